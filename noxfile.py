@@ -1,0 +1,148 @@
+"""What is done with this repository: `nox -l` lists it, `nox -s NAME` runs it.
+
+Every session works in one environment, `.venv`, that uv makes from `uv.lock` and the
+wheels in `wheelhouse/`. A session sets up what it needs by itself; once that is done,
+it begins its real work within seconds and needs no network.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import nox
+
+ROOT = Path(__file__).parent
+VENV = ROOT / ".venv"
+WHEELHOUSE = ROOT / "wheelhouse"
+PACKAGES = ["rl-distributed", "rl-models", "rl-envs", "rl-algorithms", "rl-cli"]
+
+nox.options.default_venv_backend = "none"
+nox.options.sessions = ["tests", "lint", "types", "layers", "bounds", "wheels", "docs"]
+nox.options.stop_on_first_error = True
+
+# Byte code is kept in the project's own cache, even where the machine forbids it beside
+# the sources: actors start in seconds because nothing is compiled twice.
+os.environ["PYTHONDONTWRITEBYTECODE"] = ""
+os.environ.setdefault("PYTHONPYCACHEPREFIX", str(ROOT / ".cache" / "pycache"))
+os.environ["UV_COMPILE_BYTECODE"] = "1"
+os.environ["UV_PROJECT_ENVIRONMENT"] = str(VENV)
+os.environ["VIRTUAL_ENV"] = str(VENV)
+os.environ.setdefault("UV_PYTHON_PREFERENCE", "only-system")
+# uv lies beside the Python that runs nox, also where that environment is not activated.
+os.environ["PATH"] = os.pathsep.join(
+    [str(Path(sys.executable).parent), os.environ.get("PATH", "")]
+)
+
+
+def uv(session: nox.Session, *args: str) -> None:
+    """Run uv."""
+    session.run("uv", *args, external=True)
+
+
+def python(session: nox.Session, *args: str) -> None:
+    """Run the Python of the project's environment."""
+    session.run(str(VENV / "bin" / "python"), *args, external=True)
+
+
+def fill(session: nox.Session) -> None:
+    """Download the pinned wheels that are not there yet."""
+    session.run(sys.executable, "tools/wheelhouse.py", "fill", external=True)
+
+
+def sync(session: nox.Session, *groups: str) -> None:
+    """Bring `.venv` to the locked state: all five packages and the given groups."""
+    fill(session)
+    options = [option for group in groups for option in ("--group", group)]
+    quiet = [] if "--verbose" in sys.argv else ["--quiet"]
+    uv(session, "sync", "--frozen", "--inexact", "--all-packages", *options, *quiet)
+
+
+@nox.session
+def quickstart(session: nox.Session) -> None:
+    """Train a small model; arguments after -- reach `rl train quickstart`."""
+    fill(session)
+    uv(session, "sync", "--frozen", "--inexact", "--no-dev", "--quiet",
+       "--package", "rl-cli")  # fmt: skip
+    python(session, "-m", "rl_cli", "train", "quickstart", *session.posargs)
+
+
+@nox.session
+@nox.parametrize("package", [*PACKAGES, "workspace"], ids=[*PACKAGES, "workspace"])
+def tests(session: nox.Session, package: str) -> None:
+    """Run the tests of each package, then those that cross packages."""
+    sync(session)
+    folder = "tests" if package == "workspace" else f"packages/{package}/tests"
+    ignored = ["--ignore=tests/gpu"] if package == "workspace" else []
+    module = package.replace("-", "_")
+    cover = [] if package == "workspace" else [f"--cov={module}", "--cov-report=term"]
+    # The same examples each time: a change is judged by what it changes. Plain pytest
+    # goes on looking for new ones.
+    fixed = "--hypothesis-profile=ci"
+    python(session, "-m", "pytest", folder, fixed, *ignored, *cover, *session.posargs)
+
+
+@nox.session
+def tests_gpu(session: nox.Session) -> None:
+    """Run the tests that need a GPU, with plain pytest and without Ray."""
+    session.run("python", "-m", "pytest", "tests/gpu", *session.posargs, external=True)
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Check format and lint rules."""
+    sync(session)
+    python(session, "-m", "ruff", "format", "--check", ".")
+    python(session, "-m", "ruff", "check", ".")
+
+
+@nox.session
+def types(session: nox.Session) -> None:
+    """Check the types of all five packages, strictly."""
+    sync(session)
+    for package in PACKAGES:
+        module = package.replace("-", "_")
+        python(session, "-m", "mypy", f"packages/{package}/src/{module}")
+
+
+@nox.session
+def layers(session: nox.Session) -> None:
+    """Check that no package imports one above it."""
+    sync(session)
+    session.run(str(VENV / "bin" / "lint-imports"), external=True)
+
+
+@nox.session
+def bounds(session: nox.Session) -> None:
+    """Check the version ranges between our packages, which uv ignores."""
+    sync(session)
+    python(session, "tools/bounds.py")
+
+
+@nox.session
+def wheels(session: nox.Session) -> None:
+    """Build all five wheels, install each alone in an empty environment, import it."""
+    sync(session)
+    python(session, "tools/wheels.py", *session.posargs)
+
+
+@nox.session
+def docs(session: nox.Session) -> None:
+    """Build the site, strictly (`-- serve` shows it on 127.0.0.1)."""
+    sync(session, "docs")
+    what = session.posargs or ["build", "--strict"]
+    python(session, "-m", "mkdocs", *what)
+
+
+@nox.session
+def bench(session: nox.Session) -> None:
+    """Measure against named peers; JSON lines on standard output."""
+    sync(session, "bench")
+    python(session, "-m", "benchmarks", *session.posargs)
+
+
+@nox.session
+def lock(session: nox.Session) -> None:
+    """Resolve again with the index, pin every wheel and write `uv.lock`."""
+    session.run(sys.executable, "tools/wheelhouse.py", "lock", external=True)
