@@ -1,0 +1,435 @@
+"""`CheckpointManager`: atomic step folders.
+
+A step folder comes into being by one rename, after everything in it is durable. The
+process may be killed at any moment: what is found afterwards is whole, or has no
+manifest, or does not bear the name of a step (`folders` has the names). Leftovers go
+when the next checkpoint is begun, so that looking at a folder never changes it.
+
+One process writes to a folder; any number may read. `begin_finalization` moves the end
+of the work to one thread:
+
+| part | consumes | produces | waits for | is unblocked by |
+|---|---|---|---|---|
+| caller | | tmp folder | `finalize_pending` | the thread, or its deadline |
+| thread | tmp folder | step folder | `wait_fn` | its return |
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import yaml
+
+from rl_distributed.checkpoint.config import CheckpointingConfig
+from rl_distributed.checkpoint.folders import StepFolders
+from rl_distributed.checkpoint.manifest import read_manifest, verify, write_manifest
+from rl_distributed.checkpoint.ranking import metric_of, rank, steps_to_keep
+from rl_distributed.checkpoint.storage import (
+    disk_is_full,
+    encode_training_info,
+    fsync_path,
+    fsync_tree,
+    read_bytes,
+    remove_tree,
+    write_error,
+)
+from rl_distributed.errors import CheckpointError, ConfigError, DeadlineExceededError
+from rl_distributed.logging import get_logger
+
+__all__ = ["CheckpointManager"]
+
+PathLike = str | os.PathLike[str]
+
+_logger = get_logger(__name__)
+
+
+class CheckpointManager:
+    """Writes, finds, ranks and prunes the checkpoints of one run.
+
+    Leaving it as a context manager finishes a pending checkpoint.
+
+    Args:
+        config: The settings.
+        checkpoint_dir: The folder to use where the configuration names none.
+
+    Raises:
+        ConfigError: No folder is known.
+    """
+
+    def __init__(
+        self, config: CheckpointingConfig, checkpoint_dir: PathLike | None = None
+    ) -> None:
+        folder = (
+            config.checkpoint_dir
+            if config.checkpoint_dir is not None
+            else checkpoint_dir
+        )
+        if folder is None:
+            raise ConfigError(
+                "checkpointing.checkpoint_dir must name a folder: got None, and the "
+                "program gave none"
+            )
+        self.config = config
+        self.checkpoint_dir = Path(folder)
+        self._folders = StepFolders(self.checkpoint_dir)
+        self._open: set[Path] = set()
+        # Steps whose content this process wrote or has compared with its digests.
+        self._verified: dict[Path, int] = {}
+        self._executor: ThreadPoolExecutor | None = None
+        self._pending: Future[Path] | None = None
+
+    # Writing ------------------------------------------------------------------
+
+    def init_tmp_checkpoint(
+        self,
+        step: int,
+        training_info: Mapping[str, Any],
+        run_config: Mapping[str, Any] | None = None,
+    ) -> Path:
+        """Begin the checkpoint of a step and return the folder to write to.
+
+        Args:
+            step: The step, not negative.
+            training_info: State of the training loop and metrics, as plain values.
+            run_config: The resolved configuration of the run.
+
+        Raises:
+            CheckpointError: The folder cannot be written, or a value has no JSON form.
+        """
+        if step < 0:
+            raise CheckpointError(f"checkpoint step must not be negative: got {step}")
+        name = self.config.metric_name
+        if name is not None and metric_of(training_info, name) is None:
+            _logger.warning(
+                "checkpoint of step %d lacks its ranking metric %r and ranks last; "
+                "training_info has %s",
+                step,
+                name,
+                sorted(training_info),
+            )
+        path = self._folders.being_written(step)
+        info = encode_training_info(training_info)
+        with self._cleaning_up(path):
+            self.checkpoint_dir.mkdir(parents=True, exist_ok=True)
+            self._folders.remove_leftovers(self._open)
+            remove_tree(path)
+            path.mkdir()
+            (path / "training_info.json").write_bytes(info)
+            if run_config is not None:
+                text = yaml.safe_dump(dict(run_config), sort_keys=False)
+                (path / "config.yaml").write_text(text, encoding="utf-8")
+        self._open.add(path)
+        return path
+
+    def finalize_checkpoint(self, checkpoint_path: PathLike) -> Path:
+        """Make a begun checkpoint durable and valid, then prune old ones.
+
+        A valid checkpoint of the same step is replaced. If anything fails, the begun
+        one is removed and all older ones stay.
+
+        Returns:
+            The step folder.
+
+        Raises:
+            CheckpointError: The checkpoint cannot be written.
+        """
+        path = Path(checkpoint_path)
+        step = self._folders.step_being_written(path)
+        final, old = self._folders.final(step), self._folders.replaced(step)
+        with self._cleaning_up(path):
+            fsync_tree(path)
+            write_manifest(path)
+            if final.exists():
+                remove_tree(old)
+                final.rename(old)
+            path.rename(final)
+            fsync_path(self.checkpoint_dir)
+        self._open.discard(path)
+        self._mark_verified(final)
+        remove_tree(old)
+        self.remove_old_checkpoints()
+        return final
+
+    @contextlib.contextmanager
+    def writing(
+        self,
+        step: int,
+        training_info: Mapping[str, Any],
+        run_config: Mapping[str, Any] | None = None,
+    ) -> Iterator[Path]:
+        """Write a checkpoint in a block: finalized at its end, removed if it raises.
+
+        Raises:
+            CheckpointError: The disk is full, in this process or in a worker that
+                writes to the folder, or the checkpoint cannot be written.
+        """
+        path = self.init_tmp_checkpoint(step, training_info, run_config)
+        with self._cleaning_up(path):
+            yield path
+        self.finalize_checkpoint(path)
+
+    @contextlib.contextmanager
+    def _cleaning_up(self, path: Path) -> Iterator[None]:
+        """Remove a begun checkpoint if the block fails; name the path and a remedy."""
+        try:
+            yield
+        except BaseException as error:
+            with contextlib.suppress(OSError):
+                remove_tree(path)
+            self._open.discard(path)
+            own = isinstance(error, CheckpointError)
+            if not own and (isinstance(error, OSError) or disk_is_full(error)):
+                last = self._newest_whole(digests=False)
+                raise write_error(path, error, last) from error
+            raise
+
+    # Writing in the background --------------------------------------------------
+
+    @property
+    def has_pending_finalization(self) -> bool:
+        """Whether a checkpoint was handed over and not waited for yet."""
+        return self._pending is not None
+
+    def begin_finalization(
+        self, checkpoint_path: PathLike, wait_fn: Callable[[], object] | None = None
+    ) -> None:
+        """Finalize in a thread, after `wait_fn` (say, an asynchronous save) returns.
+
+        A checkpoint that is still pending is finished first.
+
+        Raises:
+            CheckpointError: The pending one could not be written.
+        """
+        self.finalize_pending()
+
+        def finish() -> Path:
+            if wait_fn is not None:
+                with self._cleaning_up(Path(checkpoint_path)):
+                    wait_fn()
+            return self.finalize_checkpoint(checkpoint_path)
+
+        if self._executor is None:
+            self._executor = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._pending = self._executor.submit(finish)
+
+    def finalize_pending(self, deadline_s: float = 1800.0) -> Path | None:
+        """Wait for the pending checkpoint and return its folder; None if there is none.
+
+        Raises:
+            CheckpointError: It could not be written.
+            DeadlineExceededError: It is not finished in time; it stays pending.
+        """
+        if self._pending is None:
+            return None
+        try:
+            path = self._pending.result(timeout=deadline_s)
+        except FutureTimeoutError as error:
+            if self._pending.done():  # the work itself raised a TimeoutError
+                self._pending = None
+                raise
+            raise DeadlineExceededError(
+                f"waited {deadline_s:g} s for the pending checkpoint in "
+                f"{self.checkpoint_dir}; it is still being written"
+            ) from error
+        except BaseException:
+            if self._pending.done():
+                self._pending = None
+            raise
+        self._pending = None
+        return path
+
+    def shutdown(self, deadline_s: float = 1800.0) -> None:
+        """Finish the pending checkpoint, then end the thread."""
+        try:
+            self.finalize_pending(deadline_s)
+        finally:
+            if self._executor is not None:
+                self._executor.shutdown(wait=False)
+                self._executor = None
+
+    def __enter__(self) -> CheckpointManager:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.shutdown()
+
+    # Finding --------------------------------------------------------------------
+
+    def get_latest_checkpoint_path(self) -> Path | None:
+        """Return the newest whole checkpoint, or None.
+
+        Contents are compared with their digests. A damaged checkpoint is reported with
+        the damage, left in place, and the next older one is tried.
+        """
+        return self._newest_whole(digests=True)
+
+    def get_best_checkpoint_path(self) -> Path | None:
+        """Return the whole checkpoint with the best metric, or None.
+
+        Ties go to the newer one. Without the metric, or where no checkpoint has it,
+        this is the newest.
+        """
+        metrics = self._metrics_of_whole()
+        name = self.config.metric_name
+        missing = sorted(step for step, value in metrics.items() if value is None)
+        if name is not None and missing:
+            _logger.warning(
+                "checkpoints of steps %s lack the metric %r and rank last in %s",
+                missing,
+                name,
+                self.checkpoint_dir,
+            )
+        candidates = self._folders.candidates()
+        for step in rank(metrics, higher_is_better=self.config.higher_is_better):
+            if self._is_whole(candidates[step], digests=True):
+                return candidates[step]
+        return None
+
+    def load_training_info(
+        self, checkpoint_path: PathLike | None = None
+    ) -> dict[str, Any] | None:
+        """Return the training information of a checkpoint, None if there is none.
+
+        Args:
+            checkpoint_path: The checkpoint; None: the newest whole one.
+
+        Raises:
+            CheckpointError: The file is missing or damaged.
+        """
+        if checkpoint_path is None:
+            checkpoint_path = self.get_latest_checkpoint_path()
+            if checkpoint_path is None:
+                return None
+        file = Path(checkpoint_path, "training_info.json")
+        try:
+            info = json.loads(read_bytes(file))
+        except ValueError as error:
+            raise CheckpointError(f"checkpoint file {file} is damaged") from error
+        if not isinstance(info, dict):
+            raise CheckpointError(f"checkpoint file {file} holds no mapping")
+        return info
+
+    def get_resume_paths(
+        self,
+        last_checkpoint_path: PathLike | None,
+        model_component: str = "policy",
+    ) -> tuple[Path | None, Path | None]:
+        """Return the folders of weights and optimizer to resume from.
+
+        Args:
+            last_checkpoint_path: The checkpoint; None: nothing to resume from.
+            model_component: The model's folder in the checkpoint.
+
+        Returns:
+            Both paths; the second is None where no optimizer was saved.
+
+        Raises:
+            CheckpointError: The checkpoint has no weights of this component.
+        """
+        if last_checkpoint_path is None:
+            return None, None
+        root = Path(last_checkpoint_path)
+        weights = root / model_component / "weights"
+        optimizer = root / model_component / "optimizer"
+        if not weights.exists():
+            found = sorted(path.parent.name for path in root.glob("*/weights"))
+            raise CheckpointError(
+                f"checkpoint {root} has no weights of {model_component!r}; it has "
+                f"{found or 'none at all'}"
+            )
+        return weights, optimizer if optimizer.exists() else None
+
+    def verify(self, checkpoint_path: PathLike) -> None:
+        """Check that a checkpoint is whole, contents included.
+
+        Raises:
+            CheckpointError: It is incomplete or damaged; the message names the file.
+        """
+        verify(Path(checkpoint_path))
+
+    def list_checkpoints(self) -> dict[int, Path]:
+        """Return the step folders, oldest first, whole or not."""
+        return self._folders.candidates()
+
+    # Pruning --------------------------------------------------------------------
+
+    def remove_old_checkpoints(self, exclude_latest: bool = True) -> list[Path]:
+        """Remove what is neither among the best nor among the newest.
+
+        Damaged folders do not count, and stay: a person may want to save something
+        from them.
+
+        Args:
+            exclude_latest: Keep the newest one even if it is not among the best.
+
+        Returns:
+            The folders that are gone.
+        """
+        metrics = self._metrics_of_whole()
+        keep = steps_to_keep(
+            metrics,
+            keep_top_k=self.config.keep_top_k,
+            keep_latest_k=self.config.keep_latest_k if exclude_latest else 0,
+            higher_is_better=self.config.higher_is_better,
+        )
+        candidates = self._folders.candidates()
+        gone: list[Path] = []
+        for step in sorted(set(metrics) - keep):
+            path = candidates[step]
+            # Renamed first: a removal that is killed must not leave half a step.
+            removed = self._folders.removed(step)
+            try:
+                remove_tree(removed)
+                path.rename(removed)
+                remove_tree(removed)
+            except OSError as error:
+                _logger.warning("old checkpoint %s cannot be removed: %s", path, error)
+                continue
+            gone.append(path)
+        return gone
+
+    # Looking --------------------------------------------------------------------
+
+    def _newest_whole(self, *, digests: bool) -> Path | None:
+        candidates = self._folders.candidates()
+        for step in sorted(candidates, reverse=True):
+            if self._is_whole(candidates[step], digests=digests):
+                return candidates[step]
+        return None
+
+    def _mark_verified(self, path: Path) -> None:
+        self._verified[path] = (path / "manifest.json").stat().st_mtime_ns
+
+    def _is_whole(self, path: Path, *, digests: bool) -> bool:
+        try:
+            read_manifest(path)
+            known = self._verified.get(path)
+            seen = known == (path / "manifest.json").stat().st_mtime_ns
+            verify(path, digests=digests and not seen)
+            if digests and not seen:
+                self._mark_verified(path)
+        except (CheckpointError, FileNotFoundError) as error:
+            _logger.warning("left out: %s", error)
+            return False
+        return True
+
+    def _metrics_of_whole(self) -> dict[int, float | None]:
+        metrics: dict[int, float | None] = {}
+        for step, path in self._folders.candidates().items():
+            if self._is_whole(path, digests=False):
+                info = self.load_training_info(path) or {}
+                metrics[step] = metric_of(info, self.config.metric_name)
+        return metrics

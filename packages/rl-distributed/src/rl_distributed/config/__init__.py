@@ -1,0 +1,27 @@
+"""Typed, frozen configuration, and YAML files with inheritance and overrides."""
+
+from __future__ import annotations
+
+from rl_distributed.config.base import Config
+from rl_distributed.config.document import ConfigDocument, merge_configs
+from rl_distributed.config.explain import ConfigRow, explain_config
+from rl_distributed.config.interpolation import interpolate
+from rl_distributed.config.load import load_config
+from rl_distributed.config.overrides import (
+    Override,
+    apply_overrides,
+    parse_overrides,
+)
+
+__all__ = [
+    "Config",
+    "ConfigDocument",
+    "ConfigRow",
+    "Override",
+    "apply_overrides",
+    "explain_config",
+    "interpolate",
+    "load_config",
+    "merge_configs",
+    "parse_overrides",
+]

@@ -1,0 +1,122 @@
+"""Configuration data before validation: a dict that knows where each key came from."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+from rl_distributed.errors import ConfigError
+
+__all__ = ["ConfigDocument", "KeyPath", "dotted", "merge_configs", "plain_copy"]
+
+KeyPath: TypeAlias = tuple[str, ...]
+
+REPLACE_MARKER = "_override_"
+"""With `true` under this key, a mapping replaces what it would merge into."""
+
+
+class ConfigDocument(dict[str, Any]):
+    """A plain dict with, beside it, the origin of every key.
+
+    `origins` maps a key path to text such as `recipe.yaml:12` or
+    `override 'seed=3'`. It has no influence on equality or on the data.
+    """
+
+    def __init__(
+        self,
+        data: Mapping[str, Any] | None = None,
+        origins: Mapping[KeyPath, str] | None = None,
+    ) -> None:
+        super().__init__(data or {})
+        if origins is None and isinstance(data, ConfigDocument):
+            origins = data.origins
+        self.origins: dict[KeyPath, str] = dict(origins or {})
+
+    def origin(self, path: KeyPath) -> str | None:
+        """Where the key at `path`, or the nearest section around it, was written."""
+        for end in range(len(path), 0, -1):
+            found = self.origins.get(path[:end])
+            if found is not None:
+                return found
+        return None
+
+    def forget_origins(self, path: KeyPath) -> None:
+        """Drop the origins of `path` and of all below it."""
+        depth = len(path)
+        for known in [known for known in self.origins if known[:depth] == path]:
+            del self.origins[known]
+
+
+def dotted(path: KeyPath) -> str:
+    """`a.b.c`, with the dots inside a key escaped."""
+    return ".".join(str(part).replace(".", "\\.") for part in path)
+
+
+def plain_copy(value: Any) -> Any:
+    """A deep copy of nested mappings and lists, without replace markers."""
+    if isinstance(value, Mapping):
+        return {
+            key: plain_copy(item)
+            for key, item in value.items()
+            if key != REPLACE_MARKER
+        }
+    if isinstance(value, list | tuple):
+        return [plain_copy(item) for item in value]
+    return copy.deepcopy(value)
+
+
+def replaces(section: Mapping[str, Any], path: KeyPath, origin: str | None) -> bool:
+    """Whether `section` carries the replace marker; it must be a boolean."""
+    marker = section.get(REPLACE_MARKER, False)
+    if not isinstance(marker, bool):
+        where = dotted((*path, REPLACE_MARKER))
+        raise ConfigError(
+            f"{where} must be true or false: got {marker!r}"
+            + (f" ({origin})" if origin else "")
+        )
+    return marker
+
+
+def merge_configs(base: Mapping[str, Any], extra: Mapping[str, Any]) -> ConfigDocument:
+    """A new document: `base` with `extra` merged over it.
+
+    Mappings merge key by key, everything else (lists too) is replaced. A mapping in
+    `extra` that holds `_override_: true` replaces the one in `base` as a whole.
+    """
+    extra_document = ConfigDocument(extra)
+    base_document = ConfigDocument(base)
+    if replaces(extra, (), extra_document.origin((REPLACE_MARKER,))):
+        result = ConfigDocument(plain_copy(extra), {})
+    else:
+        result = ConfigDocument(plain_copy(base), base_document.origins)
+        _merge_into(result, extra, (), result, extra_document)
+    result.origins.update(
+        (path, origin)
+        for path, origin in extra_document.origins.items()
+        if path[-1] != REPLACE_MARKER
+    )
+    return result
+
+
+def _merge_into(
+    target: dict[str, Any],
+    extra: Mapping[str, Any],
+    path: KeyPath,
+    result: ConfigDocument,
+    origins: ConfigDocument,
+) -> None:
+    for key, value in extra.items():
+        if key == REPLACE_MARKER:
+            continue
+        child = (*path, str(key))
+        present = target.get(key)
+        if (
+            isinstance(present, dict)
+            and isinstance(value, Mapping)
+            and not replaces(value, child, origins.origin((*child, REPLACE_MARKER)))
+        ):
+            _merge_into(present, value, child, result, origins)
+        else:
+            result.forget_origins(child)
+            target[key] = plain_copy(value)

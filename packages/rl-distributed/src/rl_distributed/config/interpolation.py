@@ -1,0 +1,216 @@
+"""Replace `${a.b}` by the value of another key, and compute with a few functions."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from rl_distributed.config.document import (
+    ConfigDocument,
+    KeyPath,
+    dotted,
+    plain_copy,
+)
+from rl_distributed.config.schema import MISSING, SchemaNode
+from rl_distributed.config.yaml_file import parse_scalar
+from rl_distributed.errors import ConfigError
+from rl_distributed.suggestion import did_you_mean
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+__all__ = ["FUNCTIONS", "interpolate"]
+
+FUNCTIONS: Mapping[str, Callable[..., Any]] = {
+    "add": lambda *numbers: sum(numbers),
+    "mul": lambda *numbers: math.prod(numbers),
+    "div": lambda dividend, divisor: dividend / divisor,
+    "max": lambda *numbers: max(numbers),
+    "min": lambda *numbers: min(numbers),
+}
+"""What `${name:argument,...}` can compute."""
+
+_FUNCTION = re.compile(r"([A-Za-z_][\w.]*):(.*)", re.DOTALL)
+_DOT = re.compile(r"(?<!\\)\.")
+
+
+def interpolate(
+    data: Mapping[str, Any], schema: type[BaseModel] | None = None
+) -> ConfigDocument:
+    r"""A copy of `data` with every `${...}` resolved.
+
+    `${a.b}` is the value at `a.b`, with its type where it is the whole string;
+    `${.b}` is a neighbour in the same section, each further dot goes one section up.
+    `${mul:${a},2}` computes (see `FUNCTIONS`), `\${` is a literal `${`. A key that is
+    not in the data takes its default from `schema`, if there is one.
+
+    Raises:
+        ConfigError: A key does not exist, keys refer to each other in a circle, or a
+            section is put into the middle of a string.
+    """
+    document = ConfigDocument(data)
+    resolver = _Resolver(document, SchemaNode.of(schema) if schema else None)
+    return ConfigDocument(resolver.value((), document), document.origins)
+
+
+class _Resolver:
+    """Resolves one document; remembers what it has resolved."""
+
+    def __init__(self, document: ConfigDocument, schema: SchemaNode | None) -> None:
+        self._document = document
+        self._schema = schema
+        self._active: list[KeyPath] = []
+        self._done: dict[KeyPath, Any] = {}
+
+    def value(self, path: KeyPath, raw: Any) -> Any:
+        """`raw`, which stands at `path`, with all its content resolved."""
+        if isinstance(raw, Mapping):
+            return {
+                key: self.value((*path, str(key)), item) for key, item in raw.items()
+            }
+        if isinstance(raw, list | tuple):
+            return [
+                self.value((*path, str(index)), item) for index, item in enumerate(raw)
+            ]
+        if isinstance(raw, str) and "${" in raw:
+            return self._string(path, raw)
+        return plain_copy(raw)
+
+    def _string(self, path: KeyPath, raw: str) -> Any:
+        if path in self._done:
+            return plain_copy(self._done[path])
+        if path in self._active:
+            circle = [*self._active[self._active.index(path) :], path]
+            self._fail(path, f"refers to itself: {' -> '.join(map(dotted, circle))}")
+        self._active.append(path)
+        try:
+            result = self._text(path, raw)
+        finally:
+            self._active.pop()
+        self._done[path] = result
+        return result
+
+    def _text(self, path: KeyPath, raw: str) -> Any:
+        parts: list[Any] = []
+        position = 0
+        while position < len(raw):
+            start = raw.find("${", position)
+            if start < 0:
+                parts.append(raw[position:])
+                break
+            if start > position and raw[start - 1] == "\\":
+                parts.append(raw[position : start - 1] + "${")
+                position = start + 2
+                continue
+            if start > position:
+                parts.append(raw[position:start])
+            end = self._closing(path, raw, start + 2)
+            parts.append(self._expression(path, raw[start + 2 : end]))
+            if start == 0 and end == len(raw) - 1:
+                return parts[0]
+            position = end + 1
+        return "".join(self._as_text(path, part) for part in parts)
+
+    def _closing(self, path: KeyPath, raw: str, start: int) -> int:
+        depth = 1
+        for position in range(start, len(raw)):
+            if raw[position] == "{":
+                depth += 1
+            elif raw[position] == "}":
+                depth -= 1
+                if depth == 0:
+                    return position
+        self._fail(path, f"has a '${{' without its '}}': {raw!r}")
+
+    def _as_text(self, path: KeyPath, part: Any) -> str:
+        if isinstance(part, str):
+            return part
+        if isinstance(part, dict | list):
+            self._fail(path, "puts a section or a list into the middle of a string")
+        if part is None or isinstance(part, bool):
+            return str(part).lower().replace("none", "null")
+        return str(part)
+
+    def _expression(self, path: KeyPath, body: str) -> Any:
+        call = _FUNCTION.fullmatch(body.strip())
+        if call is None:
+            return self._reference(path, body.strip())
+        name, text = call.groups()
+        function = FUNCTIONS.get(name)
+        if function is None:
+            self._fail(
+                path,
+                f"uses an unknown function {name!r} in '${{{body}}}'"
+                f"{did_you_mean(name, FUNCTIONS)}; known: {', '.join(FUNCTIONS)}",
+            )
+        arguments = [self._argument(path, item.strip()) for item in _split(text)]
+        try:
+            return function(*arguments)
+        except (TypeError, ValueError, ArithmeticError) as error:
+            self._fail(path, f"cannot compute '${{{body}}}': {error}")
+
+    def _argument(self, path: KeyPath, text: str) -> Any:
+        value = self._text(path, text)
+        return parse_scalar(value) if isinstance(value, str) else value
+
+    def _reference(self, path: KeyPath, body: str) -> Any:
+        target = self._target(path, body)
+        node: Any = self._document
+        for depth, key in enumerate(target):
+            found = _step(node, key)
+            if found is MISSING and isinstance(node, str) and "${" in node:
+                found = _step(self.value(target[:depth], node), key)
+            if found is MISSING:
+                return self._default(path, target, node)
+            node = found
+        if any(target == active[: len(target)] for active in self._active):
+            circle = [*self._active, target]
+            self._fail(path, f"refers to itself: {' -> '.join(map(dotted, circle))}")
+        return self.value(target, node)
+
+    def _target(self, path: KeyPath, body: str) -> KeyPath:
+        ups = len(body) - len(body.lstrip("."))
+        keys = tuple(
+            part.replace("\\.", ".") for part in _DOT.split(body[ups:]) if part
+        )
+        if not keys or ups > len(path):
+            self._fail(path, f"refers to no key: '${{{body}}}'")
+        return (*path[: len(path) - ups], *keys) if ups else keys
+
+    def _default(self, path: KeyPath, target: KeyPath, section: Any) -> Any:
+        if self._schema is not None:
+            default = self._schema.default(target)
+            if default is not MISSING:
+                return plain_copy(default)
+        known = section if isinstance(section, Mapping) else {}
+        hint = did_you_mean(target[-1], map(str, known))
+        self._fail(path, f"refers to '{dotted(target)}', which is not set{hint}")
+
+    def _fail(self, path: KeyPath, text: str) -> NoReturn:
+        origin = self._document.origin(path)
+        suffix = f" ({origin})" if origin else ""
+        raise ConfigError(f"{dotted(path)} {text}{suffix}")
+
+
+def _step(node: Any, key: str) -> Any:
+    if isinstance(node, Mapping):
+        if key in node:
+            return node[key]
+        return next((item for name, item in node.items() if str(name) == key), MISSING)
+    if isinstance(node, list) and key.isdigit() and int(key) < len(node):
+        return node[int(key)]
+    return MISSING
+
+
+def _split(text: str) -> list[str]:
+    """Arguments at the commas that lie outside of `${...}`."""
+    parts, depth = [""], 0
+    for character in text:
+        depth += (character == "{") - (character == "}")
+        if character == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return parts

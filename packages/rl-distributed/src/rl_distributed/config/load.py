@@ -1,0 +1,88 @@
+"""Load a YAML configuration: parents, overrides, interpolation."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rl_distributed.config.document import ConfigDocument, merge_configs, plain_copy
+from rl_distributed.config.interpolation import interpolate
+from rl_distributed.config.overrides import apply_overrides, parse_overrides
+from rl_distributed.config.yaml_file import read_yaml
+from rl_distributed.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+__all__ = ["load_config"]
+
+PARENTS_KEY = "defaults"
+_SUFFIXES = (".yaml", ".yml")
+
+
+def load_config(
+    path: str | os.PathLike[str],
+    overrides: Iterable[str] = (),
+    *,
+    schema: type[BaseModel] | None = None,
+) -> ConfigDocument:
+    """The merged data of a YAML file, as a dict that knows the origin of its keys.
+
+    Args:
+        path: The file. Its `defaults:` key, a path or a list of paths relative to the
+            file, names parents; later parents win over earlier ones, and the file
+            wins over all.
+        overrides: `key=value`, `+key=value`, `++key=value` or `~key`.
+        schema: With a configuration class, an override may set any key of the class,
+            and interpolation finds the defaults of keys that are not in the data.
+
+    Raises:
+        ConfigError: A file is missing, is no YAML or inherits from itself, an override
+            is malformed or names an unknown key, or an interpolation has no target.
+    """
+    document = _load_with_parents(Path(path), ())
+    document = apply_overrides(document, parse_overrides(overrides), schema)
+    return interpolate(document, schema)
+
+
+def _load_with_parents(path: Path, chain: tuple[Path, ...]) -> ConfigDocument:
+    resolved = path.resolve()
+    if resolved in chain:
+        cycle = [*chain[chain.index(resolved) :], resolved]
+        raise ConfigError(
+            f"'{PARENTS_KEY}' go in a circle: {' -> '.join(map(str, cycle))}"
+        )
+    own = read_yaml(path)
+    parents = _parent_paths(own, path)
+    own.pop(PARENTS_KEY, None)
+    own.forget_origins((PARENTS_KEY,))
+    document = ConfigDocument()
+    for parent in parents:
+        loaded = _load_with_parents(parent, (*chain, resolved))
+        document = merge_configs(document, loaded)
+    return merge_configs(document, own)
+
+
+def _parent_paths(document: ConfigDocument, path: Path) -> list[Path]:
+    listed: Any = plain_copy(document.get(PARENTS_KEY))
+    origin = document.origin((PARENTS_KEY,))
+    names = [listed] if isinstance(listed, str) else listed or []
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ConfigError(
+            f"'{PARENTS_KEY}' must be a path or a list of paths: "
+            f"got {listed!r} ({origin})"
+        )
+    found = []
+    for name in names:
+        file = path.parent / Path(name).expanduser()
+        candidates = [file, *(file.with_name(file.name + end) for end in _SUFFIXES)]
+        existing = [candidate for candidate in candidates if candidate.is_file()]
+        if not existing:
+            raise ConfigError(
+                f"{origin} inherits from {name!r}, but {file} does not exist; "
+                "the path is relative to the file that names it"
+            )
+        found.append(existing[0])
+    return found

@@ -1,0 +1,124 @@
+"""Read one YAML file, with YAML 1.2 scalars and the line of every key."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rl_distributed.config.document import ConfigDocument, KeyPath
+from rl_distributed.errors import ConfigError
+
+__all__ = ["parse_scalar", "read_yaml"]
+
+_INT = re.compile(r"[-+]?(?:[0-9]+|[0-9]{1,3}(?:_[0-9]{3})+)")
+_FLOAT = re.compile(r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
+_SPECIAL_FLOAT = re.compile(r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)")
+_BOOLS = {"true": True, "True": True, "TRUE": True} | dict.fromkeys(
+    ("false", "False", "FALSE"), False
+)
+_NULLS = frozenset(("null", "Null", "NULL", "~", ""))
+
+
+def parse_scalar(text: str) -> Any:
+    """The value of an unquoted scalar: null, bool, int, float, or the text itself.
+
+    `1e-5` is a number, and `yes`, `on`, `0x10` and `12:30` are strings, as in YAML 1.2.
+    """
+    if text in _NULLS:
+        return None
+    if text in _BOOLS:
+        return _BOOLS[text]
+    if _INT.fullmatch(text):
+        return int(text)
+    if _FLOAT.fullmatch(text):
+        return float(text)
+    if _SPECIAL_FLOAT.fullmatch(text):
+        return float(text.replace(".", ""))
+    return text
+
+
+class _Loader(yaml.SafeLoader):
+    """Safe loading in which every unquoted scalar goes through `parse_scalar`."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> Any:
+        written: dict[str, int] = {}
+        for key, _ in node.value:
+            line = key.start_mark.line + 1
+            if isinstance(key, yaml.ScalarNode) and key.value != "<<":
+                if key.value in written:
+                    raise yaml.constructor.ConstructorError(
+                        None,
+                        None,
+                        f"key {key.value!r} is written twice "
+                        f"(first in line {written[key.value]})",
+                        key.start_mark,
+                    )
+                written[key.value] = line
+        return super().construct_mapping(node, deep=deep)
+
+
+_PLAIN = "tag:rl-distributed:plain"
+_Loader.yaml_implicit_resolvers = {
+    "<": [("tag:yaml.org,2002:merge", re.compile("<<"))],
+}
+_Loader.add_implicit_resolver(_PLAIN, re.compile(""), None)
+
+
+def _construct_plain(loader: _Loader, node: yaml.ScalarNode) -> Any:
+    return parse_scalar(str(loader.construct_scalar(node)))
+
+
+_Loader.add_constructor(_PLAIN, _construct_plain)
+
+
+def read_yaml(path: str | os.PathLike[str]) -> ConfigDocument:
+    """The mapping in a YAML file; an empty file is an empty mapping."""
+    file = Path(path)
+    try:
+        text = file.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError(f"configuration file {file} does not exist") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read configuration file {file}: {error}") from error
+    try:
+        node, data = _parse(text)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = f":{mark.line + 1}" if mark else ""
+        raise ConfigError(f"{file}{line} is no valid YAML: {error.problem}") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{file} is no valid YAML: {error}") from None
+    if data is None:
+        return ConfigDocument()
+    if not isinstance(data, dict):
+        raise ConfigError(
+            f"{file} must hold a mapping of keys to values: got {type(data).__name__}"
+        )
+    origins = {path: f"{file}:{line}" for path, line in _lines(node)}
+    return ConfigDocument(data, origins)
+
+
+def _parse(text: str) -> tuple[yaml.Node | None, Any]:
+    loader = _Loader(text)
+    try:
+        node = loader.get_single_node()
+        return node, None if node is None else loader.construct_document(node)
+    finally:
+        loader.dispose()
+
+
+def _lines(node: yaml.Node | None, path: KeyPath = ()) -> Iterator[tuple[KeyPath, int]]:
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                yield (*path, key.value), key.start_mark.line + 1
+                yield from _lines(value, (*path, key.value))
+    elif isinstance(node, yaml.SequenceNode):
+        for index, value in enumerate(node.value):
+            yield (*path, str(index)), value.start_mark.line + 1
+            yield from _lines(value, (*path, str(index)))

@@ -1,0 +1,229 @@
+"""Whether bundles fit on nodes, and which node takes which: pure functions.
+
+A *bundle* is the smallest thing that is placed: some CPUs and GPUs on one node. A
+*block* is a number of equal bundles that must lie on one node together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from rl_distributed.errors import ResourceInsufficientError
+
+__all__ = [
+    "Bundle",
+    "NodeCapacity",
+    "assign_blocks",
+    "check_unified_placement",
+    "shown_number",
+]
+
+# Ray counts resources in ten-thousandths.
+_GRANULARITY = 10_000
+# Beyond this many unequal blocks the greedy answer stands.
+_MOST_SEARCHED_BLOCKS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """What one worker slot takes from its node."""
+
+    num_cpus: float
+    num_gpus: float = 0.0
+
+    def as_resources(self) -> dict[str, float]:
+        """The bundle in Ray's words; what it does not need is left out."""
+        wanted = {"CPU": self.num_cpus, "GPU": self.num_gpus}
+        return {name: amount for name, amount in wanted.items() if amount > 0}
+
+    def times(self, count: int) -> str:
+        """What `count` bundles need, for messages: `4 CPUs and 2 GPUs`."""
+        parts = [f"{shown_number(self.num_cpus * count)} CPUs"]
+        if self.num_gpus:
+            parts.append(f"{shown_number(self.num_gpus * count)} GPUs")
+        return " and ".join(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeCapacity:
+    """What a node of the cluster has in total."""
+
+    node_id: str
+    address: str
+    num_cpus: float
+    num_gpus: float = 0.0
+
+    @classmethod
+    def from_resources(
+        cls, node_id: str, address: str, resources: Mapping[str, float]
+    ) -> NodeCapacity:
+        """Read the entry of one node in `ray.nodes()`."""
+        return cls(
+            node_id,
+            address,
+            float(resources.get("CPU", 0.0)),
+            float(resources.get("GPU", 0.0)),
+        )
+
+    def num_bundles(self, bundle: Bundle) -> int:
+        """How many bundles this kind the node holds when it is empty."""
+        pairs = ((self.num_cpus, bundle.num_cpus), (self.num_gpus, bundle.num_gpus))
+        limits = [
+            round(have * _GRANULARITY) // round(need * _GRANULARITY)
+            for have, need in pairs
+            if need > 0
+        ]
+        return min(limits, default=0)
+
+    def without(self, bundle: Bundle, count: int) -> NodeCapacity:
+        """The node with `count` bundles taken."""
+        return replace(
+            self,
+            num_cpus=self.num_cpus - count * bundle.num_cpus,
+            num_gpus=self.num_gpus - count * bundle.num_gpus,
+        )
+
+
+def shown_number(value: float) -> str:
+    """A resource amount without a needless fraction: `2`, `0.5`."""
+    return f"{value:.4f}".rstrip("0").rstrip(".")
+
+
+def _candidates(size: int, free: Sequence[int], used: set[int]) -> list[int]:
+    """Nodes with room for a block: unused ones first, then the fullest."""
+    return sorted(
+        (node for node in range(len(free)) if free[node] >= size),
+        key=lambda node: (node in used, free[node], node),
+    )
+
+
+def _assign_greedily(sizes: Sequence[int], capacity: Sequence[int]) -> list[int] | None:
+    free, used, nodes = list(capacity), set[int](), []
+    for size in sizes:
+        node = next(iter(_candidates(size, free, used)), None)
+        if node is None:
+            return None
+        nodes.append(node)
+        free[node] -= size
+        used.add(node)
+    return nodes
+
+
+def _assign_by_search(
+    sizes: Sequence[int], capacity: Sequence[int]
+) -> list[int] | None:
+    """Exact, for the few cases of unequal blocks in which the greedy way fails."""
+    hopeless: set[tuple[int, tuple[int, ...]]] = set()
+
+    def search(position: int, free: list[int], used: set[int]) -> list[int] | None:
+        if position == len(sizes):
+            return []
+        state = (position, tuple(sorted(free)))
+        if state in hopeless:
+            return None
+        for node in _candidates(sizes[position], free, used):
+            left = list(free)
+            left[node] -= sizes[position]
+            tail = search(position + 1, left, used | {node})
+            if tail is not None:
+                return [node, *tail]
+        hopeless.add(state)
+        return None
+
+    return search(0, list(capacity), set())
+
+
+def _assign(sizes: Sequence[int], capacity: Sequence[int]) -> list[int] | None:
+    nodes = _assign_greedily(sizes, capacity)
+    exact = len(set(sizes)) == 1 or sum(sizes) > sum(capacity)
+    if nodes is not None or exact or len(sizes) > _MOST_SEARCHED_BLOCKS:
+        return nodes
+    return _assign_by_search(sizes, capacity)
+
+
+def assign_blocks(
+    bundle_counts: Sequence[int],
+    bundle: Bundle,
+    nodes: Sequence[NodeCapacity],
+    *,
+    what: str = "the cluster",
+) -> list[int]:
+    """Give every block a node: different nodes where possible, shared otherwise.
+
+    Args:
+        bundle_counts: size of each block in bundles.
+        bundle: what one bundle takes.
+        nodes: the nodes there are, empty.
+        what: who asks, for the message.
+
+    Returns:
+        For each block the position of its node in `nodes`.
+
+    Raises:
+        ResourceInsufficientError: the blocks do not fit.
+    """
+    capacity = [node.num_bundles(bundle) for node in nodes]
+    order = sorted(range(len(bundle_counts)), key=lambda i: (-bundle_counts[i], i))
+    largest = max(bundle_counts, default=0)
+    if largest > max(capacity, default=0):
+        raise ResourceInsufficientError(
+            f"{what} needs {bundle.times(largest)} on one node; "
+            f"{_describe(nodes)}; ask for fewer workers per node or add a larger node"
+        )
+    found = _assign([bundle_counts[i] for i in order], capacity)
+    if found is None:
+        per_node = ", ".join(bundle.times(count) for count in bundle_counts)
+        raise ResourceInsufficientError(
+            f"{what} needs {len(bundle_counts)} nodes' worth of workers ({per_node}), "
+            f"each on one node; {_describe(nodes)}; ask for fewer workers or add nodes"
+        )
+    node_of = dict(zip(order, found, strict=True))
+    return [node_of[i] for i in range(len(bundle_counts))]
+
+
+def check_unified_placement(
+    num_bundles: int,
+    bundle: Bundle,
+    nodes: Sequence[NodeCapacity],
+    strategy: str,
+    *,
+    what: str = "the cluster",
+) -> None:
+    """Check that one placement group of `num_bundles` fits with a Ray strategy.
+
+    Raises:
+        ResourceInsufficientError: the bundles do not fit.
+    """
+    capacity = [node.num_bundles(bundle) for node in nodes]
+    if strategy == "STRICT_PACK":
+        room, rule = max(capacity, default=0), "all on one node (STRICT_PACK)"
+    elif strategy == "STRICT_SPREAD":
+        room = sum(count > 0 for count in capacity)
+        rule = "each on its own node (STRICT_SPREAD)"
+    else:
+        room, rule = sum(capacity), f"in {num_bundles} equal bundles"
+    if num_bundles > room:
+        raise ResourceInsufficientError(
+            f"{what} needs {bundle.times(num_bundles)} {rule}; {_describe(nodes)}; "
+            "ask for fewer workers or add nodes"
+        )
+
+
+def _describe(nodes: Sequence[NodeCapacity]) -> str:
+    def amount(cpus: float, gpus: float) -> str:
+        return f"{shown_number(cpus)} CPUs and {shown_number(gpus)} GPUs"
+
+    if not nodes:
+        return "the cluster has no node"
+    if len(nodes) == 1:
+        only = nodes[0]
+        return f"the cluster has {amount(only.num_cpus, only.num_gpus)} on 1 node"
+    total = amount(
+        sum(node.num_cpus for node in nodes), sum(node.num_gpus for node in nodes)
+    )
+    most = max(nodes, key=lambda node: (node.num_gpus, node.num_cpus))
+    return (
+        f"the cluster has {total} on {len(nodes)} nodes, at most "
+        f"{amount(most.num_cpus, most.num_gpus)} on one"
+    )

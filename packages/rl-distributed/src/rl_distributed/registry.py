@@ -1,0 +1,174 @@
+"""Names of implementations, registered in code or through entry points."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from importlib.metadata import Distribution, EntryPoint, entry_points
+from typing import Generic, TypeVar
+
+from rl_distributed.errors import RegistryError
+from rl_distributed.suggestion import did_you_mean
+
+__all__ = ["Registry"]
+
+T = TypeVar("T")
+Registered = TypeVar("Registered")
+
+
+class Registry(Generic[T]):
+    """Implementations of one kind, by name.
+
+    An implementation arrives in either of two ways: `register` in code, or an entry
+    point of `group` in any installed package, which is imported when it is first asked
+    for. A name registered in code wins over an entry point of the same name.
+
+    Args:
+        group: The entry-point group, for example `rl.loggers`.
+        kind: What an implementation is called in messages, for example "metrics sink".
+    """
+
+    def __init__(self, group: str, kind: str) -> None:
+        self.group = group
+        self.kind = kind
+        self._registered: dict[str, T] = {}
+        self._entry_points: dict[str, list[EntryPoint]] | None = None
+
+    def __repr__(self) -> str:
+        return f"Registry({self.group!r}, {self.kind!r}: {', '.join(self.names())})"
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._registered or name in self._found()
+
+    def register(
+        self, name: str, *, replace: bool = False
+    ) -> Callable[[Registered], Registered]:
+        """A decorator that registers a class or function as `name`.
+
+        Raises:
+            RegistryError: Another object has the name already, and `replace` is False.
+        """
+        if not isinstance(name, str) or not name:
+            raise RegistryError(
+                f"the name of a {self.kind} must be a non-empty string: got {name!r}; "
+                f'write @register("name")'
+            )
+
+        def decorate(implementation: Registered) -> Registered:
+            present = self._registered.get(name)
+            if (
+                present is not None
+                and not replace
+                and not _same(present, implementation)
+            ):
+                raise RegistryError(
+                    f"{self.kind} {name!r} is registered already, as {_title(present)};"
+                    " choose another name, or pass replace=True"
+                )
+            self._registered[name] = implementation  # type: ignore[assignment]
+            return implementation
+
+        return decorate
+
+    def get(self, name: str) -> T:
+        """The implementation called `name`.
+
+        Raises:
+            RegistryError: The name is unknown (the message gives the nearest and all
+                known ones), two packages claim it, or its package cannot be imported
+                (the message says what to install).
+        """
+        if name in self._registered:
+            return self._registered[name]
+        found = self._found().get(name)
+        if found is None:
+            known = ", ".join(self.names()) or "none"
+            raise RegistryError(
+                f"unknown {self.kind} {name!r}{did_you_mean(str(name), self.names())} "
+                f"(known: {known})"
+            )
+        if len({point.value for point in found}) > 1:
+            claims = ", ".join(f"{point.value} of {_owner(point)}" for point in found)
+            raise RegistryError(
+                f"{self.kind} {name!r} is provided more than once: {claims}; "
+                "uninstall all but one"
+            )
+        loaded = self._load(found[0])
+        return self._registered.setdefault(name, loaded)
+
+    def names(self) -> list[str]:
+        """All known names, sorted."""
+        return sorted({*self._registered, *self._found()})
+
+    def _found(self) -> dict[str, list[EntryPoint]]:
+        if self._entry_points is None:
+            found: dict[str, list[EntryPoint]] = {}
+            for point in entry_points(group=self.group):
+                found.setdefault(point.name, []).append(point)
+            self._entry_points = found
+        return self._entry_points
+
+    def _load(self, point: EntryPoint) -> T:
+        what = f"{self.kind} {point.name!r} of {_owner(point)}"
+        try:
+            loaded: T = point.load()
+        except ImportError as error:
+            raise RegistryError(
+                f"{what} cannot be imported: {error}{_remedy(point, error)}"
+            ) from error
+        except AttributeError as error:
+            raise RegistryError(
+                f"{what} is broken: {point.value} does not exist ({error})"
+            ) from error
+        return loaded
+
+
+def _same(present: object, other: object) -> bool:
+    """Whether two objects are one definition (a module can be executed twice)."""
+    return present is other or (
+        getattr(present, "__module__", None) == getattr(other, "__module__", "")
+        and getattr(present, "__qualname__", None) == getattr(other, "__qualname__", "")
+        and "<locals>" not in getattr(present, "__qualname__", "")
+    )
+
+
+def _title(thing: object) -> str:
+    name = getattr(thing, "__qualname__", None)
+    return f"{getattr(thing, '__module__', '?')}.{name}" if name else repr(thing)
+
+
+def _owner(point: EntryPoint) -> str:
+    return point.dist.name if point.dist is not None else "an unknown package"
+
+
+def _remedy(point: EntryPoint, error: ImportError) -> str:
+    """The pip command that brings what is missing."""
+    missing = (error.name or "").partition(".")[0]
+    own = point.value.partition(":")[0].partition(".")[0]
+    if point.dist is not None:
+        extra = _extra_with(point.dist, point, missing)
+        if extra:
+            return f'; pip install "{point.dist.name}[{extra}]"'
+    if missing and missing != own:
+        return f"; install the package that provides {missing!r}"
+    return ""
+
+
+def _extra_with(dist: Distribution, point: EntryPoint, missing: str) -> str | None:
+    """The extra of `dist` that requires `missing`, or is named like the entry point."""
+    if point.extras:
+        return point.extras[0]
+    wanted = _normal(missing)
+    for requirement in dist.requires or []:
+        name = re.match(r"[\w.-]+", requirement)
+        extra = re.search(r"extra\s*==\s*['\"]([^'\"]+)", requirement)
+        if name and extra and wanted and _normal(name.group()) == wanted:
+            return extra.group(1)
+    provided = dist.metadata.get_all("Provides-Extra") or []
+    return next(
+        (name for name in provided if _normal(name) == _normal(point.name)), None
+    )
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()

@@ -1,0 +1,439 @@
+"""`RayVirtualCluster`: a part of a Ray cluster, cut into equal slots for workers.
+
+The cluster is a list of nodes, each with a number of *bundles*; a worker group puts one
+worker on a bundle, and several groups may share the bundles (colocation). One Ray
+placement group holds the bundles of one node, so that they lie on the same machine.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+import ray
+from ray.util.placement_group import (
+    placement_group,
+    placement_group_table,
+    remove_placement_group,
+)
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from rl_distributed.config import Config
+from rl_distributed.errors import (
+    ConfigError,
+    DeadlineExceededError,
+    DistributedError,
+    ResourceInsufficientError,
+)
+from rl_distributed.placement import (
+    Bundle,
+    NodeCapacity,
+    assign_blocks,
+    check_unified_placement,
+    shown_number,
+)
+from rl_distributed.ports import PortAllocator, find_free_ports
+from rl_distributed.ray_start import init_ray, live_nodes
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from ray.util.placement_group import PlacementGroup
+
+__all__ = [
+    "ClusterConfig",
+    "PlacementStrategy",
+    "RayVirtualCluster",
+    "WorkerSlot",
+    "init_ray",
+]
+
+PlacementStrategy = Literal["SPREAD", "PACK", "STRICT_SPREAD", "STRICT_PACK"]
+_STRATEGIES = ("SPREAD", "PACK", "STRICT_SPREAD", "STRICT_PACK")
+_PORT_ATTEMPTS = 10
+
+
+class ClusterConfig(Config):
+    """Size of one virtual cluster."""
+
+    num_nodes: int = 1
+    """Nodes that the cluster spans."""
+    workers_per_node: int = 1
+    """Bundles, and so workers of one group, on each node."""
+    use_gpus: bool | None = None
+    """Whether each worker has a GPU; None: if the Ray cluster has any."""
+    placement_group_strategy: PlacementStrategy = "SPREAD"
+    """How one placement group over all nodes is laid out, where one is asked for."""
+    placement_deadline_s: float = 60.0
+    """How long to wait for resources that somebody else still holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSlot:
+    """One bundle of a placed cluster."""
+
+    placement_group_index: int
+    bundle_index: int
+    node_id: str
+    address: str
+
+
+class RayVirtualCluster:
+    """Bundles on nodes of a Ray cluster, which worker groups share.
+
+    Nothing is reserved before the first group (or `get_placement_groups`) asks for it;
+    Ray is started locally then if it is not up.
+
+    Args:
+        bundle_ct_per_node_list: bundles per node: `[8, 8]` is two nodes with eight.
+        use_gpus: one GPU per bundle; None: if the Ray cluster has GPUs.
+        max_colocated_worker_groups: how many groups may share a bundle; each gets that
+            fraction of it.
+        num_gpus_per_node: most GPU bundles that one node may be asked for.
+        name: what messages call the cluster.
+        placement_group_strategy: layout of a unified placement group over all nodes.
+        port_range_low: first port to hand out; None: ports below the kernel's own.
+        port_range_high: end (exclusive) of the ports to hand out.
+        deadline_s: how long to wait for resources that somebody else still holds.
+    """
+
+    def __init__(
+        self,
+        bundle_ct_per_node_list: Sequence[int],
+        use_gpus: bool | None = None,
+        max_colocated_worker_groups: int = 1,
+        num_gpus_per_node: int = 8,
+        name: str = "",
+        placement_group_strategy: PlacementStrategy = "SPREAD",
+        port_range_low: int | None = None,
+        port_range_high: int | None = None,
+        *,
+        deadline_s: float = 60.0,
+    ) -> None:
+        self._bundle_counts = list(bundle_ct_per_node_list)
+        self.max_colocated_worker_groups = max_colocated_worker_groups
+        self.num_gpus_per_node = num_gpus_per_node
+        self.name = name or "cluster"
+        self.placement_group_strategy = placement_group_strategy
+        self.deadline_s = deadline_s
+        self._requested_gpus = use_gpus
+        self._ports = PortAllocator(port_range_low, port_range_high)
+        self._placement_groups: list[PlacementGroup] = []
+        self._slots: list[list[WorkerSlot]] = []
+        self._tenants: dict[tuple[int, int], list[str]] = {}
+        self._lock = threading.RLock()
+        self._closed = False
+        self._check_arguments()
+
+    @classmethod
+    def from_config(
+        cls,
+        config: ClusterConfig,
+        *,
+        name: str = "",
+        max_colocated_worker_groups: int = 1,
+    ) -> RayVirtualCluster:
+        """Build the cluster that a `ClusterConfig` describes."""
+        return cls(
+            [config.workers_per_node] * config.num_nodes,
+            use_gpus=config.use_gpus,
+            max_colocated_worker_groups=max_colocated_worker_groups,
+            num_gpus_per_node=max(config.workers_per_node, 1),
+            name=name,
+            placement_group_strategy=config.placement_group_strategy,
+            deadline_s=config.placement_deadline_s,
+        )
+
+    def _check_arguments(self) -> None:
+        counts = self._bundle_counts
+        if not counts or any(
+            isinstance(count, bool) or not isinstance(count, int) or count < 1
+            for count in counts
+        ):
+            raise ConfigError(
+                "bundle_ct_per_node_list must hold a positive number of bundles for "
+                f"each node, such as [2] or [8, 8]: got {counts}"
+            )
+        if self.max_colocated_worker_groups < 1:
+            raise ConfigError(
+                "max_colocated_worker_groups must be at least 1: got "
+                f"{self.max_colocated_worker_groups}"
+            )
+        if self.placement_group_strategy not in _STRATEGIES:
+            raise ConfigError(
+                f"placement_group_strategy must be one of {', '.join(_STRATEGIES)}: "
+                f"got {self.placement_group_strategy!r}"
+            )
+        if self.deadline_s <= 0:
+            raise ConfigError(f"deadline_s must be positive: got {self.deadline_s}")
+        if self._requested_gpus and max(counts) > self.num_gpus_per_node:
+            raise ConfigError(
+                "bundle_ct_per_node_list must not exceed num_gpus_per_node "
+                f"({self.num_gpus_per_node}) where GPUs are used: got {counts}"
+            )
+
+    @property
+    def bundle_counts(self) -> tuple[int, ...]:
+        """Bundles of each node."""
+        return tuple(self._bundle_counts)
+
+    @property
+    def use_gpus(self) -> bool:
+        """Whether each bundle has a GPU; asks Ray where it was left open."""
+        if self._requested_gpus is None:
+            init_ray()
+            self._requested_gpus = any(node.num_gpus >= 1 for node in live_nodes())
+        return self._requested_gpus
+
+    @property
+    def bundle(self) -> Bundle:
+        """What one bundle reserves."""
+        if self.use_gpus:
+            return Bundle(float(self.max_colocated_worker_groups), 1.0)
+        return Bundle(1.0)
+
+    @property
+    def worker_share(self) -> Bundle:
+        """What one worker of one group takes of its bundle."""
+        # Rounded down to what Ray can count, or the last group would not fit.
+        share = (10_000 // self.max_colocated_worker_groups) / 10_000
+        return Bundle(1.0, share) if self.use_gpus else Bundle(share)
+
+    def world_size(self) -> int:
+        """Bundles on all nodes together."""
+        return sum(self._bundle_counts)
+
+    def node_count(self) -> int:
+        """Nodes of the cluster."""
+        return len(self._bundle_counts)
+
+    def get_placement_groups(self) -> list[PlacementGroup]:
+        """The placement groups, one for each node; made at the first call."""
+        self._init_placement_groups()
+        return list(self._placement_groups)
+
+    def slots(self) -> list[list[WorkerSlot]]:
+        """The bundles of every placement group with the node that each lies on."""
+        self._init_placement_groups()
+        return [list(slots) for slots in self._slots]
+
+    def _init_placement_groups(
+        self,
+        strategy: PlacementStrategy | None = None,
+        use_unified_pg: bool = False,
+    ) -> list[PlacementGroup]:
+        """Reserve the bundles: one placement group per node, or one over all nodes.
+
+        An engine that starts its own Ray workers on several nodes needs the unified
+        form; it must be asked for before anything else uses the cluster.
+        """
+        with self._lock:
+            if self._closed:
+                raise DistributedError(
+                    f"{self.name!r} was shut down; make a new RayVirtualCluster"
+                )
+            if self._placement_groups:
+                return self._placement_groups
+            init_ray()
+            nodes = live_nodes()
+            strategy = strategy or self.placement_group_strategy
+            try:
+                if use_unified_pg:
+                    self._request_unified(nodes, strategy)
+                else:
+                    self._request_per_node(nodes)
+                self._await_placement()
+                self._slots = self._read_slots(nodes)
+            except BaseException:
+                self._release()
+                raise
+            return self._placement_groups
+
+    def _request_per_node(self, nodes: Sequence[NodeCapacity]) -> None:
+        chosen = assign_blocks(
+            self._bundle_counts, self.bundle, nodes, what=f"cluster {self.name!r}"
+        )
+        for count, node in zip(self._bundle_counts, chosen, strict=True):
+            self._placement_groups.append(
+                placement_group(
+                    [self.bundle.as_resources()] * count,
+                    strategy="STRICT_PACK",
+                    _soft_target_node_id=nodes[node].node_id,
+                )
+            )
+
+    def _request_unified(
+        self, nodes: Sequence[NodeCapacity], strategy: PlacementStrategy
+    ) -> None:
+        total = self.world_size()
+        check_unified_placement(
+            total, self.bundle, nodes, strategy, what=f"cluster {self.name!r}"
+        )
+        self._placement_groups.append(
+            placement_group([self.bundle.as_resources()] * total, strategy=strategy)
+        )
+
+    def _await_placement(self) -> None:
+        for group in self._placement_groups:
+            if not group.wait(self.deadline_s):
+                free = ray.available_resources()
+                raise DeadlineExceededError(
+                    f"cluster {self.name!r} waited {self.deadline_s:g} s for "
+                    f"{self.bundle.times(group.bundle_count)}: the nodes are large "
+                    "enough, but others hold them (free now: "
+                    f"{shown_number(free.get('CPU', 0.0))} CPUs and "
+                    f"{shown_number(free.get('GPU', 0.0))} GPUs); shut down other "
+                    "clusters, share one by max_colocated_worker_groups, or raise "
+                    "deadline_s"
+                )
+
+    def _read_slots(self, nodes: Sequence[NodeCapacity]) -> list[list[WorkerSlot]]:
+        addresses = {node.node_id: node.address for node in nodes}
+        placed: list[list[WorkerSlot]] = []
+        for index, group in enumerate(self._placement_groups):
+            table = cast("dict[str, Any]", placement_group_table(group))
+            node_ids: dict[int, str] = table["bundles_to_node_id"]
+            # Bundles of one node come one after the other, whatever Ray's order is.
+            order = sorted(node_ids, key=lambda bundle: (node_ids[bundle], bundle))
+            placed.append(
+                [
+                    WorkerSlot(
+                        index,
+                        bundle,
+                        node_ids[bundle],
+                        addresses.get(node_ids[bundle], ""),
+                    )
+                    for bundle in order
+                ]
+            )
+        return placed
+
+    def claim(self, tenant: str, bundles: Iterable[tuple[int, int]]) -> None:
+        """Note that group `tenant` has a worker on each (placement group, bundle).
+
+        Raises:
+            ResourceInsufficientError: a bundle has as many groups as it takes.
+        """
+        wanted = list(bundles)
+        with self._lock:
+            for bundle in wanted:
+                present = self._tenants.get(bundle, [])
+                if len(present) >= self.max_colocated_worker_groups:
+                    raise ResourceInsufficientError(
+                        f"group {tenant!r} finds no room on bundle {bundle} of cluster "
+                        f"{self.name!r}: max_colocated_worker_groups is "
+                        f"{self.max_colocated_worker_groups} and {present} are there; "
+                        "shut one down or raise the number"
+                    )
+            for bundle in wanted:
+                self._tenants.setdefault(bundle, []).append(tenant)
+
+    def unclaim(self, tenant: str, bundles: Iterable[tuple[int, int]]) -> None:
+        """Give back what `claim` noted; unknown entries are ignored."""
+        with self._lock:
+            for bundle in bundles:
+                present = self._tenants.get(bundle, [])
+                if tenant in present:
+                    present.remove(tenant)
+
+    def get_available_address_and_port(
+        self, pg_idx: int, bundle_idx: int
+    ) -> tuple[str, int]:
+        """Address of a bundle's node and a free port there, never the same twice."""
+        return self.get_available_addresses_and_ports_batch([(pg_idx, bundle_idx)])[0]
+
+    def get_available_addresses_and_ports_batch(
+        self, pairs: Sequence[tuple[int, int]]
+    ) -> list[tuple[str, int]]:
+        """Like `get_available_address_and_port`, for many bundles at once."""
+        by_place = {
+            (slot.placement_group_index, slot.bundle_index): slot
+            for slots in self.slots()
+            for slot in slots
+        }
+        for pair in pairs:
+            if pair not in by_place:
+                raise ConfigError(
+                    f"cluster {self.name!r} has no (placement group, bundle) {pair}; "
+                    f"its groups have {[len(slots) for slots in self._slots]} bundles"
+                )
+        chosen = [by_place[pair] for pair in pairs]
+        positions: dict[str, list[int]] = {}
+        for position, slot in enumerate(chosen):
+            positions.setdefault(slot.node_id, []).append(position)
+        result: list[tuple[str, int]] = [("", 0)] * len(chosen)
+        for node_id, places in positions.items():
+            ports = self._ports_on(node_id, len(places))
+            for position, port in zip(places, ports, strict=True):
+                result[position] = (chosen[position].address, port)
+        return result
+
+    def get_master_address_and_port(self) -> tuple[str, int]:
+        """Address and port for a rendezvous on the node of the first bundle."""
+        first = self.slots()[0][0]
+        return self.get_available_address_and_port(
+            first.placement_group_index, first.bundle_index
+        )
+
+    def _ports_on(self, node_id: str, count: int) -> list[int]:
+        if node_id == ray.get_runtime_context().get_node_id():
+            return self._ports.allocate(node_id, count)
+        search = ray.remote(find_free_ports).options(
+            num_cpus=0,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
+        )
+        for _ in range(_PORT_ATTEMPTS):
+            reference = search.remote(
+                count, self._ports.low, self._ports.high, self._ports.given(node_id)
+            )
+            try:
+                ports = cast("list[int]", ray.get(reference, timeout=self.deadline_s))
+            except ray.exceptions.GetTimeoutError:
+                raise DeadlineExceededError(
+                    f"node {node_id} did not name a free port in {self.deadline_s:g} s"
+                ) from None
+            except ray.exceptions.RayTaskError as error:
+                raise error.cause from None
+            if self._ports.record(node_id, ports):
+                return ports
+        raise ResourceInsufficientError(
+            f"no unused ports found on node {node_id} in {_PORT_ATTEMPTS} attempts"
+        )
+
+    def shutdown(self) -> bool:
+        """Give the bundles back; workers still on them are ended by Ray.
+
+        May be called more than once; returns True when nothing is left.
+        """
+        with self._lock:
+            self._closed = True
+            self._release()
+        return True
+
+    def _release(self) -> None:
+        groups, self._placement_groups = self._placement_groups, []
+        self._slots = []
+        self._tenants.clear()
+        if ray.is_initialized():
+            for group in groups:
+                remove_placement_group(group)
+
+    def __enter__(self) -> RayVirtualCluster:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.shutdown()
+
+    def __repr__(self) -> str:
+        return (
+            f"RayVirtualCluster({self._bundle_counts}, name={self.name!r}, "
+            f"use_gpus={self._requested_gpus}, "
+            f"max_colocated_worker_groups={self.max_colocated_worker_groups})"
+        )

@@ -1,0 +1,144 @@
+"""`RayWorkerBuilder`: which class a group's workers are, and how they are made."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import ray
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from rl_distributed.errors import ConfigError
+from rl_distributed.suggestion import did_you_mean
+from rl_distributed.workers.host import LaunchOverrides, WorkerHost, WorkerIdentity
+from rl_distributed.workers.options import WorkerOptions, recursive_merge_options
+
+if TYPE_CHECKING:
+    from ray.actor import ActorHandle
+    from ray.util.placement_group import PlacementGroup
+
+    from rl_distributed.placement import Bundle
+
+__all__ = ["RayWorkerBuilder"]
+
+# One actor class for all workers: Ray exports a class to the cluster once.
+_HOST: Any = ray.remote(WorkerHost)
+_OPTION_NAMES = tuple(field.name for field in dataclasses.fields(WorkerOptions))
+
+
+class RayWorkerBuilder:
+    """Names a plain class and the arguments that each worker of a group is made with.
+
+    The class is imported in the worker's process only, so the caller needs none of
+    what the class imports. A class object is taken as well, for classes of a script or
+    notebook, which no other process can import.
+
+    A class may have a static method `configure_worker(num_gpus, bundle_indices,
+    num_gpus_per_node)`, with any of these parameters, which returns `(resources,
+    env_vars, init_kwargs)` or those and a runtime environment: Ray options,
+    environment variables and constructor arguments that its process needs.
+
+    Args:
+        worker_class: `"module.Class"`, or a class.
+        args: positional arguments of its constructor.
+        kwargs: keyword arguments of its constructor.
+    """
+
+    def __init__(
+        self, worker_class: str | type[Any], *args: Any, **kwargs: Any
+    ) -> None:
+        if isinstance(worker_class, str):
+            module, _, name = worker_class.rpartition(".")
+            parts = [*module.split("."), name]
+            if not all(part.isidentifier() for part in parts):
+                raise ConfigError(
+                    "worker_class must be a path such as 'package.module.Class': got "
+                    f"{worker_class!r}"
+                )
+        elif not isinstance(worker_class, type):
+            raise ConfigError(
+                "worker_class must be a path such as 'package.module.Class' or a "
+                f"class: got {worker_class!r}"
+            )
+        self.worker_class = worker_class
+        self.args = args
+        self.kwargs = kwargs
+        self.options = WorkerOptions()
+
+    def with_options(self, **changes: Any) -> RayWorkerBuilder:
+        """A builder with other process options; see `WorkerOptions` for them."""
+        for name in changes:
+            if name not in _OPTION_NAMES:
+                raise ConfigError(
+                    f"{name!r} is no worker option; there are "
+                    f"{', '.join(_OPTION_NAMES)}{did_you_mean(name, _OPTION_NAMES)}"
+                )
+        other = RayWorkerBuilder(self.worker_class, *self.args, **self.kwargs)
+        other.options = dataclasses.replace(self.options, **changes)
+        return other
+
+    @property
+    def class_name(self) -> str:
+        """The name of the class, for messages."""
+        if isinstance(self.worker_class, str):
+            return self.worker_class
+        return f"{self.worker_class.__module__}.{self.worker_class.__qualname__}"
+
+    def search_path(self) -> list[str]:
+        """Folders in which the workers find modules as the caller does.
+
+        Empty for another interpreter, which has its own packages.
+        """
+        if self.options.py_executable is not None:
+            return []
+        return [str(Path(folder or ".").resolve()) for folder in sys.path]
+
+    def check_interpreter(self) -> None:
+        """Check that the workers' Python is there.
+
+        Ray does not report one that is missing; it tries again for ever.
+
+        Raises:
+            ConfigError: there is no such program on this machine.
+        """
+        command = self.options.py_executable
+        if command and shutil.which(command.split()[0]) is None:
+            raise ConfigError(
+                f"py_executable {command!r} is no program on this machine; give the "
+                "path of a Python interpreter that has Ray and rl-distributed"
+            )
+
+    def __call__(
+        self,
+        placement_group: PlacementGroup,
+        bundle_index: int,
+        share: Bundle,
+        identity: WorkerIdentity,
+        *,
+        env_vars: Mapping[str, str] | None = None,
+        overrides: LaunchOverrides | None = None,
+    ) -> ActorHandle:
+        """Start the process of one worker on a bundle; the class is loaded later."""
+        options = recursive_merge_options(
+            {"num_cpus": share.num_cpus, "num_gpus": share.num_gpus},
+            self.options.to_ray(env_vars or {}),
+        )
+        if overrides is not None:
+            options = recursive_merge_options(options, overrides.options)
+            runtime_env = recursive_merge_options(
+                overrides.runtime_env, {"env_vars": overrides.env_vars}
+            )
+            options = recursive_merge_options(options, {"runtime_env": runtime_env})
+        options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
+            placement_group=placement_group,
+            placement_group_bundle_index=bundle_index,
+            placement_group_capture_child_tasks=True,
+        )
+        return _HOST.options(**options).remote(identity)
+
+    def __repr__(self) -> str:
+        return f"RayWorkerBuilder({self.class_name!r})"

@@ -1,0 +1,125 @@
+"""Plain classes that the tests run as workers."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+from rl_distributed.errors import ConfigError
+
+
+class Sample:
+    """Records its arguments and answers in all the ways that a worker can."""
+
+    def __init__(self, base=0, *, label="sample"):
+        self.base = base
+        self.label = label
+        self.calls = []
+
+    def env(self, names):
+        return {name: os.environ.get(name) for name in names}
+
+    def all_env(self):
+        return dict(os.environ)
+
+    def pid(self):
+        return os.getpid()
+
+    def rank(self):
+        return int(os.environ["RANK"])
+
+    def echo(self, **kwargs):
+        return int(os.environ["RANK"]), kwargs
+
+    def add(self, value, offset=0):
+        return None if value is None else value + offset + self.base
+
+    def thread_name(self):
+        return threading.current_thread().name
+
+    def has_module(self, name):
+        return name in sys.modules
+
+    def count(self, up_to):
+        for value in range(up_to or 0):
+            yield self.rank() * 100 + value
+
+    async def aecho(self, value):
+        await asyncio.sleep(0)
+        return value
+
+    async def acount(self, up_to):
+        for value in range(up_to):
+            await asyncio.sleep(0)
+            yield value
+
+    def broken_count(self, up_to):
+        yield 0
+        raise ValueError("no more numbers")
+
+    def fail(self):
+        raise ValueError("the method broke")
+
+    def fail_on(self, rank):
+        if self.rank() == rank:
+            raise ValueError("the method broke")
+        self.wait()
+
+    def user_fail(self):
+        raise ConfigError("policy.size must be even: got 3")
+
+    def unpicklable(self):
+        return threading.Lock()
+
+    def wait(self, seconds=300):
+        threading.Event().wait(seconds)
+
+    def die_on(self, rank):
+        if self.rank() == rank:
+            os.kill(os.getpid(), signal.SIGKILL)
+        self.wait()
+
+    def spawn_child(self):
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"])
+        return child.pid
+
+    def clean_up(self):
+        self.calls.append("clean_up")
+
+    def write_on_clean_up(self):
+        path = os.environ["CLEAN_UP_FILE"]
+        with open(f"{path}.{self.rank()}", "w") as file:
+            file.write("clean")
+
+
+class BrokenConstructor:
+    def __init__(self, error="value"):
+        if error == "user":
+            raise ConfigError("model folder 'x' does not exist")
+        if error == "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if error == "wait":
+            threading.Event().wait(300)
+        raise ValueError("no good")
+
+
+class Configured:
+    """Asks for another process, as engines with processes of their own do."""
+
+    def __init__(self, base, seats=None):
+        self.base = base
+        self.seats = seats
+
+    @staticmethod
+    def configure_worker(num_gpus, bundle_indices):
+        assert num_gpus == 0
+        if bundle_indices is None:
+            return {}, {}, {}
+        return {}, {"CONFIGURED": "yes"}, {"seats": bundle_indices}
+
+    def state(self):
+        return self.base, self.seats, os.environ.get("CONFIGURED")

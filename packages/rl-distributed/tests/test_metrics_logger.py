@@ -1,0 +1,171 @@
+from __future__ import annotations
+
+import json
+import logging
+import math
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rl_distributed.errors import ConfigError, RegistryError
+from rl_distributed.metrics import (
+    LoggerConfig,
+    LoggerFacade,
+    Mean,
+    MetricError,
+    MetricSink,
+    sink_registry,
+)
+from rl_distributed.metrics.sinks.console import ConsoleSink
+from rl_distributed.metrics.sinks.jsonl import JsonlSink, read_metrics
+
+
+class BrokenSink:
+    def __init__(self, log_dir: Path) -> None:
+        self.calls = 0
+
+    def log_metrics(
+        self, metrics: Mapping[str, float], step: int, time_s: float
+    ) -> None:
+        self.calls += 1
+        raise OSError(28, "No space left on device")
+
+    def log_hyperparams(self, params: Mapping[str, Any]) -> None: ...
+
+    def log_text(self, name: str, text: str, step: int) -> None: ...
+
+    def flush(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def test_json_lines_hold_what_was_logged(tmp_path: Path) -> None:
+    with LoggerFacade(LoggerConfig(log_dir=str(tmp_path))) as logger:
+        logger.log_hyperparams({"lr": 1e-3, "nested": {"path": tmp_path}})
+        logger.log_metrics({"loss": Mean(3.0, 2.0), "none": Mean(0, 0)}, 1, "train")
+        logger.log_metrics({"bad": math.nan, "far": -math.inf}, 2, step_finished=True)
+        logger.log_text("sample", "häß\ud800lich", 2)
+    lines = [
+        json.loads(x) for x in (tmp_path / "metrics.jsonl").read_text().split("\n") if x
+    ]
+    assert lines[0]["hyperparams"] == {"lr": 1e-3, "nested": {"path": str(tmp_path)}}
+    assert lines[1]["metrics"] == {"train/loss": 1.5}
+    assert lines[1]["time"] > 1e9
+    assert lines[2]["metrics"] == {"bad": "nan", "far": "-inf"}
+    assert "lich" in lines[3]["text"]["sample"]
+    (_, first), (step, second) = read_metrics(tmp_path / "metrics.jsonl")
+    assert first == {"train/loss": 1.5}
+    assert step == 2
+    assert math.isnan(second["bad"])
+
+
+def test_a_torn_line_of_a_killed_writer_costs_only_itself(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"step":1,"metrics":{"a":1}}\n{"step":2,"met')
+    sink = JsonlSink(tmp_path)
+    sink.log_metrics({"a": 3.0}, 3, 0.0)
+    sink.close()
+    assert list(read_metrics(path)) == [(1, {"a": 1.0}), (3, {"a": 3.0})]
+
+
+def test_the_console_sink_writes_log_lines(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = LoggerConfig(
+        sinks=["console"], sink_settings={"console": {"only": ["train/"]}}
+    )
+    with caplog.at_level(logging.INFO), LoggerFacade(config, tmp_path) as logger:
+        logger.log_metrics({"loss": 0.123456, "tokens": 1024.0}, 3, "train")
+        logger.log_metrics({"x": 1}, 3, "other")
+        logger.log_hyperparams({"a": 1})
+        logger.log_text("t", "hello", 3)
+    assert "step 3: train/loss=0.1235 train/tokens=1024" in caplog.text
+    assert "other" not in caplog.text
+    assert "hello" in caplog.text
+    assert capsys.readouterr().out == ""
+
+
+def test_tensorboard_files_can_be_read_back(tmp_path: Path) -> None:
+    module = "tensorboard.backend.event_processing.event_accumulator"
+    accumulator = pytest.importorskip(module)
+    with LoggerFacade(LoggerConfig(sinks=["tensorboard"]), tmp_path) as logger:
+        logger.log_metrics({"loss": 0.5}, 4, "train", step_finished=True)
+        logger.log_hyperparams({"a": {"b": 1}})
+        logger.log_text("note", "hello", 4)
+    events = accumulator.EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    [scalar] = events.Scalars("train/loss")
+    assert (scalar.step, scalar.value) == (4, 0.5)
+    assert any("hyperparams" in tag for tag in events.Tags()["tensors"])
+
+
+def test_a_missing_tensorboard_names_the_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(
+        RegistryError, match=r"pip install 'rl-distributed\[tensorboard"
+    ):
+        LoggerFacade(LoggerConfig(sinks=["tensorboard"]), tmp_path)
+
+
+def test_a_sink_that_fails_is_left_out_and_the_others_go_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    sink_registry.register("broken_for_test", replace=True)(BrokenSink)
+    config = LoggerConfig(sinks=["broken_for_test", "jsonl"])
+    with LoggerFacade(config, tmp_path) as logger:
+        logger.log_metrics({"a": 1}, 1)
+        logger.log_metrics({"a": 2}, 2)
+        assert list(logger.sinks) == ["jsonl"]
+    assert [step for step, _ in read_metrics(tmp_path / "metrics.jsonl")] == [1, 2]
+    assert caplog.text.count("failed and is left out") == 1
+    assert "No space left" in caplog.text
+
+
+def test_wrong_settings_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"logger\.log_dir must name a folder"):
+        LoggerFacade(LoggerConfig())
+    with pytest.raises(RegistryError, match="jsonl"):
+        LoggerFacade(LoggerConfig(sinks=["jsnol"]), tmp_path)
+    with pytest.raises(ConfigError, match="more than once"):
+        LoggerFacade(LoggerConfig(sinks=["jsonl", "jsonl"]), tmp_path)
+    with pytest.raises(ConfigError, match=r"sink_settings.*consol"):
+        LoggerFacade(LoggerConfig(sink_settings={"consol": {}}), tmp_path)
+    with pytest.raises(ConfigError, match=r"sink_settings\.jsonl.*colour"):
+        LoggerFacade(LoggerConfig(sink_settings={"jsonl": {"colour": 1}}), tmp_path)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="cannot write to"):
+        LoggerFacade(LoggerConfig(), tmp_path / "file" / "sub")
+
+
+def test_wrong_metrics_are_named(tmp_path: Path) -> None:
+    with LoggerFacade(LoggerConfig(), tmp_path) as logger:
+        with pytest.raises(MetricError, match="step must not be negative"):
+            logger.log_metrics({"a": 1}, -1)
+        with pytest.raises(MetricError, match="'a' must be a number"):
+            logger.log_metrics({"a": None}, 1)
+
+
+def test_tables_are_written_as_json_lines(tmp_path: Path) -> None:
+    with LoggerFacade(LoggerConfig(), tmp_path) as logger:
+        path = logger.log_batched_dict_as_jsonl(
+            {"text": ["a", "b"], "x": np.array([1.5, 2.5])}, "tables/t.jsonl"
+        )
+        with pytest.raises(MetricError, match="one length"):
+            logger.log_batched_dict_as_jsonl({"a": [1], "b": [1, 2]}, "u.jsonl")
+        texts = logger.log_string_list_as_jsonl(["x", "y"], "s.jsonl")
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    assert rows == [{"text": "a", "x": 1.5}, {"text": "b", "x": 2.5}]
+    assert json.loads(texts.read_text().splitlines()[1]) == {"content": "y"}
+
+
+def test_the_sinks_fit_their_protocol(tmp_path: Path) -> None:
+    for sink in (ConsoleSink(tmp_path), JsonlSink(tmp_path)):
+        assert isinstance(sink, MetricSink)
+        sink.flush()
+        sink.close()

@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rl_distributed.errors import ResourceInsufficientError
+from rl_distributed.placement import (
+    Bundle,
+    NodeCapacity,
+    assign_blocks,
+    check_unified_placement,
+)
+
+
+def cpu_nodes(*sizes):
+    return [NodeCapacity(str(i), "10.0.0.1", size) for i, size in enumerate(sizes)]
+
+
+@given(
+    st.lists(st.integers(1, 4), min_size=1, max_size=4),
+    st.lists(st.integers(0, 6), min_size=1, max_size=3),
+)
+def test_assignment_exists_exactly_where_brute_force_finds_one(blocks, sizes):
+    def fits(choice):
+        used = [0] * len(sizes)
+        for block, node in zip(blocks, choice, strict=True):
+            used[node] += block
+        return all(u <= s for u, s in zip(used, sizes, strict=True))
+
+    choices = itertools.product(range(len(sizes)), repeat=len(blocks))
+    possible = any(fits(choice) for choice in choices)
+    try:
+        chosen = assign_blocks(blocks, Bundle(1), cpu_nodes(*sizes))
+    except ResourceInsufficientError:
+        assert not possible
+    else:
+        assert fits(chosen)
+
+
+def test_blocks_go_to_different_nodes_where_possible():
+    assert sorted(assign_blocks([2, 2], Bundle(1), cpu_nodes(8, 8))) == [0, 1]
+    assert assign_blocks([1, 1], Bundle(1), cpu_nodes(2)) == [0, 0]
+
+
+def test_many_nodes_are_quick():
+    with pytest.raises(ResourceInsufficientError):
+        assign_blocks([8] * 1001, Bundle(1), cpu_nodes(*[8] * 1000))
+    assert (
+        len(set(assign_blocks([8] * 1000, Bundle(1), cpu_nodes(*[8] * 1000)))) == 1000
+    )
+
+
+def test_messages_name_need_and_supply():
+    with pytest.raises(
+        ResourceInsufficientError,
+        match=r"'c' needs 4 CPUs on one node; the cluster has 2 CPUs and 0 GPUs on 1",
+    ):
+        assign_blocks([4], Bundle(1), cpu_nodes(2), what="cluster 'c'")
+    with pytest.raises(
+        ResourceInsufficientError, match="4 CPUs and 2 GPUs on one node"
+    ):
+        assign_blocks([2], Bundle(2, 1), cpu_nodes(8, 8))
+    with pytest.raises(ResourceInsufficientError, match="no node"):
+        assign_blocks([1], Bundle(1), [])
+
+
+@pytest.mark.parametrize(
+    ("strategy", "count", "fits"),
+    [
+        ("PACK", 4, True),
+        ("PACK", 5, False),
+        ("STRICT_PACK", 3, True),
+        ("STRICT_PACK", 4, False),
+        ("STRICT_SPREAD", 2, True),
+        ("STRICT_SPREAD", 3, False),
+    ],
+)
+def test_unified_placement(strategy, count, fits):
+    nodes = cpu_nodes(3, 1)
+    if fits:
+        check_unified_placement(count, Bundle(1), nodes, strategy)
+    else:
+        with pytest.raises(ResourceInsufficientError, match="ask for fewer workers"):
+            check_unified_placement(count, Bundle(1), nodes, strategy)

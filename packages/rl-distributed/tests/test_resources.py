@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rl_distributed.errors import ConfigError, ResourceInsufficientError
+from rl_distributed.placement import NodeCapacity
+from rl_distributed.resources import (
+    GroupRequest,
+    ResourceConfig,
+    ResourceManager,
+    plan_clusters,
+)
+
+TWO_CORES = [NodeCapacity("a", "127.0.0.1", 2)]
+TWO_GPU_NODES = [NodeCapacity(n, "10.0.0.1", 64, 8) for n in "ab"]
+
+
+def request(sizes, **more):
+    groups = {name: GroupRequest(workers_per_node=size) for name, size in sizes.items()}
+    return ResourceConfig(groups=groups, **more)
+
+
+def test_apart_where_there_is_room():
+    plans = plan_clusters(request({"a": 1, "b": 1}), TWO_CORES)
+    assert [plan.groups for plan in plans] == [("a",), ("b",)]
+    assert [plan.max_colocated_worker_groups for plan in plans] == [1, 1]
+
+
+def test_colocated_where_there_is_no_room():
+    (plan,) = plan_clusters(request({"a": 2, "b": 1, "c": 1}), TWO_CORES)
+    assert plan.groups == ("a", "b", "c")
+    assert plan.bundle_ct_per_node_list == (2,)
+    assert plan.max_colocated_worker_groups == 3
+
+
+def test_explicit_choices():
+    together = request({"a": 1, "b": 1, "c": 1}, placement="colocated")
+    assert len(plan_clusters(together, TWO_CORES)) == 1
+    with pytest.raises(ResourceInsufficientError, match="beside the others"):
+        plan_clusters(request({"a": 2, "b": 1}, placement="apart"), TWO_CORES)
+    pair = request({"a": 1, "b": 1, "c": 1}, colocated=[["a", "c"]])
+    assert [p.groups for p in plan_clusters(pair, TWO_CORES)] == [("a", "c"), ("b",)]
+
+
+def test_nothing_fits():
+    with pytest.raises(ResourceInsufficientError, match="needs 3 CPUs on one node"):
+        plan_clusters(request({"a": 3, "b": 1}), TWO_CORES)
+
+
+def test_gpus_are_found_and_cpu_groups_lie_beside_them():
+    config = ResourceConfig(
+        groups={
+            "env": GroupRequest(workers_per_node=4, use_gpus=False),
+            "train": GroupRequest(workers_per_node=8, num_nodes=2),
+        }
+    )
+    env, train = plan_clusters(config, TWO_GPU_NODES)
+    assert (env.use_gpus, train.use_gpus) == (False, True)
+    assert train.bundle_ct_per_node_list == (8, 8)
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        (request({}), "at least one worker group"),
+        (request({"a": 1}, colocated=[["b"]]), "names 'b', which is no group"),
+        (request({"a": 1}, colocated=[["a", "a"]]), "more than once"),
+        (
+            ResourceConfig(
+                groups={"a": GroupRequest(num_nodes=2), "b": GroupRequest()},
+                placement="colocated",
+            ),
+            "spans 2 nodes",
+        ),
+        (
+            ResourceConfig(
+                groups={
+                    "a": GroupRequest(use_gpus=True),
+                    "b": GroupRequest(use_gpus=False),
+                },
+                colocated=[["a", "b"]],
+            ),
+            "uses GPUs",
+        ),
+    ],
+)
+def test_wrong_requests(config, words):
+    with pytest.raises(ConfigError, match=words):
+        plan_clusters(config, TWO_GPU_NODES)
+
+
+@given(
+    st.dictionaries(st.sampled_from("abcd"), st.integers(1, 3), min_size=1),
+    st.lists(st.integers(1, 6), min_size=1, max_size=3),
+    st.sampled_from(["auto", "apart", "colocated"]),
+)
+def test_each_group_is_on_one_cluster_and_all_fit(sizes, cpus, placement):
+    nodes = [NodeCapacity(str(i), "x", size) for i, size in enumerate(cpus)]
+    try:
+        plans = plan_clusters(request(sizes, placement=placement), nodes)
+    except ResourceInsufficientError:
+        assert placement == "apart" or max(sizes.values()) > max(cpus)
+        return
+    assert sorted(name for plan in plans for name in plan.groups) == sorted(sizes)
+    assert sum(sum(plan.bundle_ct_per_node_list) for plan in plans) <= sum(cpus)
+    for plan in plans:
+        assert max(sizes[name] for name in plan.groups) == max(
+            plan.bundle_ct_per_node_list
+        )
+
+
+def test_manager_gives_colocated_groups_the_same_cluster():
+    manager = ResourceManager(request({"a": 2, "b": 1}), nodes=TWO_CORES)
+    assert manager.cluster_for("a") is manager.cluster_for("b")
+    assert manager.is_colocated("a", "b")
+    assert manager.workers_per_node_of("b") == 1
+    with pytest.raises(ConfigError, match="no group 'aa'"):
+        manager.cluster_for("aa")
+    manager.shutdown()
