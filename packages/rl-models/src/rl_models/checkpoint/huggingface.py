@@ -1,0 +1,69 @@
+"""Model folders that plain transformers reads: config, safetensors, tokenizer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from torch import Tensor
+from transformers import AutoTokenizer
+
+from rl_distributed.errors import CheckpointError
+from rl_models.checkpoint.model_folder import check_model_folder
+from rl_models.ops.causal_lm import DTYPES
+
+__all__ = ["save_model_folder", "save_tokenizer"]
+
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
+
+
+def save_model_folder(
+    model: Any, state: Mapping[str, Tensor], folder: Path, precision: str
+) -> None:
+    """Writes a folder that `AutoModelForCausalLM.from_pretrained` reads.
+
+    Args:
+        model: The model whose config is written; its own weights are not looked at.
+        state: Whole tensors in the model's names, tied ones once.
+        folder: Where to; it is made.
+        precision: Data type of the weights in the file.
+
+    Raises:
+        CheckpointError: The disk is full or the folder cannot be written.
+    """
+    dtype = DTYPES[precision]
+    weights = {
+        name: value.detach().to("cpu", dtype) if value.is_floating_point() else value
+        for name, value in state.items()
+    }
+    try:
+        model.save_pretrained(folder, state_dict=weights)
+        config_file = folder / "config.json"
+        config = json.loads(config_file.read_text(encoding="utf-8"))
+        config["dtype"] = precision
+        config_file.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(
+            f"cannot write the model to {folder}: {error}; free disk space or choose "
+            "another checkpoint_dir"
+        ) from error
+
+
+def save_tokenizer(source: str, chat_template: str | None, folder: Path) -> bool:
+    """Writes the tokenizer of a folder or hub name; False where a folder has none."""
+    local = check_model_folder(source) if Path(source).is_dir() else None
+    if local is not None and not any((local / f).is_file() for f in _TOKENIZER_FILES):
+        return False
+    tokenizer = AutoTokenizer.from_pretrained(source)
+    if chat_template is not None:
+        tokenizer.chat_template = chat_template
+    try:
+        tokenizer.save_pretrained(folder)
+    except OSError as error:
+        raise CheckpointError(
+            f"cannot write the tokenizer to {folder}: {error}"
+        ) from error
+    return True

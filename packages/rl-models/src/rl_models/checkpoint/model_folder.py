@@ -1,0 +1,59 @@
+"""Checks of a model folder that need neither torch nor transformers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from rl_models.errors import ModelLoadError
+
+__all__ = ["check_model_folder", "folder_context_length", "read_model_config"]
+
+_CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len")
+
+
+def check_model_folder(name_or_path: str | Path) -> Path | None:
+    """Checks that a model folder is there; None for what must be a hub name.
+
+    Raises:
+        ModelLoadError: The folder does not exist or has no `config.json`.
+    """
+    text = str(name_or_path)
+    path = Path(text).expanduser()
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise ModelLoadError(
+                f"the model folder {path} has no config.json; give a folder written by "
+                "save_pretrained, or a step folder's policy/weights"
+            )
+        return path
+    looks_local = text.startswith((".", "/", "~")) or text.count("/") > 1 or not text
+    if looks_local or path.exists():
+        raise ModelLoadError(
+            f"the model folder {text!r} does not exist; give the path of a folder with "
+            "config.json and model.safetensors, or a hub name like 'org/name'"
+        )
+    return None
+
+
+def read_model_config(name_or_path: str | Path) -> dict[str, Any] | None:
+    """The `config.json` of a model folder; None for a hub name."""
+    folder = check_model_folder(name_or_path)
+    if folder is None:
+        return None
+    file = folder / "config.json"
+    try:
+        config: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ModelLoadError(f"{file} is not valid JSON: {error}") from error
+    return config
+
+
+def folder_context_length(name_or_path: str | Path) -> int | None:
+    """Longest sequence of a model folder; None for a hub name or where not given."""
+    config = read_model_config(name_or_path) or {}
+    for key in _CONTEXT_KEYS:
+        if isinstance(config.get(key), int):
+            return int(config[key])
+    return None

@@ -1,0 +1,225 @@
+"""Section `policy` of a run's configuration."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from rl_distributed.config import Config
+from rl_models.generation.config import GenerationConfig
+
+__all__ = [
+    "DTensorConfig",
+    "DynamicBatchingConfig",
+    "OptimizerConfig",
+    "PolicyConfig",
+    "SchedulerConfig",
+    "SequencePackingConfig",
+    "TokenizerConfig",
+]
+
+
+class TokenizerConfig(Config):
+    """Section `policy.tokenizer`."""
+
+    name: str | None = None
+    """Folder or hub name; null: that of the model."""
+    chat_template: str | None = None
+    """A Jinja template in place of the tokenizer's own; null keeps that."""
+
+
+class DynamicBatchingConfig(Config):
+    """Section `policy.dynamic_batching`: micro-batches by tokens, padding included."""
+
+    train_mb_tokens: int = Field(gt=0)
+    """Most tokens of a training micro-batch, padding included."""
+    logprob_mb_tokens: int | None = Field(None, gt=0)
+    """Most tokens of a log-prob micro-batch; null: `train_mb_tokens`."""
+    sequence_length_round: int = Field(8, gt=0)
+    """Micro-batch widths are rounded up to a multiple of it."""
+
+
+class SequencePackingConfig(Config):
+    """Section `policy.sequence_packing`: micro-batches without padding."""
+
+    train_mb_tokens: int = Field(gt=0)
+    """Most tokens of a training micro-batch."""
+    logprob_mb_tokens: int | None = Field(None, gt=0)
+    """Most tokens of a log-prob micro-batch; null: `train_mb_tokens`."""
+    algorithm: str = "modified_first_fit_decreasing"
+    """Name of the packing algorithm of rl-distributed."""
+    sequence_length_pad_multiple: int = Field(1, gt=0)
+    """Lengths count as rounded up to a multiple of it when bins are filled."""
+
+
+class OptimizerConfig(Config):
+    """Section `policy.optimizer`."""
+
+    name: str = "torch.optim.AdamW"
+    """Dotted name of a class with the constructor of torch's optimizers."""
+    kwargs: dict[str, Any] = Field(
+        default_factory=lambda: {
+            "lr": 1e-5,
+            "betas": [0.9, 0.999],
+            "eps": 1e-8,
+            "weight_decay": 0.01,
+        }
+    )
+    """Arguments of the constructor; `lr` is required."""
+
+    @model_validator(mode="after")
+    def _check(self) -> OptimizerConfig:
+        if "lr" not in self.kwargs:
+            raise ValueError("optimizer.kwargs must give lr: got none; add e.g. 1e-5")
+        rate = self.kwargs["lr"]
+        if isinstance(rate, bool) or not isinstance(rate, int | float) or rate < 0:
+            raise ValueError(f"optimizer.kwargs.lr must be a number >= 0: got {rate!r}")
+        return self
+
+
+class SchedulerConfig(Config):
+    """Section `policy.scheduler`: the learning rate over optimizer steps."""
+
+    name: str = "constant"
+    """`constant`, `linear`, `cosine`, or the name of a class of
+    `torch.optim.lr_scheduler` (the part after the last dot, or dotted)."""
+    kwargs: dict[str, Any] = Field(default_factory=dict)
+    """Arguments of the class. `linear` and `cosine` take `total_steps` (warm-up
+    included) and `min_lr_ratio`."""
+    warmup_steps: int = Field(0, ge=0)
+    """Optimizer steps over which the rate grows linearly from lr / warmup_steps."""
+
+    @model_validator(mode="after")
+    def _check(self) -> SchedulerConfig:
+        if self.name not in ("linear", "cosine"):
+            if self.name == "constant" and self.kwargs:
+                raise ValueError(
+                    "scheduler.kwargs must be empty for the constant schedule: got "
+                    f"{sorted(self.kwargs)}"
+                )
+            return self
+        allowed = {"total_steps", "min_lr_ratio"}
+        unknown = sorted(set(self.kwargs) - allowed)
+        if unknown:
+            raise ValueError(
+                f"scheduler.kwargs of {self.name!r} takes total_steps and min_lr_ratio:"
+                f" got {', '.join(unknown)}"
+            )
+        total = self.kwargs.get("total_steps")
+        if not isinstance(total, int) or total <= self.warmup_steps:
+            raise ValueError(
+                f"scheduler.kwargs.total_steps of {self.name!r} must be an integer "
+                f"above warmup_steps ({self.warmup_steps}): got {total!r}"
+            )
+        return self
+
+
+class DTensorConfig(Config):
+    """Section `policy.dtensor`: settings of the `dtensor` backend."""
+
+    cpu_offload: bool = False
+    """Keep shards of weights and optimizer state in host memory (GPU only)."""
+    activation_checkpointing: bool = False
+    """Recompute each layer in the backward pass: less memory, a third more time."""
+    reshard_after_forward: bool = True
+    """Free gathered weights between forward and backward: less memory, one more
+    all-gather."""
+    deadline_s: float = Field(600.0, gt=0)
+    """A collective that has not ended by then is reported."""
+
+
+class PolicyConfig(Config):
+    """Section `policy`: the model that is trained."""
+
+    model_name: str
+    """Folder or hub name of a Hugging Face causal language model."""
+    tokenizer: TokenizerConfig = Field(default_factory=TokenizerConfig)
+    """The tokenizer, where it is not the model's own."""
+    backend: str = "dtensor"
+    """Name of a registered training backend."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """Data type of the computation; weights and optimizer state stay float32."""
+    max_total_sequence_length: int = Field(512, gt=1)
+    """Longest row, prompt and answer together."""
+    train_global_batch_size: int | None = Field(None, gt=0)
+    """Rows per optimizer step, over all ranks; null: all rows of a call of `train`."""
+    train_micro_batch_size: int = Field(4, gt=0)
+    """Rows per forward and backward pass on one rank (unless batched by tokens)."""
+    logprob_batch_size: int = Field(8, gt=0)
+    """Rows per forward pass on one rank when log-probs are computed."""
+    dynamic_batching: DynamicBatchingConfig | None = None
+    """Micro-batches of rows of similar length, by tokens; null: by rows."""
+    sequence_packing: SequencePackingConfig | None = None
+    """Micro-batches without padding, by tokens; null: by rows."""
+    max_grad_norm: float | None = Field(1.0, gt=0)
+    """Gradients are scaled down to this global norm; null: never."""
+    max_skipped_steps: int = Field(5, ge=0)
+    """A step whose gradient is inf or nan changes nothing and is counted in
+    `skipped_steps`; more than so many in a row are an error."""
+    optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig)
+    """The optimizer."""
+    scheduler: SchedulerConfig | None = None
+    """The learning rate over time; null: constant."""
+    dtensor: DTensorConfig = Field(default_factory=DTensorConfig)
+    """Settings of the `dtensor` backend."""
+    generation: GenerationConfig | None = None
+    """How samples are drawn; its temperature also divides the trainer's logits."""
+    num_threads: int | None = Field(1, gt=0)
+    """Threads of torch per worker on a CPU; null leaves torch's own choice."""
+    hf_config_overrides: dict[str, Any] = Field(default_factory=dict)
+    """Fields of the model's `config.json` to replace."""
+    seed: int = 0
+    """Seed of each worker's random numbers (dropout)."""
+    start_deadline_s: float = Field(300.0, gt=0)
+    """A worker that has not loaded its model by then is reported."""
+    call_deadline_s: float = Field(3600.0, gt=0)
+    """A call of a worker that has not ended by then is reported."""
+
+    @model_validator(mode="after")
+    def _check(self) -> PolicyConfig:
+        if self.dynamic_batching is not None and self.sequence_packing is not None:
+            raise ValueError(
+                "dynamic_batching and sequence_packing exclude each other: got both; "
+                "set one of them to null"
+            )
+        for section in (self.dynamic_batching, self.sequence_packing):
+            _check_token_budget(section, self.max_total_sequence_length)
+        return self
+
+    @property
+    def logprob_temperature(self) -> float:
+        """What divides the trainer's logits, so that log-probs are the sampler's."""
+        return self.generation.temperature if self.generation else 1.0
+
+
+def _check_token_budget(
+    section: DynamicBatchingConfig | SequencePackingConfig | None, longest: int
+) -> None:
+    if section is None:
+        return
+    for name in ("train_mb_tokens", "logprob_mb_tokens"):
+        budget = getattr(section, name)
+        if budget is not None and budget < longest:
+            raise ValueError(
+                f"{name} must hold at least one row of max_total_sequence_length "
+                f"({longest}) tokens: got {budget}"
+            )
+
+
+def resolve_class(dotted: str, field: str) -> type[Any]:
+    """Imports the class that a config field names.
+
+    Raises:
+        ValueError: There is no such class.
+    """
+    module_name, _, name = dotted.rpartition(".")
+    try:
+        found = getattr(importlib.import_module(module_name or "builtins"), name)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"{field}: there is no class {dotted!r} ({error})") from error
+    if not inspect.isclass(found):
+        raise ValueError(f"{field}: {dotted!r} is not a class")
+    return found

@@ -1,0 +1,1 @@
+"""Generation: one folder per backend, and the configuration that all share."""

@@ -1,0 +1,74 @@
+"""Section `policy.generation`: which generation backend, and how it samples."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field, model_validator
+
+from rl_distributed.config import Config
+from rl_models.types import SamplingParams
+
+__all__ = ["GenerationConfig"]
+
+
+class GenerationConfig(Config):
+    """Section `policy.generation`: the backend, and how it samples."""
+
+    backend: str = "huggingface"
+    """Name of a registered generation backend."""
+    max_new_tokens: int = Field(gt=0)
+    """At most so many tokens are generated per row."""
+    temperature: float = Field(1.0, gt=0)
+    """Logits are divided by it; log-probabilities are reported at it."""
+    top_p: float = Field(1.0, gt=0, le=1)
+    """Nucleus: the smallest set of tokens with this probability is sampled from."""
+    top_k: int | None = Field(None, gt=0)
+    """Only so many most probable tokens are sampled from; null: all."""
+    val_temperature: float | None = Field(None, gt=0)
+    """Temperature in validation; null: `temperature`."""
+    val_top_p: float | None = Field(None, gt=0, le=1)
+    """`top_p` in validation; null: `top_p`."""
+    val_top_k: int | None = Field(None, gt=0)
+    """`top_k` in validation; null: `top_k`."""
+    stop_token_ids: list[int] | None = None
+    """Tokens that end a row (and are kept); null: the end-of-text token."""
+    stop_strings: list[str] | None = None
+    """Texts that end a row once they appear in what it generated (and are kept)."""
+    seed: int = 0
+    """Start of the noise of rows that bring no seed of their own."""
+    precision: str = Field("float32", pattern="^(float32|bfloat16)$")
+    """Data type of weights and cache."""
+    max_context_length: int | None = Field(None, gt=0)
+    """Longest row, input and output together; null: what the model's config says."""
+    max_batch_size: int | None = Field(None, gt=0)
+    """Rows decoded at once per replica, the bound of the cache's memory; null: all."""
+    num_replicas: int | None = Field(None, gt=0)
+    """Copies of the model that share the rows; null: one per bundle of the cluster."""
+    num_threads: int | None = Field(1, gt=0)
+    """Threads of torch per replica on a CPU; null leaves torch's own choice."""
+    start_deadline_s: float = Field(300.0, gt=0)
+    """A replica that has not loaded its model by then is reported."""
+    call_deadline_s: float = Field(3600.0, gt=0)
+    """A call of a replica that has not ended by then is reported."""
+    backend_options: dict[str, Any] = Field(default_factory=dict)
+    """Further settings, whose meaning the backend defines."""
+
+    @model_validator(mode="after")
+    def _check_stop_strings(self) -> GenerationConfig:
+        if self.stop_strings is not None and "" in self.stop_strings:
+            raise ValueError("stop_strings must not hold an empty text: got ''")
+        return self
+
+    def sampling_params(self, *, validation: bool = False) -> SamplingParams:
+        """The settings of one call, for training rows or for validation rows."""
+        if not validation:
+            return SamplingParams(
+                self.temperature, self.top_p, self.top_k, self.max_new_tokens
+            )
+        return SamplingParams(
+            self.val_temperature or self.temperature,
+            self.val_top_p or self.top_p,
+            self.val_top_k or self.top_k,
+            self.max_new_tokens,
+        )

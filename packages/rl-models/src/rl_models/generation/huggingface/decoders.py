@@ -1,0 +1,244 @@
+"""Running a Hugging Face model over prompts and, token by token, over a batch.
+
+| decoder | for | cache |
+|---|---|---|
+| `FusedDecoder` (own module) | Llama, Mistral, Qwen2, Qwen3 | `KVBuffers` |
+| `ModuleDecoder` | what else takes packed rows of attention layers | `KVBuffers` |
+| `OwnCacheDecoder` | state-space and hybrid models, and the rest | the model's own |
+
+`make_decoder` chooses. The last one decodes rows of equal length together, without
+padding (a recurrent state must not see it), prefills a shared prompt once per row and
+keeps finished rows until the last one ends: right, and slow.
+
+Letters in shapes: B rows, P prompts, T packed prompt tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from rl_models.errors import UnsupportedModelError
+from rl_models.generation.huggingface.cached_attention import (
+    CACHED_ATTENTION_NAME,
+    decoding_from,
+)
+from rl_models.generation.huggingface.fused_decoder import FusedDecoder
+from rl_models.generation.huggingface.kv_cache import (
+    BufferPool,
+    DecodingCache,
+    KVBuffers,
+)
+from rl_models.ops.causal_lm import packing_obstacle
+from rl_models.ops.varlen_attention import packed_model_inputs
+
+__all__ = [
+    "Decoder",
+    "DecodingState",
+    "ModuleDecoder",
+    "OwnCacheDecoder",
+    "make_decoder",
+]
+
+IntArray = npt.NDArray[np.int64]
+BoolArray = npt.NDArray[np.bool_]
+
+
+class DecodingState(Protocol):
+    """One batch in flight."""
+
+    def prefill(
+        self,
+        tokens_T: torch.Tensor,
+        lengths_P: IntArray,
+        first_row: int,
+        prompt_B: IntArray,
+    ) -> torch.Tensor:
+        """Run packed prompts; rows from `first_row` on begin with `prompt_B`.
+
+        Returns:
+            [P, V] logits after the last token of each prompt.
+        """
+        ...
+
+    def step(self, tokens_B: torch.Tensor, positions_B: torch.Tensor) -> torch.Tensor:
+        """Feed one token per row; [B, V] logits."""
+        ...
+
+    def keep(self, alive_B: BoolArray) -> IntArray | None:
+        """Drop the other rows; where each came from, or None if all stayed."""
+        ...
+
+
+class Decoder(Protocol):
+    """A model that decodes batches."""
+
+    mixes_lengths: bool
+    """Whether prompts of different lengths, and chunks of prompts, share a batch."""
+
+    def begin(self, lengths_B: IntArray, max_new_tokens: int) -> DecodingState:
+        """Start a batch; rows are sorted by falling prompt length."""
+        ...
+
+    def refresh(self) -> None:
+        """The model's weights have changed."""
+        ...
+
+    def release(self) -> None:
+        """Free memory that is kept between batches."""
+        ...
+
+
+def make_decoder(model: Any, *, fused: bool = True) -> Decoder:
+    """The fastest decoder that the model's architecture allows.
+
+    Args:
+        model: A causal language model in eval mode.
+        fused: Whether the fused decoder may be chosen.
+    """
+    if model.config._attn_implementation != CACHED_ATTENTION_NAME:
+        if packing_obstacle(model) is not None:
+            return OwnCacheDecoder(model)
+        model.set_attn_implementation(CACHED_ATTENTION_NAME)
+    if fused and FusedDecoder.supports(model):
+        return FusedDecoder(model)
+    return ModuleDecoder(model)
+
+
+def first_tokens(lengths_P: IntArray) -> IntArray:
+    """[P] index of the first token of each packed prompt."""
+    return np.cumsum(lengths_P) - lengths_P
+
+
+class ModuleDecoder:
+    """Calls the model's own forward method with our cache and attention."""
+
+    mixes_lengths = True
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self.pool = BufferPool()
+
+    def begin(self, lengths_B: IntArray, max_new_tokens: int) -> DecodingState:
+        """Start a batch."""
+        return _ModuleState(self.model, KVBuffers(lengths_B, max_new_tokens, self.pool))
+
+    def refresh(self) -> None:
+        """The model itself is run: nothing to do."""
+
+    def release(self) -> None:
+        """Free the cache's memory."""
+        self.pool.clear()
+
+
+class _ModuleState:
+    def __init__(self, model: Any, buffers: KVBuffers) -> None:
+        self.model = model
+        self.buffers = buffers
+        self.cache = DecodingCache(buffers)
+        self._mask = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=model.device)
+
+    def prefill(
+        self,
+        tokens_T: torch.Tensor,
+        lengths_P: IntArray,
+        first_row: int,
+        prompt_B: IntArray,
+    ) -> torch.Tensor:
+        """See `DecodingState.prefill`."""
+        starts = first_tokens(lengths_P)
+        heads = int(self.model.config.num_attention_heads)
+        self.cache.begin_prompts(first_row, starts[prompt_B], heads)
+        last = torch.from_numpy(starts + lengths_P - 1).to(tokens_T.device)
+        output = self.model(
+            input_ids=tokens_T[None],
+            past_key_values=self.cache,
+            use_cache=True,
+            logits_to_keep=last,
+            **packed_model_inputs(lengths_P, tokens_T.device),
+        )
+        logits: torch.Tensor = output.logits[0].float()
+        return logits
+
+    def step(self, tokens_B: torch.Tensor, positions_B: torch.Tensor) -> torch.Tensor:
+        """See `DecodingState.step`."""
+        self.cache.begin_step()
+        with decoding_from(self.buffers):
+            output = self.model(
+                input_ids=tokens_B[:, None],
+                position_ids=positions_B[:, None],
+                # Ready-made, so that the model builds none; ours is in the buffers.
+                attention_mask=self._mask,
+                past_key_values=self.cache,
+                use_cache=True,
+            )
+        logits: torch.Tensor = output.logits[:, -1].float()
+        return logits
+
+    def keep(self, alive_B: BoolArray) -> IntArray | None:
+        """See `DecodingState.keep`."""
+        return self.buffers.keep(alive_B)
+
+
+class OwnCacheDecoder:
+    """Any causal model, with whatever cache it makes for itself."""
+
+    mixes_lengths = False
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+
+    def begin(self, lengths_B: IntArray, max_new_tokens: int) -> DecodingState:
+        """Start a batch of rows of one length."""
+        return _OwnCacheState(self.model, int(lengths_B[0]))
+
+    def refresh(self) -> None:
+        """The model itself is run: nothing to do."""
+
+    def release(self) -> None:
+        """Nothing is kept."""
+
+
+class _OwnCacheState:
+    def __init__(self, model: Any, length: int) -> None:
+        self.model = model
+        self.length = length
+        self.cache: Any = None
+
+    def prefill(
+        self,
+        tokens_T: torch.Tensor,
+        lengths_P: IntArray,
+        first_row: int,
+        prompt_B: IntArray,
+    ) -> torch.Tensor:
+        """See `DecodingState.prefill`; every row is run, its prompt shared or not."""
+        rows = torch.from_numpy(prompt_B).to(tokens_T.device)
+        prompts = tokens_T.view(len(lengths_P), self.length)
+        logits = self._forward(prompts.index_select(0, rows))
+        first = torch.from_numpy(np.searchsorted(prompt_B, np.arange(len(lengths_P))))
+        return logits.index_select(0, first.to(logits.device))
+
+    def step(self, tokens_B: torch.Tensor, positions_B: torch.Tensor) -> torch.Tensor:
+        """See `DecodingState.step`."""
+        return self._forward(tokens_B[:, None])
+
+    def _forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        output = self.model(
+            input_ids=input_ids, past_key_values=self.cache, use_cache=True
+        )
+        self.cache = getattr(output, "past_key_values", None)
+        if self.cache is None:
+            raise UnsupportedModelError(
+                f"{type(self.model).__name__} returns no past_key_values, so it cannot "
+                "be sampled from token by token; choose another generation backend."
+            )
+        logits: torch.Tensor = output.logits[:, -1].float()
+        return logits
+
+    def keep(self, alive_B: BoolArray) -> IntArray | None:
+        """Rows cannot leave a cache whose layout is unknown."""
+        return None

@@ -1,0 +1,343 @@
+"""Keys and values of a batch while it is decoded.
+
+```
+columns      0 ............ W-1 | W   W+1  ...        W: width of the longest prompt
+row 0        p p p p p p p p p  | g   g    .          p prompt, g generated
+row 1        - - - - p p p p p  | g   g    .          - masked
+row 2        - - - - - - p p p  | g   g    .
+```
+Prompts end in the same column, so a decoding step appends one column for every row at
+once, in buffers that are allocated in full beforehand. Rows are sorted by falling
+length; *segments* of rows share the first column that they look at, so short rows do
+not pay for the longest one. When rows are finished, rows from the end take their place
+(`keep`), which copies no more rows than were finished.
+
+Letters in shapes: B rows, C columns, H query heads, K key and value heads, R = H / K
+query heads per key head, D head size, T packed prompt tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from transformers import Cache
+
+__all__ = ["DecodingCache", "KVBuffers", "Segment"]
+
+IntArray = npt.NDArray[np.int64]
+
+# A smaller batched product than this takes a slow path of torch on a CPU.
+_MIN_PRODUCT = 400
+# A further segment costs about as much as attending to so many elements of the cache.
+_SEGMENT_ELEMENTS = 50_000
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Rows `[first, last)`, which attend to the columns from `start` on."""
+
+    first: int
+    last: int
+    start: int
+
+
+class BufferPool:
+    """Flat memory that is used again from call to call."""
+
+    def __init__(self) -> None:
+        self._flat: dict[tuple[str, int], torch.Tensor] = {}
+
+    def take(
+        self, key: tuple[str, int], shape: tuple[int, ...], like: torch.Tensor
+    ) -> torch.Tensor:
+        """An uninitialised tensor of that shape; it replaces the last one of `key`."""
+        size = int(np.prod(shape, dtype=np.int64))
+        flat = self._flat.get(key)
+        usable = (
+            flat is not None
+            and flat.numel() >= size
+            and flat.dtype == like.dtype
+            and flat.device == like.device
+        )
+        if flat is None or not usable:
+            flat = self._flat[key] = like.new_empty(size)
+        return flat[:size].view(shape)
+
+    def clear(self) -> None:
+        """Give the memory back."""
+        self._flat.clear()
+
+
+class KVBuffers:
+    """The buffers of all layers, and attention of new tokens over them."""
+
+    def __init__(
+        self, lengths: IntArray, max_new_tokens: int, pool: BufferPool | None = None
+    ) -> None:
+        """Plan buffers for rows with prompts of these lengths, sorted falling.
+
+        Args:
+            lengths: [B] prompt lengths, the longest first.
+            max_new_tokens: Tokens sampled per row at most. The last one is never fed
+                back, so it needs no column.
+            pool: Memory to use.
+        """
+        self.lengths = lengths
+        self.num_rows = len(lengths)
+        self._max_new = max_new_tokens
+        self._pool = pool or BufferPool()
+        self._keys: dict[int, torch.Tensor] = {}
+        self._values: dict[int, torch.Tensor] = {}
+        self._mask: torch.Tensor | None = None
+        self._segments: list[Segment] = []
+        self._min_columns = 1
+        self._kv_heads = 0
+        self._head_size = 0
+        self.width = 0
+        self.end = 0
+        """Number of columns in use."""
+
+    def _allocate(self, num_heads: int, like: torch.Tensor) -> None:
+        """Fix the geometry when the first keys arrive, which tell the head sizes."""
+        self._kv_heads, self._head_size = int(like.shape[1]), int(like.shape[2])
+        repeats = max(1, num_heads // self._kv_heads)
+        product = repeats * self._head_size
+        self._min_columns = max(16, -(-_MIN_PRODUCT // product))
+        self.width = max(int(self.lengths[0]), self._min_columns - 1)
+        self.end = self.width
+        if (self.lengths != self.width).any():
+            self._mask = self._build_mask(like)
+        self._segments = self._plan_segments()
+
+    @property
+    def num_columns(self) -> int:
+        """Columns that are allocated."""
+        return self.width + max(1, self._max_new - 1)
+
+    def _build_mask(self, like: torch.Tensor) -> torch.Tensor:
+        """[B * K, 1, C] additive mask: -inf left of each row's prompt."""
+        hidden = np.arange(self.num_columns) < (self.width - self.lengths)[:, None]
+        mask = torch.zeros(hidden.shape, dtype=like.dtype)
+        mask.masked_fill_(torch.from_numpy(hidden), -torch.inf)
+        mask = mask.repeat_interleave(self._kv_heads, 0)
+        return mask[:, None, :].to(like.device)
+
+    def _plan_segments(self) -> list[Segment]:
+        """Start a new segment where enough rows are enough shorter."""
+        lengths, count = self.lengths, self.num_rows
+        starts = [0]
+        if lengths[0] != lengths[-1]:
+            row_elements = self._kv_heads * self._head_size
+            for row in range(count // 8, count, max(1, count // 8)):
+                saved = int(lengths[starts[-1]] - lengths[row]) * (count - row)
+                if saved * row_elements > _SEGMENT_ELEMENTS:
+                    starts.append(row)
+        return [
+            Segment(first, last, self.width - int(lengths[first]))
+            for first, last in zip(starts, [*starts[1:], count], strict=True)
+            if last > first
+        ]
+
+    def place_prompts(
+        self,
+        layer: int,
+        keys_T_K_D: torch.Tensor,
+        values_T_K_D: torch.Tensor,
+        first_row: int,
+        first_token_B: IntArray,
+        num_heads: int,
+    ) -> None:
+        """Copy packed keys and values of prompts to all rows that begin with them.
+
+        Args:
+            layer: Index of the layer.
+            keys_T_K_D: Keys of the packed prompts.
+            values_T_K_D: Values of the packed prompts.
+            first_row: First of the rows that are filled.
+            first_token_B: For each of these rows, where its prompt begins in T.
+            num_heads: Query heads of the layer.
+        """
+        if not self._kv_heads:
+            self._allocate(num_heads, keys_T_K_D)
+        if layer not in self._keys:
+            rows, heads, columns = self.num_rows, keys_T_K_D.shape[1], self.num_columns
+            self._keys[layer] = self._pool.take(
+                ("k", layer), (rows, heads, columns, keys_T_K_D.shape[2]), keys_T_K_D
+            )
+            self._values[layer] = self._pool.take(
+                ("v", layer), (rows, heads, columns, values_T_K_D.shape[2]), keys_T_K_D
+            )
+        rows = len(first_token_B)
+        index = self._token_of_column(first_row, first_token_B, keys_T_K_D.device)
+        last_row = first_row + rows
+        for packed, buffers in ((keys_T_K_D, self._keys), (values_T_K_D, self._values)):
+            prompts = packed.index_select(0, index).view(
+                rows, self.width, *packed.shape[1:]
+            )
+            target = buffers[layer][first_row:last_row, :, : self.width]
+            target.copy_(prompts.transpose(1, 2))
+
+    def _token_of_column(
+        self, first_row: int, first_token_B: IntArray, device: torch.device
+    ) -> torch.Tensor:
+        """[B * W] packed token of each prompt column; masked columns repeat one."""
+        lengths = self.lengths[first_row : first_row + len(first_token_B)]
+        offset = np.arange(self.width) - (self.width - lengths)[:, None]
+        index = first_token_B[:, None] + np.maximum(offset, 0)
+        return torch.from_numpy(index.reshape(-1)).to(device)
+
+    def begin_step(self) -> None:
+        """Open the next column; each layer then appends to it."""
+        self.end += 1
+
+    def append(
+        self, layer: int, keys_B_K_D: torch.Tensor, values_B_K_D: torch.Tensor
+    ) -> None:
+        """Write the newest token's keys and values into the open column."""
+        column = self.end - 1
+        self._keys[layer][: self.num_rows, :, column] = keys_B_K_D
+        self._values[layer][: self.num_rows, :, column] = values_B_K_D
+
+    def attend(
+        self,
+        layer: int,
+        query_B_H_D: torch.Tensor,
+        scale: float,
+        window: int | None = None,
+    ) -> torch.Tensor:
+        """Attention of one new token per row.
+
+        Args:
+            layer: Index of the layer.
+            query_B_H_D: Queries.
+            scale: Factor of the scores.
+            window: Sliding window: tokens that are seen, the new one included. Rows
+                end in the same column, so it is the same columns for every row.
+
+        Returns:
+            [B, H, D_v]
+        """
+        parts = [
+            self._attend(segment, layer, query_B_H_D, scale, window)
+            for segment in self._segments
+        ]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _attend(
+        self,
+        segment: Segment,
+        layer: int,
+        query: torch.Tensor,
+        scale: float,
+        window: int | None,
+    ) -> torch.Tensor:
+        first, last, end = segment.first, segment.last, self.end
+        start = max(0, min(segment.start, end - self._min_columns))
+        if window is not None:
+            start = max(start, end - window)
+        keys = self._keys[layer][first:last].flatten(0, 1)[:, start:end]
+        values = self._values[layer][first:last].flatten(0, 1)[:, start:end]
+        rows, heads, size = last - first, query.shape[1], query.shape[2]
+        query = query[first:last].reshape(keys.shape[0], -1, size)
+        if self._mask is None:
+            scores = torch.bmm(query * scale, keys.transpose(1, 2))
+        else:
+            kv_heads = self._kv_heads
+            mask = self._mask[first * kv_heads : last * kv_heads, :, start:end]
+            mask = mask.expand(-1, query.shape[1], -1)
+            scores = torch.baddbmm(mask, query, keys.transpose(1, 2), alpha=scale)
+        return torch.bmm(scores.softmax(dim=-1), values).view(rows, heads, -1)
+
+    def keep(self, alive_B: npt.NDArray[np.bool_]) -> IntArray:
+        """Drop finished rows: rows from the end move into their places.
+
+        Returns:
+            [rows that stay] the place where each row came from.
+        """
+        count = int(alive_B.sum())
+        holes = np.flatnonzero(~alive_B[:count])
+        movers = count + np.flatnonzero(alive_B[count:])
+        source = np.arange(count)
+        source[holes] = movers
+        if len(holes):
+            self._move_rows(holes, movers)
+        self.num_rows = count
+        self.lengths = self.lengths[source]
+        # Moved rows are shorter than their new neighbours or equal: a bound that falls
+        # is what the segments need.
+        bound = np.maximum.accumulate(self.lengths[::-1])[::-1]
+        lengths, self.lengths = self.lengths, bound
+        self._segments = self._plan_segments()
+        self.lengths = lengths
+        return source
+
+    def _move_rows(self, holes: IntArray, movers: IntArray) -> None:
+        end = self.end
+        for buffer in (*self._keys.values(), *self._values.values()):
+            used = buffer[:, :, :end]
+            to, origin = (
+                torch.from_numpy(x).to(buffer.device) for x in (holes, movers)
+            )
+            used.index_copy_(0, to, used.index_select(0, origin))
+        if self._mask is not None:
+            grouped = self._mask.view(-1, self._kv_heads, self._mask.shape[2])
+            device = grouped.device
+            grouped[torch.from_numpy(holes).to(device)] = grouped[
+                torch.from_numpy(movers).to(device)
+            ]
+
+
+class DecodingCache(Cache):  # type: ignore[misc]
+    """Shows `KVBuffers` to a model of transformers.
+
+    A packed prefill is copied into the buffers and attended to as it is; in a decoding
+    step the new column is written, and the attention function of this backend reads
+    the buffers itself (`rl_models.generation.huggingface.cached_attention`).
+    """
+
+    def __init__(self, buffers: KVBuffers) -> None:
+        super().__init__(layers=[])
+        self.buffers = buffers
+        self._prompts: tuple[int, IntArray] | None = None
+        self._num_heads = 0
+
+    def begin_prompts(
+        self, first_row: int, first_token_B: IntArray, num_heads: int
+    ) -> None:
+        """The next forward pass is a packed prefill of these rows."""
+        self._prompts = (first_row, first_token_B)
+        self._num_heads = num_heads
+
+    def begin_step(self) -> None:
+        """The next forward pass feeds one new token per row."""
+        self._prompts = None
+        self.buffers.begin_step()
+
+    def update(
+        self,
+        key_states: torch.Tensor,
+        value_states: torch.Tensor,
+        layer_idx: int,
+        *args: Any,
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Take keys and values of one layer, [1, K, T, D] or [B, K, 1, D]."""
+        if self._prompts is None:
+            self.buffers.append(layer_idx, key_states[:, :, 0], value_states[:, :, 0])
+        else:
+            keys, values = (
+                key_states[0].transpose(0, 1),
+                value_states[0].transpose(0, 1),
+            )
+            self.buffers.place_prompts(
+                layer_idx, keys, values, *self._prompts, self._num_heads
+            )
+        return key_states, value_states
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Columns filled before the running step."""
+        return max(0, self.buffers.end - 1) if self._prompts is None else 0

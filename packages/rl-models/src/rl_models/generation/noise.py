@@ -1,0 +1,61 @@
+"""Uniform noise that is a function of (seed of the row, index of the new token).
+
+There is no stream that rows take turns on, so what a row samples does not depend on the
+rows beside it, on their order, or on how many replicas share them. The function is the
+finaliser of splitmix64, applied twice.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+__all__ = ["derive_seeds", "uniform_noise"]
+
+UInt64Array = npt.NDArray[np.uint64]
+
+_STRIDE = np.uint64(0x9E3779B97F4A7C15)
+_FACTOR_1 = np.uint64(0xBF58476D1CE4E5B9)
+_FACTOR_2 = np.uint64(0x94D049BB133111EB)
+# The largest value stays so far below 1 that u * total < total in float32, too.
+_BITS = 22
+
+
+def _mix(state: UInt64Array) -> UInt64Array:
+    state = (state ^ (state >> np.uint64(30))) * _FACTOR_1
+    state = (state ^ (state >> np.uint64(27))) * _FACTOR_2
+    return state ^ (state >> np.uint64(31))
+
+
+def uniform_noise(seeds: torch.Tensor, start: int, count: int) -> torch.Tensor:
+    """Noise for a run of new tokens.
+
+    Args:
+        seeds: [B] int64, one per row.
+        start: Index of the first new token.
+        count: Number of new tokens.
+
+    Returns:
+        [count, B] float32 on the CPU, inside (0, 1).
+    """
+    row_B = _mix(seeds.cpu().numpy().view(np.uint64) + _STRIDE)
+    index_T = np.arange(start + 1, start + count + 1, dtype=np.uint64) * _STRIDE
+    mixed_T_B = _mix(row_B[None, :] + index_T[:, None])
+    high = (mixed_T_B >> np.uint64(64 - _BITS)).astype(np.float32)
+    return torch.from_numpy((high + np.float32(0.5)) * np.float32(2.0**-_BITS))
+
+
+def derive_seeds(seed: int, call: int, num_rows: int) -> torch.Tensor:
+    """[num_rows] int64 seeds of rows that bring none.
+
+    Args:
+        seed: The run's seed.
+        call: How many calls came before.
+        num_rows: Rows of this call.
+    """
+    origin = np.array([seed & 0xFFFFFFFFFFFFFFFF], dtype=np.uint64)
+    calls = np.array([call], dtype=np.uint64)
+    stream = _mix(_mix(origin + _STRIDE) + calls * _STRIDE)
+    rows = np.arange(1, num_rows + 1, dtype=np.uint64) * _STRIDE
+    return torch.from_numpy(_mix(stream + rows).view(np.int64))

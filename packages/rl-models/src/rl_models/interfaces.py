@@ -1,0 +1,266 @@
+"""The protocols of rl-models.
+
+`PolicyInterface` and `GenerationInterface` are what an algorithm calls; both live in
+the driver. `TrainingBackend` and `GenerationBackend` are what a worker process hosts,
+one per rank; the driver never sees them. `LossFunction` is handed from one to the
+other.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from os import PathLike
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+from rl_models.types import (
+    GenerationDatumSpec,
+    GenerationOutputSpec,
+    LogprobOutputSpec,
+    LossInputType,
+    LossType,
+    ReferenceLogprobOutputSpec,
+    SamplingParams,
+    TrainOutput,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from rl_distributed.batched_data_dict import BatchedDataDict
+    from rl_distributed.timing import Timer
+    from rl_models.weights.manifest import WeightBundle
+
+__all__ = [
+    "GenerationBackend",
+    "GenerationInterface",
+    "LossFunction",
+    "PolicyInterface",
+    "TrainingBackend",
+]
+
+Path = str | PathLike[str]
+
+
+@runtime_checkable
+class LossFunction(Protocol):
+    """A loss whose micro-batch values sum to the value of the global batch.
+
+    Each reduction divides by the *global* count, so gradients of micro-batches and of
+    ranks are summed, never averaged.
+    """
+
+    loss_type: LossType
+    input_type: LossInputType
+
+    def __call__(
+        self,
+        data: Any,
+        global_valid_seqs: Tensor,
+        global_valid_toks: Tensor,
+        **inputs: Tensor,
+    ) -> tuple[Tensor, Mapping[str, Any]]:
+        """Gives the micro-batch's share of the loss, and its metrics.
+
+        Args:
+            data: The micro-batch (`TrainDatumSpec` and the loss's own columns).
+            global_valid_seqs: Trained sequences in the global batch, over all ranks.
+            global_valid_toks: Trained tokens in the global batch, over all ranks.
+            inputs: `next_token_logprobs` or `logits`, by `input_type`.
+        """
+        ...
+
+
+class PolicyInterface(ABC):
+    """A model that is trained: what an algorithm may ask of it."""
+
+    @abstractmethod
+    def get_logprobs(
+        self, data: BatchedDataDict[Any], *, timer: Timer | None = None
+    ) -> BatchedDataDict[LogprobOutputSpec]:
+        """Log-probs of the tokens under the current weights, rows in input order.
+
+        With a `token_mask` column only positions with mask 1 are computed; the others
+        are 0.0. Without one, every position is.
+        """
+
+    @abstractmethod
+    def get_reference_policy_logprobs(
+        self,
+        data: BatchedDataDict[Any],
+        *,
+        micro_batch_size: int | None = None,
+        timer: Timer | None = None,
+    ) -> BatchedDataDict[ReferenceLogprobOutputSpec]:
+        """As `get_logprobs`, under the frozen initial weights."""
+
+    @abstractmethod
+    def train(
+        self,
+        data: BatchedDataDict[Any],
+        loss_fn: LossFunction,
+        eval_mode: bool = False,
+        *,
+        gbs: int | None = None,
+        mbs: int | None = None,
+        timer: Timer | None = None,
+    ) -> TrainOutput:
+        """One optimizer step per global batch of `gbs` rows.
+
+        Args:
+            data: Rows; their number is a multiple of `gbs`.
+            loss_fn: The loss; it is sent to the workers.
+            eval_mode: Compute the loss and its metrics only.
+            gbs: Rows per optimizer step; default `train_global_batch_size`.
+            mbs: Rows per micro-batch and rank; default `train_micro_batch_size`.
+            timer: Receives the spans of the call.
+        """
+
+    @abstractmethod
+    def prepare_for_training(self) -> None:
+        """Brings weights and optimizer state to where training needs them."""
+
+    @abstractmethod
+    def finish_training(self) -> None:
+        """Frees what only training needs."""
+
+    @abstractmethod
+    def save_checkpoint(
+        self,
+        weights_path: Path,
+        optimizer_path: Path | None = None,
+        tokenizer_path: Path | None = None,
+    ) -> None:
+        """Writes a Hugging Face folder and, if asked, the exact training state."""
+
+    @abstractmethod
+    def load_checkpoint(
+        self, weights_path: Path | None, optimizer_path: Path | None = None
+    ) -> None:
+        """Loads weights; with `optimizer_path`, the exact training state."""
+
+    @abstractmethod
+    def shutdown(self) -> bool:
+        """Ends the workers; True if nothing went wrong."""
+
+
+class GenerationInterface(ABC):
+    """A model that samples: what an algorithm may ask of it."""
+
+    @abstractmethod
+    def generate(
+        self,
+        data: BatchedDataDict[GenerationDatumSpec],
+        greedy: bool = False,
+        *,
+        sampling: SamplingParams | None = None,
+    ) -> BatchedDataDict[GenerationOutputSpec]:
+        """Samples one continuation per row, rows in input order."""
+
+    @abstractmethod
+    def prepare_for_generation(self) -> None:
+        """Brings weights and caches to where generation needs them."""
+
+    @abstractmethod
+    def finish_generation(self) -> None:
+        """Frees what only generation needs."""
+
+    @abstractmethod
+    def update_weights(self, bundles: list[Any], version: int) -> None:
+        """Loads weights of `version` on every replica and checks that each confirms.
+
+        Args:
+            bundles: Object references to `WeightBundle`, passed through unopened.
+            version: The version that the replicas serve from now on.
+        """
+
+    @property
+    @abstractmethod
+    def weight_version(self) -> int:
+        """Version that every replica serves; 0 is the checkpoint's weights."""
+
+    @abstractmethod
+    def shutdown(self) -> bool:
+        """Ends the workers; True if nothing went wrong."""
+
+
+class TrainingBackend(Protocol):
+    """What a training worker hosts: one rank of the model, its optimizer and state."""
+
+    def setup(
+        self,
+        config: Mapping[str, Any],
+        *,
+        init_reference_model: bool = False,
+        weights_path: Path | None = None,
+        optimizer_path: Path | None = None,
+    ) -> None:
+        """Builds the model from `PolicyConfig.to_dict()`; rank from the environment."""
+        ...
+
+    def train_step(
+        self,
+        data: BatchedDataDict[Any],
+        loss_fn: LossFunction,
+        *,
+        eval_mode: bool = False,
+        gbs: int,
+        mbs: int,
+    ) -> dict[str, Any]:
+        """Trains on this rank's shard; `gbs` counts the rows over all ranks."""
+        ...
+
+    def get_logprobs(
+        self, data: BatchedDataDict[Any], *, mbs: int, reference: bool = False
+    ) -> Tensor:
+        """[B, S] log-probs of this rank's shard."""
+        ...
+
+    def save_checkpoint(
+        self,
+        weights_path: Path,
+        optimizer_path: Path | None = None,
+        tokenizer_path: Path | None = None,
+    ) -> None:
+        """Writes this rank's part of a checkpoint."""
+        ...
+
+    def load_checkpoint(
+        self, weights_path: Path | None, optimizer_path: Path | None = None
+    ) -> None:
+        """Loads this rank's part of a checkpoint."""
+        ...
+
+    def export_weights(self) -> WeightBundle | None:
+        """Full weights in Hugging Face names on rank 0, None on the other ranks."""
+        ...
+
+    def shutdown(self) -> None:
+        """Leaves the process group."""
+        ...
+
+
+class GenerationBackend(Protocol):
+    """What a generation worker hosts: one replica."""
+
+    def setup(self, config: Mapping[str, Any], **context: Any) -> None:
+        """Builds the engine from `GenerationConfig.to_dict()`."""
+        ...
+
+    def generate(
+        self,
+        data: BatchedDataDict[GenerationDatumSpec],
+        *,
+        greedy: bool = False,
+        sampling: SamplingParams | None = None,
+    ) -> BatchedDataDict[GenerationOutputSpec]:
+        """Samples one continuation per row."""
+        ...
+
+    def load_weights(self, bundle: WeightBundle, version: int) -> int:
+        """Checks and loads weights, and gives back the version that it now serves."""
+        ...
+
+    def shutdown(self) -> None:
+        """Frees the engine."""
+        ...

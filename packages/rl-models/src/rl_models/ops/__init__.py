@@ -1,0 +1,1 @@
+"""Numerics on tensors: attention over packed rows, log-probs."""

@@ -1,0 +1,97 @@
+"""Loads a causal language model the way that training and generation use it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.utils import is_flash_attn_2_available
+from transformers.utils.logging import disable_progress_bar
+
+from rl_models.checkpoint.model_folder import check_model_folder
+from rl_models.errors import ModelLoadError, UnsupportedModelError
+from rl_models.ops.varlen_attention import ATTENTION_NAME
+
+__all__ = ["DTYPES", "context_length", "load_causal_lm", "packing_obstacle"]
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def load_causal_lm(
+    name_or_path: str | Path,
+    precision: str = "float32",
+    overrides: Mapping[str, Any] | None = None,
+) -> Any:
+    """Loads a Hugging Face causal LM with attention that takes packed rows.
+
+    Args:
+        name_or_path: A folder or a hub name.
+        precision: `float32` or `bfloat16`, the dtype of the weights.
+        overrides: Fields of the model's config to replace.
+
+    Returns:
+        A `transformers.PreTrainedModel` in eval mode on the CPU.
+
+    Raises:
+        ModelLoadError: The folder is missing or incomplete, or the name unknown.
+    """
+    folder = check_model_folder(name_or_path)
+    source = str(folder or name_or_path)
+    disable_progress_bar()  # a bar per worker and start says nothing
+    try:
+        config = AutoConfig.from_pretrained(source, **dict(overrides or {}))
+        return AutoModelForCausalLM.from_pretrained(
+            source,
+            config=config,
+            dtype=DTYPES[precision],
+            attn_implementation=_attention_for(config),
+        )
+    except (OSError, ValueError, KeyError, json.JSONDecodeError) as error:
+        raise ModelLoadError(
+            f"cannot load the model {source!r} as a causal language model: {error}"
+        ) from error
+
+
+def _attention_for(config: Any) -> str | None:
+    """`rl_varlen` where the architecture can take it, else the model's default."""
+    try:
+        model_class = AutoModelForCausalLM._model_mapping[type(config)]
+    except KeyError as error:
+        raise UnsupportedModelError(
+            f"{type(config).__name__} has no causal language model in transformers"
+        ) from error
+    if not getattr(model_class, "_supports_attention_backend", False):
+        return None
+    if getattr(config, "attn_logit_softcapping", None) is not None:
+        return None
+    if torch.cuda.is_available() and is_flash_attn_2_available():
+        return "flash_attention_2"
+    return ATTENTION_NAME
+
+
+def context_length(config: Any) -> int | None:
+    """Longest sequence that a model's config allows, None where it does not say."""
+    for name in ("max_position_embeddings", "n_positions", "max_seq_len"):
+        value = getattr(config, name, None)
+        if isinstance(value, int) and value > 0:
+            return value
+    return None
+
+
+def packing_obstacle(model: Any) -> str | None:
+    """Why rows of several sequences cannot go through the model; None if they can."""
+    config = model.config
+    attention = config._attn_implementation
+    if attention not in (ATTENTION_NAME, "flash_attention_2"):
+        return f"its attention implementation is {attention!r}"
+    mixers = {"linear_attention", "mamba", "conv", "recurrent", "hybrid"}
+    found = mixers.intersection(getattr(config, "layer_types", None) or [])
+    if found:
+        return f"it has layers of type {', '.join(sorted(found))}"
+    if not hasattr(config, "num_attention_heads"):
+        return "it has no attention heads"
+    return None

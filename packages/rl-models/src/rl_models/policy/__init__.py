@@ -1,0 +1,1 @@
+"""The driver side: policies that run on groups of workers."""

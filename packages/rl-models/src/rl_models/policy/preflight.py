@@ -1,0 +1,47 @@
+"""What can be known to be wrong before a worker starts or a model is loaded."""
+
+from __future__ import annotations
+
+from rl_distributed.errors import ConfigError
+from rl_models.checkpoint.model_folder import check_model_folder, folder_context_length
+from rl_models.config import PolicyConfig
+from rl_models.registry import get_training_backend
+
+__all__ = ["check_policy"]
+
+
+def check_policy(config: PolicyConfig, num_ranks: int) -> None:
+    """Checks a policy against the number of ranks and the model's folder.
+
+    Args:
+        config: The policy's config.
+        num_ranks: Workers that share the rows of a batch.
+
+    Raises:
+        ConfigError: A batch size or length is impossible.
+        ModelLoadError: The model folder is missing or incomplete.
+        RegistryError: The backend is unknown.
+    """
+    _check_global_batch(config.train_global_batch_size, num_ranks)
+    get_training_backend(config.backend)
+    if config.tokenizer.name is not None and config.tokenizer.name.startswith("/"):
+        check_model_folder(config.tokenizer.name)
+    overridden = config.hf_config_overrides.get("max_position_embeddings")
+    limit = overridden or folder_context_length(config.model_name)
+    if limit is not None and config.max_total_sequence_length > limit:
+        raise ConfigError(
+            "policy.max_total_sequence_length must not exceed the context of "
+            f"{config.model_name}: got {config.max_total_sequence_length} with a "
+            f"context of {limit}; use at most {limit}"
+        )
+
+
+def _check_global_batch(size: int | None, num_ranks: int) -> None:
+    if size is None or size % num_ranks == 0:
+        return
+    lower, upper = size - size % num_ranks, size + num_ranks - size % num_ranks
+    remedy = f"use {lower} or {upper}" if lower else f"use {upper}"
+    raise ConfigError(
+        "policy.train_global_batch_size must be a multiple of data-parallel size: got "
+        f"{size} with {num_ranks} ranks; {remedy}"
+    )

@@ -1,0 +1,382 @@
+"""The driver side of training: shards rows over ranks, calls workers, joins results."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rl_distributed.batched_data_dict import BatchedDataDict
+from rl_distributed.errors import BatchError, ConfigError
+from rl_distributed.named_sharding import NamedSharding
+from rl_distributed.timing import Timer
+from rl_distributed.virtual_cluster import RayVirtualCluster
+from rl_distributed.workers.builder import RayWorkerBuilder
+from rl_distributed.workers.future import MultiWorkerFuture
+from rl_distributed.workers.group import RayWorkerGroup
+from rl_models.config import PolicyConfig
+from rl_models.errors import ContextLengthError
+from rl_models.interfaces import LossFunction, Path, PolicyInterface
+from rl_models.policy.preflight import check_policy
+from rl_models.types import (
+    LogprobOutputSpec,
+    ReferenceLogprobOutputSpec,
+    TrainOutput,
+)
+
+__all__ = ["TrainingPolicy"]
+
+_AXIS = "data_parallel"
+_WORKER = "rl_models.policy.worker.TrainingWorker"
+
+
+class TrainingPolicy(PolicyInterface):
+    """A model that is trained by one worker per bundle of a cluster.
+
+    Args:
+        cluster: Where the workers run; its size is the data-parallel size.
+        config: The policy's config.
+        init_reference_model: Keep a frozen copy of the initial model for
+            `get_reference_policy_logprobs`.
+        weights_path: Model folder to start from in place of `config.model_name`; the
+            reference model stays that of `config.model_name`.
+        optimizer_path: Training state to resume exactly; it holds the weights as well.
+        name_prefix: Name of the group of workers.
+
+    Raises:
+        ConfigError: A batch size or length is impossible; before any model is loaded.
+        ModelLoadError: The model folder is missing or incomplete; likewise.
+    """
+
+    def __init__(
+        self,
+        cluster: RayVirtualCluster,
+        config: PolicyConfig,
+        *,
+        init_reference_model: bool = False,
+        weights_path: Path | None = None,
+        optimizer_path: Path | None = None,
+        name_prefix: str = "policy",
+    ) -> None:
+        self.num_ranks = cluster.world_size()
+        check_policy(config, self.num_ranks)
+        self.config = config
+        self._has_reference = init_reference_model
+        builder = RayWorkerBuilder(
+            _WORKER,
+            config.to_dict(),
+            init_reference_model=init_reference_model,
+            weights_path=_text(weights_path),
+            optimizer_path=_text(optimizer_path),
+        )
+        self.group = RayWorkerGroup(
+            cluster,
+            builder.with_options(num_threads=config.num_threads),
+            name_prefix=name_prefix,
+            sharding_annotations=NamedSharding(list(range(self.num_ranks)), [_AXIS]),
+        )
+        try:
+            self._call_all("setup", deadline_s=config.start_deadline_s)
+        except BaseException:
+            self.group.shutdown(force=True)
+            raise
+
+    def reload(
+        self,
+        config: PolicyConfig,
+        *,
+        init_reference_model: bool = False,
+        weights_path: Path | None = None,
+        optimizer_path: Path | None = None,
+    ) -> None:
+        """Begin anew with another config and model, in the same processes.
+
+        It spares what a new process costs: imports, and on GPUs a CUDA context.
+
+        Args:
+            config: See the class.
+            init_reference_model: See the class.
+            weights_path: See the class.
+            optimizer_path: See the class.
+
+        Raises:
+            ConfigError: As the constructor; the present model is then untouched.
+            ModelLoadError: Likewise.
+        """
+        check_policy(config, self.num_ranks)
+        self.config = config
+        self._has_reference = init_reference_model
+        self._call_all(
+            "setup",
+            deadline_s=config.start_deadline_s,
+            config=config.to_dict(),
+            init_reference_model=init_reference_model,
+            weights_path=_text(weights_path),
+            optimizer_path=_text(optimizer_path),
+        )
+
+    def _call_all(self, method: str, deadline_s: float | None = None, **kw: Any) -> Any:
+        """Calls every rank and waits; gives the results in the order of the ranks."""
+        refs = self.group.run_all_workers_single_data(method, **kw)
+        future = MultiWorkerFuture(list(refs), method_name=method)
+        limit = deadline_s or self.config.call_deadline_s
+        return self.group.get_all_worker_results(future, deadline_s=limit)
+
+    def _call_sharded(self, method: str, shards: list[Any], **common: Any) -> list[Any]:
+        future = self.group.run_all_workers_sharded_data(
+            method, in_sharded_axes=[_AXIS], common_kwargs=common, data=shards
+        )
+        results: list[Any] = self.group.get_all_worker_results(
+            future, deadline_s=self.config.call_deadline_s
+        )
+        return results
+
+    def train(
+        self,
+        data: BatchedDataDict[Any],
+        loss_fn: LossFunction,
+        eval_mode: bool = False,
+        *,
+        gbs: int | None = None,
+        mbs: int | None = None,
+        timer: Timer | None = None,
+    ) -> TrainOutput:
+        """One optimizer step per global batch; see `PolicyInterface.train`.
+
+        One global batch of a size that the ranks cannot share evenly is filled up with
+        rows that do not count.
+        """
+        self._check_rows(data, ("token_mask", "sample_mask"))
+        gbs = gbs or self.config.train_global_batch_size or data.size
+        mbs = mbs or self.config.train_micro_batch_size
+        with _span(timer, "policy_training/shard"):
+            data, gbs = self._fit_ranks(data, gbs)
+            budget = _train_budget(self.config)
+            shards, _ = self._shard(data, gbs, budget)
+        with _span(timer, "policy_training/train"):
+            results = self._call_sharded(
+                "train",
+                shards,
+                loss_fn=loss_fn,
+                eval_mode=eval_mode,
+                gbs=gbs,
+                mbs=mbs,
+            )
+        return _join_train_results(results)
+
+    def _fit_ranks(
+        self, data: BatchedDataDict[Any], gbs: int
+    ) -> tuple[BatchedDataDict[Any], int]:
+        if data.size % gbs:
+            raise BatchError(
+                "policy.train needs a multiple of the global batch size in rows: got "
+                f"{data.size} rows with gbs {gbs}; drop {data.size % gbs} rows or pass "
+                f"gbs={data.size}"
+            )
+        extra = -gbs % self.num_ranks
+        if not extra:
+            return data, gbs
+        if data.size != gbs:
+            raise BatchError(
+                "gbs must be a multiple of data-parallel size where train gets several "
+                f"global batches: got gbs {gbs} with {self.num_ranks} ranks; use "
+                f"{gbs + extra}"
+            )
+        filled = _with_extra_rows(data, extra)
+        filled["sample_mask"][data.size :] = 0
+        return filled, gbs + extra
+
+    def get_logprobs(
+        self, data: BatchedDataDict[Any], *, timer: Timer | None = None
+    ) -> BatchedDataDict[LogprobOutputSpec]:
+        """Log-probs under the current weights; see `PolicyInterface.get_logprobs`."""
+        return BatchedDataDict({"logprobs": self._logprobs(data, None, False, timer)})
+
+    def get_reference_policy_logprobs(
+        self,
+        data: BatchedDataDict[Any],
+        *,
+        micro_batch_size: int | None = None,
+        timer: Timer | None = None,
+    ) -> BatchedDataDict[ReferenceLogprobOutputSpec]:
+        """Log-probs under the frozen initial weights.
+
+        Raises:
+            ConfigError: The policy was built without a reference model.
+        """
+        if not self._has_reference:
+            raise ConfigError(
+                "the policy keeps no reference model: build it with "
+                "init_reference_model=True"
+            )
+        logprobs = self._logprobs(data, micro_batch_size, True, timer)
+        return BatchedDataDict({"reference_logprobs": logprobs})
+
+    def _logprobs(
+        self,
+        data: BatchedDataDict[Any],
+        micro_batch_size: int | None,
+        reference: bool,
+        timer: Timer | None,
+    ) -> Tensor:
+        self._check_rows(data, ())
+        num_rows = data.size
+        names = ("input_ids", "input_lengths", "token_mask")
+        part: BatchedDataDict[Any] = BatchedDataDict(
+            {name: data[name] for name in names if name in data}
+        )
+        with _span(timer, "policy_logprobs/shard"):
+            extra = -num_rows % self.num_ranks
+            if extra:
+                part = _with_extra_rows(part, extra)
+            budget = _logprob_budget(self.config)
+            shards, order = self._shard(part, part.size, budget)
+        with _span(timer, "policy_logprobs/compute"):
+            mbs = micro_batch_size or self.config.logprob_batch_size
+            parts = self._call_sharded(
+                "get_logprobs", shards, mbs=mbs, reference=reference
+            )
+        joined = parts[0] if len(parts) == 1 else BatchedDataDict.from_batches(parts)
+        if order is not None:
+            joined.reorder_data(order)
+        logprobs: Tensor = joined["logprobs"]
+        return logprobs[:num_rows]
+
+    def _shard(
+        self, data: BatchedDataDict[Any], gbs: int, budget: dict[str, Any]
+    ) -> tuple[list[Any], list[int] | None]:
+        """The shard of each rank, and where rows went if they were re-ordered."""
+        if budget:
+            shards, order = data.shard_by_batch_size(self.num_ranks, gbs, **budget)
+            return shards, order
+        if self.num_ranks == 1:
+            return [data], None
+        return data.shard_by_batch_size(self.num_ranks, gbs), None
+
+    def _check_rows(self, data: BatchedDataDict[Any], masks: tuple[str, ...]) -> None:
+        missing = [n for n in ("input_ids", "input_lengths", *masks) if n not in data]
+        if missing:
+            raise BatchError(
+                f"the batch lacks {', '.join(missing)}; it has "
+                f"{', '.join(map(str, data.keys()))}"
+            )
+        if data.size == 0:
+            raise BatchError("the batch has no rows; the policy needs at least one")
+        lengths, width = data["input_lengths"], data["input_ids"].shape[1]
+        row, longest = int(lengths.argmax()), int(lengths.max())
+        limit = self.config.max_total_sequence_length
+        if longest > limit:
+            raise ContextLengthError(
+                f"row {row} of the batch has {longest} tokens, more than "
+                f"policy.max_total_sequence_length = {limit}; shorten it, or raise the "
+                "limit up to the model's context"
+            )
+        if longest > width or int(lengths.min()) < 1:
+            raise BatchError(
+                "input_lengths must be from 1 to the width of input_ids "
+                f"({width}): got {int(lengths.min())} to {longest}"
+            )
+
+    def export_weights(self) -> Any:
+        """Starts an export; gives a reference to rank 0's `WeightBundle`.
+
+        The weights stay in the object store: pass the reference on, unopened.
+        """
+        return self.group.run_all_workers_single_data("export_weights")[0]
+
+    def prepare_for_training(self) -> None:
+        """Brings weights and optimizer state to where training needs them."""
+        self._call_all("prepare_for_training")
+
+    def finish_training(self) -> None:
+        """Frees what only training needs."""
+        self._call_all("finish_training")
+
+    def save_checkpoint(
+        self,
+        weights_path: Path,
+        optimizer_path: Path | None = None,
+        tokenizer_path: Path | None = None,
+    ) -> None:
+        """Writes a Hugging Face folder and, if asked, the exact training state."""
+        self._call_all(
+            "save_checkpoint",
+            weights_path=str(weights_path),
+            optimizer_path=_text(optimizer_path),
+            tokenizer_path=_text(tokenizer_path),
+        )
+
+    def load_checkpoint(
+        self, weights_path: Path | None, optimizer_path: Path | None = None
+    ) -> None:
+        """Loads weights; with `optimizer_path`, the exact training state."""
+        self._call_all(
+            "load_checkpoint",
+            weights_path=_text(weights_path),
+            optimizer_path=_text(optimizer_path),
+        )
+
+    def shutdown(self) -> bool:
+        """Ends the workers; True if nothing went wrong."""
+        return bool(self.group.shutdown(cleanup_method="shutdown"))
+
+
+def _text(path: Path | None) -> str | None:
+    return None if path is None else str(path)
+
+
+def _span(timer: Timer | None, label: str) -> AbstractContextManager[Any]:
+    return nullcontext() if timer is None else timer.time(label)
+
+
+def _with_extra_rows(data: BatchedDataDict[Any], extra: int) -> BatchedDataDict[Any]:
+    """The batch followed by copies of its last row."""
+    last = data.size - 1
+    return data.select_indices([*range(data.size), *[last] * extra])
+
+
+def _train_budget(config: PolicyConfig) -> dict[str, Any]:
+    section = config.sequence_packing or config.dynamic_batching
+    return _budget(config, section.train_mb_tokens) if section else {}
+
+
+def _logprob_budget(config: PolicyConfig) -> dict[str, Any]:
+    section = config.sequence_packing or config.dynamic_batching
+    if section is None:
+        return {}
+    return _budget(config, section.logprob_mb_tokens or section.train_mb_tokens)
+
+
+def _budget(config: PolicyConfig, tokens: int) -> dict[str, Any]:
+    """Arguments of `shard_by_batch_size` that make micro-batches of so many tokens."""
+    columns = {
+        "max_tokens_per_microbatch": tokens,
+        "input_key": "input_ids",
+        "input_lengths_key": "input_lengths",
+    }
+    if config.sequence_packing is not None:
+        packing = config.sequence_packing
+        columns["algorithm"] = packing.algorithm
+        columns["sequence_length_pad_multiple"] = packing.sequence_length_pad_multiple
+        return {"sequence_packing_args": columns}
+    if config.dynamic_batching is not None:
+        columns["sequence_length_round"] = config.dynamic_batching.sequence_length_round
+        return {"dynamic_batching_args": columns}
+    return {}
+
+
+def _join_train_results(results: list[dict[str, Any]]) -> TrainOutput:
+    """Losses and norms are the same on all ranks; metrics are of all micro-batches."""
+    metrics: dict[str, list[Any]] = {}
+    for result in results:
+        for name, values in result["all_mb_metrics"].items():
+            metrics.setdefault(name, []).extend(values)
+    first = results[0]
+    return TrainOutput(
+        loss=torch.as_tensor(first["loss"]),
+        grad_norm=torch.as_tensor(first["grad_norm"]),
+        lr=torch.as_tensor(first["lr"]),
+        all_mb_metrics=metrics,
+    )

@@ -1,0 +1,112 @@
+"""The process of one training rank: a plain class that hosts a backend."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rl_distributed.batched_data_dict import BatchedDataDict
+from rl_models.interfaces import LossFunction
+from rl_models.registry import get_training_backend
+from rl_models.weights.manifest import WeightBundle
+
+__all__ = ["TrainingWorker"]
+
+
+class TrainingWorker:
+    """Hosts the training backend that the config names; imports and runs without Ray.
+
+    Args:
+        config: `PolicyConfig.to_dict()`.
+        init_reference_model: Keep a frozen copy of the initial model.
+        weights_path: Model folder to start from in place of `model_name`.
+        optimizer_path: Training state to resume exactly.
+    """
+
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        init_reference_model: bool = False,
+        weights_path: str | None = None,
+        optimizer_path: str | None = None,
+    ) -> None:
+        self._config = config
+        self._arguments = {
+            "init_reference_model": init_reference_model,
+            "weights_path": weights_path,
+            "optimizer_path": optimizer_path,
+        }
+        self._backend: Any = None
+
+    def setup(self, config: Mapping[str, Any] | None = None, **arguments: Any) -> None:
+        """Loads the model; every rank must be called, because ranks join here.
+
+        Args:
+            config: Takes the place of the one given at construction, with `arguments`:
+                the worker begins anew with another model in the same process.
+            arguments: Those of the constructor.
+        """
+        if config is not None:
+            self.shutdown()
+            self._config, self._arguments = config, arguments
+        self._backend = get_training_backend(str(self._config["backend"]))()
+        self._backend.setup(self._config, **self._arguments)
+
+    def train(
+        self,
+        data: BatchedDataDict[Any],
+        loss_fn: LossFunction,
+        eval_mode: bool,
+        gbs: int,
+        mbs: int,
+    ) -> dict[str, Any]:
+        """One optimizer step per global batch on this rank's shard."""
+        result: dict[str, Any] = self._backend.train_step(
+            data, loss_fn, eval_mode=eval_mode, gbs=gbs, mbs=mbs
+        )
+        return result
+
+    def get_logprobs(
+        self, data: BatchedDataDict[Any], mbs: int, reference: bool = False
+    ) -> BatchedDataDict[Any]:
+        """Log-probs of this rank's shard as column `logprobs`."""
+        logprobs = self._backend.get_logprobs(data, mbs=mbs, reference=reference)
+        return BatchedDataDict({"logprobs": logprobs})
+
+    def export_weights(self) -> WeightBundle | None:
+        """Whole weights on rank 0, None on the others; every rank must be called."""
+        bundle: WeightBundle | None = self._backend.export_weights()
+        return bundle
+
+    def save_checkpoint(
+        self,
+        weights_path: str,
+        optimizer_path: str | None = None,
+        tokenizer_path: str | None = None,
+    ) -> None:
+        """Writes this rank's part of a checkpoint."""
+        self._backend.save_checkpoint(weights_path, optimizer_path, tokenizer_path)
+
+    def load_checkpoint(
+        self, weights_path: str | None = None, optimizer_path: str | None = None
+    ) -> None:
+        """Loads this rank's part of a checkpoint."""
+        self._backend.load_checkpoint(weights_path, optimizer_path)
+
+    def prepare_for_training(self) -> None:
+        """Lets the backend bring back what it had put away, if it can."""
+        prepare = getattr(self._backend, "prepare_for_training", None)
+        if prepare is not None:
+            prepare()
+
+    def finish_training(self) -> None:
+        """Lets the backend free what only training needs, if it can."""
+        finish = getattr(self._backend, "finish_training", None)
+        if finish is not None:
+            finish()
+
+    def shutdown(self) -> None:
+        """Leaves the process group."""
+        if self._backend is not None:
+            self._backend.shutdown()
+            self._backend = None

@@ -1,0 +1,46 @@
+"""Names of training and generation backends.
+
+A backend registers itself with a decorator, or is found through the entry-point groups
+`rl.training_backends` and `rl.generation_backends`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from rl_distributed.registry import Registry
+
+__all__ = [
+    "get_generation_backend",
+    "get_training_backend",
+    "register_generation_backend",
+    "register_training_backend",
+]
+
+Class = TypeVar("Class", bound=type)
+
+_TRAINING: Registry[Any] = Registry("rl.training_backends", "training backend")
+_GENERATION: Registry[Any] = Registry("rl.generation_backends", "generation backend")
+
+
+def register_training_backend(name: str) -> Callable[[Class], Class]:
+    """Decorator that makes a `TrainingBackend` class known as `name`."""
+    return _TRAINING.register(name)
+
+
+def get_training_backend(name: str) -> type[Any]:
+    """The class of a training backend; an unknown name gives the nearest one."""
+    backend: type[Any] = _TRAINING.get(name)
+    return backend
+
+
+def register_generation_backend(name: str) -> Callable[[Class], Class]:
+    """Decorator that makes a `GenerationBackend` class known as `name`."""
+    return _GENERATION.register(name)
+
+
+def get_generation_backend(name: str) -> type[Any]:
+    """The class of a generation backend; an unknown name gives the nearest one."""
+    backend: type[Any] = _GENERATION.get(name)
+    return backend

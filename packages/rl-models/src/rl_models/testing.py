@@ -1,0 +1,276 @@
+"""Tiny models, and the contracts that every backend of rl-models keeps.
+
+`check_generation_backend` and `check_training_backend` run any backend, ours or a
+user's, through what an algorithm relies on, and raise `ContractError` with the rule
+that was broken. They need no Ray and no GPU, and take seconds on a tiny model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from rl_distributed.batched_data_dict import BatchedDataDict
+from rl_models.interfaces import GenerationBackend, TrainingBackend
+from rl_models.modelbuild import ModelBuildConfig, TokenizerBuildConfig, build_model
+from rl_models.types import LossInputType, LossType
+from rl_models.weights.manifest import WeightBundle
+
+__all__ = [
+    "ContractError",
+    "TokenCrossEntropy",
+    "build_tiny_model",
+    "check_generation_backend",
+    "check_training_backend",
+    "reference_logprobs",
+]
+
+
+class ContractError(AssertionError):
+    """A backend does not do what its protocol says."""
+
+
+def build_tiny_model(folder: str | Path, *, seed: int = 0, **settings: Any) -> Path:
+    """Write a model of a few thousand parameters with a tokenizer of 16 characters.
+
+    Args:
+        folder: Where to write.
+        seed: Seed of the weights, which are large enough to tell tokens apart.
+        settings: Fields of `ModelBuildConfig` to replace.
+    """
+    defaults: dict[str, Any] = {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "intermediate_size": 48,
+        "max_position_embeddings": 128,
+        "initializer_range": 0.2,
+        "tokenizer": TokenizerBuildConfig(characters="0123456789 >="),
+    }
+    return build_model(ModelBuildConfig(**{**defaults, **settings}), folder, seed)
+
+
+def reference_logprobs(
+    folder: str | Path, input_ids: torch.Tensor, temperature: float = 1.0
+) -> torch.Tensor:
+    """[B, S] float64 log-probs of each token by plain transformers, row by row.
+
+    Padding at the right does not matter to the tokens before it.
+    """
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float64, attn_implementation="eager"
+    ).eval()
+    logprobs = torch.zeros(input_ids.shape, dtype=torch.float64)
+    with torch.no_grad():
+        for row, ids in enumerate(input_ids):
+            logits = model(input_ids=ids[None]).logits[0, :-1] / temperature
+            chosen = logits.log_softmax(-1).gather(1, ids[1:, None])
+            logprobs[row, 1:] = chosen[:, 0]
+    return logprobs
+
+
+def _require(holds: bool, rule: str) -> None:
+    if not holds:
+        raise ContractError(rule)
+
+
+def _prompt_batch(seed: int = 0) -> BatchedDataDict[Any]:
+    """Three prompts of different lengths, two of them twice."""
+    generator = torch.Generator().manual_seed(seed)
+    lengths = torch.tensor([3, 3, 7, 5, 5])
+    prompts = torch.randint(3, 12, (3, 7), generator=generator)
+    ids = prompts[torch.tensor([0, 0, 1, 2, 2])]
+    ids[torch.arange(7) >= lengths[:, None]] = 0
+    return BatchedDataDict(
+        {
+            "input_ids": ids,
+            "input_lengths": lengths,
+            "seeds": torch.tensor([11, 12, 13, 14, 15]),
+        }
+    )
+
+
+def check_generation_backend(
+    make_backend: Callable[[], GenerationBackend], folder: str | Path
+) -> None:
+    """Run a generation backend through its contract.
+
+    Args:
+        make_backend: Gives a backend that is set up, in float32 and at temperature 1,
+            for the model in `folder` (as `build_tiny_model` writes it), with
+            `max_new_tokens` of at most 32.
+        folder: The model.
+
+    Raises:
+        ContractError: The rule that is broken.
+    """
+    backend = make_backend()
+    data = _prompt_batch()
+    output = backend.generate(data)
+    _check_output(data, output)
+    truth = reference_logprobs(folder, output["output_ids"])
+    sampled = output["logprobs"] != 0
+    error = (output["logprobs"].double() - truth)[sampled].abs().max().item()
+    _require(error < 1e-5, f"log-probs must be those of the model: off by {error:.2g}")
+    again = backend.generate(data)
+    _require(
+        torch.equal(again["output_ids"], output["output_ids"]),
+        "equal seeds must give equal tokens",
+    )
+    alone = backend.generate(data.slice(2, 3))
+    length = int(output["unpadded_sequence_lengths"][2])
+    _require(
+        alone["output_ids"][0, :length].tolist()
+        == output["output_ids"][2, :length].tolist(),
+        "a row's tokens must not depend on the other rows of its batch",
+    )
+    greedy = [backend.generate(data, greedy=True)["output_ids"] for _ in range(2)]
+    _require(torch.equal(*greedy), "greedy generation must not depend on chance")
+    _check_weight_update(backend, folder, data)
+    backend.shutdown()
+
+
+def _check_output(data: Mapping[str, Any], output: Mapping[str, Any]) -> None:
+    ids, logprobs = output["output_ids"], output["logprobs"]
+    totals, new = output["unpadded_sequence_lengths"], output["generation_lengths"]
+    lengths = data["input_lengths"]
+    _require(ids.dtype == torch.int64, "output_ids must be int64")
+    _require(logprobs.shape == ids.shape, "logprobs must have the shape of output_ids")
+    _require(torch.equal(totals, lengths + new), "lengths must add up")
+    _require(bool((new >= 1).all()), "every row must get at least one token")
+    _require(output["truncated"].dtype == torch.bool, "truncated must be bool")
+    _require(bool((output["weight_version"] == 0).all()), "version must start at 0")
+    position = torch.arange(ids.shape[1])
+    is_new = (position >= lengths[:, None]) & (position < totals[:, None])
+    _require(
+        bool((logprobs[~is_new] == 0).all()), "logprobs must be 0 where nothing is new"
+    )
+    for row, length in enumerate(lengths.tolist()):
+        _require(
+            torch.equal(ids[row, :length], data["input_ids"][row, :length]),
+            "rows must begin with their input",
+        )
+
+
+def _check_weight_update(
+    backend: GenerationBackend, folder: str | Path, data: BatchedDataDict[Any]
+) -> None:
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    zeros = [
+        (name, torch.zeros_like(value)) for name, value in model.named_parameters()
+    ]
+    _require(
+        backend.load_weights(WeightBundle.pack(zeros), 3) == 3,
+        "load_weights must give back the version that is served",
+    )
+    output = backend.generate(data)
+    _require(
+        bool((output["weight_version"] == 3).all()), "rows must carry their version"
+    )
+    sampled = output["logprobs"][output["logprobs"] != 0]
+    uniform = -torch.log(torch.tensor(float(model.config.vocab_size)))
+    _require(
+        torch.allclose(sampled, uniform, atol=1e-5),
+        "loaded weights must be used: with zeros, every token is equally likely",
+    )
+
+
+class TokenCrossEntropy:
+    """Mean negative log-likelihood of the trained tokens: the plainest loss."""
+
+    loss_type = LossType.TOKEN_LEVEL
+    input_type = LossInputType.LOGPROB
+
+    def __call__(
+        self,
+        data: Mapping[str, Any],
+        global_valid_seqs: torch.Tensor,
+        global_valid_toks: torch.Tensor,
+        **inputs: torch.Tensor,
+    ) -> tuple[torch.Tensor, dict[str, Any]]:
+        """The share of a micro-batch in the mean over the global batch."""
+        logprobs = inputs["next_token_logprobs"]
+        mask = data["token_mask"][:, 1:] * data["sample_mask"][:, None]
+        loss = -(logprobs * mask).sum() / global_valid_toks
+        return loss, {"nll": loss.item()}
+
+
+def check_training_backend(
+    make_backend: Callable[[], TrainingBackend],
+    folder: str | Path,
+    checkpoint_folder: str | Path,
+) -> None:
+    """Run a training backend, as the only rank, through its contract.
+
+    Args:
+        make_backend: Gives a backend that is set up, in float32 and at temperature 1,
+            for the model in `folder`, with a learning rate above 0.
+        folder: The model.
+        checkpoint_folder: An empty folder to write to.
+
+    Raises:
+        ContractError: The rule that is broken.
+    """
+    backend = make_backend()
+    data = _prompt_batch()
+    rows = len(data["input_lengths"])
+    width = data["input_ids"].shape[1]
+    data["token_mask"] = torch.arange(width) < data["input_lengths"][:, None]
+    data["token_mask"][:, 0] = False
+    data["sample_mask"] = torch.ones(rows)
+    real = data["token_mask"]
+    before = backend.get_logprobs(data, mbs=2)
+    truth = reference_logprobs(folder, data["input_ids"])
+    error = (before.double() - truth)[real].abs().max().item()
+    _require(error < 1e-5, f"log-probs must be those of the model: off by {error:.2g}")
+    _require(bool((before[:, 0] == 0).all()), "log-probs must be 0 at position 0")
+    loss_fn = TokenCrossEntropy()
+    result = backend.train_step(data, loss_fn, gbs=rows, mbs=2)
+    expected = -truth[real].mean().item()
+    _require(
+        abs(float(result["loss"][0]) - expected) < 1e-5,
+        "micro-batch losses must sum to the loss of the global batch",
+    )
+    after = backend.get_logprobs(data, mbs=rows)
+    _require(
+        after[real].mean().item() > before[real].mean().item(),
+        "a step on a likelihood loss must raise the likelihood",
+    )
+    evaluated = backend.train_step(data, loss_fn, eval_mode=True, gbs=rows, mbs=rows)
+    _require(
+        abs(float(evaluated["loss"][0]) + after[real].mean().item()) < 1e-5
+        and torch.equal(backend.get_logprobs(data, mbs=rows), after),
+        "eval mode must give the loss and leave the weights alone",
+    )
+    _check_exports(backend, Path(checkpoint_folder), data, after)
+    backend.shutdown()
+
+
+def _check_exports(
+    backend: TrainingBackend,
+    folder: Path,
+    data: Mapping[str, Any],
+    logprobs: torch.Tensor,
+) -> None:
+    bundle = backend.export_weights()
+    _require(bundle is not None, "rank 0 must export its weights")
+    weights = dict(bundle.tensors()) if bundle is not None else {}
+    target = folder / "weights"
+    backend.save_checkpoint(str(target))
+    saved = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
+    for name, value in saved.named_parameters():
+        _require(
+            name in weights and torch.equal(weights[name].float(), value),
+            f"exported and saved weights must be the same: {name}",
+        )
+    real = data["token_mask"]
+    error = (reference_logprobs(target, data["input_ids"]) - logprobs.double())[real]
+    _require(
+        error.abs().max().item() < 1e-5,
+        "a saved model must give the log-probs of the trained one",
+    )

@@ -1,0 +1,1 @@
+"""Training backends, one folder each."""

@@ -1,0 +1,320 @@
+"""The `dtensor` training backend: one rank of any Hugging Face causal LM.
+
+A train step, per global batch:
+```
+count trained rows and tokens over all ranks
+for each micro-batch: log-probs at trained positions -> loss / global count -> backward
+gradients are summed over ranks in the last backward -> norm -> clip -> step -> schedule
+```
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers.utils import logging as transformers_logging
+
+from rl_distributed.errors import BatchError
+from rl_distributed.logging import get_logger
+from rl_models.checkpoint.huggingface import save_model_folder, save_tokenizer
+from rl_models.config import PolicyConfig
+from rl_models.errors import NonFiniteGradientError
+from rl_models.interfaces import LossFunction
+from rl_models.ops.causal_lm import DTYPES, load_causal_lm
+from rl_models.training.dtensor.forward import forward_logits, forward_logprobs
+from rl_models.training.dtensor.microbatch import micro_batch_rows, narrowed
+from rl_models.training.dtensor.model import RankModel, load_model
+from rl_models.training.dtensor.optimizer import (
+    build_optimizer,
+    build_scheduler,
+    clip_gradients,
+    gradient_norm,
+)
+from rl_models.training.dtensor.state import load_training_state, save_training_state
+from rl_models.training.process_group import (
+    Ranks,
+    join_process_group,
+    leave_process_group,
+)
+from rl_models.types import LossInputType
+from rl_models.weights.manifest import WeightBundle
+
+__all__ = ["DTensorTrainingBackend"]
+
+_log = get_logger(__name__)
+
+
+class DTensorTrainingBackend:
+    """One rank; rank and world size come from `RANK` and `WORLD_SIZE`."""
+
+    config: PolicyConfig
+    ranks: Ranks
+    model: RankModel
+
+    def __init__(self) -> None:
+        self._reference: RankModel | None = None
+        self._skipped_in_a_row = 0
+
+    def setup(
+        self,
+        config: Mapping[str, Any],
+        *,
+        init_reference_model: bool = False,
+        weights_path: str | Path | None = None,
+        optimizer_path: str | Path | None = None,
+    ) -> None:
+        """Loads and shards the model; see `TrainingBackend.setup`."""
+        self.config = PolicyConfig.from_dict(config)
+        self.ranks = Ranks.from_environment()
+        transformers_logging.disable_progress_bar()
+        if self.config.num_threads is not None and self.ranks.device.type == "cpu":
+            torch.set_num_threads(self.config.num_threads)
+        torch.manual_seed(self.config.seed + self.ranks.rank)
+        join_process_group(self.ranks, self.config.dtensor.deadline_s)
+        model = load_model(self.config)
+        if init_reference_model:
+            frozen = copy.deepcopy(model)
+            self._reference = RankModel(
+                frozen, self.config, self.ranks, trainable=False
+            )
+            frozen.eval()
+        self.model = RankModel(model, self.config, self.ranks)
+        self._optimizer = build_optimizer(
+            self.config.optimizer, self.model.parameters, self.ranks.device
+        )
+        self._scheduler = build_scheduler(self.config.scheduler, self._optimizer)
+        if weights_path is not None or optimizer_path is not None:
+            self.load_checkpoint(weights_path, optimizer_path)
+
+    def train_step(
+        self,
+        data: Any,
+        loss_fn: LossFunction,
+        *,
+        eval_mode: bool = False,
+        gbs: int,
+        mbs: int,
+    ) -> dict[str, Any]:
+        """Trains on this rank's shard; see `TrainingBackend.train_step`.
+
+        Returns:
+            `loss`, `grad_norm` and `lr` per global batch (the same on all ranks) and
+            this rank's `all_mb_metrics`.
+        """
+        self.model.module.train(not eval_mode)
+        losses, norms, rates = [], [], []
+        metrics: dict[str, list[Any]] = {}
+        for batch in _global_batches(data, gbs // self.ranks.world_size):
+            rates.append(float(self._optimizer.param_groups[0]["lr"]))
+            loss = self._accumulate(batch, loss_fn, mbs, eval_mode, metrics)
+            losses.append(loss)
+            norms.append(0.0 if eval_mode else self._update(metrics))
+        return {
+            "loss": torch.tensor(losses, dtype=torch.float32),
+            "grad_norm": torch.tensor(norms, dtype=torch.float32),
+            "lr": torch.tensor(rates, dtype=torch.float64),
+            "all_mb_metrics": metrics,
+        }
+
+    def _accumulate(
+        self,
+        batch: Any,
+        loss_fn: LossFunction,
+        mbs: int,
+        eval_mode: bool,
+        metrics: dict[str, list[Any]],
+    ) -> float:
+        """Forward and backward over one global batch; gives its loss over all ranks."""
+        # Not after the step: a step that raised must leave nothing to the next one.
+        self._optimizer.zero_grad(set_to_none=True)
+        valid_seqs, valid_toks = self._global_counts(batch)
+        lengths = _row_lengths(batch)
+        micro_batches = list(micro_batch_rows(batch, lengths, mbs))
+        total = torch.zeros((), dtype=torch.float64)
+        columns = batch["input_ids"].shape[1]
+        for number, rows in enumerate(micro_batches, start=1):
+            part = narrowed(batch, rows, columns)
+            with torch.set_grad_enabled(not eval_mode):
+                inputs = self._loss_inputs(part, loss_fn)
+                part = _to_device(part, self.ranks.device)
+                loss, values = loss_fn(part, valid_seqs, valid_toks, **inputs)
+                if not eval_mode:
+                    self.model.sync_gradients(number == len(micro_batches))
+                    torch.autograd.backward(loss)
+            total += loss.detach().cpu().double()
+            for name, value in values.items():
+                metrics.setdefault(name, []).append(_plain(value))
+        if eval_mode:
+            self.model.free_gathered()
+        return float(self.ranks.sum(total.to(self.ranks.device)).item())
+
+    def _global_counts(self, batch: Any) -> tuple[Tensor, Tensor]:
+        sample_mask = batch["sample_mask"].double()
+        tokens = (batch["token_mask"][:, 1:].double().sum(1) * sample_mask).sum()
+        counts = torch.stack([sample_mask.sum(), tokens]).to(self.ranks.device)
+        counts = self.ranks.sum(counts).float()
+        return counts[0], counts[1]
+
+    def _loss_inputs(self, part: Any, loss_fn: LossFunction) -> dict[str, Tensor]:
+        if loss_fn.input_type is LossInputType.LOGIT:
+            return {"logits": forward_logits(self.model, part["input_ids"])}
+        logprobs = forward_logprobs(
+            self.model,
+            part["input_ids"],
+            part["token_mask"][:, 1:] != 0,
+            self.config.logprob_temperature,
+        )
+        return {"next_token_logprobs": logprobs}
+
+    def _update(self, metrics: dict[str, list[Any]]) -> float:
+        """Clips and steps; a gradient that is inf or nan changes nothing."""
+        parameters = self.model.parameters
+        norm = gradient_norm(parameters, self.ranks)
+        is_finite = math.isfinite(norm)
+        self._skipped_in_a_row = 0 if is_finite else self._skipped_in_a_row + 1
+        if self._skipped_in_a_row > self.config.max_skipped_steps:
+            raise NonFiniteGradientError(
+                f"the gradient norm was {norm} in {self._skipped_in_a_row} optimizer "
+                "steps in a row (policy.max_skipped_steps is "
+                f"{self.config.max_skipped_steps}); lower policy.optimizer.kwargs.lr "
+                "or look for inf and nan in the loss and its inputs"
+            )
+        if is_finite:
+            clip_gradients(parameters, norm, self.config.max_grad_norm)
+            self._optimizer.step()
+            if self._scheduler is not None:
+                self._scheduler.step()
+        if self.ranks.is_first:
+            metrics.setdefault("skipped_steps", []).append(float(not is_finite))
+        return norm
+
+    @torch.no_grad()
+    def get_logprobs(self, data: Any, *, mbs: int, reference: bool = False) -> Tensor:
+        """[B, S] log-probs of this shard; see `TrainingBackend.get_logprobs`."""
+        model = self._reference if reference else self.model
+        if model is None:
+            raise BatchError(
+                "the policy keeps no reference model; build it with "
+                "init_reference_model=True"
+            )
+        model.module.eval()
+        input_ids = data["input_ids"]
+        logprobs = torch.zeros(input_ids.shape, dtype=torch.float32)
+        for rows in micro_batch_rows(data, _row_lengths(data), mbs):
+            part = narrowed(data, rows, input_ids.shape[1])
+            result = forward_logprobs(
+                model,
+                part["input_ids"],
+                _needed_positions(part),
+                self.config.logprob_temperature,
+            )
+            width = part["input_ids"].shape[1]
+            logprobs[rows.start : rows.stop, 1:width] = result.cpu()
+        model.free_gathered()
+        return logprobs
+
+    def save_checkpoint(
+        self,
+        weights_path: str | Path,
+        optimizer_path: str | Path | None = None,
+        tokenizer_path: str | Path | None = None,
+    ) -> None:
+        """Writes this rank's part; see `PolicyInterface.save_checkpoint`."""
+        whole = {}
+        for name, value in self.model.full_tensors():
+            if self.ranks.is_first:
+                whole[name] = value
+        if self.ranks.is_first:
+            config = self.config
+            folder = Path(weights_path)
+            save_model_folder(self.model.module, whole, folder, config.precision)
+            tokenizer = config.tokenizer.name or config.model_name
+            for target in {folder, Path(tokenizer_path or folder)}:
+                save_tokenizer(tokenizer, config.tokenizer.chat_template, target)
+        if optimizer_path is not None:
+            save_training_state(
+                Path(optimizer_path), self.model, self._optimizer, self._scheduler
+            )
+        self.ranks.barrier()
+
+    def load_checkpoint(
+        self,
+        weights_path: str | Path | None,
+        optimizer_path: str | Path | None = None,
+    ) -> None:
+        """Loads weights, or with `optimizer_path` the exact training state."""
+        if optimizer_path is not None:
+            load_training_state(
+                Path(optimizer_path), self.model, self._optimizer, self._scheduler
+            )
+        elif weights_path is not None:
+            self.model.copy_from(load_causal_lm(weights_path, "float32"))
+
+    def export_weights(self) -> WeightBundle | None:
+        """Whole weights in Hugging Face names on rank 0, None on the others."""
+        dtype = DTYPES[self.config.precision]
+        tensors = _cast(self.model.full_tensors(), dtype)
+        if self.ranks.is_first:
+            return WeightBundle.pack(tensors)
+        for _ in tensors:  # take part in the collectives
+            pass
+        return None
+
+    def finish_training(self) -> None:
+        """Frees gradients and, on a GPU, cached memory."""
+        self._optimizer.zero_grad(set_to_none=True)
+        if self.ranks.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def shutdown(self) -> None:
+        """Leaves the process group."""
+        leave_process_group()
+
+
+def _cast(
+    tensors: Iterator[tuple[str, Tensor]], dtype: torch.dtype
+) -> Iterator[tuple[str, Tensor]]:
+    for name, value in tensors:
+        yield name, value.to(dtype) if value.is_floating_point() else value
+
+
+def _global_batches(data: Any, rows_per_batch: int) -> Iterator[Any]:
+    """The global batches of a shard, each with its own micro-batch plan."""
+    plan = getattr(data, "micro_batch_indices", None)
+    count = len(plan) if plan else data.size // rows_per_batch
+    if count == 1:
+        yield data
+        return
+    for index in range(count):
+        yield data.get_batch(index, rows_per_batch)
+
+
+def _row_lengths(batch: Any) -> np.ndarray:
+    lengths: np.ndarray = batch["input_lengths"].numpy().astype(np.int64)
+    return lengths
+
+
+def _needed_positions(part: Any) -> Tensor:
+    """[b, S - 1] where log-probs are wanted: the mask, or every token there is."""
+    if "token_mask" in part:
+        wanted: Tensor = part["token_mask"][:, 1:] != 0
+        return wanted
+    columns = torch.arange(1, part["input_ids"].shape[1])
+    within: Tensor = columns < part["input_lengths"][:, None]
+    return within
+
+
+def _to_device(part: Any, device: torch.device) -> Any:
+    return part if device.type == "cpu" else part.to(device)
+
+
+def _plain(value: Any) -> Any:
+    """A metric that can leave the process without torch."""
+    return value.item() if isinstance(value, Tensor) else value

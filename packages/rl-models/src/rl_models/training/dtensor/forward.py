@@ -1,0 +1,66 @@
+"""Forward passes: log-probs at needed positions, or whole logits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rl_models.ops.logprobs import token_logprobs
+from rl_models.training.dtensor.microbatch import ModelBatch
+from rl_models.training.dtensor.model import RankModel
+
+__all__ = ["forward_logits", "forward_logprobs"]
+
+
+def forward_logprobs(
+    model: RankModel, input_ids: Tensor, needed: Tensor, temperature: float
+) -> Tensor:
+    """Log-probs of needed tokens.
+
+    Args:
+        model: The model.
+        input_ids: [b, S] int64 on the CPU.
+        needed: [b, S - 1] bool; entry i stands for the token at i + 1.
+        temperature: Divides the logits.
+
+    Returns:
+        [b, S - 1] float32, 0.0 where not needed.
+    """
+    device = model.ranks.device
+    attention = model.attention if model.can_pack else None
+    batch = ModelBatch.for_logprobs(input_ids, needed, device, attention)
+    with model.compute():
+        logits = _logits_at(model, batch)
+    return batch.spread(token_logprobs(logits, batch.targets, temperature))
+
+
+def forward_logits(model: RankModel, input_ids: Tensor) -> Tensor:
+    """Logits of every position of right-padded rows: [b, S] -> [b, S, V] float32."""
+    with model.compute():
+        ids = input_ids.to(model.ranks.device)
+        output = model.module(input_ids=ids, use_cache=False)
+    logits: Tensor = output.logits.float()
+    return logits
+
+
+def _logits_at(model: RankModel, batch: ModelBatch) -> Tensor:
+    """[N, V] logits at the needed positions."""
+    module: Any = model.module
+    takes_index = model.takes_logit_index
+    if batch.is_packed and takes_index:
+        kept = module(**batch.inputs, logits_to_keep=batch.positions).logits
+        return torch.as_tensor(kept[0])
+    if batch.is_packed or not takes_index:
+        logits = module(**batch.inputs).logits
+        return torch.as_tensor(logits.flatten(0, 1)[batch.positions])
+    # One index serves all rows: keep each column that some row needs.
+    width = batch.inputs["input_ids"].shape[1]
+    column = (batch.positions % width).cpu().numpy()
+    columns, which = np.unique(column, return_inverse=True)
+    kept = torch.from_numpy(columns).to(batch.positions.device)
+    logits = module(**batch.inputs, logits_to_keep=kept).logits
+    at = (batch.positions // width).cpu() * columns.size + torch.from_numpy(which)
+    return torch.as_tensor(logits.flatten(0, 1)[at.to(logits.device)])

@@ -1,0 +1,159 @@
+"""From rows of a batch to what the model computes, and back.
+
+Only tokens that a needed log-prob depends on go through the model: each row is cut
+after the last position that is needed, rows that need nothing are left out, and where
+the model takes packed rows there is no padding. The language-model head runs at needed
+positions.
+
+Letters in shapes: b rows of a micro-batch, S columns, T packed tokens, N needed
+positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rl_models.ops.varlen_attention import packed_model_inputs
+
+__all__ = ["ModelBatch", "MicroBatchRows", "micro_batch_rows", "narrowed"]
+
+# Below this share of padding a rectangle is faster than gathering rows in each layer.
+_RECTANGLE_MIN_FILL = 0.88
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatchRows:
+    """Rows `[start, stop)` of a shard, `width` tokens wide."""
+
+    start: int
+    stop: int
+    width: int
+
+
+def micro_batch_rows(
+    data: Any, lengths: np.ndarray, micro_batch_size: int
+) -> Iterator[MicroBatchRows]:
+    """The micro-batches of one global batch of a shard.
+
+    Args:
+        data: The rows; a plan made by `shard_by_batch_size` (dynamic batching or
+            packing) has the same number of micro-batches on every rank and is followed.
+        lengths: [rows] tokens per row.
+        micro_batch_size: Rows per micro-batch where there is no plan.
+    """
+    plan = getattr(data, "micro_batch_indices", None)
+    if plan:
+        borders = [tuple(pair) for pair in plan[0]]
+    else:
+        starts = range(0, lengths.size, micro_batch_size)
+        borders = [(s, min(s + micro_batch_size, lengths.size)) for s in starts]
+    for start, stop in borders:
+        widest = int(lengths[start:stop].max()) if stop > start else 0
+        yield MicroBatchRows(int(start), int(stop), max(widest, 2))
+
+
+def narrowed(data: Any, rows: MicroBatchRows, num_columns: int) -> Any:
+    """The micro-batch as views: its rows, and its width of every [B, S, ...] column."""
+    part = data.slice(rows.start, rows.stop)
+    if rows.width >= num_columns:
+        return part
+    for key in list(part.keys()):
+        value = part[key]
+        if isinstance(value, Tensor) and value.shape[1:2] == (num_columns,):
+            part[key] = value.narrow(1, 0, rows.width)
+    return part
+
+
+@dataclass(frozen=True, slots=True)
+class ModelBatch:
+    """Arguments of the model, and where its results belong."""
+
+    inputs: dict[str, Any]
+    """Keyword arguments of the model, `logits_to_keep` not included."""
+    positions: Tensor
+    """[N] index of each needed position in the flattened model output."""
+    targets: Tensor
+    """[N] the token whose log-prob is needed."""
+    places: Tensor
+    """[N] flat index in [b, S - 1] of each log-prob."""
+    shape: tuple[int, int]
+    """(b, S)."""
+    is_packed: bool
+    """Whether the model sees one row of T tokens."""
+
+    @classmethod
+    def for_logprobs(
+        cls,
+        input_ids: Tensor,
+        needed: Tensor,
+        device: torch.device,
+        attention: str | None,
+    ) -> ModelBatch:
+        """Plans the forward pass that gives the log-probs of the needed tokens.
+
+        Args:
+            input_ids: [b, S] int64 on the CPU.
+            needed: [b, S - 1] bool; entry i stands for the token at i + 1.
+            device: Where the model is.
+            attention: Attention implementation; None if the model takes no packed rows.
+        """
+        ids, mask = input_ids.numpy(), needed.numpy()
+        rows, columns = np.nonzero(mask)
+        # Log-prob i + 1 depends on tokens 0 to i: position i is the last one needed.
+        lengths = _last_needed(mask)
+        if not lengths.any():
+            lengths[:1] = 1  # collectives need a forward pass on every rank
+        shape = (ids.shape[0], ids.shape[1])
+        width = int(lengths.max())
+        fields: dict[str, Any] = {
+            "targets": _on(device, ids[rows, columns + 1]),
+            "places": _on(device, rows * (shape[1] - 1) + columns),
+            "shape": shape,
+        }
+        if attention is None:
+            inputs = {"input_ids": _on(device, ids[:, :width]), "use_cache": False}
+            positions = _on(device, rows * width + columns)
+            return cls(inputs, positions, is_packed=False, **fields)
+        tokens, starts, lengths = _flatten(ids, lengths, width)
+        inputs = packed_model_inputs(lengths, device, attention)
+        inputs.update(input_ids=_on(device, tokens)[None], use_cache=False)
+        positions = _on(device, starts[rows] + columns)
+        return cls(inputs, positions, is_packed=True, **fields)
+
+    def spread(self, logprobs: Tensor) -> Tensor:
+        """[N] -> [b, S - 1], zeros elsewhere; differentiable."""
+        rows, columns = self.shape
+        flat = logprobs.new_zeros(rows * (columns - 1))
+        return flat.index_copy(0, self.places, logprobs).view(rows, columns - 1)
+
+
+def _last_needed(mask: np.ndarray) -> np.ndarray:
+    """[b] number of leading positions up to the last needed one."""
+    width = mask.shape[1]
+    from_end = np.argmax(mask[:, ::-1], axis=1)
+    return np.where(mask.any(axis=1), width - from_end, 0).astype(np.int64)
+
+
+def _flatten(
+    ids: np.ndarray, lengths: np.ndarray, width: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Tokens end to end, where each row starts, and the lengths so laid out.
+
+    Rows of nearly equal length stay a rectangle, which attention takes as it is.
+    """
+    if lengths.sum() >= _RECTANGLE_MIN_FILL * width * lengths.size:
+        tokens = np.ascontiguousarray(ids[:, :width]).reshape(-1)
+        starts = np.arange(lengths.size) * width
+        return tokens, starts, np.full_like(lengths, width)
+    tokens = ids[:, :width][np.arange(width) < lengths[:, None]]
+    return tokens, np.cumsum(lengths) - lengths, lengths
+
+
+def _on(device: torch.device, array: np.ndarray) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(array)).to(device)

@@ -1,0 +1,132 @@
+"""The optimizer step of one rank: clipping, the optimizer, the learning rate."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim import lr_scheduler as schedules
+from torch.optim.lr_scheduler import LRScheduler
+
+from rl_distributed.errors import ConfigError
+from rl_models.config import OptimizerConfig, SchedulerConfig, resolve_class
+from rl_models.training.dtensor.model import local_part
+from rl_models.training.process_group import Ranks
+
+__all__ = ["build_optimizer", "build_scheduler", "clip_gradients", "gradient_norm"]
+
+
+def build_optimizer(
+    config: OptimizerConfig,
+    parameters: Mapping[str, nn.Parameter],
+    device: torch.device,
+) -> Optimizer:
+    """The optimizer over all parameters; fused where the class and device allow it.
+
+    A fused AdamW step on a CPU takes a third of the time of the others at 0.1 M
+    parameters.
+    """
+    try:
+        optimizer_class = resolve_class(config.name, "policy.optimizer.name")
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    accepted = inspect.signature(optimizer_class).parameters
+    kwargs = dict(config.kwargs)
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in accepted.values())
+    unknown = [] if takes_any else sorted(set(kwargs) - set(accepted))
+    if unknown:
+        known = ", ".join(name for name in accepted if name not in ("params", "self"))
+        raise ConfigError(
+            f"policy.optimizer.kwargs has {', '.join(unknown)}, which {config.name} "
+            f"does not take; it takes {known}"
+        )
+    if isinstance(kwargs.get("betas"), list):
+        kwargs["betas"] = tuple(kwargs["betas"])
+    chosen = {"fused", "foreach", "capturable", "differentiable"} & set(kwargs)
+    if "fused" in accepted and not chosen and device.type in ("cpu", "cuda"):
+        kwargs["fused"] = True
+    optimizer: Optimizer = optimizer_class(list(parameters.values()), **kwargs)
+    return optimizer
+
+
+def build_scheduler(
+    config: SchedulerConfig | None, optimizer: Optimizer
+) -> LRScheduler | None:
+    """The schedule of a config; it is stepped once per optimizer step."""
+    if config is None:
+        return None
+    warmup = config.warmup_steps
+    if config.name in ("constant", "linear", "cosine"):
+        return schedules.LambdaLR(optimizer, _Shape(config))
+    name = config.name.removeprefix("torch.optim.lr_scheduler.")
+    schedule_class = getattr(schedules, name, None)
+    if not (
+        inspect.isclass(schedule_class) and issubclass(schedule_class, LRScheduler)
+    ):
+        raise ConfigError(
+            "policy.scheduler.name must be constant, linear, cosine or a class of "
+            f"torch.optim.lr_scheduler: got {config.name!r}"
+        )
+    if name == "ReduceLROnPlateau":
+        raise ConfigError(
+            "policy.scheduler.name cannot be ReduceLROnPlateau, which needs a metric; "
+            "use a schedule of the step, such as cosine"
+        )
+    try:
+        schedule: LRScheduler = schedule_class(optimizer, **config.kwargs)
+        if warmup < 2:
+            return schedule
+        ramp = schedules.LinearLR(optimizer, 1 / warmup, 1.0, total_iters=warmup - 1)
+        return schedules.SequentialLR(optimizer, [ramp, schedule], [warmup])
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"policy.scheduler.kwargs does not fit {config.name}: {error}"
+        ) from error
+
+
+class _Shape:
+    """Factor of the base learning rate at a step; no state besides the config."""
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        self._name = config.name
+        self._warmup = config.warmup_steps
+        self._total = int(config.kwargs.get("total_steps", 0))
+        self._floor = float(config.kwargs.get("min_lr_ratio", 0.0))
+
+    def __call__(self, step: int) -> float:
+        if step < self._warmup:
+            return (step + 1) / self._warmup
+        if self._name == "constant":
+            return 1.0
+        done = min(1.0, (step - self._warmup) / (self._total - self._warmup))
+        left = 1.0 - done
+        if self._name == "cosine":
+            left = 0.5 * (1.0 + math.cos(math.pi * done))
+        return self._floor + (1.0 - self._floor) * left
+
+
+def _local_gradients(parameters: Mapping[str, nn.Parameter]) -> list[Tensor]:
+    return [local_part(p.grad) for p in parameters.values() if p.grad is not None]
+
+
+def gradient_norm(parameters: Mapping[str, nn.Parameter], ranks: Ranks) -> float:
+    """2-norm of all gradients together, over all ranks."""
+    gradients = [g for g in _local_gradients(parameters) if g.numel()]
+    square = torch.zeros((), dtype=torch.float64, device=ranks.device)
+    if gradients:
+        norms = torch.stack(torch._foreach_norm(gradients))
+        square += norms.to(ranks.device).double().square().sum()
+    return math.sqrt(ranks.sum(square).item())
+
+
+def clip_gradients(
+    parameters: Mapping[str, nn.Parameter], norm: float, max_norm: float | None
+) -> None:
+    """Scales gradients of this global norm down to `max_norm`."""
+    if max_norm is None or norm <= max_norm:
+        return
+    torch._foreach_mul_(_local_gradients(parameters), max_norm / (norm + 1e-6))

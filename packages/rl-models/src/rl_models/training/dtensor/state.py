@@ -1,0 +1,162 @@
+"""What an exact resume needs: parameters, optimizer, schedule and random numbers.
+
+Parameters and optimizer state are written as shards (`checkpoint.sharded`); scalars of
+the optimizer (its step counts), its settings and the schedule go to `state.json`.
+Random states are per rank: at another number of ranks, ranks that had none keep the
+state that their seed gave them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from rl_distributed.errors import CheckpointError
+from rl_models.checkpoint.sharded import (
+    Shard,
+    ShardedReader,
+    write_shards,
+    write_state,
+)
+from rl_models.training.dtensor.model import RankModel, local_part
+
+__all__ = ["load_training_state", "save_training_state"]
+
+_CPU_RANDOM, _GPU_RANDOM = "random/cpu", "random/cuda"
+
+
+def save_training_state(
+    folder: Path, model: RankModel, optimizer: Optimizer, scheduler: LRScheduler | None
+) -> None:
+    """Writes this rank's shards and, on the first rank, what all ranks share."""
+    model.free_gathered()
+    shards: dict[str, Shard] = {}
+    scalars: dict[str, dict[str, float]] = {}
+    for name, parameter in model.parameters.items():
+        shards[f"parameter/{name}"] = _shard(model, parameter, parameter)
+        for key, value in optimizer.state.get(parameter, {}).items():
+            if isinstance(value, Tensor) and value.ndim:
+                shards[f"optimizer/{name}/{key}"] = _shard(model, parameter, value)
+            else:
+                scalars.setdefault(name, {})[key] = float(value)
+    random_state = torch.get_rng_state()
+    shards[_CPU_RANDOM] = Shard(random_state, tuple(random_state.shape))
+    if model.ranks.device.type == "cuda":
+        random_state = torch.cuda.get_rng_state(model.ranks.device)
+        shards[_GPU_RANDOM] = Shard(random_state, tuple(random_state.shape))
+    write_shards(folder, shards, model.ranks.rank, model.ranks.world_size)
+    if model.ranks.is_first:
+        groups = optimizer.state_dict()["param_groups"]
+        state = {
+            "param_groups": [_settings(group) for group in groups],
+            "optimizer_scalars": scalars,
+            "scheduler": _schedule_state(scheduler) if scheduler else None,
+        }
+        write_state(folder, state, model.ranks.world_size)
+
+
+def load_training_state(
+    folder: Path, model: RankModel, optimizer: Optimizer, scheduler: LRScheduler | None
+) -> None:
+    """Restores what `save_training_state` wrote, at any number of ranks.
+
+    Raises:
+        CheckpointError: The folder is damaged or belongs to another model.
+    """
+    reader = ShardedReader(folder)
+    model.free_gathered()
+    prefix = "parameter/"
+    saved = {n.removeprefix(prefix) for n in reader.names() if n.startswith(prefix)}
+    if saved != set(model.parameters):
+        odd = sorted(saved ^ set(model.parameters))[:3]
+        raise CheckpointError(
+            f"the training state in {folder} belongs to another model: parameters such "
+            f"as {', '.join(odd)} are only in one of the two; resume with the same "
+            "policy.model_name"
+        )
+    slots: dict[str, list[str]] = {}
+    for name in reader.names():
+        if name.startswith("optimizer/"):
+            owner, _, key = name.removeprefix("optimizer/").rpartition("/")
+            slots.setdefault(owner, []).append(key)
+    scalars = reader.state["optimizer_scalars"]
+    for name, parameter in model.parameters.items():
+        first = model.first_row(parameter)
+        reader.read_into(f"parameter/{name}", local_part(parameter.detach()), first)
+        state: dict[str, Any] = {}
+        for key in sorted(slots.get(name, [])):
+            state[key] = torch.zeros_like(parameter.detach())
+            slot = f"optimizer/{name}/{key}"
+            reader.read_into(slot, local_part(state[key]), first)
+        for key, value in scalars.get(name, {}).items():
+            state[key] = _scalar(optimizer, parameter, key, value)
+        if state:
+            optimizer.state[parameter] = state
+    _restore_settings(optimizer, reader.state["param_groups"])
+    if scheduler is not None and reader.state["scheduler"] is not None:
+        scheduler.load_state_dict(reader.state["scheduler"])
+    _restore_random_state(reader, model)
+
+
+def _shard(model: RankModel, parameter: Tensor, value: Tensor) -> Shard:
+    local = local_part(value.detach())
+    shape = tuple(value.shape) if isinstance(value, DTensor) else tuple(local.shape)
+    return Shard(local, shape, model.first_row(parameter))
+
+
+def _scalar(
+    optimizer: Optimizer, parameter: Tensor, key: str, value: float
+) -> Tensor | float:
+    """Step counts are float32 tensors in torch's optimizers."""
+    if key != "step":
+        return value
+    group = optimizer.param_groups[0]
+    beside = group.get("fused") or group.get("capturable")
+    device = parameter.device if beside else None
+    return torch.tensor(value, dtype=torch.float32, device=device)
+
+
+def _schedule_state(scheduler: LRScheduler) -> Any:
+    """The schedule's place in time; its shape comes from the config."""
+    state = dict(scheduler.state_dict())
+    if "lr_lambdas" in state:
+        state["lr_lambdas"] = [None] * len(state["lr_lambdas"])
+    return _json(state)
+
+
+def _settings(group: dict[str, Any]) -> dict[str, Any]:
+    kept = {key: value for key, value in group.items() if key != "params"}
+    return {key: _json(value) for key, value in kept.items()}
+
+
+def _restore_settings(optimizer: Optimizer, groups: list[dict[str, Any]]) -> None:
+    for group, saved in zip(optimizer.param_groups, groups, strict=True):
+        for key, value in saved.items():
+            group[key] = tuple(value) if isinstance(value, list) else value
+
+
+def _json(value: Any) -> Any:
+    """Plain data; numbers keep every bit, callables are left to the constructor."""
+    if isinstance(value, dict):
+        return {k: _json(v) for k, v in value.items() if not callable(v)}
+    if isinstance(value, list | tuple):
+        return [_json(v) for v in value if not callable(v)]
+    if isinstance(value, Tensor):
+        return value.tolist()
+    return value
+
+
+def _restore_random_state(reader: ShardedReader, model: RankModel) -> None:
+    state = reader.on_rank(_CPU_RANDOM, model.ranks.rank)
+    if state is not None:
+        torch.set_rng_state(state)
+    if model.ranks.device.type == "cuda":
+        state = reader.on_rank(_GPU_RANDOM, model.ranks.rank)
+        if state is not None:
+            torch.cuda.set_rng_state(state, model.ranks.device)

@@ -1,0 +1,128 @@
+"""Data that crosses the borders of rl-models.
+
+Conventions: `input_ids` is int64 and right-padded; `B` rows, `S` columns. Log-probs are
+[B, S] with 0.0 at position 0 and `log p(token i | tokens < i)` at position i.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = [
+    "GenerationDatumSpec",
+    "GenerationOutputSpec",
+    "LogprobOutputSpec",
+    "LossInputType",
+    "LossType",
+    "ReferenceLogprobOutputSpec",
+    "SamplingParams",
+    "TrainDatumSpec",
+    "TrainOutput",
+]
+
+
+class LossType(Enum):
+    """What a loss divides by."""
+
+    TOKEN_LEVEL = "token_level"
+    """The number of trained tokens in the global batch."""
+    SEQUENCE_LEVEL = "sequence_level"
+    """The number of trained sequences in the global batch."""
+
+
+class LossInputType(Enum):
+    """What a loss is computed from."""
+
+    LOGPROB = "logprob"
+    """`next_token_logprobs` [B, S-1], 0.0 where `token_mask[:, 1:]` is 0."""
+    LOGIT = "logit"
+    """`logits` [B, S, V] in float32."""
+
+
+class TrainDatumSpec(TypedDict):
+    """Columns that every training batch has; a loss may need more."""
+
+    input_ids: Tensor
+    """[B, S] int64, right-padded."""
+    input_lengths: Tensor
+    """[B] tokens per row."""
+    token_mask: Tensor
+    """[B, S] 1 where the token is trained on."""
+    sample_mask: Tensor
+    """[B] 1 where the row counts."""
+
+
+class LogprobOutputSpec(TypedDict):
+    """Result of `get_logprobs`."""
+
+    logprobs: Tensor
+    """[B, S] float32; 0.0 at position 0, at padding and where it was not asked for."""
+
+
+class ReferenceLogprobOutputSpec(TypedDict):
+    """Result of `get_reference_policy_logprobs`."""
+
+    reference_logprobs: Tensor
+    """[B, S] float32, as `LogprobOutputSpec.logprobs`, of the frozen initial model."""
+
+
+class GenerationDatumSpec(TypedDict):
+    """Input of `generate`."""
+
+    input_ids: Tensor
+    """[B, S] int64, right-padded."""
+    input_lengths: Tensor
+    """[B] tokens per row."""
+    stop_strings: NotRequired[Sequence[Sequence[str] | None]]
+    """Extra stop strings of each row."""
+    seeds: NotRequired[Tensor]
+    """[B] int64; a row's sample depends on its seed and its tokens only."""
+
+
+class GenerationOutputSpec(TypedDict):
+    """Result of `generate`."""
+
+    output_ids: Tensor
+    """[B, S] int64: the input followed by the sampled tokens, right-padded."""
+    generation_lengths: Tensor
+    """[B] number of sampled tokens."""
+    unpadded_sequence_lengths: Tensor
+    """[B] input length plus generation length."""
+    logprobs: Tensor
+    """[B, S] float32 at the sampling temperature after top-k and top-p; 0.0 at the
+    input positions and at padding."""
+    truncated: Tensor
+    """[B] bool: the length limit came before a stop."""
+    weight_version: Tensor
+    """[B] int64: version of the weights that sampled the row."""
+
+
+class TrainOutput(TypedDict):
+    """Result of `train`."""
+
+    loss: Tensor
+    """[num_global_batches] float32: the loss of each global batch."""
+    grad_norm: Tensor
+    """[num_global_batches] norm before clipping; 0.0 in eval mode."""
+    lr: Tensor
+    """[num_global_batches] learning rate that each optimizer step used."""
+    all_mb_metrics: dict[str, list[Any]]
+    """Metrics of every micro-batch of every rank: plain floats sum to the batch's
+    value, `rl_distributed.metrics` values reduce by their type."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How tokens are drawn; `greedy=True` of `generate` overrides it."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int | None = None
+    max_new_tokens: int | None = None
+    """None: the limit of the generation config."""

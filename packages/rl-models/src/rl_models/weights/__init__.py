@@ -1,0 +1,1 @@
+"""Versioned, verified weight updates from a trainer to its generators."""

@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from rl_distributed.errors import ConfigError
+from rl_models.config import OptimizerConfig, SchedulerConfig
+from rl_models.training.dtensor.optimizer import (
+    build_optimizer,
+    build_scheduler,
+    clip_gradients,
+    gradient_norm,
+)
+from rl_models.training.process_group import Ranks
+
+CPU = torch.device("cpu")
+ALONE = Ranks(0, 1, CPU)
+
+
+def _parameters():
+    torch.manual_seed(0)
+    return {name: torch.nn.Parameter(torch.randn(3, 4)) for name in "ab"}
+
+
+def _rates(config, count):
+    optimizer = build_optimizer(OptimizerConfig(kwargs={"lr": 2.0}), _parameters(), CPU)
+    scheduler = build_scheduler(config, optimizer)
+    rates = []
+    for _ in range(count):
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    return rates
+
+
+def test_warm_up_starts_above_zero_and_reaches_the_rate():
+    rates = _rates(SchedulerConfig(warmup_steps=4), 6)
+    assert rates == pytest.approx([0.5, 1.0, 1.5, 2.0, 2.0, 2.0])
+
+
+def test_cosine_and_linear_end_at_the_floor():
+    kwargs = {"total_steps": 5, "min_lr_ratio": 0.1}
+    linear = _rates(SchedulerConfig(name="linear", kwargs=kwargs), 8)
+    assert linear[0] == 2.0
+    assert linear[5:] == pytest.approx([0.2, 0.2, 0.2])
+    cosine = _rates(SchedulerConfig(name="cosine", kwargs={"total_steps": 4}), 3)
+    expected = [1 + math.cos(math.pi * i / 4) for i in range(3)]
+    assert cosine == pytest.approx(expected)
+
+
+def test_torch_schedules_follow_the_warm_up():
+    config = SchedulerConfig(
+        name="StepLR", kwargs={"step_size": 2, "gamma": 0.5}, warmup_steps=2
+    )
+    assert _rates(config, 6) == pytest.approx([1.0, 2.0, 2.0, 2.0, 1.0, 1.0])
+
+
+@pytest.mark.parametrize("name", ["NoSuchLR", "ReduceLROnPlateau", "Optimizer"])
+def test_unknown_schedules_are_config_errors(name):
+    with pytest.raises(ConfigError, match=r"policy\.scheduler\.name"):
+        _rates(SchedulerConfig(name=name), 1)
+
+
+def test_unknown_optimizers_and_arguments_are_config_errors():
+    with pytest.raises(ConfigError, match="there is no class"):
+        build_optimizer(
+            OptimizerConfig(name="torch.optim.Adamw", kwargs={"lr": 1.0}),
+            _parameters(),
+            CPU,
+        )
+    with pytest.raises(ConfigError, match="wieght_decay"):
+        build_optimizer(
+            OptimizerConfig(kwargs={"lr": 1.0, "wieght_decay": 0.1}),
+            _parameters(),
+            CPU,
+        )
+
+
+def test_clipping_scales_to_the_norm():
+    parameters = _parameters()
+    for parameter in parameters.values():
+        parameter.grad = torch.randn(3, 4)
+    flat = torch.cat([p.grad.reshape(-1).double() for p in parameters.values()])
+    norm = gradient_norm(parameters, ALONE)
+    assert norm == pytest.approx(flat.norm().item(), rel=1e-6)
+    clip_gradients(parameters, norm, 0.5)
+    assert gradient_norm(parameters, ALONE) == pytest.approx(0.5, rel=1e-5)
+    before = parameters["a"].grad.clone()
+    clip_gradients(parameters, 0.5, None)
+    clip_gradients(parameters, 0.5, 0.6)
+    assert torch.equal(parameters["a"].grad, before)

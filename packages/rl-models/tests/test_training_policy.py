@@ -1,0 +1,125 @@
+"""The policy on two worker processes, against one rank in this process."""
+
+from __future__ import annotations
+
+import pytest
+import ray
+import torch
+
+from rl_distributed.errors import BatchError, ConfigError
+from rl_distributed.timing import Timer
+from rl_distributed.virtual_cluster import RayVirtualCluster
+from rl_models.config import PolicyConfig
+from rl_models.errors import ContextLengthError, ModelLoadError
+from rl_models.policy.huggingface_policy import HuggingFacePolicy
+from rl_models.policy.preflight import check_policy
+from rl_models.training.dtensor import DTensorTrainingBackend
+
+SETTINGS = {
+    "train_micro_batch_size": 3,
+    "max_total_sequence_length": 32,
+    "optimizer": {"kwargs": {"lr": 1e-3}},
+    "scheduler": {"warmup_steps": 2},
+}
+
+
+@pytest.fixture(scope="module")
+def cluster(ray_cluster):
+    with RayVirtualCluster([2], use_gpus=False) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def two_ranks(cluster, tiny_model):
+    policy = HuggingFacePolicy(
+        tiny_model, cluster, init_reference_model=True, **SETTINGS
+    )
+    yield policy
+    assert policy.shutdown()
+
+
+def _one_rank(tiny_model, **setup):
+    backend = DTensorTrainingBackend()
+    config = PolicyConfig(model_name=str(tiny_model), **SETTINGS)
+    backend.setup(config.to_dict(), **setup)
+    return backend
+
+
+def test_two_ranks_equal_one(two_ranks, tiny_model, make_batch, nll_loss, tmp_path):
+    one = _one_rank(tiny_model)
+    initial = two_ranks.get_logprobs(make_batch(15))["logprobs"]
+    for step in range(5):
+        data = make_batch(16, seed=step)
+        expected = one.train_step(data, nll_loss, gbs=16, mbs=16)
+        result = two_ranks.train(data, nll_loss)
+        for key in ("loss", "grad_norm", "lr"):
+            torch.testing.assert_close(result[key], expected[key], atol=1e-5, rtol=0)
+        total = sum(result["all_mb_metrics"]["loss"])
+        assert total == pytest.approx(result["loss"].item(), abs=1e-6)
+        assert sum(result["all_mb_metrics"]["rows"]) == 16
+    bundle = ray.get(two_ranks.export_weights(), timeout=60)
+    weights = dict(bundle.tensors())
+    assert set(weights) == set(one.model.parameters)
+    for name, parameter in one.model.parameters.items():
+        torch.testing.assert_close(weights[name], parameter, atol=1e-5, rtol=0)
+
+    # A number of rows that two ranks cannot share evenly, in order, timed.
+    data, timer = make_batch(15), Timer()
+    got = two_ranks.get_logprobs(data, timer=timer)["logprobs"]
+    torch.testing.assert_close(got, one.get_logprobs(data, mbs=4), atol=1e-5, rtol=0)
+    assert "policy_logprobs/compute" in timer.get_timing_metrics()
+    reference = two_ranks.get_reference_policy_logprobs(data)["reference_logprobs"]
+    assert torch.equal(reference, initial)
+    odd = two_ranks.train(data, nll_loss, eval_mode=True)
+    same = one.train_step(data, nll_loss, eval_mode=True, gbs=15, mbs=15)
+    torch.testing.assert_close(odd["loss"], same["loss"], atol=1e-5, rtol=0)
+
+    # The state of two ranks resumes on one, bitwise; then on two.
+    two_ranks.save_checkpoint(tmp_path / "w", tmp_path / "o")
+    resumed = _one_rank(tiny_model, optimizer_path=tmp_path / "o")
+    for name, parameter in resumed.model.parameters.items():
+        assert torch.equal(parameter, weights[name])
+    data = make_batch(16, seed=9)
+    expected = two_ranks.train(data, nll_loss)
+    after = resumed.train_step(data, nll_loss, gbs=16, mbs=16)
+    torch.testing.assert_close(after["loss"], expected["loss"], atol=1e-5, rtol=0)
+    assert after["lr"].item() == expected["lr"].item()
+    two_ranks.load_checkpoint(None, tmp_path / "o")
+    again = two_ranks.train(data, nll_loss)
+    assert torch.equal(again["loss"], expected["loss"])
+    assert torch.equal(again["grad_norm"], expected["grad_norm"])
+
+
+def test_bad_rows_are_named_by_the_driver(two_ranks, make_batch, nll_loss):
+    with pytest.raises(ContextLengthError, match="max_total_sequence_length = 32"):
+        two_ranks.get_logprobs(make_batch(4, width=60))
+    data = make_batch(8)
+    with pytest.raises(BatchError, match="drop 2 rows or pass gbs=8"):
+        two_ranks.train(data, nll_loss, gbs=3)
+    with pytest.raises(BatchError, match="use 2"):
+        two_ranks.train(data, nll_loss, gbs=1)
+    del data["sample_mask"]
+    with pytest.raises(BatchError, match="lacks sample_mask"):
+        two_ranks.train(data, nll_loss)
+
+
+def test_impossible_settings_fail_before_a_worker_starts(cluster, tiny_model, tmp_path):
+    with pytest.raises(ConfigError, match="got 31 with 2 ranks; use 30 or 32"):
+        HuggingFacePolicy(tiny_model, cluster, train_global_batch_size=31)
+    with pytest.raises(ModelLoadError, match="does not exist"):
+        HuggingFacePolicy(tmp_path / "no", cluster)
+    with pytest.raises(ConfigError, match="trian_micro_batch_size"):
+        HuggingFacePolicy(tiny_model, cluster, trian_micro_batch_size=2)
+
+
+def test_preflight_reads_the_context_of_the_folder(tiny_model):
+    config = PolicyConfig(model_name=str(tiny_model), max_total_sequence_length=65)
+    with pytest.raises(ConfigError, match="use at most 64"):
+        check_policy(config, 1)
+    config = PolicyConfig(
+        model_name=str(tiny_model),
+        train_global_batch_size=30,
+        max_total_sequence_length=64,
+    )
+    with pytest.raises(ConfigError, match="got 30 with 4 ranks; use 28 or 32"):
+        check_policy(config, 4)
