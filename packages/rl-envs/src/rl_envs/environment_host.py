@@ -1,0 +1,83 @@
+"""The worker side of `RemoteEnvironment`; runs without Ray."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import traceback
+from dataclasses import dataclass
+from typing import Any
+
+from rl_distributed.errors import UserError, WorkerMethodError, WorkerStartError
+from rl_envs.interfaces import EnvironmentInterface
+from rl_envs.registry import EnvironmentSpec
+
+__all__ = ["EnvironmentHost", "Outcome"]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a call came to; errors travel as values and are raised by the caller."""
+
+    value: Any = None
+    error: Exception | None = None
+
+
+def _survives_pickling(error: Exception) -> bool:
+    with contextlib.suppress(Exception):
+        return type(pickle.loads(pickle.dumps(error))) is type(error)
+    return False
+
+
+class EnvironmentHost:
+    """Holds one environment and calls it.
+
+    Args:
+        label: What messages call this worker.
+    """
+
+    def __init__(self, label: str) -> None:
+        self._label = label
+        self._environment: EnvironmentInterface[Any] | None = None
+
+    def load(self, spec_pickle: bytes) -> Outcome:
+        """Make the environment; the value tells whether it post-processes batches."""
+        try:
+            spec: EnvironmentSpec = pickle.loads(spec_pickle)
+            self._environment = spec.make()
+        except Exception as error:
+            return Outcome(error=self._portable(error, "start"))
+        method = type(self._environment).global_post_process_and_metrics
+        return Outcome(
+            method is not EnvironmentInterface.global_post_process_and_metrics
+        )
+
+    def call(self, method: str, *args: Any) -> Outcome:
+        """Call a method of the environment."""
+        if self._environment is None:
+            return Outcome(
+                error=WorkerStartError(f"{self._label} holds no environment")
+            )
+        try:
+            return Outcome(getattr(self._environment, method)(*args))
+        except Exception as error:
+            return Outcome(error=self._portable(error, method))
+
+    def _portable(self, error: Exception, method: str) -> Exception:
+        """A user's error as itself; any other with its traceback as text."""
+        if isinstance(error, UserError) and _survives_pickling(error):
+            error.add_note(f"raised in {self._label} ({method})")
+            return error
+        trace = "".join(traceback.format_exception(error))
+        summary = f"{type(error).__name__}: {error}"
+        if method == "start":
+            remedy = ""
+            if isinstance(error, ImportError):
+                remedy = (
+                    "; what an environment or reward function needs must be importable "
+                    "in its process: install it, or define it in the script itself"
+                )
+            return WorkerStartError(
+                f"{self._label} did not start: {summary}{remedy}\n{trace}"
+            )
+        return WorkerMethodError(f"{self._label}: {method} raised {summary}\n{trace}")

@@ -1,0 +1,216 @@
+"""`FunctionalRewardWrapper`: a plain function becomes an environment."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, MutableMapping, Sequence
+from typing import Any, TypeAlias
+
+import torch
+
+from rl_envs.errors import MessageLogError, RewardValueError
+from rl_envs.interfaces import (
+    EnvironmentInterface,
+    EnvironmentReturn,
+    MessageLog,
+    last_response,
+    prompt_text,
+)
+from rl_envs.metrics import reward_metrics
+from rl_envs.reward_call import RewardCall, RewardRows, Score
+from rl_envs.reward_signature import RewardFn
+
+__all__ = ["FunctionalRewardWrapper", "check_reward_fn"]
+
+Columns: TypeAlias = Mapping[str, Any]
+
+
+def _columns_of(metadata: Sequence[Columns | None]) -> list[Columns]:
+    columns: list[Columns] = []
+    for row, value in enumerate(metadata):
+        if value is None:
+            value = {}
+        if not isinstance(value, Mapping):
+            raise MessageLogError(
+                f"metadata[{row}] must be a mapping of the data set's columns: got "
+                f"{type(value).__name__}"
+            )
+        columns.append(value)
+    return columns
+
+
+def _as_rewards(
+    scores: Sequence[Score], name: str
+) -> torch.Tensor | dict[str, torch.Tensor]:
+    """Make [B] tensors of scores; rows without one become NaN."""
+    named = [score for score in scores if isinstance(score, dict)]
+    plain = [score for score in scores if isinstance(score, float)]
+    if named and plain:
+        raise RewardValueError(
+            f"reward function {name!r} returned numbers for some rows and mappings for "
+            "others; return one kind"
+        )
+    if not named:
+        numbers = [math.nan if s is None else s for s in scores]
+        return torch.tensor(numbers, dtype=torch.float32)
+    keys = list(named[0])
+    for row, score in enumerate(scores):
+        if isinstance(score, dict) and set(score) != set(keys):
+            raise RewardValueError(
+                f"reward function {name!r} must return the same names for every row: "
+                f"got {sorted(score)} for row {row}, and {sorted(keys)} before"
+            )
+    return {
+        f"reward/{key}": torch.tensor(
+            [score[key] if isinstance(score, dict) else math.nan for score in scores],
+            dtype=torch.float32,
+        )
+        for key in keys
+    }
+
+
+class FunctionalRewardWrapper(EnvironmentInterface[Columns | None]):
+    """Scores each response with a function and ends the conversation.
+
+    The function takes one row, `fn(prompt, response)`, or a batch,
+    `fn(prompts, responses)`; further parameters are columns of the data set;
+    `reward_signature` has the rules. It may be asynchronous. Per row it returns
+
+    - a number or a bool: the reward;
+    - a mapping of numbers: several rewards, each named `reward/<key>` in the result;
+    - None: the row is not scored. Its reward is NaN, training leaves it out, and
+      metrics count it. A batch of which no row is scored is an error, because it
+      nearly always means a forgotten `return`.
+
+    Args:
+        fn: The reward function.
+        name: Its name in messages and metrics; its own name if None.
+        batched: Whether it takes lists; None: found out by inspection.
+        deadline_s: Seconds that the asynchronous calls of one batch may take.
+        max_concurrency: Asynchronous calls that run at the same time.
+
+    Raises:
+        RewardSignatureError: The function's parameters cannot be filled.
+    """
+
+    def __init__(
+        self,
+        fn: RewardFn,
+        name: str | None = None,
+        *,
+        batched: bool | None = None,
+        deadline_s: float = 600.0,
+        max_concurrency: int = 64,
+    ) -> None:
+        self._call = RewardCall(
+            fn,
+            name,
+            batched=batched,
+            deadline_s=deadline_s,
+            max_concurrency=max_concurrency,
+        )
+
+    @property
+    def name(self) -> str:
+        """The function's name in messages and metrics."""
+        return self._call.name
+
+    def step(
+        self,
+        message_log_batch: Sequence[MessageLog],
+        metadata: Sequence[Columns | None],
+    ) -> EnvironmentReturn[Columns | None]:
+        """Score the last response of each conversation.
+
+        Raises:
+            RewardError: The function raised, or returned no reward.
+            MessageLogError: A conversation has no response, or there is not one
+                metadata per conversation.
+        """
+        size = len(message_log_batch)
+        if len(metadata) != size:
+            raise MessageLogError(
+                f"metadata must have one entry per conversation: got {len(metadata)} "
+                f"for {size}"
+            )
+        scores = self._call(self._rows(message_log_batch, metadata))
+        if size > 1 and all(score is None for score in scores):
+            raise RewardValueError(
+                f"reward function {self.name!r} returned None for all {size} responses:"
+                " a `return` is missing, or no row of the batch can be scored"
+            )
+        return EnvironmentReturn(
+            observations=[{"role": "environment", "content": ""} for _ in range(size)],
+            metadata=list(metadata),
+            next_stop_strings=[None] * size,
+            rewards=_as_rewards(scores, self.name),
+            terminateds=torch.ones(size, dtype=torch.bool),
+            answers=None,
+        )
+
+    def _rows(
+        self,
+        message_log_batch: Sequence[MessageLog],
+        metadata: Sequence[Columns | None],
+    ) -> RewardRows:
+        logs = message_log_batch
+        messages: list[list[dict[str, Any]]] = []
+        if self._call.signature.uses("messages"):
+            messages = [[dict(message) for message in log] for log in logs]
+        return RewardRows(
+            prompts=[prompt_text(log, row=row) for row, log in enumerate(logs)],
+            responses=[last_response(log, row=row) for row, log in enumerate(logs)],
+            columns=_columns_of(metadata),
+            messages=messages,
+        )
+
+    def global_post_process_and_metrics(
+        self, batch: MutableMapping[str, Any]
+    ) -> tuple[MutableMapping[str, Any], dict[str, float]]:
+        """Return the batch unchanged, with statistics of its rewards."""
+        return batch, reward_metrics(batch)
+
+
+def check_reward_fn(
+    fn: RewardFn,
+    sample: Mapping[str, Any],
+    *,
+    response: str | None = None,
+    batched: bool | None = None,
+) -> Score:
+    """Call a reward function once before a run, so that mistakes show at once.
+
+    Args:
+        fn: The reward function.
+        sample: A row of the data set: `prompt` and further columns.
+        response: What to score; None: the row's `response` or `answer`, else no text.
+        batched: Whether it takes lists; None: found out by inspection.
+
+    Returns:
+        The score; None where the function leaves the row out.
+
+    Raises:
+        RewardError: The function's parameters cannot be filled, it raises, or returns
+            no reward; the message names the function and the sample.
+    """
+    call = RewardCall(fn, batched=batched)
+    prompt = sample.get("prompt", "")
+    text = prompt if isinstance(prompt, str) else str(prompt)
+    if response is None:
+        found = sample.get("response", sample.get("answer", ""))
+        response = found if isinstance(found, str) else str(found)
+    taken = ("prompt", "response") if call.signature.uses("response") else ("prompt",)
+    columns = {key: value for key, value in sample.items() if key not in taken}
+    messages = [
+        {"role": "user", "content": text},
+        {"role": "assistant", "content": response},
+    ]
+    # Two rows: a batch function that returns one number is found out.
+    size = 2 if call.signature.batched else 1
+    rows = RewardRows(
+        prompts=[text] * size,
+        responses=[response] * size,
+        columns=[columns] * size,
+        messages=[messages] * size,
+    )
+    return call(rows)[0]

@@ -1,0 +1,144 @@
+"""What an environment is.
+
+Shapes: B rows in a batch. A row is one conversation.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, MutableMapping, Sequence
+from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
+
+import torch
+
+from rl_envs.errors import MessageLogError
+
+__all__ = [
+    "EnvironmentInterface",
+    "EnvironmentReturn",
+    "Message",
+    "MessageLog",
+    "last_response",
+    "prompt_text",
+    "scored_mask",
+    "total_reward",
+]
+
+Message: TypeAlias = Mapping[str, Any]
+"""One message: `role` and `content`, both text; other keys belong to others."""
+MessageLog: TypeAlias = Sequence[Message]
+"""A conversation, oldest message first."""
+MetadataT = TypeVar("MetadataT")
+
+_REWARD_PREFIX = "reward/"
+
+
+class EnvironmentReturn(NamedTuple, Generic[MetadataT]):
+    """What an environment answers to a batch of B conversations."""
+
+    observations: list[dict[str, str]]
+    """One message (`role`, `content`) per row, which the conversation goes on with
+    unless the row is terminated."""
+    metadata: list[MetadataT]
+    """What the environment wants back with the row's next turn."""
+    next_stop_strings: list[list[str] | None] | list[None]
+    """Texts that end the row's next response; None: no change."""
+    rewards: torch.Tensor | dict[str, torch.Tensor]
+    """[B] float32 rewards of this turn, or several by name, each name beginning with
+    `reward/`. NaN means that the row was not scored: it is left out of training and
+    counted, not taken for a reward of zero."""
+    terminateds: torch.Tensor
+    """[B] bool: whether the conversation ends here."""
+    answers: list[str | None] | None
+    """The answer found in each response, for logs; None: not applicable."""
+
+
+class EnvironmentInterface(ABC, Generic[MetadataT]):
+    """Judges responses and, over several turns, answers them.
+
+    An environment is a plain class: it runs where it is made, or in a process of its
+    own through `RemoteEnvironment`. `check_environment` tests an implementation.
+    """
+
+    @abstractmethod
+    def step(
+        self,
+        message_log_batch: Sequence[MessageLog],
+        metadata: Sequence[MetadataT],
+    ) -> EnvironmentReturn[MetadataT]:
+        """Judge the last response of each conversation.
+
+        Rows are independent: the answer to a row does not depend on its neighbours. The
+        arguments must not be changed. Both may be empty.
+
+        Args:
+            message_log_batch: B conversations, each ending with the response.
+            metadata: B values: columns of the data set in the first turn, then what the
+                previous turn returned.
+        """
+
+    def global_post_process_and_metrics(
+        self, batch: MutableMapping[str, Any]
+    ) -> tuple[MutableMapping[str, Any], dict[str, float]]:
+        """Look at all finished rows of a step at once.
+
+        Args:
+            batch: Columns of equal length; `rewards` is [N], the sum over turns.
+
+        Returns:
+            The batch, changed or not, and metrics by name.
+        """
+        return batch, {}
+
+    def shutdown(self) -> None:
+        """Give back what the environment holds; calling it again does nothing."""
+        return
+
+
+def last_response(message_log: MessageLog, *, row: int = 0) -> str:
+    """Return the text of the last assistant message.
+
+    Raises:
+        MessageLogError: There is none.
+    """
+    for message in reversed(message_log):
+        if message.get("role") == "assistant":
+            return _content(message, row)
+    roles = [message.get("role") for message in message_log]
+    raise MessageLogError(
+        f"message_log_batch[{row}] must hold an assistant message: got roles {roles}"
+    )
+
+
+def prompt_text(message_log: MessageLog, *, row: int = 0) -> str:
+    """Return the text before the last assistant message; messages join by newlines."""
+    end = len(message_log)
+    for index in range(end - 1, -1, -1):
+        if message_log[index].get("role") == "assistant":
+            end = index
+            break
+    if end == 1:
+        return _content(message_log[0], row)
+    return "\n".join(_content(message, row) for message in message_log[:end])
+
+
+def _content(message: Message, row: int) -> str:
+    content = message.get("content")
+    if not isinstance(content, str):
+        raise MessageLogError(
+            f"message_log_batch[{row}]: a message's content must be text: got "
+            f"{type(content).__name__} in a message with keys {sorted(message)}"
+        )
+    return content
+
+
+def total_reward(rewards: torch.Tensor | Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """Return [B] rewards: several rewards add up; NaN where one of them is NaN."""
+    if isinstance(rewards, torch.Tensor):
+        return rewards
+    return torch.stack(list(rewards.values())).sum(dim=0)
+
+
+def scored_mask(rewards: torch.Tensor | Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """Return [B] bool: which rows were scored."""
+    return ~torch.isnan(total_reward(rewards))

@@ -1,0 +1,58 @@
+"""Metrics of finished batches, as plain functions of columns."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping
+from typing import Any
+
+import torch
+
+__all__ = ["calculate_pass_rate_per_prompt", "reward_metrics"]
+
+
+def calculate_pass_rate_per_prompt(
+    prompts: Iterable[Hashable] | torch.Tensor, is_correct: torch.Tensor
+) -> float:
+    """Return the share of distinct prompts with at least one correct response.
+
+    Args:
+        prompts: [N] texts or group indices; equal ones are one prompt. A tensor of
+            tokens, [N, S], has one prompt per distinct row.
+        is_correct: [N] bool.
+
+    Raises:
+        ValueError: The lengths differ.
+    """
+    keys: list[Any] = []
+    if isinstance(prompts, torch.Tensor):
+        rows = prompts.tolist()
+        keys = [tuple(row) if isinstance(row, list) else row for row in rows]
+    else:
+        keys = list(prompts)
+    if len(keys) != len(is_correct):
+        raise ValueError(
+            f"prompts must hold one prompt per response: got {len(keys)} for "
+            f"{len(is_correct)} entries of is_correct"
+        )
+    solved: dict[Hashable, bool] = {}
+    for key, correct in zip(keys, is_correct.tolist(), strict=True):
+        solved[key] = solved.get(key, False) or bool(correct)
+    return sum(solved.values()) / len(solved) if solved else 0.0
+
+
+def reward_metrics(batch: Mapping[str, Any]) -> dict[str, float]:
+    """Return mean, extremes and the share of unscored rows of `batch["rewards"]`.
+
+    Rows whose reward is NaN were not scored, and enter only that share.
+    """
+    rewards = batch.get("rewards", batch.get("total_reward"))
+    if rewards is None or len(rewards) == 0:
+        return {}
+    values = torch.as_tensor(rewards, dtype=torch.float64)
+    scored = values[~torch.isnan(values)]
+    metrics = {"unscored_fraction": 1.0 - len(scored) / len(values)}
+    if len(scored):
+        metrics["reward_mean"] = scored.mean().item()
+        metrics["reward_min"] = scored.min().item()
+        metrics["reward_max"] = scored.max().item()
+    return metrics

@@ -1,0 +1,364 @@
+"""`check_environment`: the contract of `EnvironmentInterface` as a test.
+
+```python
+def test_my_environment():
+    check_environment(MyEnvironment(), metadata=[{"answer": "4"}])
+```
+"""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from rl_envs.errors import EnvironmentContractError
+from rl_envs.interfaces import (
+    EnvironmentInterface,
+    EnvironmentReturn,
+    MessageLog,
+    total_reward,
+)
+
+__all__ = ["check_environment", "check_return", "example_message_logs"]
+
+
+def example_message_logs(num_rows: int = 3) -> list[list[dict[str, str]]]:
+    """Return conversations of a question and a response each."""
+    return [
+        [
+            {"role": "user", "content": f"{row}+{row}="},
+            {"role": "assistant", "content": str(2 * row)},
+        ]
+        for row in range(num_rows)
+    ]
+
+
+class _Report:
+    def __init__(self) -> None:
+        self.problems: list[str] = []
+
+    def check(self, condition: bool, problem: str) -> bool:
+        if not condition:
+            self.problems.append(problem)
+        return condition
+
+    def call(self, what: str, fn: Callable[[], Any]) -> Any:
+        try:
+            return fn()
+        except Exception as error:
+            # Whatever an implementation raises is a finding, not an end.
+            self.problems.append(f"{what} raised {type(error).__name__}: {error}")
+            return None
+
+
+def check_return(
+    result: Any, num_rows: int, *, allow_unscored: bool = False
+) -> list[str]:
+    """Return what is wrong with the result of a `step`; an empty list if nothing is.
+
+    Args:
+        result: What the environment returned.
+        num_rows: Rows of the batch.
+        allow_unscored: Whether rewards may be NaN, for rows that are not scored.
+    """
+    report = _Report()
+    if not report.check(
+        isinstance(result, EnvironmentReturn),
+        f"step must return an EnvironmentReturn: got {type(result).__name__}",
+    ):
+        return report.problems
+    for name in ("observations", "metadata", "next_stop_strings"):
+        _check_list(report, name, getattr(result, name), num_rows)
+    if result.answers is not None and _check_list(
+        report, "answers", result.answers, num_rows
+    ):
+        for row, answer in enumerate(result.answers):
+            report.check(
+                answer is None or isinstance(answer, str),
+                f"answers[{row}] must be text or None: got {type(answer).__name__}",
+            )
+    _check_observations(report, result.observations)
+    _check_stop_strings(report, result.next_stop_strings)
+    _check_rewards(report, result.rewards, num_rows, allow_unscored)
+    _check_tensor(report, "terminateds", result.terminateds, num_rows, torch.bool)
+    return report.problems
+
+
+def _check_list(report: _Report, name: str, value: Any, num_rows: int) -> bool:
+    return report.check(
+        isinstance(value, list), f"{name} must be a list: got {type(value).__name__}"
+    ) and report.check(
+        len(value) == num_rows,
+        f"{name} must have one entry per row: got {len(value)} for {num_rows} rows",
+    )
+
+
+def _check_observations(report: _Report, observations: Any) -> None:
+    for row, message in enumerate(observations if type(observations) is list else []):
+        where = f"observations[{row}]"
+        if not report.check(
+            isinstance(message, dict),
+            f"{where} must be a message: got {type(message).__name__}",
+        ):
+            continue
+        for key in ("role", "content"):
+            report.check(
+                isinstance(message.get(key), str),
+                f"{where}[{key!r}] must be text: got {message.get(key)!r}",
+            )
+
+
+def _check_stop_strings(report: _Report, stop_strings: Any) -> None:
+    for row, texts in enumerate(stop_strings if type(stop_strings) is list else []):
+        well_formed = texts is None or (
+            isinstance(texts, list)
+            and all(isinstance(text, str) and text for text in texts)
+        )
+        report.check(
+            well_formed,
+            f"next_stop_strings[{row}] must be None or a list of non-empty texts: got "
+            f"{texts!r}",
+        )
+
+
+def _check_tensor(
+    report: _Report, name: str, value: Any, num_rows: int, dtype: torch.dtype
+) -> bool:
+    if not report.check(
+        isinstance(value, torch.Tensor),
+        f"{name} must be a tensor: got {type(value).__name__}",
+    ):
+        return False
+    shape = report.check(
+        tuple(value.shape) == (num_rows,),
+        f"{name} must have shape [{num_rows}]: got {list(value.shape)}",
+    )
+    kind = report.check(
+        value.dtype == dtype, f"{name} must be {dtype}: got {value.dtype}"
+    )
+    place = report.check(
+        value.device.type == "cpu", f"{name} must be on the CPU: got {value.device}"
+    )
+    plain = report.check(
+        not value.requires_grad, f"{name} must not require a gradient; detach it"
+    )
+    return shape and kind and place and plain
+
+
+def _check_rewards(
+    report: _Report, rewards: Any, num_rows: int, allow_unscored: bool
+) -> None:
+    columns = rewards if isinstance(rewards, dict) else {"rewards": rewards}
+    report.check(bool(columns), "rewards must not be an empty mapping")
+    for name, column in columns.items():
+        if isinstance(rewards, dict):
+            report.check(
+                isinstance(name, str) and name.startswith("reward/"),
+                f"names of rewards must begin with 'reward/': got {name!r}",
+            )
+        if not _check_tensor(report, str(name), column, num_rows, torch.float32):
+            continue
+        infinite = torch.isinf(column).nonzero().flatten().tolist()
+        report.check(not infinite, f"{name} must be finite: rows {infinite} are not")
+        unscored = torch.isnan(column).nonzero().flatten().tolist()
+        report.check(
+            allow_unscored or not unscored,
+            f"{name} is NaN, which means not scored, in rows {unscored}; if that is "
+            "meant, pass allow_unscored=True",
+        )
+
+
+def _difference(first: Any, second: Any) -> str | None:
+    """Name the first field in which two results differ."""
+    for name in EnvironmentReturn._fields:
+        if name == "rewards":
+            a, b = total_reward(first.rewards), total_reward(second.rewards)
+            same = torch.equal(torch.nan_to_num(a), torch.nan_to_num(b))
+            same = same and torch.equal(torch.isnan(a), torch.isnan(b))
+        elif name == "terminateds":
+            same = torch.equal(first.terminateds, second.terminateds)
+        else:
+            same = _equal(getattr(first, name), getattr(second, name))
+        if not same:
+            return name
+    return None
+
+
+def _equal(first: Any, second: Any) -> bool:
+    """Compare trees that may hold tensors or objects without an order."""
+    if isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor):
+        return torch.equal(first, second)
+    if isinstance(first, dict) and isinstance(second, dict):
+        return list(first) == list(second) and all(
+            _equal(value, second[key]) for key, value in first.items()
+        )
+    if isinstance(first, (list, tuple)) and isinstance(second, (list, tuple)):
+        return len(first) == len(second) and all(
+            _equal(a, b) for a, b in zip(first, second, strict=True)
+        )
+    same = first == second
+    return bool(same) if isinstance(same, (bool, int)) else first is second
+
+
+def _select(result: Any, row: int) -> Any:
+    rewards = result.rewards
+    return EnvironmentReturn(
+        observations=[result.observations[row]],
+        metadata=[result.metadata[row]],
+        next_stop_strings=[result.next_stop_strings[row]],
+        rewards={name: column[row : row + 1] for name, column in rewards.items()}
+        if isinstance(rewards, dict)
+        else rewards[row : row + 1],
+        terminateds=result.terminateds[row : row + 1],
+        answers=None if result.answers is None else [result.answers[row]],
+    )
+
+
+class _Check:
+    """One run of the contract test."""
+
+    def __init__(
+        self,
+        env: EnvironmentInterface[Any],
+        logs: Sequence[MessageLog],
+        metadata: Sequence[Any],
+        allow_unscored: bool,
+    ) -> None:
+        self.env = env
+        self.logs = logs
+        self.metadata = metadata
+        self.allow_unscored = allow_unscored
+        self.report = _Report()
+
+    def _step(self, what: str, rows: Sequence[int]) -> Any:
+        """Step copies of some rows; None where that raised or is malformed."""
+        logs = [copy.deepcopy(self.logs[row]) for row in rows]
+        metadata = [copy.deepcopy(self.metadata[row]) for row in rows]
+        failures = len(self.report.problems)
+        result = self.report.call(what, lambda: self.env.step(logs, metadata))
+        if len(self.report.problems) > failures:
+            return None
+        for name, after, before in (
+            ("message_log_batch", logs, [self.logs[row] for row in rows]),
+            ("metadata", metadata, [self.metadata[row] for row in rows]),
+        ):
+            self.report.check(
+                _equal(after, before),
+                f"{what} changed its argument {name}; work on a copy",
+            )
+        problems = check_return(result, len(rows), allow_unscored=self.allow_unscored)
+        self.report.problems.extend(f"{what}: {problem}" for problem in problems)
+        return None if problems else result
+
+    def run(self, deterministic: bool) -> list[str]:
+        rows = range(len(self.logs))
+        whole = self._step("step", rows)
+        self._step("step with an empty batch", [])
+        if whole is not None:
+            self._check_pickle(whole)
+            if deterministic:
+                self._check_repetition(whole)
+                self._check_independence(whole)
+            self._check_metrics(whole)
+        for _ in range(2):
+            self.report.call("shutdown", self.env.shutdown)
+        return self.report.problems
+
+    def _check_pickle(self, whole: Any) -> None:
+        self.report.call(
+            "pickling the result, which crosses processes,",
+            lambda: pickle.loads(pickle.dumps(whole)),
+        )
+
+    def _check_repetition(self, whole: Any) -> None:
+        again = self._step("the second step", range(len(self.logs)))
+        if again is not None:
+            field = _difference(whole, again)
+            self.report.check(
+                field is None,
+                f"two equal calls must have equal results: {field} differ; pass "
+                "deterministic=False if chance is meant",
+            )
+
+    def _check_independence(self, whole: Any) -> None:
+        for row in range(len(self.logs)):
+            alone = self._step(f"step with row {row} alone", [row])
+            if alone is None:
+                return
+            field = _difference(_select(whole, row), alone)
+            self.report.check(
+                field is None,
+                f"rows must be independent: {field} of row {row} differ when it is "
+                "alone in the batch",
+            )
+
+    def _check_metrics(self, whole: Any) -> None:
+        batch = {"rewards": total_reward(whole.rewards)}
+        result = self.report.call(
+            "global_post_process_and_metrics",
+            lambda: self.env.global_post_process_and_metrics(batch),
+        )
+        if result is None:
+            return
+        if not self.report.check(
+            isinstance(result, tuple) and len(result) == 2,
+            "global_post_process_and_metrics must return (batch, metrics)",
+        ):
+            return
+        for name, value in dict(result[1]).items():
+            self.report.check(
+                isinstance(name, str)
+                and isinstance(value, (int, float))
+                and not isinstance(value, bool),
+                f"metric {name!r} must be a plain number: got {value!r}",
+            )
+
+
+def check_environment(
+    env: EnvironmentInterface[Any],
+    message_log_batch: Sequence[MessageLog] | None = None,
+    metadata: Sequence[Any] | None = None,
+    *,
+    allow_unscored: bool = False,
+    deterministic: bool = True,
+) -> None:
+    """Test an environment against the contract, and shut it down.
+
+    It checks types, lengths, dtypes, shapes and finite rewards of what `step` returns;
+    an empty batch; that the arguments are left alone; that equal calls have equal
+    results and rows do not depend on each other; that results can be pickled; metrics;
+    and that `shutdown` may be called twice.
+
+    Args:
+        env: The environment.
+        message_log_batch: Conversations to step; None: short sums, one per metadata.
+        metadata: One per conversation; None: `{"answer": "0"}` and so on.
+        allow_unscored: Whether rewards may be NaN, for rows that are not scored.
+        deterministic: Whether equal calls must have equal results.
+
+    Raises:
+        EnvironmentContractError: The message lists everything that is wrong.
+    """
+    logs = message_log_batch
+    if logs is None:
+        logs = example_message_logs(3 if metadata is None else len(metadata))
+    if metadata is None:
+        metadata = [{"answer": str(2 * row)} for row in range(len(logs))]
+    if not logs or len(logs) != len(metadata):
+        raise EnvironmentContractError(
+            "check_environment needs at least one conversation and one metadata each: "
+            f"got {len(logs)} and {len(metadata)}"
+        )
+    problems: list[str] = []
+    if isinstance(env, EnvironmentInterface):
+        problems = _Check(env, logs, metadata, allow_unscored).run(deterministic)
+    else:
+        problems.append(f"it must be an EnvironmentInterface: got {type(env).__name__}")
+    if problems:
+        name = type(env).__name__
+        listed = "\n".join(f"- {problem}" for problem in dict.fromkeys(problems))
+        raise EnvironmentContractError(f"{name} breaks the interface:\n{listed}")

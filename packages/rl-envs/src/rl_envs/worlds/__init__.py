@@ -1,0 +1,1 @@
+"""Worlds: one folder each, with `tasks.py` (a `TaskSource`) and `environment.py`."""

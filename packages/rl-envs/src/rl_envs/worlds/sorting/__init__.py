@@ -1,0 +1,8 @@
+"""Sorting digits: a small world whose answers are exact and cheap to check."""
+
+from __future__ import annotations
+
+from rl_envs.worlds.sorting.environment import SortingConfig, SortingEnvironment
+from rl_envs.worlds.sorting.tasks import SortingTasks
+
+__all__ = ["SortingConfig", "SortingEnvironment", "SortingTasks"]
