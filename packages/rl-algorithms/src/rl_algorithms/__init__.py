@@ -1,0 +1,143 @@
+"""GRPO and SFT trainers, losses, rollouts, and `train()` in five lines.
+
+Names are imported on first use: `import rl_algorithms` loads neither torch nor Ray.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rl_algorithms.advantages import (
+        AdvantageConfig,
+        GRPOAdvantageEstimator,
+        RawRewardAdvantageEstimator,
+        calculate_baseline_and_std_per_prompt,
+    )
+    from rl_algorithms.api import (
+        algorithm_names,
+        get_algorithm,
+        register_algorithm,
+        train,
+    )
+    from rl_algorithms.data import (
+        BatchedDataLoader,
+        DataConfig,
+        DataModule,
+        load_dataset_any,
+    )
+    from rl_algorithms.errors import AlgorithmError, DataError
+    from rl_algorithms.grpo.config import GRPOConfig, GRPOSettings
+    from rl_algorithms.grpo.trainer import GRPOTrainer
+    from rl_algorithms.losses import (
+        ClippedPGLossConfig,
+        ClippedPGLossFn,
+        NLLLossFn,
+        calculate_kl,
+        masked_mean,
+    )
+    from rl_algorithms.rollout import RolloutConfig, RolloutEngine, RolloutResult
+    from rl_algorithms.sft.config import SFTConfig, SFTSettings
+    from rl_algorithms.sft.trainer import SFTTrainer
+    from rl_algorithms.trainers.base import BaseTrainer
+    from rl_algorithms.trainers.callbacks import Callback, LoggingCallback
+    from rl_algorithms.trainers.config import EnvConfig, TrainerConfig
+    from rl_algorithms.trainers.pool import WorkerPool
+    from rl_algorithms.trainers.result import History, TrainResult
+    from rl_algorithms.trainers.signals import Interrupted
+    from rl_algorithms.trainers.state import TrainerState
+    from rl_algorithms.trainers.validation import ValidationResult
+
+__all__ = [
+    "AdvantageConfig",
+    "AlgorithmError",
+    "BaseTrainer",
+    "BatchedDataLoader",
+    "Callback",
+    "ClippedPGLossConfig",
+    "ClippedPGLossFn",
+    "DataConfig",
+    "DataError",
+    "DataModule",
+    "EnvConfig",
+    "GRPOAdvantageEstimator",
+    "GRPOConfig",
+    "GRPOSettings",
+    "GRPOTrainer",
+    "History",
+    "Interrupted",
+    "LoggingCallback",
+    "NLLLossFn",
+    "RawRewardAdvantageEstimator",
+    "RolloutConfig",
+    "RolloutEngine",
+    "RolloutResult",
+    "SFTConfig",
+    "SFTSettings",
+    "SFTTrainer",
+    "TrainResult",
+    "TrainerConfig",
+    "TrainerState",
+    "ValidationResult",
+    "WorkerPool",
+    "__version__",
+    "algorithm_names",
+    "calculate_baseline_and_std_per_prompt",
+    "calculate_kl",
+    "get_algorithm",
+    "load_dataset_any",
+    "masked_mean",
+    "register_algorithm",
+    "train",
+]
+
+__version__ = version("rl-algorithms")
+
+_NAMES_OF_MODULE = {
+    "advantages": [
+        "AdvantageConfig",
+        "GRPOAdvantageEstimator",
+        "RawRewardAdvantageEstimator",
+        "calculate_baseline_and_std_per_prompt",
+    ],
+    "api": ["algorithm_names", "get_algorithm", "register_algorithm", "train"],
+    "data": ["BatchedDataLoader", "DataConfig", "DataModule", "load_dataset_any"],
+    "errors": ["AlgorithmError", "DataError"],
+    "grpo.config": ["GRPOConfig", "GRPOSettings"],
+    "grpo.trainer": ["GRPOTrainer"],
+    "losses": [
+        "ClippedPGLossConfig",
+        "ClippedPGLossFn",
+        "NLLLossFn",
+        "calculate_kl",
+        "masked_mean",
+    ],
+    "rollout": ["RolloutConfig", "RolloutEngine", "RolloutResult"],
+    "sft.config": ["SFTConfig", "SFTSettings"],
+    "sft.trainer": ["SFTTrainer"],
+    "trainers.base": ["BaseTrainer"],
+    "trainers.callbacks": ["Callback", "LoggingCallback"],
+    "trainers.config": ["EnvConfig", "TrainerConfig"],
+    "trainers.pool": ["WorkerPool"],
+    "trainers.result": ["History", "TrainResult"],
+    "trainers.signals": ["Interrupted"],
+    "trainers.state": ["TrainerState"],
+    "trainers.validation": ["ValidationResult"],
+}
+_MODULES = {
+    name: module for module, names in _NAMES_OF_MODULE.items() for name in names
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,162 @@
+"""Baseline and spread of the rewards of each group, without a loop over groups.
+
+Everything is computed in float64 from rewards centred on their group, so that large
+common offsets cost no accuracy.
+
+Groups of few valid rows, with `leave_one_out_baseline`:
+
+| valid rows | baseline | spread |
+|---|---|---|
+| 1 | the reward itself (advantage 0) | 0 |
+| 2 | the other's reward | that of both rows: one other row has no spread |
+| 3 or more | mean of the others | that of the others; of all rows if they agree |
+
+A spread of 0 means that there is nothing to divide by: all rewards of the group agree
+to six digits.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from rl_algorithms.errors import LossInputError
+
+__all__ = [
+    "calculate_baseline_and_std_per_group",
+    "calculate_baseline_and_std_per_prompt",
+]
+
+_RESOLUTION = 1e-6
+"""Spreads below this part of the group's largest reward are rounding of float32."""
+
+
+def calculate_baseline_and_std_per_prompt(
+    prompts: Tensor,
+    rewards: Tensor,
+    valid_mask: Tensor,
+    leave_one_out_baseline: bool = True,
+    std_rewards: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """As `calculate_baseline_and_std_per_group`, grouping rows of equal prompts.
+
+    Two dataset rows with the same prompt fall into one group here; where that matters,
+    pass group indices to the other function.
+
+    Args:
+        prompts: [N, S] prompt tokens.
+        rewards: [N].
+        valid_mask: [N] 1 where the row counts.
+        leave_one_out_baseline: Leave a row out of its own baseline.
+        std_rewards: [N] rewards whose spread is returned; default `rewards`.
+
+    Returns:
+        Baseline and standard deviation, [N] each.
+    """
+    if prompts.dim() != 2 or prompts.shape[0] != rewards.shape[0]:
+        raise LossInputError(
+            f"prompts must be [N, S] with N={rewards.shape[0]} rewards: got "
+            f"{list(prompts.shape)}"
+        )
+    _, group_index = torch.unique(prompts, dim=0, return_inverse=True)
+    return calculate_baseline_and_std_per_group(
+        group_index, rewards, valid_mask, leave_one_out_baseline, std_rewards
+    )
+
+
+def calculate_baseline_and_std_per_group(
+    group_index: Tensor,
+    rewards: Tensor,
+    valid_mask: Tensor | None = None,
+    leave_one_out_baseline: bool = True,
+    std_rewards: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Give each row the mean and standard deviation of its group's rewards.
+
+    Rows that are not valid take part in nobody's mean. The standard deviation is the
+    unbiased one (n - 1).
+
+    Args:
+        group_index: [N] which group a row belongs to; any integers.
+        rewards: [N].
+        valid_mask: [N] 1 where the row counts; default all.
+        leave_one_out_baseline: Leave a row out of its own baseline and spread.
+        std_rewards: [N] rewards whose spread is returned; default `rewards`.
+
+    Returns:
+        Baseline and standard deviation, [N] each, in the dtype of `rewards`.
+    """
+    for name, value in (
+        ("group_index", group_index),
+        ("valid_mask", valid_mask),
+        ("std_rewards", std_rewards),
+    ):
+        if value is not None and value.shape != rewards.shape:
+            raise LossInputError(
+                f"{name} must have the shape of rewards, {list(rewards.shape)}: got "
+                f"{list(value.shape)}"
+            )
+    _, groups = torch.unique(group_index, return_inverse=True)
+    num_groups = int(groups.max()) + 1 if groups.numel() else 0
+    valid = (
+        torch.ones_like(rewards, dtype=torch.float64)
+        if valid_mask is None
+        else (valid_mask != 0).to(torch.float64)
+    )
+    moments = _GroupMoments(groups, num_groups, valid)
+    baseline = moments.mean(rewards, leave_one_out_baseline)
+    std = moments.std(
+        rewards if std_rewards is None else std_rewards, leave_one_out_baseline
+    )
+    dtype = rewards.dtype if rewards.dtype.is_floating_point else torch.float32
+    return baseline.to(dtype), std.to(dtype)
+
+
+class _GroupMoments:
+    """Sums over the valid rows of each group, spread back to rows. All are [N]."""
+
+    def __init__(self, groups: Tensor, num_groups: int, valid: Tensor) -> None:
+        self._groups, self._num_groups, self._valid = groups, num_groups, valid
+        self._count = self._sum(valid)
+
+    def _sum(self, values: Tensor) -> Tensor:
+        totals = torch.zeros(
+            self._num_groups, dtype=torch.float64, device=values.device
+        )
+        return totals.index_add_(0, self._groups, values)[self._groups]
+
+    def _centre(self, rewards: Tensor) -> tuple[Tensor, Tensor]:
+        """Return each row's group mean, and its own (0 if invalid) deviation of it."""
+        values = torch.where(self._valid != 0, rewards.to(torch.float64), 0.0)
+        mean = self._sum(values) / self._count.clamp(min=1)
+        return mean, torch.where(self._valid != 0, values - mean, 0.0)
+
+    def mean(self, rewards: Tensor, leave_one_out: bool) -> Tensor:
+        mean, deviation = self._centre(rewards)
+        if leave_one_out:
+            others = self._count - self._valid
+            # Deviations of a group sum to 0, so those of the others sum to minus one's.
+            mean = mean - deviation / others.clamp(min=1)
+        return torch.where(self._count == 0, rewards.to(torch.float64), mean)
+
+    def std(self, rewards: Tensor, leave_one_out: bool) -> Tensor:
+        _, deviation = self._centre(rewards)
+        squares = self._sum(deviation.square())
+        floor = _RESOLUTION * self._largest(rewards)
+        whole = (squares / (self._count - 1).clamp(min=1)).sqrt()
+        whole = torch.where(whole > floor, whole, 0.0)
+        if not leave_one_out:
+            return whole
+        others = self._count - self._valid
+        rest = squares - deviation.square() * (1 + 1 / others.clamp(min=1))
+        std = (rest.clamp(min=0) / (others - 1).clamp(min=1)).sqrt()
+        spread = (others > 1) & (std > floor)
+        return torch.where(spread & (whole > 0), std, whole)
+
+    def _largest(self, rewards: Tensor) -> Tensor:
+        """Return the largest absolute reward among the valid rows of each group."""
+        values = torch.where(self._valid != 0, rewards.to(torch.float64).abs(), 0.0)
+        largest = torch.zeros(
+            self._num_groups, dtype=torch.float64, device=values.device
+        )
+        return largest.scatter_reduce_(0, self._groups, values, "amax")[self._groups]

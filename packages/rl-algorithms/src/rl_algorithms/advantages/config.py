@@ -1,0 +1,88 @@
+"""Settings of rewards and advantages. Imports neither torch nor a model."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from rl_distributed.config import Config
+
+__all__ = ["AdvantageConfig", "RewardScalingConfig", "RewardShapingConfig"]
+
+
+class AdvantageConfig(Config):
+    """How rewards become advantages."""
+
+    name: Literal["grpo", "raw_reward"] = "grpo"
+    """`grpo`: relative to the group; `raw_reward`: the reward itself."""
+    use_leave_one_out_baseline: bool = True
+    """Compare an answer with the mean of the *others* of its group, not of all."""
+    normalize_rewards: bool = True
+    """Divide by the standard deviation; Dr. GRPO sets this to false."""
+    normalize_over: Literal["group", "batch"] = "group"
+    """Whose standard deviation: that of the prompt's group, or of all valid rows."""
+    advantage_clip_low: float | None = None
+    """Smallest advantage."""
+    advantage_clip_high: float | None = None
+    """Largest advantage."""
+
+    @model_validator(mode="after")
+    def _check_clip(self) -> Self:
+        low, high = self.advantage_clip_low, self.advantage_clip_high
+        if low is not None and high is not None and low >= high:
+            raise ValueError(
+                "advantage_clip_low must be less than advantage_clip_high: got "
+                f"{low} and {high}"
+            )
+        return self
+
+
+class RewardScalingConfig(Config):
+    """Maps rewards linearly from one range to another, clamping to the first."""
+
+    source_min: float = 0.0
+    """Reward that becomes `target_min`."""
+    source_max: float = 1.0
+    """Reward that becomes `target_max`."""
+    target_min: float = 0.0
+    """Smallest scaled reward."""
+    target_max: float = 1.0
+    """Largest scaled reward."""
+
+    @model_validator(mode="after")
+    def _check_range(self) -> Self:
+        if self.source_min >= self.source_max:
+            raise ValueError(
+                "source_min must be less than source_max: got "
+                f"{self.source_min} and {self.source_max}"
+            )
+        return self
+
+
+class RewardShapingConfig(Config):
+    """Penalties for answers that are too long (DAPO, section 3.4)."""
+
+    max_response_length: int | None = Field(default=None, ge=1)
+    """Tokens at which the penalty is full; none: no length penalty."""
+    overlong_buffer_length: int = Field(default=0, ge=0)
+    """The penalty grows linearly over this many tokens before that."""
+    overlong_buffer_penalty: float = Field(default=1.0, ge=0.0)
+    """Full penalty."""
+    stop_properly_penalty_coef: float | None = Field(default=None, ge=0.0, le=1.0)
+    """Rewards of truncated answers are multiplied by this."""
+
+    @model_validator(mode="after")
+    def _check_lengths(self) -> Self:
+        limit = self.max_response_length
+        if self.stop_properly_penalty_coef is not None and limit is not None:
+            raise ValueError(
+                "stop_properly_penalty_coef and max_response_length exclude each "
+                "other: set only one of them"
+            )
+        if limit is not None and not 0 < self.overlong_buffer_length <= limit:
+            raise ValueError(
+                "overlong_buffer_length must be between 1 and max_response_length: "
+                f"got {self.overlong_buffer_length} and {limit}"
+            )
+        return self

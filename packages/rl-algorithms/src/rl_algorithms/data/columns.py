@@ -1,0 +1,132 @@
+"""Which column holds what."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rl_algorithms.data.config import DataConfig
+from rl_algorithms.data.types import Row, Rows
+from rl_algorithms.errors import ColumnError
+from rl_distributed.suggestion import did_you_mean
+
+__all__ = ["ColumnMap", "find_columns", "messages_of", "text_of"]
+
+_PROMPT_NAMES = ("prompt", "question", "problem", "input", "instruction", "query")
+_ANSWER_NAMES = (
+    "answer",
+    "completion",
+    "response",
+    "output",
+    "solution",
+    "target",
+    "ground_truth",
+)
+_MESSAGES_NAMES = ("messages", "conversations", "conversation")
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnMap:
+    """Names of the columns to read; what is None is not there."""
+
+    prompt: str | None
+    answer: str | None
+    messages: str | None
+    text: str | None
+
+
+def find_columns(rows: Rows, config: DataConfig, name: str) -> ColumnMap:
+    """Find the columns, by the configured names or by the usual ones.
+
+    Raises:
+        ColumnError: A configured column is missing, or no row can be read.
+    """
+    present = list(rows[0])
+    found = ColumnMap(
+        prompt=_find("input_key", config.input_key, _PROMPT_NAMES, present, name),
+        answer=_find("output_key", config.output_key, _ANSWER_NAMES, present, name),
+        messages=_find(
+            "messages_key", config.messages_key, _MESSAGES_NAMES, present, name
+        ),
+        text=_find("text_key", config.text_key, ("text",), present, name),
+    )
+    if config.messages_key is not None and config.input_key is None:
+        found = ColumnMap(None, found.answer, found.messages, None)
+    if found.prompt is None and found.messages is None and found.text is None:
+        raise ColumnError(
+            f"dataset {name} has no column for the prompt: looked for "
+            f"{', '.join((*_PROMPT_NAMES, *_MESSAGES_NAMES, 'text'))}, and it has "
+            f"{', '.join(map(repr, present))}; set data.input_key (or "
+            "data.messages_key, data.text_key)"
+        )
+    return found
+
+
+def _find(
+    key: str,
+    configured: str | None,
+    usual: Sequence[str],
+    present: list[str],
+    name: str,
+) -> str | None:
+    if configured is None:
+        return next((column for column in usual if column in present), None)
+    if configured in present:
+        return configured
+    raise ColumnError(
+        f"data.{key}={configured!r}: dataset {name} has no such column"
+        f"{did_you_mean(configured, present)}; it has "
+        f"{', '.join(map(repr, present))}"
+    )
+
+
+def text_of(row: Row, column: str, index: int, name: str) -> str:
+    """Return a text cell; numbers become text.
+
+    Raises:
+        ColumnError: The cell is missing or holds something else.
+    """
+    value = row.get(column)
+    if isinstance(value, str):
+        return value
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return str(value)
+    raise ColumnError(
+        f"dataset {name}, row {index}: column {column!r} must be text: got "
+        f"{'nothing' if value is None else type(value).__name__}"
+    )
+
+
+def messages_of(row: Row, column: str, index: int, name: str) -> list[dict[str, str]]:
+    """Return a cell with messages, in the form `role`, `content`.
+
+    Raises:
+        ColumnError: The cell is not a list of messages.
+    """
+    value = row.get(column)
+    if not isinstance(value, Sequence) or isinstance(value, str) or not value:
+        raise ColumnError(
+            f"dataset {name}, row {index}: column {column!r} must be a list of "
+            f"messages with role and content: got {value!r:.80}"
+        )
+    return [
+        _message(item, place, column, index, name) for place, item in enumerate(value)
+    ]
+
+
+_SHAREGPT_ROLES = {"human": "user", "gpt": "assistant"}
+
+
+def _message(
+    item: Any, place: int, column: str, index: int, name: str
+) -> dict[str, str]:
+    if isinstance(item, dict):
+        role = item.get("role", item.get("from"))
+        content = item.get("content", item.get("value"))
+        if isinstance(role, str) and isinstance(content, str):
+            return {"role": _SHAREGPT_ROLES.get(role, role), "content": content}
+    raise ColumnError(
+        f"dataset {name}, row {index}: message {place} of column {column!r} must have "
+        f"a role and a content, both text: got {item!r:.80}"
+    )

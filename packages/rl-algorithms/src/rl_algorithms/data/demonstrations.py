@@ -1,0 +1,238 @@
+"""Demonstrations for supervised training: columns -> tokens -> which are learned.
+
+| a row has | tokens | learned |
+|---|---|---|
+| messages, or prompt and answer with a chat template | the rendered conversation | what the model writes in the roles to train on, ends of turns included |
+| prompt and answer, no template | prompt + answer + EOS, tokenised apart | answer and EOS |
+| text | text + EOS | all |
+"""  # noqa: E501
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from rl_algorithms.data.columns import (
+    ColumnMap,
+    find_columns,
+    messages_of,
+    text_of,
+)
+from rl_algorithms.data.config import DataConfig
+from rl_algorithms.data.dataset import ProcessedDataset
+from rl_algorithms.data.encoding import (
+    TextEncoder,
+    encode_conversations,
+    render_conversation,
+    uses_chat_template,
+)
+from rl_algorithms.data.overlong import handle_overlong
+from rl_algorithms.data.prompts import PromptFormat, plain_text
+from rl_algorithms.data.types import DatumSpec, Row, Rows, Tokenizer
+from rl_algorithms.errors import ColumnError, DataError
+
+__all__ = ["process_demonstrations"]
+
+
+def process_demonstrations(
+    rows: Rows,
+    tokenizer: Tokenizer,
+    config: DataConfig | None = None,
+    *,
+    max_length: int | None = None,
+    name: str = "demonstrations",
+) -> ProcessedDataset:
+    """Turn rows into token rows with loss masks.
+
+    Args:
+        rows: Loaded rows.
+        tokenizer: The policy's tokenizer.
+        config: Columns, templates and limits.
+        max_length: Longest demonstration in tokens.
+        name: What to call the dataset in messages.
+
+    Raises:
+        ColumnError: A column is missing or holds something else.
+        DataError: No token of a row would be learned.
+        PromptTooLongError: A row is too long, and `on_overlong` is `error`.
+    """
+    config = config if config is not None else DataConfig()
+    columns = find_columns(rows, config, name)
+    template = uses_chat_template(config, tokenizer)
+    if columns.prompt is None and columns.messages is None:
+        data = _from_texts(rows, columns.text or "text", tokenizer, config, name)
+    elif template:
+        data = _from_conversations(rows, columns, tokenizer, config, name)
+    else:
+        data = _from_pairs(rows, columns, tokenizer, config, name)
+    for datum in data:
+        # The first token has nothing before it to be predicted from.
+        if not bool(datum["token_mask"][1:].any()):
+            raise DataError(
+                f"dataset {name}, row {datum['idx']}: no token would be learned; it "
+                f"needs an answer that is not empty, from one of the roles "
+                f"{', '.join(config.roles_to_train_on)} (data.roles_to_train_on)"
+            )
+    return handle_overlong(
+        data, max_length=max_length, config=config, name=name, noun="demonstration"
+    )
+
+
+def _conversation_of(
+    row: Row, columns: ColumnMap, layout: PromptFormat, index: int, name: str
+) -> list[dict[str, str]]:
+    """Return the whole conversation of a row."""
+    if columns.prompt is None and columns.messages is not None:
+        return layout.with_system(messages_of(row, columns.messages, index, name))
+    prompt, answer = columns.prompt or "prompt", columns.answer
+    if answer is None:
+        raise ColumnError(
+            f"dataset {name} has a prompt ({prompt!r}) but no column for the answer: "
+            f"it has {', '.join(map(repr, row))}; set data.output_key"
+        )
+    if isinstance(row.get(prompt), list):
+        messages = messages_of(row, prompt, index, name)
+    else:
+        text = text_of(row, prompt, index, name)
+        messages = [
+            {"role": "user", "content": layout.user_text(text, row, index, name)}
+        ]
+    if isinstance(row.get(answer), list):
+        messages = messages + messages_of(row, answer, index, name)
+    else:
+        content = text_of(row, answer, index, name)
+        messages = [*messages, {"role": "assistant", "content": content}]
+    return layout.with_system(messages)
+
+
+def _learned_places(messages: Sequence[dict[str, str]], config: DataConfig) -> set[int]:
+    places = [
+        place
+        for place, message in enumerate(messages)
+        if message["role"] in config.roles_to_train_on
+    ]
+    return set(places[-1:] if config.only_unmask_final else places)
+
+
+def _from_conversations(
+    rows: Rows, columns: ColumnMap, tokenizer: Tokenizer, config: DataConfig, name: str
+) -> list[DatumSpec]:
+    layout = PromptFormat(config)
+    logs = [
+        _conversation_of(row, columns, layout, index, name)
+        for index, row in enumerate(rows)
+    ]
+    learned = [_learned_places(log, config) for log in logs]
+    rendered = [
+        render_conversation(tokenizer, log, places)
+        for log, places in zip(logs, learned, strict=True)
+    ]
+    encoded = encode_conversations(tokenizer, rendered)
+    return [
+        _datum(index, log, ids, [int(owner >= 0) for owner in owners], row)
+        for index, (log, (ids, owners), row) in enumerate(
+            zip(logs, encoded, rows, strict=True)
+        )
+    ]
+
+
+def _from_pairs(
+    rows: Rows, columns: ColumnMap, tokenizer: Tokenizer, config: DataConfig, name: str
+) -> list[DatumSpec]:
+    """Tokenise what comes before the first answer as one prompt, then each message."""
+    layout = PromptFormat(config)
+    logs = [
+        _conversation_of(row, columns, layout, index, name)
+        for index, row in enumerate(rows)
+    ]
+    heads = [_num_head_messages(log) for log in logs]
+    encoder = TextEncoder(tokenizer, config.add_bos)
+    firsts = encoder.starts(
+        [plain_text(log[:head]) for log, head in zip(logs, heads, strict=True)]
+    )
+    texts = [
+        _continued(message)
+        for log, head in zip(logs, heads, strict=True)
+        for message in log[head:]
+    ]
+    rest = iter(encoder.continuations(texts))
+    end = _end_tokens(tokenizer, config)
+    data = []
+    for index, (log, head) in enumerate(zip(logs, heads, strict=True)):
+        learned = _learned_places(log, config)
+        groups = [range(head), *(range(i, i + 1) for i in range(head, len(log)))]
+        ids: list[int] = []
+        mask: list[int] = []
+        for places in groups:
+            piece = firsts[index] if places.start == 0 else next(rest)
+            if log[places.start]["role"] == "assistant":
+                piece = piece + end
+            ids += piece
+            mask += [int(not learned.isdisjoint(places))] * len(piece)
+        data.append(_datum(index, log, ids, mask, rows[index]))
+    return data
+
+
+def _num_head_messages(log: Sequence[dict[str, str]]) -> int:
+    """Return how many messages come before the first answer, at least one."""
+    roles = [message["role"] for message in log]
+    return max(roles.index("assistant") if "assistant" in roles else len(roles), 1)
+
+
+def _continued(message: dict[str, str]) -> str:
+    """Return the text of a message that is not the first.
+
+    An answer follows its prompt directly, as it is sampled; others begin a line.
+    """
+    content = message["content"]
+    return content if message["role"] == "assistant" else "\n" + content
+
+
+def _end_tokens(tokenizer: Tokenizer, config: DataConfig) -> list[int]:
+    if not config.add_eos:
+        return []
+    if tokenizer.eos_token_id is None:
+        raise DataError(
+            "data.add_eos is true but the tokenizer has no EOS token: set it to false, "
+            "or use another tokenizer"
+        )
+    return [tokenizer.eos_token_id]
+
+
+def _from_texts(
+    rows: Rows, column: str, tokenizer: Tokenizer, config: DataConfig, name: str
+) -> list[DatumSpec]:
+    texts = [text_of(row, column, index, name) for index, row in enumerate(rows)]
+    end = _end_tokens(tokenizer, config)
+    tokens = TextEncoder(tokenizer, config.add_bos).starts(texts)
+    return [
+        _datum(
+            index,
+            [{"role": "assistant", "content": text}],
+            ids + end,
+            [1] * len(ids + end),
+            row,
+        )
+        for index, (text, ids, row) in enumerate(zip(texts, tokens, rows, strict=True))
+    ]
+
+
+def _datum(
+    index: int,
+    log: Sequence[dict[str, str]],
+    ids: list[int],
+    mask: list[int],
+    row: Row,
+) -> DatumSpec:
+    messages: list[dict[str, Any]] = [dict(message) for message in log]
+    return {
+        "message_log": messages,
+        "length": len(ids),
+        "extra_env_info": dict(row),
+        "loss_multiplier": 1.0,
+        "idx": index,
+        "token_ids": torch.tensor(ids, dtype=torch.int64),
+        "token_mask": torch.tensor(mask, dtype=torch.int64),
+    }

@@ -1,0 +1,164 @@
+"""Conversations and texts to tokens, knowing which token belongs to which message.
+
+A conversation is rendered as one text and tokenised once, so that no token differs from
+what the model sees at inference. Where a message begins and ends in the text is found
+by rendering its prefixes; offsets of the tokens then give each token its message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rl_algorithms.data.config import DataConfig
+from rl_algorithms.data.types import Tokenizer
+from rl_algorithms.errors import DataError
+from rl_models.tokens.chat import has_chat_template, render_chat
+
+__all__ = [
+    "Conversation",
+    "TextEncoder",
+    "encode_conversations",
+    "render_conversation",
+    "uses_chat_template",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """A rendered conversation."""
+
+    text: str
+    """What is tokenised."""
+    spans: tuple[tuple[int, int], ...]
+    """Characters of each message that the model itself would write in its place: the
+    content and the end of the turn, without the header."""
+
+
+def uses_chat_template(config: DataConfig, tokenizer: Tokenizer) -> bool:
+    """Whether prompts are formatted by a chat template.
+
+    Raises:
+        DataError: The configuration asks for one and the tokenizer has none.
+    """
+    if config.apply_chat_template is None:
+        return has_chat_template(tokenizer)
+    if config.apply_chat_template and not has_chat_template(tokenizer):
+        raise DataError(
+            "data.apply_chat_template is true but the tokenizer has no chat template: "
+            "set policy.tokenizer.chat_template, or data.apply_chat_template=false"
+        )
+    return config.apply_chat_template
+
+
+def render_conversation(
+    tokenizer: Tokenizer, messages: Sequence[dict[str, str]], places: Container[int]
+) -> Conversation:
+    """Render a whole conversation and find the spans of the messages at `places`.
+
+    Raises:
+        DataError: The template changes earlier messages when later ones come, so that
+            spans cannot be found.
+    """
+    text = render_chat(tokenizer, messages, add_generation_prompt=False)
+    spans = []
+    for place, message in enumerate(messages):
+        if place not in places:
+            spans.append((0, 0))
+            continue
+        head = ""
+        if place > 0:
+            head = render_chat(
+                tokenizer,
+                messages[:place],
+                add_generation_prompt=message["role"] == "assistant",
+            )
+        whole = (
+            text
+            if place + 1 == len(messages)
+            else render_chat(
+                tokenizer, messages[: place + 1], add_generation_prompt=False
+            )
+        )
+        if not (text.startswith(head) and text.startswith(whole)):
+            raise DataError(
+                f"the chat template writes message {place} ({message['role']}) "
+                "differently once later messages follow, so its tokens cannot be "
+                "found: train on the last answer only (data.only_unmask_final=true), "
+                "or use a template that leaves earlier messages as they are"
+            )
+        spans.append((len(head), len(whole)))
+    return Conversation(text, tuple(spans))
+
+
+def encode_conversations(
+    tokenizer: Tokenizer, conversations: Sequence[Conversation]
+) -> list[tuple[list[int], list[int]]]:
+    """Tokenise conversations.
+
+    Returns:
+        For each its tokens, and for each token the number of the message whose span it
+        lies in, or -1.
+    """
+    if not conversations:
+        return []
+    encoded = tokenizer(
+        [conversation.text for conversation in conversations],
+        add_special_tokens=False,
+        return_offsets_mapping=True,
+    )
+    return [
+        (list(ids), _messages_of_tokens(conversation.spans, offsets))
+        for conversation, ids, offsets in zip(
+            conversations,
+            encoded["input_ids"],
+            encoded["offset_mapping"],
+            strict=True,
+        )
+    ]
+
+
+def _messages_of_tokens(
+    spans: tuple[tuple[int, int], ...], offsets: Sequence[tuple[int, int]]
+) -> list[int]:
+    starts = np.fromiter((start for start, _ in offsets), np.int64, len(offsets))
+    owner = np.full(len(offsets), -1, np.int64)
+    for place, (start, end) in enumerate(spans):
+        owner[(starts >= start) & (starts < end)] = place
+    return owner.tolist()
+
+
+class TextEncoder:
+    """Tokenises plain text, in batches.
+
+    Args:
+        tokenizer: A Hugging Face tokenizer.
+        add_bos: Begin with the BOS token; default: if the tokenizer does so itself.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, add_bos: bool | None = None) -> None:
+        self._tokenizer = tokenizer
+        bos = tokenizer.bos_token_id
+        if add_bos is None:
+            # An empty text shows what the tokenizer adds by itself.
+            add_bos = bos is not None and bos in list(tokenizer("")["input_ids"])[:1]
+        elif add_bos and bos is None:
+            raise DataError(
+                "data.add_bos is true but the tokenizer has no BOS token: set it to "
+                "false, or use another tokenizer"
+            )
+        self._first: list[int] = [bos] if add_bos and bos is not None else []
+
+    def starts(self, texts: Sequence[str]) -> list[list[int]]:
+        """Tokenise texts that begin a sequence."""
+        return [self._first + ids for ids in self.continuations(texts)]
+
+    def continuations(self, texts: Sequence[str]) -> list[list[int]]:
+        """Tokenise texts that follow others."""
+        if not texts:
+            return []
+        encoded: Any = self._tokenizer(list(texts), add_special_tokens=False)
+        return [list(ids) for ids in encoded["input_ids"]]

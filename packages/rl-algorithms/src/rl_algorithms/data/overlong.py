@@ -1,0 +1,88 @@
+"""What to do with rows that have more tokens than fit; never silently."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rl_algorithms.data.config import DataConfig
+from rl_algorithms.data.dataset import ProcessedDataset
+from rl_algorithms.data.types import DatumSpec
+from rl_algorithms.errors import EmptyDatasetError, PromptTooLongError
+from rl_distributed.logging import get_logger
+
+__all__ = ["handle_overlong"]
+
+_logger = get_logger(__name__)
+
+
+def handle_overlong(
+    rows: Sequence[DatumSpec],
+    *,
+    max_length: int | None,
+    config: DataConfig,
+    name: str,
+    noun: str,
+) -> ProcessedDataset:
+    """Apply `config.on_overlong` to rows longer than `max_length` tokens.
+
+    Args:
+        rows: Processed rows.
+        max_length: Limit in tokens; none: no limit.
+        config: What to do.
+        name: Name of the dataset, for messages.
+        noun: What a row is: `prompt` or `demonstration`.
+
+    Raises:
+        PromptTooLongError: There are such rows, and they are an error.
+        EmptyDatasetError: No row is left.
+    """
+    over = [
+        row for row in rows if max_length is not None and row["length"] > max_length
+    ]
+    if not over or max_length is None:
+        return ProcessedDataset(rows, name=name, max_length=max_length)
+    longest = max(over, key=lambda row: row["length"])
+    finding = (
+        f"{len(over)} of {len(rows)} {noun}s of dataset {name} are longer than "
+        f"{max_length} tokens (the longest: row {longest['idx']} with "
+        f"{longest['length']})"
+    )
+    if config.on_overlong == "error" or (
+        config.on_overlong == "truncate" and noun == "prompt"
+    ):
+        cannot = (
+            "; a prompt cannot be truncated" if config.on_overlong == "truncate" else ""
+        )
+        raise PromptTooLongError(
+            f"{finding}{cannot}: leave them out with data.on_overlong=drop, raise "
+            "data.max_input_seq_length or policy.max_total_sequence_length, or shorten "
+            "them"
+        )
+    if config.on_overlong == "truncate":
+        kept = [_truncate(row, max_length) for row in rows]
+        _logger.warning("%s; they are cut at their end", finding)
+    else:
+        kept = [row for row in rows if row["length"] <= max_length]
+        _logger.warning("%s; they are left out", finding)
+    if not kept:
+        raise EmptyDatasetError(f"{finding}: none is left to train on; raise the limit")
+    return ProcessedDataset(
+        kept,
+        name=name,
+        num_source_rows=len(rows),
+        num_overlong=len(over),
+        max_length=max_length,
+    )
+
+
+def _truncate(row: DatumSpec, max_length: int) -> DatumSpec:
+    if row["length"] <= max_length:
+        return row
+    cut = row.copy()
+    cut["token_ids"] = row["token_ids"][:max_length]
+    cut["token_mask"] = row["token_mask"][:max_length]
+    cut["length"] = max_length
+    # A row whose learned part is gone would only count as empty.
+    if not bool(cut["token_mask"].any()):
+        cut["loss_multiplier"] = 0.0
+    return cut

@@ -1,0 +1,68 @@
+"""Rows of a dataset once they are processed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NotRequired, Protocol, TypedDict
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["DatumSpec", "LLMMessageLogType", "Row", "Rows", "Tokenizer"]
+
+LLMMessageLogType = list[dict[str, Any]]
+"""Messages with `role` and `content`; `token_ids`, `token_loss_mask` and
+`generation_logprobs` are tensors of one length where present."""
+
+Row = Mapping[str, Any]
+"""One row of a dataset by column name."""
+Rows = Sequence[Row]
+"""A dataset as loaded."""
+
+
+class DatumSpec(TypedDict):
+    """One processed row."""
+
+    message_log: LLMMessageLogType
+    """The conversation: up to the prompt, or the whole demonstration."""
+    length: int
+    """Tokens of the message log."""
+    extra_env_info: dict[str, Any]
+    """All columns of the row, which the environment is given; `answer` among them."""
+    loss_multiplier: float
+    """Weight of the row in the loss; 0 leaves it out."""
+    idx: int
+    """Place of the row in its dataset."""
+    token_ids: Tensor
+    """[length] int64: the tokens of the whole message log."""
+    token_mask: NotRequired[Tensor]
+    """[length] 1 where a demonstration's token is learned."""
+    task_name: NotRequired[str]
+    """Environment of the row, where there are several."""
+    stop_strings: NotRequired[list[str] | None]
+    """Texts that end the row's answer."""
+
+
+class Tokenizer(Protocol):
+    """What data and rollouts need of a Hugging Face tokenizer."""
+
+    eos_token_id: int | None
+    pad_token_id: int | None
+    bos_token_id: int | None
+    chat_template: Any
+
+    def __call__(self, text: Any, **kwargs: Any) -> Any:
+        """Tokenise one text or several."""
+        ...
+
+    def decode(self, token_ids: Any, **kwargs: Any) -> Any:
+        """Turn tokens of one row into text."""
+        ...
+
+    def batch_decode(self, sequences: Any, **kwargs: Any) -> list[str]:
+        """Turn tokens of several rows into texts."""
+        ...
+
+    def apply_chat_template(self, conversation: Any, **kwargs: Any) -> Any:
+        """Render a conversation."""
+        ...

@@ -1,0 +1,71 @@
+"""Exceptions of rl-algorithms.
+
+```
+rl_distributed.DistributedError
+├── rl_distributed.UserError             input the caller can mend (exit code 2)
+│   ├── DataError            ValueError         a dataset, a row or a column
+│   │   ├── DatasetNotFoundError FileNotFoundError   no such file, folder or hub name
+│   │   ├── ColumnError      LookupError        a column is missing or has a wrong type
+│   │   ├── EmptyDatasetError                   nothing (left) to train on
+│   │   └── PromptTooLongError                  more tokens than the context has
+│   └── LossInputError       ValueError         a column that a loss needs is missing
+└── AlgorithmError           RuntimeError       training cannot go on
+    ├── RolloutError                            too many rows of a rollout failed
+    └── NoLearningSignalError                   no group of answers differs in reward
+```
+
+Each also inherits the builtin that it replaces, and all can be pickled, because they
+cross processes.
+"""
+
+from __future__ import annotations
+
+from rl_distributed.errors import DistributedError, UserError
+
+__all__ = [
+    "AlgorithmError",
+    "ColumnError",
+    "DataError",
+    "DatasetNotFoundError",
+    "EmptyDatasetError",
+    "LossInputError",
+    "NoLearningSignalError",
+    "PromptTooLongError",
+    "RolloutError",
+]
+
+
+class DataError(UserError, ValueError):
+    """A dataset, one of its rows or one of its columns is wrong."""
+
+
+class DatasetNotFoundError(DataError, FileNotFoundError):
+    """No file, folder or hub dataset of that name can be read."""
+
+
+class ColumnError(DataError, LookupError):
+    """A column is missing, or its values have the wrong type."""
+
+
+class EmptyDatasetError(DataError):
+    """A dataset has no row, or none is left after over-long ones were dropped."""
+
+
+class PromptTooLongError(DataError):
+    """A prompt has more tokens than the context can hold."""
+
+
+class LossInputError(UserError, ValueError):
+    """A batch lacks a column that the configured loss needs, or shapes differ."""
+
+
+class AlgorithmError(DistributedError, RuntimeError):
+    """Training cannot go on, though the input was well formed."""
+
+
+class RolloutError(AlgorithmError):
+    """Generation or environment gave no row that can be trained on."""
+
+
+class NoLearningSignalError(AlgorithmError):
+    """All answers of every group earn the same reward, so nothing can be learned."""

@@ -1,0 +1,168 @@
+"""Which rows of a batch are worth training on.
+
+Filters return masks and counts; they never drop a row silently.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rl_algorithms.advantages.baselines import calculate_baseline_and_std_per_group
+from rl_algorithms.errors import NoLearningSignalError
+from rl_distributed.batched_data_dict import BatchedDataDict
+
+__all__ = [
+    "DynamicSamplingBuffer",
+    "mask_overlong",
+    "mask_sequence_logprob_error",
+    "rows_with_variance",
+]
+
+
+def rows_with_variance(
+    rewards: Tensor, group_index: Tensor, valid_mask: Tensor | None = None
+) -> Tensor:
+    """Return [N] booleans: does the row's group have rewards that differ?
+
+    Groups whose answers all earn the same have advantage 0 and teach nothing.
+    """
+    _, std = calculate_baseline_and_std_per_group(
+        group_index,
+        rewards.to(torch.float64),
+        valid_mask,
+        leave_one_out_baseline=False,
+    )
+    return std > 0
+
+
+def mask_overlong(sample_mask: Tensor, truncated: Tensor) -> tuple[Tensor, int]:
+    """Take answers that were cut off out of the loss (DAPO's overlong filtering).
+
+    Returns:
+        The new sample mask, and how many rows it lost.
+    """
+    dropped = truncated.bool() & (sample_mask != 0)
+    return sample_mask.masked_fill(dropped, 0), int(dropped.sum())
+
+
+def mask_sequence_logprob_error(
+    sample_mask: Tensor,
+    token_mask: Tensor,
+    generation_logprobs: Tensor,
+    prev_logprobs: Tensor,
+    threshold: float,
+) -> tuple[Tensor, int]:
+    """Take rows out whose mean `exp|sampler - trainer|` is above `threshold`.
+
+    Args:
+        sample_mask: [N].
+        token_mask: [N, S].
+        generation_logprobs: [N, S].
+        prev_logprobs: [N, S].
+        threshold: 1 is perfect agreement.
+
+    Returns:
+        The new sample mask, and how many rows it lost.
+    """
+    trained = token_mask != 0
+    error = torch.where(trained, (generation_logprobs - prev_logprobs).abs().exp(), 0.0)
+    mean = error.sum(-1) / trained.sum(-1).clamp(min=1)
+    # "not <=" also catches NaN.
+    dropped = ~(mean <= threshold) & (sample_mask != 0)
+    return sample_mask.masked_fill(dropped, 0), int(dropped.sum())
+
+
+class DynamicSamplingBuffer:
+    """Collects groups with variance until a training batch is full (DAPO).
+
+    At most `max_gen_batches` generation batches go into one training batch. What is
+    left over when it is full is dropped, as its weights would be stale, and counted.
+
+    Args:
+        num_rows: Rows of a training batch.
+        max_gen_batches: Generation batches that may be spent on it.
+        pad_values: What to pad columns with, by name.
+    """
+
+    def __init__(
+        self,
+        num_rows: int,
+        max_gen_batches: int,
+        pad_values: dict[str, int | float] | None = None,
+    ) -> None:
+        self._num_rows, self._max_gen_batches = num_rows, max_gen_batches
+        self._pad_values = dict(pad_values or {})
+        self._batches: list[BatchedDataDict[Any]] = []
+        self._num_kept = 0
+        self.num_gen_batches = 0
+        """Generation batches seen since the last `take`."""
+        self.num_generated = 0
+        """Rows seen since the last `take`."""
+
+    @property
+    def is_full(self) -> bool:
+        """Whether `take` has a whole training batch to give."""
+        return self._num_kept >= self._num_rows
+
+    def add(self, rows: BatchedDataDict[Any]) -> bool:
+        """Keep the rows whose group has variance.
+
+        Args:
+            rows: Columns `rewards`, `group_index` and `sample_mask` among others; rows
+                of a group are together.
+
+        Returns:
+            Whether the training batch is full.
+
+        Raises:
+            NoLearningSignalError: The last generation batch did not fill it.
+        """
+        keep = rows_with_variance(
+            rows["rewards"], rows["group_index"], rows["sample_mask"]
+        )
+        kept = rows.select_indices(keep.nonzero().flatten())
+        self.num_gen_batches += 1
+        self.num_generated += rows.size
+        if kept.size:
+            self._batches.append(kept)
+            self._num_kept += kept.size
+        if not self.is_full and self.num_gen_batches >= self._max_gen_batches:
+            raise NoLearningSignalError(
+                f"dynamic sampling found {self._num_kept} of {self._num_rows} rows "
+                f"with different rewards in their group after {self.num_gen_batches} "
+                "generation batches (dynamic_sampling_max_gen_batches): the task is "
+                "too easy or too hard for the model; change the data, sample more "
+                "answers per prompt, or raise the limit"
+            )
+        return self.is_full
+
+    def take(self) -> tuple[BatchedDataDict[Any], dict[str, float]]:
+        """Hand out the training batch and start the next one.
+
+        Group indices are renumbered in order of appearance, since each generation batch
+        counts its groups from 0.
+
+        Returns:
+            The rows, and metrics of the filter.
+        """
+        offset = 0
+        for batch in self._batches:
+            groups = batch["group_index"]
+            batch["group_index"] = groups + offset
+            offset += int(groups.max()) + 1
+        rows: BatchedDataDict[Any] = BatchedDataDict.from_batches(
+            self._batches, pad_value_dict=self._pad_values
+        )
+        metrics = {
+            "dynamic_sampling_num_gen_batches": float(self.num_gen_batches),
+            "dynamic_sampling_kept_rate": self._num_kept / max(self.num_generated, 1),
+            "dynamic_sampling_num_discarded": float(
+                max(self._num_kept - self._num_rows, 0)
+            ),
+        }
+        self._batches, self._num_kept = [], 0
+        self.num_gen_batches, self.num_generated = 0, 0
+        return rows.slice(0, min(self._num_rows, rows.size)), metrics

@@ -1,0 +1,39 @@
+"""Loss functions: pure functions of log-probabilities, masks and advantages.
+
+Every reduction divides by the *global* count of valid tokens or sequences, so the
+losses of micro-batches and of ranks add up to the loss of the whole batch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rl_algorithms.losses.clipped_pg import ClippedPGLossFn
+    from rl_algorithms.losses.config import ClippedPGLossConfig
+    from rl_algorithms.losses.kl import calculate_kl
+    from rl_algorithms.losses.nll import NLLLossFn
+    from rl_algorithms.losses.reductions import masked_mean
+
+__all__ = [
+    "ClippedPGLossConfig",
+    "ClippedPGLossFn",
+    "NLLLossFn",
+    "calculate_kl",
+    "masked_mean",
+]
+
+_MODULES = {
+    "ClippedPGLossConfig": "config",
+    "ClippedPGLossFn": "clipped_pg",
+    "NLLLossFn": "nll",
+    "calculate_kl": "kl",
+    "masked_mean": "reductions",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

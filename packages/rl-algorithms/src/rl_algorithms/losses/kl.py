@@ -1,0 +1,57 @@
+"""Estimators of the KL divergence from samples (http://joschu.net/blog/kl-approx.html).
+
+With tokens sampled from the policy and `r = log p_ref - log p`:
+k1 = -r (unbiased, high variance), k2 = r^2 / 2 (biased, low variance),
+k3 = e^r - 1 - r (unbiased, low variance, never negative).
+"""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import torch
+from torch import Tensor
+
+from rl_algorithms.errors import LossInputError
+from rl_algorithms.losses.config import KLType
+
+__all__ = ["calculate_kl"]
+
+
+def calculate_kl(
+    logprobs: Tensor,
+    logprobs_reference: Tensor,
+    kl_type: KLType = "k3",
+    input_clamp_value: float | None = 20.0,
+    output_clamp_value: float | None = 10.0,
+    weights: Tensor | None = None,
+) -> Tensor:
+    """Estimate KL(policy || reference) per token.
+
+    Args:
+        logprobs: Log-probs of the policy.
+        logprobs_reference: Log-probs of the reference for the same tokens.
+        kl_type: `k1`, `k2` or `k3`.
+        input_clamp_value: Bound on the absolute difference of log-probs.
+        output_clamp_value: Bound on the absolute estimate.
+        weights: Importance weights that the estimates are multiplied by.
+
+    Returns:
+        Estimates of the shape of `logprobs`.
+    """
+    log_ratio = logprobs_reference - logprobs
+    if input_clamp_value is not None:
+        log_ratio = log_ratio.clamp(-input_clamp_value, input_clamp_value)
+    if kl_type == "k1":
+        kl = -log_ratio
+    elif kl_type == "k2":
+        kl = 0.5 * log_ratio.square()
+    elif kl_type == "k3":
+        kl = torch.expm1(log_ratio) - log_ratio
+    else:
+        raise LossInputError(
+            f"kl_type must be one of {', '.join(get_args(KLType))}: got {kl_type!r}"
+        )
+    if output_clamp_value is not None:
+        kl = kl.clamp(-output_clamp_value, output_clamp_value)
+    return kl if weights is None else kl * weights

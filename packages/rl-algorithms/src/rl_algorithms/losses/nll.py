@@ -1,0 +1,54 @@
+"""Negative log-likelihood of demonstrations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rl_algorithms.losses.columns import TokenColumns
+from rl_algorithms.losses.reductions import masked_mean
+from rl_distributed.metrics.values import MetricValue, Sum
+from rl_models.types import LossInputType, LossType
+
+__all__ = ["NLLLossFn"]
+
+
+class NLLLossFn:
+    """Cross-entropy averaged over the trained tokens of the global batch."""
+
+    loss_type = LossType.TOKEN_LEVEL
+    input_type = LossInputType.LOGPROB
+
+    def __call__(
+        self,
+        data: Mapping[str, Any],
+        global_valid_seqs: Tensor,
+        global_valid_toks: Tensor,
+        **inputs: Tensor,
+    ) -> tuple[Tensor, dict[str, MetricValue]]:
+        """Give this micro-batch's share of the loss, and its metrics.
+
+        Args:
+            data: `token_mask` [B, S] and `sample_mask` [B].
+            global_valid_seqs: Not used.
+            global_valid_toks: Trained tokens of the global batch.
+            inputs: `next_token_logprobs` [B, S-1].
+        """
+        columns = TokenColumns.read(data, inputs, needed_by="NLLLossFn")
+        loss = -masked_mean(
+            columns.logprobs,
+            columns.mask,
+            global_normalization_factor=global_valid_toks,
+        )
+        with torch.no_grad():
+            numbers = torch.stack(
+                (loss.detach(), columns.mask.sum(), columns.sample_mask.sum())
+            ).tolist()
+        return loss, {
+            "loss": Sum(numbers[0]),
+            "num_unmasked_tokens": Sum(numbers[1]),
+            "num_valid_samples": Sum(numbers[2]),
+        }

@@ -1,0 +1,45 @@
+"""Masked averages that stay finite and exact."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+__all__ = ["masked_mean", "masked_sum"]
+
+
+def masked_sum(
+    values: Tensor, mask: Tensor, dim: int | tuple[int, ...] | None = None
+) -> Tensor:
+    """Sum `values` weighted by `mask`; what lies under a 0 may even be NaN."""
+    weighted = torch.where(mask != 0, values * mask, 0.0)
+    return weighted.sum() if dim is None else weighted.sum(dim)
+
+
+def masked_mean(
+    values: Tensor,
+    mask: Tensor,
+    dim: int | tuple[int, ...] | None = None,
+    global_normalization_factor: Tensor | float | None = None,
+) -> Tensor:
+    """Average `values` where `mask` is 1.
+
+    Args:
+        values: Any shape.
+        mask: Broadcastable to `values`; 0/1, or weights.
+        dim: Dimensions to reduce; all of them by default.
+        global_normalization_factor: Count to divide by instead of `mask.sum(dim)`: the
+            count of the whole batch, so that parts of it add up.
+
+    Returns:
+        The average; exactly 0 (with zero gradient) where nothing is counted.
+    """
+    total = masked_sum(values, mask, dim)
+    if global_normalization_factor is None:
+        full = mask.expand_as(values)
+        count: Tensor | float = full.sum() if dim is None else full.sum(dim)
+    else:
+        count = global_normalization_factor
+    if isinstance(count, Tensor):
+        return total / torch.where(count == 0, torch.ones_like(count), count)
+    return total / (count if count != 0 else 1.0)

@@ -1,0 +1,120 @@
+"""`TokenRows`: the tokens of N conversations, grown turn by turn, all in columns.
+
+Sampled tokens are copied as they are; they never pass through text. Shapes: N rows, S
+tokens wide, M active rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+__all__ = ["TokenRows"]
+
+
+class TokenRows:
+    """Token columns of conversations.
+
+    Args:
+        input_ids: [N, S] prompts, right-padded.
+        input_lengths: [N].
+        pad_token_id: What lies behind the end of a row.
+    """
+
+    def __init__(
+        self, input_ids: Tensor, input_lengths: Tensor, pad_token_id: int
+    ) -> None:
+        self.input_ids = input_ids
+        self.lengths = input_lengths
+        self.prompt_lengths = input_lengths
+        self.token_mask = torch.zeros(input_ids.shape, dtype=torch.float32)
+        self.logprobs = torch.zeros(input_ids.shape, dtype=torch.float32)
+        self._pad = pad_token_id
+
+    def add_sampled(
+        self,
+        active: Tensor | None,
+        output_ids: Tensor,
+        lengths: Tensor,
+        logprobs: Tensor,
+    ) -> None:
+        """Take over the rows that a generator gave back.
+
+        Args:
+            active: [M] which rows they are; none: all, in order.
+            output_ids: [M, S'] input and sampled tokens, right-padded.
+            lengths: [M] tokens of each.
+            logprobs: [M, S'] of the sampled tokens, 0.0 elsewhere.
+        """
+        position = torch.arange(output_ids.shape[1])
+        before = self.lengths if active is None else self.lengths[active]
+        sampled = (position >= before[:, None]) & (position < lengths[:, None])
+        if active is None and not self.token_mask.any():
+            self.input_ids = output_ids
+            self.logprobs = logprobs.to(torch.float32)
+            self.token_mask = sampled.to(torch.float32)
+            self.lengths = lengths
+            return
+        self._widen(output_ids.shape[1])
+        rows = torch.arange(len(self.lengths)) if active is None else active
+        width = output_ids.shape[1]
+        for column, values in (
+            (self.input_ids, output_ids),
+            (self.logprobs, logprobs.to(torch.float32)),
+            (self.token_mask, sampled.to(torch.float32)),
+        ):
+            held = column[rows, :width]
+            column[rows, :width] = torch.where(sampled, values, held)
+        self.lengths = self.lengths.index_copy(0, rows, lengths)
+
+    def append(self, rows: Tensor, tokens: Sequence[Sequence[int]]) -> None:
+        """Append tokens that were not sampled: what the environment said.
+
+        Args:
+            rows: [M] which rows.
+            tokens: M token lists.
+        """
+        counts = np.fromiter((len(row) for row in tokens), np.int64, len(tokens))
+        start = self.lengths[rows].numpy()
+        self._widen(int((start + counts).max(initial=0)))
+        flat = np.fromiter(
+            (token for row in tokens for token in row), np.int64, int(counts.sum())
+        )
+        row_of = np.repeat(rows.numpy(), counts)
+        first = np.repeat(np.cumsum(counts) - counts, counts)
+        column_of = np.repeat(start, counts) + np.arange(len(flat)) - first
+        self.input_ids[torch.from_numpy(row_of), torch.from_numpy(column_of)] = (
+            torch.from_numpy(flat)
+        )
+        self.lengths = self.lengths.index_add(0, rows, torch.from_numpy(counts))
+
+    def select(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Return tokens and lengths of some rows, as narrow as they allow."""
+        lengths = self.lengths[rows]
+        width = int(lengths.max()) if len(lengths) else 0
+        return self.input_ids[rows, :width], lengths
+
+    def cut(self, limit: int) -> Tensor:
+        """Cut rows at `limit` tokens, and return [N] booleans: which ones lost some."""
+        over = self.lengths > limit
+        if bool(over.any()):
+            self.input_ids = self.input_ids[:, :limit].contiguous()
+            self.token_mask = self.token_mask[:, :limit].contiguous()
+            self.logprobs = self.logprobs[:, :limit].contiguous()
+            self.lengths = self.lengths.clamp(max=limit)
+        return over
+
+    def _widen(self, width: int) -> None:
+        missing = width - self.input_ids.shape[1]
+        if missing > 0:
+            pad = torch.nn.functional.pad
+            self.input_ids = pad(self.input_ids, (0, missing), value=self._pad)
+            self.token_mask = pad(self.token_mask, (0, missing))
+            self.logprobs = pad(self.logprobs, (0, missing))
+        else:
+            # The generator's columns may be shared with others, or read-only.
+            self.input_ids = self.input_ids.clone()
+            self.logprobs = self.logprobs.clone()

@@ -1,0 +1,142 @@
+"""The trainer of supervised fine-tuning."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar
+
+from rl_algorithms.data import DataModule
+from rl_algorithms.losses import NLLLossFn
+from rl_algorithms.rollout import RolloutConfig, RolloutEngine
+from rl_algorithms.sft.config import SFTConfig
+from rl_algorithms.trainers.answers import validate_by_answers
+from rl_algorithms.trainers.base import BaseTrainer
+from rl_algorithms.trainers.components import Needs
+from rl_algorithms.trainers.data_limits import keep_small_data
+from rl_algorithms.trainers.schedule import EarlyStop, ValidationSchedule
+from rl_algorithms.trainers.training_rows import (
+    count_tokens,
+    pad_to_plan,
+    train_metrics,
+)
+from rl_algorithms.trainers.validation import ValidationResult
+
+__all__ = ["SFTTrainer"]
+
+
+class SFTTrainer(BaseTrainer[SFTConfig]):
+    """Supervised fine-tuning on prompts with answers, conversations or plain text."""
+
+    algorithm: ClassVar[str] = "sft"
+    config_class: ClassVar[type[SFTConfig]] = SFTConfig
+
+    def _needs(self, has_environment: bool) -> Needs:
+        samples = has_environment and self.config.policy.generation is not None
+        return Needs(generation=samples, environment=samples)
+
+    def _load_data(self, dataset: Any, val_dataset: Any) -> tuple[Any, Any]:
+        settings, policy = self.config.sft, self.config.policy
+        size = settings.val_global_batch_size
+        tokenizer = self.components.tokenizer
+        data = DataModule(
+            keep_small_data(self.config.data, dataset, self.plan.num_prompts),
+            tokenizer,
+            kind="demonstrations",
+            batch_size=self.plan.num_prompts,
+            val_batch_size=size,
+            max_length=policy.max_total_sequence_length,
+            seed=self.config.seed,
+            train=dataset,
+            validation=val_dataset,
+            max_val_rows=settings.val_batches and settings.val_batches * size,
+        )
+        if data.validation_dataset is None:
+            return data.train_loader, None
+        prompts = None
+        if self.needs.generation and policy.generation is not None:
+            rows = [datum["extra_env_info"] for datum in data.validation_dataset]
+            prompt_data = DataModule(
+                self.config.data.replace(
+                    shuffle=False, drop_last=False, split_validation_size=0
+                ),
+                tokenizer,
+                kind="prompts",
+                batch_size=len(rows),
+                max_length=policy.max_total_sequence_length
+                - policy.generation.max_new_tokens,
+                train=rows,
+            )
+            prompts = prompt_data.train_loader
+            self.sample_prompt = prompt_data.train_dataset[0]
+        return data.train_loader, (data.validation_loader(), prompts)
+
+    def _limits(self) -> tuple[int | None, int | None]:
+        return self.config.sft.max_num_epochs, self.config.sft.max_num_steps
+
+    def _validation_schedule(self) -> ValidationSchedule:
+        s = self.config.sft
+        return ValidationSchedule(
+            s.val_period, s.val_start_at, s.val_at_start, s.val_at_end
+        )
+
+    def _early_stop(self) -> EarlyStop:
+        s = self.config.sft
+        metric, threshold = s.stop_at_validation_metric, s.stop_at_validation_threshold
+        if metric is None or threshold is None:
+            return EarlyStop()
+        return EarlyStop(metric, threshold, higher_is_better="loss" not in metric)
+
+    def _build_loss(self) -> NLLLossFn:
+        return NLLLossFn()
+
+    def _setup_algorithm(self) -> None:
+        self._loss = self._build_loss()
+        self._rollouts = None
+        if self.components.generation is not None:
+            self._rollouts = RolloutEngine(
+                self.components.generation,
+                self.components.environment,
+                self.components.tokenizer,
+                RolloutConfig(
+                    max_total_sequence_length=(
+                        self.config.policy.max_total_sequence_length
+                    ),
+                ),
+                use_chat_template=self.config.data.apply_chat_template,
+            )
+
+    def _train_step(self, batch: Any) -> Mapping[str, Any]:
+        metrics: dict[str, Any] = dict(count_tokens(batch))
+        rows, rows_per_step = pad_to_plan(batch, self.plan)
+        output = self.train_policy(rows, self._loss, rows_per_step)
+        return metrics | train_metrics(output)
+
+    def _validate(self, loader: Any) -> ValidationResult:
+        examples, prompts = loader
+        metrics = self._validation_loss(examples)
+        if self._rollouts is None or prompts is None:
+            return ValidationResult(metrics)
+        self.sync_weights()
+        generation = self.config.policy.generation
+        assert generation is not None
+        answers = validate_by_answers(
+            self._rollouts,
+            prompts,
+            num_generations=1,
+            seed=self.config.seed,
+            greedy=self.config.sft.val_greedy,
+            sampling=generation.sampling_params(validation=True),
+        )
+        return ValidationResult({**answers.metrics, **metrics}, answers.samples)
+
+    def _validation_loss(self, batches: Iterable[Any]) -> dict[str, Any]:
+        """Return the loss over all tokens of the batches."""
+        total = count = 0.0
+        for batch in batches:
+            num_tokens = count_tokens(batch)["num_valid_tokens"]
+            output = self.components.policy.train(
+                batch, self._loss, eval_mode=True, gbs=batch.size
+            )
+            total += float(output["loss"].mean()) * num_tokens
+            count += num_tokens
+        return {"val_loss": total / count if count else 0.0, "num_tokens": count}

@@ -1,0 +1,96 @@
+"""What a trainer must hold, as a check that runs on anybody's trainer."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rl_algorithms.trainers.base import BaseTrainer
+from rl_algorithms.trainers.callbacks import Callback
+from rl_algorithms.trainers.result import TrainResult
+from rl_algorithms.trainers.run_folder import Resume
+from rl_algorithms.trainers.state import TrainerState
+
+__all__ = ["check_trainer", "weights_digest"]
+
+
+def weights_digest(checkpoint: Path) -> str:
+    """Return a digest of all files of a checkpoint's weights."""
+    digest = hashlib.sha256()
+    for path in sorted((checkpoint / "policy" / "weights").rglob("*")):
+        if path.is_file():
+            digest.update(path.name.encode())
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+class _Order(Callback):
+    """Notes the hooks that belong together in pairs."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def on_train_begin(self, trainer: BaseTrainer[Any], state: TrainerState) -> None:
+        self.calls.append("train_begin")
+
+    def on_train_end(self, trainer: BaseTrainer[Any], state: TrainerState) -> None:
+        self.calls.append("train_end")
+
+    def on_step_begin(self, trainer: BaseTrainer[Any], state: TrainerState) -> None:
+        self.calls.append("step_begin")
+
+    def on_step_end(
+        self, trainer: BaseTrainer[Any], state: TrainerState, metrics: Any
+    ) -> None:
+        self.calls.append("step_end")
+
+
+def check_trainer(
+    make: Callable[[int, Path], BaseTrainer[Any]],
+    fit: Callable[[BaseTrainer[Any], list[Callback], Resume], TrainResult],
+    folder: Path,
+    *,
+    num_steps: int = 2,
+) -> None:
+    """Check that a trainer trains, calls its hooks, and resumes bitwise.
+
+    Args:
+        make: Makes a trainer that ends after so many steps and writes to that folder.
+        fit: Calls its `fit` with these callbacks and this `resume`.
+        folder: An empty folder for the runs.
+        num_steps: Steps before the break, and as many after it.
+
+    Raises:
+        AssertionError: The trainer breaks a rule; the message says which.
+    """
+    order = _Order()
+    whole = fit(make(2 * num_steps, folder / "whole"), [order], False)
+    steps = ["step_begin", "step_end"] * (2 * num_steps)
+    assert order.calls == ["train_begin", *steps, "train_end"], (
+        f"hooks must come in pairs, once per step: got {order.calls}"
+    )
+    assert whole.steps == 2 * num_steps, (
+        f"the run must take {2 * num_steps} steps: it took {whole.steps}"
+    )
+    fit(make(num_steps, folder / "parts"), [], False)
+    parts = fit(make(2 * num_steps, folder / "parts"), [], True)
+    assert whole.checkpoint_path is not None, "the run must leave a checkpoint"
+    assert parts.checkpoint_path is not None, "a resumed run must leave a checkpoint"
+    assert weights_digest(parts.checkpoint_path) == weights_digest(
+        whole.checkpoint_path
+    ), (
+        f"{2 * num_steps} steps and {num_steps} steps, resumed, must give the same "
+        "weights: derive every seed from the run's seed and the step"
+    )
+    assert _of_training(parts) == _of_training(whole), (
+        "a resumed run must have the metrics of the unbroken one"
+    )
+
+
+def _of_training(result: TrainResult) -> list[dict[str, float]]:
+    return [
+        {key: value for key, value in record.items() if key.startswith("train:")}
+        for record in result.history
+    ]

@@ -1,0 +1,1 @@
+"""The trainer loop that all algorithms share."""

@@ -1,0 +1,106 @@
+"""What an algorithm says about itself; the loop asks."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, ClassVar, Generic, TypeVar
+
+from rl_algorithms.trainers.batch_plan import BatchPlan
+from rl_algorithms.trainers.components import Components, Needs
+from rl_algorithms.trainers.config import TrainerConfig
+from rl_algorithms.trainers.loss import StaticLoss
+from rl_algorithms.trainers.schedule import EarlyStop, ValidationSchedule
+from rl_algorithms.trainers.validation import ValidationResult
+
+__all__ = ["Algorithm", "ConfigT"]
+
+ConfigT = TypeVar("ConfigT", bound=TrainerConfig)
+DEFAULT_BATCH_SIZE = 32
+
+
+class Algorithm(ABC, Generic[ConfigT]):
+    """The methods that a trainer overrides: all begin with one underscore.
+
+    Only `_load_data` and `_train_step` have no default.
+    """
+
+    algorithm: ClassVar[str]
+    """Name of the algorithm."""
+    config_class: ClassVar[type[TrainerConfig]]
+    """Class of its configuration."""
+
+    config: ConfigT
+    components: Components
+    """Policy, generation, environment, tokenizer: there from `_setup_algorithm` on."""
+    needs: Needs
+    sample_prompt: Mapping[str, Any] | None = None
+    """A processed prompt on which the reward function is tried."""
+
+    @abstractmethod
+    def _train_step(self, batch: Any) -> Mapping[str, Any]:
+        """Do one step and return its metrics, names without prefix.
+
+        `num_samples`, `num_tokens` and `num_valid_tokens` also feed the counters of the
+        state and the figures per second.
+        """
+
+    def _build_loss(self) -> Any:
+        """Return the `LossFunction` that the policy trains with.
+
+        Default: the static method `_compute_loss` of the class.
+        """
+        return StaticLoss(self._compute_loss)
+
+    @staticmethod
+    def _compute_loss(
+        data: Any, global_valid_seqs: Any, global_valid_toks: Any, **inputs: Any
+    ) -> tuple[Any, Mapping[str, Any]]:
+        """Return a micro-batch's share of the loss, and metrics that add up.
+
+        It runs in the training workers, so it is static. `inputs` has
+        `next_token_logprobs` [B, S-1].
+        """
+        raise NotImplementedError(
+            "a trainer overrides _compute_loss (a static method) or _build_loss"
+        )
+
+    def _setup_algorithm(self) -> None:
+        """Make what the steps need; all components are there."""
+
+    def _needs(self, has_environment: bool) -> Needs:
+        """Say which components the algorithm uses.
+
+        Args:
+            has_environment: Whether anything was given that scores answers.
+        """
+        return Needs()
+
+    def _plan_batches(self) -> BatchPlan:
+        """Return the batch sizes; impossible ones raise ConfigError."""
+        size = self.config.policy.train_global_batch_size or DEFAULT_BATCH_SIZE
+        micro = self.config.policy.train_micro_batch_size
+        return BatchPlan(size, 1, size, self.config.num_ranks, micro)
+
+    @abstractmethod
+    def _load_data(self, dataset: Any, val_dataset: Any) -> tuple[Any, Any]:
+        """Return the loader of training batches and that of validation, or None.
+
+        It may set `sample_prompt`, a row on which the reward function is tried.
+        """
+
+    def _validation_schedule(self) -> ValidationSchedule:
+        """Say when to validate."""
+        return ValidationSchedule()
+
+    def _early_stop(self) -> EarlyStop:
+        """Say which validation ends the run."""
+        return EarlyStop()
+
+    def _validate(self, loader: Any) -> ValidationResult:
+        """Measure the policy on the batches of a loader, without training."""
+        raise NotImplementedError(f"{type(self).__name__} has no validation")
+
+    def _limits(self) -> tuple[int | None, int | None]:
+        """Return the largest number of epochs and of steps."""
+        return 1, None

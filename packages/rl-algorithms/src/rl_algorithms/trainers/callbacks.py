@@ -1,0 +1,227 @@
+"""Hooks into the trainer loop."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rl_distributed.errors import ConfigError
+from rl_distributed.logging import get_logger
+
+if TYPE_CHECKING:
+    from rl_algorithms.trainers.base import BaseTrainer
+    from rl_algorithms.trainers.state import TrainerState
+
+__all__ = ["Callback", "CallbackList", "LoggingCallback"]
+
+
+class Callback:
+    """Base of all callbacks; override what you need.
+
+    Every hook gets the trainer and its state. A hook may call
+    `trainer.request_stop("why")`, which ends the run after the current step. What a
+    hook raises ends the run; the message says which hook it was.
+
+    Order: `on_train_begin`, then per epoch `on_epoch_begin`, per step `on_step_begin`,
+    any number of `on_phase`, `on_step_end`, after it (when due) `on_validation_begin`,
+    `on_validation_end` and `on_checkpoint`, then `on_epoch_end`, at last
+    `on_train_end`. `on_exception` comes instead of what was left when something raised.
+    """
+
+    def on_train_begin(self, trainer: BaseTrainer[Any], state: TrainerState) -> None:
+        """Everything is built, nothing has been trained in this process."""
+
+    def on_train_end(self, trainer: BaseTrainer[Any], state: TrainerState) -> None:
+        """The loop is over; the policy is still there."""
+
+    def on_epoch_begin(self, trainer: BaseTrainer[Any], state: TrainerState) -> None:
+        """A pass over the data begins (`state.epoch` counts from 0)."""
+
+    def on_epoch_end(self, trainer: BaseTrainer[Any], state: TrainerState) -> None:
+        """A pass over the data has ended."""
+
+    def on_step_begin(self, trainer: BaseTrainer[Any], state: TrainerState) -> None:
+        """Step `state.step + 1` begins."""
+
+    def on_step_end(
+        self,
+        trainer: BaseTrainer[Any],
+        state: TrainerState,
+        metrics: Mapping[str, float],
+    ) -> None:
+        """Step `state.step` is done; `metrics` has names such as `train:loss`."""
+
+    def on_phase(
+        self,
+        trainer: BaseTrainer[Any],
+        state: TrainerState,
+        phase: str,
+        step: int,
+        total: int,
+    ) -> None:
+        """A phase begins, in step `step` of `total`; for progress displays.
+
+        Phases are `setup`, `generation`, `policy_training`, `validation`, ...: the
+        names of the timers.
+        """
+
+    def on_validation_begin(
+        self, trainer: BaseTrainer[Any], state: TrainerState
+    ) -> None:
+        """A validation begins."""
+
+    def on_validation_end(
+        self,
+        trainer: BaseTrainer[Any],
+        state: TrainerState,
+        metrics: Mapping[str, float],
+    ) -> None:
+        """A validation is done; `metrics` has names such as `val:accuracy`."""
+
+    def on_checkpoint(
+        self, trainer: BaseTrainer[Any], state: TrainerState, path: Path
+    ) -> None:
+        """A checkpoint is complete and will be found by `resume`."""
+
+    def on_exception(
+        self, trainer: BaseTrainer[Any], state: TrainerState, error: BaseException
+    ) -> None:
+        """The run ends by an exception (an `Interrupted` among them)."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a resumed run needs, as JSON values; {} when there is nothing."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take back what `state_dict` of an earlier run returned."""
+
+
+class CallbackList:
+    """Calls a hook of every callback, in order."""
+
+    def __init__(self, callbacks: Iterable[Callback]) -> None:
+        self._callbacks = list(callbacks)
+        for index, callback in enumerate(self._callbacks):
+            if not isinstance(callback, Callback):
+                raise ConfigError(
+                    f"callbacks[{index}] must be a rl_algorithms.Callback: got "
+                    f"{type(callback).__name__}; pass an instance of a subclass"
+                )
+
+    def __iter__(self) -> Iterator[Callback]:
+        return iter(self._callbacks)
+
+    def call(self, hook: str, trainer: BaseTrainer[Any], *arguments: Any) -> None:
+        """Call one hook; what it raises carries a note that names it."""
+        for callback in self._callbacks:
+            with _blame(callback, hook):
+                getattr(callback, hook)(trainer, trainer.state, *arguments)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the states by class name and position among that class."""
+        return {name: callback.state_dict() for name, callback in self._named()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Give each callback its state back; callbacks without one start afresh."""
+        for name, callback in self._named():
+            if name in state:
+                callback.load_state_dict(state[name])
+
+    def _named(self) -> Iterator[tuple[str, Callback]]:
+        counts: dict[str, int] = {}
+        for callback in self._callbacks:
+            name = type(callback).__name__
+            counts[name] = counts.get(name, 0) + 1
+            yield f"{name}/{counts[name]}", callback
+
+
+@contextmanager
+def _blame(callback: Callback, hook: str) -> Iterator[None]:
+    try:
+        yield
+    except BaseException as error:
+        error.add_note(f"raised by {type(callback).__name__}.{hook}")
+        raise
+
+
+class LoggingCallback(Callback):
+    """Writes one log line per step, validation and checkpoint.
+
+    Args:
+        every_n_steps: Steps between two lines.
+        metrics: Names to show, without their prefix; those that a step lacks are left
+            out.
+    """
+
+    def __init__(
+        self,
+        every_n_steps: int = 1,
+        metrics: tuple[str, ...] = (
+            "loss",
+            "val_loss",
+            "reward",
+            "accuracy",
+            "grad_norm",
+            "tokens_per_sec",
+        ),
+    ) -> None:
+        if every_n_steps < 1:
+            raise ConfigError(
+                "LoggingCallback: every_n_steps must be at least 1: got "
+                f"{every_n_steps}"
+            )
+        self._every_n_steps = every_n_steps
+        self._metrics = metrics
+        self._logger = get_logger("rl_algorithms.training")
+        self._started_s = time.monotonic()
+
+    def on_train_begin(self, trainer: BaseTrainer[Any], state: TrainerState) -> None:
+        """Start the clock."""
+        self._started_s = time.monotonic()
+        self._logger.info("run folder %s", trainer.run_dir)
+
+    def on_step_end(
+        self,
+        trainer: BaseTrainer[Any],
+        state: TrainerState,
+        metrics: Mapping[str, float],
+    ) -> None:
+        """Write the step's line."""
+        if state.step % self._every_n_steps:
+            return
+        shown = self._show(metrics, "train", "performance")
+        elapsed_s = time.monotonic() - self._started_s
+        self._logger.info(
+            "step %d/%d  %s  (%.1f s)",
+            state.step,
+            state.total_steps,
+            shown,
+            elapsed_s,
+        )
+
+    def on_validation_end(
+        self,
+        trainer: BaseTrainer[Any],
+        state: TrainerState,
+        metrics: Mapping[str, float],
+    ) -> None:
+        """Write the validation's line."""
+        shown = self._show(metrics, "val")
+        self._logger.info("validation at step %d  %s", state.step, shown)
+
+    def on_checkpoint(
+        self, trainer: BaseTrainer[Any], state: TrainerState, path: Path
+    ) -> None:
+        """Write where the checkpoint is."""
+        self._logger.info("checkpoint %s", path)
+
+    def _show(self, metrics: Mapping[str, float], *prefixes: str) -> str:
+        return "  ".join(
+            f"{name} {metrics[key]:.4g}"
+            for name in self._metrics
+            for key in (f"{prefix}:{name}" for prefix in prefixes)
+            if key in metrics
+        )

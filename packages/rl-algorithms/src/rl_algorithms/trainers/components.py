@@ -1,0 +1,296 @@
+"""The parts that a run consists of: built in order, closed in reverse.
+
+| part        | made of                     | lives in                           |
+|-------------|-----------------------------|------------------------------------|
+| cluster     | `cluster`                   | placement groups of Ray            |
+| policy      | `policy`                    | training workers                   |
+| generation  | `policy.generation`         | generation workers, same bundles   |
+| environment | `env`, a function, an object | a Ray actor, or the driver if given |
+| sync        | policy and generation       | the driver                         |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import ray
+
+import rl_envs
+import rl_models
+from rl_algorithms.trainers.config import TrainerConfig
+from rl_algorithms.trainers.pool import WorkerPool
+from rl_distributed.errors import ConfigError
+from rl_distributed.logging import get_logger
+from rl_distributed.ray_start import init_ray
+from rl_distributed.virtual_cluster import RayVirtualCluster
+from rl_models.policy.preflight import check_policy
+from rl_models.tokens.tokenizer import load_tokenizer
+
+__all__ = ["Components", "Needs", "start_components"]
+
+_logger = get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class Needs:
+    """Which components an algorithm uses."""
+
+    generation: bool = False
+    """It samples."""
+    environment: bool = False
+    """It scores what it samples."""
+    reference_policy: bool = False
+    """It compares with the initial weights."""
+
+
+@dataclass(frozen=True)
+class Components:
+    """The parts; None where there is none."""
+
+    cluster: Any = None
+    policy: Any = None
+    generation: Any = None
+    environment: Any = None
+    tokenizer: Any = None
+    sync: Any = None
+
+
+def choose_environment(
+    config: TrainerConfig,
+    reward_fn: Callable[..., Any] | None,
+    environment: Any,
+) -> Any:
+    """Return what scores answers: a function, an object, or the section `env`.
+
+    Raises:
+        ConfigError: There is none, or more than one.
+    """
+    given = {
+        "reward_fn": reward_fn,
+        "environment": environment,
+        "config section env": config.env,
+    }
+    named = [name for name, value in given.items() if value is not None]
+    if len(named) > 1 and named != ["environment", "config section env"]:
+        raise ConfigError(f"{' and '.join(named)} exclude each other: give one of them")
+    return next((value for value in given.values() if value is not None), None)
+
+
+def check_components(config: TrainerConfig, given: Components, needs: Needs) -> None:
+    """Find what can be known to be wrong before anything is started.
+
+    Raises:
+        UserError: A model folder, a backend, an environment or a size.
+    """
+    if given.policy is None:
+        check_policy(config.policy, config.num_ranks)
+    if needs.generation and given.generation is None:
+        if config.policy.generation is None:
+            raise ConfigError(
+                "policy.generation is null, but the run samples: give it max_new_tokens"
+            )
+        rl_models.get_generation_backend(config.policy.generation.backend)
+    if needs.environment and config.env is not None:
+        rl_envs.env_registry.get(config.env.name)
+
+
+def with_tokenizer(given: Components, config: TrainerConfig) -> Components:
+    """Load the model's tokenizer, unless one was given."""
+    if given.tokenizer is not None:
+        return given
+    settings = config.policy.tokenizer
+    name = settings.name or config.policy.model_name
+    return replace(given, tokenizer=load_tokenizer(name, settings.chat_template))
+
+
+class _Starter:
+    """Starts components and registers how each is closed."""
+
+    def __init__(self, config: TrainerConfig, closing: ExitStack) -> None:
+        self._config = config
+        self._closing = closing
+
+    def close_later(self, name: str, close: Callable[[], Any]) -> None:
+        """Close a component at the end, whatever happens to the others."""
+
+        def close_quietly() -> None:
+            try:
+                close()
+            except Exception:
+                _logger.exception("closing the %s failed", name)
+
+        self._closing.callback(close_quietly)
+
+    def cluster(self, num_groups: int, after_ray: Callable[[], None]) -> Any:
+        """Start Ray if it is not up, and section off a cluster."""
+        if not ray.is_initialized():
+            started = init_ray()
+            after_ray()
+            if started:
+                self.close_later("local Ray cluster", ray.shutdown)
+        cluster = RayVirtualCluster.from_config(
+            self._config.cluster, max_colocated_worker_groups=num_groups
+        )
+        self.close_later("cluster", cluster.shutdown)
+        return cluster
+
+    def policy(
+        self, cluster: Any, reference: bool, checkpoint: Path | None, kept: Any
+    ) -> Any:
+        """Start the training workers, or load the model into those that are there."""
+        weights, optimizer = _resume_paths(checkpoint)
+        settings: dict[str, Any] = {
+            "init_reference_model": reference,
+            "weights_path": weights,
+            "optimizer_path": optimizer,
+        }
+        if kept is not None:
+            kept.reload(self._config.policy, **settings)
+            return kept
+        policy = rl_models.TrainingPolicy(cluster, self._config.policy, **settings)
+        self.close_later("policy", policy.shutdown)
+        return policy
+
+    def generation(self, cluster: Any, kept: Any) -> Any:
+        """Start the generation workers, or load the model into those that are there."""
+        policy = self._config.policy
+        assert policy.generation is not None
+        settings: dict[str, Any] = {
+            "model_name": policy.model_name,
+            "tokenizer_name": policy.tokenizer.name,
+            "hf_config_overrides": policy.hf_config_overrides,
+            # The first weights come from the trainer, like all others.
+            "load_weights": False,
+        }
+        if kept is not None:
+            kept.reload(policy.generation, **settings)
+            return kept
+        generation = rl_models.GenerationPolicy(cluster, policy.generation, **settings)
+        self.close_later("generation", generation.shutdown)
+        return generation
+
+    def environment(self, chosen: Any) -> Any:
+        """Start the environment in an actor; an object is used where it is."""
+        if _is_environment(chosen):
+            return chosen
+        settings = self._config.env
+        if callable(chosen):
+            remote = rl_envs.RemoteEnvironment(chosen)
+        else:
+            assert settings is not None
+            remote = rl_envs.RemoteEnvironment(
+                settings.name,
+                settings.settings,
+                num_workers=settings.num_workers,
+                num_cpus=settings.num_cpus,
+                deadline_s=settings.deadline_s,
+            )
+        self.close_later("environment", remote.shutdown)
+        return remote
+
+
+def start_components(
+    config: TrainerConfig,
+    given: Components,
+    needs: Needs,
+    closing: ExitStack,
+    *,
+    checkpoint: Path | None,
+    environment: Any,
+    after_ray: Callable[[], None],
+    pool: WorkerPool | None = None,
+) -> Components:
+    """Start what an algorithm needs and was not given; worker groups start together.
+
+    Args:
+        config: The run's configuration.
+        given: Components to use as they are.
+        needs: What the algorithm uses.
+        closing: Gets the calls that close what is started here.
+        checkpoint: Where the policy's weights and optimizer state come from.
+        environment: What `choose_environment` chose.
+        after_ray: Called when Ray is up (it sets its own signal handlers).
+        pool: Keeps what is started here for the next trainer, and has what the last
+            one left.
+    """
+    starter = _Starter(config, closing if pool is None else pool.closing)
+    jobs: dict[str, Callable[[], Any]] = {}
+    cluster = given.cluster
+    num_groups = 2 if needs.generation else 1
+    kept: dict[str, Any] = {}
+    if pool is not None and pool.fits(config.cluster, num_groups):
+        kept = pool.parts
+        cluster = cluster or kept.get("cluster")
+    local_env = environment is None or _is_environment(environment)
+    all_given = given.policy is not None and (
+        given.generation is not None or not needs.generation
+    )
+    if cluster is None and not (all_given and local_env):
+        cluster = starter.cluster(num_groups, after_ray)
+    if given.policy is not None:
+        if checkpoint is not None:
+            given.policy.load_checkpoint(*_resume_paths(checkpoint))
+    else:
+        reference = needs.reference_policy
+        jobs["policy"] = lambda: starter.policy(
+            cluster, reference, checkpoint, kept.get("policy")
+        )
+    if needs.generation and given.generation is None:
+        jobs["generation"] = lambda: starter.generation(cluster, kept.get("generation"))
+    if needs.environment:
+        if pool is not None and pool.keeps_environment(config.env):
+            given = replace(given, environment=kept["environment"])
+        else:
+            jobs["environment"] = lambda: starter.environment(environment)
+    started = _run_all(jobs)
+    parts = replace(given, cluster=cluster, **started)
+    if pool is not None:
+        pool.parts |= {**started, "cluster": cluster}
+    if needs.generation:
+        sync = rl_models.WeightSynchronizer(parts.policy, parts.generation)
+        parts = replace(parts, sync=sync)
+    return parts
+
+
+def _resume_paths(checkpoint: Path | None) -> tuple[Path | None, Path | None]:
+    """Return the folders of weights and training state in a checkpoint."""
+    if checkpoint is None:
+        return None, None
+    optimizer = checkpoint / "policy" / "optimizer"
+    if not optimizer.exists():
+        _logger.warning(
+            "%s has no optimizer state: the optimizer starts afresh", checkpoint
+        )
+        return checkpoint / "policy" / "weights", None
+    return checkpoint / "policy" / "weights", optimizer
+
+
+def _is_environment(chosen: Any) -> bool:
+    """Tell an environment object (by its method) from a function and a section."""
+    return callable(getattr(chosen, "step", None)) and not isinstance(chosen, type)
+
+
+def _run_all(jobs: dict[str, Callable[[], Any]]) -> dict[str, Any]:
+    """Run jobs at the same time; the first error wins, after all have ended."""
+    if not jobs:
+        return {}
+    executor = ThreadPoolExecutor(len(jobs), thread_name_prefix="start")
+    try:
+        futures: dict[str, Future[Any]] = {
+            name: executor.submit(job) for name, job in jobs.items()
+        }
+        results = {name: future.result() for name, future in futures.items()}
+    except KeyboardInterrupt:
+        # Ray is shut down next, which ends what the others wait for.
+        executor.shutdown(wait=False, cancel_futures=True)
+        raise
+    except Exception:
+        executor.shutdown()
+        raise
+    executor.shutdown()
+    return results

@@ -1,0 +1,35 @@
+"""A loss made of a plain function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rl_models.types import LossInputType, LossType
+
+__all__ = ["StaticLoss"]
+
+
+class StaticLoss:
+    """A token-level `LossFunction` of the log-probs of the tokens.
+
+    Args:
+        function: Gets the micro-batch, the two global counts, and
+            `next_token_logprobs` [B, S-1]; returns the share of the loss and metrics.
+    """
+
+    loss_type = LossType.TOKEN_LEVEL
+    input_type = LossInputType.LOGPROB
+
+    def __init__(self, function: Callable[..., tuple[Any, Mapping[str, Any]]]) -> None:
+        self._function = function
+
+    def __call__(
+        self,
+        data: Any,
+        global_valid_seqs: Any,
+        global_valid_toks: Any,
+        **inputs: Any,
+    ) -> tuple[Any, Mapping[str, Any]]:
+        """Call the function."""
+        return self._function(data, global_valid_seqs, global_valid_toks, **inputs)

@@ -1,0 +1,119 @@
+"""From keyword arguments to a configuration: `lr=1e-5` finds its section."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any, TypeVar
+
+from rl_distributed.config import Config
+from rl_distributed.config.schema import SchemaNode
+from rl_distributed.errors import ConfigError
+from rl_distributed.suggestion import did_you_mean
+
+__all__ = ["build_config", "route"]
+
+ConfigT = TypeVar("ConfigT", bound=Config)
+
+_OPTIMIZER_KWARGS = "policy.optimizer.kwargs"
+_ALIASES = {name: f"{_OPTIMIZER_KWARGS}.{name}" for name in ("lr", "weight_decay")}
+
+
+@cache
+def _paths(cls: type[Config]) -> dict[str, tuple[str, ...]]:
+    """Return the dotted paths of every name in a configuration class."""
+    found: dict[str, list[str]] = {}
+    for path, _ in SchemaNode.of(cls).walk():
+        found.setdefault(path[-1], []).append(".".join(path))
+    for alias, target in _ALIASES.items():
+        if alias not in found:
+            found[alias] = [target]
+    return {name: tuple(paths) for name, paths in found.items()}
+
+
+def route(cls: type[Config], name: str) -> str:
+    """Return the dotted path that a setting means.
+
+    A field of the class itself comes first, then the one section that has the name. A
+    dotted path means itself.
+
+    Raises:
+        ConfigError: No section has the name, or more than one.
+    """
+    if "." in name or name in cls.model_fields:
+        return name
+    paths = _paths(cls).get(name, ())
+    if len(paths) == 1:
+        return paths[0]
+    if paths:
+        raise ConfigError(
+            f"setting {name!r} is ambiguous: it could be {' or '.join(paths)}; give "
+            f"the path, as in **{{{paths[0]!r}: ...}}"
+        )
+    hint = did_you_mean(name, _paths(cls))
+    raise ConfigError(
+        f"unknown setting {name!r} of {cls.__name__}{hint or '; see its fields'}"
+    )
+
+
+def build_config(
+    cls: type[ConfigT],
+    settings: Mapping[str, Any],
+    *,
+    base: Config | Mapping[str, Any] | None = None,
+) -> ConfigT:
+    """Make a configuration of settings.
+
+    Args:
+        cls: The class.
+        settings: Values by name or dotted path.
+        base: What to start from; default the defaults of the class.
+
+    Raises:
+        ConfigError: A name is unknown or ambiguous, or a value is wrong.
+    """
+    tree: dict[str, Any] = _copy(base.to_dict() if isinstance(base, Config) else base)
+    for name, value in settings.items():
+        path = route(cls, name).split(".")
+        place = tree
+        if ".".join(path[:-1]) == _OPTIMIZER_KWARGS:
+            _keep_optimizer_defaults(cls, tree)
+        for key in path[:-1]:
+            below = place.get(key)
+            if not isinstance(below, dict):
+                below = place[key] = {}
+            place = below
+        plain = value.to_dict() if isinstance(value, Config) else value
+        present = place.get(path[-1])
+        if isinstance(plain, Mapping) and isinstance(present, dict):
+            _merge(present, plain)
+        else:
+            place[path[-1]] = _copy(plain) if isinstance(plain, Mapping) else plain
+    return cls.from_dict(tree, source="settings")
+
+
+def _keep_optimizer_defaults(cls: type[Config], tree: dict[str, Any]) -> None:
+    """Setting `lr` alone leaves the optimizer's other default arguments."""
+    keys = tuple(_OPTIMIZER_KWARGS.split("."))
+    place = tree
+    for key in keys[:-1]:
+        place = place.setdefault(key, {})
+    if keys[-1] not in place and "name" not in place:
+        default = SchemaNode.of(cls).default(keys)
+        place[keys[-1]] = dict(default) if isinstance(default, Mapping) else {}
+
+
+def _merge(target: dict[str, Any], extra: Mapping[str, Any]) -> None:
+    for key, value in extra.items():
+        present = target.get(key)
+        if isinstance(value, Mapping) and isinstance(present, dict):
+            _merge(present, value)
+        else:
+            target[key] = value
+
+
+def _copy(tree: Mapping[str, Any] | None) -> dict[str, Any]:
+    return {
+        key: _copy(value) if isinstance(value, Mapping) else value
+        for key, value in (tree or {}).items()
+    }

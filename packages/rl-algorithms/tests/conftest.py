@@ -1,0 +1,26 @@
+"""One Ray and one tiny model for all tests of the package."""
+
+from __future__ import annotations
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def ray_cluster():
+    from rl_distributed.testing import local_ray  # noqa: PLC0415
+
+    with local_ray(num_cpus=2):
+        yield
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory):
+    from rl_models.modelbuild import ModelBuildConfig, build_model  # noqa: PLC0415
+
+    config = ModelBuildConfig(
+        hidden_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        max_position_embeddings=64,
+    )
+    return build_model(config, tmp_path_factory.mktemp("model") / "tiny")

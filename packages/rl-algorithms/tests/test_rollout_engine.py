@@ -1,0 +1,412 @@
+from __future__ import annotations
+
+import math
+import time
+
+import pytest
+import torch
+
+from rl_algorithms.data.collate import rl_collate_fn
+from rl_algorithms.data.prompts import process_prompts
+from rl_algorithms.errors import DataError, PromptTooLongError, RolloutError
+from rl_algorithms.rollout.config import RolloutConfig
+from rl_algorithms.rollout.engine import RolloutEngine
+from rl_algorithms.rollout.result import Outcome
+from rl_algorithms.seeds import row_seeds
+from rl_distributed.batched_data_dict import BatchedDataDict
+from rl_distributed.errors import WorkerDiedError
+from rl_distributed.metrics.values import reduce_metrics
+from rl_distributed.timing import Timer
+from rl_envs.errors import RewardValueError
+from rl_envs.interfaces import EnvironmentInterface, EnvironmentReturn
+from rl_models.modelbuild import TokenizerBuildConfig, build_tokenizer
+
+TEMPLATE = (
+    "{% for m in messages %}<{{ m['role'][0] }}>{{ m['content'] }}"
+    "{% if m['role'] == 'assistant' %}<eos>{% endif %}{{ '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}<a>{% endif %}"
+)
+ALPHABET = "abcdefghijklmnopqrstuvwxyz0123456789 <>:?=+\n"
+
+
+def make_tokenizer(template=None):
+    return build_tokenizer(
+        TokenizerBuildConfig(characters=ALPHABET, chat_template=template)
+    )
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return make_tokenizer()
+
+
+class Scripted:
+    """A generator that says what a script tells it, and remembers its inputs.
+
+    `script(call, row, seed)` gives text; it ends with `$` for the end of sequence.
+    """
+
+    def __init__(self, tokenizer, script):
+        self.tokenizer, self.script = tokenizer, script
+        self.calls = []
+
+    def generate(self, data, greedy=False, *, sampling=None):
+        call = len(self.calls)
+        self.calls.append(data)
+        ids, lengths = data["input_ids"], data["input_lengths"]
+        tails, truncated = [], []
+        for row, seed in enumerate(data["seeds"].tolist()):
+            text = self.script(call, row, seed)
+            tail = self.tokenizer(text.rstrip("$"))["input_ids"]
+            ended = text.endswith("$")
+            tails.append(tail + [self.tokenizer.eos_token_id] * ended)
+            truncated.append(not ended)
+        sampled = torch.tensor([len(tail) for tail in tails])
+        total = lengths + sampled
+        out = torch.full((len(tails), int(total.max())), self.tokenizer.pad_token_id)
+        logprobs = torch.zeros(out.shape)
+        for row, tail in enumerate(tails):
+            start, end = int(lengths[row]), int(total[row])
+            out[row, :start] = ids[row, :start]
+            out[row, start:end] = torch.tensor(tail, dtype=torch.int64)
+            logprobs[row, start:end] = -torch.arange(1.0, len(tail) + 1) / 8
+        return BatchedDataDict(
+            {
+                "output_ids": out,
+                "generation_lengths": sampled,
+                "unpadded_sequence_lengths": total,
+                "logprobs": logprobs,
+                "truncated": torch.tensor(truncated),
+                "weight_version": torch.full((len(tails),), 5 + call),
+            }
+        )
+
+
+class Judge(EnvironmentInterface):
+    """Calls `judge(row, log, metadata)` -> (reward, done, observation, metadata)."""
+
+    def __init__(self, judge):
+        self.judge, self.seen = judge, []
+
+    def step(self, message_log_batch, metadata):
+        self.seen.append([list(log) for log in message_log_batch])
+        answers = [
+            self.judge(row, log, info)
+            for row, (log, info) in enumerate(
+                zip(message_log_batch, metadata, strict=True)
+            )
+        ]
+        rewards, done, said, infos = zip(*answers, strict=True)
+        return EnvironmentReturn(
+            [{"role": "tool", "content": text} for text in said],
+            list(infos),
+            [None] * len(answers),
+            torch.tensor(rewards),
+            torch.tensor(done),
+            [log[-1]["content"] for log in message_log_batch],
+        )
+
+
+def exact(row, log, info):
+    return float(log[-1]["content"] == info.get("answer")), True, "", info
+
+
+def make_batch(tokenizer, rows=None):
+    rows = rows or [{"prompt": "1+1=", "answer": "2"}, {"prompt": "3=", "answer": "3"}]
+    return rl_collate_fn(
+        process_prompts(rows, tokenizer)[:], pad_token_id=tokenizer.pad_token_id
+    )
+
+
+def texts(tokenizer, result, mask=None):
+    rows = result.rows
+    return [
+        tokenizer.decode(ids[:length][keep[:length].bool()].tolist())
+        for ids, length, keep in zip(
+            rows["input_ids"],
+            rows["input_lengths"].tolist(),
+            rows["token_mask"] if mask is None else torch.ones_like(rows["input_ids"]),
+            strict=True,
+        )
+    ]
+
+
+def test_single_turn(tokenizer):
+    says = ["2$", "33$", "3$", "1"]
+    generator = Scripted(tokenizer, lambda call, row, seed: says[row])
+    environment = Judge(exact)
+    result = RolloutEngine(generator, environment, tokenizer).run(
+        make_batch(tokenizer), num_generations=2, seed=3, step=4, first_prompt_index=9
+    )
+    rows = result.rows
+    assert texts(tokenizer, result) == ["2<eos>", "33<eos>", "3<eos>", "1"]
+    assert texts(tokenizer, result, "all")[1] == "1+1=33<eos>"
+    assert rows["texts"] == ["2", "33", "3", "1"]
+    assert rows["rewards"].tolist() == [1.0, 0.0, 1.0, 0.0]
+    assert rows["group_index"].tolist() == [0, 0, 1, 1]
+    assert rows["truncated"].tolist() == [False, False, False, True]
+    assert rows["outcome"].tolist() == [0, 0, 0, Outcome.TRUNCATED]
+    assert rows["sample_mask"].tolist() == [1.0] * 4
+    assert rows["input_lengths"].tolist() == [6, 7, 4, 3]
+    assert rows["generation_lengths"].tolist() == [2, 3, 2, 1]
+    assert rows["weight_version"].tolist() == [5] * 4
+    assert rows["generation_logprobs"][1].tolist() == [0] * 4 + [-1 / 8, -2 / 8, -3 / 8]
+    assert rows["generation_logprobs"][3].tolist() == [0, 0, -1 / 8, 0, 0, 0, 0]
+    (call,) = generator.calls
+    assert (
+        call["seeds"].tolist()
+        == row_seeds(
+            3, 4, torch.tensor([9, 9, 10, 10]).numpy(), torch.tensor([0, 1] * 2).numpy()
+        ).tolist()
+    )
+    assert environment.seen[0][1] == [
+        {"role": "user", "content": "1+1="},
+        {"role": "assistant", "content": "33"},
+    ]
+    sample = result.samples[2]
+    assert (sample.prompt, sample.response, sample.answer) == ("3=", "3", "3")
+    assert sample.extra_env_info["answer"] == "3"
+
+
+def test_metrics(tokenizer):
+    says = ["2$", "33$", "3$", "1"]
+    engine = RolloutEngine(
+        Scripted(tokenizer, lambda call, row, seed: says[row]), Judge(exact), tokenizer
+    )
+    metrics = engine.run(make_batch(tokenizer), num_generations=2).metrics
+    assert float(metrics["reward"]) == 0.5
+    assert float(metrics["truncation_rate"]) == 0.25
+    assert float(metrics["natural_termination_rate"]) == 0.75
+    assert float(metrics["mean_gen_tokens_per_sample"]) == 2.0
+    assert float(metrics["max_gen_tokens_per_sample"]) == 3.0
+    assert float(metrics["mean_prompt_length"]) == 3.0
+    assert float(metrics["mean_env_tokens_per_sample"]) == 0.0
+    assert float(metrics["weight_version_max"]) == 5.0
+    both = reduce_metrics([metrics, metrics])
+    assert float(both["reward"]) == 0.5
+
+
+def test_equal_prompts_keep_their_groups_and_differ_in_seeds(tokenizer):
+    rows = [{"prompt": "1", "answer": "2"}] * 2
+    generator = Scripted(tokenizer, lambda call, row, seed: "2$")
+    result = RolloutEngine(generator, Judge(exact), tokenizer).run(
+        make_batch(tokenizer, rows), num_generations=2
+    )
+    assert result.rows["group_index"].tolist() == [0, 0, 1, 1]
+    assert len(set(generator.calls[0]["seeds"].tolist())) == 4
+
+
+def test_a_failed_environment_is_not_a_reward_of_zero(tokenizer):
+    def judge(row, log, info):
+        return (math.nan if row == 1 else 1.0), True, "", info
+
+    generator = Scripted(tokenizer, lambda call, row, seed: "2$")
+    result = RolloutEngine(generator, Judge(judge), tokenizer).run(
+        make_batch(tokenizer), num_generations=2
+    )
+    assert result.rows["sample_mask"].tolist() == [1.0, 0.0, 1.0, 1.0]
+    assert result.rows["outcome"].tolist() == [0, Outcome.ENVIRONMENT_ERROR, 0, 0]
+    assert result.rows["rewards"].tolist() == [1.0, 0.0, 1.0, 1.0]
+    assert float(result.metrics["reward"]) == 1.0
+    assert float(result.metrics["environment_error_rate"]) == 0.25
+    assert not Outcome.ENVIRONMENT_ERROR.is_trainable
+
+
+class Failing(EnvironmentInterface):
+    def __init__(self, error):
+        self.error = error
+
+    def step(self, message_log_batch, metadata):
+        raise self.error
+
+
+def test_environments_that_raise(tokenizer):
+    generator = Scripted(tokenizer, lambda call, row, seed: "2$")
+    drop = RolloutConfig(on_environment_error="drop")
+    batch = make_batch(tokenizer)
+    for error, config, expected, message in (
+        (KeyError("oh"), None, KeyError, "oh"),
+        (KeyError("oh"), drop, RolloutError, "failed for 2 of 2 rows.*KeyError: 'oh'"),
+        (WorkerDiedError("gone"), drop, RolloutError, "WorkerDiedError: gone"),
+        (RewardValueError("nan"), drop, RewardValueError, "nan"),
+    ):
+        engine = RolloutEngine(generator, Failing(error), tokenizer, config)
+        with pytest.raises(expected, match=message):
+            engine.run(batch)
+
+
+def test_too_many_failed_rows_end_the_run(tokenizer):
+    def judge(row, log, info):
+        return (math.nan if row < 2 else 1.0), True, "", info
+
+    generator = Scripted(tokenizer, lambda call, row, seed: "2$")
+    config = RolloutConfig(max_failed_rate=0.4)
+    with pytest.raises(RolloutError, match=r"2 of 4 rows.*max_failed_rate=0\.4"):
+        RolloutEngine(generator, Judge(judge), tokenizer, config).run(
+            make_batch(tokenizer), num_generations=2
+        )
+
+
+def test_wrong_shapes_name_the_environment(tokenizer):
+    class Short(Judge):
+        def step(self, message_log_batch, metadata):
+            answer = super().step(message_log_batch, metadata)
+            return answer._replace(rewards=answer.rewards[:1])
+
+    generator = Scripted(tokenizer, lambda call, row, seed: "2$")
+    with pytest.raises(RolloutError, match=r"Short.step was given 2 .* 1 rewards"):
+        RolloutEngine(generator, Short(exact), tokenizer).run(make_batch(tokenizer))
+
+
+def test_named_rewards(tokenizer):
+    class Named(Judge):
+        def step(self, message_log_batch, metadata):
+            answer = super().step(message_log_batch, metadata)
+            right = answer.rewards
+            return answer._replace(
+                rewards={"reward/right": right, "reward/short": torch.ones(2) / 2}
+            )
+
+        def global_post_process_and_metrics(self, batch):
+            return batch, {"rows": len(batch["rewards"])}
+
+    generator = Scripted(tokenizer, lambda call, row, seed: "2$")
+    result = RolloutEngine(generator, Named(exact), tokenizer).run(
+        make_batch(tokenizer)
+    )
+    assert result.rows["rewards"].tolist() == [1.5, 0.5]
+    assert result.rows["reward/right"].tolist() == [1.0, 0.0]
+    assert float(result.metrics["env/rows"]) == 2.0
+
+
+def guessing(row, log, info):
+    """Say higher until the answer is named; half a point per turn."""
+    right = log[-1]["content"] == info["answer"]
+    return 0.5, right, "more", {**info, "tries": info.get("tries", 0) + 1}
+
+
+def test_several_turns_with_plain_text(tokenizer):
+    rows = [{"prompt": "a:", "answer": "1"}, {"prompt": "bcd:", "answer": "3"}]
+    script = [["1$", "1$"], ["22$"], ["3$"]]
+    generator = Scripted(tokenizer, lambda call, row, seed: script[call][row])
+    environment = Judge(guessing)
+    config = RolloutConfig(max_turns=5)
+    result = RolloutEngine(generator, environment, tokenizer, config).run(
+        make_batch(tokenizer, rows), seed=1
+    )
+    assert texts(tokenizer, result, "all") == [
+        "a:1<eos>",
+        "bcd:1<eos>more22<eos>more3<eos>",
+    ]
+    assert texts(tokenizer, result) == ["1<eos>", "1<eos>22<eos>3<eos>"]
+    assert result.rows["rewards"].tolist() == [0.5, 1.5]
+    assert result.rows["weight_version"].tolist() == [5, 5]
+    assert result.rows["generation_lengths"].tolist() == [2, 7]
+    assert [len(calls) for calls in environment.seen] == [2, 1, 1]
+    assert [m["role"] for m in result.message_logs[1]] == [
+        "user",
+        *["assistant", "tool"] * 2,
+        "assistant",
+    ]
+    sampled = result.rows["token_mask"].bool()
+    logprobs = result.rows["generation_logprobs"]
+    assert bool((logprobs[sampled] < 0).all())
+    assert not logprobs[~sampled].any()
+    assert float(result.metrics["avg_turns_per_sample"]) == 2.0
+    assert float(result.metrics["mean_env_tokens_per_sample"]) == 4.0
+    seeds = [call["seeds"].tolist()[-1] for call in generator.calls]
+    assert len(set(seeds)) == 3
+
+
+def test_observations_follow_the_chat_template():
+    chat = make_tokenizer(TEMPLATE)
+    script = [["1$"], ["2"], ["3$"]]
+    generator = Scripted(chat, lambda call, row, seed: script[call][row])
+    config = RolloutConfig(max_turns=3)
+    result = RolloutEngine(generator, Judge(guessing), chat, config).run(
+        make_batch(chat, [{"prompt": "x", "answer": "1000"}])
+    )
+    (text,) = texts(chat, result, "all")
+    # The end of sequence that was sampled stands once, and a turn that was cut off is
+    # not followed by another.
+    assert text == "<u>x\n<a>1<eos>\n<t>more\n<a>2"
+    assert result.rows["outcome"].tolist() == [Outcome.TRUNCATED]
+
+
+def test_turn_limit_and_length_limit(tokenizer):
+    rows = [{"prompt": "a:", "answer": "no"}, {"prompt": "abcd:", "answer": "no"}]
+    generator = Scripted(tokenizer, lambda call, row, seed: "1$")
+    config = RolloutConfig(max_turns=2, max_total_sequence_length=10)
+    result = RolloutEngine(generator, Judge(guessing), tokenizer, config).run(
+        make_batch(tokenizer, rows)
+    )
+    assert result.rows["truncated"].tolist() == [False, True]
+    assert result.rows["input_lengths"].tolist() == [10, 10]
+    assert result.rows["input_ids"].shape[1] == 10
+    assert result.rows["rewards"].tolist() == [1.0, 0.5]
+    assert float(result.metrics["max_turns_reached_rate"]) == 0.5
+
+
+def test_answers_beyond_the_context_are_cut(tokenizer):
+    generator = Scripted(tokenizer, lambda call, row, seed: "12345678$")
+    config = RolloutConfig(max_total_sequence_length=6)
+    result = RolloutEngine(generator, Judge(exact), tokenizer, config).run(
+        make_batch(tokenizer)
+    )
+    assert texts(tokenizer, result) == ["12", "1234"]
+    assert result.rows["truncated"].tolist() == [True, True]
+
+
+def test_bad_input(tokenizer):
+    generator = Scripted(tokenizer, lambda call, row, seed: "2$")
+    config = RolloutConfig(max_total_sequence_length=4)
+    engine = RolloutEngine(generator, Judge(exact), tokenizer, config)
+    with pytest.raises(PromptTooLongError, match="row 0 has 4 tokens"):
+        engine.run(make_batch(tokenizer))
+    with pytest.raises(DataError, match="lacks input_ids, input_lengths"):
+        engine.run(BatchedDataDict({"message_log": []}))
+    with pytest.raises(DataError, match="num_generations must be at least 1"):
+        engine.run(make_batch(tokenizer), num_generations=0)
+
+
+class Replay:
+    """Answers every call with what was recorded, at no cost."""
+
+    def __init__(self, recorded):
+        self.recorded = recorded
+
+    def __call__(self, *args, **kwargs):
+        return self.recorded
+
+
+def test_overhead_of_a_large_batch(tokenizer):
+    """512 rows cost a few milliseconds besides generation and environment.
+
+    Processor time is measured, as tests may share the machine.
+    """
+    rows = [{"prompt": f"{i} {i} {i}:", "answer": "2"} for i in range(64)]
+    batch = make_batch(tokenizer, rows)
+    generator = Scripted(tokenizer, lambda call, row, seed: "123456789012$")
+    environment = Judge(exact)
+    engine = RolloutEngine(generator, environment, tokenizer)
+    result = engine.run(batch, num_generations=8)
+    generator.generate = Replay(Scripted.generate(generator, generator.calls[0]))
+    environment.step = Replay(
+        Judge(exact).step(result.message_logs, result.extra_env_info)
+    )
+    best = math.inf
+    for _ in range(7):
+        start = time.process_time()
+        engine.run(batch, num_generations=8)
+        best = min(best, time.process_time() - start)
+    assert best < 0.015
+
+
+def test_spans_are_timed(tokenizer):
+    timer = Timer()
+    generator = Scripted(tokenizer, lambda call, row, seed: "2$")
+    RolloutEngine(generator, Judge(exact), tokenizer).run(
+        make_batch(tokenizer), timer=timer
+    )
+    assert len(timer.get_elapsed("generation")) == 1
+    assert len(timer.get_elapsed("environment")) == 1

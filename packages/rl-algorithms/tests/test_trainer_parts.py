@@ -1,0 +1,271 @@
+"""The pure parts of the loop: plan, schedule, settings, state, result, folders."""
+
+from __future__ import annotations
+
+import pickle
+import signal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rl_algorithms import GRPOConfig, GRPOTrainer, Interrupted, SFTConfig
+from rl_algorithms.trainers.batch_plan import BatchPlan
+from rl_algorithms.trainers.result import History, TrainResult, metric_name, sink_name
+from rl_algorithms.trainers.run_folder import claim_run_folder, find_resume
+from rl_algorithms.trainers.schedule import EarlyStop, ValidationSchedule, count_steps
+from rl_algorithms.trainers.settings import build_config, route
+from rl_algorithms.trainers.signals import SignalGuard
+from rl_algorithms.trainers.state import TrainerState
+from rl_distributed.checkpoint import CheckpointingConfig
+from rl_distributed.errors import ConfigError
+
+
+class TestBatchPlan:
+    def test_says_what_the_sizes_mean(self):
+        text = BatchPlan(4, 8, 16, 2, 4).describe()
+        assert "4 prompts x 8 generations = 32 samples" in text
+        assert "2 optimizer step(s) of 16 rows" in text
+        assert "2 training worker(s) with 8 rows each" in text
+
+    def test_refuses_a_batch_that_does_not_divide_the_samples(self):
+        with pytest.raises(ConfigError, match=r"got 24; use 16 or 32"):
+            BatchPlan(4, 8, 24, 1, 4)
+
+    def test_refuses_a_batch_that_the_workers_cannot_share(self):
+        with pytest.raises(ConfigError, match=r"got 8 with 3; use 6 or 9"):
+            BatchPlan(1, 8, 8, 3, 4)
+
+    @given(
+        steps=st.integers(1, 5),
+        ranks=st.integers(1, 4),
+        per_rank=st.integers(1, 4),
+        data=st.data(),
+    )
+    def test_fewer_rows_keep_the_optimizer_steps(self, steps, ranks, per_rank, data):
+        gbs = ranks * per_rank
+        plan = BatchPlan(steps * gbs, 1, gbs, ranks, 1)
+        rows = data.draw(st.integers(1, plan.num_samples))
+        padded, size = plan.rows_for(rows)
+        assert padded >= rows
+        assert size % ranks == 0
+        assert padded % size == 0
+        assert padded // size == min(steps, rows)
+
+    def test_a_full_step_needs_no_padding(self):
+        assert BatchPlan(4, 8, 16, 2, 4).rows_for(32) == (32, 16)
+
+
+class TestSchedule:
+    def test_period_start_and_ends(self):
+        schedule = ValidationSchedule(3, start_at=5, at_start=True, at_end=True)
+        due = [s for s in range(11) if schedule.due(s, last=s == 10)]
+        assert due == [0, 6, 9, 10]
+
+    def test_off(self):
+        schedule = ValidationSchedule()
+        assert not any(schedule.due(s, last=s == 9) for s in range(10))
+        assert not schedule.ever
+
+    def test_early_stop(self):
+        stop = EarlyStop("val:accuracy", 0.9)
+        assert stop.reason({"val:accuracy": 0.89}) is None
+        assert "0.95 >= 0.9" in (stop.reason({"val:accuracy": 0.95}) or "")
+        falling = EarlyStop("val:loss", 0.1, higher_is_better=False)
+        assert falling.reason({"val:loss": 0.2}) is None
+        assert falling.reason({"val:loss": 0.1})
+
+    def test_early_stop_names_the_metrics_there_are(self):
+        with pytest.raises(ConfigError, match=r"no 'val:acc'.*val:accuracy"):
+            EarlyStop("val:acc", 1.0).reason({"val:accuracy": 1.0})
+
+    def test_count_steps(self):
+        assert count_steps(10, 2, None) == 20
+        assert count_steps(10, 2, 7) == 7
+        assert count_steps(10, None, 70) == 70
+        with pytest.raises(ConfigError, match="never end"):
+            count_steps(10, None, None)
+
+
+class TestSettings:
+    def test_leaf_names_find_their_section(self):
+        config = build_config(
+            GRPOConfig,
+            {
+                "policy.model_name": "m",
+                "num_prompts_per_step": 4,
+                "num_generations_per_prompt": 2,
+                "lr": 1e-3,
+                "max_new_tokens": 7,
+                "seed": 3,
+                "save_period": 5,
+                "checkpointing": {"keep_top_k": 2},
+            },
+        )
+        assert config.grpo.num_prompts_per_step == 4
+        assert config.policy.optimizer.kwargs["lr"] == 1e-3
+        assert config.policy.optimizer.kwargs["weight_decay"] == 0.01
+        assert config.policy.generation is not None
+        assert config.policy.generation.max_new_tokens == 7
+        assert config.seed == 3
+        assert config.checkpointing.save_period == 5
+        assert config.checkpointing.keep_top_k == 2
+
+    def test_unknown_name_gives_the_nearest(self):
+        with pytest.raises(ConfigError, match="did you mean 'num_prompts_per_step'"):
+            route(GRPOConfig, "num_prompt_per_step")
+
+    def test_ambiguous_name_gives_the_paths(self):
+        with pytest.raises(ConfigError, match=r"policy\.backend or policy\.generation"):
+            route(GRPOConfig, "backend")
+
+    def test_wrong_dotted_path_gives_the_nearest(self):
+        with pytest.raises(ConfigError, match="max_grad_norm"):
+            build_config(
+                GRPOConfig, {"policy.model_name": "m", "policy.max_grad_nrm": 1.0}
+            )
+
+    def test_base_is_kept(self):
+        base = build_config(SFTConfig, {"policy.model_name": "m", "lr": 0.5})
+        config = build_config(SFTConfig, {"max_num_steps": 3}, base=base)
+        assert config.policy.optimizer.kwargs["lr"] == 0.5
+        assert config.sft.max_num_steps == 3
+
+
+class TestConfigs:
+    def make(self, **settings):
+        return build_config(GRPOConfig, {"policy.model_name": "m", **settings})
+
+    def test_defaults_fit_each_other(self):
+        config = self.make()
+        plan = GRPOTrainer(config).plan
+        assert plan.num_optimizer_steps == 1
+        assert plan.global_batch_size == 32 * 8
+        assert config.policy.generation.max_new_tokens == 256
+
+    @pytest.mark.parametrize(
+        ("settings", "message"),
+        [
+            ({"num_generations_per_prompt": 1}, "at least 2"),
+            ({"max_new_tokens": 512}, "leave room for the prompt"),
+            ({"stop_at_validation_metric": "val:accuracy"}, "belong together"),
+            (
+                {"use_dynamic_sampling": True, "drop_zero_variance_groups": True},
+                "exclude each other",
+            ),
+            ({"max_num_epochs": None}, "never end"),
+            (
+                {"skip_reference_policy_logprobs_calculation": True},
+                "reference_policy_kl_penalty=0",
+            ),
+        ],
+    )
+    def test_impossible_combinations(self, settings, message):
+        with pytest.raises(ConfigError, match=message):
+            self.make(**settings)
+
+
+class TestState:
+    def test_restore_keeps_where_this_run_ends(self):
+        old = TrainerState(step=4, total_steps=5, stop_reason="x", epoch=1)
+        new = TrainerState(total_steps=10)
+        new.restore(old.to_dict())
+        assert (new.step, new.epoch, new.total_steps) == (4, 1, 10)
+        assert new.stop_reason is None
+
+
+class TestResult:
+    def test_names_go_to_the_sinks_and_back(self):
+        for name in ("train:loss", "val:accuracy", "timing:a/b", "performance:x"):
+            assert metric_name(sink_name(name)) == name
+        assert metric_name("timing/validation/x") is None
+
+    def test_history_reads_what_counts(self, tmp_path):
+        path = tmp_path / "metrics.jsonl"
+        path.write_text(
+            '{"step": 1, "metrics": {"train/loss": 3.0}}\n'
+            '{"step": 2, "metrics": {"train/loss": 2.0}}\n'
+            '{"step": 3, "metrics": {"train/loss": 9.0}}\n'
+            '{"step": 2, "metrics": {"train/loss": 1.0, "validation/accuracy": 0.5}}\n'
+            '{"step": 2, "metr'
+        )
+        history = History.read(path, up_to=2)
+        assert history == [
+            {"step": 1, "train:loss": 3.0},
+            {"step": 2, "train:loss": 1.0, "val:accuracy": 0.5},
+        ]
+        assert history.column("val:accuracy") == ([2], [0.5])
+        assert History.read(tmp_path / "none", up_to=2) == []
+
+    def test_plot_draws_a_picture(self, tmp_path):
+        history = History([{"step": s, "train:loss": 1.0 / s} for s in (1, 2, 3)])
+        result = TrainResult({}, history, None, tmp_path, 3, "")
+        path = result.plot()
+        assert path.read_bytes().startswith(b"\x89PNG")
+        with pytest.raises(ValueError, match="has none of nope"):
+            result.plot(metrics=["nope"])
+
+
+class TestRunFolder:
+    def test_each_run_gets_its_own(self, tmp_path):
+        base = tmp_path / "a" / "run"
+        names = [claim_run_folder(base).name for _ in range(3)]
+        assert names == ["run", "run-2", "run-3"]
+
+    def test_an_empty_folder_is_used_once(self, tmp_path):
+        base = tmp_path / "run"
+        base.mkdir()
+        assert claim_run_folder(base) == base
+        assert claim_run_folder(base).name == "run-2"
+
+    def test_unwritable(self, tmp_path):
+        (tmp_path / "file").write_text("")
+        with pytest.raises(ConfigError, match="cannot be made"):
+            claim_run_folder(tmp_path / "file" / "run")
+
+    def test_nothing_to_resume(self, tmp_path):
+        settings = CheckpointingConfig()
+        with pytest.raises(ConfigError, match="no checkpoint in"):
+            find_resume(tmp_path / "run", True, settings)
+        assert find_resume(tmp_path / "run", "auto", settings) is None
+        with pytest.raises(ConfigError, match="not a folder"):
+            find_resume(tmp_path, tmp_path / "nope", settings)
+
+
+class TestSignals:
+    def test_raises_at_once(self):
+        with SignalGuard(), pytest.raises(Interrupted) as caught:
+            signal.raise_signal(signal.SIGTERM)
+        assert caught.value.exit_code == 143
+
+    def test_waits_for_a_protected_stretch(self):
+        done = []
+
+        def run(guard):
+            with guard.protected():
+                signal.raise_signal(signal.SIGINT)
+                done.append(1)
+            done.append(2)
+
+        with SignalGuard() as guard, pytest.raises(Interrupted):
+            run(guard)
+        assert done == [1]
+
+    def test_a_second_signal_does_not_wait(self):
+        with SignalGuard() as guard:
+            guard.hold()
+            signal.raise_signal(signal.SIGINT)
+            with pytest.raises(Interrupted):
+                signal.raise_signal(signal.SIGINT)
+
+    def test_handlers_are_put_back(self):
+        before = signal.getsignal(signal.SIGINT)
+        with SignalGuard():
+            assert signal.getsignal(signal.SIGINT) != before
+        assert signal.getsignal(signal.SIGINT) == before
+
+    def test_crosses_processes(self):
+        error = pickle.loads(pickle.dumps(Interrupted(2, "/x")))
+        assert (error.signum, str(error.checkpoint_path)) == (2, "/x")
+        assert "SIGINT" in str(error)
+        assert "/x" in str(error)

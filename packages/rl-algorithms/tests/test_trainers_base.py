@@ -1,0 +1,257 @@
+"""The loop, with a toy policy: hooks, schedules, checkpoints, resume, signals."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from rl_algorithms import Interrupted, LoggingCallback
+from rl_distributed.errors import CheckpointError, ConfigError
+
+_SPEC = importlib.util.spec_from_file_location(
+    "toy_trainer", Path(__file__).with_name("toy_trainer.py")
+)
+assert _SPEC is not None
+assert _SPEC.loader is not None
+toy = importlib.util.module_from_spec(_SPEC)
+sys.modules["toy_trainer"] = toy
+_SPEC.loader.exec_module(toy)
+
+ROWS = [3, 1, 4, 1, 5, 9]  # three steps per epoch
+
+
+@pytest.fixture
+def make(tmp_path):
+    def build(policy=None, checkpointing=None, **settings):
+        config = {
+            "policy": toy.POLICY,
+            "output_dir": str(tmp_path / "run"),
+            "checkpointing": {"save_period": 100, **(checkpointing or {})},
+            "toy": settings,
+        }
+        policy = policy or toy.ToyPolicy()
+        return toy.ToyTrainer(config, policy=policy, tokenizer=object())
+
+    return build
+
+
+def weight(path):
+    policy = toy.ToyPolicy()
+    policy.load_checkpoint(path / "policy" / "weights")
+    return policy.weight
+
+
+class TestHooks:
+    def test_order(self, make):
+        recorder = toy.Recorder()
+        trainer = make(max_num_steps=4, val_period=2, checkpointing={"save_period": 3})
+        trainer.fit(ROWS, val_dataset=[0.0] * 9, callbacks=[recorder])
+        step = lambda n: [  # noqa: E731
+            f"step_begin {n - 1}",
+            f"generation {n}/4",
+            f"policy_training {n}/4",
+            f"step_end {n}",
+        ]
+        validation = ["validation_begin", "validation {}/4", "validation_end 0.0"]
+        assert recorder.calls == [
+            "data 0/0",
+            "setup 0/4",
+            "train_begin",
+            "epoch_begin 0",
+            *step(1),
+            *step(2),
+            *[line.format(3) for line in validation],
+            *step(3),
+            "checkpointing 4/4",
+            "checkpoint step_3",
+            "epoch_end 1",
+            "epoch_begin 1",
+            *step(4),
+            *[line.format(4) for line in validation],
+            "checkpointing 4/4",
+            "checkpoint step_4",
+            "train_end",
+        ]
+
+    def test_what_a_hook_raises_names_it(self, make):
+        class Bad(toy.Callback):
+            def on_step_end(self, trainer, state, metrics):
+                raise RuntimeError("oh")
+
+        with pytest.raises(RuntimeError, match="oh") as caught:
+            make().fit(ROWS, callbacks=[Bad()])
+        assert "raised by Bad.on_step_end" in caught.value.__notes__
+
+    def test_only_callbacks_are_taken(self, make):
+        with pytest.raises(ConfigError, match=r"callbacks\[0\].*got function"):
+            make().fit(ROWS, callbacks=[lambda: None])
+
+    def test_a_hook_can_stop_the_run(self, make):
+        class Stop(toy.Callback):
+            def on_step_end(self, trainer, state, metrics):
+                if state.step == 2:
+                    trainer.request_stop("enough")
+
+        result = make().fit(ROWS, callbacks=[Stop(), LoggingCallback()])
+        assert (result.steps, result.stop_reason) == (2, "enough")
+        assert result.checkpoint_path.name == "step_2"
+
+    def test_exception_hook(self, make):
+        recorder = toy.Recorder()
+        trainer = make()
+        trainer.in_step = lambda _: 1 / 0
+        with pytest.raises(ZeroDivisionError) as caught:
+            trainer.fit(ROWS, callbacks=[recorder])
+        assert recorder.calls[-1] == "exception ZeroDivisionError"
+        assert "in generation of step 1" in caught.value.__notes__
+
+
+class TestEnds:
+    def test_epochs(self, make):
+        result = make(max_num_epochs=3).fit(ROWS)
+        assert (result.steps, result.stop_reason) == (9, "max_num_epochs (3) reached")
+
+    def test_result(self, make):
+        policy = toy.ToyPolicy()
+        result = make(policy, val_at_start=True, val_at_end=True).fit(
+            ROWS, val_dataset=[0.1 * s for s in range(9)]
+        )
+        assert result.steps == 6
+        assert result.history.column("val:accuracy")[0] == [0, 6]
+        assert [r["step"] for r in result.history] == list(range(7))
+        assert result.metrics["train:loss"] == policy.weight
+        assert result.metrics["performance:tokens_per_sec"] > 0
+        assert result.metrics["timing:policy_training"] >= 0
+        assert weight(result.checkpoint_path) == policy.weight
+        assert (result.run_dir / "metrics.jsonl").is_file()
+        assert not policy.closed, "what was handed in stays open"
+
+    def test_early_stop(self, make):
+        trainer = make(val_period=1, goal=0.5)
+        result = trainer.fit(ROWS, val_dataset=[0, 0.2, 0.4, 0.6, 0.8, 1, 1])
+        assert result.steps == 3
+        assert "val:accuracy reached 0.6" in result.stop_reason
+        assert result.checkpoint_path.name == "step_3"
+
+    def test_a_run_that_has_reached_its_end_trains_no_more(self, make):
+        result = make(max_num_steps=3).fit(ROWS)
+        again = make(max_num_steps=3).fit(ROWS, resume=True)
+        assert again.steps == 3
+        assert again.run_dir == result.run_dir
+
+
+class TestCheckpoints:
+    def test_the_best_one_is_kept_and_returned(self, make):
+        settings = {"metric_name": "val:accuracy", "keep_top_k": 1}
+        trainer = make(val_period=1, checkpointing=settings)
+        result = trainer.fit(ROWS, val_dataset=[0, 0.1, 0.9, 0.3, 0.2, 0.1, 0.4])
+        assert result.checkpoint_path.name == "step_2"
+        names = sorted(p.name for p in result.checkpoint_path.parent.iterdir())
+        assert names == ["step_2", "step_6"]
+
+    def test_off(self, make):
+        result = make(checkpointing={"enabled": False}).fit(ROWS)
+        assert result.checkpoint_path is None
+
+    def test_full_disk(self, make):
+        trainer = make(max_num_steps=4, checkpointing={"save_period": 2})
+        save, calls = trainer.given.policy.save_checkpoint, itertools.count()
+
+        def fail(*args, **kwargs):
+            if next(calls) == 1:
+                raise OSError(28, "No space left on device")
+            save(*args, **kwargs)
+
+        trainer.given.policy.save_checkpoint = fail
+        with pytest.raises(CheckpointError, match=r"step_4"):
+            trainer.fit(ROWS)
+        folder = trainer.run_dir / "checkpoints"
+        assert [p.name for p in folder.iterdir()] == ["step_2"]
+
+
+class TestResume:
+    @pytest.mark.parametrize("stop_at", [1, 2, 3, 4])
+    def test_equals_the_unbroken_run(self, make, stop_at):
+        whole = toy.ToyPolicy()
+        make(whole, max_num_steps=5).fit(ROWS)
+        first = toy.Recorder()
+        make(max_num_steps=stop_at, checkpointing={"save_period": 1}).fit(
+            ROWS, callbacks=[first]
+        )
+        policy, second = toy.ToyPolicy(), toy.Recorder()
+        trainer = make(policy, max_num_steps=5)
+        folder = trainer.run_dir.with_name("run-2")
+        result = trainer.fit(ROWS, callbacks=[second], resume=folder)
+        assert policy.weight == whole.weight
+        assert result.steps == 5
+        assert second.steps_seen == 5
+        assert [r["step"] for r in result.history] == [1, 2, 3, 4, 5]
+        assert trainer.state.consumed_samples == 10
+
+    def test_an_earlier_checkpoint(self, make):
+        whole = toy.ToyPolicy()
+        done = make(whole, checkpointing={"save_period": 2}).fit(ROWS)
+        policy = toy.ToyPolicy()
+        path = done.run_dir / "checkpoints" / "step_2"
+        result = make(policy).fit(ROWS, resume=path)
+        assert policy.weight == whole.weight
+        assert len(result.history) == 6
+
+    def test_another_algorithm(self, make):
+        make(max_num_steps=1).fit(ROWS)
+        trainer = make()
+        trainer.algorithm = "other"
+        with pytest.raises(ConfigError, match=r"not written by.*'other'"):
+            trainer.fit(ROWS, resume=True)
+
+
+class TestSignals:
+    @pytest.mark.parametrize(("place", "done"), [("in_step", 1), ("in_training", 2)])
+    @pytest.mark.parametrize(
+        ("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)]
+    )
+    def test_keeps_a_checkpoint_and_resumes(self, make, place, done, signum, code):
+        whole = toy.ToyPolicy()
+        make(whole, checkpointing={"enabled": False}).fit(ROWS)
+        recorder = toy.Recorder()
+        trainer = make()
+
+        def interrupt(trainer):
+            if trainer.state.step == 1:
+                signal.raise_signal(signum)
+
+        setattr(trainer, place, interrupt)
+        with pytest.raises(Interrupted) as caught:
+            trainer.fit(ROWS, callbacks=[recorder])
+        assert caught.value.exit_code == code
+        assert caught.value.checkpoint_path.name == f"step_{done}"
+        assert recorder.calls[-1] == "exception Interrupted"
+        policy = toy.ToyPolicy()
+        result = make(policy).fit(ROWS, resume=trainer.run_dir)
+        assert policy.weight == whole.weight
+        assert result.steps == 6
+
+    def test_a_second_signal_in_training_keeps_the_last_checkpoint(self, make):
+        trainer = make(checkpointing={"save_period": 1})
+
+        def interrupt(trainer):
+            if trainer.state.step == 2:
+                signal.raise_signal(signal.SIGINT)
+                signal.raise_signal(signal.SIGINT)
+
+        trainer.in_training = interrupt
+        with pytest.raises(Interrupted) as caught:
+            trainer.fit(ROWS)
+        assert caught.value.checkpoint_path.name == "step_2"
+
+    def test_before_anything_was_trained(self, make):
+        trainer = make()
+        trainer.in_step = lambda _: signal.raise_signal(signal.SIGINT)
+        with pytest.raises(Interrupted) as caught:
+            trainer.fit(ROWS)
+        assert caught.value.checkpoint_path.name == "step_0"

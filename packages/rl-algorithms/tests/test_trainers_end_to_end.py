@@ -1,0 +1,257 @@
+"""Real training on Ray with a tiny model."""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import signal
+import subprocess
+import sys
+import textwrap
+
+import pytest
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import rl_algorithms as rl
+from rl_algorithms.testing import check_trainer, weights_digest
+from rl_distributed.errors import ConfigError, UserError
+
+ROWS = [{"prompt": f"{a}+{b}="} for a in range(8) for b in range(4)]
+SUMS = [
+    {**row, "answer": str(int(row["prompt"][0]) + int(row["prompt"][2]))}
+    for row in ROWS
+]
+GRPO = {
+    "num_prompts_per_step": 8,
+    "num_generations_per_prompt": 8,
+    "max_new_tokens": 3,
+    "max_total_sequence_length": 16,
+    "train_micro_batch_size": 64,
+    "reference_policy_kl_penalty": 0.0,
+    "max_num_epochs": None,
+    "lr": 3e-3,
+}
+
+
+@pytest.mark.usefixtures("ray_cluster")
+class TestGRPO:
+    def test_raises_the_reward(self, tiny_model, tmp_path):
+        result = rl.train(
+            model=tiny_model,
+            dataset=ROWS,
+            reward_fn=lambda prompt, response: 1.0 if response[:1] == "7" else 0.0,
+            val_dataset=ROWS[:4],
+            val_at_start=True,
+            val_at_end=True,
+            val_greedy=False,
+            val_num_generations_per_prompt=8,
+            max_num_steps=80,
+            stop_at_validation_metric="val:accuracy",
+            stop_at_validation_threshold=0.8,
+            output_dir=str(tmp_path / "run"),
+            **{**GRPO, "lr": 1e-2},
+        )
+        rewards = result.history.column("train:reward")[1]
+        assert rewards[0] < 0.2
+        assert rewards[-1] > 0.5
+        assert result.metrics["val:accuracy"] >= 0.8
+        assert "val:accuracy reached" in result.stop_reason
+        assert result.metrics["train:token_mult_prob_error"] < 1 + 1e-5
+        model = AutoModelForCausalLM.from_pretrained(result.model_path)
+        tokenizer = AutoTokenizer.from_pretrained(result.model_path)
+        ids = tokenizer("1+2=", return_tensors="pt")
+        answer = model.generate(**ids, max_new_tokens=1, do_sample=False)
+        assert tokenizer.decode(answer[0, -1]) == "7"
+
+    def test_trainer_with_callbacks(self, tiny_model, tmp_path):
+        # Program 2 of the public surface: defaults, few rows, a callback.
+        trainer = rl.GRPOTrainer.from_pretrained(
+            tiny_model,
+            num_prompts_per_step=32,
+            max_total_sequence_length=16,
+            output_dir=str(tmp_path / "run"),
+        )
+        file = tmp_path / "data.jsonl"
+        file.write_text("\n".join(json.dumps(row) for row in ROWS))
+        result = trainer.fit(
+            dataset=str(file),
+            reward_fn=lambda prompt, response: float(len(response)),
+            callbacks=[rl.LoggingCallback()],
+        )
+        assert result.steps == 1
+        assert result.metrics["train:kl_penalty"] == pytest.approx(0.0, abs=1e-6)
+
+    def test_filters_and_several_optimizer_steps(self, tiny_model, tmp_path):
+        result = rl.train(
+            model=tiny_model,
+            dataset=ROWS[:12],
+            reward_fn=lambda prompts, responses: [float("1" in r) for r in responses],
+            max_num_steps=3,
+            drop_zero_variance_groups=True,
+            train_global_batch_size=16,
+            output_dir=str(tmp_path / "run"),
+            checkpointing={"enabled": False},
+            **GRPO,
+        )
+        assert result.checkpoint_path is None
+        assert result.metrics["train:num_samples"] <= 64
+        assert result.metrics["train:num_samples"] % 8 == 0
+        assert "timing:policy_and_reference_logprobs" in result.metrics
+
+    def test_no_group_differs(self, tiny_model, tmp_path):
+        result = rl.train(
+            model=tiny_model,
+            dataset=ROWS,
+            reward_fn=lambda prompt, response: 1.0,
+            max_num_steps=2,
+            drop_zero_variance_groups=True,
+            output_dir=str(tmp_path / "run"),
+            **GRPO,
+        )
+        assert result.metrics["train:zero_variance_rate"] == 1.0
+        assert "train:loss" not in result.metrics
+
+    def test_two_workers_and_dynamic_sampling(self, tiny_model, tmp_path):
+        result = rl.train(
+            model=tiny_model,
+            dataset=ROWS,
+            reward_fn=lambda prompt, response: float(len(response) > 2),
+            max_num_steps=2,
+            use_dynamic_sampling=True,
+            cluster={"workers_per_node": 2},
+            output_dir=str(tmp_path / "run"),
+            **GRPO,
+        )
+        assert result.metrics["train:num_samples"] == 64
+        assert result.metrics["train:dynamic_sampling_num_gen_batches"] >= 1
+
+    def test_keeps_the_contract(self, tiny_model, tmp_path):
+        def make(steps, folder):
+            return rl.GRPOTrainer.from_pretrained(
+                tiny_model, max_num_steps=steps, output_dir=str(folder), **GRPO
+            )
+
+        def fit(trainer, callbacks, resume):
+            reward = lambda prompt, response: float("1" in response)  # noqa: E731
+            return trainer.fit(
+                ROWS[:20], reward_fn=reward, callbacks=callbacks, resume=resume
+            )
+
+        check_trainer(make, fit, tmp_path)
+
+
+@pytest.mark.usefixtures("ray_cluster")
+class TestSFT:
+    def test_lowers_the_loss_and_measures_answers(self, tiny_model, tmp_path):
+        trainer = rl.SFTTrainer.from_pretrained(
+            tiny_model,
+            train_global_batch_size=8,
+            max_num_epochs=6,
+            max_total_sequence_length=16,
+            max_new_tokens=4,
+            val_at_start=True,
+            val_at_end=True,
+            lr=3e-3,
+            output_dir=str(tmp_path / "run"),
+        )
+        result = trainer.fit(
+            SUMS,
+            val_dataset=SUMS[:8],
+            reward_fn=lambda prompt, response, answer: float(response == answer),
+        )
+        assert result.steps == 24
+        losses = result.history.column("train:loss")[1]
+        assert losses[-1] < 0.7 * losses[0]
+        val = result.history.column("val:val_loss")[1]
+        assert val[-1] < 0.7 * val[0]
+        assert 0.0 <= result.metrics["val:accuracy"] <= 1.0
+        assert set(trainer.validation.samples[0]) == {"prompt", "response", "reward"}
+
+
+class TestBadInput:
+    """Each is found before Ray starts or a model is loaded."""
+
+    def fit(self, model, tmp_path, dataset=ROWS, reward_fn=None, **settings):
+        settings = {**GRPO, "max_num_steps": 1, **settings}
+        reward_fn = reward_fn or (lambda prompt, response: 0.0)
+        output = str(tmp_path / "run")
+        return rl.train(model, dataset, reward_fn, output_dir=output, **settings)
+
+    @pytest.mark.parametrize(
+        ("case", "message"),
+        [
+            ({"num_prompt_per_step": 3}, "did you mean 'num_prompts_per_step'"),
+            ({"train_global_batch_size": 7}, "must divide the samples"),
+            ({"dataset": []}, "no rows|empty"),
+            ({"dataset": "no/such/file.jsonl"}, "no/such/file.jsonl"),
+            ({"dataset": [{"foo": "1"}]}, "column"),
+            ({"dataset": [{"prompt": "1" * 60}]}, "tokens"),
+            ({"reward_fn": lambda prompt, response: 1 / 0}, "ZeroDivisionError"),
+            ({"reward_fn": lambda prompt, response: float("nan")}, "nan|NaN"),
+            ({"reward_fn": lambda prompts, responses: [1.0]}, "1"),
+            ({"algorithm": "grop"}, "grpo"),
+            ({"policy.backend": "dtensr"}, "dtensor"),
+        ],
+    )
+    def test_message(self, tiny_model, tmp_path, case, message):
+        with pytest.raises(UserError, match=message):
+            self.fit(tiny_model, tmp_path, **case)
+        assert not (tmp_path / "run").exists(), "no run folder is left"
+
+    def test_missing_model(self, tmp_path):
+        with pytest.raises(UserError, match="nowhere"):
+            self.fit(tmp_path / "nowhere", tmp_path)
+
+    def test_no_reward(self, tiny_model):
+        with pytest.raises(ConfigError, match="reward_fn"):
+            rl.train(tiny_model, ROWS)
+
+
+SCRIPT = """
+    import os, signal, sys, rl_algorithms as rl
+
+    def reward(prompt, response):
+        return float("1" in response)
+
+    class Kill(rl.Callback):
+        def on_phase(self, trainer, state, phase, step, total):
+            if step == 4 and phase == "generation":
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    def run(model, folder, **kwargs):
+        rows = [{"prompt": f"{a}+{b}="} for a in range(5) for b in range(4)]
+        return rl.train(
+            model, rows, reward, output_dir=folder, max_num_steps=6, save_period=1,
+            num_prompts_per_step=8, num_generations_per_prompt=4, max_num_epochs=None,
+            max_new_tokens=3, max_total_sequence_length=16, lr=3e-3,
+            reference_policy_kl_penalty=0.0, **kwargs,
+        )
+
+    if __name__ == "__main__":
+        run(sys.argv[1], sys.argv[2], callbacks=[Kill()])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("ray_cluster")
+def test_killed_and_resumed_equals_unbroken(tiny_model, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(SCRIPT))
+    killed = subprocess.run(
+        [sys.executable, str(script), str(tiny_model), str(tmp_path / "killed")],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        cwd=tmp_path,
+        check=False,
+    )
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    run = runpy.run_path(str(script), run_name="script")["run"]
+    whole = run(str(tiny_model), str(tmp_path / "whole"))
+    resumed = run(str(tiny_model), str(tmp_path / "killed"), resume=True)
+    assert resumed.steps == 6
+    assert resumed.run_dir == tmp_path / "killed"
+    digest = weights_digest(resumed.checkpoint_path)
+    assert digest == weights_digest(whole.checkpoint_path)
