@@ -1,0 +1,11 @@
+"""The `rl` command: recipes, runs and run reports.
+
+`rl --help` lists the commands. From Python, use `rl_algorithms`; this package is the
+shell around it.
+"""
+
+from importlib.metadata import version
+
+__all__ = ["__version__"]
+
+__version__ = version("rl-cli")

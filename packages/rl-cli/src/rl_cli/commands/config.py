@@ -1,0 +1,109 @@
+"""`rl config`: what a run would be, without running it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from rl_cli.console import Terminal, table
+
+
+@click.group()
+def config() -> None:
+    """Show, check or explain the configuration of a run.
+
+    \b
+    Examples:
+      rl config show quickstart
+      rl config validate grpo --config my.yaml policy.model_name=model
+      rl config explain grpo
+    """
+
+
+CONFIG_OPTION = click.option(
+    "--config",
+    "path",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="YAML file with the algorithm's configuration.",
+)
+
+
+@config.command()
+@click.argument("name", metavar="RECIPE|ALGORITHM")
+@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE ...]")
+@CONFIG_OPTION
+@click.option("--source", is_flag=True, help="As written, before defaults are added.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of YAML.")
+def show(
+    name: str,
+    overrides: tuple[str, ...],
+    path: Path | None,
+    source: bool,
+    as_json: bool,
+) -> None:
+    """Print the whole configuration, every default included.
+
+    \b
+    Examples:
+      rl config show quickstart
+      rl config show quickstart --source > my.yaml
+      rl config show grpo policy.model_name=model --json
+    """
+    from rl_cli.run_config import load_run, to_yaml  # noqa: PLC0415
+
+    run = load_run(name, path, overrides)
+    data = dict(run.source["config"])
+    if run.source["kind"] == "recipe" and not source:
+        data["common"] = {}
+        data["stages"] = {
+            stage.name: {"algorithm": stage.algorithm, **stage.config.to_dict()}
+            for stage in run.stages
+        }
+    Terminal().raw(json.dumps(data) if as_json else to_yaml(data).rstrip())
+
+
+@config.command()
+@click.argument("name", metavar="RECIPE|ALGORITHM")
+@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE ...]")
+@CONFIG_OPTION
+def validate(name: str, overrides: tuple[str, ...], path: Path | None) -> None:
+    """Check a configuration; leaves with 0 when it is right and 2 when it is not.
+
+    \b
+    Examples:
+      rl config validate quickstart seed=3
+      rl config validate my-recipe.yaml
+    """
+    from rl_cli.run_config import load_run  # noqa: PLC0415
+
+    run = load_run(name, path, overrides)
+    stages = ", ".join(f"{stage.name} ({stage.algorithm})" for stage in run.stages)
+    Terminal().raw(f"{run.name} is valid: {stages}")
+
+
+@config.command()
+@click.argument("algorithm")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON list.")
+def explain(algorithm: str, as_json: bool) -> None:
+    """List every key of an algorithm: its type, its default, its meaning.
+
+    \b
+    Examples:
+      rl config explain grpo
+      rl config explain sft --json
+    """
+    from rl_algorithms import get_algorithm  # noqa: PLC0415
+    from rl_distributed.config import explain_config  # noqa: PLC0415
+
+    found = explain_config(get_algorithm(algorithm).config_class)
+    rows = [(row.path, row.type, row.default, row.doc) for row in found]
+    terminal = Terminal()
+    if as_json:
+        names = ("path", "type", "default", "doc")
+        terminal.raw(
+            json.dumps([dict(zip(names, map(str, r), strict=True)) for r in rows])
+        )
+    else:
+        terminal.result(table(algorithm, ["key", "type", "default", "meaning"], rows))

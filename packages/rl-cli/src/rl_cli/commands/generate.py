@@ -1,0 +1,94 @@
+"""`rl generate`: sample from a model folder."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+
+@click.command()
+@click.argument("model")
+@click.argument("prompts", nargs=-1, metavar="[PROMPT ...]")
+@click.option(
+    "--file",
+    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    help="Text file with one prompt per line.",
+)
+@click.option("-n", "--num-samples", type=click.IntRange(1), default=1,
+              show_default=True, help="Answers per prompt.")  # fmt: skip
+@click.option("--max-new-tokens", type=click.IntRange(1), default=128,
+              show_default=True, help="Longest answer, in tokens.")  # fmt: skip
+@click.option("--greedy", is_flag=True, help="Take the most probable token.")
+@click.option("--temperature", type=float, default=1.0, show_default=True)
+@click.option("--top-p", type=float, default=1.0, show_default=True)
+@click.option("--top-k", type=int, help="Sample from so many tokens; default all.")
+@click.option(
+    "--stop", multiple=True, help="Text that ends an answer; may be repeated."
+)
+@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--chat/--no-chat", default=None,
+              help="Use the chat template; default: if there is one.")  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per answer.")
+def generate(
+    model: str,
+    prompts: tuple[str, ...],
+    file: Path | None,
+    num_samples: int,
+    greedy: bool,
+    chat: bool | None,
+    as_json: bool,
+    **sampling: Any,
+) -> None:
+    """Sample answers from MODEL, a folder or a hub name.
+
+    Prompts come from the arguments, from --file, or from standard input, one per line.
+    MODEL may be a checkpoint of a run (its folder `policy/weights`, or the checkpoint).
+
+    \b
+    Examples:
+      rl generate path/to/checkpoint "31415926=" --greedy
+      rl generate model "Say hello." -n 4 --temperature 0.7
+      cat prompts.txt | rl generate model --json
+    """
+    from rl_cli.console import Terminal  # noqa: PLC0415
+    from rl_cli.sampling import sample  # noqa: PLC0415
+    from rl_models import GenerationConfig  # noqa: PLC0415
+
+    texts = _prompts(prompts, file)
+    sampling["stop_strings"] = list(sampling.pop("stop")) or None
+    config = GenerationConfig.from_dict(sampling, source="the command line")
+    answers = sample(_model_folder(model), texts, config, greedy=greedy,
+                     num_samples=num_samples, chat=chat)  # fmt: skip
+    terminal = Terminal()
+    for answer in answers:
+        if as_json:
+            terminal.raw(json.dumps(dataclasses.asdict(answer), ensure_ascii=False))
+        elif len(texts) == 1:
+            terminal.raw(answer.response)
+        else:
+            terminal.raw(f"{answer.prompt}\t{answer.response}")
+
+
+def _prompts(prompts: tuple[str, ...], file: Path | None) -> list[str]:
+    if prompts and file is not None:
+        raise click.UsageError("Give prompts as arguments or in --file, not both.")
+    if prompts:
+        return list(prompts)
+    if file is None and sys.stdin.isatty():
+        raise click.UsageError("Give a prompt, --file, or prompts on standard input.")
+    text = sys.stdin.read() if file is None else file.read_text()
+    found = [line for line in text.splitlines() if line.strip()]
+    if not found:
+        raise click.UsageError("There is no prompt: the input has only empty lines.")
+    return found
+
+
+def _model_folder(model: str) -> str:
+    """Find the model within a checkpoint's folder."""
+    inner = Path(model) / "policy" / "weights"
+    return str(inner) if inner.is_dir() else model

@@ -1,0 +1,76 @@
+"""`rl train`: train by a recipe or by an algorithm's configuration."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import click
+
+OVERRIDES_HELP = (
+    "key=value changes a key, +key=value adds one to a mapping, ~key removes"
+)
+
+
+@click.command(
+    context_settings={"ignore_unknown_options": False},
+    short_help="Train by a recipe or an algorithm.",
+)
+@click.argument("name", metavar="RECIPE|ALGORITHM")
+@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE ...]")
+@click.option(
+    "--config",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="YAML file with the algorithm's configuration.",
+)
+@click.option(
+    "--resume",
+    is_flag=False,
+    flag_value="",
+    default=None,
+    metavar="[FOLDER]",
+    help="Go on with an interrupted run: the newest one of this name, or that folder.",
+)
+@click.option("--json", "as_json", is_flag=True, help="End with one JSON object.")
+@click.option("--quiet", is_flag=True, help="Show no progress.")
+@click.pass_obj
+def train(
+    obj: dict[str, bool],
+    name: str,
+    overrides: tuple[str, ...],
+    config: Path | None,
+    resume: str | None,
+    as_json: bool,
+    quiet: bool,
+) -> int:
+    """Train by a RECIPE (a name or a .yaml file) or by an ALGORITHM.
+
+    KEY=VALUE changes a key of the configuration, +KEY=VALUE adds one to a mapping, ~KEY
+    removes one. `rl config show NAME` lists them all. With --json the last line of
+    standard output is one JSON object with run_dir, checkpoint, wall_s, seed, metrics.
+
+    \b
+    Examples:
+      rl train quickstart
+      rl train quickstart seed=7 stages.grpo.grpo.num_prompts_per_step=32
+      rl train quickstart --resume
+      rl train grpo --config my.yaml policy.model_name=path/to/model
+      rl train sft policy.model_name=path/to/model data.train=rows.jsonl
+    """
+    began_s = time.monotonic()
+    from rl_cli.commands.running import run_and_report  # noqa: PLC0415
+
+    summary = run_and_report(
+        name,
+        config,
+        overrides,
+        resume=resume,
+        quiet=quiet,
+        as_json=as_json,
+        debug=obj["debug"],
+    )
+    summary["wall_s"] = round(time.monotonic() - began_s, 2)
+    if as_json:
+        click.echo(json.dumps(summary))
+    return 0

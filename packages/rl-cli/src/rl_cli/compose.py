@@ -1,0 +1,113 @@
+"""Carries out a run: builds the model, trains stage after stage, writes the report.
+
+A stage that has ended is never trained again: its result lies in the run folder, and
+the next stage begins with the weights that it kept, in the same processes. A stage that
+was interrupted goes on from its own last checkpoint.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rl_algorithms import BaseTrainer, TrainResult, WorkerPool, get_algorithm
+from rl_cli.display import RunDisplay
+from rl_cli.run_config import Run, Stage
+from rl_cli.run_folder import RunFolder
+from rl_distributed import merge_configs
+from rl_models import build_model
+
+__all__ = ["RunOutcome", "carry_out"]
+
+
+@dataclass(frozen=True)
+class RunOutcome:
+    """What a run came to."""
+
+    run_dir: Path
+    checkpoint: Path
+    """Hugging Face folder of the last stage's weights."""
+    wall_s: float
+    """Wall time of this process's part of the run, in seconds."""
+    stages: dict[str, dict[str, Any]]
+    """Metrics, checkpoint, steps and stop reason of every stage."""
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Metrics of the last stage; `accuracy_start` is the one that it began with."""
+        return dict(next(reversed(self.stages.values()))["metrics"])
+
+
+def carry_out(
+    run: Run, folder: RunFolder, display: RunDisplay, *, resume: bool
+) -> RunOutcome:
+    """Train every stage that has not ended yet.
+
+    Args:
+        run: What to do.
+        folder: Where; results of ended stages are found there.
+        display: Shows the progress.
+        resume: Go on from the last checkpoint of an interrupted stage.
+    """
+    began_s = time.monotonic()
+    results: dict[str, dict[str, Any]] = {}
+    with WorkerPool() as pool:
+        model = _built_model(run, folder)
+        for stage in run.stages:
+            result = folder.stage_result(stage.name)
+            if result is None:
+                trainer = _trainer(stage, folder, model, pool)
+                result = _train(stage, trainer, display, resume=resume)
+                folder.write(f"stages/{stage.name}.json", result)
+            results[stage.name] = result
+            model = Path(result["model"])
+    assert model is not None  # there is at least one stage
+    return RunOutcome(folder.path, model, time.monotonic() - began_s, results)
+
+
+def _built_model(run: Run, folder: RunFolder) -> Path | None:
+    """Build the run's model once; a half-built one is made again."""
+    if run.model is None:
+        return None
+    if not folder.model.exists():
+        temporary = folder.model.with_name("model.tmp")
+        shutil.rmtree(temporary, ignore_errors=True)
+        build_model(run.model, temporary, seed=run.seed)
+        temporary.rename(folder.model)
+    return folder.model
+
+
+def _trainer(
+    stage: Stage, folder: RunFolder, model: Path | None, pool: WorkerPool
+) -> BaseTrainer[Any]:
+    changes: dict[str, Any] = {"output_dir": str(folder.stage(stage.name))}
+    if model is not None:
+        changes["policy"] = {"model_name": str(model)}
+    data = merge_configs(stage.config.to_dict(), changes)
+    cls = get_algorithm(stage.algorithm)
+    config = cls.config_class.from_dict(data, source=f"stage {stage.name}")
+    return cls(config, pool=pool)
+
+
+def _train(
+    stage: Stage, trainer: BaseTrainer[Any], display: RunDisplay, *, resume: bool
+) -> dict[str, Any]:
+    display.begin_stage(stage.name, 0)
+    result: TrainResult = trainer.fit(
+        callbacks=[display], resume="auto" if resume else False
+    )
+    display.end_stage(result.stop_reason)
+    if result.checkpoint_path is None:
+        raise RuntimeError(f"stage {stage.name} kept no checkpoint")
+    return {
+        "algorithm": stage.algorithm,
+        "metrics": dict(result.metrics),
+        "steps": result.steps,
+        "run_dir": str(result.run_dir),
+        "stop_reason": result.stop_reason,
+        "checkpoint": str(result.checkpoint_path),
+        "model": str(result.model_path),
+    }

@@ -1,0 +1,133 @@
+"""Entry point of the `rl` command: finds the command, and turns errors into messages.
+
+Commands are imported when they are called, so that `rl --help` is instant. Exit codes:
+0 done, 1 it failed, 2 the input was wrong, 128 + signal when it was interrupted.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+
+import click
+
+from rl_cli import __version__
+
+COMMANDS = {
+    "config": ("rl_cli.commands.config:config", "Show, check or explain a run."),
+    "doctor": ("rl_cli.commands.doctor:doctor", "Check that this machine can run."),
+    "generate": ("rl_cli.commands.generate:generate", "Sample from a model folder."),
+    "train": ("rl_cli.commands.train:train", "Train by a recipe or an algorithm."),
+}
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are imported only when they are called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names of all commands."""
+        return sorted(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import and return one command."""
+        if cmd_name not in COMMANDS:
+            return None
+        module, attribute = COMMANDS[cmd_name][0].split(":")
+        command: click.Command = getattr(importlib.import_module(module), attribute)
+        return command
+
+    def format_commands(
+        self, ctx: click.Context, formatter: click.HelpFormatter
+    ) -> None:
+        """Write the list of commands without importing any."""
+        with formatter.section("Commands"):
+            rows = [(name, COMMANDS[name][1]) for name in self.list_commands(ctx)]
+            formatter.write_dl(rows)
+
+
+@click.group(
+    cls=LazyGroup,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="First run: `rl train quickstart`. Each command has --help with examples.",
+)
+@click.version_option(__version__, prog_name="rl")
+@click.option("--debug", is_flag=True, help="Show tracebacks and debug logs.")
+@click.pass_context
+def cli(ctx: click.Context, debug: bool) -> None:
+    """Post-train language models, on a laptop or a cluster."""
+    ctx.obj = {"debug": debug}
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command line and leave with its exit code.
+
+    Args:
+        argv: The arguments without the program's name; default those of the process.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    # `--debug` may stand anywhere: people append it to the command that just failed.
+    debug = "--debug" in arguments
+    if debug:
+        arguments = ["--debug", *(a for a in arguments if a != "--debug")]
+    code = _run(arguments, debug)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    sys.exit(code)
+
+
+def _run(arguments: list[str], debug: bool) -> int:
+    try:
+        result = cli.main(args=arguments, prog_name="rl", standalone_mode=False)
+    except click.exceptions.Abort as error:
+        return _report_interruption(error.__cause__)
+    except KeyboardInterrupt as error:
+        return _report_interruption(error)
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except Exception as error:
+        return _report(error, debug)
+    return result if isinstance(result, int) else 0
+
+
+def _report_interruption(error: BaseException | None) -> int:
+    """Say what was kept; the exit code is the one of the signal."""
+    code = getattr(error, "exit_code", 130)
+    said = str(error) if error is not None else ""
+    _say(f"{said[:1].upper()}{said[1:]}." if said else "Interrupted.")
+    if getattr(error, "checkpoint_path", None) is not None:
+        _say("Go on with: rl train NAME --resume")
+    return int(code)
+
+
+def _report(error: Exception, debug: bool) -> int:
+    """Show one clear message for an error and return the exit code that it means."""
+    from rl_distributed.errors import DistributedError, UserError  # noqa: PLC0415
+
+    if debug:
+        traceback.print_exception(error)
+    known = isinstance(error, DistributedError)
+    name = "" if known else f"unexpected {type(error).__name__}: "
+    _say(f"Error: {name}{error}")
+    for note in getattr(error, "__notes__", []):
+        _say(f"  {note if debug else note.splitlines()[0]}")
+    if isinstance(error, UserError):
+        return 2
+    if not debug:
+        _say("Add --debug for the traceback.")
+    return 1
+
+
+def _say(message: str) -> None:
+    if message:
+        click.echo(message, err=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""What is shown when a run has ended: a table, a curve, answers before and after."""

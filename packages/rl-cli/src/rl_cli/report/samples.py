@@ -1,0 +1,73 @@
+"""Held-out prompts with the answers before and after training, side by side."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rl_algorithms.data.sources import load_configured
+from rl_cli.compose import RunOutcome
+from rl_cli.run_config import Run
+from rl_cli.run_folder import RunFolder
+from rl_cli.sampling import sample
+
+__all__ = ["Answer", "answer"]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One prompt, answered by the model before and after the last stage."""
+
+    prompt: str
+    before: str
+    after: str
+    expected: str | None
+
+
+def answer(run: Run, folder: RunFolder, outcome: RunOutcome) -> list[Answer]:
+    """Answer the first held-out prompts of the last stage; write `samples.json`.
+
+    Returns:
+        [] when the last stage has no held-out prompts, does not sample, or no model
+        was there before it.
+    """
+    if not run.report.num_samples:
+        return []
+    config = run.stages[-1].config
+    before = _model_before(run, folder, outcome)
+    source = config.data.validation
+    generation = config.policy.generation
+    if before is None or source is None or generation is None:
+        return []
+    rows = list(load_configured(source)[0])[: run.report.num_samples]
+    key = config.data.input_key or "prompt"
+    prompts = [row[key] for row in rows if isinstance(row.get(key), str)]
+    if len(prompts) < len(rows) or not prompts:
+        return []
+    texts = [
+        [s.response for s in sample(model, prompts, generation, greedy=True)]
+        for model in (before, outcome.checkpoint)
+    ]
+    answers = [
+        Answer(prompt, old, new, _expected(row, config.data.output_key))
+        for prompt, old, new, row in zip(prompts, *texts, rows, strict=True)
+    ]
+    listed = {"samples": [dataclasses.asdict(found) for found in answers]}
+    folder.write("samples.json", listed)
+    return answers
+
+
+def _model_before(run: Run, folder: RunFolder, outcome: RunOutcome) -> Path | None:
+    if len(run.stages) > 1:
+        return Path(outcome.stages[run.stages[-2].name]["model"])
+    if run.model is not None:
+        return folder.model
+    path = Path(run.stages[0].config.policy.model_name)
+    return path if path.is_dir() else None
+
+
+def _expected(row: dict[str, Any], key: str | None) -> str | None:
+    found = row.get(key or "answer")
+    return found if isinstance(found, str) else None

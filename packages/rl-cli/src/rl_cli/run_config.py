@@ -1,0 +1,259 @@
+"""What a run is: a recipe with stages, or one algorithm, with overrides applied.
+
+```
+recipe YAML (package data or a file) ─┐
+ALGORITHM [--config FILE] ────────────┼─> overrides ─> Run: stages, each with its
+key=value ... ────────────────────────┘                algorithm's own config
+```
+`common` is merged beneath the configuration of every stage. Everything is validated
+here, before a model is built.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import Field
+
+from rl_algorithms import TrainerConfig, algorithm_names, get_algorithm
+from rl_distributed import Config, ConfigError, load_config, merge_configs
+from rl_distributed.config import apply_overrides, parse_overrides
+from rl_distributed.suggestion import did_you_mean
+from rl_models import ModelBuildConfig
+
+__all__ = [
+    "RecipeConfig",
+    "ReportConfig",
+    "Run",
+    "Stage",
+    "load_run",
+    "recipe_names",
+    "run_from_dict",
+]
+
+
+class ReportConfig(Config):
+    """What is shown when a recipe has ended."""
+
+    num_samples: int = Field(4, ge=0)
+    """Held-out prompts that are answered before and after, side by side."""
+    plot: bool = True
+    """Draw the curve into `curve.png` in the run folder."""
+
+
+class RecipeConfig(Config):
+    """A recipe: a model and the stages that train it, one after the other."""
+
+    title: str
+    """One line that says what the recipe does."""
+    seed: int = 0
+    """Seed of the model's first weights and of every stage."""
+    output_dir: str | None = None
+    """The run folder. null: a new folder `runs/<recipe>-NNN` in the current one."""
+    model: ModelBuildConfig | None = None
+    """A model with random weights that is built first; the first stage trains it.
+    null: the first stage names its own in `policy.model_name`."""
+    common: dict[str, Any] = Field(default_factory=dict)
+    """Keys that every stage's configuration begins with."""
+    stages: dict[str, dict[str, Any]]
+    """Configuration of each stage by name, in order, with `algorithm` beside its keys.
+    A stage begins with the weights that the one before it kept."""
+    report: ReportConfig = Field(default_factory=ReportConfig)
+    """What is shown at the end."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One training within a run."""
+
+    name: str
+    algorithm: str
+    config: TrainerConfig
+
+
+@dataclass(frozen=True)
+class Run:
+    """A validated run."""
+
+    name: str
+    """Name of the recipe or of the algorithm."""
+    title: str
+    seed: int
+    output_dir: str | None
+    model: ModelBuildConfig | None
+    stages: tuple[Stage, ...]
+    report: ReportConfig
+    source: dict[str, Any]
+    """What `run_from_dict` makes this run of again."""
+
+
+def recipe_names() -> list[str]:
+    """Return the names of the recipes that come with this package."""
+    folder = resources.files("rl_cli") / "recipes"
+    names = [entry.name for entry in folder.iterdir()]
+    return sorted(n.removesuffix(".yaml") for n in names if n.endswith(".yaml"))
+
+
+def load_run(name: str, config: Path | None, overrides: Sequence[str]) -> Run:
+    """Find a recipe or an algorithm, apply overrides and validate everything.
+
+    Args:
+        name: A recipe's name, the path of a recipe file, or an algorithm's name.
+        config: A YAML file for an algorithm (not for a recipe).
+        overrides: `key=value`, `+key=value` or `~key`.
+
+    Raises:
+        ConfigError: The name, the file, a key or a value is wrong.
+    """
+    path = _recipe_path(name)
+    if path is not None:
+        if config is not None:
+            raise ConfigError(
+                f"--config belongs to an algorithm, and {name!r} is a recipe: copy the "
+                f"recipe (`rl config show {name} --source > my.yaml`), change it, and "
+                f"run `rl train my.yaml`."
+            )
+        recipe = _override_recipe(load_config(path), overrides)
+        return _from_recipe(Path(name).stem, recipe, source=str(path.name))
+    known = algorithm_names()
+    if name not in known:
+        raise ConfigError(
+            f"{name!r} is neither a recipe nor an algorithm"
+            f"{did_you_mean(name, [*recipe_names(), *known])} Recipes: "
+            f"{', '.join(recipe_names())}. Algorithms: {', '.join(known)}. A recipe of "
+            f"your own is given by its path, ending in .yaml."
+        )
+    data = load_config(config) if config is not None else {}
+    data = apply_overrides(
+        data, parse_overrides(overrides), get_algorithm(name).config_class
+    )
+    return _from_algorithm(name, data, source=str(config or "the command line"))
+
+
+def run_from_dict(source: Mapping[str, Any]) -> Run:
+    """Make a run again of `Run.source`, as it lies in a run folder."""
+    data = dict(source["config"])
+    if source["kind"] == "recipe":
+        return _from_recipe(source["name"], data, source="the run folder")
+    return _from_algorithm(source["name"], data, source="the run folder")
+
+
+def _recipe_path(name: str) -> Path | None:
+    if name in recipe_names():
+        return Path(str(resources.files("rl_cli") / "recipes" / f"{name}.yaml"))
+    if name.endswith((".yaml", ".yml")):
+        path = Path(name)
+        if not path.is_file():
+            raise ConfigError(f"There is no recipe file {name}; check the path.")
+        return path
+    return None
+
+
+def _override_recipe(
+    recipe: dict[str, Any], overrides: Sequence[str]
+) -> dict[str, Any]:
+    """Apply overrides; those of a stage are checked against its algorithm's config."""
+    own: list[str] = []
+    of_stage: dict[str, list[str]] = {}
+    for text in overrides:
+        sign = text[: len(text) - len(text.lstrip("+~"))]
+        key = text[len(sign) :]
+        parts = key.split("=", 1)[0].split(".")
+        if parts[0] == "stages" and len(parts) > 2 and parts[2] != "algorithm":
+            _check_stage(parts[1], text, recipe["stages"])
+            rest = key.removeprefix(f"stages.{parts[1]}.")
+            of_stage.setdefault(parts[1], []).append(sign + rest)
+            continue
+        if parts[0] == "common" and len(parts) > 1 and not sign:
+            text = f"++{key}"  # what it may hold is decided by the stages
+        own.append(text)
+    _suggest_stage(own, recipe)
+    data = apply_overrides(recipe, parse_overrides(own), RecipeConfig)
+    for name, texts in of_stage.items():
+        stage = data["stages"].get(name)
+        if stage is None:
+            raise ConfigError(f"stages.{name} is removed by one override and set by "
+                              f"another; drop one of the two.")  # fmt: skip
+        algorithm = stage.get("algorithm")
+        schema = get_algorithm(algorithm).config_class
+        settings = {key: value for key, value in stage.items() if key != "algorithm"}
+        changed = apply_overrides(settings, parse_overrides(texts), schema)
+        data["stages"][name] = {"algorithm": algorithm, **changed}
+    return data
+
+
+def _check_stage(name: str, override: str, stages: Mapping[str, Any]) -> None:
+    if name not in stages:
+        raise ConfigError(
+            f"override {override!r}: there is no stage {name!r}"
+            f"{did_you_mean(name, stages)} The recipe has {', '.join(stages)}."
+        )
+
+
+def _suggest_stage(overrides: Sequence[str], recipe: Mapping[str, Any]) -> None:
+    """Fail helpfully on `grpo.x=1` where `stages.grpo.grpo.x=1` is meant."""
+    for text in overrides:
+        key = text.lstrip("+~").split("=", 1)[0]
+        section = key.split(".")[0]
+        if section in RecipeConfig.model_fields:
+            continue
+        for name, stage in recipe["stages"].items():
+            schema = get_algorithm(stage.get("algorithm", name)).config_class
+            if section in schema.model_fields:
+                raise ConfigError(
+                    f"Unknown key {key!r} in override {text!r}: this recipe has "
+                    f"stages, so write stages.{name}.{key}=... (for one stage) or "
+                    f"common.{key}=... (for all)."
+                )
+
+
+def _from_recipe(name: str, data: Mapping[str, Any], source: str) -> Run:
+    recipe = RecipeConfig.from_dict(dict(data), source=source)
+    if not recipe.stages:
+        raise ConfigError(f"{source}: stages must hold at least one stage: got none.")
+    stages = []
+    for index, (key, raw) in enumerate(recipe.stages.items()):
+        merged = merge_configs(recipe.common, raw)
+        algorithm = merged.pop("algorithm", key)
+        if not isinstance(algorithm, str):
+            raise ConfigError(f"{source}: stages.{key}.algorithm must be a name: got "
+                              f"{algorithm!r}.")  # fmt: skip
+        merged.setdefault("seed", recipe.seed)
+        if index > 0 or recipe.model is not None:
+            _set_model(merged, key, source)
+        schema = get_algorithm(algorithm).config_class
+        config = schema.from_dict(merged, source=f"{source}: stages.{key}")
+        stages.append(Stage(key, algorithm, config))
+    saved = {"kind": "recipe", "name": name, "config": recipe.to_dict()}
+    return Run(name, recipe.title, recipe.seed, recipe.output_dir, recipe.model,
+               tuple(stages), recipe.report, saved)  # fmt: skip
+
+
+def _set_model(merged: dict[str, Any], stage: str, source: str) -> None:
+    """Mark the model of a stage as the one that the run hands on."""
+    policy = merged.setdefault("policy", {})
+    if policy.get("model_name"):
+        raise ConfigError(
+            f"{source}: stages.{stage}.policy.model_name must not be set: the stage "
+            f"trains what the run hands on; remove it."
+        )
+    policy["model_name"] = "(handed on)"
+
+
+def _from_algorithm(name: str, data: Mapping[str, Any], source: str) -> Run:
+    config = get_algorithm(name).config_class.from_dict(dict(data), source=source)
+    saved = {"kind": "algorithm", "name": name, "config": config.to_dict()}
+    return Run(name, f"{name} on {config.policy.model_name}", config.seed,
+               config.output_dir, None, (Stage(name, name, config),), ReportConfig(),
+               saved)  # fmt: skip
+
+
+def to_yaml(data: Mapping[str, Any]) -> str:
+    """Write a mapping as YAML, keys in their order."""
+    text: str = yaml.safe_dump(dict(data), sort_keys=False, allow_unicode=True)
+    return text

@@ -1,0 +1,97 @@
+"""Answers of a model folder to prompts, in this process and without Ray."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rl_distributed import BatchedDataDict
+from rl_distributed.errors import ConfigError
+from rl_models import GenerationConfig, get_generation_backend
+from rl_models.tokens.tokenizer import decode_rows, load_tokenizer, pad_token_id
+
+__all__ = ["Sample", "sample"]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One answer."""
+
+    prompt: str
+    response: str
+    num_tokens: int
+    """Sampled tokens, the stop token included."""
+    logprob: float
+    """Sum of the tokens' log-probabilities."""
+    truncated: bool
+    """Whether it ended at the token limit."""
+
+
+def sample(
+    model: str | Path,
+    prompts: Sequence[str],
+    config: GenerationConfig,
+    *,
+    greedy: bool = False,
+    num_samples: int = 1,
+    chat: bool | None = None,
+) -> list[Sample]:
+    """Answer every prompt `num_samples` times, prompts in order.
+
+    Args:
+        model: Folder or hub name.
+        prompts: Texts.
+        config: How to sample.
+        greedy: Take the most probable token.
+        num_samples: Answers per prompt.
+        chat: Format prompts with the chat template; None: if the model has one.
+    """
+    tokenizer = load_tokenizer(model)
+    if chat and not tokenizer.chat_template:
+        raise ConfigError(f"--chat: the tokenizer of {model} has no chat template.")
+    use_chat = bool(tokenizer.chat_template) if chat is None else chat
+    rows = [_encode(tokenizer, text, use_chat) for text in prompts]
+    rows = [row for row in rows for _ in range(num_samples)]
+    lengths = torch.tensor([len(row) for row in rows])
+    input_ids = torch.full((len(rows), int(lengths.max())), pad_token_id(tokenizer))
+    for index, row in enumerate(rows):
+        input_ids[index, : len(row)] = torch.tensor(row)
+    backend = get_generation_backend(config.backend)()
+    backend.setup(config.to_dict(), model_name=str(model))
+    try:
+        data: BatchedDataDict[Any] = BatchedDataDict(
+            {"input_ids": input_ids, "input_lengths": lengths}
+        )
+        out = backend.generate(data, greedy=greedy)
+    finally:
+        backend.shutdown()
+    ends = out["unpadded_sequence_lengths"]
+    texts = decode_rows(tokenizer, out["output_ids"], lengths, ends)
+    return [
+        Sample(
+            prompts[index // num_samples],
+            texts[index],
+            int(out["generation_lengths"][index]),
+            float(out["logprobs"][index].sum()),
+            bool(out["truncated"][index]),
+        )
+        for index in range(len(rows))
+    ]
+
+
+def _encode(tokenizer: Any, text: str, chat: bool) -> list[int]:
+    if chat:
+        messages = [{"role": "user", "content": text}]
+        rendered = tokenizer.apply_chat_template(
+            messages, add_generation_prompt=True, tokenize=False
+        )
+        ids = tokenizer(rendered, add_special_tokens=False)["input_ids"]
+    else:
+        ids = tokenizer(text)["input_ids"]
+    if not ids:
+        raise ConfigError(f"The prompt {text!r} has no tokens; give a longer one.")
+    return list(ids)

@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from rl_cli.main import _run
+from rl_models import ModelBuildConfig, build_model
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    config = ModelBuildConfig.from_dict(
+        {
+            "hidden_size": 16,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+            "max_position_embeddings": 32,
+            "tokenizer": {"characters": "0123456789="},
+        }
+    )
+    return str(build_model(config, tmp_path_factory.mktemp("model") / "m", seed=3))
+
+
+def test_one_prompt_prints_its_answer(
+    model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _run(["generate", model, "12=", "--max-new-tokens", "5"], False) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    assert set(line) <= set("0123456789=")
+
+
+def test_json_samples_are_reproducible_and_counted(
+    model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["generate", model, "12=", "345=", "-n", "3", "--json", "--seed", "5"]
+    outputs = []
+    for _ in range(2):
+        assert _run([*arguments, "--max-new-tokens", "6"], False) == 0
+        outputs.append(capsys.readouterr().out)
+    assert outputs[0] == outputs[1]
+    rows = [json.loads(line) for line in outputs[0].splitlines()]
+    assert [row["prompt"] for row in rows] == ["12="] * 3 + ["345="] * 3
+    assert all(1 <= row["num_tokens"] <= 6 and row["logprob"] < 0 for row in rows)
+    assert len({row["response"] for row in rows}) > 1
+
+
+def test_prompts_from_a_file_and_from_standard_input(
+    model: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    path = tmp_path / "prompts.txt"
+    path.write_text("1=\n\n22=\n")
+    base = ["generate", model, "--greedy", "--max-new-tokens", "3"]
+    assert _run([*base, "--file", str(path)], False) == 0
+    from_file = capsys.readouterr().out
+    monkeypatch.setattr("sys.stdin", io.StringIO("1=\n22=\n"))
+    assert _run(base, False) == 0
+    assert capsys.readouterr().out == from_file
+    assert [line.split("\t")[0] for line in from_file.splitlines()] == ["1=", "22="]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["no/such/folder", "1="], "no/such/folder"),
+        (["MODEL", "1=", "--top-p", "1.5"], "top_p"),
+        (["MODEL", "1=", "--temperature", "0"], "temperature"),
+        (["MODEL", "1=", "--chat"], "chat template"),
+        (["MODEL", "123456789=" * 4], "context"),
+        (["MODEL", "1=", "--file", "gone.txt"], "gone.txt"),
+    ],
+)
+def test_wrong_input_is_named_with_exit_code_2(
+    model: str, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
+) -> None:
+    arguments = [model if part == "MODEL" else part for part in arguments]
+    assert _run(["generate", *arguments], False) == 2
+    err = capsys.readouterr().err
+    assert said in err
+    assert "Traceback" not in err

@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+from typing import Any
+
+import click
+import pytest
+
+from rl_algorithms import Interrupted
+from rl_cli import __version__
+from rl_cli.main import COMMANDS, _run, cli, main
+from rl_distributed import ConfigError, WorkerDiedError
+
+
+def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _run(["--help"], False) == 0
+    out = capsys.readouterr().out
+    assert all(name in out for name in COMMANDS)
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_every_command_has_help_with_examples(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _run([name, "--help"], False) == 0
+    assert "Examples:" in capsys.readouterr().out
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _run(["--version"], False) == 0
+    assert __version__ in capsys.readouterr().out
+
+
+def test_unknown_command_is_a_user_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _run(["trian"], False) == 2
+    assert "trian" in capsys.readouterr().err
+
+
+class _Raising:
+    """Makes `rl doctor` raise."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+        def invoke(self: Any, ctx: click.Context) -> Any:
+            raise error
+
+        monkeypatch.setattr(click.Command, "invoke", invoke)
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (ConfigError("a.b must be positive: got -1; use 1"), 2, "a.b must be positive"),
+        (WorkerDiedError("rank 0 is gone"), 1, "rank 0 is gone"),
+        (ZeroDivisionError("oops"), 1, "unexpected ZeroDivisionError: oops"),
+        (Interrupted(2, "/x/step_4"), 130, "/x/step_4"),
+        (Interrupted(15, None), 143, "nterrupted by SIGTERM"),
+        (KeyboardInterrupt(), 130, "Interrupted."),
+    ],
+)
+def test_errors_become_one_message_and_an_exit_code(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    error: BaseException,
+    code: int,
+    said: str,
+) -> None:
+    _Raising(monkeypatch, error)
+    assert _run(["doctor"], False) == code
+    err = capsys.readouterr().err
+    assert said in err
+    assert "Traceback" not in err
+
+
+def test_debug_shows_the_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _Raising(monkeypatch, ZeroDivisionError("oops"))
+    with pytest.raises(SystemExit) as leaving:
+        main(["doctor", "--debug"])
+    assert leaving.value.code == 1
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_notes_of_an_error_are_shown(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    error = ConfigError("wrong")
+    error.add_note("in worker policy-0\nand a long traceback")
+    _Raising(monkeypatch, error)
+    assert _run(["doctor"], False) == 2
+    err = capsys.readouterr().err
+    assert "in worker policy-0" in err
+    assert "long traceback" not in err
+
+
+def test_group_knows_only_its_commands() -> None:
+    context = click.Context(cli)
+    assert cli.get_command(context, "nothing") is None
+    assert cli.list_commands(context) == sorted(COMMANDS)

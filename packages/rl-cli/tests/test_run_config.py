@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from rl_cli.run_config import load_run, recipe_names, run_from_dict
+from rl_distributed import UserError
+
+
+def refused(name: str, *overrides: str, config: Path | None = None) -> str:
+    with pytest.raises(UserError) as caught:
+        load_run(name, config, overrides)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_every_recipe_is_valid(name: str) -> None:
+    run = load_run(name, None, [])
+    assert run.stages
+    assert run_from_dict(run.source) == run
+
+
+def test_overrides_reach_recipe_common_and_stages() -> None:
+    run = load_run(
+        "quickstart",
+        None,
+        [
+            "seed=7",
+            "common.policy.max_total_sequence_length=48",
+            "stages.grpo.grpo.num_prompts_per_step=4",
+            "stages.warmup.policy.optimizer.kwargs.lr=1e-4",
+            "report.num_samples=0",
+        ],
+    )
+    warmup, grpo = run.stages
+    assert run.seed == warmup.config.seed == grpo.config.seed == 7
+    assert {s.config.policy.max_total_sequence_length for s in run.stages} == {48}
+    assert grpo.config.grpo.num_prompts_per_step == 4
+    assert warmup.config.policy.optimizer.kwargs["lr"] == 1e-4
+    assert run.report.num_samples == 0
+
+
+def test_a_stage_can_be_removed() -> None:
+    run = load_run("quickstart", None, ["~stages.grpo"])
+    assert [stage.name for stage in run.stages] == ["warmup"]
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("sead=7", "seed"),
+        ("stages.grpo.grpo.num_promts_per_step=4", "num_prompts_per_step"),
+        ("common.policy.max_total_sequence_lenght=4", "max_total_sequence_length"),
+        ("stages.grpo.grpo.num_prompts_per_step=many", "num_prompts_per_step"),
+        ("grpo.num_prompts_per_step=4", "stages.grpo.grpo.num_prompts_per_step"),
+        ("stages.grpo.policy.model_name=x", "model_name"),
+        ("model.hidden_size=63", "hidden_size"),
+        ("stages.gpro.seed=1", "no stage 'gpro'"),
+        ("stages.grpo.algorithm=gpro", "did you mean 'grpo'"),
+        ("seed", "seed"),
+    ],
+)
+def test_wrong_overrides_are_named_with_a_remedy(override: str, said: str) -> None:
+    assert said in refused("quickstart", override)
+
+
+def test_unknown_name_lists_recipes_and_algorithms() -> None:
+    message = refused("quikstart")
+    assert "quickstart" in message
+    assert "grpo" in message
+    assert "sft" in message
+
+
+def test_missing_files_are_named(tmp_path: Path) -> None:
+    assert "nothing.yaml" in refused("nothing.yaml")
+    assert "gone.yaml" in refused("grpo", config=tmp_path / "gone.yaml")
+
+
+def test_config_belongs_to_an_algorithm(tmp_path: Path) -> None:
+    assert "--config" in refused("quickstart", config=tmp_path / "a.yaml")
+
+
+def test_algorithm_with_file_and_overrides(tmp_path: Path) -> None:
+    path = tmp_path / "my.yaml"
+    path.write_text(yaml.safe_dump({"policy": {"model_name": "m"}, "seed": 1}))
+    run = load_run("grpo", path, ["grpo.num_prompts_per_step=2", "seed=3"])
+    (stage,) = run.stages
+    assert (stage.algorithm, stage.config.seed) == ("grpo", 3)
+    assert stage.config.policy.model_name == "m"
+    assert run_from_dict(run.source) == run
+
+
+def test_wrong_key_in_a_file_names_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "my.yaml"
+    path.write_text("policy: {model_name: m}\ngrpo: {num_prompt_per_step: 2}\n")
+    message = refused("grpo", config=path)
+    assert "my.yaml" in message
+    assert "num_prompts_per_step" in message
+
+
+def test_algorithm_without_model_says_what_is_missing() -> None:
+    assert "policy" in refused("grpo")
+
+
+def test_recipe_of_ones_own(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    recipe = {
+        "title": "mine",
+        "stages": {"only": {"algorithm": "sft", "policy": {"model_name": "m"}}},
+    }
+    path.write_text(yaml.safe_dump(recipe))
+    run = load_run(str(path), None, [])
+    assert run.name == "mine"
+    assert run.stages[0].config.policy.model_name == "m"
+
+
+def test_recipe_without_stages_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("title: x\nstages: {}\n")
+    assert "at least one stage" in refused(str(path))
