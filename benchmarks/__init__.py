@@ -1,0 +1,1 @@
+"""Speed against named peers, as ratios measured in one run."""

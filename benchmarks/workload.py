@@ -1,0 +1,77 @@
+"""What both sides of a benchmark are given: a model, a tokenizer, prompts, sizes."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from pathlib import Path
+
+from rl_models import ModelBuildConfig, build_model
+
+DIGITS = "0123456789"
+# Chosen once: a step with these is of the size of the quickstart's.
+SEED = 11
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One GRPO step: prompts x generations, and how long everything is."""
+
+    name: str
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    num_prompts: int
+    num_generations: int
+    prompt_lengths: tuple[int, int]
+    """Shortest and longest prompt, in tokens."""
+    new_tokens: int
+    """Tokens of an answer: all so long if `fixed`, else the longest."""
+    fixed: bool
+    """Every answer has `new_tokens` tokens, or ends where the model ends it."""
+    target: float
+    """The ratio peer / ours that we hold ourselves to."""
+
+    @property
+    def num_samples(self) -> int:
+        """Rows of one step."""
+        return self.num_prompts * self.num_generations
+
+    def model(self, folder: Path) -> Path:
+        """Build the model folder."""
+        config = ModelBuildConfig.from_dict(
+            {
+                "hidden_size": self.hidden_size,
+                "num_hidden_layers": self.num_layers,
+                "num_attention_heads": self.num_heads,
+                "intermediate_size": 4 * self.hidden_size,
+                "max_position_embeddings": 256,
+                "tokenizer": {"characters": DIGITS + "="},
+            }
+        )
+        return Path(build_model(config, folder / self.name, seed=SEED))
+
+    def prompts(self, count: int) -> list[dict[str, str]]:
+        """Rows with a prompt of digits and, for copying, its answer."""
+        rng = random.Random(SEED)
+        rows = []
+        for _ in range(count):
+            low, high = self.prompt_lengths
+            digits = "".join(rng.choices(DIGITS, k=rng.randint(low, high) - 1))
+            rows.append({"prompt": digits + "=", "answer": digits})
+        return rows
+
+
+WORKLOADS = {
+    work.name: work
+    for work in (
+        Workload("grpo_small_fixed", 64, 2, 4, 64, 8, (12, 12), 12, True, 1.3),
+        Workload("grpo_medium_fixed", 256, 6, 8, 16, 8, (12, 12), 64, True, 1.0),
+        Workload("grpo_small_variable", 64, 2, 4, 64, 8, (8, 64), 64, False, 1.5),
+    )
+}
+
+
+def reward(completion: str) -> float:
+    """Share of even digits: cheap, and with variance in every group."""
+    return sum(c in "02468" for c in completion) / max(len(completion), 1)

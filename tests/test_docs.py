@@ -1,0 +1,254 @@
+"""What README and docs say is true: programs, commands, keys, metrics and links.
+
+Programs that need neither Ray nor a model are run. Of the others every import from our
+packages must exist, and the two whole training runs are run by a slow test.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+import yaml
+
+from rl_algorithms import GRPOConfig, SFTConfig, algorithm_names
+from rl_cli.main import cli
+from rl_cli.run_config import RecipeConfig, load_run, recipe_names
+from rl_distributed.config import load_config
+from rl_distributed.config.schema import SchemaNode, UnknownKey
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
+PACKAGES = ("rl_distributed", "rl_models", "rl_envs", "rl_algorithms", "rl_cli")
+# These begin processes or load a model: `init_ray`, a training run, a trainer.
+HEAVY = re.compile(r"init_ray|rl\.train|trainer\.fit|from_pretrained")
+
+
+def blocks(path: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", path.read_text(), re.M | re.S)
+
+
+def on_pages(find: Callable[[Path], list[str]]) -> list[Any]:
+    """Every finding as a parameter, named by its page."""
+    return [
+        pytest.param(found, id=f"{page.relative_to(ROOT)}-{number}")
+        for page in PAGES
+        for number, found in enumerate(find(page))
+    ]
+
+
+PROGRAMS = on_pages(lambda page: ["\n".join(blocks(page, "python"))])
+
+
+def public(module: Any) -> list[str]:
+    """The public names of a module; each package's own tests prove that they exist."""
+    return list(module.__all__)
+
+
+@pytest.mark.parametrize("program", [p for p in PROGRAMS if p.values[0]])
+def test_imports_of_programs_exist(program: str) -> None:
+    names = {"rl": "rl_algorithms"}
+    for node in ast.walk(ast.parse(program)):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            if node.module.split(".")[0] in PACKAGES:
+                module = importlib.import_module(node.module)
+                for alias in node.names:
+                    assert alias.name in public(module), node.module
+        elif (
+            isinstance(node, ast.Attribute)
+            and isinstance(node.value, ast.Name)
+            and node.value.id in names
+        ):
+            module = importlib.import_module(names[node.value.id])
+            assert node.attr in public(module)
+
+
+@pytest.mark.parametrize(
+    "program", [p for p in PROGRAMS if p.values[0] and not HEAVY.search(p.values[0])]
+)
+def test_light_programs_run(program: str) -> None:
+    exec(compile(program, "page", "exec"), {"__name__": "page"})
+
+
+def test_reward_page_runs_but_for_its_training() -> None:
+    program = "\n".join(blocks(ROOT / "docs/tutorials/reward.md", "python"))
+    exec(compile(program, "reward.md", "exec"), {"__name__": "page"})
+
+
+PLACEHOLDERS = ("RECIPE|ALGORITHM", "NAME", "focal")  # focal: the tutorial writes it
+
+
+def rl_commands(page: Path) -> list[str]:
+    """Command lines that begin with `rl`, in blocks and in running text."""
+    text = page.read_text()
+    fenced = "\n".join(blocks(page, "sh") + blocks(page, "text"))
+    lines = fenced.replace("\\\n", " ").splitlines()
+    parts = [part for line in lines for part in line.split("&&")]
+    outside = re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)
+    parts += re.findall(r"`([^`]+)`", outside)
+    found = [part.strip().removeprefix("$ ").split(" > ")[0] for part in parts]
+    return [part for part in dict.fromkeys(found) if re.match(r"rl [a-z]", part)]
+
+
+@pytest.mark.parametrize("line", on_pages(rl_commands))
+def test_commands_parse_and_their_keys_exist(line: str) -> None:
+    command: click.Command = cli
+    context = click.Context(cli, info_name="rl")
+    arguments = shlex.split(line, comments=True)[1:]
+    while isinstance(command, click.Group) and arguments:
+        found = command.get_command(context, arguments[0])
+        assert found is not None, f"no command {arguments[0]!r}"
+        name, arguments = arguments[0], arguments[1:]
+        command, context = found, click.Context(found, info_name=name, parent=context)
+    if not arguments:
+        return
+    parsed = command.make_context(context.info_name, arguments, parent=context.parent)
+    known = [*recipe_names(), *algorithm_names()]
+    name = parsed.params.get("name", parsed.params.get("algorithm"))
+    if name is None or name.endswith(".yaml") or name in PLACEHOLDERS:
+        return
+    assert name in known
+    overrides = parsed.params.get("overrides") or ()
+    wrong = "num_promts_per_step" in line  # shown for its message
+    if not overrides or wrong:
+        return
+    placeholders = [o.replace("=...", "=1") for o in overrides]
+    if name in algorithm_names():
+        placeholders.append("++policy.model_name=model")
+    load_run(name, None, placeholders)
+
+
+KEY = re.compile(
+    r"`((?:policy|data|env|cluster|checkpointing|logger|grpo|sft|loss_fn|common|stages)"
+    r"(?:\.\w+)+)(?:=[^`]*)?`"
+)
+
+
+@pytest.mark.parametrize("key", on_pages(lambda page: KEY.findall(page.read_text())))
+def test_keys_exist(key: str) -> None:
+    path = tuple(key.split("."))
+    nodes = [SchemaNode.of(cls) for cls in (GRPOConfig, SFTConfig, RecipeConfig)]
+    assert any(not isinstance(node.find(path), UnknownKey) for node in nodes), key
+
+
+def test_configuration_page_shows_a_valid_file(tmp_path: Path) -> None:
+    shown, *_ = blocks(ROOT / "docs/get-started/configuration.md", "yaml")
+    (tmp_path / "my.yaml").write_text(shown)
+    (tmp_path / "base.yaml").write_text("policy: {max_total_sequence_length: 1024}\n")
+    data = load_config(tmp_path / "my.yaml")
+    config = GRPOConfig.from_dict(data, source="my.yaml")
+    assert config.logger.log_dir == "runs/mine/logs"
+
+
+def test_shown_error_is_the_real_one() -> None:
+    page = (ROOT / "docs/get-started/configuration.md").read_text()
+    shown = re.search(r"^Error: (.*)$", page, re.M)
+    assert shown is not None
+    overrides = ["policy.model_name=m", "grpo.num_promts_per_step=8"]
+    with pytest.raises(Exception, match="did you mean") as caught:
+        load_run("grpo", None, overrides)
+    assert str(caught.value) == shown[1]
+
+
+METRIC = re.compile(r"`(?:train|val):([\w/]+)`")
+
+
+def test_metrics_of_the_algorithm_pages_are_made_somewhere() -> None:
+    source = "\n".join(
+        path.read_text()
+        for package in ("rl-algorithms", "rl-models", "rl-envs")
+        for path in (ROOT / "packages" / package / "src").rglob("*.py")
+    )
+    text = "".join(page.read_text() for page in (ROOT / "docs").rglob("*.md"))
+    for name in sorted(set(METRIC.findall(text))):
+        last = name.removeprefix("env/")
+        assert f'"{last}"' in source, f"nothing makes the metric {name!r}"
+
+
+def links(page: Path) -> list[str]:
+    found = re.findall(r"\]\(([^)#\s]+)(?:#[\w-]+)?\)", page.read_text())
+    return [f"{page.parent}|{link}" for link in found if "://" not in link]
+
+
+@pytest.mark.parametrize("link", on_pages(links))
+def test_links_lead_to_files(link: str) -> None:
+    folder, _, target = link.partition("|")
+    assert (Path(folder) / target).exists()
+
+
+def test_markers_name_what_is_there() -> None:
+    marker = re.compile(r"^\{\{ (config|command|file): (.+?) \}\}$", re.M)
+    for page in PAGES:
+        text = page.read_text()
+        assert text.count("{{") == len(marker.findall(text)), page
+        for kind, name in marker.findall(text):
+            if kind == "file":
+                assert (ROOT / name).is_file()
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    # The file has no tags of its own, so the safe loader reads it.
+    nav = yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]
+    listed = set(re.findall(r"[\w/-]+\.md", str(nav)))
+    docs = ROOT / "docs"
+    assert listed == {str(path.relative_to(docs)) for path in docs.rglob("*.md")}
+
+
+def test_readme_keeps_its_promises_of_length() -> None:
+    lines = (ROOT / "README.md").read_text().splitlines()
+    assert len(lines) <= 150
+    program, *_ = blocks(ROOT / "README.md", "python")
+    code = [line for line in program.splitlines() if line.strip()]
+    assert len(code) <= 20
+
+
+@pytest.mark.slow
+def test_program_of_the_readme_trains(tmp_path: Path) -> None:
+    program, *_ = blocks(ROOT / "README.md", "python")
+    assert "max_num_steps=30" in program
+    (tmp_path / "run.py").write_text(program.replace("steps=30", "steps=2"))
+    done = run(tmp_path, "run.py")
+    assert "step_2" in done
+
+
+@pytest.mark.slow
+def test_example_of_an_algorithm_trains(tmp_path: Path) -> None:
+    (tmp_path / "build.py").write_text(
+        "from rl_models import ModelBuildConfig, build_model\n"
+        "print(build_model(ModelBuildConfig(hidden_size=16), 'model'))\n"
+    )
+    model = run(tmp_path, "build.py")
+    rows = [f'{{"prompt": "{n}=", "answer": "{n}"}}' for n in range(700)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(rows))
+    done = run(tmp_path, str(ROOT / "examples/focal.py"), model, "rows.jsonl")
+    assert "policy/weights" in done
+
+
+def run(folder: Path, *arguments: str) -> str:
+    """Run a Python program in a folder and return what it printed last."""
+    process = subprocess.Popen(
+        [sys.executable, *arguments],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        out, err = process.communicate(timeout=150)
+    finally:
+        process.kill()
+    assert process.returncode == 0, err
+    return out.strip().splitlines()[-1]

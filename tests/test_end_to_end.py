@@ -1,0 +1,86 @@
+"""Whole runs through the `rl` command, as real processes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from small_run import recipe, write_recipe
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from rl_models.generation.config import GenerationConfig
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("run")
+
+
+@pytest.fixture
+def finished(rl: Callable[..., Any], folder: Path) -> dict[str, Any]:
+    """The result of one run, made once for the module."""
+    path = folder / "finished.json"
+    if not path.exists():
+        recipe_path = write_recipe(folder, recipe())
+        done = rl("train", recipe_path, "--json", f"output_dir={folder}/out")
+        assert done.code == 0, done.err
+        path.write_text(json.dumps({"result": done.json, "err": done.err}))
+    return json.loads(path.read_text())
+
+
+@pytest.mark.slow
+def test_run_ends_with_one_json_object_and_a_report(finished: dict[str, Any]) -> None:
+    result = finished["result"]
+    assert set(result) == {"run_dir", "checkpoint", "wall_s", "seed", "metrics"}
+    assert {"accuracy_start", "accuracy", "steps"} <= set(result["metrics"])
+    assert result["metrics"]["steps"] == 4
+    run_dir = Path(result["run_dir"])
+    for name in ("result.json", "samples.json", "curve.png", "config.yaml", "run.json"):
+        assert (run_dir / name).stat().st_size > 0
+    for said in ("warmup", "grpo", "reward", "accuracy", "tok/s", "checkpoint"):
+        assert said in finished["err"]
+    samples = json.loads((run_dir / "samples.json").read_text())["samples"]
+    assert len(samples) == 2
+    assert all({"prompt", "before", "after", "expected"} <= set(s) for s in samples)
+
+
+@pytest.mark.slow
+def test_checkpoint_loads_in_plain_transformers_and_in_rl_generate(
+    finished: dict[str, Any], rl: Callable[..., Any]
+) -> None:
+    checkpoint = finished["result"]["checkpoint"]
+    model = AutoModelForCausalLM.from_pretrained(checkpoint)
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+    ids = tokenizer("312=", return_tensors="pt")["input_ids"]
+    with torch.no_grad():
+        expected = int(model(ids).logits[0, -1].argmax())
+    done = rl("generate", checkpoint, "312=", "--greedy", "--max-new-tokens", "1")
+    assert done.code == 0, done.err
+    assert done.out.strip() == tokenizer.decode([expected], skip_special_tokens=True)
+
+
+@pytest.mark.slow
+def test_weights_of_stages_are_handed_on(finished: dict[str, Any]) -> None:
+    run_dir = Path(finished["result"]["run_dir"])
+    built = load_file(run_dir / "model" / "model.safetensors")
+    stages = [
+        json.loads((run_dir / "stages" / f"{name}.json").read_text())
+        for name in ("warmup", "grpo")
+    ]
+    warmed, trained = (
+        load_file(Path(stage["model"]) / "model.safetensors") for stage in stages
+    )
+    assert set(built) == set(warmed) == set(trained)
+    name = "model.layers.0.mlp.down_proj.weight"
+    assert not torch.equal(built[name], warmed[name])
+    assert not torch.equal(warmed[name], trained[name])
+
+
+def test_default_sampling_is_that_of_hugging_face() -> None:
+    config = GenerationConfig(max_new_tokens=1)
+    assert (config.temperature, config.top_p, config.top_k) == (1.0, 1.0, None)

@@ -1,0 +1,109 @@
+"""Kills, signals and full disks in whole runs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from processes import session_processes
+from safetensors.torch import load_file
+from small_run import recipe, write_recipe
+
+DEADLINE_S = 280.0
+
+
+def wait_until(condition: Callable[[], bool], what: str) -> None:
+    """Wait for a condition; fail with its name when it does not come."""
+    end = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < end, f"waited in vain for {what}"
+        time.sleep(0.02)  # a poll, not the condition
+
+
+def model_weights(run_dir: Path, step: int) -> dict[str, torch.Tensor]:
+    folder = run_dir / "stages" / "grpo" / "checkpoints" / f"step_{step}"
+    return load_file(folder / "policy" / "weights" / "model.safetensors")
+
+
+def long_grpo(**changes: Any) -> dict[str, Any]:
+    """A run whose GRPO stage is long enough to be killed in."""
+    data = recipe()
+    data["stages"]["grpo"]["grpo"] |= {"max_num_steps": 6, **changes}
+    data["stages"]["grpo"]["checkpointing"] = {"save_period": 2, "keep_latest_k": 9}
+    return data
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_killed_and_resumed_equals_never_killed_bitwise(
+    start: Callable[..., subprocess.Popen[str]], rl: Callable[..., Any], tmp_path: Path
+) -> None:
+    path = write_recipe(tmp_path, long_grpo())
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    assert rl("train", path, f"output_dir={whole}").code == 0
+
+    process = start("train", path, f"output_dir={broken}")
+    first = broken / "stages" / "grpo" / "checkpoints" / "step_2"
+    wait_until(lambda: first.exists() or process.poll() is not None, "step 2")
+    for other in session_processes(process):
+        other.send_signal(signal.SIGKILL)
+    process.wait(timeout=DEADLINE_S)
+    assert process.returncode == -signal.SIGKILL
+    last = broken / "stages" / "grpo" / "checkpoints" / "step_6"
+    assert not last.exists()
+
+    done = rl("train", path, "--resume", str(broken))
+    assert done.code == 0, done.err
+    expected, found = model_weights(whole, 6), model_weights(broken, 6)
+    assert set(expected) == set(found)
+    different = [n for n in expected if not torch.equal(expected[n], found[n])]
+    assert different == []
+
+
+PHASES = {
+    "start": ("run folder", "warmup"),
+    "warm-up": ("warmup", "checkpoints/step_2"),
+    "GRPO": ("grpo", "checkpoints/step_2"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("phase", list(PHASES))
+def test_ctrl_c_keeps_a_checkpoint_and_leaves_no_process(
+    phase: str, start: Callable[..., subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    data = long_grpo(max_num_steps=4000)
+    data["stages"]["warmup"]["sft"]["max_num_steps"] = 4 if phase == "GRPO" else 4000
+    path = write_recipe(tmp_path, data)
+    out = tmp_path / "out"
+    process = start("train", path, f"output_dir={out}", env=os.environ)
+    stage, place = PHASES[phase]
+    marker = out / "run.json" if phase == "start" else out / "stages" / stage / place
+    wait_until(lambda: marker.exists() or process.poll() is not None, phase)
+    assert process.poll() is None, process.communicate()[1]
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 130, err
+    assert "nterrupted" in err
+    assert "Traceback" not in err
+    if phase != "start":
+        assert "step_" in err
+        assert (out / "stages" / stage / "checkpoints").is_dir()
+    wait_until(
+        lambda: (
+            not [
+                p
+                for p in session_processes(process)
+                if p.status() != psutil.STATUS_ZOMBIE
+            ]
+        ),
+        "the last process to end",
+    )
