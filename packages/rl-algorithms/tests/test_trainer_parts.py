@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import signal
 
@@ -234,9 +235,30 @@ class TestRunFolder:
 
 class TestSignals:
     def test_raises_at_once(self):
-        with SignalGuard(), pytest.raises(Interrupted) as caught:
+        with pytest.raises(Interrupted) as caught, SignalGuard():
             signal.raise_signal(signal.SIGTERM)
         assert caught.value.exit_code == 143
+
+    def test_raises_again_what_was_swallowed(self):
+        with SignalGuard() as guard:
+            with contextlib.suppress(BaseException):
+                signal.raise_signal(signal.SIGINT)
+            with pytest.raises(Interrupted):
+                guard.check()
+            guard.acknowledge()
+            guard.check()
+
+    def test_what_comes_too_late_reaches_the_outer_guard(self):
+        def close_too_late():
+            with SignalGuard() as inner:
+                inner.close()
+                signal.raise_signal(signal.SIGINT)
+
+        with SignalGuard() as outer:
+            with pytest.raises(Interrupted):
+                close_too_late()
+            assert outer.pending == signal.SIGINT
+            outer.acknowledge()
 
     def test_waits_for_a_protected_stretch(self):
         done = []
@@ -247,7 +269,7 @@ class TestSignals:
                 done.append(1)
             done.append(2)
 
-        with SignalGuard() as guard, pytest.raises(Interrupted):
+        with pytest.raises(Interrupted), SignalGuard() as guard:
             run(guard)
         assert done == [1]
 
@@ -257,6 +279,7 @@ class TestSignals:
             signal.raise_signal(signal.SIGINT)
             with pytest.raises(Interrupted):
                 signal.raise_signal(signal.SIGINT)
+            guard.acknowledge()
 
     def test_handlers_are_put_back(self):
         before = signal.getsignal(signal.SIGINT)

@@ -13,7 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rl_algorithms import BaseTrainer, TrainResult, WorkerPool, get_algorithm
+from rl_algorithms import (
+    BaseTrainer,
+    Interrupted,
+    TrainResult,
+    WorkerPool,
+    get_algorithm,
+)
+from rl_algorithms.trainers.signals import SignalGuard
 from rl_cli.display import RunDisplay
 from rl_cli.run_config import Run, Stage
 from rl_cli.run_folder import RunFolder
@@ -42,7 +49,12 @@ class RunOutcome:
 
 
 def carry_out(
-    run: Run, folder: RunFolder, display: RunDisplay, *, resume: bool
+    run: Run,
+    folder: RunFolder,
+    display: RunDisplay,
+    guard: SignalGuard,
+    *,
+    resume: bool,
 ) -> RunOutcome:
     """Train every stage that has not ended yet.
 
@@ -50,20 +62,32 @@ def carry_out(
         run: What to do.
         folder: Where; results of ended stages are found there.
         display: Shows the progress.
+        guard: Asked between the stages whether a signal came.
         resume: Go on from the last checkpoint of an interrupted stage.
+
+    Raises:
+        Interrupted: A signal came; it names the newest checkpoint of the run.
     """
     began_s = time.monotonic()
     results: dict[str, dict[str, Any]] = {}
-    with WorkerPool() as pool:
-        model = _built_model(run, folder)
-        for stage in run.stages:
-            result = folder.stage_result(stage.name)
-            if result is None:
-                trainer = _trainer(stage, folder, model, pool)
-                result = _train(stage, trainer, display, resume=resume)
-                folder.write(f"stages/{stage.name}.json", result)
-            results[stage.name] = result
-            model = Path(result["model"])
+    kept: Path | None = None
+    try:
+        with WorkerPool() as pool:
+            model = _built_model(run, folder)
+            for stage in run.stages:
+                guard.check()
+                result = folder.stage_result(stage.name)
+                if result is None:
+                    trainer = _trainer(stage, folder, model, pool)
+                    result = _train(stage, trainer, display, resume=resume)
+                    folder.write(f"stages/{stage.name}.json", result)
+                results[stage.name] = result
+                kept = Path(result["checkpoint"])
+                model = Path(result["model"])
+    except Interrupted as error:
+        if error.checkpoint_path is None:
+            raise error.with_checkpoint(kept) from None
+        raise
     assert model is not None  # there is at least one stage
     return RunOutcome(folder.path, model, time.monotonic() - began_s, results)
 

@@ -196,6 +196,7 @@ class BaseTrainer(Algorithm[ConfigT]):
                 self._train()
                 return self._result()
             except Interrupted as error:
+                self._signals.acknowledge()
                 interruption = error.with_checkpoint(self._keep_checkpoint())
                 self._report_exception(interruption)
                 raise interruption from None
@@ -380,7 +381,10 @@ class BaseTrainer(Algorithm[ConfigT]):
         try:
             if not self._signals.held and self._checkpoints.saved_at != self.state.step:
                 self._save_checkpoint()
-        except (Exception, Interrupted):
+        except Interrupted:
+            # A further signal: what was written whole counts, the rest does not.
+            self._signals.acknowledge()
+        except Exception:
             _logger.exception("no checkpoint of step %d", self.state.step)
         last = self.state.last_checkpoint
         return Path(last) if last else None

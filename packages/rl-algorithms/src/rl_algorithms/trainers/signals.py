@@ -15,6 +15,11 @@ A phase is protected while the weights or the files of the run are being changed
 between its begin and its end there is no state that could be saved. Everything else
 (start, rollouts, validation) may be abandoned, because the run then still is in the
 state that the last step left.
+
+An exception that a handler raises can get lost: the interrupted code may be a
+finalizer, or an import under a bare `except`. So a signal stays pending until somebody
+acknowledges it, and `check()` raises it again. Guards may be nested; what reaches the
+inner one too late is passed on to the outer one.
 """
 
 from __future__ import annotations
@@ -73,7 +78,7 @@ class SignalGuard:
         self._protected = False
         self._closing = False
         self.pending: int | None = None
-        """Number of the signal that came in a protected phase."""
+        """Number of the signal that came and has not been acknowledged."""
 
     def __enter__(self) -> SignalGuard:
         self.install()
@@ -88,6 +93,8 @@ class SignalGuard:
         if threading.current_thread() is threading.main_thread():
             for number, handler in self._previous.items():
                 signal.signal(number, handler)
+            if self.pending is not None and kind is None and self._previous:
+                signal.raise_signal(self.pending)
         self._previous = {}
 
     def install(self) -> None:
@@ -102,20 +109,23 @@ class SignalGuard:
         """Ask for an interruption at the next `check()`, from any thread."""
         self.pending = int(signum)
 
+    def acknowledge(self) -> None:
+        """Say that the signal was dealt with: it is not raised again."""
+        self.pending = None
+
     def close(self) -> None:
         """Begin the shutdown: a signal is only remembered until a second one comes."""
         self._closing = True
         self.pending = None
 
     def check(self) -> None:
-        """Raise Interrupted when a signal came since the last check.
+        """Raise Interrupted when a signal came that nobody acknowledged.
 
         Raises:
             Interrupted: A signal came.
         """
         if self.pending is not None and not self._protected and not self._closing:
-            signum, self.pending = self.pending, None
-            raise Interrupted(signum)
+            raise Interrupted(self.pending)
 
     def hold(self) -> None:
         """Begin a stretch that must come to its end before a signal takes effect."""
@@ -150,9 +160,7 @@ class SignalGuard:
         self.check()
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
-        first = self.pending is None
+        first, self.pending = self.pending is None, signum
         if first and (self._protected or self._closing):
-            self.pending = signum
             return
-        self.pending = None
         raise Interrupted(signum)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rl_algorithms.trainers.signals import SignalGuard
 from rl_cli.compose import RunOutcome, carry_out
 from rl_cli.console import Terminal
 from rl_cli.display import RunDisplay
@@ -22,6 +23,7 @@ def run_and_report(
     name: str,
     config: Path | None,
     overrides: Sequence[str],
+    guard: SignalGuard,
     *,
     resume: str | None,
     quiet: bool,
@@ -34,6 +36,7 @@ def run_and_report(
         name: Recipe or algorithm.
         config: YAML file of an algorithm.
         overrides: Overrides of keys.
+        guard: Asked between the parts of the run whether a signal came.
         resume: None for a new run, "" for the newest of that name, else a folder.
         quiet: Show no progress.
         as_json: A program reads standard output; show the report elsewhere.
@@ -49,11 +52,12 @@ def run_and_report(
     terminal.note(f"{run.title}\nrun folder {folder.path}")
     display = RunDisplay(terminal)
     with display.running():
-        outcome = carry_out(run, folder, display, resume=resume is not None)
+        outcome = carry_out(run, folder, display, guard, resume=resume is not None)
     starts = {stage.name: _started(folder, stage.name) for stage in run.stages}
     wall_s = time.monotonic() - began_s
     result = _result(run, outcome, starts[run.stages[-1].name], wall_s)
     answers = samples.answer(run, folder, outcome)
+    guard.check()
     plot = curve.draw(run, folder) if run.report.plot else None
     summary.show(terminal, outcome, result, starts, answers, plot, aside=as_json)
     folder.write("result.json", result)

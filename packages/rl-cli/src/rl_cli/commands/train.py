@@ -59,17 +59,23 @@ def train(
       rl train sft policy.model_name=path/to/model data.train=rows.jsonl
     """
     began_s = time.monotonic()
-    from rl_cli.commands.running import run_and_report  # noqa: PLC0415
+    from rl_algorithms.trainers.signals import SignalGuard  # noqa: PLC0415
 
-    summary = run_and_report(
-        name,
-        config,
-        overrides,
-        resume=resume,
-        quiet=quiet,
-        as_json=as_json,
-        debug=obj["debug"],
-    )
+    # From here on: an interruption that an import swallows is raised again.
+    with SignalGuard() as guard:
+        from rl_cli.commands.running import run_and_report  # noqa: PLC0415
+
+        guard.check()
+        summary = run_and_report(
+            name,
+            config,
+            overrides,
+            guard,
+            resume=resume,
+            quiet=quiet,
+            as_json=as_json,
+            debug=obj["debug"],
+        )
     summary["wall_s"] = round(time.monotonic() - began_s, 2)
     if as_json:
         click.echo(json.dumps(summary))

@@ -1,0 +1,96 @@
+"""Processes that one training leaves to the next."""
+
+from __future__ import annotations
+
+import psutil
+import pytest
+
+import rl_algorithms as rl
+from rl_algorithms.trainers.config import EnvConfig
+from rl_distributed import ClusterConfig
+
+ROWS = [{"prompt": f"{a}+1=", "answer": str(a + 1)} for a in range(8)]
+ONE, TWO = ClusterConfig(), ClusterConfig(workers_per_node=2)
+
+
+class Part:
+    """Notes when it is closed."""
+
+    def __init__(self, name: str, closed: list[str]) -> None:
+        self.name, self.closed = name, closed
+
+    def shutdown(self) -> None:
+        self.closed.append(self.name)
+
+
+def filled(pool: rl.WorkerPool, closed: list[str]) -> None:
+    for name in ("cluster", "policy", "environment"):
+        pool.parts[name] = Part(name, closed)
+        pool.closing.callback(pool.parts[name].shutdown)
+
+
+def test_what_is_kept_serves_the_same_cluster_only() -> None:
+    closed: list[str] = []
+    pool = rl.WorkerPool()
+    assert not pool.fits(ONE, 1)
+    filled(pool, closed)
+    assert pool.fits(ClusterConfig(), 1)
+    assert not closed
+    assert not pool.fits(TWO, 1)
+    assert closed == ["environment", "policy", "cluster"]
+    filled(pool, closed)
+    # A further group needs another share of each bundle.
+    assert not pool.fits(TWO, 2)
+    assert len(closed) == 6
+    pool.close()
+    assert len(closed) == 6
+
+
+def test_an_environment_is_kept_for_its_own_section_only() -> None:
+    closed: list[str] = []
+    with rl.WorkerPool() as pool:
+        sorting = EnvConfig(name="sorting")
+        assert not pool.keeps_environment(sorting)
+        filled(pool, closed)
+        assert pool.keeps_environment(EnvConfig(name="sorting"))
+        assert not pool.keeps_environment(EnvConfig(name="sorting", num_workers=2))
+        assert closed == ["environment"]
+        assert "environment" not in pool.parts
+        # A stage without an environment, then one with the last section again.
+        assert not pool.keeps_environment(None)
+        assert not pool.keeps_environment(sorting)
+
+
+@pytest.mark.usefixtures("ray_cluster")
+def test_trainers_hand_on_their_processes(tiny_model, tmp_path) -> None:
+    pids: list[list[int]] = []
+
+    class Pids(rl.Callback):
+        def on_train_begin(self, trainer, state):
+            pids.append(trainer.components.policy.group.worker_pids)
+
+    def train(pool: rl.WorkerPool, name: str, **cluster: int) -> None:
+        config = rl.SFTConfig.from_dict(
+            {
+                "policy": {
+                    "model_name": str(tiny_model),
+                    "train_global_batch_size": 4,
+                    "max_total_sequence_length": 16,
+                },
+                "cluster": cluster,
+                "sft": {"max_num_steps": 1},
+                "output_dir": str(tmp_path / name),
+            }
+        )
+        rl.SFTTrainer(config, pool=pool).fit(dataset=ROWS, callbacks=[Pids()])
+
+    with rl.WorkerPool() as pool:
+        train(pool, "first")
+        train(pool, "second")
+        train(pool, "two_workers", workers_per_node=2)
+        alive = [psutil.pid_exists(pid) for pid in (*pids[1], *pids[2])]
+    assert pids[0] == pids[1]
+    assert len(set(pids[2])) == 2
+    assert not set(pids[1]) & set(pids[2])
+    assert alive == [False, True, True]
+    assert not any(psutil.pid_exists(pid) for pid in pids[2])
