@@ -40,15 +40,15 @@ def filled(pool: rl.WorkerPool, closed: list[str]) -> None:
 def test_what_is_kept_serves_the_same_cluster_only() -> None:
     closed: list[str] = []
     pool = rl.WorkerPool()
-    assert not pool.fits(ONE, 1)
+    assert not pool.kept_for(ONE, 1)
     filled(pool, closed)
-    assert pool.fits(ClusterConfig(), 1)
+    assert pool.kept_for(ClusterConfig(), 1)
     assert not closed
-    assert not pool.fits(TWO, 1)
+    assert not pool.kept_for(TWO, 1)
     assert closed == ["environment", "policy", "cluster"]
     filled(pool, closed)
     # A further group needs another share of each bundle.
-    assert not pool.fits(TWO, 2)
+    assert not pool.kept_for(TWO, 2)
     assert len(closed) == 6
     pool.close()
     assert len(closed) == 6

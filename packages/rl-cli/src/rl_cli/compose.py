@@ -75,7 +75,7 @@ def carry_out(
         with WorkerPool() as pool:
             model = _built_model(run, folder)
             for stage in run.stages:
-                guard.check()
+                guard.raise_pending()
                 result = folder.stage_result(stage.name)
                 if result is None:
                     trainer = _trainer(stage, folder, model, pool)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+import threading
 import traceback
 from collections.abc import Sequence
 
@@ -16,9 +17,11 @@ import click
 
 from rl_cli import __version__
 
+EXIT_GRACE_S = 10.0
 COMMANDS = {
     "config": ("rl_cli.commands.config:config", "Show, check or explain a run."),
     "doctor": ("rl_cli.commands.doctor:doctor", "Check that this machine can run."),
+    "env": ("rl_cli.commands.env:env", "Show, build or check actor environments."),
     "generate": ("rl_cli.commands.generate:generate", "Sample from a model folder."),
     "train": ("rl_cli.commands.train:train", "Train by a recipe or an algorithm."),
 }
@@ -99,11 +102,22 @@ def _run(arguments: list[str], debug: bool) -> int:
 def _report_interruption(error: BaseException | None) -> int:
     """Say what was kept; the exit code is the one of the signal."""
     code = getattr(error, "exit_code", 130)
+    _leave_at_the_latest(int(code))
     said = str(error) if error is not None else ""
     _say(f"{said[:1].upper()}{said[1:]}." if said else "Interrupted.")
     if getattr(error, "checkpoint_path", None) is not None:
         _say("Go on with: rl train NAME --resume")
     return int(code)
+
+
+def _leave_at_the_latest(code: int) -> None:
+    """End the process even where an interrupted library keeps it from ending.
+
+    Ray ends its processes by itself once this one is gone.
+    """
+    timer = threading.Timer(EXIT_GRACE_S, os._exit, [code])
+    timer.daemon = True
+    timer.start()
 
 
 def _report(error: Exception, debug: bool) -> int:

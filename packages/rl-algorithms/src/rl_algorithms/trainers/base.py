@@ -192,7 +192,9 @@ class BaseTrainer(Algorithm[ConfigT]):
         self._opened = False
         with SignalGuard() as self._signals, ExitStack() as self._closing:
             try:
+                self._signals.hold()
                 self._open(dataset, val_dataset, reward_fn, environment, resume)
+                self._signals.release()
                 self._train()
                 return self._result()
             except Interrupted as error:
@@ -395,6 +397,7 @@ class BaseTrainer(Algorithm[ConfigT]):
         self.state.last_checkpoint = str(checkpoint)
         self._loader.load_state_dict(info["dataloader"])
         self._callbacks.load_state_dict(info["callbacks"])
+        self._metrics_logger.resume_at(self.state.step)
         path = self._metrics_logger.log_dir / "metrics.jsonl"
         self.history = History.read(path, up_to=self.state.step)
 
@@ -418,6 +421,7 @@ class BaseTrainer(Algorithm[ConfigT]):
         self._loader, self._val_loader = self._load_data(dataset, val_dataset)
         if reward_fn is not None and self.sample_prompt is not None:
             try_reward_fn(reward_fn, self.sample_prompt)
+        self._signals.raise_pending()
         self._schedule = self._validation_schedule()
         max_epochs, max_steps = self._limits()
         total_steps = count_steps(len(self._loader), max_epochs, max_steps)
@@ -434,9 +438,10 @@ class BaseTrainer(Algorithm[ConfigT]):
             self._closing,
             checkpoint=checkpoint,
             environment=scorer,
-            after_ray=self._signals.install,
+            signals=self._signals,
             pool=self._pool,
         )
+        self._signals.raise_pending()
         self._setup_algorithm()
         if checkpoint is not None:
             self._restore(checkpoint)

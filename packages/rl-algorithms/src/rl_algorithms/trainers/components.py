@@ -12,7 +12,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,6 +24,7 @@ import rl_envs
 import rl_models
 from rl_algorithms.trainers.config import TrainerConfig
 from rl_algorithms.trainers.pool import WorkerPool
+from rl_algorithms.trainers.signals import SignalGuard
 from rl_distributed.errors import ConfigError
 from rl_distributed.logging import get_logger
 from rl_distributed.ray_start import init_ray
@@ -34,6 +35,7 @@ from rl_models.tokens.tokenizer import load_tokenizer
 __all__ = ["Components", "Needs", "start_components"]
 
 _logger = get_logger(__name__)
+_POLL_S = 0.05
 
 
 @dataclass(frozen=True)
@@ -126,13 +128,14 @@ class _Starter:
 
         self._closing.callback(close_quietly)
 
-    def cluster(self, num_groups: int, after_ray: Callable[[], None]) -> Any:
+    def cluster(self, num_groups: int, signals: SignalGuard) -> Any:
         """Start Ray if it is not up, and section off a cluster."""
         if not ray.is_initialized():
-            started = init_ray()
-            after_ray()
-            if started:
+            signals.raise_pending()
+            if init_ray():
                 self.close_later("local Ray cluster", ray.shutdown)
+            signals.install()  # Ray has set its own handlers
+            signals.raise_pending()
         cluster = RayVirtualCluster.from_config(
             self._config.cluster, max_colocated_worker_groups=num_groups
         )
@@ -202,7 +205,7 @@ def start_components(
     *,
     checkpoint: Path | None,
     environment: Any,
-    after_ray: Callable[[], None],
+    signals: SignalGuard,
     pool: WorkerPool | None = None,
 ) -> Components:
     """Start what an algorithm needs and was not given; worker groups start together.
@@ -214,24 +217,27 @@ def start_components(
         closing: Gets the calls that close what is started here.
         checkpoint: Where the policy's weights and optimizer state come from.
         environment: What `choose_environment` chose.
-        after_ray: Called when Ray is up (it sets its own signal handlers).
+        signals: Asked while the worker groups start; a signal ends their start.
         pool: Keeps what is started here for the next trainer, and has what the last
             one left.
+
+    Raises:
+        Interrupted: A signal came.
     """
     starter = _Starter(config, closing if pool is None else pool.closing)
     jobs: dict[str, Callable[[], Any]] = {}
     cluster = given.cluster
     num_groups = 2 if needs.generation else 1
     kept: dict[str, Any] = {}
-    if pool is not None and pool.fits(config.cluster, num_groups):
-        kept = pool.parts
+    if pool is not None:
+        kept = pool.kept_for(config.cluster, num_groups)
         cluster = cluster or kept.get("cluster")
     local_env = environment is None or _is_environment(environment)
     all_given = given.policy is not None and (
         given.generation is not None or not needs.generation
     )
     if cluster is None and not (all_given and local_env):
-        cluster = starter.cluster(num_groups, after_ray)
+        cluster = starter.cluster(num_groups, signals)
     if given.policy is not None:
         if checkpoint is not None:
             given.policy.load_checkpoint(*_resume_paths(checkpoint))
@@ -247,10 +253,12 @@ def start_components(
             given = replace(given, environment=kept["environment"])
         else:
             jobs["environment"] = lambda: starter.environment(environment)
-    started = _run_all(jobs)
+    abandon = [kept.clear]
+    if cluster is not given.cluster:
+        abandon.append(cluster.shutdown)
+    started = _run_all(jobs, signals, abandon)
     parts = replace(given, cluster=cluster, **started)
-    if pool is not None:
-        pool.parts |= {**started, "cluster": cluster}
+    kept |= {**started, "cluster": cluster}
     if needs.generation:
         sync = rl_models.WeightSynchronizer(parts.policy, parts.generation)
         parts = replace(parts, sync=sync)
@@ -275,22 +283,26 @@ def _is_environment(chosen: Any) -> bool:
     return callable(getattr(chosen, "step", None)) and not isinstance(chosen, type)
 
 
-def _run_all(jobs: dict[str, Callable[[], Any]]) -> dict[str, Any]:
-    """Run jobs at the same time; the first error wins, after all have ended."""
+def _run_all(
+    jobs: dict[str, Callable[[], Any]],
+    signals: SignalGuard,
+    abandon: list[Callable[[], Any]],
+) -> dict[str, Any]:
+    """Run jobs at the same time; the first error wins, after all have ended.
+
+    A signal calls all of `abandon`, which makes the jobs fail; they are waited for,
+    because a thread that is left behind would use what is closed next.
+    """
     if not jobs:
         return {}
-    executor = ThreadPoolExecutor(len(jobs), thread_name_prefix="start")
-    try:
+    with ThreadPoolExecutor(len(jobs), thread_name_prefix="start") as executor:
         futures: dict[str, Future[Any]] = {
             name: executor.submit(job) for name, job in jobs.items()
         }
-        results = {name: future.result() for name, future in futures.items()}
-    except KeyboardInterrupt:
-        # Ray is shut down next, which ends what the others wait for.
-        executor.shutdown(wait=False, cancel_futures=True)
-        raise
-    except Exception:
-        executor.shutdown()
-        raise
-    executor.shutdown()
-    return results
+        while wait(futures.values(), timeout=_POLL_S).not_done:
+            if signals.pending is not None:
+                for give_up in abandon:
+                    give_up()
+                break
+    signals.raise_pending()
+    return {name: future.result() for name, future in futures.items()}

@@ -33,7 +33,7 @@ class WorkerPool:
         self.closing = ExitStack()
         """Gets the calls that close what is kept."""
         self.parts: dict[str, Any] = {}
-        """What is kept, by the names of `Components`."""
+        """What is kept, by the names of `Components`; always the same dictionary."""
         self._key: tuple[Config, int] | None = None
         self._env: EnvConfig | None = None
 
@@ -48,13 +48,16 @@ class WorkerPool:
     ) -> None:
         self.close()
 
-    def fits(self, cluster: Config, num_groups: int) -> bool:
-        """Tell whether what is kept serves such a cluster; if not, it is closed."""
+    def kept_for(self, cluster: Config, num_groups: int) -> dict[str, Any]:
+        """What is kept for such a cluster; what is there for another one is closed.
+
+        What the next trainer is to find is put into the result.
+        """
         key = (cluster, num_groups)
         if self._key is not None and self._key != key:
             self.release()
         self._key = key
-        return bool(self.parts)
+        return self.parts
 
     def keeps_environment(self, env: EnvConfig | None) -> bool:
         """Tell whether the environment that is kept is the one of this section."""

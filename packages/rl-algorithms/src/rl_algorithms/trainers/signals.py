@@ -12,9 +12,10 @@ second signal ------------------------------> raises Interrupted at once, always
 | protected phase | -             | -           | its work  | a second signal  |
 
 A phase is protected while the weights or the files of the run are being changed:
-between its begin and its end there is no state that could be saved. Everything else
-(start, rollouts, validation) may be abandoned, because the run then still is in the
-state that the last step left.
+between its begin and its end there is no state that could be saved. So is the start,
+because neither an import nor the start of Ray survives an exception in its middle; it
+asks between its parts, and while it waits. Everything else (rollouts, validation) may
+be abandoned, because the run then still is in the state that the last step left.
 
 An exception that a handler raises can get lost: the interrupted code may be a
 finalizer, or an import under a bare `except`. So a signal stays pending until somebody
@@ -24,6 +25,7 @@ inner one too late is passed on to the outer one.
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -34,6 +36,7 @@ from typing import Any
 
 __all__ = ["Interrupted", "SignalGuard"]
 
+_NOTICE = b"\nStopping at the next safe point; a second signal stops at once.\n"
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 
@@ -124,7 +127,16 @@ class SignalGuard:
         Raises:
             Interrupted: A signal came.
         """
-        if self.pending is not None and not self._protected and not self._closing:
+        if not self._protected and not self._closing:
+            self.raise_pending()
+
+    def raise_pending(self) -> None:
+        """Do the same in a protected stretch, at a point that is safe.
+
+        Raises:
+            Interrupted: A signal came.
+        """
+        if self.pending is not None:
             raise Interrupted(self.pending)
 
     def hold(self) -> None:
@@ -162,5 +174,7 @@ class SignalGuard:
     def _handle(self, signum: int, frame: FrameType | None) -> None:
         first, self.pending = self.pending is None, signum
         if first and (self._protected or self._closing):
+            # Neither print nor logging may be used in a signal handler.
+            os.write(2, _NOTICE)
             return
         raise Interrupted(signum)

@@ -48,16 +48,18 @@ def run_and_report(
     began_s = time.monotonic()
     configure_logging("debug" if debug else "warning")
     terminal = Terminal(quiet=quiet)
+    guard.raise_pending()
     run, folder = _run_and_folder(name, config, overrides, resume)
     terminal.note(f"{run.title}\nrun folder {folder.path}")
     display = RunDisplay(terminal)
+    guard.raise_pending()
     with display.running():
         outcome = carry_out(run, folder, display, guard, resume=resume is not None)
     starts = {stage.name: _started(folder, stage.name) for stage in run.stages}
     wall_s = time.monotonic() - began_s
     result = _result(run, outcome, starts[run.stages[-1].name], wall_s)
     answers = samples.answer(run, folder, outcome)
-    guard.check()
+    guard.raise_pending()
     plot = curve.draw(run, folder) if run.report.plot else None
     summary.show(terminal, outcome, result, starts, answers, plot, aside=as_json)
     folder.write("result.json", result)

@@ -61,11 +61,11 @@ def train(
     began_s = time.monotonic()
     from rl_algorithms.trainers.signals import SignalGuard  # noqa: PLC0415
 
-    # From here on: an interruption that an import swallows is raised again.
+    # Neither an import nor the start of Ray survives an exception in its middle.
     with SignalGuard() as guard:
+        guard.hold()
         from rl_cli.commands.running import run_and_report  # noqa: PLC0415
 
-        guard.check()
         summary = run_and_report(
             name,
             config,

@@ -1,0 +1,268 @@
+"""`rl env`: the Python environments that actor classes run in."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+from rl_cli.console import Terminal, table
+
+if TYPE_CHECKING:
+    from rl_distributed.actor_environments import ActorEnvironment, EnvironmentStore
+
+MIB = 1 << 20
+NAMES = click.argument("names", nargs=-1, metavar="[NAME ...]")
+JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON list.")
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One environment, as `rl env list` shows it."""
+
+    name: str
+    """What declares it: a class, a module, an extra; empty: nothing does any more."""
+    way: str
+    state: str
+    """"ready", "building", "broken", "absent", or "wrong": it cannot be resolved."""
+    key: str = ""
+    path: str = ""
+    size_bytes: int = 0
+    last_use: float = 0.0
+    """Seconds since the epoch; 0.0: never."""
+    detail: str = ""
+
+    def shown(self) -> tuple[str, ...]:
+        """The cells of a table."""
+        used = datetime.datetime.fromtimestamp(self.last_use) if self.last_use else None
+        return (
+            self.name or "-",
+            self.way,
+            self.state,
+            f"{self.size_bytes / MIB:.0f} MiB" if self.size_bytes else "",
+            f"{used:%Y-%m-%d %H:%M}" if used else "",
+            self.detail or self.key or self.path,
+        )
+
+
+@click.group()
+def env() -> None:
+    """Show, build, check or remove the Python environments of actor classes.
+
+    A NAME is an extra, such as "rl-models[vllm-cpu]", or the path of a class or module
+    that an environment is declared for. They are kept in RL_ENV_ROOT, or else in the
+    user's cache folder; RL_ENV_CONFIG names a file that chooses others.
+
+    \b
+    Examples:
+      rl env list
+      rl env build "rl-models[vllm-cpu]"
+      rl env check --json
+      rl env prune --unused-days 30
+    """
+
+
+@env.command("list")
+@JSON
+def list_(as_json: bool) -> None:
+    """List what is declared, and what is there.
+
+    \b
+    Examples:
+      rl env list
+      rl env list --json
+    """
+    from rl_distributed.actor_environments import EnvironmentStore  # noqa: PLC0415
+
+    store = EnvironmentStore()
+    declared = [_row(name, store) for name in _declared_names()]
+    known = {row.key for row in declared}
+    others = [
+        Row(
+            "",
+            stored.label,
+            stored.state,
+            stored.key,
+            str(stored.path),
+            stored.size_bytes,
+            stored.last_use,
+        )
+        for stored in store.environments()
+        if stored.key not in known
+    ]
+    _show([*declared, *others], f"Environments in {store.root}", as_json)
+
+
+@env.command()
+@NAMES
+@JSON
+def build(names: tuple[str, ...], as_json: bool) -> None:
+    """Build environments ahead of their first use, and check them.
+
+    Without a NAME: all that are declared. One that is there is only checked. Workers
+    build what is missing by themselves; this is for images and for nodes that lose
+    their network later.
+
+    \b
+    Examples:
+      rl env build
+      rl env build "rl-models[vllm-cpu]"
+    """
+    from rl_distributed.actor_environments import (  # noqa: PLC0415
+        EnvironmentStore,
+        find_environment,
+    )
+
+    terminal = Terminal()
+    store = EnvironmentStore()
+    rows = []
+    for name in names or _declared_names():
+        terminal.note(f"{name} ...")
+        prepared = find_environment(name).prepare(store.root, recheck=True)
+        seconds = prepared.build_s + prepared.preflight_s
+        terminal.note(f"{name} is ready ({seconds:.1f} s)")
+        rows.append(_row(name, store))
+    _show(rows, f"Environments in {store.root}", as_json)
+
+
+@env.command()
+@NAMES
+@click.option("--import", "imports", multiple=True, help="A module that must be there.")
+@JSON
+def check(names: tuple[str, ...], imports: tuple[str, ...], as_json: bool) -> int:
+    """Check that environments fit this one: Python, Ray, rl-distributed, imports.
+
+    Without a NAME: all that are declared and built. Nothing is built. Leaves with 0
+    when all fit, with 1 otherwise.
+
+    \b
+    Examples:
+      rl env check
+      rl env check "rl-models[vllm-cpu]" --import vllm
+    """
+    from rl_distributed.actor_environments import EnvironmentStore  # noqa: PLC0415
+
+    store = EnvironmentStore()
+    rows = [_checked(name, imports, store) for name in names or _declared_names()]
+    if not names:
+        rows = [row for row in rows if row.state != "absent"]
+    _show(rows, "Checked environments", as_json)
+    return 0 if all(row.state == "fits" for row in rows) else 1
+
+
+@env.command()
+@click.option(
+    "--unused-days",
+    type=click.FloatRange(min=0),
+    help="Remove also those that were not used for so many days.",
+)
+@click.option("--all", "everything", is_flag=True, help="Remove all that are free.")
+@click.option("--dry-run", is_flag=True, help="Only tell what would be removed.")
+@JSON
+def prune(
+    unused_days: float | None, everything: bool, dry_run: bool, as_json: bool
+) -> None:
+    """Remove what interrupted builds left, and environments out of use.
+
+    One that any process runs in stays. Without options only remains are removed.
+
+    \b
+    Examples:
+      rl env prune
+      rl env prune --unused-days 30 --dry-run
+      rl env prune --all
+    """
+    from rl_distributed.actor_environments import EnvironmentStore  # noqa: PLC0415
+
+    if everything and unused_days is not None:
+        raise click.UsageError("--all and --unused-days exclude each other.")
+    store = EnvironmentStore()
+    removed = store.prune(0.0 if everything else unused_days, dry_run=dry_run)
+    rows = [
+        Row(
+            "",
+            stored.label,
+            "removable" if dry_run else "removed",
+            stored.key,
+            str(stored.path),
+            stored.size_bytes,
+            stored.last_use,
+        )
+        for stored in removed
+    ]
+    _show(rows, "To be removed" if dry_run else "Removed", as_json)
+
+
+def _declared_names() -> list[str]:
+    from rl_distributed.actor_environments import (  # noqa: PLC0415
+        environment_registry,
+        user_environments,
+    )
+
+    return sorted({*environment_registry.names(), *user_environments()})
+
+
+def _row(name: str, store: EnvironmentStore) -> Row:
+    """What is declared by a name, and its state here."""
+    from rl_distributed.actor_environments import (  # noqa: PLC0415
+        BuiltEnvironment,
+        find_environment,
+    )
+    from rl_distributed.errors import UserError  # noqa: PLC0415
+
+    try:
+        found = find_environment(name).resolve()
+        if not isinstance(found, BuiltEnvironment):
+            return Row(name, _way(found), "given", path=found.label)
+        stored = store.find(found.key())
+    except UserError as error:
+        return Row(name, "", "wrong", detail=str(error))
+    return Row(
+        name,
+        _way(found),
+        stored.state,
+        stored.key,
+        str(stored.path),
+        stored.size_bytes,
+        stored.last_use,
+    )
+
+
+def _checked(name: str, imports: Sequence[str], store: EnvironmentStore) -> Row:
+    from rl_distributed.actor_environments import find_environment  # noqa: PLC0415
+    from rl_distributed.errors import UserError  # noqa: PLC0415
+
+    row = _row(name, store)
+    if row.state not in ("ready", "given"):
+        remedy = row.detail or f'it is {row.state}; run: rl env build "{name}"'
+        return dataclasses.replace(row, detail=remedy)
+    found = find_environment(name).resolve()
+    wanted = dataclasses.replace(found, imports=(*found.imports, *imports))
+    try:
+        wanted.prepare(store.root, recheck=True)
+    except UserError as error:
+        return dataclasses.replace(row, state="unfit", detail=str(error))
+    return dataclasses.replace(row, state="fits")
+
+
+def _way(environment: ActorEnvironment) -> str:
+    return type(environment).__name__.removesuffix("Environment")
+
+
+def _show(rows: Sequence[Row], title: str, as_json: bool) -> None:
+    terminal = Terminal()
+    if as_json:
+        terminal.raw(json.dumps([dataclasses.asdict(row) for row in rows]))
+    elif rows:
+        columns = ["name", "way", "state", "size", "last use", "key or reason"]
+        shown = table(title, columns, [row.shown() for row in rows])
+        for column in shown.columns:
+            # Half a name cannot be typed.
+            column.overflow = "fold"
+        terminal.result(shown)
+    else:
+        terminal.raw(f"{title}: none")
