@@ -139,7 +139,18 @@ def docs(session: nox.Session) -> None:
 def bench(session: nox.Session) -> None:
     """Measure against named peers; JSON lines on standard output."""
     sync(session, "bench")
+    if not session.posargs:
+        python(session, "-m", "benchmarks.dispatch")
+        python(session, "-m", "benchmarks.batches")
     python(session, "-m", "benchmarks", *session.posargs)
+
+
+@nox.session
+def chaos(session: nox.Session) -> None:
+    """Kill, stop and slow workers at random (30 minutes; `-- --minutes 2 --seed 7`)."""
+    sync(session)
+    runner = "packages/rl-distributed/tests/rl_distributed_chaos.py"
+    python(session, runner, *(session.posargs or ["--minutes", "30"]))
 
 
 @nox.session

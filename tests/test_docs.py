@@ -33,8 +33,9 @@ PAGES = [
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
 PACKAGES = ("rl_distributed", "rl_models", "rl_envs", "rl_algorithms", "rl_cli")
-# These begin processes or load a model: `init_ray`, a training run, a trainer.
-HEAVY = re.compile(r"init_ray|rl\.train|trainer\.fit|from_pretrained")
+# These train, or join a cluster that is elsewhere; the others begin processes here.
+NOT_HERE = re.compile(r"rl\.train|trainer\.fit|from_pretrained|address=")
+HEAVY = re.compile(rf"init_ray|{NOT_HERE.pattern}")
 
 
 def blocks(path: Path, language: str) -> list[str]:
@@ -81,6 +82,28 @@ def test_imports_of_programs_exist(program: str) -> None:
 )
 def test_light_programs_run(program: str) -> None:
     exec(compile(program, "page", "exec"), {"__name__": "page"})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "program",
+    [
+        p
+        for p in PROGRAMS
+        if "init_ray(" in p.values[0] and not NOT_HERE.search(p.values[0])
+    ],
+)
+def test_programs_with_workers_run(program: str, tmp_path: Path) -> None:
+    file = tmp_path / "page.py"
+    file.write_text(program)
+    done = subprocess.run(
+        [sys.executable, file],
+        cwd=tmp_path,
+        timeout=240,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_reward_page_runs_but_for_its_training() -> None:

@@ -44,6 +44,8 @@ def test_run_ends_with_one_json_object_and_a_report(finished: dict[str, Any]) ->
         assert (run_dir / name).stat().st_size > 0
     for said in ("warmup", "grpo", "reward", "accuracy", "tok/s", "checkpoint"):
         assert said in finished["err"]
+    lines = (run_dir / "logs" / "run.jsonl").read_text().splitlines()
+    assert {json.loads(line)["pid"] for line in lines if line}
     samples = json.loads((run_dir / "samples.json").read_text())["samples"]
     assert len(samples) == 2
     assert all({"prompt", "before", "after", "expected"} <= set(s) for s in samples)

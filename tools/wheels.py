@@ -1,7 +1,8 @@
 """Build the five wheels, install each alone in an empty environment, import it.
 
 Everything comes from `wheelhouse/` and from the wheels just built, so no network is
-needed. The `rl` command is run from its installed wheel, outside the repository.
+needed. The examples of rl-distributed run with its wheel alone, and the `rl` command
+from its installed wheel, outside the repository.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ LAYER = {
     "rl-algorithms": 2,
     "rl-cli": 3,
 }
+EXAMPLES = ["embed_text_column", "classifier_with_restarts", "isolated_pipeline"]
 ENV = {k: v for k, v in os.environ.items() if k not in ("VIRTUAL_ENV", "PYTHONPATH")}
 
 
@@ -71,6 +73,9 @@ def install_and_import(package: str, scratch: Path) -> None:
     ]
     if above:
         raise SystemExit(f"wheels: {package} pulled in {', '.join(above)}")
+    if package == "rl-distributed":
+        for example in EXAMPLES:
+            run(python, ROOT / "examples" / f"{example}.py", cwd=scratch)
     if package == "rl-cli":
         run(venv / "bin" / "rl", "doctor", cwd=scratch)
         run(venv / "bin" / "rl", "config", "validate", "quickstart", cwd=scratch)

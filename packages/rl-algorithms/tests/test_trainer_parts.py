@@ -184,6 +184,7 @@ class TestResult:
     def test_history_reads_what_counts(self, tmp_path):
         path = tmp_path / "metrics.jsonl"
         path.write_text(
+            '{"step": 0, "metrics": {"system/cpu_percent": 5.0}}\n'
             '{"step": 1, "metrics": {"train/loss": 3.0}}\n'
             '{"step": 2, "metrics": {"train/loss": 2.0}}\n'
             '{"step": 3, "metrics": {"train/loss": 9.0}}\n'

@@ -10,6 +10,7 @@ import sys
 import threading
 
 from rl_distributed.errors import ConfigError
+from rl_distributed.workers.cancellation import is_cancelled
 
 
 class Sample:
@@ -78,6 +79,10 @@ class Sample:
     def wait(self, seconds=300):
         threading.Event().wait(seconds)
 
+    def wait_and_return(self, seconds, value):
+        self.wait(seconds)
+        return value
+
     def die_on(self, rank):
         if self.rank() == rank:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -123,3 +128,85 @@ class Configured:
 
     def state(self):
         return self.base, self.seats, os.environ.get("CONFIGURED")
+
+
+class Counter:
+    """Has a state that a restart must bring back, and ways to be slow or to die."""
+
+    def __init__(self):
+        self.total = 0
+
+    def add(self, value):
+        self.total += value
+        return self.total
+
+    def restore(self, total):
+        self.total = total
+
+    def env(self, names):
+        return {name: os.environ.get(name) for name in names}
+
+    def pid(self):
+        return os.getpid()
+
+    def wait(self, seconds=300):
+        threading.Event().wait(seconds)
+        return "done"
+
+    def add_or_die(self, value, marker):
+        """Dies the first time that the file is not there, having made it."""
+        try:
+            with open(marker, "x"):
+                os.kill(os.getpid(), signal.SIGKILL)
+        except FileExistsError:
+            return self.add(value)
+
+    def count_and_die(self, up_to, rank):
+        yield from range(up_to)
+        if int(os.environ["RANK"]) == rank:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def count_for_ever(self):
+        value = 0
+        while True:
+            yield value
+            value += 1
+            threading.Event().wait(0.01)
+
+    def write(self, path):
+        with open(path, "w") as file:
+            file.write("written")
+
+    def wait_until_cancelled(self, path):
+        while not is_cancelled():
+            threading.Event().wait(0.01)
+        with open(path, "w") as file:
+            file.write("cancelled")
+
+    async def await_for_ever(self):
+        await asyncio.sleep(300)
+
+    def fail_with(self, name):
+        raise ValueError(f"cannot log in with {os.environ[name]}")
+
+    def say(self, text):
+        os.write(2, text.encode())
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Ledger:
+    """Writes down every call, so that it can be checked what was done how often."""
+
+    def __init__(self, folder):
+        self.path = os.path.join(folder, os.environ["RANK"])
+
+    def enter(self, row, number, seconds):
+        with open(self.path, "a") as file:
+            file.write(f"{number}\n")
+        threading.Event().wait(seconds)
+        return number, sum(row)
+
+    def items(self, size):
+        for value in range(size):
+            threading.Event().wait(0.02)
+            yield value

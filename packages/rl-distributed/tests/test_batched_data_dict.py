@@ -11,9 +11,10 @@ import pytest
 import ray
 import torch
 import torch.distributed as dist
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rl_distributed.balance import load_imbalance
 from rl_distributed.batched_data_dict import (
     BatchedDataDict,
     DynamicBatchingArgs,
@@ -195,6 +196,28 @@ def test_loads_of_shards_differ_by_one_row_or_one_pack_at_most(
     by_pack, _ = batch.shard_by_batch_size(shards, sequence_packing_args=PACKING)
     padded = [int((-(-shard["lengths"] // 4) * 4).sum()) for shard in by_pack]
     assert max(padded) - min(padded) <= PACKING["max_tokens_per_microbatch"]
+
+
+@given(st.integers(0, 10**6), st.sampled_from(["uniform", "long tail"]))
+@settings(max_examples=20)
+def test_ranks_are_loaded_more_evenly_than_by_round_robin(seed: int, kind: str) -> None:
+    generator = np.random.default_rng(seed)
+    if kind == "uniform":
+        lengths = generator.integers(1, 513, 2000)
+    else:
+        tail = generator.lognormal(4.5, 0.8, 2000).astype(np.int64)
+        lengths = np.clip(tail, 1, 512)
+    batch = batch_of(lengths.tolist())
+    batch["ids"] = torch.zeros(2000, 512, dtype=torch.int8)
+    around = load_imbalance([int(lengths[rank::8].sum()) for rank in range(8)])
+    sizes = {"max_tokens_per_microbatch": 2048}
+    for args in (
+        {"dynamic_batching_args": {**DYNAMIC, **sizes}},
+        {"sequence_packing_args": {**PACKING, **sizes}},
+    ):
+        shards, _ = batch.shard_by_batch_size(8, **args)  # type: ignore[call-overload]
+        imbalance = load_imbalance([int(shard["lengths"].sum()) for shard in shards])
+        assert imbalance < max(0.005, around / 2)
 
 
 def refuse(

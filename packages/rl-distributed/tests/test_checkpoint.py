@@ -59,6 +59,20 @@ def test_a_checkpoint_holds_what_was_written(tmp_path: Path) -> None:
     assert manifest["files"]["data.bin"]["size_bytes"] == 1000
 
 
+def test_secrets_of_the_configuration_do_not_reach_a_checkpoint(
+    tmp_path: Path,
+) -> None:
+    manager = manager_in(tmp_path)
+    config = {"env_vars": {"HF_TOKEN": "hf_abc", "OMP_NUM_THREADS": "1"}, "seed": 3}
+    with manager.writing(1, {}, config):
+        pass
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert all("hf_abc" not in path.read_text() for path in files)
+    kept = yaml.safe_load((tmp_path / "step_1" / "config.yaml").read_text())
+    assert kept == {"env_vars": {"HF_TOKEN": "***", "OMP_NUM_THREADS": "1"}, "seed": 3}
+    assert config["env_vars"] == {"HF_TOKEN": "hf_abc", "OMP_NUM_THREADS": "1"}
+
+
 def test_latest_is_by_number_not_by_name_or_time(tmp_path: Path) -> None:
     manager = manager_in(tmp_path)
     for step in (2, 10, 9):

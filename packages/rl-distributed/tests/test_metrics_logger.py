@@ -4,7 +4,7 @@ import json
 import logging
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +25,19 @@ from rl_distributed.metrics.sinks.jsonl import JsonlSink, read_metrics
 
 
 class BrokenSink:
+    """Fails while it is told to; shows neither histograms nor plots."""
+
     def __init__(self, log_dir: Path) -> None:
         self.calls = 0
+        self.closed = 0
+        self.fails = True
 
     def log_metrics(
         self, metrics: Mapping[str, float], step: int, time_s: float
     ) -> None:
         self.calls += 1
-        raise OSError(28, "No space left on device")
+        if self.fails:
+            raise OSError(28, "No space left on device")
 
     def log_hyperparams(self, params: Mapping[str, Any]) -> None: ...
 
@@ -40,7 +45,8 @@ class BrokenSink:
 
     def flush(self) -> None: ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        self.closed += 1
 
 
 def test_json_lines_hold_what_was_logged(tmp_path: Path) -> None:
@@ -113,18 +119,138 @@ def test_a_missing_tensorboard_names_the_extra(
         LoggerFacade(LoggerConfig(sinks=["tensorboard"]), tmp_path)
 
 
-def test_a_sink_that_fails_is_left_out_and_the_others_go_on(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+@pytest.fixture
+def broken() -> Iterator[str]:
     sink_registry.register("broken_for_test", replace=True)(BrokenSink)
-    config = LoggerConfig(sinks=["broken_for_test", "jsonl"])
+    yield "broken_for_test"
+    del sink_registry._registered["broken_for_test"]
+
+
+def test_a_sink_that_fails_is_tried_again_and_the_others_go_on(
+    broken: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with LoggerFacade(LoggerConfig(sinks=[broken, "jsonl"]), tmp_path) as logger:
+        for step in (1, 2, 3):
+            logger.log_metrics({"a": step}, step)
+        assert logger.num_failures == {broken: 3, "jsonl": 0}
+        sink = logger.sinks[broken]
+        assert isinstance(sink, BrokenSink)
+        sink.fails = False  # the disk has room again
+        logger.log_metrics({"a": 4}, 4)
+    assert sink.calls == 4
+    assert sink.closed == 1
+    assert [step for step, _ in read_metrics(tmp_path / "metrics.jsonl")] == [
+        1,
+        2,
+        3,
+        4,
+    ]
+    assert caplog.text.count("the run goes on, and the sink is tried again") == 1
+    assert caplog.text.count("Traceback") == 1
+    assert "No space left" in caplog.text
+    assert "failed 3 times" in caplog.text
+
+
+def test_a_sink_that_only_fails_is_left_out_in_the_end(
+    broken: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with LoggerFacade(LoggerConfig(sinks=[broken]), tmp_path) as logger:
+        sink = logger.sinks[broken]
+        assert isinstance(sink, BrokenSink)
+        for step in range(50):
+            logger.log_metrics({"a": step}, step, step_finished=True)
+        assert logger.sinks == {}
+    assert sink.calls == 20
+    assert sink.closed == 1
+    assert "is left out from now on (failures: 20)" in caplog.text
+
+
+def test_a_sink_that_fails_can_be_left_out_at_once(
+    broken: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = LoggerConfig(sinks=[broken, "jsonl"], on_sink_failure="drop")
     with LoggerFacade(config, tmp_path) as logger:
         logger.log_metrics({"a": 1}, 1)
         logger.log_metrics({"a": 2}, 2)
         assert list(logger.sinks) == ["jsonl"]
     assert [step for step, _ in read_metrics(tmp_path / "metrics.jsonl")] == [1, 2]
     assert caplog.text.count("failed and is left out") == 1
-    assert "No space left" in caplog.text
+
+
+def test_a_sink_that_fails_can_end_the_run(broken: str, tmp_path: Path) -> None:
+    config = LoggerConfig(sinks=[broken], on_sink_failure="raise")
+    with (
+        LoggerFacade(config, tmp_path) as logger,
+        pytest.raises(OSError, match="No space"),
+    ):
+        logger.log_metrics({"a": 1}, 1)
+
+
+def test_a_sink_that_cannot_be_made_gives_back_the_others(
+    broken: str, tmp_path: Path
+) -> None:
+    made: list[BrokenSink] = []
+
+    def make(log_dir: Path) -> BrokenSink:
+        made.append(BrokenSink(log_dir))
+        return made[-1]
+
+    sink_registry.register(broken, replace=True)(make)
+    with pytest.raises(ConfigError):
+        LoggerFacade(
+            LoggerConfig(sinks=[broken, "jsonl"], sink_settings={"jsonl": {"x": 1}}),
+            tmp_path,
+        )
+    assert made[0].closed == 1
+
+
+def test_what_a_sink_cannot_show_is_said_once(
+    broken: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = LoggerConfig(sinks=[broken, "prometheus"])
+    with caplog.at_level(logging.INFO), LoggerFacade(config, tmp_path) as logger:
+        for step in (1, 2):
+            logger.log_histogram([1.0, 2.0], step, "spread")
+            logger.log_text("note", "hello", step)
+        with pytest.raises(MetricError, match="must be a matplotlib figure: got str"):
+            logger.log_plot("picture", 2, "p")
+        assert logger.num_failures == {broken: 0, "prometheus": 0}
+    assert caplog.text.count(f"{broken!r} cannot show histograms") == 1
+    assert caplog.text.count("'prometheus' cannot show texts") == 1
+
+
+def test_steps_never_go_back(tmp_path: Path) -> None:
+    with LoggerFacade(LoggerConfig(), tmp_path) as logger:
+        logger.resume_at(4)
+        logger.log_between_steps({"cpu_percent": 5.0}, "system")
+        logger.log_metrics({"a": 1}, 5)
+        logger.log_metrics({"b": 1}, 5)
+        logger.log_between_steps({"cpu_percent": 6.0}, "system")
+        for call in (
+            lambda: logger.log_metrics({"a": 1}, 4),
+            lambda: logger.log_text("a", "b", 4),
+            lambda: logger.log_histogram([1], 4, "x"),
+            lambda: logger.resume_at(3),
+        ):
+            with pytest.raises(MetricError, match=r"must not go back: got \d after 5"):
+                call()
+        assert logger.step == 5
+    assert [step for step, _ in read_metrics(tmp_path / "metrics.jsonl")] == [
+        4,
+        5,
+        5,
+        5,
+    ]
+
+
+def test_secrets_of_the_configuration_stay_here(tmp_path: Path) -> None:
+    with LoggerFacade(LoggerConfig(), tmp_path) as logger:
+        logger.log_hyperparams(
+            {"env_vars": {"HF_TOKEN": "hf_abc", "OMP": "1"}, "prompt_key": "question"}
+        )
+    text = (tmp_path / "metrics.jsonl").read_text()
+    assert "hf_abc" not in text
+    assert '"prompt_key":"question"' in text
 
 
 def test_wrong_settings_are_named(tmp_path: Path) -> None:
@@ -136,7 +262,7 @@ def test_wrong_settings_are_named(tmp_path: Path) -> None:
         LoggerFacade(LoggerConfig(sinks=["jsonl", "jsonl"]), tmp_path)
     with pytest.raises(ConfigError, match=r"sink_settings.*consol"):
         LoggerFacade(LoggerConfig(sink_settings={"consol": {}}), tmp_path)
-    with pytest.raises(ConfigError, match=r"sink_settings\.jsonl.*colour"):
+    with pytest.raises(ConfigError, match=r"colour .*sink_settings\.jsonl"):
         LoggerFacade(LoggerConfig(sink_settings={"jsonl": {"colour": 1}}), tmp_path)
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="cannot write to"):

@@ -50,6 +50,22 @@ def test_parts_along_an_axis_partition_the_ranks(grid: NamedSharding) -> None:
                 assert [part] == ranks
 
 
+@given(grids(), st.data())
+def test_parts_are_those_of_the_array(grid: NamedSharding, data: st.DataObject) -> None:
+    chosen = data.draw(st.lists(st.sampled_from(grid.names), unique=True))
+    coords = {name: data.draw(st.integers(0, grid.shape[name] - 1)) for name in chosen}
+    place = tuple(coords.get(name, slice(None)) for name in grid.names)
+    wanted = np.ravel(grid.layout[place]).tolist()
+    assert grid.get_ranks_by_coord(**coords) == sorted(wanted)
+    part: NamedSharding | int = grid
+    for name, index in coords.items():  # one after the other, in any order
+        assert isinstance(part, NamedSharding)
+        part = part.get_ranks(**{name: index})
+    assert part == (grid.get_ranks(**coords) if coords else grid)
+    for rank in wanted:
+        assert coords.items() <= grid.get_worker_coords(rank).items()
+
+
 @given(grids())
 def test_equality_hash_repr_and_pickle(grid: NamedSharding) -> None:
     same = NamedSharding(grid.layout.tolist(), grid.names)

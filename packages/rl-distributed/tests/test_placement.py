@@ -45,6 +45,34 @@ def test_blocks_go_to_different_nodes_where_possible():
     assert assign_blocks([1, 1], Bundle(1), cpu_nodes(2)) == [0, 0]
 
 
+def test_further_resources_count():
+    probes = [
+        NodeCapacity(str(i), "10.0.0.1", 8, resources={"probe": amount})
+        for i, amount in enumerate([0, 1, 2])
+    ]
+    bundle = Bundle(1, resources={"probe": 1})
+    assert [node.num_bundles(bundle) for node in probes] == [0, 1, 2]
+    assert probes[2].without(bundle, 2).resources == {"probe": 0}
+    assert assign_blocks([2, 1], bundle, probes) == [2, 1]
+    with pytest.raises(
+        ResourceInsufficientError,
+        match=r"needs 3 CPUs and 3 probe on one node; the cluster has 24 CPUs, 0 GPUs "
+        "and 3 probe on 3 nodes, at most",
+    ):
+        assign_blocks([3], bundle, probes)
+
+
+def test_the_shortage_is_named_in_one_sentence():
+    gpus = [NodeCapacity("a", "10.0.0.1", 64, 8)]
+    with pytest.raises(ResourceInsufficientError) as caught:
+        assign_blocks([8, 8], Bundle(1, 1), gpus, what="cluster 'policy'")
+    assert str(caught.value) == (
+        "cluster 'policy' needs 16 CPUs and 16 GPUs on 2 nodes (8 CPUs and 8 GPUs on "
+        "each); the cluster has 64 CPUs and 8 GPUs on 1 node; ask for fewer workers or "
+        "add nodes"
+    )
+
+
 def test_many_nodes_are_quick():
     with pytest.raises(ResourceInsufficientError):
         assign_blocks([8] * 1001, Bundle(1), cpu_nodes(*[8] * 1000))

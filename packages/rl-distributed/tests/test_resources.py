@@ -61,10 +61,63 @@ def test_gpus_are_found_and_cpu_groups_lie_beside_them():
     assert train.bundle_ct_per_node_list == (8, 8)
 
 
+def test_a_unified_cluster_needs_no_equal_blocks():
+    uneven = [NodeCapacity(n, "10.0.0.1", c) for n, c in (("a", 3), ("b", 1))]
+    group = GroupRequest(num_nodes=2, workers_per_node=2, unified=True)
+    (plan,) = plan_clusters(ResourceConfig(groups={"a": group}), uneven)
+    assert plan.unified
+    strict = ResourceConfig(groups={"a": group}, placement_group_strategy="STRICT_PACK")
+    with pytest.raises(ResourceInsufficientError, match="4 CPUs all on one node"):
+        plan_clusters(strict, uneven)
+    with pytest.raises(ResourceInsufficientError, match="on 2 nodes"):
+        plan_clusters(
+            ResourceConfig(groups={"a": group.replace(unified=False)}), uneven
+        )
+
+
+def test_resources_of_a_group_reach_its_cluster():
+    nodes = [NodeCapacity("a", "10.0.0.1", 4, resources={"probe": 2})]
+    config = ResourceConfig(
+        groups={
+            "a": GroupRequest(workers_per_node=2, bundle_resources={"probe": 1}),
+            "b": GroupRequest(workers_per_node=2),
+        }
+    )
+    manager = ResourceManager(config, nodes=nodes)
+    assert manager.plan_for("a").describe() == "2 CPUs and 2 probe on 1 node for a"
+    assert manager.cluster_for("a").bundle.resources == {"probe": 1}
+    assert manager.cluster_for("b").bundle.resources == {}
+    wider = GroupRequest(workers_per_node=3, bundle_resources={"probe": 1})
+    with pytest.raises(ResourceInsufficientError, match="3 probe on one node"):
+        plan_clusters(ResourceConfig(groups={"a": wider}), nodes)
+
+
+def test_colocated_groups_are_described_in_turn():
+    (plan,) = plan_clusters(request({"a": 2, "b": 1}), TWO_CORES)
+    assert plan.describe() == "2 CPUs on 1 node for a, b in turn"
+
+
 @pytest.mark.parametrize(
     ("config", "words"),
     [
         (request({}), "at least one worker group"),
+        (
+            ResourceConfig(
+                groups={"a": GroupRequest(unified=True), "b": GroupRequest()},
+                placement="colocated",
+            ),
+            "wants one placement group over all nodes",
+        ),
+        (
+            ResourceConfig(
+                groups={
+                    "a": GroupRequest(bundle_resources={"probe": 1}),
+                    "b": GroupRequest(),
+                },
+                placement="colocated",
+            ),
+            "'a' wants {'probe': 1.0} and 'b' none",
+        ),
         (request({"a": 1}, colocated=[["b"]]), "names 'b', which is no group"),
         (request({"a": 1}, colocated=[["a", "a"]]), "more than once"),
         (

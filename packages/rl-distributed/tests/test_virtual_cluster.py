@@ -34,6 +34,14 @@ from rl_distributed.virtual_cluster import ClusterConfig, RayVirtualCluster, ini
             "placement_group_strategy",
         ),
         (
+            {"bundle_ct_per_node_list": [1], "bundle_resources": {"GPU": 1}},
+            "names other than CPU and GPU",
+        ),
+        (
+            {"bundle_ct_per_node_list": [1], "bundle_resources": {"probe": 0}},
+            "positive amounts",
+        ),
+        (
             {"bundle_ct_per_node_list": [9], "use_gpus": True},
             re.escape("num_gpus_per_node (8)"),
         ),
@@ -87,12 +95,38 @@ def test_unified_placement_group(ray_cluster):
         assert group.bundle_count == 2
 
 
+def test_the_form_of_placement_is_chosen_once(ray_cluster):
+    with RayVirtualCluster([1, 1], use_gpus=False, unified=True) as cluster:
+        assert [len(row) for row in cluster.slots()] == [2]
+        cluster.place()
+        cluster.place(unified=True)
+        with pytest.raises(ConfigError, match=r"one over all nodes; call place"):
+            cluster.place(unified=False)
+        assert cluster.tied_bundles(2) == [(0, [0, 1])]
+    with RayVirtualCluster([1, 1], use_gpus=False) as cluster:
+        assert cluster.tied_bundles(1) == [(0, [0]), (1, [0])]
+        with pytest.raises(ConfigError, match="one placement group for each node"):
+            cluster.place(unified=True)
+        with pytest.raises(ConfigError, match="must divide their number"):
+            cluster.tied_bundles(2)
+
+
 @pytest.mark.parametrize(
     ("counts", "use_gpus", "words"),
     [
         ([3], False, "needs 3 CPUs on one node; the cluster has 2 CPUs"),
-        ([2, 1], False, r"2 nodes' worth of workers \(2 CPUs, 1 CPUs\)"),
+        (
+            [2, 1],
+            False,
+            r"needs 3 CPUs on 2 nodes \(2 CPUs, 1 CPUs\); the cluster has 2",
+        ),
         ([1], True, "1 CPUs and 1 GPUs on one node"),
+        (
+            [8, 8],
+            True,
+            r"needs 16 CPUs and 16 GPUs on 2 nodes \(8 CPUs and 8 GPUs on each\); the "
+            "cluster has 2 CPUs and 0 GPUs on 1 node",
+        ),
     ],
 )
 def test_infeasible_clusters_are_refused_at_once(ray_cluster, counts, use_gpus, words):
@@ -140,9 +174,12 @@ def test_worker_shares_fit_a_bundle(ray_cluster):
 
 
 def test_from_config():
-    config = ClusterConfig(num_nodes=2, workers_per_node=3, use_gpus=False)
+    config = ClusterConfig(
+        num_nodes=2, workers_per_node=3, use_gpus=False, bundle_resources={"probe": 2}
+    )
     cluster = RayVirtualCluster.from_config(config, name="c")
     assert cluster.bundle_counts == (3, 3)
+    assert cluster.bundle.as_resources() == {"CPU": 1, "probe": 2}
     assert pickle.loads(pickle.dumps(config)) == config
 
 

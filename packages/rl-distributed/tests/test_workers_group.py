@@ -11,6 +11,7 @@ import pytest
 import ray
 
 from rl_distributed.errors import (
+    ActorEnvironmentError,
     ConfigError,
     DeadlineExceededError,
     ResourceInsufficientError,
@@ -377,7 +378,7 @@ def test_constructor_that_never_ends(cluster):
 
 def test_interpreter_that_is_missing(cluster):
     builder = RayWorkerBuilder(SAMPLE).with_options(py_executable="/no/such/python")
-    with pytest.raises(ConfigError, match="no program on this machine"):
+    with pytest.raises(ActorEnvironmentError, match="no program on this machine"):
         RayWorkerGroup(cluster, builder)
 
 

@@ -17,8 +17,9 @@ import click
 
 from rl_cli import __version__
 
-EXIT_GRACE_S = 10.0
+EXIT_GRACE_S, SIGNAL_CODES = 10.0, 128
 COMMANDS = {
+    "cluster": ("rl_cli.commands.cluster:cluster", "Write files for batch systems."),
     "config": ("rl_cli.commands.config:config", "Show, check or explain a run."),
     "doctor": ("rl_cli.commands.doctor:doctor", "Check that this machine can run."),
     "env": ("rl_cli.commands.env:env", "Show, build or check actor environments."),
@@ -76,6 +77,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     if debug:
         arguments = ["--debug", *(a for a in arguments if a != "--debug")]
     code = _run(arguments, debug)
+    if code > SIGNAL_CODES and argv is None:
+        _leave_at_the_latest(code)
     sys.stdout.flush()
     sys.stderr.flush()
     sys.exit(code)
@@ -102,7 +105,6 @@ def _run(arguments: list[str], debug: bool) -> int:
 def _report_interruption(error: BaseException | None) -> int:
     """Say what was kept; the exit code is the one of the signal."""
     code = getattr(error, "exit_code", 130)
-    _leave_at_the_latest(int(code))
     said = str(error) if error is not None else ""
     _say(f"{said[:1].upper()}{said[1:]}." if said else "Interrupted.")
     if getattr(error, "checkpoint_path", None) is not None:

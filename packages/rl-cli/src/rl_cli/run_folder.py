@@ -7,6 +7,7 @@ runs/quickstart-001/
   model/                the model with random weights, when the run builds one
   stages/<name>/        run folder of each stage's trainer: checkpoints, metrics.jsonl
   stages/<name>.json    result of a stage that has ended
+  logs/run.jsonl        log lines of this process; worker files lie beside it
   result.json curve.png samples.json     the report
 ```
 """

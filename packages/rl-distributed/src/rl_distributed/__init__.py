@@ -10,23 +10,42 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from rl_distributed.errors import (
+    ActorEnvironmentError,
+    AuditError,
     BatchError,
+    CallCancelledError,
     CheckpointError,
     ConfigError,
     DeadlineExceededError,
     DistributedError,
     PackingError,
+    QueueClosedError,
     RegistryError,
     ResourceInsufficientError,
+    SecurityError,
     ShardingError,
+    TransferError,
     UserError,
     WorkerDiedError,
     WorkerError,
+    WorkerHungError,
     WorkerMethodError,
     WorkerStartError,
 )
 
 if TYPE_CHECKING:
+    from rl_distributed.actor_environments import (
+        ActorEnvironment,
+        ContainerEnvironment,
+        DriverEnvironment,
+        EnvironmentStore,
+        ExtraEnvironment,
+        InstalledEnvironment,
+        InterpreterEnvironment,
+        OverlayEnvironment,
+        UvWorkspaceEnvironment,
+    )
+    from rl_distributed.audit import enable_audit, verify_audit_log
     from rl_distributed.batched_data_dict import (
         BatchedDataDict,
         DynamicBatchingArgs,
@@ -45,32 +64,60 @@ if TYPE_CHECKING:
         merge_configs,
         parse_overrides,
     )
+    from rl_distributed.launch import (
+        KubeRayConfig,
+        SlurmConfig,
+        kuberay_manifest,
+        slurm_script,
+    )
     from rl_distributed.logging import configure_logging, get_logger, log_context
     from rl_distributed.metrics import (
+        Distribution,
+        Histogram,
         Last,
         LoggerConfig,
         LoggerFacade,
         Max,
         Mean,
         Min,
+        ResourceSampler,
         Sum,
         reduce_metrics,
     )
     from rl_distributed.named_sharding import NamedSharding
     from rl_distributed.packing import PackingAlgorithm, SequencePacker, get_packer
+    from rl_distributed.queues import BoundedQueue
+    from rl_distributed.ray_start import init_ray, shutdown_ray, wait_for_nodes
     from rl_distributed.registry import Registry
     from rl_distributed.resources import ResourceManager
+    from rl_distributed.security import TlsFiles, make_certificates
     from rl_distributed.timing import TimeoutChecker, Timer
-    from rl_distributed.virtual_cluster import (
-        ClusterConfig,
-        RayVirtualCluster,
-        init_ray,
+    from rl_distributed.tracing import Span, export_chrome_trace
+    from rl_distributed.transfer import (
+        CollectiveLink,
+        CudaIpcLink,
+        FileLink,
+        Manifest,
+        ObjectStoreLink,
+        SharedMemoryLink,
+        TensorStream,
+        receive_tensors,
+        send_tensors,
     )
+    from rl_distributed.virtual_cluster import ClusterConfig, RayVirtualCluster
     from rl_distributed.workers import (
+        FailFast,
         MultiWorkerFuture,
         RayWorkerBuilder,
         RayWorkerGroup,
+        RestartGroup,
+        RestartWorker,
+        WorkerFailure,
+        WorkerHealth,
+        WorkerResult,
+        is_cancelled,
         recursive_merge_options,
+        stop_if_cancelled,
     )
 
     __version__: str
@@ -79,12 +126,41 @@ __all__ = [
     # cluster and workers
     "ClusterConfig",
     "MultiWorkerFuture",
+    "FailFast",
     "RayVirtualCluster",
     "RayWorkerBuilder",
     "RayWorkerGroup",
     "ResourceManager",
+    "RestartGroup",
+    "RestartWorker",
+    "WorkerFailure",
+    "WorkerHealth",
+    "WorkerResult",
     "init_ray",
+    "is_cancelled",
     "recursive_merge_options",
+    "stop_if_cancelled",
+    "shutdown_ray",
+    "wait_for_nodes",
+    # launch files, security, audit
+    "KubeRayConfig",
+    "SlurmConfig",
+    "TlsFiles",
+    "enable_audit",
+    "kuberay_manifest",
+    "make_certificates",
+    "slurm_script",
+    "verify_audit_log",
+    # which Python environment a class runs in
+    "ActorEnvironment",
+    "ContainerEnvironment",
+    "DriverEnvironment",
+    "EnvironmentStore",
+    "ExtraEnvironment",
+    "InstalledEnvironment",
+    "InterpreterEnvironment",
+    "OverlayEnvironment",
+    "UvWorkspaceEnvironment",
     # data and sharding
     "BatchedDataDict",
     "DynamicBatchingArgs",
@@ -94,6 +170,17 @@ __all__ = [
     "SequencePackingArgs",
     "SlicedDataDict",
     "get_packer",
+    # channels between workers
+    "BoundedQueue",
+    "CollectiveLink",
+    "CudaIpcLink",
+    "FileLink",
+    "Manifest",
+    "ObjectStoreLink",
+    "SharedMemoryLink",
+    "TensorStream",
+    "receive_tensors",
+    "send_tensors",
     # configuration and registries
     "Config",
     "ConfigDocument",
@@ -108,38 +195,62 @@ __all__ = [
     # checkpoints, metrics, time, logs
     "CheckpointManager",
     "CheckpointingConfig",
+    "Distribution",
+    "Histogram",
     "Last",
     "LoggerConfig",
     "LoggerFacade",
     "Max",
     "Mean",
     "Min",
+    "ResourceSampler",
+    "Span",
     "Sum",
     "TimeoutChecker",
     "Timer",
     "configure_logging",
+    "export_chrome_trace",
     "get_logger",
     "log_context",
     "reduce_metrics",
     # errors
+    "ActorEnvironmentError",
+    "AuditError",
     "BatchError",
+    "CallCancelledError",
     "CheckpointError",
     "ConfigError",
     "DeadlineExceededError",
     "DistributedError",
     "PackingError",
+    "QueueClosedError",
     "RegistryError",
     "ResourceInsufficientError",
+    "SecurityError",
     "ShardingError",
+    "TransferError",
     "UserError",
     "WorkerDiedError",
     "WorkerError",
+    "WorkerHungError",
     "WorkerMethodError",
     "WorkerStartError",
     "__version__",
 ]
 
 _MODULES = {
+    "actor_environments": (
+        "ActorEnvironment",
+        "ContainerEnvironment",
+        "DriverEnvironment",
+        "EnvironmentStore",
+        "ExtraEnvironment",
+        "InstalledEnvironment",
+        "InterpreterEnvironment",
+        "OverlayEnvironment",
+        "UvWorkspaceEnvironment",
+    ),
+    "audit": ("enable_audit", "verify_audit_log"),
     "batched_data_dict": (
         "BatchedDataDict",
         "DynamicBatchingArgs",
@@ -158,28 +269,55 @@ _MODULES = {
         "merge_configs",
         "parse_overrides",
     ),
+    "launch": ("KubeRayConfig", "SlurmConfig", "kuberay_manifest", "slurm_script"),
     "logging": ("configure_logging", "get_logger", "log_context"),
     "metrics": (
+        "Distribution",
+        "Histogram",
         "Last",
         "LoggerConfig",
         "LoggerFacade",
         "Max",
         "Mean",
         "Min",
+        "ResourceSampler",
         "Sum",
         "reduce_metrics",
     ),
     "named_sharding": ("NamedSharding",),
     "packing": ("PackingAlgorithm", "SequencePacker", "get_packer"),
+    "queues": ("BoundedQueue",),
+    "ray_start": ("init_ray", "shutdown_ray", "wait_for_nodes"),
     "registry": ("Registry",),
     "resources": ("ResourceManager",),
+    "security": ("TlsFiles", "make_certificates"),
     "timing": ("TimeoutChecker", "Timer"),
-    "virtual_cluster": ("ClusterConfig", "RayVirtualCluster", "init_ray"),
+    "tracing": ("Span", "export_chrome_trace"),
+    "transfer": (
+        "CollectiveLink",
+        "CudaIpcLink",
+        "FileLink",
+        "Manifest",
+        "ObjectStoreLink",
+        "SharedMemoryLink",
+        "TensorStream",
+        "receive_tensors",
+        "send_tensors",
+    ),
+    "virtual_cluster": ("ClusterConfig", "RayVirtualCluster"),
     "workers": (
+        "FailFast",
         "MultiWorkerFuture",
         "RayWorkerBuilder",
         "RayWorkerGroup",
+        "RestartGroup",
+        "RestartWorker",
+        "WorkerFailure",
+        "WorkerHealth",
+        "WorkerResult",
+        "is_cancelled",
         "recursive_merge_options",
+        "stop_if_cancelled",
     ),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}

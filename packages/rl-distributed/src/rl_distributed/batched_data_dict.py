@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import copy
 from collections import UserDict
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Generic, Self, TypeVar, overload
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
 import torch
@@ -24,17 +24,9 @@ import torch.distributed as dist
 from rl_distributed import columns
 from rl_distributed.counts import require_multiple, require_positive
 from rl_distributed.errors import BatchError
-from rl_distributed.shard_plan import (
-    DynamicBatchingArgs,
-    SequencePackingArgs,
-    ShardPlan,
-    check_sizes,
-    dynamic_plan,
-    packed_plan,
-    plain_plan,
-    sequence_lengths,
-)
-from rl_distributed.tensor_buffers import decode, encode
+from rl_distributed.micro_batches import MicroBatches
+from rl_distributed.shard_plan import DynamicBatchingArgs, SequencePackingArgs
+from rl_distributed.tensor_buffers import decode, encode, own_memory
 
 __all__ = [
     "BatchedDataDict",
@@ -45,31 +37,17 @@ __all__ = [
 
 DictT = TypeVar("DictT")
 
-_PLAN = (
-    "micro_batch_indices",
-    "micro_batch_lengths",
-    "elem_counts_per_gb",
-    "padded_width",
-)
 
-
-class BatchedDataDict(UserDict[str, Any], Generic[DictT]):
+class BatchedDataDict(MicroBatches, UserDict[str, Any], Generic[DictT]):
     """A dict of columns with the same number of rows.
 
     Pickling moves tensors out of band (see `tensor_buffers`): values only, to the CPU.
-    Tensors received through Ray share read-only memory; call `clone` before writing
-    to them in place.
+    Tensors received through Ray lie in memory that all readers of the object share:
+    a write in place changes what the others read. Call `writable` before.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self.micro_batch_indices: list[list[list[int]]] | None = None
-        """Chunk, micro-batch: `[start, end]` rows, from 0 in each chunk."""
-        self.micro_batch_lengths: list[list[int]] | None = None
-        """Chunk, micro-batch: its padded (dynamic) or packed length in tokens."""
-        self.elem_counts_per_gb: list[int] | None = None
-        """Chunk: its number of rows; with sequence packing only."""
-        self.padded_width: int | None = None
-        """The width of the input column before truncation; dynamic batching only."""
+        self._drop_plan()
         super().__init__(*args, **kwargs)
 
     def __setitem__(self, key: str, item: Any) -> None:
@@ -116,6 +94,17 @@ class BatchedDataDict(UserDict[str, Any], Generic[DictT]):
             for key, column in self.data.items()
         }
         return self._like(cloned, keep_plan=True)
+
+    def writable(self) -> Self:
+        """This batch, with a copy of each tensor that lies in memory of others.
+
+        That is memory which torch did not allocate itself: Ray's object store, a numpy
+        array, a file. Such tensors must not be written to in place, because torch has
+        no read-only tensors and other readers would see it. Tensors inside lists and
+        their views count as well; what is already torch's own is not copied.
+        """
+        owned = {key: own_memory(column) for key, column in self.data.items()}
+        return self._like(owned, keep_plan=True)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return self._like(copy.deepcopy(self.data, memo), keep_plan=True)
@@ -284,225 +273,6 @@ class BatchedDataDict(UserDict[str, Any], Generic[DictT]):
                     dim, 0, min(truncated_len, column.shape[dim])
                 )
 
-    # ------------------------------------------------------------------------ sharding
-
-    @overload
-    def shard_by_batch_size(
-        self,
-        shards: int,
-        batch_size: int | None = None,
-        allow_uneven_shards: bool = False,
-        dynamic_batching_args: None = None,
-        sequence_packing_args: None = None,
-    ) -> list[SlicedDataDict]: ...
-
-    @overload
-    def shard_by_batch_size(
-        self,
-        shards: int,
-        batch_size: int | None = None,
-        allow_uneven_shards: bool = False,
-        *,
-        dynamic_batching_args: DynamicBatchingArgs,
-        sequence_packing_args: None = None,
-    ) -> tuple[list[SlicedDataDict], list[int]]: ...
-
-    @overload
-    def shard_by_batch_size(
-        self,
-        shards: int,
-        batch_size: int | None = None,
-        allow_uneven_shards: bool = False,
-        dynamic_batching_args: None = None,
-        *,
-        sequence_packing_args: SequencePackingArgs,
-    ) -> tuple[list[SlicedDataDict], list[int]]: ...
-
-    def shard_by_batch_size(
-        self,
-        shards: int,
-        batch_size: int | None = None,
-        allow_uneven_shards: bool = False,
-        dynamic_batching_args: DynamicBatchingArgs | None = None,
-        sequence_packing_args: SequencePackingArgs | None = None,
-    ) -> list[SlicedDataDict] | tuple[list[SlicedDataDict], list[int]]:
-        """Split the rows for `shards` data-parallel ranks.
-
-        The rows are cut into global batches of `batch_size` (default: all of them),
-        and each global batch into `shards` equal contiguous parts; shard k is the k-th
-        part of each. `[0..7]` with 2 shards and batches of 4 gives `[0, 1, 4, 5]` and
-        `[2, 3, 6, 7]`. `get_batch` on a shard gives the part of one global batch.
-
-        Args:
-            shards: The number of shards.
-            batch_size: Rows of a global batch.
-            allow_uneven_shards: Shards may differ by rows and be empty; without
-                `batch_size` only.
-            dynamic_batching_args: Group rows of similar length into micro-batches that
-                have the same boundaries and widths in every shard.
-            sequence_packing_args: Pack rows into micro-batches, equally many per shard.
-
-        Returns:
-            The shards. With dynamic batching or sequence packing also, for each row of
-            the concatenated shards, its original position: after
-            `result = BatchedDataDict.from_batches(shards)`,
-            `result.reorder_data(positions)` restores the order.
-
-        Raises:
-            BatchError: Sizes do not divide, arguments exclude each other, a column is
-                missing, or (as `PackingError`) a row fits in no micro-batch.
-        """
-        if not self.data:
-            raise BatchError("a batch without columns cannot be sharded")
-        rows = self.size
-        check_sizes(rows, shards, batch_size, allow_uneven_shards)
-        if dynamic_batching_args is not None and sequence_packing_args is not None:
-            raise BatchError(
-                "dynamic_batching_args and sequence_packing_args exclude each other"
-            )
-        args = dynamic_batching_args or sequence_packing_args
-        if args is None:
-            plan = plain_plan(rows, shards, batch_size, allow_uneven_shards)
-            return self._apply(plan, None)
-        width: int | None = None
-        lengths, longest = sequence_lengths(self.data, args)
-        if dynamic_batching_args is not None:
-            width = longest
-            plan = dynamic_plan(
-                lengths, width, shards, batch_size, dynamic_batching_args
-            )
-        elif sequence_packing_args is not None:
-            plan = packed_plan(lengths, shards, batch_size, sequence_packing_args)
-        return self._apply(plan, width), plan.order
-
-    def _apply(self, plan: ShardPlan, width: int | None) -> list[SlicedDataDict]:
-        shards = []
-        for number, rows in enumerate(plan.rows):
-            shard = self._sliced(self._select(rows).items())
-            if plan.micro_batches is not None and plan.micro_batch_lengths is not None:
-                shard.micro_batch_indices = plan.micro_batches[number]
-                shard.micro_batch_lengths = plan.micro_batch_lengths[number]
-                shard.padded_width = width
-            if plan.chunk_rows is not None:
-                shard.elem_counts_per_gb = plan.chunk_rows[number]
-            shards.append(shard)
-        return shards
-
-    # -------------------------------------------------------------------- micro-batches
-
-    def get_batch(
-        self, batch_idx: int, batch_size: int | None = None
-    ) -> SlicedDataDict:
-        """The rows of one global batch on this shard, with its micro-batch plan.
-
-        Args:
-            batch_idx: The number of the global batch.
-            batch_size: Its rows on this shard; not needed after sequence packing,
-                where global batches differ.
-
-        Raises:
-            BatchError: There is no such global batch.
-        """
-        counts = self.elem_counts_per_gb
-        if counts is None:
-            if batch_size is None:
-                raise BatchError(
-                    "get_batch needs batch_size, unless the shard is sequence-packed"
-                )
-            require_positive("batch_size", batch_size)
-            counts = [batch_size] * (self.size // batch_size)
-        if not 0 <= batch_idx < len(counts):
-            raise BatchError(
-                f"there is no global batch {batch_idx}: the shard has {len(counts)} "
-                f"of {batch_size or 'varying'} rows"
-            )
-        start = sum(counts[:batch_idx])
-        batch = self.slice(start, start + counts[batch_idx])
-        indices, lengths = self.micro_batch_indices, self.micro_batch_lengths
-        if indices is not None and lengths is not None:
-            if len(indices) != len(counts):
-                raise BatchError(
-                    f"the shard was made of {len(indices)} global batches, but "
-                    f"batch_size {batch_size} cuts it into {len(counts)}"
-                )
-            batch.micro_batch_indices = [indices[batch_idx]]
-            batch.micro_batch_lengths = [lengths[batch_idx]]
-            batch.padded_width = self.padded_width
-            if self.elem_counts_per_gb is not None:
-                batch.elem_counts_per_gb = [counts[batch_idx]]
-        return batch
-
-    def make_microbatch_iterator(
-        self, microbatch_size: int
-    ) -> Iterator[SlicedDataDict]:
-        """Slices of `microbatch_size` rows.
-
-        Raises:
-            BatchError: The rows are no multiple of it.
-        """
-        require_positive("microbatch_size", microbatch_size)
-        rows = self.size
-        require_multiple("the number of rows", rows, "microbatch_size", microbatch_size)
-        return (
-            self.slice(start, start + microbatch_size)
-            for start in range(0, rows, microbatch_size)
-        )
-
-    def make_microbatch_iterator_with_dynamic_shapes(
-        self, sequence_dim: int = 1
-    ) -> Iterator[SlicedDataDict]:
-        """The micro-batches of dynamic batching, each cut to its padded length.
-
-        Tensors as wide as the input column was at sharding are cut in `sequence_dim`.
-        """
-        bounds, lengths = self._single_plan("dynamic batching")
-        width = self.padded_width
-
-        def micro_batches() -> Iterator[SlicedDataDict]:
-            for (start, end), length in zip(bounds, lengths, strict=True):
-                part = self.slice(start, end)
-                wide = [
-                    key
-                    for key, column in part.data.items()
-                    if isinstance(column, torch.Tensor)
-                    and column.ndim > sequence_dim
-                    and column.shape[sequence_dim] == width
-                ]
-                part.truncate_tensors(sequence_dim, length, wide)
-                yield part
-
-        return micro_batches()
-
-    def get_microbatch_iterator_dynamic_shapes_len(self) -> int:
-        """The number of micro-batches of dynamic batching."""
-        return len(self._single_plan("dynamic batching")[0])
-
-    def make_microbatch_iterator_for_packable_sequences(
-        self,
-    ) -> Iterator[SlicedDataDict]:
-        """The rows of each bin of sequence packing, still padded; packing is yours."""
-        bounds, _ = self._single_plan("sequence packing")
-        return (self.slice(start, end) for start, end in bounds)
-
-    def get_microbatch_iterator_for_packable_sequences_len(self) -> tuple[int, int]:
-        """The number of bins, and the tokens of the fullest."""
-        bounds, lengths = self._single_plan("sequence packing")
-        return len(bounds), max(lengths, default=0)
-
-    def _single_plan(self, what: str) -> tuple[list[list[int]], list[int]]:
-        indices, lengths = self.micro_batch_indices, self.micro_batch_lengths
-        packed = self.elem_counts_per_gb is not None
-        if indices is None or lengths is None or packed != (what == "sequence packing"):
-            raise BatchError(
-                f"the batch has no micro-batches of {what}; make it with "
-                "shard_by_batch_size and the matching arguments, and select rows before"
-            )
-        if len(indices) != 1:
-            raise BatchError(
-                f"the shard has {len(indices)} global batches; take one with get_batch"
-            )
-        return indices[0], lengths[0]
-
     # --------------------------------------------------------------------- construction
 
     def _select(self, rows: np.ndarray[Any, Any]) -> dict[str, Any]:
@@ -521,14 +291,10 @@ class BatchedDataDict(UserDict[str, Any], Generic[DictT]):
             made._drop_plan()
         return made
 
-    def _sliced(self, items: Any) -> SlicedDataDict:
+    def _sliced(self, items: Iterable[tuple[str, Any]]) -> SlicedDataDict:
         made = SlicedDataDict()
         made.data = dict(items)
         return made
-
-    def _drop_plan(self) -> None:
-        for name in _PLAN:
-            setattr(self, name, None)
 
 
 class SlicedDataDict(BatchedDataDict[Any]):

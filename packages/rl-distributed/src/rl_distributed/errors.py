@@ -8,12 +8,19 @@ DistributedError                      root of every error that the framework rai
 │   ├── ShardingError      ValueError   axes, ranks or layouts
 │   ├── BatchError         ValueError   columns, lengths or batch sizes
 │   │   └── PackingError   ValueError   a row that fits in no micro-batch
+│   ├── SecurityError      PermissionError  a token or a certificate is refused
+│   ├── ActorEnvironmentError  RuntimeError   an actor's Python cannot be had
 │   └── ResourceInsufficientError  RuntimeError   more than the cluster has
 ├── WorkerError            RuntimeError
 │   ├── WorkerStartError                a worker did not come up
 │   ├── WorkerMethodError               a method raised in a worker
-│   └── WorkerDiedError                 the process of a worker is gone
+│   ├── WorkerDiedError                 the process of a worker is gone
+│   ├── WorkerHungError    TimeoutError   a worker gives no sign of life
+│   └── CallCancelledError              the call was cancelled by its caller
 ├── DeadlineExceededError  TimeoutError   a wait came to its end
+├── QueueClosedError       EOFError       all producers have closed, all items are taken
+├── TransferError          OSError        tensors did not arrive as they were sent
+├── AuditError             OSError        the audit log is damaged or cannot be written
 └── CheckpointError        OSError        a checkpoint is damaged or cannot be written
 ```
 
@@ -23,19 +30,31 @@ cross processes.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rl_distributed.workers.reports import WorkerFailure
+
 __all__ = [
+    "ActorEnvironmentError",
+    "AuditError",
     "BatchError",
+    "CallCancelledError",
     "CheckpointError",
     "ConfigError",
     "DeadlineExceededError",
     "DistributedError",
     "PackingError",
+    "QueueClosedError",
     "RegistryError",
     "ResourceInsufficientError",
+    "SecurityError",
     "ShardingError",
+    "TransferError",
     "UserError",
     "WorkerDiedError",
     "WorkerError",
+    "WorkerHungError",
     "WorkerMethodError",
     "WorkerStartError",
 ]
@@ -69,12 +88,27 @@ class PackingError(BatchError):
     """A row fits in no micro-batch, or rows do not suffice for the bins asked for."""
 
 
+class ActorEnvironmentError(UserError, RuntimeError):
+    """The Python environment of an actor cannot be built, or does not fit."""
+
+
 class ResourceInsufficientError(UserError, RuntimeError):
     """More was asked for than the cluster has."""
 
 
+class SecurityError(UserError, PermissionError):
+    """A token, a certificate or the lack of one keeps a cluster from answering."""
+
+
+class AuditError(DistributedError, OSError):
+    """An audit log is damaged, or cannot be written."""
+
+
 class WorkerError(DistributedError, RuntimeError):
     """A worker of a group failed."""
+
+    failure: WorkerFailure | None = None
+    """Rank, node, method and cause for programs to read, where they are known."""
 
 
 class WorkerStartError(WorkerError):
@@ -89,8 +123,24 @@ class WorkerDiedError(WorkerError):
     """The process of a worker is gone."""
 
 
+class WorkerHungError(WorkerError, TimeoutError):
+    """A worker gave no sign of life, or did not end a call within its deadline."""
+
+
+class CallCancelledError(WorkerError):
+    """The results of a call were asked for after the call was cancelled."""
+
+
 class DeadlineExceededError(DistributedError, TimeoutError):
     """A wait came to its end; the message names who was waited for."""
+
+
+class QueueClosedError(DistributedError, EOFError):
+    """All producers have closed a queue, and all its items are taken."""
+
+
+class TransferError(DistributedError, OSError):
+    """Tensors did not arrive as they were sent; the message names them."""
 
 
 class CheckpointError(DistributedError, OSError):

@@ -1,47 +1,76 @@
 """Structured logs: readable lines on the terminal, JSON lines in a file.
 
 Nothing here runs on import. A program calls `configure_logging` once; libraries only
-call `get_logger`. Each JSON line carries the fields of the surrounding `log_context`
-blocks and, in a worker, its rank.
+call `get_logger`. Workers of its groups log in the same way, each to a file of its own
+beside the program's. Every JSON line, also one of another library, says which actor,
+rank, node and process wrote it and in which step.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import os
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from datetime import UTC, datetime
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Literal, TextIO
 
 from rl_distributed.errors import ConfigError
+from rl_distributed.log_lines import (
+    SEEN_ATTRIBUTE,
+    ConsoleFormatter,
+    JsonFormatter,
+)
 
 __all__ = [
     "ConsoleFormatter",
     "JsonFormatter",
+    "LoggingSetup",
     "configure_logging",
+    "configure_worker_logging",
     "current_log_context",
+    "current_logging_setup",
     "get_logger",
     "log_context",
+    "portable_log_context",
+    "restore_named_levels",
+    "worker_log_path",
 ]
 
 _LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 _RANK_VARIABLES = {"rank": "RANK", "node_rank": "NODE_RANK"}
-_STANDARD_ATTRIBUTES = frozenset(
-    vars(logging.LogRecord("", 0, "", 0, "", (), None))
-) | {"message", "asctime", "taskName", "context"}
+# Ray gives its logger a handler of its own and cuts it off from the root.
+_DETACHED = ("ray",)
 
-# What the last `configure_logging` put on the root logger of this process.
-_installed: list[logging.Handler] = []
+ConsoleFormat = Literal["text", "json", "auto"]
+
+# What the last `configure_logging` put on loggers of this process.
+_installed: list[tuple[logging.Logger, logging.Handler]] = []
 _level: list[int] = []
 _packages: set[logging.Logger] = set()
+_named_levels: dict[str, int] = {}
+_levels_before: dict[str, int] = {}
+_setup: list[LoggingSetup] = []
+# Who this process is, where it is a worker; unlike a context it holds for all threads.
+_process: dict[str, Any] = {}
 _context: ContextVar[Mapping[str, Any] | None] = ContextVar(
     "rl_distributed_log_context", default=None
 )
+
+
+@dataclass(frozen=True, slots=True)
+class LoggingSetup:
+    """What `configure_logging` was told; worker processes are told the same."""
+
+    level: str
+    """Levels as one text of numbers: `20,ray=30`."""
+    json_path: str | None
+    """The program's own file of JSON lines, absolute."""
+    console_format: ConsoleFormat
 
 
 def get_logger(name: str) -> logging.Logger:
@@ -52,7 +81,7 @@ def get_logger(name: str) -> logging.Logger:
     """
     package = logging.getLogger(name.partition(".")[0])
     _packages.add(package)
-    if _level:
+    if _level and package.name not in _named_levels:
         package.setLevel(_level[0])
     return logging.getLogger(name)
 
@@ -62,7 +91,8 @@ def log_context(**fields: Any) -> Iterator[None]:
     """Add fields, such as `step` or `rank`, to every log line of the block.
 
     Blocks nest; an inner field hides an outer one of the same name. The fields follow
-    `async` tasks. A thread begins without them: enter a block in the thread itself.
+    `async` tasks and calls of worker groups. A thread begins without them: enter a
+    block in the thread itself.
     """
     token = _context.set({**(_context.get() or {}), **fields})
     try:
@@ -74,9 +104,10 @@ def log_context(**fields: Any) -> Iterator[None]:
 def current_log_context() -> dict[str, Any]:
     """Return the fields that a log line written now would carry.
 
-    The rank variables of a worker process come first; `log_context` hides them.
+    What the process is, and the rank variables of a worker, come first; `log_context`
+    hides them.
     """
-    fields: dict[str, Any] = {}
+    fields: dict[str, Any] = dict(_process)
     for name, variable in _RANK_VARIABLES.items():
         value = os.environ.get(variable, "")
         if value.isdigit():
@@ -85,70 +116,106 @@ def current_log_context() -> dict[str, Any]:
     return fields
 
 
+def portable_log_context() -> dict[str, Any] | None:
+    """Return the fields of the surrounding blocks for a call to another process.
+
+    Only plain values go, others as text; None where there are no fields.
+    """
+    fields = _context.get()
+    if not fields:
+        return None
+    plain = (str, int, float, bool, type(None))
+    return {k: v if isinstance(v, plain) else str(v) for k, v in fields.items()}
+
+
 class _ContextFilter(logging.Filter):
     """Freezes the context into the record, in the thread that logs."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        record.context = current_log_context()
+        seen: set[int] = vars(record).setdefault(SEEN_ATTRIBUTE, set())
+        if id(self) in seen or record.levelno < _named_level(record.name):
+            # A detached logger may be attached to the root after all, and come twice;
+            # and Ray sets the level of its logger itself when it starts.
+            return False
+        seen.add(id(self))
+        if not hasattr(record, "context"):
+            record.context = current_log_context()
         return True
 
 
-class ConsoleFormatter(logging.Formatter):
-    """`12:30:01 INFO rl_models.policy [step=3 rank=0] message`."""
-
-    def __init__(self) -> None:
-        super().__init__(datefmt="%H:%M:%S")
-
-    def format(self, record: logging.LogRecord) -> str:
-        """Render one record."""
-        context = getattr(record, "context", None) or {}
-        fields = " ".join(f"{key}={value}" for key, value in context.items())
-        head = f"{self.formatTime(record, self.datefmt)} {record.levelname}"
-        where = f"{record.name} [{fields}]" if fields else record.name
-        text = f"{head} {where} {record.getMessage()}"
-        if record.exc_info:
-            text = f"{text}\n{self.formatException(record.exc_info)}"
-        return text
+def _named_level(name: str) -> int:
+    """Return the level that was asked for a logger, or for one above it; else 0."""
+    while _named_levels:
+        if name in _named_levels:
+            return _named_levels[name]
+        name, dot, _ = name.rpartition(".")
+        if not dot:
+            break
+    return 0
 
 
-class JsonFormatter(logging.Formatter):
-    """One JSON object per record.
+class _JsonFileHandler(logging.FileHandler):
+    """Says once that its file cannot be written, and not for every line."""
 
-    Keys: `time` (UTC, ISO 8601), `level`, `logger`, `message`, `pid`, the fields of the
-    context, the `extra` fields of the call, and `exception` where there is one. A field
-    that JSON has no type for is written as text.
-    """
+    _said = False
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, encoding="utf-8", errors="backslashreplace")
+        self._json = JsonFormatter()
 
     def format(self, record: logging.LogRecord) -> str:
-        """Render one record."""
-        extra = {
-            key: value
-            for key, value in vars(record).items()
-            if key not in _STANDARD_ATTRIBUTES
-        }
-        line: dict[str, Any] = {
-            **extra,
-            **(getattr(record, "context", None) or {}),
-            "time": datetime.fromtimestamp(record.created, UTC).isoformat(),
-            "level": record.levelname,
-            "logger": record.name,
-            "message": record.getMessage(),
-            "pid": record.process,
-        }
-        if record.exc_info:
-            line["exception"] = self.formatException(record.exc_info)
-        return json.dumps(line, default=str, ensure_ascii=False)
+        # Ray gives the handlers of its own logger a formatter when it starts.
+        return self._json.format(record)
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            super().handleError(record)
+        elif not self._said:
+            self._said = True
+            text = f"log file {self.baseFilename} cannot be written: {error.strerror}"
+            sys.stderr.write(f"{text}; lines are lost there\n")
 
 
-def _check_level(level: str | int) -> int:
-    if isinstance(level, int):
-        return level
-    number = logging.getLevelNamesMapping().get(level.upper())
+def _level_number(level: str) -> int:
+    text = level.strip().upper()
+    number = logging.getLevelNamesMapping().get(text)
+    if number is None and text.isascii() and text.isdigit():
+        number = int(text)
     if number is None:
         raise ConfigError(
-            f"log level must be one of {', '.join(_LEVELS)}: got {level!r}"
+            f"log level must be one of {', '.join(_LEVELS)}: got {level!r}; for one "
+            "logger write name=LEVEL"
         )
     return number
+
+
+def _parse_levels(level: str | int) -> tuple[int, dict[str, int]]:
+    """Read `INFO,ray=WARNING`: the level of all others, and those of some loggers."""
+    if isinstance(level, int):
+        return level, {}
+    number, named = logging.INFO, {}
+    for part in level.split(","):
+        name, equals, value = part.partition("=")
+        if not equals:
+            number = _level_number(part)
+        elif name.strip():
+            named[name.strip()] = _level_number(value)
+        else:
+            raise ConfigError(f"log level {part!r} names no logger; write name=LEVEL")
+    return number, named
+
+
+def _open_file(path: Path) -> logging.Handler:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handler = _JsonFileHandler(path)
+    except OSError as error:
+        raise ConfigError(
+            f"json_path: cannot write the log file {path}: {error.strerror}; "
+            "name a file in a folder that you may write to"
+        ) from error
+    return handler
 
 
 def configure_logging(
@@ -156,43 +223,125 @@ def configure_logging(
     json_path: str | os.PathLike[str] | None = None,
     *,
     stream: TextIO | None = None,
+    console_format: ConsoleFormat = "text",
+    console_level: str | int | None = None,
 ) -> None:
     """Send the logs of this process to the terminal and, if asked, to a file.
 
     Calling it again replaces what the last call set up; handlers of others stay.
+    Worker groups that are made afterwards log in the same way, each worker to the file
+    `worker_log_path` on its node.
 
     Args:
-        level: DEBUG, INFO, WARNING, ERROR or CRITICAL.
+        level: DEBUG, INFO, WARNING, ERROR or CRITICAL, or levels of single loggers and
+            what is below them: `INFO,rl_distributed=DEBUG,ray=WARNING`.
         json_path: A file that JSON lines are appended to; its folder is created.
         stream: Where readable lines go; standard error if None.
+        console_format: `text` for people; `json` for programs that collect the output;
+            `auto`: text on a terminal, JSON elsewhere.
+        console_level: Least level that the terminal shows; None: all of `level`.
 
     Raises:
-        ConfigError: The level is unknown, or the file cannot be opened.
+        ConfigError: A level is unknown, or the file cannot be opened.
     """
-    number = _check_level(level)
-    handlers: list[logging.Handler] = [logging.StreamHandler(stream or sys.stderr)]
-    handlers[0].setFormatter(ConsoleFormatter())
-    if json_path is not None:
-        path = Path(json_path)
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            handlers.append(logging.FileHandler(path, encoding="utf-8"))
-        except OSError as error:
-            raise ConfigError(
-                f"json_path: cannot write the log file {path}: {error.strerror}; "
-                "name a file in a folder that you may write to"
-            ) from error
-        handlers[1].setFormatter(JsonFormatter())
+    number, named = _parse_levels(level)
+    target = stream or sys.stderr
+    console = logging.StreamHandler(target)
+    readable = console_format == "text" or (
+        console_format == "auto" and target.isatty()
+    )
+    console.setFormatter(ConsoleFormatter() if readable else JsonFormatter())
+    if console_level is not None:
+        console.setLevel(_parse_levels(console_level)[0])
     root = logging.getLogger()
+    handlers: list[tuple[logging.Logger, logging.Handler]] = [(root, console)]
+    if json_path is not None:
+        file = _open_file(Path(json_path))
+        handlers += [(root, file), *((logging.getLogger(n), file) for n in _DETACHED)]
+    _remove_installed()
+    for logger, handler in handlers:
+        if not any(isinstance(f, _ContextFilter) for f in handler.filters):
+            handler.addFilter(_ContextFilter())
+        logger.addHandler(handler)
+    _installed.extend(handlers)
+    _set_levels(number, named)
+    absolute = None if json_path is None else os.path.abspath(json_path)
+    _setup[:] = [LoggingSetup(_level_text(number, named), absolute, console_format)]
+
+
+def _remove_installed() -> None:
     while _installed:
-        old = _installed.pop()
-        root.removeHandler(old)
-        old.close()
-    for handler in handlers:
-        _installed.append(handler)
-        handler.addFilter(_ContextFilter())
-        root.addHandler(handler)
-    root.setLevel(max(number, logging.INFO))
+        logger, handler = _installed.pop()
+        logger.removeHandler(handler)
+        handler.close()
+    for name, level in _levels_before.items():
+        logging.getLogger(name).setLevel(level)
+    _levels_before.clear()
+    _named_levels.clear()
+
+
+def _set_levels(number: int, named: Mapping[str, int]) -> None:
+    logging.getLogger().setLevel(max(number, logging.INFO))
     _level[:] = [number]
     for package in _packages:
         package.setLevel(number)
+    for name in named:
+        _levels_before[name] = logging.getLogger(name).level
+    _named_levels.update(named)
+    restore_named_levels()
+
+
+def restore_named_levels() -> None:
+    """Set the levels again that `configure_logging` was given for single loggers.
+
+    A library that is started later, as Ray is, may have set its own.
+    """
+    for name, level in _named_levels.items():
+        logging.getLogger(name).setLevel(level)
+
+
+def _level_text(number: int, named: Mapping[str, int]) -> str:
+    parts = [f"{logger}={value}" for logger, value in named.items()]
+    return ",".join([str(number), *parts])
+
+
+def current_logging_setup() -> LoggingSetup | None:
+    """Return what this process was configured with, to configure another one."""
+    return _setup[0] if _setup else None
+
+
+def worker_log_path(json_path: str | os.PathLike[str], actor: str, rank: int) -> Path:
+    """Return the file of a worker beside the program's: `run.jsonl`, `run-a-0.jsonl`.
+
+    Args:
+        json_path: The program's file.
+        actor: Name of the worker's group.
+        rank: The worker's rank.
+    """
+    path = Path(json_path)
+    plain = re.sub(r"[^\w.-]+", "-", actor)
+    return path.with_name(f"{path.stem}-{plain}-{rank}{path.suffix}")
+
+
+def configure_worker_logging(
+    setup: LoggingSetup | None, *, actor: str, rank: int, node: str
+) -> None:
+    """Say who this process is, and log as the program that made it does.
+
+    Args:
+        setup: The program's; None: only note who this is.
+        actor: Name of the worker's group.
+        rank: The worker's rank.
+        node: Address of its node.
+    """
+    _process.update(actor=actor, rank=rank, node=node)
+    if setup is None:
+        return
+    path = setup.json_path
+    file = None if path is None else worker_log_path(path, actor, rank)
+    try:
+        configure_logging(setup.level, file, console_format=setup.console_format)
+    except ConfigError as error:
+        # The program's folder may not be on this node; work goes on without the file.
+        configure_logging(setup.level, console_format=setup.console_format)
+        get_logger(__name__).warning("%s", error)

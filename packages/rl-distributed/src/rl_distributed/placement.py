@@ -7,7 +7,7 @@ A *bundle* is the smallest thing that is placed: some CPUs and GPUs on one node.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from rl_distributed.errors import ResourceInsufficientError
 
@@ -31,10 +31,12 @@ class Bundle:
 
     num_cpus: float
     num_gpus: float = 0.0
+    resources: Mapping[str, float] = field(default_factory=dict, hash=False)
+    """Further resources by the names that Ray's nodes have them under."""
 
     def as_resources(self) -> dict[str, float]:
         """The bundle in Ray's words; what it does not need is left out."""
-        wanted = {"CPU": self.num_cpus, "GPU": self.num_gpus}
+        wanted = {"CPU": self.num_cpus, "GPU": self.num_gpus, **self.resources}
         return {name: amount for name, amount in wanted.items() if amount > 0}
 
     def times(self, count: int) -> str:
@@ -42,7 +44,11 @@ class Bundle:
         parts = [f"{shown_number(self.num_cpus * count)} CPUs"]
         if self.num_gpus:
             parts.append(f"{shown_number(self.num_gpus * count)} GPUs")
-        return " and ".join(parts)
+        parts += [
+            f"{shown_number(amount * count)} {name}"
+            for name, amount in self.resources.items()
+        ]
+        return _listed(parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,26 +59,44 @@ class NodeCapacity:
     address: str
     num_cpus: float
     num_gpus: float = 0.0
+    nvlink_domain: str = ""
+    """Name of the NVLink domain that it is in; empty: none with other nodes."""
+    resources: Mapping[str, float] = field(default_factory=dict, hash=False)
+    """Further resources."""
 
     @classmethod
     def from_resources(
-        cls, node_id: str, address: str, resources: Mapping[str, float]
+        cls,
+        node_id: str,
+        address: str,
+        resources: Mapping[str, float],
+        nvlink_domain: str = "",
     ) -> NodeCapacity:
         """Read the entry of one node in `ray.nodes()`."""
+        own = {
+            name: float(amount)
+            for name, amount in resources.items()
+            if name not in ("CPU", "GPU")
+        }
         return cls(
             node_id,
             address,
             float(resources.get("CPU", 0.0)),
             float(resources.get("GPU", 0.0)),
+            nvlink_domain,
+            own,
         )
+
+    def has(self, name: str) -> float:
+        """How much of one resource the node has."""
+        own = {"CPU": self.num_cpus, "GPU": self.num_gpus}
+        return own[name] if name in own else self.resources.get(name, 0.0)
 
     def num_bundles(self, bundle: Bundle) -> int:
         """How many bundles this kind the node holds when it is empty."""
-        pairs = ((self.num_cpus, bundle.num_cpus), (self.num_gpus, bundle.num_gpus))
         limits = [
-            round(have * _GRANULARITY) // round(need * _GRANULARITY)
-            for have, need in pairs
-            if need > 0
+            round(self.has(name) * _GRANULARITY) // round(need * _GRANULARITY)
+            for name, need in bundle.as_resources().items()
         ]
         return min(limits, default=0)
 
@@ -82,12 +106,21 @@ class NodeCapacity:
             self,
             num_cpus=self.num_cpus - count * bundle.num_cpus,
             num_gpus=self.num_gpus - count * bundle.num_gpus,
+            resources={
+                name: have - count * bundle.resources.get(name, 0.0)
+                for name, have in self.resources.items()
+            },
         )
 
 
 def shown_number(value: float) -> str:
     """A resource amount without a needless fraction: `2`, `0.5`."""
     return f"{value:.4f}".rstrip("0").rstrip(".")
+
+
+def _listed(parts: Sequence[str]) -> str:
+    """`a`, `a and b`, `a, b and c`."""
+    return " and ".join([", ".join(parts[:-1]), parts[-1]] if parts[1:] else parts)
 
 
 def _candidates(size: int, free: Sequence[int], used: set[int]) -> list[int]:
@@ -165,18 +198,22 @@ def assign_blocks(
     """
     capacity = [node.num_bundles(bundle) for node in nodes]
     order = sorted(range(len(bundle_counts)), key=lambda i: (-bundle_counts[i], i))
-    largest = max(bundle_counts, default=0)
-    if largest > max(capacity, default=0):
-        raise ResourceInsufficientError(
-            f"{what} needs {bundle.times(largest)} on one node; "
-            f"{_describe(nodes)}; ask for fewer workers per node or add a larger node"
-        )
-    found = _assign([bundle_counts[i] for i in order], capacity)
+    fits_one = max(bundle_counts, default=0) <= max(capacity, default=0)
+    found = _assign([bundle_counts[i] for i in order], capacity) if fits_one else None
     if found is None:
-        per_node = ", ".join(bundle.times(count) for count in bundle_counts)
+        need = f"{bundle.times(sum(bundle_counts))} on one node"
+        if len(bundle_counts) > 1:
+            need = (
+                f"{bundle.times(sum(bundle_counts))} on {len(bundle_counts)} nodes "
+                f"({_per_node(bundle_counts, bundle)})"
+            )
+        remedy = (
+            "ask for fewer workers or add nodes"
+            if fits_one
+            else "ask for fewer workers per node or add a larger node"
+        )
         raise ResourceInsufficientError(
-            f"{what} needs {len(bundle_counts)} nodes' worth of workers ({per_node}), "
-            f"each on one node; {_describe(nodes)}; ask for fewer workers or add nodes"
+            f"{what} needs {need}; {_describe(nodes, bundle)}; {remedy}"
         )
     node_of = dict(zip(order, found, strict=True))
     return [node_of[i] for i in range(len(bundle_counts))]
@@ -205,25 +242,36 @@ def check_unified_placement(
         room, rule = sum(capacity), f"in {num_bundles} equal bundles"
     if num_bundles > room:
         raise ResourceInsufficientError(
-            f"{what} needs {bundle.times(num_bundles)} {rule}; {_describe(nodes)}; "
-            "ask for fewer workers or add nodes"
+            f"{what} needs {bundle.times(num_bundles)} {rule}; "
+            f"{_describe(nodes, bundle)}; ask for fewer workers or add nodes"
         )
 
 
-def _describe(nodes: Sequence[NodeCapacity]) -> str:
-    def amount(cpus: float, gpus: float) -> str:
-        return f"{shown_number(cpus)} CPUs and {shown_number(gpus)} GPUs"
+def _per_node(bundle_counts: Sequence[int], bundle: Bundle) -> str:
+    if len(set(bundle_counts)) == 1:
+        return f"{bundle.times(bundle_counts[0])} on each"
+    return ", ".join(bundle.times(count) for count in bundle_counts)
+
+
+def _describe(nodes: Sequence[NodeCapacity], bundle: Bundle) -> str:
+    """What the nodes have of what is counted here: CPUs, GPUs, and the bundle's own."""
+
+    def amount(chosen: Sequence[NodeCapacity]) -> str:
+        shown = [("CPU", "CPUs"), ("GPU", "GPUs")]
+        shown += [(name, name) for name in bundle.resources]
+        return _listed(
+            [
+                f"{shown_number(sum(node.has(name) for node in chosen))} {label}"
+                for name, label in shown
+            ]
+        )
 
     if not nodes:
         return "the cluster has no node"
     if len(nodes) == 1:
-        only = nodes[0]
-        return f"the cluster has {amount(only.num_cpus, only.num_gpus)} on 1 node"
-    total = amount(
-        sum(node.num_cpus for node in nodes), sum(node.num_gpus for node in nodes)
-    )
+        return f"the cluster has {amount(nodes)} on 1 node"
     most = max(nodes, key=lambda node: (node.num_gpus, node.num_cpus))
     return (
-        f"the cluster has {total} on {len(nodes)} nodes, at most "
-        f"{amount(most.num_cpus, most.num_gpus)} on one"
+        f"the cluster has {amount(nodes)} on {len(nodes)} nodes, at most "
+        f"{amount([most])} on one"
     )

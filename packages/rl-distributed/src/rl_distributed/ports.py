@@ -1,26 +1,54 @@
-"""Free TCP ports, none of them given out twice.
+"""Free TCP ports, none of them given out twice on a machine.
 
 A port that was found free can be taken by somebody else before its user binds it. Two
-things keep that rare: ports come from outside the range that the kernel uses for
-outgoing connections, and one process never hands out the same port of a machine twice.
+things keep that away: ports come from outside the range that the kernel uses for
+outgoing connections, and every port that is given out is noted in a file of the
+machine, under a lock, with the process that it is for. So no two programs of one user
+get the same port, whatever nodes of a Ray cluster they ask on. Programs of other users
+are kept apart by chance only: each search begins anywhere in the range.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import fcntl
+import json
+import os
 import random
 import socket
+import stat
+import tempfile
 import threading
-from collections.abc import Collection, Iterator
+import time
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
-from rl_distributed.errors import ConfigError, ResourceInsufficientError
+import psutil
 
-__all__ = ["PortAllocator", "default_port_range", "find_free_ports"]
+from rl_distributed.errors import (
+    ConfigError,
+    DeadlineExceededError,
+    ResourceInsufficientError,
+)
+
+__all__ = [
+    "PortAllocator",
+    "PortOwner",
+    "default_port_range",
+    "find_free_ports",
+    "reserve_ports",
+]
 
 _PREFERRED_RANGE = (20_000, 32_768)
 _FEWEST_PORTS = 1_000
 _EPHEMERAL_RANGE_FILE = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_BOOT_FILE = Path("/proc/sys/kernel/random/boot_id")
+# How long a port stays with a process of another machine, which cannot be looked at.
+_LEASE_S = 3_600.0
+_REGISTRY_DEADLINE_S = 20.0
 
 
 def _ephemeral_range() -> tuple[int, int]:
@@ -84,8 +112,164 @@ def find_free_ports(
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class PortOwner:
+    """The process that a port is for."""
+
+    machine: str
+    """Boot of the machine and process namespace that `pid` belongs to."""
+    pid: int
+    started: float
+    """When the process began; another one may get its number."""
+
+    @classmethod
+    def this_process(cls) -> PortOwner:
+        """The owner of ports that this process asks for."""
+        pid = os.getpid()
+        return cls(_machine(), pid, psutil.Process(pid).create_time())
+
+    def is_gone(self, noted_at: float, now: float) -> bool:
+        """Whether a port noted for it at `noted_at` may go to somebody else."""
+        if self.machine != _machine():
+            return now - noted_at > _LEASE_S
+        try:
+            return abs(psutil.Process(self.pid).create_time() - self.started) > 1.0
+        except psutil.NoSuchProcess:
+            return True
+
+
+@cache
+def _machine() -> str:
+    try:
+        boot = _BOOT_FILE.read_text(encoding="ascii").strip()
+        namespace = os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return socket.gethostname()
+    return f"{boot} {namespace}"
+
+
+def reserve_ports(
+    count: int,
+    low: int,
+    high: int,
+    owner: PortOwner | None = None,
+    exclude: Collection[int] = (),
+    *,
+    registry: Path | None = None,
+    deadline_s: float = _REGISTRY_DEADLINE_S,
+) -> list[int]:
+    """Find free ports of this machine that no other process was given, and note them.
+
+    Args:
+        count: how many.
+        low: first port of the range.
+        high: end (exclusive) of the range.
+        owner: for whom; its end frees the ports. None: this process.
+        exclude: ports that are not wanted.
+        registry: folder of the machine's notes; None: one of the user's own in the
+            folder for temporary files.
+        deadline_s: how long to wait for other processes that look for ports.
+
+    Raises:
+        ResourceInsufficientError: the range has fewer free ports.
+        DeadlineExceededError: other processes held the notes all the time.
+    """
+    owner = owner or PortOwner.this_process()
+    with _registry(registry, deadline_s) as notes_file:
+        now = time.time()
+        notes = _live_notes(_read_notes(notes_file), now)
+        taken = {note.port for note in notes}
+        ports = find_free_ports(count, low, high, taken.union(exclude))
+        notes += [_Note(port, owner, now) for port in ports]
+        _write_notes(notes_file, notes)
+    return ports
+
+
+@dataclass(frozen=True, slots=True)
+class _Note:
+    port: int
+    owner: PortOwner
+    noted_at: float
+
+
+@contextlib.contextmanager
+def _registry(folder: Path | None, deadline_s: float) -> Iterator[Path]:
+    """The file of the notes, which nobody else changes meanwhile."""
+    if folder is None:
+        folder = Path(tempfile.gettempdir()) / f"rl-ports-{os.getuid()}"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = folder.lstat()
+    if found.st_uid != os.getuid() or not stat.S_ISDIR(found.st_mode):
+        raise ConfigError(
+            f"{folder}, where ports are noted, is not a folder of this user; have it "
+            "removed, or set TMPDIR to a folder of your own"
+        )
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    lock = os.open(folder / "lock", flags, stat.S_IRUSR | stat.S_IWUSR)
+    try:
+        _take_lock(lock, folder, deadline_s)
+        try:
+            yield folder / "ports.json"
+        finally:
+            # Closing alone would not do where the process was forked meanwhile.
+            fcntl.flock(lock, fcntl.LOCK_UN)
+    finally:
+        os.close(lock)
+
+
+def _take_lock(lock: int, folder: Path, deadline_s: float) -> None:
+    end = time.monotonic() + deadline_s
+    pause = threading.Event()
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() > end:
+                raise DeadlineExceededError(
+                    f"the notes of ports in {folder} were held by other processes for "
+                    f"{deadline_s:g} s; end one that is stopped while it holds them"
+                ) from None
+            pause.wait(0.005)
+
+
+def _read_notes(file: Path) -> list[_Note]:
+    try:
+        rows = json.loads(file.read_bytes())
+        return [
+            _Note(int(port), PortOwner(str(machine), int(pid), float(start)), float(at))
+            for port, machine, pid, start, at in rows
+        ]
+    except (FileNotFoundError, TypeError, ValueError):
+        # None yet, or not ours. What is in use is still found by binding.
+        return []
+
+
+def _write_notes(file: Path, notes: Sequence[_Note]) -> None:
+    rows = [
+        [n.port, n.owner.machine, n.owner.pid, n.owner.started, n.noted_at]
+        for n in notes
+    ]
+    part = file.with_name("ports.part")
+    part.write_text(json.dumps(rows), encoding="ascii")
+    part.replace(file)
+
+
+def _live_notes(notes: Sequence[_Note], now: float) -> list[_Note]:
+    @cache
+    def is_gone(owner: PortOwner, noted_at: float) -> bool:
+        return owner.is_gone(noted_at, now)
+
+    def is_live(note: _Note) -> bool:
+        # The age matters only for processes that cannot be looked at.
+        is_here = note.owner.machine == _machine()
+        return not is_gone(note.owner, 0.0 if is_here else note.noted_at)
+
+    return [note for note in notes if is_live(note)]
+
+
 class PortAllocator:
-    """Remembers what was given out, for every machine that this process asks about."""
+    """Gives out ports of a range, and remembers them for every machine."""
 
     _given: dict[str, set[int]] = {}  # noqa: RUF012 - one memory for the whole process
     _lock = threading.Lock()
@@ -112,10 +296,10 @@ class PortAllocator:
             return frozenset(self._given.get(machine, ()))
 
     def allocate(self, machine: str, count: int = 1) -> list[int]:
-        """Find `count` new ports on this machine, known under the name `machine`."""
+        """Reserve `count` new ports on this machine, known under the name `machine`."""
         with self._lock:
             taken = self._given.setdefault(machine, set())
-            ports = find_free_ports(count, self.low, self.high, taken)
+            ports = reserve_ports(count, self.low, self.high, exclude=taken)
             taken.update(ports)
             return ports
 

@@ -1,41 +1,69 @@
 """Starting a local Ray cluster, or attaching to one.
 
 A cluster that this process starts listens on the loopback interface only, has token
-authentication on and no dashboard, and ends with the process. Nothing of the caller's
-environment is handed to workers on other machines.
+authentication on and no dashboard, and ends with the process; TLS is one option more.
+Nothing of the caller's environment is handed to workers on other machines.
 """
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
-import socket
 import threading
 import time
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
 import psutil
 import ray
-from ray._private import ray_constants
-from ray._private import worker as ray_worker
+from ray._private import auto_init_hook, ray_constants
 
+from rl_distributed.audit import audit, audited
 from rl_distributed.errors import (
     ConfigError,
     DeadlineExceededError,
     DistributedError,
+    SecurityError,
     UserError,
 )
+from rl_distributed.interrupts import deferred_signals
+from rl_distributed.logging import restore_named_levels
 from rl_distributed.placement import NodeCapacity
+from rl_distributed.ray_attach import (
+    ClusterAddress,
+    NotThereYetError,
+    check_joinable,
+    check_reachable,
+    find_local_cluster,
+)
+from rl_distributed.ray_output import route_ray_output
+from rl_distributed.security import (
+    TlsFiles,
+    check_certificates,
+    keep_token_authentication,
+    temporary_certificates,
+    tls_in_use,
+    tls_undone_on_failure,
+    use_tls,
+)
+from rl_distributed.topology import (
+    NVLINK_DOMAIN_LABEL,
+    NVLINK_DOMAIN_VARIABLE,
+    nvlink_domain_of,
+)
 
-__all__ = ["init_ray", "live_nodes"]
+__all__ = ["init_ray", "live_nodes", "shutdown_ray", "wait_for_nodes"]
 
 logger = logging.getLogger(__name__)
 
 _LOOPBACK = "127.0.0.1"
 _lock = threading.RLock()
+# What the end of this process means for the cluster it is in, for the audit log.
+_END_ACTIONS = {True: "cluster.stop", False: "cluster.leave"}
+_end_notes: list[Callable[[], None]] = []
 
 
 def init_ray(
@@ -46,6 +74,7 @@ def init_ray(
     log_level: int | str = "ERROR",
     log_to_driver: bool = False,
     object_store_bytes: int | None = None,
+    tls: bool | TlsFiles = False,
     deadline_s: float = 60.0,
 ) -> bool:
     """Start a local Ray cluster, or attach to a running one.
@@ -62,40 +91,105 @@ def init_ray(
         log_level: how much Ray itself logs in this process.
         log_to_driver: whether the output of workers is copied to this process.
         object_store_bytes: size of the shared-memory store of the new cluster.
+        tls: encrypt what Ray's processes send to each other. True: with certificates
+            made for a new cluster; `TlsFiles`: with these, which a running cluster
+            needs; False: if the variable `RAY_USE_TLS` says so.
         deadline_s: how long the cluster may take to answer.
 
     Returns:
         True if a cluster was started, False if one was there already.
 
     Raises:
-        UserError: nothing can be reached at the address, or the token is refused.
+        UserError: nothing can be reached at the address, or it cannot be joined.
+        SecurityError: the token or a certificate is refused, or only one side uses TLS.
         DeadlineExceededError: the cluster does not answer in time.
     """
     if deadline_s <= 0:
         raise ConfigError(f"deadline_s must be positive: got {deadline_s}")
     with _lock:
         if ray.is_initialized():
+            _check_tls_is_on(tls)
             return False
         end = time.monotonic() + deadline_s
+        # A call that comes after the end of a cluster would start another one, unasked
+        # and open to the network.
+        auto_init_hook.enable_auto_connect = False
         address = address or os.environ.get("RAY_ADDRESS") or "local"
+        is_new = address == "local"
+        if not is_new and (num_cpus is not None or num_gpus is not None):
+            raise ConfigError(
+                "num_cpus and num_gpus describe a new cluster and cannot be given "
+                f"with the address of a running one: got address {address!r}"
+            )
         if not log_to_driver:
-            _route_ray_output()
+            route_ray_output()
         common: dict[str, Any] = {
-            "address": address,
             "logging_level": log_level,
             "log_to_driver": log_to_driver,
         }
-        if address == "local":
-            _start_local(common, num_cpus, num_gpus, object_store_bytes, end)
-        else:
-            if num_cpus is not None or num_gpus is not None:
-                raise ConfigError(
-                    "num_cpus and num_gpus describe a new cluster and cannot be given "
-                    f"with the address of a running one: got address {address!r}"
-                )
-            _attach(common, address, deadline_s)
-        _wait_for_a_node(address, end, deadline_s)
-    return address == "local"
+        action = "cluster.start" if is_new else "cluster.attach"
+        with audited(action, address), tls_undone_on_failure():
+            _set_up_tls(tls, is_new)
+            keep_token_authentication(attach=not is_new)
+            if is_new:
+                _start_local(common, num_cpus, num_gpus, object_store_bytes, end)
+            else:
+                _attach(common, address, deadline_s)
+            _wait_for_a_node(address, end, deadline_s)
+        _note_end_at_exit(_END_ACTIONS[is_new], address)
+        restore_named_levels()
+    return is_new
+
+
+def shutdown_ray() -> None:
+    """Leave the Ray cluster; one that this process has started ends.
+
+    May be called more than once. The end of the process does the same.
+    """
+    with _lock:
+        for note in list(_end_notes):
+            note()
+        ray.shutdown()
+
+
+def _note_end_at_exit(action: str, address: str) -> None:
+    """Have the audit log tell of the end, if Ray is still up then."""
+
+    def note() -> None:
+        atexit.unregister(note)
+        _end_notes.remove(note)
+        if ray.is_initialized():
+            audit(action, address)
+
+    # Those of a cluster that was left by `ray.shutdown` itself count no more.
+    for old in _end_notes:
+        atexit.unregister(old)
+    _end_notes[:] = [note]
+    atexit.register(note)
+
+
+def _check_tls_is_on(tls: bool | TlsFiles) -> None:
+    if tls and tls_in_use() is None:
+        raise SecurityError(
+            "Ray is up without TLS, and cannot change to it; pass tls= to the first "
+            "init_ray of the program, or call ray.shutdown() before this one"
+        )
+
+
+def _set_up_tls(tls: bool | TlsFiles, is_new: bool) -> None:
+    present = tls_in_use()
+    if isinstance(tls, TlsFiles):
+        check_certificates(tls, hosts=[_LOOPBACK] if is_new else ())
+        use_tls(tls)
+    elif present is not None:
+        check_certificates(present, hosts=[_LOOPBACK] if is_new else ())
+    elif tls and is_new:
+        use_tls(temporary_certificates())
+    elif tls:
+        raise SecurityError(
+            "tls=True makes certificates for a new cluster; to join a running one pass "
+            "tls=TlsFiles(...) with a certificate that its authority has signed"
+        )
 
 
 def live_nodes() -> list[NodeCapacity]:
@@ -103,12 +197,55 @@ def live_nodes() -> list[NodeCapacity]:
     own = ray.get_runtime_context().get_node_id()
     nodes = [
         NodeCapacity.from_resources(
-            node["NodeID"], node["NodeManagerAddress"], node["Resources"]
+            node["NodeID"],
+            node["NodeManagerAddress"],
+            node["Resources"],
+            nvlink_domain_of(node.get("Labels")),
         )
         for node in ray.nodes()
         if node["Alive"]
     ]
     return sorted(nodes, key=lambda node: (node.node_id != own, node.node_id))
+
+
+def wait_for_nodes(
+    num_nodes: int, *, address: str | None = None, deadline_s: float = 300.0
+) -> None:
+    """Attach to a cluster that is just being started, when all its nodes are there.
+
+    Args:
+        num_nodes: how many nodes there must be.
+        address: of the head; None: `RAY_ADDRESS`.
+        deadline_s: how long the head and all nodes together may take.
+
+    Raises:
+        DeadlineExceededError: fewer nodes are there at the end; the message says how
+            many, and the last reason.
+        UserError: the cluster cannot be joined, however long one waits.
+    """
+    end = time.monotonic() + deadline_s
+    address = address or os.environ.get("RAY_ADDRESS")
+    if not address or address == "local":
+        raise ConfigError(
+            "wait_for_nodes needs the address of the head, as an argument or in "
+            f"RAY_ADDRESS: got {address!r}"
+        )
+    pause = threading.Event()
+    count, reason = 0, ""
+    while count < num_nodes:
+        left = end - time.monotonic()
+        if left <= 0:
+            raise DeadlineExceededError(
+                f"{count} of {num_nodes} nodes have joined the Ray cluster at "
+                f"{address!r} after {deadline_s:g} s{reason}"
+            )
+        try:
+            init_ray(address=address, deadline_s=left)
+            count = len(live_nodes())
+        except NotThereYetError as error:
+            reason = f"; {error}"
+        if count < num_nodes:
+            pause.wait(min(0.2, left))
 
 
 def _start_local(
@@ -120,12 +257,15 @@ def _start_local(
 ) -> None:
     if num_cpus is not None and num_cpus < 1:
         raise ConfigError(f"num_cpus must be at least 1: got {num_cpus}")
+    domain = os.environ.get(NVLINK_DOMAIN_VARIABLE, "")
     while True:
         before = set(_ray_children())
         try:
-            with _on_loopback():
+            with deferred_signals(), _on_loopback():
                 ray.init(
                     **common,
+                    address="local",
+                    labels={NVLINK_DOMAIN_LABEL: domain} if domain else None,
                     num_cpus=num_cpus,
                     num_gpus=num_gpus,
                     include_dashboard=False,
@@ -187,33 +327,24 @@ def _on_loopback() -> Iterator[None]:
 
 
 def _attach(common: Mapping[str, Any], address: str, deadline_s: float) -> None:
-    _check_reachable(address, deadline_s)
+    place = ClusterAddress.parse(find_local_cluster() if address == "auto" else address)
+    if address.startswith("ray://"):
+        check_reachable(place, deadline_s)
+        target = address
+    else:
+        check_joinable(place, deadline_s)
+        target = str(place)
+    # Otherwise Ray puts the machine's own address in the place of a loopback one, where
+    # a cluster that listens on loopback only is never found.
+    where = _on_loopback() if place.is_loopback else nullcontext()
     try:
-        ray.init(**common)
+        with where:
+            ray.init(**common, address=target)
     except (TimeoutError, ConnectionError, RuntimeError, ValueError, OSError) as error:
         raise UserError(
             f"cannot join the Ray cluster at {address!r}: {error}; check the address, "
             "that Ray has the same version there, and the token (RAY_AUTH_MODE=token "
             "with RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH)"
-        ) from error
-
-
-def _check_reachable(address: str, deadline_s: float) -> None:
-    """Fail at once where nobody listens; Ray itself would try for a minute."""
-    plain = address.removeprefix("ray://")
-    host, separator, port = plain.rpartition(":")
-    if address == "auto":
-        return
-    if not separator or not port.isdigit():
-        raise ConfigError(
-            f"address must be 'host:port', 'auto' or 'local': got {address!r}"
-        )
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), deadline_s).close()
-    except OSError as error:
-        raise UserError(
-            f"nothing answers at the Ray address {address!r} ({error}); check that "
-            "the cluster runs, or leave the address out to start a local one"
         ) from error
 
 
@@ -226,31 +357,3 @@ def _wait_for_a_node(address: str, end: float, deadline_s: float) -> None:
                 f"the Ray cluster ({address}) has no live node after {deadline_s:g} s"
             )
         pause.wait(0.05)
-
-
-def _route_ray_output() -> None:
-    """Send what Ray tells about workers to our log instead of the standard streams.
-
-    Ray prints what the raylet reports (a dead worker, for instance) even when it is
-    told not to copy worker output, and logs the failure of every call that nobody
-    asked about, as the second of two workers that failed alike. Both would stand
-    between a program's own lines.
-    """
-
-    def to_log(data: Mapping[str, Any], ignore_prefix: bool = False) -> None:
-        del ignore_prefix
-        for line in data.get("lines", ()):
-            logger.debug("ray (%s): %s", data.get("pid", "?"), line)
-
-    if hasattr(ray_worker, "print_to_stdstream"):
-        ray_worker.print_to_stdstream = to_log
-    ray_logger = logging.getLogger(ray_worker.__name__)
-    if _demote_unhandled not in ray_logger.filters:
-        ray_logger.addFilter(_demote_unhandled)
-
-
-def _demote_unhandled(record: logging.LogRecord) -> bool:
-    if not str(record.msg).startswith("Unhandled error"):
-        return True
-    logger.debug("ray: %s", record.getMessage())
-    return False

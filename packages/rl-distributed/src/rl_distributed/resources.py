@@ -6,8 +6,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from types import TracebackType
 from typing import Literal
@@ -16,10 +17,17 @@ from pydantic import Field
 
 from rl_distributed.config import Config
 from rl_distributed.errors import ConfigError, ResourceInsufficientError
-from rl_distributed.placement import Bundle, NodeCapacity, assign_blocks
+from rl_distributed.placement import (
+    Bundle,
+    NodeCapacity,
+    assign_blocks,
+    check_unified_placement,
+)
 from rl_distributed.ray_start import init_ray, live_nodes
+from rl_distributed.reservation import PlacementStrategy
+from rl_distributed.security import TlsFiles
 from rl_distributed.suggestion import did_you_mean
-from rl_distributed.virtual_cluster import PlacementStrategy, RayVirtualCluster
+from rl_distributed.virtual_cluster import RayVirtualCluster
 
 __all__ = [
     "ClusterPlan",
@@ -28,6 +36,8 @@ __all__ = [
     "ResourceManager",
     "plan_clusters",
 ]
+
+logger = logging.getLogger(__name__)
 
 
 class GroupRequest(Config):
@@ -39,6 +49,11 @@ class GroupRequest(Config):
     """Workers of the group on each node."""
     use_gpus: bool | None = None
     """Whether each worker has a GPU; None: if the Ray cluster has any."""
+    unified: bool = False
+    """One placement group over all its nodes, for engines that start their own Ray
+    workers and for tied groups that span nodes."""
+    bundle_resources: dict[str, float] = Field(default_factory=dict)
+    """Further Ray resources of each worker, by name."""
 
 
 class ResourceConfig(Config):
@@ -55,6 +70,10 @@ class ResourceConfig(Config):
     """How one placement group over all nodes is laid out, where one is asked for."""
     placement_deadline_s: float = Field(default=60.0, gt=0)
     """How long to wait for resources that somebody else still holds."""
+    start_deadline_s: float = Field(default=60.0, gt=0)
+    """How long Ray may take to start or to answer, where it is not up."""
+    tls: bool | TlsFiles = False
+    """As for `init_ray`, where Ray is not up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +84,10 @@ class ClusterPlan:
     bundle_ct_per_node_list: tuple[int, ...]
     use_gpus: bool
     groups: tuple[str, ...]
+    unified: bool = False
+    """Whether one placement group holds the bundles of all nodes."""
+    resources: Mapping[str, float] = field(default_factory=dict, hash=False)
+    """Further resources of each bundle."""
 
     @property
     def max_colocated_worker_groups(self) -> int:
@@ -75,8 +98,19 @@ class ClusterPlan:
     def bundle(self) -> Bundle:
         """What one bundle takes of its node."""
         if self.use_gpus:
-            return Bundle(float(self.max_colocated_worker_groups), 1.0)
-        return Bundle(1.0)
+            cpus = float(self.max_colocated_worker_groups)
+            return Bundle(cpus, 1.0, self.resources)
+        return Bundle(1.0, 0.0, self.resources)
+
+    def describe(self) -> str:
+        """One line for people: what it takes, and who is on it."""
+        counts = self.bundle_ct_per_node_list
+        where = "1 node" if len(counts) == 1 else f"{len(counts)} nodes"
+        shared = " in turn" if len(self.groups) > 1 else ""
+        return (
+            f"{self.bundle.times(sum(counts))} on {where} for "
+            f"{', '.join(self.groups)}{shared}"
+        )
 
 
 def plan_clusters(
@@ -152,6 +186,16 @@ def _mismatch(
                 f"{first!r} spans {one.num_nodes} nodes and {second!r} "
                 f"{other.num_nodes}"
             )
+        if one.unified != other.unified:
+            return (
+                f"one of {first!r} and {second!r} wants one placement group over all "
+                "nodes (unified) and the other does not"
+            )
+        if one.bundle_resources != other.bundle_resources:
+            return (
+                f"{first!r} wants {one.bundle_resources or 'no further resources'} and "
+                f"{second!r} {other.bundle_resources or 'none'}"
+            )
     return ""
 
 
@@ -178,7 +222,17 @@ def _plan(
         (per_node,) * requests[0].num_nodes,
         _gpus_of(requests[0], nodes),
         tuple(names),
+        requests[0].unified,
+        requests[0].bundle_resources,
     )
+
+
+def _blocks(plan: ClusterPlan, strategy: PlacementStrategy) -> tuple[int, ...]:
+    """How many bundles must lie together, each as Ray will place them."""
+    total = sum(plan.bundle_ct_per_node_list)
+    if not plan.unified:
+        return plan.bundle_ct_per_node_list
+    return (total,) if strategy == "STRICT_PACK" else (1,) * total
 
 
 def _fitted(
@@ -190,14 +244,15 @@ def _fitted(
     left = list(nodes)
     # GPU clusters first: what has no GPU fits beside them, not the other way round.
     for plan in sorted(plans, key=lambda plan: not plan.use_gpus):
-        chosen = assign_blocks(
-            plan.bundle_ct_per_node_list,
-            plan.bundle,
-            left,
-            what=f"cluster {plan.name!r}"
-            + (", beside the others," if left != nodes else ""),
-        )
-        for count, node in zip(plan.bundle_ct_per_node_list, chosen, strict=True):
+        beside = ", beside the others," if left != nodes else ""
+        what = f"cluster {plan.name!r}{beside}"
+        strategy = config.placement_group_strategy
+        if plan.unified:
+            total = sum(plan.bundle_ct_per_node_list)
+            check_unified_placement(total, plan.bundle, left, strategy, what=what)
+        blocks = _blocks(plan, strategy)
+        chosen = assign_blocks(blocks, plan.bundle, left, what=what)
+        for count, node in zip(blocks, chosen, strict=True):
             left[node] = left[node].without(plan.bundle, count)
     return plans
 
@@ -219,9 +274,11 @@ class ResourceManager:
             config = ResourceConfig(groups=dict(config))
         self.config = config
         if nodes is None:
-            init_ray()
+            init_ray(tls=config.tls, deadline_s=config.start_deadline_s)
             nodes = live_nodes()
         self.plans = plan_clusters(config, nodes)
+        for plan in self.plans:
+            logger.info("cluster %r: %s", plan.name, plan.describe())
         self._clusters: dict[str, RayVirtualCluster] = {}
 
     def plan_for(self, group: str) -> ClusterPlan:
@@ -246,6 +303,9 @@ class ResourceManager:
                 name=plan.name,
                 placement_group_strategy=self.config.placement_group_strategy,
                 deadline_s=self.config.placement_deadline_s,
+                unified=plan.unified,
+                bundle_resources=plan.resources,
+                tls=self.config.tls,
             )
         return self._clusters[plan.name]
 

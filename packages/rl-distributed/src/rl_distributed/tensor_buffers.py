@@ -7,13 +7,24 @@ copied several times.
 
 from __future__ import annotations
 
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-__all__ = ["EncodedRagged", "EncodedTensor", "decode", "encode"]
+__all__ = [
+    "EncodedList",
+    "EncodedTensor",
+    "carried",
+    "decode",
+    "encode",
+    "own_memory",
+]
 
 # Types that numpy lacks travel as integers of the same size, bit by bit.
 _CARRIERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -30,74 +41,210 @@ _NUMPY_HAS = frozenset(
 )
 
 
+class _Leaf:
+    """Stands in a list for a tensor; all of them are the same object."""
+
+    def __reduce__(self) -> str:
+        return "_LEAF"
+
+
+_LEAF = _Leaf()
+
+
 @dataclass(frozen=True)
 class EncodedTensor:
     """A dense tensor as an array, and the name of its dtype."""
 
-    array: np.ndarray[Any, Any]
+    array: NDArray[Any]
     dtype: str
 
 
 @dataclass(frozen=True)
-class EncodedRagged:
-    """A list of 1-D tensors of one dtype: all their items in a row, and their sizes."""
+class EncodedList:
+    """A list with tensors at any depth of its lists, tuples and dicts.
 
-    flat: EncodedTensor
-    sizes: np.ndarray[Any, Any]
+    The items of all tensors of one dtype lie in a row, so a list of many small tensors
+    is a few buffers.
+    """
+
+    skeleton: Any
+    """The list with a placeholder for each tensor; its length if it holds only them."""
+    flats: tuple[EncodedTensor, ...]
+    """One row of items per dtype."""
+    kinds: NDArray[np.uint8]
+    """For each tensor, in the order of the skeleton: its place in `flats`."""
+    ranks: NDArray[np.uint8]
+    """For each tensor: its number of dimensions."""
+    sizes: NDArray[np.int64]
+    """The sizes of all dimensions of all tensors."""
 
 
 def encode(column: Any) -> Any:
     """A column in a form whose numbers pickle out of band; other values unchanged.
 
-    Only values travel: gradients, devices and memory layout do not.
+    Only values travel: gradients, devices and memory layout do not. A tensor that is
+    not dense (sparse, quantized, without data) is left to torch's own pickling.
     """
     if isinstance(column, torch.Tensor):
-        dense = column.layout == torch.strided and not column.is_meta
-        return _encode_tensor(column) if dense and not column.is_quantized else column
-    if isinstance(column, list) and _is_ragged(column):
-        sizes = np.array([item.numel() for item in column], dtype=np.int64)
-        return EncodedRagged(_encode_tensor(torch.cat(column)), sizes)
+        return _encode_tensor(column) if _is_dense(column) else column
+    if isinstance(column, list):
+        return _encode_list(column)
     return column
 
 
 def decode(value: Any) -> Any:
     """The column that `encode` made `value` from.
 
-    Tensors share the memory of the pickled buffer. Where that is read-only, as in
-    Ray's object store, they must not be written to in place; clone them first.
+    Tensors share the memory of the pickled buffer. In Ray's object store that memory
+    is mapped into every reader, and for torch it looks writable: what one writes in
+    place, the others read. `own_memory` copies before a write.
     """
     if isinstance(value, EncodedTensor):
         return _decode_tensor(value)
-    if isinstance(value, EncodedRagged):
-        return list(torch.split(_decode_tensor(value.flat), value.sizes.tolist()))
+    if isinstance(value, EncodedList):
+        return _decode_list(value)
     return value
 
 
-def _is_ragged(column: list[Any]) -> bool:
-    if not column or not isinstance(column[0], torch.Tensor):
-        return False
-    dtype = column[0].dtype
-    return all(
-        isinstance(item, torch.Tensor)
-        and item.ndim == 1
-        and item.dtype == dtype
-        and item.layout == torch.strided
-        and item.device.type == "cpu"
-        for item in column
+def own_memory(value: Any) -> Any:
+    """`value` with a copy of each tensor whose memory torch has not allocated itself.
+
+    Lists, tuples and dicts are searched at any depth and rebuilt where they hold such
+    a tensor.
+    """
+    if isinstance(value, torch.Tensor):
+        return value.clone() if _is_borrowed(value) else value
+    if not isinstance(value, list) or not any(map(_is_borrowed, _leaves(value))):
+        return value
+    return _rebuilt(value, own_memory)
+
+
+def carried(tensor: torch.Tensor) -> torch.Tensor:
+    """The values of a dense tensor as a type that numpy has, bit by bit.
+
+    Types that numpy lacks (bfloat16, the 8-bit floats, ...) become integers of the same
+    size. The result is a view where that is possible.
+    """
+    plain = tensor.detach().resolve_conj().resolve_neg()
+    if plain.dtype in _NUMPY_HAS:
+        return plain
+    return plain.view(_CARRIERS[plain.element_size()])
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    return (
+        tensor.layout == torch.strided
+        and not tensor.is_meta
+        and not tensor.is_quantized
     )
 
 
+def _is_borrowed(value: Any) -> bool:
+    # torch can resize the memory that it has allocated, and no other.
+    return (
+        isinstance(value, torch.Tensor)
+        and value.device.type == "cpu"
+        and _is_dense(value)
+        and not value.untyped_storage().resizable()
+    )
+
+
+def _children(value: Any) -> Iterable[Any] | None:
+    """The items of a plain container; other types may mean something else by them."""
+    if type(value) is dict:
+        return value.values()
+    return value if type(value) in (list, tuple) else None
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    """All values in nested containers that are no container themselves."""
+    for item in _children(value) or ():
+        if _children(item) is None:
+            yield item
+        else:
+            yield from _leaves(item)
+
+
+def _rebuilt(value: Any, change: Callable[[Any], Any]) -> Any:
+    """Nested containers with each leaf changed."""
+    if type(value) is dict:
+        return {key: _rebuilt(item, change) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_rebuilt(item, change) for item in value)
+    return change(value)
+
+
+def _is_leaf(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and _is_dense(value)
+
+
+def _encode_list(column: list[Any]) -> Any:
+    tensors = [item for item in _leaves(column) if _is_leaf(item)]
+    if not tensors:
+        return column
+    dtypes = list(dict.fromkeys(tensor.dtype for tensor in tensors))
+    places = {dtype: place for place, dtype in enumerate(dtypes)}
+    kinds = np.array([places[tensor.dtype] for tensor in tensors], dtype=np.uint8)
+    only = len(tensors) == len(column) and all(map(_is_leaf, column))
+    return EncodedList(
+        len(column)
+        if only
+        else _rebuilt(column, lambda item: _LEAF if _is_leaf(item) else item),
+        tuple(_encode_row(tensors, dtype) for dtype in dtypes),
+        kinds,
+        np.array([tensor.ndim for tensor in tensors], dtype=np.uint8),
+        np.array([size for tensor in tensors for size in tensor.shape], dtype=np.int64),
+    )
+
+
+def _encode_row(tensors: list[torch.Tensor], dtype: torch.dtype) -> EncodedTensor:
+    """The items of all tensors of one dtype in a row."""
+    own = [tensor for tensor in tensors if tensor.dtype == dtype]
+    if dtype not in _NUMPY_HAS and dtype != torch.bfloat16:  # torch cannot join them
+        own = [carried(tensor) for tensor in own]
+    flat = [tensor if tensor.ndim == 1 else tensor.reshape(-1) for tensor in own]
+    row = torch.cat([tensor.cpu() for tensor in flat])
+    return EncodedTensor(carried(row).numpy(), _name(dtype))
+
+
+def _decode_list(value: EncodedList) -> list[Any]:
+    if (value.ranks == 1).all():
+        shapes, counts = None, value.sizes
+    else:
+        sizes = iter(value.sizes.tolist())
+        shapes = [tuple(itertools.islice(sizes, rank)) for rank in value.ranks.tolist()]
+        counts = np.array(list(map(math.prod, shapes)), dtype=np.int64)
+    parts = [
+        iter(torch.split(_decode_tensor(row), counts[value.kinds == kind].tolist()))
+        for kind, row in enumerate(value.flats)
+    ]
+    tensors = [next(parts[kind]) for kind in value.kinds.tolist()]
+    if shapes is not None:
+        pairs = zip(tensors, shapes, strict=True)
+        tensors = [tensor.view(shape) for tensor, shape in pairs]
+    if isinstance(value.skeleton, int):
+        return tensors
+    following = iter(tensors)
+    restored: list[Any] = _rebuilt(
+        value.skeleton, lambda item: next(following) if item is _LEAF else item
+    )
+    return restored
+
+
 def _encode_tensor(tensor: torch.Tensor) -> EncodedTensor:
-    plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
-    if plain.dtype not in _NUMPY_HAS:
-        plain = plain.view(_CARRIERS[plain.element_size()])
-    return EncodedTensor(plain.numpy(), str(tensor.dtype).removeprefix("torch."))
+    plain = carried(tensor).cpu().contiguous()
+    return EncodedTensor(plain.numpy(), _name(tensor.dtype))
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _decode_tensor(value: EncodedTensor) -> torch.Tensor:
     dtype: torch.dtype = getattr(torch, value.dtype)
     if value.array.size == 0:
-        return torch.empty(value.array.shape, dtype=dtype)
+        carrier = dtype if dtype in _NUMPY_HAS else _CARRIERS[dtype.itemsize]
+        return torch.empty(value.array.shape, dtype=carrier).view(dtype)
     array = value.array
     if not array.flags.writeable:
         array = np.asarray(_SharedMemory(array))
@@ -112,7 +259,7 @@ class _SharedMemory:
     marked so. The promise not to write is in the docstring of `decode` instead.
     """
 
-    def __init__(self, array: np.ndarray[Any, Any]) -> None:
+    def __init__(self, array: NDArray[Any]) -> None:
         self._array = array  # keeps the buffer alive
         interface = dict(array.__array_interface__)
         interface["data"] = (interface["data"][0], False)

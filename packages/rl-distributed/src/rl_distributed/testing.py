@@ -1,4 +1,4 @@
-"""Local Ray clusters for tests."""
+"""Local Ray clusters for tests, and checks of what others implement."""
 
 from __future__ import annotations
 
@@ -7,9 +7,17 @@ from contextlib import contextmanager
 
 import ray
 
+from rl_distributed.metrics.contract import SinkContractError, check_metric_sink
 from rl_distributed.ray_start import init_ray
+from rl_distributed.transfer.contract import TransferContractError, check_transfer
 
-__all__ = ["local_ray"]
+__all__ = [
+    "SinkContractError",
+    "TransferContractError",
+    "check_metric_sink",
+    "check_transfer",
+    "local_ray",
+]
 
 
 @contextmanager

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import math
+import os
+import socket
 import statistics
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from rl_distributed.errors import ConfigError
+from rl_distributed.logging import current_log_context
+from rl_distributed.tracing import Span, export_chrome_trace
 
 __all__ = ["Marker", "TimeoutChecker", "Timer", "convert_to_seconds"]
 
@@ -40,6 +46,19 @@ def _reduction(op: str) -> Callable[[list[float]], float]:
         ) from None
 
 
+# The newest spans that a timer keeps for a trace, some 20 MB.
+_MOST_SPANS = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """A span that runs."""
+
+    clock_s: float
+    thread_id: int
+    thread_name: str
+
+
 @dataclass(frozen=True, slots=True)
 class Marker:
     """A moment on the timeline of a timer."""
@@ -57,7 +76,8 @@ class Timer:
 
     A label may be measured many times; labels with a slash group in the sinks
     (`step/forward`). All methods may be called from any thread; a span that is open
-    under one label is one span, whichever thread opened it.
+    under one label is one span, whichever thread opened it. `export_chrome_trace`
+    shows them on a timeline, those of other processes included.
 
     Args:
         context: Fields that every marker carries, such as the name of a worker.
@@ -73,7 +93,10 @@ class Timer:
         self._context = dict(context or {})
         self._clock = clock
         self._lock = threading.Lock()
-        self._running: dict[str, float] = {}
+        self._running: dict[str, _Opened] = {}
+        self._spans: deque[tuple[str, _Opened, float]] = deque(maxlen=_MOST_SPANS)
+        # Between the clock and the wall clock, by which traces are merged.
+        self._epoch_ns = time.time_ns() - round(clock() * 1e9)
         self._elapsed: dict[str, list[float]] = {}
         self._markers: list[Marker] = []
 
@@ -86,7 +109,10 @@ class Timer:
         with self._lock:
             if label in self._running:
                 raise ValueError(f"timer: {label!r} is running already; stop it first")
-            self._running[label] = self._clock()
+            thread = threading.current_thread()
+            self._running[label] = _Opened(
+                self._clock(), threading.get_native_id(), thread.name
+            )
 
     def stop(self, label: str) -> float:
         """Close a span and return its seconds.
@@ -102,7 +128,9 @@ class Timer:
                     f"timer: {label!r} is not running (running: {running}); "
                     "start it first"
                 )
-            elapsed = now - self._running.pop(label)
+            opened = self._running.pop(label)
+            elapsed = now - opened.clock_s
+            self._spans.append((label, opened, now))
             self._elapsed.setdefault(label, []).append(elapsed)
         return elapsed
 
@@ -136,6 +164,60 @@ class Timer:
         """Return the moments noted so far, oldest first."""
         with self._lock:
             return list(self._markers)
+
+    def get_spans(self) -> list[Span]:
+        """Return closed spans and markers for a trace, as records that can be pickled.
+
+        The newest 100,000 spans since the last `reset` are there. What `record` added
+        has no place on the timeline and is left out.
+        """
+        with self._lock:
+            spans, markers = list(self._spans), list(self._markers)
+        who = _who_this_is()
+        found = [
+            Span(
+                label,
+                self._to_epoch_ns(opened.clock_s),
+                self._to_epoch_ns(end_s) - self._to_epoch_ns(opened.clock_s),
+                thread_id=opened.thread_id,
+                thread_name=opened.thread_name,
+                metadata=self._context,
+                **who,
+            )
+            for label, opened, end_s in spans
+        ]
+        found += [
+            Span(
+                marker.label,
+                round(marker.time_s * 1e9),
+                None,
+                thread_name="markers",
+                metadata=marker.metadata,
+                **who,
+            )
+            for marker in markers
+        ]
+        return found
+
+    def export_chrome_trace(
+        self, path: str | os.PathLike[str], others: Iterable[Span] = ()
+    ) -> Path:
+        """Write the spans to a file that `chrome://tracing` and Perfetto open.
+
+        Args:
+            path: The file; it is replaced as a whole.
+            others: Spans of other timers, such as those of workers.
+
+        Returns:
+            The path of the file.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        return export_chrome_trace(path, [*self.get_spans(), *others])
+
+    def _to_epoch_ns(self, clock_s: float) -> int:
+        return round(clock_s * 1e9) + self._epoch_ns
 
     def get_elapsed(self, label: str) -> list[float]:
         """Return the seconds of every closed span of a label.
@@ -201,9 +283,24 @@ class Timer:
                 self._running.clear()
                 self._elapsed.clear()
                 self._markers.clear()
+                self._spans.clear()
             else:
                 self._running.pop(label, None)
                 self._elapsed.pop(label, None)
+                kept = [span for span in self._spans if span[0] != label]
+                self._spans = deque(kept, maxlen=_MOST_SPANS)
+
+
+def _who_this_is() -> dict[str, Any]:
+    """Return the fields of a span that name this process."""
+    context = current_log_context()
+    actor, rank = context.get("actor"), context.get("rank")
+    name = "driver" if actor is None else str(actor)
+    return {
+        "process": name if rank is None or actor is None else f"{name}[{rank}]",
+        "node": str(context.get("node") or socket.gethostname()),
+        "pid": os.getpid(),
+    }
 
 
 def convert_to_seconds(text: str, *, name: str = "timeout") -> int:

@@ -2,24 +2,26 @@
 
 The cluster is a list of nodes, each with a number of *bundles*; a worker group puts one
 worker on a bundle, and several groups may share the bundles (colocation). One Ray
-placement group holds the bundles of one node, so that they lie on the same machine.
+placement group holds the bundles of one node, so that they lie on the same machine;
+or, where it is asked for, one holds the bundles of all nodes.
+
+Whether the bundles fit is worked out from what the nodes have before Ray is asked,
+which would wait for ever. Bundles are put into an order in which neighbours are near
+each other (`topology`).
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, cast
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, cast
 
 import ray
-from ray.util.placement_group import (
-    placement_group,
-    placement_group_table,
-    remove_placement_group,
-)
+from pydantic import Field
+from ray.util.placement_group import remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from rl_distributed.audit import audit, audited
 from rl_distributed.config import Config
 from rl_distributed.errors import (
     ConfigError,
@@ -27,15 +29,17 @@ from rl_distributed.errors import (
     DistributedError,
     ResourceInsufficientError,
 )
-from rl_distributed.placement import (
-    Bundle,
-    NodeCapacity,
-    assign_blocks,
-    check_unified_placement,
-    shown_number,
-)
-from rl_distributed.ports import PortAllocator, find_free_ports
+from rl_distributed.placement import Bundle
+from rl_distributed.ports import PortAllocator, PortOwner, reserve_ports
 from rl_distributed.ray_start import init_ray, live_nodes
+from rl_distributed.reservation import (
+    STRATEGIES,
+    PlacementStrategy,
+    WorkerSlot,
+    reserve_bundles,
+)
+from rl_distributed.security import TlsFiles
+from rl_distributed.topology import split_into_groups
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -50,8 +54,6 @@ __all__ = [
     "init_ray",
 ]
 
-PlacementStrategy = Literal["SPREAD", "PACK", "STRICT_SPREAD", "STRICT_PACK"]
-_STRATEGIES = ("SPREAD", "PACK", "STRICT_SPREAD", "STRICT_PACK")
 _PORT_ATTEMPTS = 10
 
 
@@ -68,16 +70,14 @@ class ClusterConfig(Config):
     """How one placement group over all nodes is laid out, where one is asked for."""
     placement_deadline_s: float = 60.0
     """How long to wait for resources that somebody else still holds."""
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerSlot:
-    """One bundle of a placed cluster."""
-
-    placement_group_index: int
-    bundle_index: int
-    node_id: str
-    address: str
+    unified: bool = False
+    """One placement group over all nodes instead of one for each, for engines that
+    start their own Ray workers and for tied groups that span nodes."""
+    bundle_resources: dict[str, float] = Field(default_factory=dict)
+    """Further Ray resources of each bundle, by name."""
+    tls: bool | TlsFiles = False
+    """Encrypt what Ray's processes send to each other: true for certificates made for
+    a new local cluster, or the three files of a running one."""
 
 
 class RayVirtualCluster:
@@ -97,6 +97,11 @@ class RayVirtualCluster:
         port_range_low: first port to hand out; None: ports below the kernel's own.
         port_range_high: end (exclusive) of the ports to hand out.
         deadline_s: how long to wait for resources that somebody else still holds.
+        unified: one placement group over all nodes instead of one for each, where
+            `place` does not say otherwise.
+        bundle_resources: further Ray resources of each bundle, by name.
+        tls: as for `init_ray`, which is called where Ray is not up; call it first to
+            set more.
     """
 
     def __init__(
@@ -111,6 +116,9 @@ class RayVirtualCluster:
         port_range_high: int | None = None,
         *,
         deadline_s: float = 60.0,
+        unified: bool = False,
+        bundle_resources: Mapping[str, float] | None = None,
+        tls: bool | TlsFiles = False,
     ) -> None:
         self._bundle_counts = list(bundle_ct_per_node_list)
         self.max_colocated_worker_groups = max_colocated_worker_groups
@@ -118,6 +126,8 @@ class RayVirtualCluster:
         self.name = name or "cluster"
         self.placement_group_strategy = placement_group_strategy
         self.deadline_s = deadline_s
+        self._bundle_resources = dict(bundle_resources or {})
+        self._tls = tls
         self._requested_gpus = use_gpus
         self._ports = PortAllocator(port_range_low, port_range_high)
         self._placement_groups: list[PlacementGroup] = []
@@ -125,6 +135,7 @@ class RayVirtualCluster:
         self._tenants: dict[tuple[int, int], list[str]] = {}
         self._lock = threading.RLock()
         self._closed = False
+        self._is_unified = unified
         self._check_arguments()
 
     @classmethod
@@ -144,6 +155,9 @@ class RayVirtualCluster:
             name=name,
             placement_group_strategy=config.placement_group_strategy,
             deadline_s=config.placement_deadline_s,
+            unified=config.unified,
+            bundle_resources=config.bundle_resources,
+            tls=config.tls,
         )
 
     def _check_arguments(self) -> None:
@@ -161,13 +175,14 @@ class RayVirtualCluster:
                 "max_colocated_worker_groups must be at least 1: got "
                 f"{self.max_colocated_worker_groups}"
             )
-        if self.placement_group_strategy not in _STRATEGIES:
+        if self.placement_group_strategy not in STRATEGIES:
             raise ConfigError(
-                f"placement_group_strategy must be one of {', '.join(_STRATEGIES)}: "
+                f"placement_group_strategy must be one of {', '.join(STRATEGIES)}: "
                 f"got {self.placement_group_strategy!r}"
             )
         if self.deadline_s <= 0:
             raise ConfigError(f"deadline_s must be positive: got {self.deadline_s}")
+        _check_resources(self._bundle_resources)
         if self._requested_gpus and max(counts) > self.num_gpus_per_node:
             raise ConfigError(
                 "bundle_ct_per_node_list must not exceed num_gpus_per_node "
@@ -183,7 +198,7 @@ class RayVirtualCluster:
     def use_gpus(self) -> bool:
         """Whether each bundle has a GPU; asks Ray where it was left open."""
         if self._requested_gpus is None:
-            init_ray()
+            init_ray(tls=self._tls)
             self._requested_gpus = any(node.num_gpus >= 1 for node in live_nodes())
         return self._requested_gpus
 
@@ -191,8 +206,9 @@ class RayVirtualCluster:
     def bundle(self) -> Bundle:
         """What one bundle reserves."""
         if self.use_gpus:
-            return Bundle(float(self.max_colocated_worker_groups), 1.0)
-        return Bundle(1.0)
+            cpus = float(self.max_colocated_worker_groups)
+            return Bundle(cpus, 1.0, self._bundle_resources)
+        return Bundle(1.0, 0.0, self._bundle_resources)
 
     @property
     def worker_share(self) -> Bundle:
@@ -200,6 +216,11 @@ class RayVirtualCluster:
         # Rounded down to what Ray can count, or the last group would not fit.
         share = (10_000 // self.max_colocated_worker_groups) / 10_000
         return Bundle(1.0, share) if self.use_gpus else Bundle(share)
+
+    @property
+    def is_shut_down(self) -> bool:
+        """Whether the bundles were given back; nothing runs on them then."""
+        return self._closed
 
     def world_size(self) -> int:
         """Bundles on all nodes together."""
@@ -219,96 +240,83 @@ class RayVirtualCluster:
         self._init_placement_groups()
         return [list(slots) for slots in self._slots]
 
+    def place(
+        self,
+        *,
+        unified: bool | None = None,
+        strategy: PlacementStrategy | None = None,
+    ) -> None:
+        """Reserve the bundles now instead of when they are first needed.
+
+        Args:
+            unified: one placement group over all nodes instead of one for each: for
+                engines that start their own Ray workers on several nodes, and for tied
+                groups that span nodes. None: as the constructor was told.
+            strategy: how the unified placement group is laid out; None:
+                `placement_group_strategy`.
+
+        Raises:
+            ResourceInsufficientError: the nodes are too small or too few.
+            DeadlineExceededError: others hold the resources until the deadline.
+            ConfigError: the bundles are reserved in the other form already.
+        """
+        with self._lock:
+            if unified is None:
+                unified = self._is_unified
+            if self._placement_groups and unified != self._is_unified:
+                forms = ["one placement group for each node", "one over all nodes"]
+                raise ConfigError(
+                    f"cluster {self.name!r} is placed already, with "
+                    f"{forms[self._is_unified]}; call place(unified={unified}) before "
+                    "anything else uses it"
+                )
+            self._init_placement_groups(strategy, unified)
+
+    def tied_bundles(self, size: int) -> list[tuple[int, list[int]]]:
+        """Split all bundles into groups of neighbours, for `bundle_indices_list`.
+
+        As many groups as possible lie on one node, then in one NVLink domain. Groups
+        span nodes only where the bundles are in one placement group
+        (`place(unified=True)`).
+
+        Raises:
+            ConfigError: the size does not divide the bundles of a placement group.
+        """
+        return [
+            (index, [place.bundle for place in group])
+            for index, slots in enumerate(self.slots())
+            for group in split_into_groups([slot.place for slot in slots], size)
+        ]
+
     def _init_placement_groups(
         self,
         strategy: PlacementStrategy | None = None,
-        use_unified_pg: bool = False,
+        use_unified_pg: bool | None = None,
     ) -> list[PlacementGroup]:
-        """Reserve the bundles: one placement group per node, or one over all nodes.
-
-        An engine that starts its own Ray workers on several nodes needs the unified
-        form; it must be asked for before anything else uses the cluster.
-        """
+        """Reserve the bundles, unless they are; see `place`."""
         with self._lock:
+            if use_unified_pg is None:
+                use_unified_pg = self._is_unified
             if self._closed:
                 raise DistributedError(
                     f"{self.name!r} was shut down; make a new RayVirtualCluster"
                 )
             if self._placement_groups:
                 return self._placement_groups
-            init_ray()
-            nodes = live_nodes()
-            strategy = strategy or self.placement_group_strategy
-            try:
-                if use_unified_pg:
-                    self._request_unified(nodes, strategy)
-                else:
-                    self._request_per_node(nodes)
-                self._await_placement()
-                self._slots = self._read_slots(nodes)
-            except BaseException:
-                self._release()
-                raise
+            init_ray(tls=self._tls)
+            with audited("cluster.place", self.name, bundles=self._bundle_counts):
+                found = reserve_bundles(
+                    self._bundle_counts,
+                    self.bundle,
+                    live_nodes(),
+                    what=f"cluster {self.name!r}",
+                    deadline_s=self.deadline_s,
+                    strategy=strategy or self.placement_group_strategy,
+                    unified=use_unified_pg,
+                )
+            self._placement_groups, self._slots = found.groups, found.slots
+            self._is_unified = use_unified_pg
             return self._placement_groups
-
-    def _request_per_node(self, nodes: Sequence[NodeCapacity]) -> None:
-        chosen = assign_blocks(
-            self._bundle_counts, self.bundle, nodes, what=f"cluster {self.name!r}"
-        )
-        for count, node in zip(self._bundle_counts, chosen, strict=True):
-            self._placement_groups.append(
-                placement_group(
-                    [self.bundle.as_resources()] * count,
-                    strategy="STRICT_PACK",
-                    _soft_target_node_id=nodes[node].node_id,
-                )
-            )
-
-    def _request_unified(
-        self, nodes: Sequence[NodeCapacity], strategy: PlacementStrategy
-    ) -> None:
-        total = self.world_size()
-        check_unified_placement(
-            total, self.bundle, nodes, strategy, what=f"cluster {self.name!r}"
-        )
-        self._placement_groups.append(
-            placement_group([self.bundle.as_resources()] * total, strategy=strategy)
-        )
-
-    def _await_placement(self) -> None:
-        for group in self._placement_groups:
-            if not group.wait(self.deadline_s):
-                free = ray.available_resources()
-                raise DeadlineExceededError(
-                    f"cluster {self.name!r} waited {self.deadline_s:g} s for "
-                    f"{self.bundle.times(group.bundle_count)}: the nodes are large "
-                    "enough, but others hold them (free now: "
-                    f"{shown_number(free.get('CPU', 0.0))} CPUs and "
-                    f"{shown_number(free.get('GPU', 0.0))} GPUs); shut down other "
-                    "clusters, share one by max_colocated_worker_groups, or raise "
-                    "deadline_s"
-                )
-
-    def _read_slots(self, nodes: Sequence[NodeCapacity]) -> list[list[WorkerSlot]]:
-        addresses = {node.node_id: node.address for node in nodes}
-        placed: list[list[WorkerSlot]] = []
-        for index, group in enumerate(self._placement_groups):
-            table = cast("dict[str, Any]", placement_group_table(group))
-            node_ids: dict[int, str] = table["bundles_to_node_id"]
-            # Bundles of one node come one after the other, whatever Ray's order is.
-            order = sorted(node_ids, key=lambda bundle: (node_ids[bundle], bundle))
-            placed.append(
-                [
-                    WorkerSlot(
-                        index,
-                        bundle,
-                        node_ids[bundle],
-                        addresses.get(node_ids[bundle], ""),
-                    )
-                    for bundle in order
-                ]
-            )
-        return placed
 
     def claim(self, tenant: str, bundles: Iterable[tuple[int, int]]) -> None:
         """Note that group `tenant` has a worker on each (placement group, bundle).
@@ -380,13 +388,17 @@ class RayVirtualCluster:
     def _ports_on(self, node_id: str, count: int) -> list[int]:
         if node_id == ray.get_runtime_context().get_node_id():
             return self._ports.allocate(node_id, count)
-        search = ray.remote(find_free_ports).options(
+        search = ray.remote(reserve_ports).options(
             num_cpus=0,
             scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
         )
         for _ in range(_PORT_ATTEMPTS):
             reference = search.remote(
-                count, self._ports.low, self._ports.high, self._ports.given(node_id)
+                count,
+                self._ports.low,
+                self._ports.high,
+                PortOwner.this_process(),
+                self._ports.given(node_id),
             )
             try:
                 ports = cast("list[int]", ray.get(reference, timeout=self.deadline_s))
@@ -408,6 +420,8 @@ class RayVirtualCluster:
         May be called more than once; returns True when nothing is left.
         """
         with self._lock:
+            if self._placement_groups:
+                audit("cluster.release", self.name)
             self._closed = True
             self._release()
         return True
@@ -437,3 +451,12 @@ class RayVirtualCluster:
             f"use_gpus={self._requested_gpus}, "
             f"max_colocated_worker_groups={self.max_colocated_worker_groups})"
         )
+
+
+def _check_resources(resources: Mapping[str, float]) -> None:
+    for name, amount in resources.items():
+        if name in ("CPU", "GPU") or not amount > 0:
+            raise ConfigError(
+                "bundle_resources must map names other than CPU and GPU to positive "
+                f"amounts: got {name!r}: {amount!r}; CPUs and GPUs follow from use_gpus"
+            )

@@ -132,7 +132,7 @@ class _Starter:
         """Start Ray if it is not up, and section off a cluster."""
         if not ray.is_initialized():
             signals.raise_pending()
-            if init_ray():
+            if init_ray(tls=self._config.cluster.tls):
                 self.close_later("local Ray cluster", ray.shutdown)
             signals.install()  # Ray has set its own handlers
             signals.raise_pending()

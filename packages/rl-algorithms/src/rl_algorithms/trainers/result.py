@@ -76,10 +76,10 @@ class History(list[dict[str, float]]):
             return history
         records: dict[int, dict[str, float]] = {}
         for step, metrics in read_metrics(path):
-            if step <= up_to:
-                named = ((metric_name(key), value) for key, value in metrics.items())
-                record = records.setdefault(step, {"step": step})
-                record.update({name: value for name, value in named if name})
+            named = {n: v for key, v in metrics.items() if (n := metric_name(key))}
+            # Samples of the machine's load are metrics too, but none of the training.
+            if named and step <= up_to:
+                records.setdefault(step, {"step": step}).update(named)
         history.extend(records[step] for step in sorted(records))
         return history
 

@@ -76,10 +76,13 @@ def list_(as_json: bool) -> None:
       rl env list
       rl env list --json
     """
-    from rl_distributed.actor_environments import EnvironmentStore  # noqa: PLC0415
+    from rl_distributed.actor_environments import (  # noqa: PLC0415
+        EnvironmentStore,
+        declared_names,
+    )
 
     store = EnvironmentStore()
-    declared = [_row(name, store) for name in _declared_names()]
+    declared = [_row(name, store) for name in declared_names()]
     known = {row.key for row in declared}
     others = [
         Row(
@@ -114,13 +117,14 @@ def build(names: tuple[str, ...], as_json: bool) -> None:
     """
     from rl_distributed.actor_environments import (  # noqa: PLC0415
         EnvironmentStore,
+        declared_names,
         find_environment,
     )
 
     terminal = Terminal()
     store = EnvironmentStore()
     rows = []
-    for name in names or _declared_names():
+    for name in names or declared_names():
         terminal.note(f"{name} ...")
         prepared = find_environment(name).prepare(store.root, recheck=True)
         seconds = prepared.build_s + prepared.preflight_s
@@ -144,10 +148,13 @@ def check(names: tuple[str, ...], imports: tuple[str, ...], as_json: bool) -> in
       rl env check
       rl env check "rl-models[vllm-cpu]" --import vllm
     """
-    from rl_distributed.actor_environments import EnvironmentStore  # noqa: PLC0415
+    from rl_distributed.actor_environments import (  # noqa: PLC0415
+        EnvironmentStore,
+        declared_names,
+    )
 
     store = EnvironmentStore()
-    rows = [_checked(name, imports, store) for name in names or _declared_names()]
+    rows = [_checked(name, imports, store) for name in names or declared_names()]
     if not names:
         rows = [row for row in rows if row.state != "absent"]
     _show(rows, "Checked environments", as_json)
@@ -181,6 +188,7 @@ def prune(
     if everything and unused_days is not None:
         raise click.UsageError("--all and --unused-days exclude each other.")
     store = EnvironmentStore()
+    there = len(store.environments())
     removed = store.prune(0.0 if everything else unused_days, dry_run=dry_run)
     rows = [
         Row(
@@ -195,15 +203,9 @@ def prune(
         for stored in removed
     ]
     _show(rows, "To be removed" if dry_run else "Removed", as_json)
-
-
-def _declared_names() -> list[str]:
-    from rl_distributed.actor_environments import (  # noqa: PLC0415
-        environment_registry,
-        user_environments,
-    )
-
-    return sorted({*environment_registry.names(), *user_environments()})
+    kept = there - len(removed)
+    if kept and everything:
+        Terminal().note(f"{kept} kept: in use, being built, or just handed to a worker")
 
 
 def _row(name: str, store: EnvironmentStore) -> Row:

@@ -50,6 +50,11 @@ def run_and_report(
     terminal = Terminal(quiet=quiet)
     guard.raise_pending()
     run, folder = _run_and_folder(name, config, overrides, resume)
+    configure_logging(
+        "debug" if debug else "info",
+        folder.path / "logs" / "run.jsonl",
+        console_level="debug" if debug else "warning",
+    )
     terminal.note(f"{run.title}\nrun folder {folder.path}")
     display = RunDisplay(terminal)
     guard.raise_pending()

@@ -28,6 +28,7 @@ from typing import Any
 
 import yaml
 
+from rl_distributed.audit import audit
 from rl_distributed.checkpoint.config import CheckpointingConfig
 from rl_distributed.checkpoint.folders import StepFolders
 from rl_distributed.checkpoint.manifest import read_manifest, verify, write_manifest
@@ -43,6 +44,7 @@ from rl_distributed.checkpoint.storage import (
 )
 from rl_distributed.errors import CheckpointError, ConfigError, DeadlineExceededError
 from rl_distributed.logging import get_logger
+from rl_distributed.redaction import redacted
 
 __all__ = ["CheckpointManager"]
 
@@ -83,6 +85,7 @@ class CheckpointManager:
         self._open: set[Path] = set()
         # Steps whose content this process wrote or has compared with its digests.
         self._verified: dict[Path, int] = {}
+        self._reported: set[str] = set()
         self._executor: ThreadPoolExecutor | None = None
         self._pending: Future[Path] | None = None
 
@@ -99,7 +102,8 @@ class CheckpointManager:
         Args:
             step: The step, not negative.
             training_info: State of the training loop and metrics, as plain values.
-            run_config: The resolved configuration of the run.
+            run_config: The resolved configuration of the run, kept for people; secrets
+                in it are replaced by `***`.
 
         Raises:
             CheckpointError: The folder cannot be written, or a value has no JSON form.
@@ -124,7 +128,7 @@ class CheckpointManager:
             path.mkdir()
             (path / "training_info.json").write_bytes(info)
             if run_config is not None:
-                text = yaml.safe_dump(dict(run_config), sort_keys=False)
+                text = yaml.safe_dump(redacted(dict(run_config)), sort_keys=False)
                 (path / "config.yaml").write_text(text, encoding="utf-8")
         self._open.add(path)
         return path
@@ -154,6 +158,7 @@ class CheckpointManager:
             fsync_path(self.checkpoint_dir)
         self._open.discard(path)
         self._mark_verified(final)
+        audit("checkpoint.saved", str(final), step=step)
         remove_tree(old)
         self.remove_old_checkpoints()
         return final
@@ -272,7 +277,8 @@ class CheckpointManager:
         """Return the newest whole checkpoint, or None.
 
         Contents are compared with their digests. A damaged checkpoint is reported with
-        the damage, left in place, and the next older one is tried.
+        the damage and what is used instead, left in place, and the next older one is
+        tried.
         """
         return self._newest_whole(digests=True)
 
@@ -350,6 +356,7 @@ class CheckpointManager:
                 f"checkpoint {root} has no weights of {model_component!r}; it has "
                 f"{found or 'none at all'}"
             )
+        audit("checkpoint.restored", str(root), component=model_component)
         return weights, optimizer if optimizer.exists() else None
 
     def verify(self, checkpoint_path: PathLike) -> None:
@@ -398,6 +405,7 @@ class CheckpointManager:
             except OSError as error:
                 _logger.warning("old checkpoint %s cannot be removed: %s", path, error)
                 continue
+            audit("checkpoint.deleted", str(path), step=step)
             gone.append(path)
         return gone
 
@@ -405,15 +413,41 @@ class CheckpointManager:
 
     def _newest_whole(self, *, digests: bool) -> Path | None:
         candidates = self._folders.candidates()
+        damages: list[str] = []
+        found = None
         for step in sorted(candidates, reverse=True):
-            if self._is_whole(candidates[step], digests=digests):
-                return candidates[step]
-        return None
+            damage = self._damage(candidates[step], digests=digests)
+            if damage is None:
+                found = candidates[step]
+                break
+            damages.append(damage)
+        instead = (
+            "there is no whole one"
+            if found is None
+            else f"{found} is the newest whole one"
+        )
+        self._report(damages, instead)
+        return found
+
+    def _report(self, damages: list[str], instead: str) -> None:
+        """Name damaged checkpoints; each damage once, however often one looks."""
+        for damage in damages:
+            if damage not in self._reported:
+                self._reported.add(damage)
+                audit("checkpoint.refused", outcome="refused", damage=damage)
+                _logger.warning("left out: %s; %s", damage, instead)
 
     def _mark_verified(self, path: Path) -> None:
         self._verified[path] = (path / "manifest.json").stat().st_mtime_ns
 
     def _is_whole(self, path: Path, *, digests: bool) -> bool:
+        damage = self._damage(path, digests=digests)
+        if damage is not None:
+            self._report([damage], "it does not count")
+        return damage is None
+
+    def _damage(self, path: Path, *, digests: bool) -> str | None:
+        """Return what is wrong with a checkpoint; None: it is whole."""
         try:
             read_manifest(path)
             known = self._verified.get(path)
@@ -422,9 +456,8 @@ class CheckpointManager:
             if digests and not seen:
                 self._mark_verified(path)
         except (CheckpointError, FileNotFoundError) as error:
-            _logger.warning("left out: %s", error)
-            return False
-        return True
+            return str(error)
+        return None
 
     def _metrics_of_whole(self) -> dict[int, float | None]:
         metrics: dict[int, float | None] = {}

@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+from rl_distributed.metrics.distribution import Distribution, Histogram
 from rl_distributed.metrics.logger import LoggerConfig, LoggerFacade
-from rl_distributed.metrics.sink import MetricSink, sink_registry
+from rl_distributed.metrics.sampler import ResourceSampler
+from rl_distributed.metrics.sink import (
+    CannotShowError,
+    HistogramSink,
+    MetricSink,
+    PlotSink,
+    ResumableSink,
+    sink_registry,
+)
 from rl_distributed.metrics.values import (
     Last,
     Max,
@@ -24,6 +33,8 @@ __all__ = [
     "Min",
     "Max",
     "Last",
+    "Distribution",
+    "Histogram",
     "Metric",
     "MetricError",
     "MetricValue",
@@ -32,6 +43,11 @@ __all__ = [
     "to_floats",
     "LoggerConfig",
     "LoggerFacade",
+    "ResourceSampler",
+    "CannotShowError",
+    "HistogramSink",
     "MetricSink",
+    "PlotSink",
+    "ResumableSink",
     "sink_registry",
 ]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -12,11 +13,15 @@ from typing import Any
 from pydantic import Field
 
 from rl_distributed.config import Config
-from rl_distributed.errors import ConfigError
+from rl_distributed.errors import ConfigError, UserError
 from rl_distributed.logging import get_logger
+from rl_distributed.metrics.distribution import Distribution, Histogram
+from rl_distributed.metrics.guard import FailurePolicy, GuardedSink
+from rl_distributed.metrics.sampler import ResourceSampler
 from rl_distributed.metrics.sink import MetricSink, sink_registry
 from rl_distributed.metrics.sinks.jsonl import json_line
 from rl_distributed.metrics.values import MetricError, to_floats
+from rl_distributed.redaction import redacted
 
 __all__ = ["LoggerConfig", "LoggerFacade"]
 
@@ -30,12 +35,41 @@ class LoggerConfig(Config):
     """Folder of everything the sinks write; None: the program's own choice, which is
     the run folder in training."""
     sinks: list[str] = Field(default_factory=lambda: ["jsonl"])
-    """Names of the sinks: console, jsonl, tensorboard, or one of another package."""
+    """Names of the sinks: console, jsonl, tensorboard, wandb, mlflow, prometheus, or
+    one of another package."""
     sink_settings: dict[str, dict[str, Any]] = Field(default_factory=dict)
-    """Arguments of single sinks, by name: `{"console": {"only": ["train/"]}}`."""
+    """Options of single sinks, by name: `{"console": {"only": ["train/"]}}`."""
+    on_sink_failure: FailurePolicy = "retry"
+    """What to do when a sink fails: `retry` warns once, counts, and tries again with
+    the next metrics; `drop` leaves it out from then on; `raise` ends the run."""
+    sample_resources_every_s: float | None = Field(default=None, gt=0)
+    """Seconds between two samples of CPU, memory, GPUs and Ray's object store of the
+    program's node, logged as `system/...`; None: no sampling."""
 
 
-def _make_sinks(config: LoggerConfig, log_dir: Path) -> dict[str, MetricSink]:
+def _make_sink(name: str, settings: Mapping[str, Any], log_dir: Path) -> MetricSink:
+    factory = sink_registry.get(name)
+    config_class: type[Config] | None = getattr(factory, "config_class", None)
+    try:
+        if config_class is None:
+            return factory(log_dir, **settings)
+        source = f"logger.sink_settings.{name}"
+        return factory(log_dir, config_class.from_dict(settings, source=source))
+    except TypeError as error:
+        raise ConfigError(
+            f"logger.sink_settings.{name}: the sink cannot be made with "
+            f"{sorted(settings)}: {error}"
+        ) from error
+    except OSError as error:
+        if error.filename is None:  # not of a file, but of a connection
+            raise
+        raise ConfigError(
+            f"logger.log_dir: the sink {name!r} cannot write to {log_dir}: "
+            f"{error}; name a folder that you may write to"
+        ) from error
+
+
+def _make_sinks(config: LoggerConfig, log_dir: Path) -> dict[str, GuardedSink]:
     if repeated := {name for name in config.sinks if config.sinks.count(name) > 1}:
         raise ConfigError(f"logger.sinks: {sorted(repeated)} named more than once")
     if unused := sorted(set(config.sink_settings) - set(config.sinks)):
@@ -43,30 +77,37 @@ def _make_sinks(config: LoggerConfig, log_dir: Path) -> dict[str, MetricSink]:
             f"logger.sink_settings: {unused} not in logger.sinks {config.sinks}; "
             "add the sink or drop its settings"
         )
-    sinks: dict[str, MetricSink] = {}
-    for name in config.sinks:
-        settings = config.sink_settings.get(name, {})
-        factory = sink_registry.get(name)
-        try:
-            sinks[name] = factory(log_dir, **settings)
-        except TypeError as error:
-            raise ConfigError(
-                f"logger.sink_settings.{name}: the sink cannot be made with "
-                f"{sorted(settings)}: {error}"
-            ) from error
-        except OSError as error:
-            raise ConfigError(
-                f"logger.log_dir: the sink {name!r} cannot write to {log_dir}: "
-                f"{error}; name a folder that you may write to"
-            ) from error
+    sinks: dict[str, GuardedSink] = {}
+    try:
+        for name in config.sinks:
+            settings = config.sink_settings.get(name, {})
+            try:
+                sink = _make_sink(name, settings, log_dir)
+            except UserError:
+                raise
+            except Exception as error:
+                # A service that does not answer is no mistake of the user's.
+                if config.on_sink_failure == "raise":
+                    raise
+                _logger.warning(
+                    "metrics sink %r cannot be made and is left out: %r", name, error
+                )
+                continue
+            sinks[name] = GuardedSink(name, sink, config.on_sink_failure)
+    except BaseException:
+        for made in sinks.values():
+            made.close()
+        raise
     return sinks
 
 
 class LoggerFacade:
     """Sends metrics to all sinks of a run.
 
-    A sink that fails later (a full disk, a server that is gone) is reported once and
-    left out from then on: losing a curve must not end a run.
+    A sink that fails (a full disk, a server that is gone) is reported once;
+    `LoggerConfig.on_sink_failure` says what becomes of it. One that cannot be made
+    because its service does not answer is left out, except under the policy `raise`.
+    Methods may be called from any thread.
 
     Args:
         config: Which sinks, and where.
@@ -86,12 +127,42 @@ class LoggerFacade:
                 "logger.log_dir must name a folder: got None, and the program gave none"
             )
         self.log_dir = Path(folder)
+        self._lock = threading.RLock()
+        self._step = 0
         self._sinks = _make_sinks(config, self.log_dir)
+        self._sampler: ResourceSampler | None = None
+        if config.sample_resources_every_s is not None:
+            self._sampler = ResourceSampler(self, config.sample_resources_every_s)
+            self._sampler.start()
 
     @property
     def sinks(self) -> Mapping[str, MetricSink]:
         """The sinks that still work, by name."""
-        return dict(self._sinks)
+        return {name: guard.sink for name, guard in self._sinks.items() if guard.works}
+
+    @property
+    def num_failures(self) -> Mapping[str, int]:
+        """How often each sink has failed."""
+        return {name: guard.num_failures for name, guard in self._sinks.items()}
+
+    @property
+    def step(self) -> int:
+        """The newest step that something was logged for."""
+        return self._step
+
+    def resume_at(self, step: int) -> None:
+        """Go on with a run that has a checkpoint of this step.
+
+        What sinks already hold of later steps, which come again, is dropped or kept
+        instead of the new value, so that no step is there twice. Call it before
+        anything is logged.
+
+        Raises:
+            MetricError: The step is negative, or behind what was logged.
+        """
+        with self._lock:
+            self._advance(step)
+            self._each("resume_at", step)
 
     def log_metrics(
         self,
@@ -105,31 +176,83 @@ class LoggerFacade:
         Args:
             metrics: Numbers or typed values by name; a typed value without an
                 observation is left out.
-            step: The step they belong to, not negative.
+            step: The step they belong to, not negative, and not before the last one.
             prefix: Put before each name with a slash.
             step_finished: Whether these are the step's last metrics; sinks flush then.
 
         Raises:
-            MetricError: A value is no number, or the step is negative.
+            MetricError: A value is no number, or the step is negative or goes back.
         """
-        if step < 0:
-            raise MetricError(f"step must not be negative: got {step}")
-        numbers = to_floats(metrics)
-        if prefix:
-            numbers = {f"{prefix}/{name}": value for name, value in numbers.items()}
-        now = time.time()
-        if numbers:
-            self._each(lambda sink: sink.log_metrics(numbers, step, now))
-        if step_finished:
-            self.flush()
+        numbers = _prefixed(to_floats(metrics), prefix)
+        with self._lock:
+            self._advance(step)
+            if numbers:
+                self._each("log_metrics", numbers, step, time.time())
+            if step_finished:
+                self.flush()
+
+    def log_between_steps(self, metrics: Mapping[str, Any], prefix: str = "") -> None:
+        """Write metrics that belong to no step, such as a temperature.
+
+        They are given the newest step that is known when they are written.
+
+        Raises:
+            MetricError: A value is no number.
+        """
+        numbers = _prefixed(to_floats(metrics), prefix)
+        with self._lock:
+            if numbers:
+                self._each("log_metrics", numbers, self._step, time.time())
+
+    def log_histogram(self, histogram: Any, step: int, name: str) -> None:
+        """Write how values are spread.
+
+        Args:
+            histogram: A `Histogram`, a `Distribution`, or numbers to count: an
+                iterable, an array or a tensor of any shape.
+            step: The step that it belongs to.
+            name: Its complete name.
+
+        Raises:
+            MetricError: Nothing in it is a finite number, or the step goes back.
+        """
+        if isinstance(histogram, Distribution):
+            histogram = histogram.histogram()
+        elif not isinstance(histogram, Histogram):
+            histogram = Histogram.of(histogram)
+        with self._lock:
+            self._advance(step)
+            self._each("log_histogram", name, histogram, step, time.time())
+
+    def log_plot(self, figure: Any, step: int, name: str) -> None:
+        """Write a matplotlib figure; it stays the caller's to close.
+
+        Raises:
+            MetricError: It is no figure, or the step goes back.
+        """
+        if not callable(getattr(figure, "savefig", None)):
+            raise MetricError(
+                f"plot {name!r} must be a matplotlib figure: got "
+                f"{type(figure).__name__}; of axes, pass axes.figure"
+            )
+        with self._lock:
+            self._advance(step)
+            self._each("log_plot", name, figure, step)
 
     def log_hyperparams(self, params: Mapping[str, Any]) -> None:
-        """Write the resolved configuration."""
-        self._each(lambda sink: sink.log_hyperparams(params))
+        """Write the resolved configuration; secrets in it are replaced by `***`."""
+        with self._lock:
+            self._each("log_hyperparams", redacted(params))
 
     def log_text(self, name: str, text: str, step: int) -> None:
-        """Write a piece of text that belongs to a step."""
-        self._each(lambda sink: sink.log_text(name, text, step))
+        """Write a piece of text that belongs to a step.
+
+        Raises:
+            MetricError: The step is negative or goes back.
+        """
+        with self._lock:
+            self._advance(step)
+            self._each("log_text", name, text, step)
 
     def log_batched_dict_as_jsonl(
         self, batch: Mapping[str, Sequence[Any]], filename: str
@@ -161,12 +284,27 @@ class LoggerFacade:
 
     def flush(self) -> None:
         """Flush all sinks."""
-        self._each(lambda sink: sink.flush())
+        with self._lock:
+            self._each("flush")
 
     def close(self) -> None:
-        """Close all sinks; calling it again does nothing."""
-        self._each(lambda sink: sink.close())
-        self._sinks.clear()
+        """End the sampling, then close all sinks; a second call does nothing.
+
+        Raises:
+            Exception: What a sink raised, under the policy `raise`; all are closed.
+        """
+        if self._sampler is not None:
+            self._sampler.stop()
+            self._sampler = None
+        failed: list[Exception] = []
+        with self._lock:
+            for guard in self._sinks.values():
+                try:
+                    guard.close()
+                except Exception as error:
+                    failed.append(error)
+        if failed:
+            raise failed[0]
 
     def __enter__(self) -> LoggerFacade:
         return self
@@ -179,13 +317,22 @@ class LoggerFacade:
     ) -> None:
         self.close()
 
-    def _each(self, call: Callable[[MetricSink], None]) -> None:
-        for name, sink in list(self._sinks.items()):
-            try:
-                call(sink)
-            except Exception:
-                # Any failure of a sink is its own, whatever a third-party one raises.
-                del self._sinks[name]
-                _logger.exception(
-                    "metrics sink %r failed and is left out from now on", name
-                )
+    def _advance(self, step: int) -> None:
+        if step < 0:
+            raise MetricError(f"step must not be negative: got {step}")
+        if step < self._step:
+            raise MetricError(
+                f"step must not go back: got {step} after {self._step}; log the "
+                "metrics of a step before those of the next"
+            )
+        self._step = step
+
+    def _each(self, method: str, *arguments: Any) -> None:
+        for guard in self._sinks.values():
+            guard.call(method, *arguments)
+
+
+def _prefixed(numbers: dict[str, float], prefix: str) -> dict[str, float]:
+    if not prefix:
+        return numbers
+    return {f"{prefix}/{name}": value for name, value in numbers.items()}

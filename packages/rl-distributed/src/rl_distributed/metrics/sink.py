@@ -1,24 +1,52 @@
-"""What a metrics sink is, and the registry that finds it by name."""
+"""What a metrics sink is, and the registry that finds it by name.
+
+Every sink takes numbers, texts and the configuration (`MetricSink`). What only some can
+show is a protocol of its own: `HistogramSink`, `PlotSink`. A sink that does not have
+the method, or raises `CannotShowError`, is said to leave it out, once.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from rl_distributed.errors import DistributedError
 from rl_distributed.registry import Registry
 
-__all__ = ["MetricSink", "SinkFactory", "sink_registry"]
+if TYPE_CHECKING:
+    from rl_distributed.metrics.distribution import Histogram
+
+__all__ = [
+    "CannotShowError",
+    "HistogramSink",
+    "MetricSink",
+    "PlotSink",
+    "ResumableSink",
+    "SinkFactory",
+    "sink_registry",
+]
+
+
+class CannotShowError(DistributedError):
+    """A sink has no way to show this kind of thing; it is left out there."""
 
 
 @runtime_checkable
 class MetricSink(Protocol):
-    """Writes metrics somewhere. All calls come from one thread."""
+    """Writes metrics somewhere.
+
+    Calls come one at a time, but not always from the same thread. Steps never go back.
+    A method may raise; what becomes of the sink then is the logger's to decide.
+    """
 
     def log_metrics(
         self, metrics: Mapping[str, float], step: int, time_s: float
     ) -> None:
-        """Write numbers of one step; names are complete, `time_s` is the epoch's."""
+        """Write numbers of one step; names are complete, `time_s` is the epoch's.
+
+        A step may come in several calls, with different metrics.
+        """
 
     def log_hyperparams(self, params: Mapping[str, Any]) -> None:
         """Write the resolved configuration, a tree of plain values."""
@@ -30,13 +58,47 @@ class MetricSink(Protocol):
         """Hand over to the operating system what was written so far."""
 
     def close(self) -> None:
-        """Flush and give back files; no call comes afterwards."""
+        """Flush and give back files and ports; a second call does nothing."""
+
+
+@runtime_checkable
+class HistogramSink(Protocol):
+    """A sink that can show how values are spread."""
+
+    def log_histogram(
+        self, name: str, histogram: Histogram, step: int, time_s: float
+    ) -> None:
+        """Write the histogram of one step."""
+
+
+@runtime_checkable
+class PlotSink(Protocol):
+    """A sink that can show pictures."""
+
+    def log_plot(self, name: str, figure: Any, step: int) -> None:
+        """Write a matplotlib figure."""
+
+
+@runtime_checkable
+class ResumableSink(Protocol):
+    """A sink that outlives a run that is killed and goes on."""
+
+    def resume_at(self, step: int) -> None:
+        """Go on behind a step: of later ones, which come again, keep one value each.
+
+        Called at most once, before anything is logged.
+        """
 
 
 class SinkFactory(Protocol):
-    """What is registered: usually the class of the sink."""
+    """What is registered: usually the class of the sink.
 
-    def __call__(self, log_dir: Path, **settings: Any) -> MetricSink:
+    With a `Config` class as its attribute `config_class` it is called as
+    `factory(log_dir, config)`, and its settings are checked by that class; without,
+    as `factory(log_dir, **settings)`.
+    """
+
+    def __call__(self, log_dir: Path, *args: Any, **settings: Any) -> MetricSink:
         """Make a sink that may write below `log_dir`."""
 
 

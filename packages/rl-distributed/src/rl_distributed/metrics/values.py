@@ -53,6 +53,10 @@ class MetricValue(ABC):
         """Whether nothing was observed, so that there is no number to show."""
         return False
 
+    def to_numbers(self, name: str) -> dict[str, float]:
+        """Return what sinks show of it; most are one number of this name."""
+        return {name: float(self)}
+
 
 def _check_number(owner: object, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
@@ -230,8 +234,14 @@ def reduce_metrics(
 def to_floats(metrics: Mapping[str, Any]) -> dict[str, float]:
     """Return plain numbers; values without an observation are left out.
 
+    A `Distribution` becomes several numbers, named below its own name.
+
     Raises:
         MetricError: A value is no number.
     """
-    typed = {name: as_metric(value, name=name) for name, value in metrics.items()}
-    return {name: float(value) for name, value in typed.items() if not value.is_empty}
+    numbers: dict[str, float] = {}
+    for name, raw in metrics.items():
+        value = as_metric(raw, name=name)
+        if not value.is_empty:
+            numbers.update(value.to_numbers(name))
+    return numbers

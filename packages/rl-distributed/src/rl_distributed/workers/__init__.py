@@ -7,25 +7,51 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rl_distributed.workers.builder import RayWorkerBuilder
-    from rl_distributed.workers.future import MultiWorkerFuture
+    from rl_distributed.workers.cancellation import is_cancelled, stop_if_cancelled
+    from rl_distributed.workers.future import MultiWorkerFuture, WorkerResult
     from rl_distributed.workers.group import RayWorkerGroup
     from rl_distributed.workers.options import WorkerOptions, recursive_merge_options
+    from rl_distributed.workers.policy import (
+        FailFast,
+        FailurePolicy,
+        RestartGroup,
+        RestartWorker,
+    )
+    from rl_distributed.workers.reports import WorkerFailure, WorkerHealth
 
 __all__ = [
+    "FailFast",
+    "FailurePolicy",
     "MultiWorkerFuture",
     "RayWorkerBuilder",
     "RayWorkerGroup",
+    "RestartGroup",
+    "RestartWorker",
+    "WorkerFailure",
+    "WorkerHealth",
     "WorkerOptions",
+    "WorkerResult",
+    "is_cancelled",
     "recursive_merge_options",
+    "stop_if_cancelled",
 ]
 
 # Loaded on first use: a worker's process imports this package too, and needs little.
 _MODULES = {
+    "FailFast": "rl_distributed.workers.policy",
+    "FailurePolicy": "rl_distributed.workers.policy",
     "MultiWorkerFuture": "rl_distributed.workers.future",
     "RayWorkerBuilder": "rl_distributed.workers.builder",
     "RayWorkerGroup": "rl_distributed.workers.group",
+    "RestartGroup": "rl_distributed.workers.policy",
+    "RestartWorker": "rl_distributed.workers.policy",
+    "WorkerFailure": "rl_distributed.workers.reports",
+    "WorkerHealth": "rl_distributed.workers.reports",
     "WorkerOptions": "rl_distributed.workers.options",
+    "WorkerResult": "rl_distributed.workers.future",
+    "is_cancelled": "rl_distributed.workers.cancellation",
     "recursive_merge_options": "rl_distributed.workers.options",
+    "stop_if_cancelled": "rl_distributed.workers.cancellation",
 }
 
 

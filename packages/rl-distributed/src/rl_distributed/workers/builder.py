@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import dataclasses
-import shutil
+import site
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import ray
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from rl_distributed.actor_environments import (
+    ActorEnvironment,
+    Declaration,
+    DriverEnvironment,
+    InterpreterEnvironment,
+    PreparedEnvironment,
+    declared_environment,
+)
 from rl_distributed.errors import ConfigError
 from rl_distributed.suggestion import did_you_mean
 from rl_distributed.workers.host import LaunchOverrides, WorkerHost, WorkerIdentity
 from rl_distributed.workers.options import WorkerOptions, recursive_merge_options
+from rl_distributed.workers.secret_variables import is_secret_variable
 
 if TYPE_CHECKING:
     from ray.actor import ActorHandle
@@ -41,6 +50,10 @@ class RayWorkerBuilder:
     num_gpus_per_node)`, with any of these parameters, which returns `(resources,
     env_vars, init_kwargs)` or those and a runtime environment: Ray options,
     environment variables and constructor arguments that its process needs.
+
+    A class whose packages are not the driver's declares an `ActorEnvironment`; see
+    `rl_distributed.actor_environments.declarations` for the ways to do so. The option
+    `environment` chooses another.
 
     Args:
         worker_class: `"module.Class"`, or a class.
@@ -88,29 +101,37 @@ class RayWorkerBuilder:
             return self.worker_class
         return f"{self.worker_class.__module__}.{self.worker_class.__qualname__}"
 
-    def search_path(self) -> list[str]:
-        """Folders in which the workers find modules as the caller does.
+    def portable_class(self) -> str | bytes:
+        """The class as workers get it: its path, or the class itself, pickled."""
+        if isinstance(self.worker_class, str):
+            return self.worker_class
+        pickled: bytes = ray.cloudpickle.dumps(self.worker_class)
+        return pickled
 
-        Empty for another interpreter, which has its own packages.
-        """
-        if self.options.py_executable is not None:
-            return []
-        return [str(Path(folder or ".").resolve()) for folder in sys.path]
-
-    def check_interpreter(self) -> None:
-        """Check that the workers' Python is there.
-
-        Ray does not report one that is missing; it tries again for ever.
+    def declaration(self) -> Declaration:
+        """The environment of the workers, and where it is declared.
 
         Raises:
-            ConfigError: there is no such program on this machine.
+            ConfigError: what was declared is no environment.
         """
-        command = self.options.py_executable
-        if command and shutil.which(command.split()[0]) is None:
-            raise ConfigError(
-                f"py_executable {command!r} is no program on this machine; give the "
-                "path of a Python interpreter that has Ray and rl-distributed"
-            )
+        options = self.options
+        if options.py_executable is not None:
+            return Declaration(InterpreterEnvironment(options.py_executable), "option")
+        if options.environment is not None:
+            return Declaration(options.environment, "option")
+        return declared_environment(self.worker_class)
+
+    def search_path(self, environment: ActorEnvironment | None = None) -> list[str]:
+        """Folders in which the workers find modules as the caller does.
+
+        Another environment has packages of its own: it is given only the folders of the
+        caller's own code, which it searches last.
+        """
+        folders = [str(Path(folder or ".").resolve()) for folder in sys.path]
+        if environment is None or isinstance(environment, DriverEnvironment):
+            return folders
+        installed = {sys.prefix, sys.base_prefix, sys.exec_prefix, site.getuserbase()}
+        return [f for f in folders if not _lies_in(f, installed)]
 
     def __call__(
         self,
@@ -121,16 +142,21 @@ class RayWorkerBuilder:
         *,
         env_vars: Mapping[str, str] | None = None,
         overrides: LaunchOverrides | None = None,
+        prepared: PreparedEnvironment | None = None,
     ) -> ActorHandle:
         """Start the process of one worker on a bundle; the class is loaded later."""
+        isolation = None if prepared is None else prepared.runtime_env
         options = recursive_merge_options(
             {"num_cpus": share.num_cpus, "num_gpus": share.num_gpus},
-            self.options.to_ray(env_vars or {}),
+            self.options.to_ray(env_vars or {}, isolation),
         )
         if overrides is not None:
             options = recursive_merge_options(options, overrides.options)
+            plain = {
+                k: v for k, v in overrides.env_vars.items() if not is_secret_variable(k)
+            }
             runtime_env = recursive_merge_options(
-                overrides.runtime_env, {"env_vars": overrides.env_vars}
+                overrides.runtime_env, {"env_vars": plain}
             )
             options = recursive_merge_options(options, {"runtime_env": runtime_env})
         options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
@@ -142,3 +168,7 @@ class RayWorkerBuilder:
 
     def __repr__(self) -> str:
         return f"RayWorkerBuilder({self.class_name!r})"
+
+
+def _lies_in(folder: str, parents: Collection[str]) -> bool:
+    return any(Path(folder).is_relative_to(Path(p).resolve()) for p in parents)

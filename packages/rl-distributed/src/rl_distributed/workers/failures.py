@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,27 @@ from ray import ObjectRefGenerator
 from ray import exceptions as ray_errors
 
 from rl_distributed.errors import (
+    CallCancelledError,
     DistributedError,
     WorkerDiedError,
     WorkerError,
+    WorkerHungError,
     WorkerMethodError,
     WorkerStartError,
 )
+from rl_distributed.workers.reports import FailureKind, WorkerFailure
+from rl_distributed.workers.secret_variables import scrubbed
 
-__all__ = ["WorkerPlace", "remember_worker", "translate_failure", "worker_of"]
+__all__ = [
+    "WorkerPlace",
+    "actor_of",
+    "cause_of_death",
+    "failure_error",
+    "place_of",
+    "remember_worker",
+    "translate_failure",
+    "worker_of",
+]
 
 _DEATHS = (
     ray_errors.RayActorError,
@@ -46,15 +60,32 @@ _LOG_BYTES = 4_096
 class WorkerPlace:
     """Where a worker of this process's groups runs."""
 
-    label: str
+    group: str
+    rank: int
     address: str
     pid: int | None
     """None: its process has not reported yet."""
     log_path: str
+    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Variables whose values must not be shown with the end of its log."""
 
     def __str__(self) -> str:
-        pid = "unknown" if self.pid is None else self.pid
-        return f"{self.label} (node {self.address}, pid {pid})"
+        return _place(self.failed("died"))
+
+    def failed(
+        self, kind: FailureKind, cause: str = "", method: str = ""
+    ) -> WorkerFailure:
+        """How this worker failed."""
+        return WorkerFailure(
+            self.group,
+            self.rank,
+            self.address,
+            self.pid,
+            kind,
+            method,
+            cause,
+            log_path=self.log_path,
+        )
 
 
 # By Ray's actor id: a failure may surface in another group, which waits for its result.
@@ -66,12 +97,62 @@ def remember_worker(actor_id: str, place: WorkerPlace) -> None:
     _places[actor_id] = place
 
 
-def worker_of(reference: Any) -> str:
-    """What messages call the worker that computes a Ray reference or generator."""
+def actor_of(reference: Any) -> str:
+    """Ray's id of the actor that computes a reference or generator."""
     if isinstance(reference, ObjectRefGenerator):
         reference = reference._generator_ref
-    place = _places.get(reference.task_id().actor_id().hex())
+    actor_id: str = reference.task_id().actor_id().hex()
+    return actor_id
+
+
+def worker_of(reference: Any) -> str:
+    """What messages call the worker that computes a Ray reference or generator."""
+    place = _places.get(actor_of(reference))
     return "a call outside of any group" if place is None else str(place)
+
+
+def place_of(actor_id: str) -> WorkerPlace | None:
+    """Where an actor runs; None: it is no worker of a group of this process."""
+    return _places.get(actor_id)
+
+
+def failure_error(
+    failure: WorkerFailure, what: str, method_name: str = ""
+) -> WorkerError:
+    """The error that tells of a failure.
+
+    Args:
+        failure: what happened.
+        what: what was going on for the one who is told.
+        method_name: the method whose results it waits for, if it does; stands for the
+            one that ran where that is not known.
+    """
+    if method_name and not failure.method:
+        failure = replace(failure, method=method_name)
+    who = _place(failure)
+    kinds: dict[str, tuple[type[WorkerError], str]] = {
+        "hung": (WorkerHungError, "hangs and was ended"),
+        "late": (WorkerHungError, "ran past the deadline of its call and was ended"),
+        "cancelled": (CallCancelledError, "did not stop when told to and was ended"),
+        "raised": (WorkerMethodError, "raised, and the workers that waited were ended"),
+    }
+    cls, end = kinds.get(failure.kind, (WorkerDiedError, "is gone"))
+    message = f"{who} {end} ({what}): {failure.cause}"
+    if failure.traceback:
+        message += f"\n\n{failure.traceback}"
+    if failure.log_path:
+        message += f"\nLog of the worker: {failure.log_path}"
+        tail = _log_tail(failure)
+        if tail and not failure.traceback:
+            message += f"\nIts last lines:\n{tail}"
+    error = cls(message)
+    error.failure = failure
+    return error
+
+
+def _place(failure: WorkerFailure) -> str:
+    pid = "unknown" if failure.pid is None else failure.pid
+    return f"{failure.label} (node {failure.address}, pid {pid})"
 
 
 def translate_failure(error: BaseException, what: str) -> DistributedError:
@@ -82,6 +163,8 @@ def translate_failure(error: BaseException, what: str) -> DistributedError:
         return error
     if isinstance(error, ray_errors.RayTaskError):
         return _of_task(error, what)
+    if isinstance(error, ray_errors.TaskCancelledError):
+        return CallCancelledError(f"{what} was cancelled")
     if isinstance(error, _NEVER_STARTED):
         return WorkerStartError(f"{what}: the worker's process was not made: {error}")
     if isinstance(error, _DEATHS):
@@ -101,16 +184,17 @@ def _of_task(error: ray_errors.RayTaskError, what: str) -> DistributedError:
     )
 
 
-def _of_death(error: BaseException, what: str) -> WorkerDiedError:
+def _of_death(error: BaseException, what: str) -> WorkerError:
     place = _places.get(str(getattr(error, "actor_id", "")))
-    who = "a worker" if place is None else str(place)
-    message = f"{who} is gone ({what}): {_cause_of_death(str(error))}"
-    if place is not None and place.log_path:
-        message += f"\nLog of the worker: {place.log_path}"
-        tail = _log_tail(place.log_path)
-        if tail:
-            message += f"\nIts last lines:\n{tail}"
-    return WorkerDiedError(message)
+    cause = cause_of_death(error)
+    if place is None:
+        return WorkerDiedError(f"a worker is gone ({what}): {cause}")
+    return failure_error(place.failed("died", cause), what)
+
+
+def cause_of_death(error: BaseException) -> str:
+    """What Ray knows about the end of a process, in one line."""
+    return _cause_of_death(str(error))
 
 
 def _cause_of_death(text: str) -> str:
@@ -129,10 +213,10 @@ def _cause_of_death(text: str) -> str:
     return (dead or lines or ["no cause is known"])[-1]
 
 
-def _log_tail(path: str) -> str:
+def _log_tail(failure: WorkerFailure) -> str:
     """The end of a worker's log, where it lies on this machine."""
     try:
-        with Path(path).open("rb") as log:
+        with Path(failure.log_path).open("rb") as log:
             log.seek(0, 2)
             log.seek(max(0, log.tell() - _LOG_BYTES))
             text = log.read().decode(errors="replace")
@@ -144,4 +228,8 @@ def _log_tail(path: str) -> str:
         for line in text.splitlines()
         if line.strip() and not line.startswith(":")
     ]
-    return "\n".join(lines[-_LOG_LINES:])
+    tail = "\n".join(lines[-_LOG_LINES:])
+    for place in _places.values():
+        if place.log_path == failure.log_path:
+            tail = scrubbed(tail, place.secrets)
+    return tail

@@ -12,17 +12,45 @@ import importlib
 import inspect
 import os
 import pickle
+import re
 import sys
 import threading
+import time
 import traceback
 from collections.abc import AsyncIterator, Collection, Coroutine, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
-from rl_distributed.errors import UserError, WorkerMethodError, WorkerStartError
+from rl_distributed.errors import (
+    CallCancelledError,
+    UserError,
+    WorkerMethodError,
+    WorkerStartError,
+)
+from rl_distributed.logging import (
+    LoggingSetup,
+    configure_worker_logging,
+    log_context,
+)
 from rl_distributed.suggestion import did_you_mean
+from rl_distributed.workers.beats import BeatSender, WatchTarget, in_process_group
+from rl_distributed.workers.cancellation import (
+    current_call,
+    is_cancelled,
+    stop_if_cancelled,
+)
+from rl_distributed.workers.reports import WorkerFailure
+from rl_distributed.workers.secret_variables import scrubbed, shown_variables
 
 __all__ = ["LaunchOverrides", "WorkerDescription", "WorkerHost", "WorkerIdentity"]
+
+_CANCEL_CHECK_S = 0.2
+# What gloo, NCCL and torch's store say when the process at the other end is gone.
+_PEER_GONE = re.compile(
+    r"connection (closed|reset|refused)|broken pipe|peer|remote process exited|"
+    r"sock.*(recv|send)|DistStoreError|DistNetworkError|timed out",
+    re.IGNORECASE,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +62,13 @@ class WorkerIdentity:
     address: str
     variables: Mapping[str, str] = field(default_factory=dict)
     """Set in the process before the worker's module is imported."""
+    watch: WatchTarget | None = None
+    """Where its signs of life go; None: it is not watched."""
+    logging: LoggingSetup | None = None
+    """How the program logs, and so the worker; None: as Ray's workers do."""
+
+    def __repr__(self) -> str:
+        return f"WorkerIdentity({self.label}, {shown_variables(self.variables)})"
 
     @property
     def label(self) -> str:
@@ -45,6 +80,10 @@ class WorkerIdentity:
         kept = {k: v for k, v in self.variables.items() if k not in names}
         return replace(self, variables=kept)
 
+    def with_variables(self, variables: Mapping[str, str]) -> WorkerIdentity:
+        """Add variables."""
+        return replace(self, variables={**self.variables, **variables})
+
 
 @dataclass(frozen=True, slots=True)
 class LaunchOverrides:
@@ -54,6 +93,13 @@ class LaunchOverrides:
     env_vars: Mapping[str, str] = field(default_factory=dict)
     init_kwargs: Mapping[str, Any] = field(default_factory=dict)
     runtime_env: Mapping[str, Any] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        return (
+            f"LaunchOverrides(options={dict(self.options)}, "
+            f"env_vars={shown_variables(self.env_vars)}, "
+            f"init_kwargs={sorted(self.init_kwargs)})"
+        )
 
     @property
     def need_new_process(self) -> bool:
@@ -71,6 +117,10 @@ class WorkerDescription:
     generator_methods: frozenset[str]
     has_dynamic_methods: bool
     overrides: LaunchOverrides
+    is_watched: bool = False
+    """Whether it reached the driver with its signs of life."""
+    environment: Any = None
+    """What the class says that it needs, by its attribute `actor_environment`."""
 
 
 class WorkerHost:
@@ -83,27 +133,45 @@ class WorkerHost:
         self._generators: frozenset[str] = frozenset()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._loop_lock = threading.Lock()
+        # The call of each thread and when it began; the beats tell of it.
+        self._running: dict[int, tuple[str, float, str]] = {}
+        self._is_watched = False
+
+    def answer(self) -> None:
+        """Do nothing; Ray reports the end of the process to who asks."""
 
     def load(
         self,
-        target: str | type[Any],
+        target: str | bytes,
         configure: Mapping[str, Any] | None = None,
         search_path: Collection[str] = (),
     ) -> WorkerDescription:
         """Import the class; with `configure`, also ask its `configure_worker`.
 
         Args:
-            target: `module.Class`, or the class.
+            target: `module.Class`, or a pickled class: it may name modules that only
+                `search_path` has.
             configure: arguments for `configure_worker`; None: do not ask.
             search_path: folders to look for modules in, after the process's own.
         """
         os.environ.update(self._identity.variables)
+        identity = self._identity
+        configure_worker_logging(
+            identity.logging,
+            actor=identity.group,
+            rank=identity.rank,
+            node=identity.address,
+        )
+        if self._identity.watch is not None and not self._is_watched:
+            sender = BeatSender(self._identity.watch, self._calls)
+            self._is_watched = sender.start()
         sys.path += [folder for folder in search_path if folder not in sys.path]
         try:
-            cls = _resolve(target) if isinstance(target, str) else target
+            cls = _resolve(target) if isinstance(target, str) else pickle.loads(target)
             overrides = _ask_configuration(cls, configure)
         except Exception as error:
-            self._fail_start(error, f"cannot load {target!r}")
+            named = repr(target) if isinstance(target, str) else "its class"
+            self._fail_start(error, f"cannot load {named}{_hint(error)}")
         self._class = cls
         methods = frozenset(
             name
@@ -120,6 +188,8 @@ class WorkerHost:
             self._generators,
             hasattr(cls, "__getattr__"),
             overrides,
+            self._is_watched,
+            getattr(cls, "actor_environment", None),
         )
 
     def construct(self, *args: Any, **kwargs: Any) -> None:
@@ -133,30 +203,72 @@ class WorkerHost:
                 error, f"the constructor of {self._class.__qualname__} raised"
             )
 
-    def call_packed(self, packed: tuple[str, Mapping[str, Any]]) -> Any:
+    def call_packed(
+        self, packed: tuple[str, Mapping[str, Any], Mapping[str, Any] | None]
+    ) -> Any:
         """Like `call`; one argument costs Ray less than several."""
-        return self.call(packed[0], **packed[1])
+        method_name, kwargs, context = packed
+        return self.call(method_name, context, **kwargs)
 
-    def call(self, method_name: str, /, **kwargs: Any) -> Any:
-        """Call a method of the worker; Ray replaces references by their values."""
+    def call(
+        self,
+        method_name: str,
+        context: Mapping[str, Any] | None = None,
+        /,
+        **kwargs: Any,
+    ) -> Any:
+        """Call a method of the worker; Ray replaces references by their values.
+
+        Log lines of the call carry the fields of the caller's log context.
+        """
+        with log_context(**(context or {})):
+            return self._call(method_name, kwargs)
+
+    def _call(self, method_name: str, kwargs: Mapping[str, Any]) -> Any:
+        thread = threading.get_ident()
+        self._running[thread] = (method_name, time.monotonic(), current_call())
         try:
+            stop_if_cancelled()
             result = getattr(self._worker, method_name)(**kwargs)
             return self._finish(result) if inspect.iscoroutine(result) else result
         except Exception as error:
             self._fail_method(method_name, error)
+        finally:
+            del self._running[thread]
 
-    def stream(self, method_name: str, /, **kwargs: Any) -> Iterator[Any]:
+    def stream(
+        self,
+        method_name: str,
+        context: Mapping[str, Any] | None = None,
+        /,
+        **kwargs: Any,
+    ) -> Iterator[Any]:
         """Call a generator method of the worker and pass its items on."""
+        with log_context(**(context or {})):
+            yield from self._stream(method_name, kwargs)
+
+    def _stream(self, method_name: str, kwargs: Mapping[str, Any]) -> Iterator[Any]:
+        thread = threading.get_ident()
+        self._running[thread] = (method_name, time.monotonic(), current_call())
         try:
+            stop_if_cancelled()
             items = getattr(self._worker, method_name)(**kwargs)
             if hasattr(items, "__anext__"):
                 items = self._drain(items)
             elif not hasattr(items, "__next__"):
                 # A dummy call may answer with nothing to iterate.
                 items = iter(() if items is None else items)
-            yield from items
+            for item in items:
+                yield item
+                if is_cancelled():
+                    raise CallCancelledError(f"method {method_name!r} was cancelled")
         except Exception as error:
             self._fail_method(method_name, error)
+        finally:
+            self._running.pop(thread, None)
+
+    def _calls(self) -> list[tuple[str, float, str]]:
+        return list(self._running.values())
 
     def _event_loop(self) -> asyncio.AbstractEventLoop:
         """One loop for all async methods, in a thread of its own."""
@@ -169,8 +281,17 @@ class WorkerHost:
             return self._loop
 
     def _finish(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        loop = self._event_loop()
-        return asyncio.run_coroutine_threadsafe(coroutine, loop).result()
+        future = asyncio.run_coroutine_threadsafe(coroutine, self._event_loop())
+        while True:
+            try:
+                return future.result(_CANCEL_CHECK_S)
+            except TimeoutError:
+                if future.done():
+                    # Ended just now, or the error is the coroutine's own.
+                    return future.result()
+                if is_cancelled():
+                    future.cancel()
+                    raise CallCancelledError("an async call was cancelled") from None
 
     def _drain(self, items: AsyncIterator[Any]) -> Iterator[Any]:
         end = object()
@@ -187,22 +308,63 @@ class WorkerHost:
         )
 
     def _fail_start(self, error: Exception, what: str) -> NoReturn:
-        _pass_user_error(error, f"in {self._place()}")
+        self._pass_user_error(error, f"in {self._place()}")
         raise WorkerStartError(
-            f"{self._place()} did not start: {what}: {_summary(error)}\n\n"
-            f"{_trace(error)}\nLog of the worker: {_log_path()}"
+            scrubbed(
+                f"{self._place()} did not start: {what}: {_summary(error)}\n\n"
+                f"{_trace(error)}\nLog of the worker: {_log_path()}",
+                os.environ,
+            )
         ) from None
 
     def _fail_method(self, method_name: str, error: Exception) -> NoReturn:
-        _pass_user_error(error, f"in {self._place()}, method {method_name!r}")
-        if isinstance(error, WorkerMethodError):
+        self._pass_user_error(
+            error, f"in {self._place()}, method {method_name!r}", method_name
+        )
+        if isinstance(error, WorkerMethodError | CallCancelledError):
             # A failure of another group's worker, which this one waited for.
             raise error
         name = "the worker" if self._class is None else self._class.__qualname__
-        raise WorkerMethodError(
-            f"{self._place()}: {name}.{method_name} raised {_summary(error)}\n\n"
-            f"{_trace(error)}\nLog of the worker: {_log_path()}"
-        ) from None
+        failure = self._failure(method_name, error)
+        method_error = WorkerMethodError(
+            f"{self._place()}: {name}.{method_name} raised {failure.cause}\n\n"
+            f"{failure.traceback}\nLog of the worker: {failure.log_path}"
+        )
+        method_error.failure = failure
+        raise method_error from None
+
+    def _failure(self, method_name: str, error: Exception) -> WorkerFailure:
+        summary = scrubbed(_summary(error), os.environ)
+        in_group = in_process_group()
+        return WorkerFailure(
+            self._identity.group,
+            self._identity.rank,
+            self._identity.address,
+            os.getpid(),
+            "raised",
+            method_name,
+            summary,
+            scrubbed(_trace(error), os.environ),
+            _log_path(),
+            in_group,
+            lost_a_peer=in_group and _PEER_GONE.search(summary) is not None,
+        )
+
+    def _pass_user_error(self, error: Exception, note: str, method: str = "") -> None:
+        """Raise an error that the user can mend as itself, with where it came from."""
+        if not isinstance(error, UserError):
+            return
+        error.add_note(note)
+        # For the driver, which may have to release those that wait for this worker.
+        vars(error)["failure"] = self._failure(method, error)
+        try:
+            pickle.loads(pickle.dumps(error))
+        except Exception:
+            # It cannot travel; what it says can.
+            plain = UserError(f"{error} ({note})")
+            vars(plain)["failure"] = vars(error)["failure"]
+            raise plain from None
+        raise error
 
     def __repr__(self) -> str:
         return f"{self._identity.group}[{self._identity.rank}]"
@@ -251,22 +413,20 @@ def _is_generator(method: Any) -> bool:
     return inspect.isgeneratorfunction(method) or inspect.isasyncgenfunction(method)
 
 
-def _pass_user_error(error: Exception, note: str) -> None:
-    """Raise an error that the user can mend as itself, with where it came from."""
-    if not isinstance(error, UserError):
-        return
-    error.add_note(note)
-    try:
-        pickle.loads(pickle.dumps(error))
-    except Exception:
-        # It cannot travel; what it says can.
-        raise UserError(f"{error} ({note})") from None
-    raise error
-
-
 def _summary(error: BaseException) -> str:
     text = str(error)
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _hint(error: BaseException) -> str:
+    """Where a package that is missing would be declared."""
+    if not isinstance(error, ModuleNotFoundError):
+        return ""
+    return (
+        f" with {sys.executable} (a class whose packages lie elsewhere declares an "
+        "environment: with_options(environment=...), or an entry point of "
+        "rl.actor_environments)"
+    )
 
 
 def _trace(error: BaseException) -> str:

@@ -1,8 +1,9 @@
 """Bringing up the workers of a group, and ending their processes.
 
 ```
-start host processes -> each imports the class -> (again, where configure_worker asks
-for another process) -> all constructors at the same time -> ready
+the environment is built and checked on each node -> start host processes -> each
+imports the class -> (again, where the class or its configure_worker asks for another
+process) -> all constructors at the same time -> ready
 ```
 Constructors run at the same time because they may wait for each other, as those that
 form a process group do.
@@ -11,23 +12,27 @@ form a process group do.
 from __future__ import annotations
 
 import dataclasses
-import logging
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import psutil
 import ray
 
+from rl_distributed.actor_environments.declarations import (
+    Declaration,
+    checked_environment,
+)
+from rl_distributed.actor_environments.on_nodes import prepare_on_nodes
 from rl_distributed.errors import (
     ConfigError,
     DeadlineExceededError,
     WorkerDiedError,
     WorkerStartError,
 )
+from rl_distributed.logging import current_logging_setup
+from rl_distributed.workers.beats import WatchTarget
 from rl_distributed.workers.failures import WorkerPlace, remember_worker
 from rl_distributed.workers.future import fetch
 from rl_distributed.workers.host import (
@@ -37,18 +42,20 @@ from rl_distributed.workers.host import (
 )
 from rl_distributed.workers.layout import WorkerSeat
 from rl_distributed.workers.options import identity_variables
+from rl_distributed.workers.secret_variables import is_secret_variable, secrets_of
 
 if TYPE_CHECKING:
     from ray.actor import ActorHandle
 
+    from rl_distributed.actor_environments import (
+        ActorEnvironment,
+        PreparedEnvironment,
+    )
     from rl_distributed.virtual_cluster import RayVirtualCluster
     from rl_distributed.workers.builder import RayWorkerBuilder
 
-__all__ = ["LaunchedWorker", "WorkerLauncher", "end_processes", "shared_argument"]
+__all__ = ["LaunchedWorker", "WorkerLauncher", "shared_argument"]
 
-logger = logging.getLogger(__name__)
-
-_KILL_GRACE_S = 5.0
 _INLINE_LENGTH = 1_024
 
 
@@ -61,6 +68,14 @@ class LaunchedWorker:
     description: WorkerDescription
     process: psutil.Process | None
     """The process where it is on this machine."""
+    incarnation: int = 0
+    """How many processes this rank has had before."""
+
+    @property
+    def actor_id(self) -> str:
+        """Ray's id of the actor."""
+        actor_id: str = self.handle._actor_id.hex()
+        return actor_id
 
 
 def shared_argument(value: Any) -> Any:
@@ -99,47 +114,82 @@ class WorkerLauncher:
         self._deadline_s = deadline_s
         self._placement_groups = cluster.get_placement_groups()
         self._share = cluster.worker_share
-        self._handles: list[ActorHandle] = []
+        self.watch_target: Callable[[int, int], WatchTarget] | None = None
+        """Where the worker of a rank and incarnation sends its signs of life."""
+        self._handles: dict[int, ActorHandle] = {}
+        self._incarnations = dict.fromkeys(range(len(seats)), -1)
+        self._rendezvous: tuple[str, int] | None = None
         self._own_node = ray.get_runtime_context().get_node_id()
+        self._declaration = builder.declaration()
+        self._prepared: Mapping[str, PreparedEnvironment] = {}
 
-    def launch(self) -> list[LaunchedWorker]:
+    @property
+    def is_local(self) -> bool:
+        """Whether all workers are on the node of this process."""
+        return all(seat.slot.node_id == self._own_node for seat in self._seats)
+
+    def launch(self, ranks: Sequence[int] | None = None) -> list[LaunchedWorker]:
         """Start the processes, load the class and make the workers.
+
+        Args:
+            ranks: which workers; None: all. They get a new MASTER_PORT if these are all
+                of the group, and the one of the others if not.
+
+        Returns:
+            These workers, in the order of `ranks`.
 
         Raises:
             WorkerStartError: a worker did not come up; the others are ended.
+            ActorEnvironmentError: a node cannot have the environment of the class; that
+                is known before any process is started, and building it does not count
+                as starting.
             UserError: the class or its constructor raised it.
         """
-        if all(seat.slot.node_id == self._own_node for seat in self._seats):
-            self._builder.check_interpreter()
+        ranks = range(len(self._seats)) if ranks is None else list(ranks)
+        self._prepare(self._declaration.environment)
         end = time.monotonic() + self._deadline_s
-        identities = self._identities()
+        self._handles = {}
         try:
-            self._handles = [
-                self._start(seat, identity)
-                for seat, identity in zip(self._seats, identities, strict=True)
-            ]
-            descriptions = self._load(list(range(len(self._seats))), end)
-            descriptions = self._restart_where_asked(identities, descriptions, end)
-            self._note_places(identities, descriptions)
+            identities = self._identities(ranks)
+            for rank in ranks:
+                self._handles[rank] = self._start(rank, identities[rank])
+            descriptions = self._load(ranks, end)
+            end = self._restart_where_asked(identities, descriptions, end)
+            for rank in ranks:
+                self._remember(rank, descriptions[rank])
             self._construct(descriptions, end)
         except BaseException:
-            for handle in self._handles:
+            for handle in self._handles.values():
                 ray.kill(handle, no_restart=True)
             raise
         return [
-            LaunchedWorker(seat, handle, description, self._process(seat, description))
-            for seat, handle, description in zip(
-                self._seats, self._handles, descriptions, strict=True
+            LaunchedWorker(
+                self._seats[rank],
+                self._handles[rank],
+                descriptions[rank],
+                self._process(self._seats[rank], descriptions[rank]),
+                self._incarnations[rank],
             )
+            for rank in ranks
         ]
 
-    def _identities(self) -> list[WorkerIdentity]:
-        first = self._seats[0]
-        address, port = self._cluster.get_available_address_and_port(*first.bundle)
+    def _prepare(self, environment: ActorEnvironment) -> None:
+        """Make the environment ready on every node of the group."""
+        nodes = {seat.slot.node_id for seat in self._seats}
+        self._prepared = prepare_on_nodes(environment, nodes)
+
+    def _identities(self, ranks: Sequence[int]) -> dict[int, WorkerIdentity]:
+        if self._rendezvous is None or len(ranks) == len(self._seats):
+            first = self._seats[0]
+            self._rendezvous = self._cluster.get_available_address_and_port(
+                *first.bundle
+            )
+        address, port = self._rendezvous
         threads = self._builder.options.thread_variables()
         given = {**self._builder.options.env_vars, **self._env_vars}
-        return [
-            WorkerIdentity(
+        secret = secrets_of(given)
+        return {
+            seat.rank: WorkerIdentity(
                 self._group,
                 seat.rank,
                 seat.slot.address,
@@ -152,87 +202,122 @@ class WorkerLauncher:
                     master_port=port,
                 )
                 | threads,
-            ).without_variables(given)
-            for seat in self._seats
-        ]
+                logging=current_logging_setup(),
+            )
+            .without_variables(given)
+            .with_variables(secret)
+            for seat in (self._seats[rank] for rank in ranks)
+        }
 
     def _start(
         self,
-        seat: WorkerSeat,
+        rank: int,
         identity: WorkerIdentity,
         overrides: LaunchOverrides | None = None,
     ) -> ActorHandle:
+        seat = self._seats[rank]
+        self._incarnations[rank] += 1
+        if self.watch_target is not None:
+            target = self.watch_target(rank, self._incarnations[rank])
+            identity = dataclasses.replace(identity, watch=target)
+        # Ray writes runtime environments to its logs; secrets go with the identity.
+        plain = {k: v for k, v in self._env_vars.items() if not is_secret_variable(k)}
         handle = self._builder(
             self._placement_groups[seat.slot.placement_group_index],
             seat.slot.bundle_index,
             self._share,
             identity,
-            env_vars=self._env_vars,
+            env_vars=plain,
             overrides=overrides,
+            prepared=self._prepared[seat.slot.node_id],
         )
-        self._remember(handle, identity, None)
+        self._handles[rank] = handle
+        self._remember(rank, None)
         return handle
 
     def _load(
-        self, positions: Sequence[int], end: float, configure: bool = True
-    ) -> list[WorkerDescription]:
+        self, ranks: Sequence[int], end: float, configure: bool = True
+    ) -> dict[int, WorkerDescription]:
         references = []
-        for position in positions:
-            seat = self._seats[position]
-            leads = seat.leads_with
+        for rank in ranks:
+            leads = self._seats[rank].leads_with
             arguments = {
                 "num_gpus": self._share.num_gpus,
                 "bundle_indices": None if leads is None else (leads[0], list(leads[1])),
                 "num_gpus_per_node": self._cluster.num_gpus_per_node,
             }
             references.append(
-                self._handles[position].load.remote(
-                    self._builder.worker_class,
+                self._handles[rank].load.remote(
+                    self._builder.portable_class(),
                     arguments if configure else None,
-                    self._builder.search_path(),
+                    self._builder.search_path(self._declaration.environment),
                 )
             )
-        return self._await(references, "its class to be imported", end)
+        loaded = self._await(references, "its class to be imported", end)
+        return dict(zip(ranks, loaded, strict=True))
 
     def _restart_where_asked(
         self,
-        identities: Sequence[WorkerIdentity],
-        descriptions: list[WorkerDescription],
+        identities: Mapping[int, WorkerIdentity],
+        descriptions: dict[int, WorkerDescription],
         end: float,
-    ) -> list[WorkerDescription]:
+    ) -> float:
+        """Replace the processes that the class wants to be made otherwise.
+
+        Returns:
+            `end`, later by the time that its environment took to be built.
+        """
+        moved = self._move_to_own_environment(descriptions)
+        end += moved
         again = [
-            position
-            for position, description in enumerate(descriptions)
-            if description.overrides.need_new_process
+            rank
+            for rank, description in descriptions.items()
+            if description.overrides.need_new_process or moved
         ]
         if not again:
-            return descriptions
-        for position in again:
-            overrides = descriptions[position].overrides
-            ray.kill(self._handles[position], no_restart=True)
-            self._handles[position] = self._start(
-                self._seats[position],
-                identities[position].without_variables(overrides.env_vars),
-                overrides,
+            return end
+        for rank in again:
+            overrides = descriptions[rank].overrides
+            ray.kill(self._handles[rank], no_restart=True)
+            variables = overrides.env_vars
+            secret = secrets_of(variables)
+            identity = identities[rank].without_variables(variables)
+            self._start(rank, identity.with_variables(secret), overrides)
+        for rank, fresh in self._load(again, end, configure=False).items():
+            descriptions[rank] = dataclasses.replace(
+                fresh, overrides=descriptions[rank].overrides
             )
-        reloaded = self._load(again, end, configure=False)
-        merged = list(descriptions)
-        for position, fresh in zip(again, reloaded, strict=True):
-            merged[position] = dataclasses.replace(
-                fresh, overrides=descriptions[position].overrides
-            )
-        return merged
+        return end
 
-    def _construct(self, descriptions: Sequence[WorkerDescription], end: float) -> None:
-        many = len(self._handles) > 1
+    def _move_to_own_environment(
+        self, descriptions: Mapping[int, WorkerDescription]
+    ) -> float:
+        """Prepare what the class says of itself, where nothing else was declared.
+
+        A class that is named by its path tells its environment when a worker has
+        imported it. Returns the seconds this took; 0.0 where it tells none.
+        """
+        told = next(iter(descriptions.values())).environment
+        if self._declaration.source != "default" or told is None:
+            return 0.0
+        start = time.monotonic()
+        environment = checked_environment(told, self._builder.class_name)
+        self._prepare(environment)
+        self._declaration = Declaration(environment, "class")
+        return max(time.monotonic() - start, 1e-9)
+
+    def _construct(
+        self, descriptions: Mapping[int, WorkerDescription], end: float
+    ) -> None:
+        many = len(descriptions) > 1
         share: Callable[[Any], Any] = shared_argument if many else lambda value: value
         args = [share(value) for value in self._builder.args]
         kwargs = {name: share(value) for name, value in self._builder.kwargs.items()}
         references = [
-            handle.construct.remote(
+            self._handles[rank].construct.remote(
                 *args, **{**kwargs, **description.overrides.init_kwargs}
             )
-            for handle, description in zip(self._handles, descriptions, strict=True)
+            for rank, description in descriptions.items()
         ]
         self._await(references, "its constructor", end)
 
@@ -248,29 +333,17 @@ class WorkerLauncher:
         except WorkerDiedError as error:
             raise WorkerStartError(str(error)) from None
 
-    def _note_places(
-        self,
-        identities: Sequence[WorkerIdentity],
-        descriptions: Sequence[WorkerDescription],
-    ) -> None:
-        for handle, identity, description in zip(
-            self._handles, identities, descriptions, strict=True
-        ):
-            self._remember(handle, identity, description)
-
-    @staticmethod
-    def _remember(
-        handle: ActorHandle,
-        identity: WorkerIdentity,
-        description: WorkerDescription | None,
-    ) -> None:
+    def _remember(self, rank: int, description: WorkerDescription | None) -> None:
+        given = {**self._builder.options.env_vars, **self._env_vars}
         remember_worker(
-            handle._actor_id.hex(),
+            self._handles[rank]._actor_id.hex(),
             WorkerPlace(
-                identity.label,
-                identity.address,
+                self._group,
+                rank,
+                self._seats[rank].slot.address,
                 None if description is None else description.pid,
                 "" if description is None else description.log_path,
+                secrets_of(given),
             ),
         )
 
@@ -283,50 +356,3 @@ class WorkerLauncher:
             return psutil.Process(description.pid)
         except psutil.NoSuchProcess:
             return None
-
-
-def end_processes(workers: Sequence[LaunchedWorker], timeout_s: float) -> bool:
-    """Kill workers and what they started; wait until those on this machine are gone."""
-    own: list[psutil.Process] = []
-    started: list[psutil.Process] = []
-    for worker in workers:
-        if worker.process is not None and worker.process.is_running():
-            own.append(worker.process)
-            started += _children(worker.process)
-    if ray.is_initialized():
-        for worker in workers:
-            ray.kill(worker.handle, no_restart=True)
-    grace = min(timeout_s, _KILL_GRACE_S)
-    stubborn = _still_there(own, grace)
-    for process in stubborn:
-        logger.warning("worker process %d does not end; killing it", process.pid)
-    for process in (*stubborn, *started):
-        with suppress(psutil.NoSuchProcess):
-            process.kill()
-    return not _still_there([*stubborn, *started], grace)
-
-
-def _still_there(
-    processes: Sequence[psutil.Process], timeout_s: float
-) -> list[psutil.Process]:
-    """Wait for processes to end; returns those that did not."""
-    end = time.monotonic() + timeout_s
-    pause = threading.Event()
-    while (alive := [p for p in processes if _is_alive(p)]) and time.monotonic() < end:
-        pause.wait(0.01)
-    return alive
-
-
-def _is_alive(process: psutil.Process) -> bool:
-    # A zombie has ended; its parent may be slow to notice.
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
-def _children(process: psutil.Process) -> list[psutil.Process]:
-    try:
-        return process.children(recursive=True)
-    except psutil.NoSuchProcess:
-        return []

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rl_distributed.errors import ConfigError
+from rl_distributed.redaction import REDACTED
+from rl_distributed.workers.secret_variables import is_secret_variable, shown_variables
+
+if TYPE_CHECKING:
+    from rl_distributed.actor_environments import ActorEnvironment
 
 __all__ = ["WorkerOptions", "identity_variables", "recursive_merge_options"]
 
@@ -23,10 +29,14 @@ class WorkerOptions:
     """Threads of the math libraries (`OMP_NUM_THREADS`), set before the worker's module
     is imported; None: what Ray gives, one for a worker with at most one CPU."""
     env_vars: Mapping[str, str] = field(default_factory=dict)
-    """Environment variables of the process, there from its first instruction."""
+    """Environment variables of the process, there from its first instruction; those of
+    secret names (TOKEN, KEY, SECRET, PASSWORD) from before the class is imported."""
     py_executable: str | None = None
     """Python interpreter of the process; it needs the driver's Python and Ray versions
-    and rl-distributed. None: the driver's."""
+    and rl-distributed. None: the one of `environment`."""
+    environment: ActorEnvironment | None = None
+    """Which Python environment the process runs in; None: what is declared for the
+    class, see `rl_distributed.actor_environments.declarations`."""
     max_concurrency: int = 1
     """Calls that run in one worker at the same time, in threads. At 1 the worker's
     methods run one after the other in the main thread."""
@@ -40,12 +50,23 @@ class WorkerOptions:
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or value < 1):
                 raise ConfigError(f"{name} must be a positive integer: got {value!r}")
+        if self.py_executable is not None and self.environment is not None:
+            raise ConfigError(
+                "py_executable and environment exclude each other: got "
+                f"{self.py_executable!r} and {self.environment.label!r}; give one"
+            )
         for key, value in self.env_vars.items():
             if not isinstance(key, str) or not isinstance(value, str):
+                shown = REDACTED if is_secret_variable(str(key)) else repr(value)
                 raise ConfigError(
                     "env_vars must map names to strings: got "
-                    f"{key!r}: {value!r} ({type(value).__name__})"
+                    f"{key!r}: {shown} ({type(value).__name__})"
                 )
+
+    def __repr__(self) -> str:
+        shown = dataclasses.asdict(self) | {"env_vars": shown_variables(self.env_vars)}
+        shown["ray_options"] = sorted(self.ray_options)
+        return f"WorkerOptions({', '.join(f'{k}={v!r}' for k, v in shown.items())})"
 
     def thread_variables(self) -> dict[str, str]:
         """The variables that set the number of threads, if it is set."""
@@ -53,8 +74,16 @@ class WorkerOptions:
             return {}
         return dict.fromkeys(_THREAD_VARIABLES, str(self.num_threads))
 
-    def to_ray(self, env_vars: Mapping[str, str]) -> dict[str, Any]:
+    def to_ray(
+        self,
+        env_vars: Mapping[str, str],
+        runtime_env: Mapping[str, Any] | None = None,
+    ) -> dict[str, Any]:
         """Options for Ray's `.options(...)`, with these further variables.
+
+        Args:
+            env_vars: environment variables, which win over all others.
+            runtime_env: what a prepared environment asks for.
 
         A process without a runtime environment can be one that Ray has started ahead,
         which saves a second; so there is one only where something asks for it.
@@ -64,14 +93,17 @@ class WorkerOptions:
             options["max_concurrency"] = self.max_concurrency
         if self.resources:
             options["resources"] = dict(self.resources)
-        runtime_env: dict[str, Any] = {}
-        variables = {**self.env_vars, **env_vars}
+        # Ray writes a runtime environment to its logs, so secrets do not go this way.
+        variables = {
+            name: value
+            for name, value in {**self.env_vars, **env_vars}.items()
+            if not is_secret_variable(name)
+        }
+        asked = dict(runtime_env or {})
         if variables:
-            runtime_env["env_vars"] = variables
-        if self.py_executable is not None:
-            runtime_env["py_executable"] = self.py_executable
-        if runtime_env:
-            options["runtime_env"] = runtime_env
+            asked["env_vars"] = {**asked.get("env_vars", {}), **variables}
+        if asked:
+            options["runtime_env"] = asked
         return recursive_merge_options(options, self.ray_options)
 
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+from pydantic import Field
+
+from rl_distributed.config import Config
 from rl_distributed.logging import get_logger
 
-__all__ = ["ConsoleSink"]
+__all__ = ["ConsoleSink", "ConsoleSinkConfig"]
 
 _logger = get_logger(__name__)
 
@@ -19,16 +22,26 @@ def _show(value: float) -> str:
     )
 
 
+class ConsoleSinkConfig(Config):
+    """What the console shows."""
+
+    only: list[str] = Field(default_factory=list)
+    """Name prefixes of the metrics to show; all if empty."""
+
+
 class ConsoleSink:
     """Writes metrics through `logging`, so the program decides where they appear.
 
     Args:
         log_dir: Unused; every sink is given it.
-        only: Name prefixes of the metrics to show; all if empty.
+        config: The options; None: the defaults.
     """
 
-    def __init__(self, log_dir: Path, *, only: list[str] | None = None) -> None:
-        self._only = tuple(only or ())
+    config_class: ClassVar[type[Config]] = ConsoleSinkConfig
+
+    def __init__(self, log_dir: Path, config: ConsoleSinkConfig | None = None) -> None:
+        config = config or ConsoleSinkConfig()
+        self._only = tuple(config.only)
 
     def log_metrics(
         self, metrics: Mapping[str, float], step: int, time_s: float

@@ -3,38 +3,24 @@
 from __future__ import annotations
 
 import json
-import math
 import os
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, ClassVar
 
-__all__ = ["JsonlSink", "json_line", "read_metrics"]
+from rl_distributed.checkpoint.storage import write_bytes_durably
+from rl_distributed.config import Config
+from rl_distributed.metrics.distribution import Histogram
+from rl_distributed.metrics.sinks.plain import plain_tree
 
-
-def _plain(value: Any) -> Any:
-    """Make a tree JSON: non-finite numbers become the text that `float` reads."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else str(value)
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    if value is None or isinstance(value, (str, int)):
-        return value
-    if callable(getattr(value, "tolist", None)):
-        return _plain(value.tolist())
-    return str(value)
+__all__ = ["JsonlSink", "JsonlSinkConfig", "json_line", "read_metrics"]
 
 
 def json_line(record: Mapping[str, Any]) -> bytes:
-    """Render a record as one strict JSON line.
-
-    NaN and infinities, which JSON lacks, become `"nan"`, `"inf"` and `"-inf"`, so that
-    `float(...)` reads every number back. Arrays become lists, other objects text.
-    """
-    text = json.dumps(_plain(record), ensure_ascii=False, allow_nan=False)
-    return text.encode("utf-8", errors="backslashreplace") + b"\n"
+    """Render a record as one JSON line with its end."""
+    text = json.dumps(plain_tree(record), ensure_ascii=False, separators=(",", ":"))
+    return text.encode() + b"\n"
 
 
 def _open_for_append(path: Path) -> BinaryIO:
@@ -48,22 +34,36 @@ def _open_for_append(path: Path) -> BinaryIO:
     return file
 
 
+class JsonlSinkConfig(Config):
+    """Names of what the sink writes."""
+
+    filename: str = "metrics.jsonl"
+    """Name of the file below the run's folder."""
+    plots: str = "plots"
+    """Folder of plots below the run's folder."""
+
+
 class JsonlSink:
     """Appends to `metrics.jsonl`, one unbuffered write per line.
 
-    Lines are `{"step": 3, "time": 1.7e9, "metrics": {"train/loss": 0.5}}`; text lines
-    have `text` and hyper-parameter lines `hyperparams` in place of `metrics`. A resumed
-    run appends; where it does a step again, the later line counts.
+    Lines are `{"step": 3, "time": 1.7e9, "metrics": {"train/loss": 0.5}}`; others have
+    `text`, `histograms`, `plots` (names of PNG files) or `hyperparams` in place of
+    `metrics`. A resumed run appends, behind the step that it resumes from.
 
     Args:
         log_dir: The folder of the file; created if need be.
-        filename: The name of the file.
+        config: The options; None: the defaults.
     """
 
-    def __init__(self, log_dir: Path, *, filename: str = "metrics.jsonl") -> None:
+    config_class: ClassVar[type[Config]] = JsonlSinkConfig
+
+    def __init__(self, log_dir: Path, config: JsonlSinkConfig | None = None) -> None:
+        config = config or JsonlSinkConfig()
         log_dir.mkdir(parents=True, exist_ok=True)
-        self.path = log_dir / filename
+        self.path = log_dir / config.filename
+        self._plots = log_dir / config.plots
         self._file = _open_for_append(self.path)
+        self._torn = False
 
     def log_metrics(
         self, metrics: Mapping[str, float], step: int, time_s: float
@@ -79,8 +79,43 @@ class JsonlSink:
         """Append one line."""
         self._write({"step": step, "text": {name: text}})
 
+    def log_histogram(
+        self, name: str, histogram: Histogram, step: int, time_s: float
+    ) -> None:
+        """Append one line with edges and counts."""
+        shown = {"edges": histogram.edges, "counts": histogram.counts}
+        self._write({"step": step, "time": time_s, "histograms": {name: shown}})
+
+    def log_plot(self, name: str, figure: Any, step: int) -> None:
+        """Save a PNG file and append one line with its path."""
+        plain = re.sub(r"[^\w.-]+", "-", name)
+        path = self._plots / f"{plain}-{step}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, format="png")
+        shown = path.relative_to(self.path.parent).as_posix()
+        self._write({"step": step, "plots": {name: shown}})
+
+    def resume_at(self, step: int) -> None:
+        """Drop the lines of later steps; they come again."""
+        lines = self.path.read_bytes().splitlines(keepends=True)
+        kept = [line for line in lines if _step_of(line) <= step]
+        if len(kept) == len(lines):
+            return
+        self._file.close()
+        try:
+            # Through another file and a rename: a kill here must not cost the history.
+            write_bytes_durably(self.path, b"".join(kept))
+        finally:
+            self._file = _open_for_append(self.path)
+
     def _write(self, record: Mapping[str, Any]) -> None:
-        self._file.write(json_line(record))
+        line = json_line(record)
+        data = memoryview(b"\n" + line if self._torn else line)
+        self._torn = True
+        while data:
+            # A disk that fills up takes a part of the line before it refuses.
+            data = data[self._file.write(data) :]
+        self._torn = False
 
     def flush(self) -> None:
         """Do nothing; writes are unbuffered."""
@@ -88,6 +123,15 @@ class JsonlSink:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+
+
+def _step_of(line: bytes) -> int:
+    """Return the step of a line; 0 for one that has none, or that is torn."""
+    try:
+        step = json.loads(line).get("step", 0)
+    except (ValueError, AttributeError):
+        return 0
+    return step if isinstance(step, int) else 0
 
 
 def read_metrics(

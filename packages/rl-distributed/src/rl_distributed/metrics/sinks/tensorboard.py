@@ -2,48 +2,48 @@
 
 from __future__ import annotations
 
-import importlib
+import itertools
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-from rl_distributed.errors import RegistryError
+from rl_distributed.config import Config
+from rl_distributed.metrics.distribution import Histogram
+from rl_distributed.metrics.sinks.engine import import_engine
+from rl_distributed.metrics.sinks.plain import flattened, valid_text
 
-__all__ = ["TensorboardSink"]
-
-
-def _flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in tree.items():
-        name = f"{prefix}.{key}" if prefix else str(key)
-        if isinstance(value, Mapping):
-            flat.update(_flatten(value, name))
-        else:
-            flat[name] = value
-    return flat
+__all__ = ["TensorboardSink", "TensorboardSinkConfig"]
 
 
-def _summary_writer() -> Any:
-    """Return torch's writer class; `torch` alone does not bring TensorBoard."""
-    try:
-        return importlib.import_module("torch.utils.tensorboard").SummaryWriter
-    except ImportError as error:
-        raise RegistryError(
-            "logger.sinks: 'tensorboard' needs the package tensorboard, which cannot "
-            f"be imported ({error}); pip install 'rl-distributed[tensorboard]'"
-        ) from error
+class TensorboardSinkConfig(Config):
+    """Where the event files go."""
+
+    subfolder: str = "tensorboard"
+    """Folder below the run's folder."""
 
 
 class TensorboardSink:
-    """Writes scalars and text as TensorBoard event files.
+    """Writes scalars, texts, histograms and plots as TensorBoard event files.
 
     Args:
         log_dir: The event files go to a folder below it.
-        subfolder: The name of that folder.
+        config: The options; None: the defaults.
+
+    Raises:
+        RegistryError: TensorBoard is not installed.
     """
 
-    def __init__(self, log_dir: Path, *, subfolder: str = "tensorboard") -> None:
-        self._writer = _summary_writer()(log_dir=str(log_dir / subfolder))
+    config_class: ClassVar[type[Config]] = TensorboardSinkConfig
+
+    def __init__(
+        self, log_dir: Path, config: TensorboardSinkConfig | None = None
+    ) -> None:
+        config = config or TensorboardSinkConfig()
+        # `torch` alone does not bring TensorBoard.
+        engine = import_engine("torch.utils.tensorboard", "tensorboard", "tensorboard")
+        self._make = engine.SummaryWriter
+        self._folder = str(log_dir / config.subfolder)
+        self._writer = self._make(log_dir=self._folder)
 
     def log_metrics(
         self, metrics: Mapping[str, float], step: int, time_s: float
@@ -54,13 +54,42 @@ class TensorboardSink:
 
     def log_hyperparams(self, params: Mapping[str, Any]) -> None:
         """Write a table; TensorBoard's own plug-in wants a final metric with it."""
-        rows = [f"| {key} | {value} |" for key, value in _flatten(params).items()]
+        rows = [f"| {key} | {value} |" for key, value in flattened(params).items()]
         table = "\n".join(["| key | value |", "| --- | --- |", *rows])
         self._writer.add_text("hyperparams", table, global_step=0)
 
     def log_text(self, name: str, text: str, step: int) -> None:
         """Write a text summary."""
-        self._writer.add_text(name, text, global_step=step)
+        self._writer.add_text(name, valid_text(text), global_step=step)
+
+    def log_histogram(
+        self, name: str, histogram: Histogram, step: int, time_s: float
+    ) -> None:
+        """Write a histogram with the same bins."""
+        edges, counts = histogram.edges, histogram.counts
+        middles = [(a + b) / 2 for a, b in itertools.pairwise(edges)]
+        squares = sum(c * m * m for c, m in zip(counts, middles, strict=True))
+        self._writer.add_histogram_raw(
+            name,
+            min=edges[0],
+            max=edges[-1],
+            num=int(sum(counts)),
+            sum=histogram.total,
+            sum_squares=squares,
+            bucket_limits=list(edges[1:]),
+            bucket_counts=list(counts),
+            global_step=step,
+            walltime=time_s,
+        )
+
+    def log_plot(self, name: str, figure: Any, step: int) -> None:
+        """Write a picture."""
+        self._writer.add_figure(name, figure, global_step=step, close=False)
+
+    def resume_at(self, step: int) -> None:
+        """Have TensorBoard hide what older files hold of later steps."""
+        self._writer.close()
+        self._writer = self._make(log_dir=self._folder, purge_step=step + 1)
 
     def flush(self) -> None:
         """Flush the event file."""

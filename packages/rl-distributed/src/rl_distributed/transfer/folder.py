@@ -1,0 +1,150 @@
+"""Messages as files in a folder that sender and receivers see.
+
+```
+<folder>/sender.json        who sends: host, process, whether it has closed
+         receiver-<i>.json  who receives
+         message-<n>.*      message n; renamed to this name once it is whole
+         taken-<i>          the number of messages that receiver i has taken
+```
+A receiver waits for the file of its next message and looks now and then whether the
+sender still lives, which can only be known on the same machine.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import psutil
+import torch
+
+from rl_distributed.errors import DeadlineExceededError, TransferError
+
+__all__ = [
+    "announce",
+    "map_file",
+    "own_process",
+    "process_is_gone",
+    "reason_for_silence",
+    "replace_file",
+    "wait_for",
+]
+
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.0005, 0.02
+_WATCH_EVERY_S = 0.25
+
+FoundT = TypeVar("FoundT")
+
+
+def own_process() -> dict[str, Any]:
+    """What others need to find out whether this process lives."""
+    return {
+        "host": socket.gethostname(),
+        # Process numbers mean nothing in another container.
+        "namespace": os.stat("/proc/self/ns/pid").st_ino,
+        "pid": os.getpid(),
+        "started_s": psutil.Process().create_time(),
+        "closed": False,
+    }
+
+
+def process_is_gone(process: dict[str, Any]) -> bool:
+    """Whether a process is known to have ended; False where it cannot be known."""
+    own = own_process()
+    if any(process[key] != own[key] for key in ("host", "namespace")):
+        return False
+    try:
+        found = psutil.Process(process["pid"])
+        same = abs(found.create_time() - process["started_s"]) < 1.0
+        return not same or found.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def replace_file(path: Path, text: str, *, durable: bool = False) -> None:
+    """Write a small file so that readers see it whole or not at all."""
+    part = path.with_name(f".{path.name}.part")
+    with part.open("w", encoding="utf-8") as file:
+        file.write(text)
+        if durable:
+            file.flush()
+            os.fsync(file.fileno())
+    part.replace(path)
+
+
+def announce(path: Path, *, closed: bool = False) -> None:
+    """Write who uses an end of the link."""
+    replace_file(path, json.dumps({**own_process(), "closed": closed}))
+
+
+def map_file(path: Path) -> torch.Tensor:
+    """A file as `[N]` uint8 in memory of its own: writes are seen by nobody else.
+
+    The memory is read from the file's pages, and a page is copied when it is first
+    written to. It stays valid after the file is removed.
+    """
+    with path.open("rb") as file:
+        if os.fstat(file.fileno()).st_size == 0:
+            return torch.empty(0, dtype=torch.uint8)
+        memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    return torch.frombuffer(memory, dtype=torch.uint8)
+
+
+def wait_for(
+    attempt: Callable[[], FoundT | None],
+    watch: Callable[[], str | None],
+    what: str,
+    deadline_s: float,
+) -> FoundT:
+    """Try until there is a result.
+
+    Args:
+        attempt: Returns the result, or None to be called again.
+        watch: Returns why there will never be one, or None. A last attempt follows.
+        what: What is waited for, for messages.
+        deadline_s: How long to try.
+
+    Raises:
+        TransferError: `watch` gave a reason.
+        DeadlineExceededError: Nothing came in time.
+    """
+    began_s = time.monotonic()
+    watched_s, pause_s = began_s, _FIRST_PAUSE_S
+    while True:
+        found = attempt()
+        if found is not None:
+            return found
+        now_s = time.monotonic()
+        if now_s - watched_s > _WATCH_EVERY_S:
+            watched_s = now_s
+            reason = watch()
+            if reason is not None:
+                found = attempt()
+                if found is not None:
+                    return found
+                raise TransferError(f"{reason} while waiting for {what}")
+        if now_s - began_s > deadline_s:
+            raise DeadlineExceededError(f"{what} did not come within {deadline_s:g} s")
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+
+def reason_for_silence(path: Path, who: str) -> str | None:
+    """Why nothing will come any more from the process that `path` tells of."""
+    try:
+        process = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        if not path.parent.exists():
+            return f"the folder {path.parent} of the link was removed"
+        return None
+    if process["closed"]:
+        return f"{who} (process {process['pid']} on {process['host']}) has closed"
+    if process_is_gone(process):
+        return f"{who} (process {process['pid']} on {process['host']}) died"
+    return None

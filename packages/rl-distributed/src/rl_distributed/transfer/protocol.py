@@ -1,0 +1,122 @@
+"""What carries tensors from one process to others: a link and its ends.
+
+A link has one sender and a fixed number of receivers, each of which gets everything.
+It carries messages in order: a header, and with most of them a block of bytes. What the
+messages mean, and that they arrive whole, is the business of `stream`.
+
+```
+driver:    link = SomeLink(...)         made once, pickled to both sides
+sender:    end = link.sender()          end.buffer(n) -> fill -> end.send(header, block)
+receiver:  end = link.receiver(index)   end.receive() -> header, block
+```
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Literal, Protocol, Self, runtime_checkable
+
+import torch
+
+from rl_distributed.transfer.manifest import TensorEntry
+
+__all__ = ["Header", "ReceivingEnd", "SendingEnd", "TensorLink"]
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What a message says."""
+
+    kind: Literal["block", "end", "abort"]
+    """Tensors; the end of a transfer; or the sender gave up."""
+    number: int = 0
+    """The place of the message in its transfer."""
+    label: str = ""
+    """What the sender calls the transfer."""
+    entries: tuple[TensorEntry, ...] = ()
+    """The tensors in the block; at the end, all tensors of the transfer."""
+    text: str = ""
+    """Why the sender gave up."""
+
+    def to_json(self) -> str:
+        """The header as text."""
+        tensors = [entry.to_json() for entry in self.entries]
+        return json.dumps([self.kind, self.number, self.label, tensors, self.text])
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Header:
+        """The opposite of `to_json`."""
+        kind, number, label, tensors, reason = json.loads(text)
+        entries = tuple(TensorEntry.from_json(value) for value in tensors)
+        return cls(kind, number, label, entries, reason)
+
+
+class SendingEnd(Protocol):
+    """Where messages go in. Used by one thread."""
+
+    def buffer(self, num_bytes: int) -> torch.Tensor:
+        """Memory for the next block: `[num_bytes]` uint8, to be filled and sent."""
+        ...
+
+    def send(
+        self, header: Header, block: torch.Tensor | None, *, deadline_s: float
+    ) -> None:
+        """Send a header, and the block that `buffer` gave last.
+
+        Raises:
+            DeadlineExceededError: The receivers did not make room in time.
+            TransferError: A receiver is gone.
+        """
+        ...
+
+    def close(self) -> None:
+        """Give up what the end holds. Messages that were sent still arrive."""
+        ...
+
+
+class ReceivingEnd(Protocol):
+    """Where messages come out. Used by one thread."""
+
+    def receive(self, *, deadline_s: float) -> tuple[Header, torch.Tensor]:
+        """The next message; without a block, an empty tensor.
+
+        Raises:
+            DeadlineExceededError: Nothing came in time.
+            TransferError: The sender is gone.
+        """
+        ...
+
+    def close(self) -> None:
+        """Give up what the end holds; tensors that were received stay valid."""
+        ...
+
+
+@runtime_checkable
+class TensorLink(Protocol):
+    """Connects one sender with `num_receivers` receivers. It can be pickled."""
+
+    @property
+    def num_receivers(self) -> int:
+        """How many receivers there are."""
+        ...
+
+    def sender(self, *, deadline_s: float = 60.0) -> SendingEnd:
+        """The end of the sender, in the process that calls this."""
+        ...
+
+    def receiver(self, index: int = 0, *, deadline_s: float = 60.0) -> ReceivingEnd:
+        """The end of a receiver, in the process that calls this."""
+        ...
+
+    def close(self) -> None:
+        """Remove what the link occupies; called once, by whoever made it."""
+        ...
+
+    def __enter__(self) -> Self:
+        """The link itself."""
+        ...
+
+    def __exit__(self, *exc_info: object) -> None:
+        """Close the link."""
+        ...

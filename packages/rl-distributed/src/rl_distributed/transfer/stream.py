@@ -1,0 +1,300 @@
+"""Named tensors over a link, in buckets, verified at the other end.
+
+```
+sender     tensors -> buckets by bytes -> pack, digest -> block ... -> end: manifest
+receivers  block -> digest of each tensor as sent? -> hand out ... -> end: manifest
+           nothing missing, nothing extra?
+```
+A damaged tensor is never handed out. That nothing is missing is known at the end.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+
+import torch
+
+from rl_distributed.errors import DeadlineExceededError, DistributedError, TransferError
+from rl_distributed.tensor_buffers import carried
+from rl_distributed.transfer.manifest import (
+    Manifest,
+    TensorEntry,
+    digest_of,
+    dtype_name,
+)
+from rl_distributed.transfer.protocol import Header, ReceivingEnd, SendingEnd
+
+__all__ = ["TensorStream", "receive_tensors", "send_tensors"]
+
+# Every tensor begins where any dtype may, and on a cache line of its own.
+_ALIGNMENT = 64
+_ABORT_DEADLINE_S = 10.0
+_SHOWN = 5
+
+
+def send_tensors(
+    end: SendingEnd,
+    tensors: Mapping[str, torch.Tensor] | Iterable[tuple[str, torch.Tensor]],
+    *,
+    label: str = "",
+    bucket_bytes: int = 64 << 20,
+    deadline_s: float = 120.0,
+) -> Manifest:
+    """Send tensors to all receivers of a link.
+
+    An iterable is consumed while it is sent, so that only one bucket needs memory; if
+    it raises, the receivers are told why. An end can send several times in a row.
+
+    Args:
+        end: What `link.sender()` returned.
+        tensors: Dense tensors of any dtype, shape and device, by unique names.
+        label: What receivers find in the manifest, such as a version.
+        bucket_bytes: Tensors travel together up to this size; a larger one alone.
+        deadline_s: How long the whole transfer may take.
+
+    Returns:
+        What was sent; its `digest` equals that of every receiver's manifest.
+
+    Raises:
+        TransferError: A name occurs twice, a tensor is not dense, or a receiver is
+            gone.
+        DeadlineExceededError: The receivers were too slow.
+    """
+    if bucket_bytes < 1:
+        raise TransferError(f"bucket_bytes must be positive: got {bucket_bytes}")
+    until_s = time.monotonic() + deadline_s
+    pairs = tensors.items() if isinstance(tensors, Mapping) else tensors
+    sent: list[TensorEntry] = []
+    number = 0
+    try:
+        for bucket in _buckets(pairs, bucket_bytes):
+            entries, block = _pack(end, bucket)
+            header = Header("block", number, label, entries)
+            first = f"tensor {bucket[0][0]!r}"
+            left_s = _left_s(until_s, f"before {first}")
+            with _naming(f"{first} could not be sent"):
+                end.send(header, block, deadline_s=left_s)
+            sent += entries
+            number += 1
+        last = Header("end", number, label, tuple(sent))
+        end.send(last, None, deadline_s=_left_s(until_s, "before the manifest"))
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        with suppress(DistributedError):
+            abort = Header("abort", number, label, text=reason)
+            # Receivers that were too slow already get no more time.
+            late = isinstance(error, DeadlineExceededError)
+            end.send(abort, None, deadline_s=0.1 if late else _ABORT_DEADLINE_S)
+        raise
+    return Manifest(tuple(sent), label)
+
+
+def receive_tensors(
+    end: ReceivingEnd,
+    *,
+    expected: Mapping[str, torch.Tensor] | None = None,
+    deadline_s: float = 120.0,
+) -> TensorStream:
+    """Receive what one call of `send_tensors` sends.
+
+    Args:
+        end: What `link.receiver(index)` returned.
+        expected: Tensors (also without data, on `meta`) that say which names, shapes
+            and dtypes must come, such as a `state_dict`; None: any.
+        deadline_s: How long the whole transfer may take, from the first tensor asked
+            for.
+    """
+    return TensorStream(end, expected, deadline_s)
+
+
+class TensorStream:
+    """The tensors of one transfer, as they come; `receive_tensors` makes it.
+
+    ```python
+    for name, tensor in receive_tensors(link.receiver(0)):
+        ...
+    ```
+
+    Tensors from the object store lie in memory that all its readers share (clone them
+    before a write in place); those from every other link are the receiver's own.
+    """
+
+    def __init__(
+        self,
+        end: ReceivingEnd,
+        expected: Mapping[str, torch.Tensor] | None,
+        deadline_s: float,
+    ) -> None:
+        self._end = end
+        self._expected = expected
+        self._deadline_s = deadline_s
+        self.manifest: Manifest | None = None
+        """What was received, once all of it is there and equal to what was sent."""
+
+    def read(self) -> dict[str, torch.Tensor]:
+        """All tensors by name, once the whole transfer is verified."""
+        return dict(self)
+
+    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Each tensor once it is verified.
+
+        Raises:
+            TransferError: A tensor is damaged, missing, extra or not as expected, or
+                the sender gave up or is gone.
+            DeadlineExceededError: The sender was too slow.
+        """
+        until_s = time.monotonic() + self._deadline_s
+        received: list[TensorEntry] = []
+        for number in itertools.count():
+            after = f"after tensor {received[-1].name!r}" if received else "at all"
+            left_s = _left_s(until_s, after)
+            with _naming(f"nothing came {after}"):
+                header, block = self._end.receive(deadline_s=left_s)
+            if header.kind == "abort":
+                raise TransferError(
+                    f"the sender gave up{_called(header)} {after}: {header.text}"
+                )
+            if header.number != number:
+                raise TransferError(
+                    f"message {header.number}{_called(header)} came where message "
+                    f"{number} was due, {after}: the link lost, doubled or swapped one"
+                )
+            if header.kind == "end":
+                self.manifest = self._checked(header, received)
+                return
+            for entry in header.entries:
+                tensor, found = _unpack(entry, block)
+                self._check(entry, found)
+                received.append(found)
+                yield entry.name, tensor
+
+    def _check(self, sent: TensorEntry, found: TensorEntry) -> None:
+        if sent != found:
+            raise TransferError(
+                f"tensor {sent.name!r} ({sent.dtype}{list(sent.shape)}) arrived "
+                f"damaged: its digest is {found.digest} instead of {sent.digest}; "
+                "send it again"
+            )
+        if self._expected is None:
+            return
+        if sent.name not in self._expected:
+            raise TransferError(
+                f"tensor {sent.name!r} is not among the {len(self._expected)} expected "
+                "ones; sender and receiver must speak of the same tensors"
+            )
+        like = self._expected[sent.name]
+        wanted = (dtype_name(like.dtype), tuple(like.shape))
+        if wanted != (sent.dtype, sent.shape):
+            raise TransferError(
+                f"tensor {sent.name!r} must be {wanted[0]}{list(wanted[1])}: got "
+                f"{sent.dtype}{list(sent.shape)}"
+            )
+
+    def _checked(self, header: Header, received: list[TensorEntry]) -> Manifest:
+        """The manifest of what came, if it is what was sent and expected."""
+        found = Manifest(tuple(received), header.label)
+        problems = Manifest(header.entries, header.label).differences(found)
+        if self._expected is not None:
+            names = {entry.name for entry in received}
+            absent = [name for name in self._expected if name not in names]
+            problems += [f"{name} is missing: it was never sent" for name in absent]
+        if problems:
+            more = ", ..." if len(problems) > _SHOWN else ""
+            raise TransferError(
+                f"what was received{_called(header)} is not what was sent: "
+                f"{', '.join(problems[:_SHOWN])}{more}"
+            )
+        return found
+
+
+def _buckets(
+    pairs: Iterable[tuple[str, torch.Tensor]], bucket_bytes: int
+) -> Iterator[list[tuple[str, torch.Tensor]]]:
+    seen: set[str] = set()
+    bucket: list[tuple[str, torch.Tensor]] = []
+    size = 0
+    for name, tensor in pairs:
+        if name in seen:
+            raise TransferError(f"tensor {name!r} occurs twice; names must be unique")
+        if tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized:
+            raise TransferError(
+                f"tensor {name!r} must be dense and have values: got {tensor.layout} "
+                f"on {tensor.device}; convert it before it is sent"
+            )
+        seen.add(name)
+        needed = _aligned(tensor.nbytes)
+        if bucket and size + needed > bucket_bytes:
+            yield bucket
+            bucket, size = [], 0
+        bucket.append((name, tensor))
+        size += needed
+    if bucket:
+        yield bucket
+
+
+def _aligned(num_bytes: int) -> int:
+    return -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
+
+
+def _pack(
+    end: SendingEnd, bucket: list[tuple[str, torch.Tensor]]
+) -> tuple[tuple[TensorEntry, ...], torch.Tensor]:
+    """Copy the tensors of a bucket into one block."""
+    block = end.buffer(sum(_aligned(tensor.nbytes) for _, tensor in bucket))
+    entries = []
+    start = 0
+    for name, tensor in bucket:
+        values = carried(tensor)
+        place = block[start : start + tensor.nbytes]
+        place.view(values.dtype).view(values.shape).copy_(values)
+        entries.append(
+            TensorEntry(
+                name,
+                dtype_name(tensor.dtype),
+                tuple(tensor.shape),
+                digest_of(place),
+                start,
+            )
+        )
+        start += _aligned(tensor.nbytes)
+    return tuple(entries), block
+
+
+def _unpack(
+    entry: TensorEntry, block: torch.Tensor
+) -> tuple[torch.Tensor, TensorEntry]:
+    """A tensor as a view of its block, and its entry with the digest that was found."""
+    part = block[entry.start : entry.start + entry.num_bytes]
+    found = TensorEntry(entry.name, entry.dtype, entry.shape, digest_of(part))
+    if part.numel() != entry.num_bytes:
+        raise TransferError(
+            f"tensor {entry.name!r} has {entry.num_bytes} bytes, but its block ends "
+            f"after {part.numel()}; send it again"
+        )
+    return part.view(entry.torch_dtype).view(entry.shape), found
+
+
+@contextmanager
+def _naming(what: str) -> Iterator[None]:
+    """Say of which tensor a link speaks; links know of messages only."""
+    try:
+        yield
+    except (DeadlineExceededError, TransferError) as error:
+        raise type(error)(f"{what}: {error}") from error
+
+
+def _called(header: Header) -> str:
+    return f" in the transfer {header.label!r}" if header.label else ""
+
+
+def _left_s(until_s: float, where: str) -> float:
+    left_s = until_s - time.monotonic()
+    if left_s <= 0:
+        raise DeadlineExceededError(
+            f"the transfer ran out of time {where}; raise deadline_s or look at the "
+            "other side"
+        )
+    return left_s

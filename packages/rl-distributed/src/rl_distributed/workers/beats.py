@@ -1,0 +1,174 @@
+"""The sign of life that a worker's process sends to its driver.
+
+```
+worker: thread of BeatSender --- TCP, a line a second ---> driver: GroupWatch
+```
+The connection says two things without anybody asking: the system closes it when the
+process ends, and no line comes when the process is stopped or holds Python's lock. A
+worker shows that it is one by answering a random challenge with the group's key, which
+itself never crosses the connection.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import select
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from rl_distributed.workers.cancellation import note_cancelled
+
+__all__ = ["Beat", "BeatSender", "WatchTarget", "in_process_group", "proof"]
+
+_CONNECT_S = 5.0
+_ATTEMPTS = 5
+_RECEIVED_BYTES = 65_536
+
+
+@dataclass(frozen=True, slots=True)
+class WatchTarget:
+    """Where a worker reports to."""
+
+    address: str
+    port: int
+    rank: int
+    incarnation: int
+    """How many processes this rank has had before."""
+    interval_s: float
+    key: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """One sign of life."""
+
+    method: str = ""
+    """The method that runs; empty: none."""
+    method_s: float = 0.0
+    """For how long it has been running."""
+    in_process_group: bool = False
+    """Whether the process has a process group of torch with others in it."""
+    calls: tuple[str, ...] = ()
+    """Ray's ids of the calls that run."""
+
+    def line(self) -> bytes:
+        """As sent."""
+        fields = [self.method, self.method_s, self.in_process_group, self.calls]
+        return json.dumps(fields).encode()
+
+    @classmethod
+    def of_line(cls, line: bytes) -> Beat:
+        """As received."""
+        method, method_s, in_group, calls = json.loads(line)
+        return cls(str(method), float(method_s), bool(in_group), tuple(calls))
+
+
+def proof(key: bytes, challenge: str, rank: int, incarnation: int) -> str:
+    """What a worker answers to a challenge."""
+    text = f"{challenge}:{rank}:{incarnation}".encode()
+    return hmac.new(key, text, hashlib.sha256).hexdigest()
+
+
+def in_process_group() -> bool:
+    """Whether this process shares a process group of torch with others."""
+    dist: Any = sys.modules.get("torch.distributed")
+    try:
+        return bool(
+            dist is not None
+            and dist.is_available()
+            and dist.is_initialized()
+            and dist.get_world_size() > 1
+        )
+    except (AttributeError, RuntimeError, ValueError):
+        # The module is half imported, or the group is being made or taken apart.
+        return False
+
+
+class BeatSender:
+    """Sends beats from a thread until the process ends.
+
+    Args:
+        target: where to.
+        running: the calls that run now: their methods, when they began
+            (`time.monotonic`) and Ray's ids of them.
+    """
+
+    def __init__(
+        self,
+        target: WatchTarget,
+        running: Callable[[], Sequence[tuple[str, float, str]]],
+    ) -> None:
+        self._target = target
+        self._running = running
+
+    def start(self) -> bool:
+        """Connect and begin; False where the driver cannot be reached."""
+        try:
+            connection = self._connect()
+        except OSError:
+            return False
+        thread = threading.Thread(
+            target=self._run, args=(connection,), name="worker-beats", daemon=True
+        )
+        thread.start()
+        return True
+
+    def _connect(self) -> socket.socket:
+        target = self._target
+        connection = socket.create_connection(
+            (target.address, target.port), timeout=_CONNECT_S
+        )
+        try:
+            challenge = connection.makefile("r").readline().strip()
+            answer = proof(target.key, challenge, target.rank, target.incarnation)
+            hello = [target.rank, target.incarnation, answer]
+            connection.sendall(json.dumps(hello).encode() + b"\n")
+            connection.sendall(self._beat().line() + b"\n")
+        except OSError:
+            connection.close()
+            raise
+        return connection
+
+    def _beat(self) -> Beat:
+        running = self._running()
+        if not running:
+            return Beat(in_process_group=in_process_group())
+        method, began, _ = min(running, key=lambda call: call[1])
+        calls = tuple(call for _, _, call in running)
+        return Beat(method, time.monotonic() - began, in_process_group(), calls)
+
+    def _run(self, connection: socket.socket | None) -> None:
+        pause = threading.Event()
+        for _ in range(_ATTEMPTS):
+            if connection is not None:
+                with suppress(OSError):
+                    self._send_until_closed(connection)
+                connection.close()
+                connection = None
+            pause.wait(self._target.interval_s)
+            with suppress(OSError):
+                connection = self._connect()
+        if connection is not None:
+            connection.close()
+
+    def _send_until_closed(self, connection: socket.socket) -> None:
+        rest = b""
+        while True:
+            asked, _, _ = select.select([connection], [], [], self._target.interval_s)
+            if asked:
+                said = connection.recv(_RECEIVED_BYTES)
+                if not said:
+                    raise ConnectionError("the driver has closed the connection")
+                # An empty line asks for a beat at once, others name cancelled calls.
+                *lines, rest = (rest + said).split(b"\n")
+                for line in filter(None, lines):
+                    note_cancelled(line.decode())
+            connection.sendall(self._beat().line() + b"\n")

@@ -1,0 +1,151 @@
+"""What a group does when one of its workers fails."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rl_distributed.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rl_distributed.workers.group import RayWorkerGroup
+
+__all__ = ["FailFast", "FailurePolicy", "RestartGroup", "RestartWorker"]
+
+RestoreState = Callable[["RayWorkerGroup", Sequence[int]], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FailurePolicy:
+    """What all policies have; use one of those below.
+
+    A worker *fails* when its process is gone, when it gives no sign of life for
+    `heartbeat_limit_s`, or when a call runs past its own `call_deadline_s`; then what
+    is left of its process is ended. Workers that share a process group of torch with it
+    can only wait for it: they are ended as well, so that nobody is left waiting.
+
+    A method that raises ends the call and not the worker. Only workers of the same call
+    that are in a process group, and still in the call after `release_after_s`, are
+    ended, because they wait for the one that raised.
+    """
+
+    heartbeat_limit_s: float | None = 60.0
+    """How long a worker may give no sign of life, as when its process is stopped or
+    native code holds Python's lock; None: for ever."""
+    release_after_s: float = 1.0
+    """How long workers in a process group get to end a call by themselves once one of
+    them has failed."""
+
+    def __post_init__(self) -> None:
+        limit = self.heartbeat_limit_s
+        if limit is not None and limit <= 0:
+            raise ConfigError(
+                f"heartbeat_limit_s must be positive, or None for no limit: got {limit}"
+            )
+        if self.release_after_s < 0:
+            raise ConfigError(
+                f"release_after_s must not be negative: got {self.release_after_s}"
+            )
+
+    @property
+    def restarts(self) -> bool:
+        """Whether failed workers are started again."""
+        return False
+
+    def retries(self, method_name: str) -> bool:
+        """Whether a call of this method is made again after a restart."""
+        del method_name
+        return False
+
+
+@dataclass(frozen=True, kw_only=True)
+class FailFast(FailurePolicy):
+    """The failure is raised; the worker stays away.
+
+    Calls that need it raise the same failure again, at once. Other workers that are in
+    no process group go on, and can still be called, say to save what they have.
+    """
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Restart(FailurePolicy):
+    """What both ways to restart have."""
+
+    max_restarts: int = 3
+    """How often, within `within_s`, before the group gives up."""
+    within_s: float = 3_600.0
+    """The time over which restarts are counted."""
+    backoff_s: float = 0.1
+    """Pause before the second restart in that time; doubled for each further one."""
+    max_backoff_s: float = 30.0
+    """Longest pause."""
+    retry_calls: bool | Collection[str] = False
+    """Methods that may run twice: their call is made again after the restart, on the
+    workers that were started again (`RestartWorker`) or on all (`RestartGroup`), and
+    its caller learns nothing of the failure. Names, or True for all. A call of any
+    other method raises the failure, after the restart. Generator methods are never
+    retried: their items may have been seen."""
+    on_restart: RestoreState | None = None
+    """Called as `on_restart(group, ranks)` with the ranks that were started again, in
+    the thread that waits for or makes a call, before the call is retried or the failure
+    raised. It brings them to the state that they had, by calls of the group."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.max_restarts, bool) or self.max_restarts < 1:
+            raise ConfigError(
+                f"max_restarts must be at least 1: got {self.max_restarts!r}; use "
+                "FailFast for no restart"
+            )
+        for name in ("within_s", "backoff_s", "max_backoff_s"):
+            value = getattr(self, name)
+            if value < 0:
+                raise ConfigError(f"{name} must not be negative: got {value}")
+        if isinstance(self.retry_calls, str):
+            raise ConfigError(
+                "retry_calls must be True, False or names of methods: got the string "
+                f"{self.retry_calls!r}; write [{self.retry_calls!r}]"
+            )
+
+    @property
+    def restarts(self) -> bool:
+        return True
+
+    def retries(self, method_name: str) -> bool:
+        if isinstance(self.retry_calls, bool):
+            return self.retry_calls
+        return method_name in self.retry_calls
+
+    def pause_before(self, restarts: Sequence[float]) -> float | None:
+        """Seconds to wait before the next restart.
+
+        Args:
+            restarts: when there were restarts before (`time.monotonic`).
+
+        Returns:
+            None where there were as many as may be.
+        """
+        now = time.monotonic()
+        recent = sum(1 for at in restarts if now - at <= self.within_s)
+        if recent >= self.max_restarts:
+            return None
+        if recent == 0:
+            return 0.0
+        return min(self.max_backoff_s, self.backoff_s * 2.0 ** (recent - 1))
+
+
+@dataclass(frozen=True, kw_only=True)
+class RestartWorker(_Restart):
+    """Failed workers are started again, and those that were ended along with them.
+
+    For workers that do not talk to each other. Where the failed worker was in a process
+    group, all that shared it are started again; if these are all workers of the group,
+    they get a new MASTER_PORT.
+    """
+
+
+@dataclass(frozen=True, kw_only=True)
+class RestartGroup(_Restart):
+    """All workers are ended and started again, with a new MASTER_PORT."""

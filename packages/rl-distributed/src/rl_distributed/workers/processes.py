@@ -1,0 +1,129 @@
+"""Processes of workers: what the system says of them, and their end."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import psutil
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+if TYPE_CHECKING:
+    from rl_distributed.workers.launch import LaunchedWorker
+
+__all__ = ["end_processes", "is_stopped", "kill_on_node", "process_state"]
+
+logger = logging.getLogger(__name__)
+
+_KILL_GRACE_S = 5.0
+# How long the node of a worker may take to end it.
+_FAR_KILL_S = 5.0
+
+
+def end_processes(
+    workers: Sequence[LaunchedWorker], timeout_s: float, *, at_once: bool = False
+) -> bool:
+    """Kill workers and what they started; wait until those on this machine are gone.
+
+    Args:
+        workers: which.
+        timeout_s: how long their end may take.
+        at_once: do not let Ray end them first, as a process that is stopped cannot.
+    """
+    own: list[psutil.Process] = []
+    started: list[psutil.Process] = []
+    for worker in workers:
+        if worker.process is not None and worker.process.is_running():
+            own.append(worker.process)
+            started += _children(worker.process)
+    if ray.is_initialized():
+        for worker in workers:
+            ray.kill(worker.handle, no_restart=True)
+    grace = min(timeout_s, _KILL_GRACE_S)
+    stubborn = own if at_once else _still_there(own, grace)
+    for process in stubborn:
+        if not at_once:
+            logger.warning("worker process %d does not end; killing it", process.pid)
+    for process in (*stubborn, *started):
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    return not _still_there([*stubborn, *started], grace)
+
+
+def _still_there(
+    processes: Sequence[psutil.Process], timeout_s: float
+) -> list[psutil.Process]:
+    """Wait for processes to end; returns those that did not."""
+    end = time.monotonic() + timeout_s
+    pause = threading.Event()
+    while (alive := [p for p in processes if _is_alive(p)]) and time.monotonic() < end:
+        pause.wait(0.01)
+    return alive
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    # A zombie has ended; its parent may be slow to notice.
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _children(process: psutil.Process) -> list[psutil.Process]:
+    try:
+        return process.children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+
+
+def is_stopped(worker: LaunchedWorker) -> bool:
+    """Whether a worker's process is known to be stopped, as by SIGSTOP."""
+    try:
+        return (
+            worker.process is not None
+            and worker.process.status() == psutil.STATUS_STOPPED
+        )
+    except psutil.Error:
+        return False
+
+
+def process_state(worker: LaunchedWorker) -> str:
+    """What the system says about a process that does not answer."""
+    if worker.process is None:
+        return ""
+    try:
+        status = worker.process.status()
+    except psutil.Error:
+        return "; its process has ended"
+    if status == psutil.STATUS_STOPPED:
+        return "; its process is stopped (SIGSTOP)"
+    return f"; its process is {status}, perhaps with Python's lock held"
+
+
+def kill_on_node(worker: LaunchedWorker) -> None:
+    """End a process on another machine that cannot end itself, as one that is stopped.
+
+    Best effort: the node may be gone along with it.
+    """
+    node = NodeAffinitySchedulingStrategy(worker.seat.slot.node_id, soft=False)
+    kill = ray.remote(num_cpus=0, max_retries=0)(_kill_process)
+    reference = kill.options(scheduling_strategy=node).remote(worker.description.pid)
+    try:
+        ray.get(reference, timeout=_FAR_KILL_S)
+    except (ray.exceptions.RayError, TimeoutError) as error:
+        logger.debug("cannot reach the node of %s: %s", worker.seat, error)
+
+
+def _kill_process(pid: int) -> None:
+    try:
+        process = psutil.Process(pid)
+        # The number may be another program's by now.
+        if process.name().startswith("ray::") or "ray" in " ".join(process.cmdline()):
+            process.kill()
+    except psutil.Error:
+        return

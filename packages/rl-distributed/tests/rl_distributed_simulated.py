@@ -1,0 +1,23 @@
+"""Simulated nodes: several Ray nodes on this machine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ray.cluster_utils import Cluster
+
+
+def simulated_nodes(*nodes: dict, attempts: int = 3) -> tuple[Any, list[Any]]:
+    """A cluster of several nodes on this machine, each with the given arguments.
+
+    Ray gives each node 30 s to start, too few on a machine that is busy.
+    """
+    for attempt in range(attempts):
+        cluster = Cluster()
+        try:
+            return cluster, [cluster.add_node(**arguments) for arguments in nodes]
+        except Exception:
+            cluster.shutdown()
+            if attempt == attempts - 1:
+                raise
+    raise AssertionError("unreachable")

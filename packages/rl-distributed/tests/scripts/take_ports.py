@@ -1,0 +1,27 @@
+"""Takes ports as one of several programs, and holds them until its input ends.
+
+Arguments: folder of the registry, how many rounds, ports in each, first port, end.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from rl_distributed.ports import reserve_ports
+
+
+def main() -> None:
+    folder, *numbers = sys.argv[1:]
+    rounds, count, low, high = map(int, numbers)
+    ports: list[int] = []
+    for _ in range(rounds):
+        ports += reserve_ports(count, low, high, registry=Path(folder), deadline_s=100)
+    sys.stdout.write(json.dumps(ports) + "\n")
+    sys.stdout.flush()
+    sys.stdin.read()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,16 @@
+"""Writes entries to the audit log that `RL_AUDIT_LOG` names. Argument: how many."""
+
+from __future__ import annotations
+
+import sys
+
+from rl_distributed.audit import audit
+
+
+def main() -> None:
+    for number in range(int(sys.argv[1])):
+        audit("test.write", f"entry {number}")
+
+
+if __name__ == "__main__":
+    main()

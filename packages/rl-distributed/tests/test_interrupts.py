@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import signal
+import threading
+
+import pytest
+
+from rl_distributed.interrupts import deferred_signals
+
+
+def test_a_signal_takes_effect_at_the_end() -> None:
+    done: list[str] = []
+
+    def work() -> None:
+        with deferred_signals():
+            signal.raise_signal(signal.SIGINT)
+            done.append("to the end")
+        done.append("not reached")
+
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        work()
+    assert done == ["to the end"]
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_second_signal_does_not_wait() -> None:
+    done: list[str] = []
+
+    def work() -> None:
+        with deferred_signals():
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
+            done.append("not reached")
+
+    with pytest.raises(KeyboardInterrupt):
+        work()
+    assert not done
+
+
+def test_handlers_that_the_block_sets_stay() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        with deferred_signals():
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_other_threads_are_let_through() -> None:
+    done: list[bool] = []
+
+    def work() -> None:
+        with deferred_signals():
+            done.append(True)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join(10)
+    assert done == [True]

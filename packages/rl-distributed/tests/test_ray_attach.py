@@ -1,0 +1,265 @@
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+from rl_distributed_scripts import (
+    SCRIPTS,
+    clean_environment,
+    end_session,
+    ray_folder,
+    run_script,
+)
+
+from rl_distributed import ray_attach
+from rl_distributed.errors import (
+    ConfigError,
+    DeadlineExceededError,
+    SecurityError,
+    UserError,
+)
+from rl_distributed.ray_attach import ClusterAddress, NotThereYetError, check_joinable
+from rl_distributed.ray_start import init_ray, wait_for_nodes
+from rl_distributed.security import make_certificates
+
+
+@pytest.mark.parametrize(
+    ("text", "host", "port", "is_loopback"),
+    [
+        ("10.0.0.1:6379", "10.0.0.1", 6379, False),
+        ("localhost:1", "localhost", 1, True),
+        ("127.0.0.1:1", "127.0.0.1", 1, True),
+        ("[::1]:1", "::1", 1, True),
+        ("ray://head:10001", "head", 10001, False),
+    ],
+)
+def test_addresses(text, host, port, is_loopback):
+    address = ClusterAddress.parse(text)
+    assert (address.host, address.port) == (host, port)
+    assert address.is_loopback == is_loopback
+    assert str(address) == text.removeprefix("ray://")
+
+
+@pytest.mark.parametrize("text", ["nowhere", ":1", "host:", "host:x", "host:70000"])
+def test_wrong_addresses(text):
+    with pytest.raises(ConfigError, match="must be 'host:port', 'auto' or 'local'"):
+        ClusterAddress.parse(text)
+
+
+@contextlib.contextmanager
+def server(answer):
+    """Something that listens: `answer` gets each connection, in a thread."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        links = []
+
+        def serve():
+            with contextlib.suppress(OSError):
+                while True:
+                    link, _ = listener.accept()
+                    links.append(link)
+                    answer(link)
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        try:
+            yield ClusterAddress("127.0.0.1", listener.getsockname()[1])
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            thread.join(10)
+            for link in links:
+                link.close()
+
+
+def http(link):
+    link.recv(100)
+    link.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+    link.close()
+
+
+def test_what_says_nothing_ends_in_a_deadline():
+    with server(lambda link: None) as address:
+        began = time.monotonic()
+        with pytest.raises(DeadlineExceededError, match="says nothing"):
+            check_joinable(address, 0.5)
+        assert time.monotonic() - began < 10
+
+
+@pytest.mark.parametrize("answer", [http, lambda link: link.close()])
+def test_what_is_no_ray_cluster_is_told(answer):
+    with (
+        server(answer) as address,
+        pytest.raises(UserError, match="is no Ray cluster; check the port"),
+    ):
+        check_joinable(address, 30)
+
+
+def test_a_head_that_never_answers_ends_in_a_deadline(monkeypatch):
+    """It greets as gRPC does, and then is stopped."""
+    settings = b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
+    done = threading.Event()
+    monkeypatch.setattr(ray_attach, "_ask_head", lambda *a: done.wait(60))
+    with server(lambda link: link.sendall(settings)) as address:
+        with pytest.raises(DeadlineExceededError, match=r"did not answer in 0.5 s"):
+            check_joinable(address, 0.5)
+        done.set()
+
+
+def test_a_machine_that_is_no_node_is_told(monkeypatch):
+    monkeypatch.setattr(ray_attach.services, "find_node_ids", lambda: [])
+    with pytest.raises(NotThereYetError, match=r"no node of .* \['203.0.113.9'\]"):
+        ray_attach._check_own_node(ClusterAddress("h", 1), ["203.0.113.9"])
+    with pytest.raises(NotThereYetError, match="whose nodes are gone"):
+        ray_attach._check_own_node(ClusterAddress("h", 1), [])
+    ray_attach._check_own_node(ClusterAddress("h", 1), ["127.0.0.1"])
+    assert pickle.loads(pickle.dumps(NotThereYetError("x"))).args == ("x",)
+
+
+def test_waiting_for_nodes_ends(monkeypatch):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
+    with pytest.raises(ConfigError, match="needs the address of the head"):
+        wait_for_nodes(2, deadline_s=1)
+    with pytest.raises(DeadlineExceededError, match=r"0 of 2 nodes .*nothing answers"):
+        wait_for_nodes(2, address="127.0.0.1:1", deadline_s=0.3)
+
+
+def test_auto_without_a_cluster(monkeypatch):
+    def none(*arguments):
+        raise ConnectionError("none")
+
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
+    find = "get_ray_address_from_environment"
+    monkeypatch.setattr(ray_attach.services, find, none)
+    with pytest.raises(UserError, match="address='auto' finds no Ray cluster"):
+        init_ray(address="auto")
+
+
+@pytest.mark.parametrize("content", [None, "  \n"])
+def test_a_token_file_without_a_token(monkeypatch, tmp_path, content):
+    path = tmp_path / "token"
+    if content is not None:
+        path.write_text(content)
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
+    monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(path))
+    with pytest.raises(SecurityError, match=f"RAY_AUTH_TOKEN_PATH names {path}"):
+        init_ray(address="127.0.0.1:1")
+
+
+# --- real clusters, each in a process of its own ------------------------------------
+
+
+@contextlib.contextmanager
+def held_cluster(*arguments):
+    """A cluster of one node; gives its address and the folder of its sessions."""
+    with ray_folder() as folder:
+        process = subprocess.Popen(
+            [sys.executable, str(SCRIPTS / "hold_cluster.py"), *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=clean_environment(RAY_TMPDIR=folder),
+            start_new_session=True,
+        )
+        try:
+            address = process.stdout.readline().strip()
+            assert address, "the cluster did not start"
+            yield address, folder
+        finally:
+            end_session(process)
+            process.communicate(timeout=60)
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tls")
+    for name in ("ours", "other"):
+        make_certificates(folder / name)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def plain():
+    with held_cluster() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def encrypted(certificates):
+    with held_cluster(str(certificates / "ours")) as found:
+        yield found
+
+
+def join(cluster, *options, **variables):
+    address, folder = cluster
+    return run_script(
+        "join_cluster.py", address, *options, **{"RAY_TMPDIR": folder, **variables}
+    )
+
+
+WRONG_TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "f" * 32}
+
+
+@pytest.mark.slow
+def test_joining_with_the_token_of_this_user(plain):
+    assert join(plain)["answer"] == 42
+
+
+@pytest.mark.slow
+def test_joining_under_tls(encrypted, certificates):
+    assert join(encrypted, f"tls={certificates / 'ours'}")["answer"] == 42
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["plain", "encrypted"])
+def test_a_wrong_token_is_explained(request, kind, certificates):
+    options = [f"tls={certificates / 'ours'}"] if kind == "encrypted" else []
+    found = join(request.getfixturevalue(kind), *options, **WRONG_TOKEN)
+    assert found["error"] == "SecurityError"
+    assert "refuses the token of this process" in found["message"]
+    assert "RAY_AUTH_TOKEN_PATH" in found["message"]
+    assert "f" * 32 not in found["message"]
+    assert found["seconds"] < 20
+
+
+@pytest.mark.slow
+def test_another_version_is_explained(plain):
+    found = join(plain, "ray=2.49.0")
+    assert found["error"] == "UserError"
+    assert "and this process Ray 2.49.0 on Python" in found["message"]
+    assert found["seconds"] < 20
+
+
+@pytest.mark.slow
+def test_a_client_without_tls_is_explained(encrypted):
+    found = join(encrypted)
+    assert found["error"] == "SecurityError"
+    assert "uses TLS and this process does not; pass tls=" in found["message"]
+    assert found["seconds"] < 20
+
+
+@pytest.mark.slow
+def test_a_cluster_without_tls_is_explained(plain, certificates):
+    found = join(plain, f"tls={certificates / 'ours'}")
+    assert found["error"] == "SecurityError"
+    assert "this process uses TLS and the Ray cluster" in found["message"]
+    assert found["seconds"] < 20
+
+
+@pytest.mark.slow
+def test_certificates_of_another_authority_are_explained(encrypted, certificates):
+    found = join(encrypted, f"tls={certificates / 'other'}")
+    assert found["error"] == "SecurityError"
+    assert f"must be signed by {certificates / 'other' / 'ca.crt'}" in found["message"]
+    assert found["seconds"] < 20
+
+
+def test_the_tests_leave_no_token_behind():
+    assert "RAY_AUTH_TOKEN" not in os.environ

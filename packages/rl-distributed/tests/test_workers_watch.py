@@ -1,0 +1,131 @@
+"""The watch against real processes, without Ray."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager
+
+import pytest
+
+from rl_distributed.workers.watch import GroupWatch
+
+LIMIT_S = 2.0
+PROCESS = """
+import pickle, sys, threading, time
+from rl_distributed.workers.beats import BeatSender
+target = pickle.loads(bytes.fromhex(sys.argv[1]))
+began = time.monotonic()
+print(BeatSender(target, lambda: [("train", began, "id")]).start(), flush=True)
+threading.Event().wait(120)
+"""
+
+
+@contextmanager
+def watching(limit_s=None):
+    events = queue.Queue()
+    watch = GroupWatch("test", "127.0.0.1", limit_s, events.put)
+    try:
+        yield watch, events
+    finally:
+        watch.close()
+
+
+@contextmanager
+def sending(target):
+    """A process that sends beats."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROCESS, pickle.dumps(target).hex()],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout.readline().strip() == "True"
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_beats_arrive_and_are_asked_for():
+    with watching() as (watch, events), sending(watch.target(3, 0)) as process:
+        watch.expect(3, 0, process.pid)
+        beat = watch.ask([3], 30)[3]
+        assert (beat.method, beat.calls) == ("train", ("id",))
+        assert 0 <= beat.method_s < 60
+        seen = watch.seen()[3]
+        assert seen.is_connected
+        assert events.empty()
+
+
+@pytest.mark.parametrize("is_local", [True, False])
+def test_end_of_a_process(is_local):
+    with watching() as (watch, events), sending(watch.target(0, 1)) as process:
+        watch.expect(0, 1, process.pid if is_local else None)
+        watch.ask([0], 30)
+        process.kill()
+        event = events.get(timeout=5)
+        assert event.kind == ("died" if is_local else "lost")
+        assert event.who == ((0, 1),)
+
+
+def test_process_that_is_stopped():
+    with watching(LIMIT_S) as (watch, events), sending(watch.target(0, 0)) as process:
+        watch.expect(0, 0, process.pid)
+        watch.ask([0], 30)
+        os.kill(process.pid, signal.SIGSTOP)
+        began = time.monotonic()
+        event = events.get(timeout=LIMIT_S + 5)
+        assert event.kind == "hung"
+        assert time.monotonic() - began > LIMIT_S / 2
+        assert "the limit is 2 s" in event.detail
+
+
+def test_who_has_not_the_key_is_sent_away():
+    with watching() as (watch, events):
+        target = watch.target(0, 0)
+        watch.expect(0, 0, None)
+        address = (target.address, target.port)
+        for answer in (b'[0, 0, "0123"]\n', b"garbage\n", b"[1]\n", b"x" * 2_000):
+            with socket.create_connection(address, timeout=30) as link:
+                link.settimeout(30)
+                assert len(link.recv(64)) > 30
+                link.sendall(answer)
+                assert link.recv(64) == b""
+        assert not watch.seen()[0].is_connected
+        assert events.empty()
+        assert "key=" not in repr(target)
+
+
+def test_former_process_of_a_rank_is_not_mistaken_for_the_present_one():
+    with watching() as (watch, _), sending(watch.target(0, 0)) as process:
+        watch.expect(0, 0, None)
+        watch.ask([0], 30)
+        watch.expect(0, 1, None)
+        process.kill()
+        assert watch.ask([0], 0.5) == {}
+        assert watch.seen()[0].incarnation == 1
+
+
+def test_deadline_of_a_call():
+    with watching() as (watch, events):
+        end = time.monotonic() + 0.3
+        watch.add_deadline(end, lambda: "on time", tuple)
+        watch.add_deadline(end + 0.1, lambda: "not on time", lambda: ((1, 0), (2, 0)))
+        event = events.get(timeout=30)
+        assert (event.kind, event.detail) == ("late", "not on time")
+        assert event.who == ((1, 0), (2, 0))
+
+
+def test_closing_ends_the_thread():
+    with watching():
+        pass
+    names = [thread.name for thread in threading.enumerate()]
+    assert "watch-test" not in names

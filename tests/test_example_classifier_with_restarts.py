@@ -1,0 +1,24 @@
+"""The example of training with restarts ends as it says."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLE = Path(__file__).parents[1] / "examples" / "classifier_with_restarts.py"
+
+
+@pytest.mark.slow
+def test_killed_worker_does_not_change_the_result() -> None:
+    done = subprocess.run(
+        [sys.executable, EXAMPLE], capture_output=True, text=True, timeout=240
+    )
+    assert done.returncode == 0, done.stderr
+    before, _, after = done.stdout.partition("one worker is killed in step 37:\n")
+    assert "accuracy" in before
+    assert "workers [0, 1] are new; all go on from step_30" in after
+    assert "in step 37: worker 1 of group 'ClassifierWorker' died" in after
+    assert after.endswith("both runs end with the same weights\n")

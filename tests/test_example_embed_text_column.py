@@ -1,0 +1,39 @@
+"""The example of an embedded text column runs as it is, in a process of its own."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "embed_text_column.py"
+
+
+def test_embed_text_column(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, EXAMPLE, "5001"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        out, err = process.communicate(timeout=200)
+    finally:
+        process.kill()
+    assert process.returncode == 0, err
+    assert re.search(r"embedded 5001 texts in 128 dimensions", out)
+    assert "rows by worker: 2501, 2500" in out
+    # The words of the query, not its place in the column, decide who is close.
+    first, second = out.split("closest to")[1:]
+    assert all(
+        "a small dog sings loudly on the roof" in line for line in rows_of(first)
+    )
+    assert all("an old sailor counts the stars" in line for line in rows_of(second))
+
+
+def rows_of(answer: str) -> list[str]:
+    rows = answer.strip().splitlines()[1:]
+    assert len(rows) == 3
+    return rows
