@@ -136,6 +136,19 @@ def call_one(group, method, **arguments):
     return result
 
 
+def test_a_silent_worker_is_told_of_before_it_counts_as_hung(make, caplog):
+    group = make(FailFast())
+    future = group.run_all_workers_single_data("wait", seconds=0)
+    group.get_all_worker_results(future, deadline_s=60)
+    os.kill(group.worker_pids[1], signal.SIGSTOP)
+    try:
+        wait_for(lambda: "worker 1 of group 'watched'" in caplog.text)
+        assert "its process is stopped (SIGSTOP)" in caplog.text
+    finally:
+        os.kill(group.worker_pids[1], signal.SIGCONT)
+    assert call(group, "wait", seconds=0) == ["done", "done"]
+
+
 def test_stopped_process_is_a_hang(make):
     group = make(FailFast(heartbeat_limit_s=LIMIT_S))
     future = group.run_all_workers_single_data("wait")

@@ -129,3 +129,18 @@ def test_closing_ends_the_thread():
         pass
     names = [thread.name for thread in threading.enumerate()]
     assert "watch-test" not in names
+
+
+def test_silence_is_told_of_early_and_once():
+    with watching() as (watch, events), sending(watch.target(3, 0)) as process:
+        watch.expect(3, 0, process.pid)
+        assert watch.ask([3], 30)
+        os.kill(process.pid, signal.SIGSTOP)
+        try:
+            event = events.get(timeout=60)
+            assert (event.kind, event.who) == ("quiet", ((3, 0),))
+            assert "no sign of life for" in event.detail
+        finally:
+            os.kill(process.pid, signal.SIGCONT)
+        assert watch.ask([3], 30)
+        assert events.empty()

@@ -31,9 +31,10 @@ class FailurePolicy:
     ended, because they wait for the one that raised.
     """
 
-    heartbeat_limit_s: float | None = 60.0
-    """How long a worker may give no sign of life, as when its process is stopped or
-    native code holds Python's lock; None: for ever."""
+    heartbeat_limit_s: float | None = 120.0
+    """How long a worker may give no sign of life, as when its process is stopped; None:
+    for ever. Native code that holds Python's lock, say while it reads a large file,
+    gives none either."""
     release_after_s: float = 1.0
     """How long workers in a process group get to end a call by themselves once one of
     them has failed."""

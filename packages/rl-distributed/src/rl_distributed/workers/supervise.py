@@ -169,7 +169,9 @@ class GroupSupervisor:
             and self._workers[rank].incarnation == incarnation
         ]
         for worker in workers:
-            if event.kind in ("died", "lost"):
+            if event.kind == "quiet":
+                self._tell_of_quiet(worker, event.detail)
+            elif event.kind in ("died", "lost"):
                 cause = self._cause_of(worker, certain=event.kind == "died")
                 if cause:
                     self.record(worker, "died", cause)
@@ -178,6 +180,20 @@ class GroupSupervisor:
             elif is_stopped(worker) or not self.watch.ask([worker.seat.rank], _ASK_S):
                 # One that only had no turn on a busy machine has answered by now.
                 self.record(worker, "hung", event.detail + process_state(worker))
+
+    def _tell_of_quiet(self, worker: LaunchedWorker, detail: str) -> None:
+        """Say early what may become a failure at the heartbeat limit."""
+        seen = self.watch.seen().get(worker.seat.rank)
+        method = seen.beat.method if seen is not None else ""
+        logger.warning(
+            "worker %d of group %r on node %s%s: %s%s",
+            worker.seat.rank,
+            self.name,
+            worker.seat.slot.address,
+            f", in method {method!r}" if method else "",
+            detail,
+            process_state(worker),
+        )
 
     def _cause_of(self, worker: LaunchedWorker, certain: bool) -> str:
         """How a process ended; empty if it may not have."""

@@ -35,7 +35,8 @@ __all__ = ["GroupWatch", "Seen", "WatchEvent"]
 _CLOSE_S = 5.0
 _HELLO_BYTES = 1_024
 _RECEIVED_BYTES = 65_536
-EventKind = Literal["died", "hung", "late", "lost"]
+_QUIET_S = 4.0
+EventKind = Literal["died", "hung", "late", "lost", "quiet"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +44,8 @@ class WatchEvent:
     """Something that the watch has noticed."""
 
     kind: EventKind
-    """died: the process is gone; lost: its connection is; hung: no sign of life for too
-    long; late: a call has a deadline, which has passed."""
+    """died: the process is gone; lost: its connection is; quiet: no sign of life for
+    some seconds; hung: none for too long; late: a call's deadline has passed."""
     who: tuple[tuple[int, int], ...]
     """(rank, incarnation) of each worker that it is about."""
     detail: str = ""
@@ -59,6 +60,8 @@ class Seen:
     """`time.monotonic()` of it."""
     beat: Beat = field(default_factory=Beat)
     is_connected: bool = False
+    is_quiet: bool = False
+    """Whether it was told that there has been none for some seconds."""
 
 
 @dataclass(slots=True)
@@ -313,7 +316,7 @@ class GroupWatch:
             seen.incarnation = connection.incarnation
             seen.at = time.monotonic()
             seen.beat = Beat.of_line(line)
-            seen.is_connected = True
+            seen.is_connected, seen.is_quiet = True, False
             self._silent.discard(connection.rank)
             self._changed.notify_all()
 
@@ -338,6 +341,11 @@ class GroupWatch:
         with self._changed:
             for rank, seen in self._seen.items():
                 silent_s = now - seen.at
+                who = (rank, seen.incarnation)
+                if seen.is_connected and silent_s > _QUIET_S and not seen.is_quiet:
+                    seen.is_quiet = True
+                    detail = f"no sign of life for {silent_s:.1f} s"
+                    events.append(WatchEvent("quiet", (who,), detail))
                 if (
                     self._limit_s is not None
                     and seen.is_connected
@@ -349,7 +357,6 @@ class GroupWatch:
                         f"no sign of life for {silent_s:.1f} s (the limit is "
                         f"{self._limit_s:g} s)"
                     )
-                    who = (rank, seen.incarnation)
                     events.append(WatchEvent("hung", (who,), detail))
             passed = [d for d in self._deadlines if d.end <= now]
             self._deadlines = [d for d in self._deadlines if d.end > now]
