@@ -2,10 +2,19 @@ from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Iterator
 
 import pytest
 
 from rl_distributed.interrupts import deferred_signals
+
+
+@pytest.fixture(autouse=True)
+def _as_on_a_terminal() -> Iterator[None]:
+    # A shell starts what runs in the background with SIGINT ignored.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def test_a_signal_takes_effect_at_the_end() -> None:
