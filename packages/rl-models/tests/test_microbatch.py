@@ -4,6 +4,12 @@ import numpy as np
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+)
 
 from rl_distributed.batched_data_dict import BatchedDataDict
 from rl_models.ops.varlen_attention import ATTENTION_NAME
@@ -59,6 +65,84 @@ def test_rows_of_nearly_equal_length_stay_a_rectangle():
     needed[:, 7] = needed[0, 8] = True
     batch = ModelBatch.for_logprobs(ids, needed, CPU, ATTENTION_NAME)
     assert batch.inputs["input_ids"].shape == (1, 54)
+
+
+def grouped(sizes, prompts, answers, seed):
+    """Rows of groups that share a prompt, and the log-probs of answers needed."""
+    generator = torch.Generator().manual_seed(seed)
+    width = max(p + a for p, a in zip(prompts, answers, strict=True))
+    ids = torch.randint(1, 23, (sum(sizes), width), generator=generator)
+    needed = torch.zeros(sum(sizes), width - 1, dtype=torch.bool)
+    row = 0
+    for size, prompt, answer in zip(sizes, prompts, answers, strict=True):
+        ids[row : row + size, :prompt] = ids[row, :prompt].clone()
+        for place in range(row, row + size):
+            own = int(torch.randint(1, answer + 1, (1,), generator=generator))
+            needed[place, prompt - 1 : prompt - 1 + own] = True
+        row += size
+    return ids, needed
+
+
+groups = st.lists(
+    st.tuples(st.integers(1, 5), st.integers(1, 9), st.integers(1, 9)),
+    min_size=1,
+    max_size=4,
+)
+
+
+@given(groups, st.integers(0, 2**31 - 1), st.sampled_from(["llama", "mistral"]))
+@settings(max_examples=30, deadline=None)
+def test_shared_prefixes_change_neither_logits_nor_gradients(cases, seed, kind):
+    ids, needed = grouped(*zip(*cases, strict=True), seed)
+    found = []
+    for share in (False, True):
+        torch.manual_seed(0)
+        model = tiny(kind).double()
+        batch = ModelBatch.for_logprobs(ids, needed, CPU, ATTENTION_NAME, share)
+        logits = model(**batch.inputs).logits[0][batch.positions]
+        (
+            logits * torch.linspace(-1, 1, logits.numel()).view_as(logits)
+        ).sum().backward()
+        found.append((logits, [p.grad for p in model.parameters()], batch))
+    (plain, plain_grads, plain_batch), (shared, shared_grads, shared_batch) = found
+    torch.testing.assert_close(shared, plain, atol=5e-6, rtol=1e-5)
+    for one, other in zip(shared_grads, plain_grads, strict=True):
+        torch.testing.assert_close(one, other, atol=2e-5, rtol=1e-4)
+    assert torch.equal(shared_batch.targets, plain_batch.targets)
+    fed, whole = (b.inputs["input_ids"].numel() for b in (shared_batch, plain_batch))
+    assert fed <= whole
+
+
+def tiny(kind):
+    config_class, model_class, extra = {
+        "llama": (LlamaConfig, LlamaForCausalLM, {}),
+        "mistral": (MistralConfig, MistralForCausalLM, {"sliding_window": 5}),
+    }[kind]
+    config = config_class(
+        vocab_size=23,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        **extra,
+    )
+    config._attn_implementation = ATTENTION_NAME
+    return model_class(config)
+
+
+def test_a_shared_prompt_is_computed_once():
+    ids, needed = grouped([4, 4], [10, 10], [1, 1], seed=3)
+    batch = ModelBatch.for_logprobs(ids, needed, CPU, ATTENTION_NAME, True)
+    assert batch.inputs["input_ids"].shape == (1, 20)
+    assert batch.inputs["position_ids"].tolist() == [[*range(10), *range(10)]]
+    assert batch.positions.tolist() == [9] * 4 + [19] * 4
+    # Rows of different questions share nothing.
+    ids[1:4] += 1
+    ids[5:] += 1
+    ids[2, :2] = 0
+    batch = ModelBatch.for_logprobs(ids, needed, CPU, ATTENTION_NAME, True)
+    assert batch.inputs["input_ids"].numel() > 20
 
 
 def test_plans_are_followed_and_columns_narrowed():

@@ -4,8 +4,9 @@ A packed call has one row of T tokens that holds n sequences one after the other
 keyword arguments `cu_seq_lens_q`, `cu_seq_lens_k` ([n + 1] int32 borders) and
 `max_length_q`, `max_length_k` describe it, as for flash attention. Attention is
 computed per sequence: rows of similar length share one padded call to torch's
-`scaled_dot_product_attention`, so neither time nor memory grows with T x T. Without the
-borders `rl_varlen` is transformers' `sdpa`.
+`scaled_dot_product_attention`, so neither time nor memory grows with T x T. Sequences
+that begin with the same tokens may share them: everything but attention is then
+computed once for these. Without the borders `rl_varlen` is transformers' `sdpa`.
 
 Letters in shapes: n sequences, T packed tokens, P padded slots (P >= T), H heads,
 D head size.
@@ -59,6 +60,8 @@ class VarlenLayout:
     None when the packed row already is the padded form."""
     slot_of_token: Tensor | None
     """[T] slot of each packed position."""
+    is_shared: bool = False
+    """Whether a token may fill slots of several rows, which all need it."""
 
     @classmethod
     def from_lengths(cls, lengths: np.ndarray, device: torch.device) -> VarlenLayout:
@@ -91,6 +94,36 @@ class VarlenLayout:
             torch.from_numpy(np.concatenate(token_of_slot)).to(device),
             torch.from_numpy(slot_of_token).to(device),
         )
+
+    def shared(self, token_of_position: np.ndarray) -> VarlenLayout:
+        """The same rows where several of them begin with the same tokens.
+
+        Args:
+            token_of_position: [P] the token that stands at each packed position of this
+                layout; the tokens are numbered in the order of their first positions.
+        """
+        device = torch.device("cpu")
+        if self.token_of_slot is None or self.slot_of_token is None:
+            position_of_slot = slot_of_position = np.arange(token_of_position.size)
+        else:
+            device = self.token_of_slot.device
+            position_of_slot = self.token_of_slot.cpu().numpy()
+            slot_of_position = self.slot_of_token.cpu().numpy()
+        first = _first_positions(token_of_position)
+        return VarlenLayout(
+            self.buckets,
+            torch.from_numpy(token_of_position[position_of_slot]).to(device),
+            torch.from_numpy(slot_of_position[first]).to(device),
+            is_shared=True,
+        )
+
+
+def _first_positions(token_of_position: np.ndarray) -> np.ndarray:
+    """[T] the first position of each token."""
+    first = np.empty(int(token_of_position.max(initial=-1)) + 1, dtype=np.int64)
+    # Of several assignments to one place the last counts.
+    first[token_of_position[::-1]] = np.arange(token_of_position.size)[::-1]
+    return first
 
 
 def _rows_of_buckets(lengths: np.ndarray, order: np.ndarray) -> list[np.ndarray]:
@@ -157,6 +190,7 @@ def packed_model_inputs(
     lengths: np.ndarray | Tensor,
     device: torch.device | None = None,
     attention: str = ATTENTION_NAME,
+    token_of_position: np.ndarray | None = None,
 ) -> dict[str, Any]:
     """Keyword arguments that tell a model how `input_ids` [1, T] is packed.
 
@@ -164,6 +198,10 @@ def packed_model_inputs(
         lengths: [n] sequence lengths in packed order.
         device: Where the model is; default CPU.
         attention: The model's attention implementation.
+        token_of_position: Where sequences begin with the same tokens, which are then
+            computed once: for each position of the sequences, laid end to end, the
+            token of `input_ids`. Tokens are in the order of their first positions. Only
+            for `rl_varlen`, on a CPU.
 
     Returns:
         `position_ids`, the borders and, for `rl_varlen`, a mask of one element: it only
@@ -176,6 +214,9 @@ def packed_model_inputs(
     positions = np.arange(int(borders[-1])) - np.repeat(borders[:-1], lengths)
     cu_seq_lens = torch.from_numpy(borders)
     layout = VarlenLayout.from_lengths(lengths, device)
+    if token_of_position is not None:
+        layout = layout.shared(token_of_position)
+        positions = positions[_first_positions(token_of_position)]
     cu_seq_lens = cu_seq_lens.to(device)
     _layouts[cu_seq_lens] = layout
     longest = int(lengths.max()) if lengths.size else 0
@@ -238,7 +279,10 @@ def varlen_attention_forward(  # noqa: PLR0917 - the signature is transformers'
     _refuse_what_cannot_be_packed(module, query, is_causal, kwargs)
     layout = _layout_of(cu_seq_lens_q, query.device)
     rows = [_token_rows(x) for x in (query, key, value)]
-    if layout.token_of_slot is not None:
+    if layout.token_of_slot is not None and layout.is_shared:
+        # The gradient of a token is the sum over the rows that begin with it.
+        rows = [x.index_select(0, layout.token_of_slot) for x in rows]
+    elif layout.token_of_slot is not None:
         pad: Any = _Pad.apply
         rows = [pad(x, layout.token_of_slot, layout.slot_of_token) for x in rows]
     heads = [x.shape[1] for x in (query, key, value)]

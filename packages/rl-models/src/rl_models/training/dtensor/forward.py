@@ -31,7 +31,9 @@ def forward_logprobs(
     """
     device = model.ranks.device
     attention = model.attention if model.can_pack else None
-    batch = ModelBatch.for_logprobs(input_ids, needed, device, attention)
+    batch = ModelBatch.for_logprobs(
+        input_ids, needed, device, attention, model.shares_prefixes
+    )
     with model.compute():
         logits = _logits_at(model, batch)
     return batch.spread(token_logprobs(logits, batch.targets, temperature))

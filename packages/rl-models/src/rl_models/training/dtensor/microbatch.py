@@ -2,8 +2,9 @@
 
 Only tokens that a needed log-prob depends on go through the model: each row is cut
 after the last position that is needed, rows that need nothing are left out, and where
-the model takes packed rows there is no padding. The language-model head runs at needed
-positions.
+the model takes packed rows there is no padding. Rows that follow each other and begin
+with the same tokens, of which no log-prob is needed, as answers to one question do,
+share these. The language-model head runs at needed positions.
 
 Letters in shapes: b rows of a micro-batch, S columns, T packed tokens, N needed
 positions.
@@ -25,6 +26,8 @@ __all__ = ["ModelBatch", "MicroBatchRows", "micro_batch_rows", "narrowed"]
 
 # Below this share of padding a rectangle is faster than gathering rows in each layer.
 _RECTANGLE_MIN_FILL = 0.88
+# Above this share of tokens that are another row's as well, they are computed once.
+_SHARED_MIN = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +97,7 @@ class ModelBatch:
         needed: Tensor,
         device: torch.device,
         attention: str | None,
+        share_prefixes: bool = False,
     ) -> ModelBatch:
         """Plans the forward pass that gives the log-probs of the needed tokens.
 
@@ -102,6 +106,7 @@ class ModelBatch:
             needed: [b, S - 1] bool; entry i stands for the token at i + 1.
             device: Where the model is.
             attention: Attention implementation; None if the model takes no packed rows.
+            share_prefixes: Whether the model may compute a token once for several rows.
         """
         ids, mask = input_ids.numpy(), needed.numpy()
         rows, columns = np.nonzero(mask)
@@ -121,10 +126,15 @@ class ModelBatch:
             positions = _on(device, rows * width + columns)
             return cls(inputs, positions, is_packed=False, **fields)
         tokens, starts, lengths = _flatten(ids, lengths, width)
-        inputs = packed_model_inputs(lengths, device, attention)
+        places = starts[rows] + columns
+        shared = _shared_tokens(ids, mask, starts, lengths) if share_prefixes else None
+        inputs = packed_model_inputs(lengths, device, attention, shared)
+        if shared is not None:
+            fed = np.empty(int(shared.max()) + 1, dtype=tokens.dtype)
+            fed[shared] = tokens
+            tokens, places = fed, shared[places]
         inputs.update(input_ids=_on(device, tokens)[None], use_cache=False)
-        positions = _on(device, starts[rows] + columns)
-        return cls(inputs, positions, is_packed=True, **fields)
+        return cls(inputs, _on(device, places), is_packed=True, **fields)
 
     def spread(self, logprobs: Tensor) -> Tensor:
         """[N] -> [b, S - 1], zeros elsewhere; differentiable."""
@@ -153,6 +163,30 @@ def _flatten(
         return tokens, starts, np.full_like(lengths, width)
     tokens = ids[:, :width][np.arange(width) < lengths[:, None]]
     return tokens, np.cumsum(lengths) - lengths, lengths
+
+
+def _shared_tokens(
+    ids: np.ndarray, mask: np.ndarray, starts: np.ndarray, lengths: np.ndarray
+) -> np.ndarray | None:
+    """The token at each packed position where rows share the prefix of the one before.
+
+    A prefix ends with the first needed position. None where too little is shared.
+    """
+    rows = np.arange(lengths.size)
+    prefix = np.where(mask.any(axis=1), mask.argmax(axis=1) + 1, 0)
+    differs = ids[1:] != ids[:-1]
+    num_equal = np.where(differs.any(axis=1), differs.argmax(axis=1), ids.shape[1])
+    follows = np.zeros(lengths.size, dtype=bool)
+    follows[1:] = (prefix[1:] == prefix[:-1]) & (num_equal >= prefix[1:])
+    if prefix[follows].sum() < _SHARED_MIN * lengths.sum():
+        return None
+    first = np.maximum.accumulate(np.where(follows, 0, rows))
+    row = np.repeat(rows, lengths)
+    offset = np.arange(row.size) - starts[row]
+    is_copy = follows[row] & (offset < prefix[row])
+    token = np.cumsum(~is_copy) - 1
+    token[is_copy] = token[starts[first[row[is_copy]]] + offset[is_copy]]
+    return token
 
 
 def _on(device: torch.device, array: np.ndarray) -> Tensor:

@@ -29,6 +29,7 @@ from rl_models.config import PolicyConfig
 from rl_models.errors import UnsupportedModelError
 from rl_models.ops.causal_lm import DTYPES, context_length, load_causal_lm
 from rl_models.ops.causal_lm import packing_obstacle as _packing_obstacle
+from rl_models.ops.varlen_attention import ATTENTION_NAME
 from rl_models.training.process_group import Ranks
 
 __all__ = ["RankModel", "load_model", "local_part"]
@@ -37,6 +38,16 @@ __all__ = ["RankModel", "load_model", "local_part"]
 def local_part(tensor: Tensor) -> Tensor:
     """This rank's rows of a sharded tensor, sharing its memory."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _counts_each_row(config: Any) -> bool:
+    """Whether a token differs from row to row, or is counted once for each."""
+    dropouts = [
+        value
+        for name, value in config.to_dict().items()
+        if ("dropout" in name or "pdrop" in name) and isinstance(value, float)
+    ]
+    return any(dropouts) or bool(getattr(config, "output_router_logits", False))
 
 
 def load_model(config: PolicyConfig) -> Any:
@@ -84,6 +95,13 @@ class RankModel:
         self.takes_logit_index = (
             "logits_to_keep" in inspect.signature(model.forward).parameters
         )
+        self.shares_prefixes = (
+            self.can_pack
+            and self.attention == ATTENTION_NAME
+            and ranks.device.type == "cpu"
+            and not _counts_each_row(model.config)
+        )
+        """Whether a token may be computed once for several rows."""
         self._bfloat16 = config.precision == "bfloat16"
         model.requires_grad_(trainable)
         if ranks.world_size > 1:
