@@ -13,19 +13,15 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 __all__ = [
-    "HIDDEN",
     "REDACTED",
-    "hide_secrets",
     "hide_values",
     "is_secret_name",
     "redacted",
-    "scrub",
     "secret_values",
 ]
 
 REDACTED = "***"
 """Stands where a secret was."""
-HIDDEN = REDACTED
 
 # What the name of a key or variable ends with if it holds a secret. `num_tokens` and
 # `token_path` hold none.
@@ -95,14 +91,6 @@ def redacted(value: Any, depth: int = 0) -> Any:
     return value
 
 
-def hide_secrets(variables: Mapping[str, str]) -> dict[str, str]:
-    """Variables with those hidden that have the name of a secret."""
-    return {
-        name: REDACTED if value and is_secret_name(name) else value
-        for name, value in variables.items()
-    }
-
-
 def secret_values(variables: Mapping[str, str] | None = None) -> tuple[str, ...]:
     """What variables with the name of a secret hold; None: those of this process."""
     variables = os.environ if variables is None else variables
@@ -120,8 +108,3 @@ def hide_values(text: str, values: Iterable[str] | None = None) -> str:
     for value in secret_values() if values is None else values:
         text = text.replace(value, REDACTED)
     return text
-
-
-def scrub(text: str, values: Iterable[str]) -> str:
-    """`text` without these values, and without what has the form of a secret."""
-    return str(redacted(hide_values(text, values)))
