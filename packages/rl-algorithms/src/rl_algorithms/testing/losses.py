@@ -1,0 +1,353 @@
+"""`check_loss`: is it the paper's formula, and does it depend on nothing else?
+
+A loss is given micro-batches of whatever composition, together with the counts of the
+global batch, and the shares are added up. So its value, its gradient and its metrics
+must be those of the whole batch, however that is cut, ordered, padded or spread.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from random import Random
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rl_algorithms.testing.batches import LossBatch
+from rl_algorithms.testing.examples import ConformanceError, for_examples
+from rl_distributed.metrics.values import Sum, as_metric
+from rl_distributed.packing import PackingAlgorithm, get_packer
+
+__all__ = ["LOSS_CHECKS", "check_loss"]
+
+Reference = Callable[
+    [Mapping[str, Tensor], Mapping[str, Tensor], Mapping[str, Tensor]], Tensor | float
+]
+_JUNK = 1e3
+_STEP = 1e-6
+_NUM_DIRECTIONS = 6
+
+
+class _Case:
+    """A loss under test."""
+
+    def __init__(
+        self,
+        loss_fn: Any,
+        make_batch: Callable[[int], LossBatch],
+        reference: Reference,
+        masks: Collection[str],
+        compare_metrics: bool,
+    ) -> None:
+        self.loss_fn, self.make_batch, self.reference = loss_fn, make_batch, reference
+        self.masks, self.compare_metrics = masks, compare_metrics
+
+    def run(
+        self,
+        batch: LossBatch,
+        cut: Callable[[LossBatch], Iterable[LossBatch]] = lambda batch: (batch,),
+    ) -> tuple[Tensor, dict[str, Tensor], dict[str, Any]]:
+        """Return loss, gradients and metrics of the parts that `cut` makes."""
+        leaves = {
+            name: value.detach().clone().requires_grad_()
+            for name, value in batch.inputs.items()
+        }
+        num_seqs, num_toks = batch.counts()
+        whole = LossBatch(batch.data, leaves, batch.rows_per_unit)
+        total = torch.zeros((), dtype=torch.float64)
+        metrics: dict[str, Any] = {}
+        for part in cut(whole):
+            loss, found = self.loss_fn(
+                dict(part.data), num_seqs, num_toks, **dict(part.inputs)
+            )
+            total = total + loss.double()
+            for name, value in found.items():
+                metric = as_metric(value, name=name, plain=Sum)
+                metrics[name] = (
+                    metrics[name].merge(metric) if name in metrics else metric
+                )
+        grads = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
+        return (
+            total.detach(),
+            {
+                name: torch.zeros_like(leaf) if grad is None else grad
+                for (name, leaf), grad in zip(leaves.items(), grads, strict=True)
+            },
+            metrics,
+        )
+
+    def same(
+        self,
+        check: str,
+        what: str,
+        batch: LossBatch,
+        cut: Callable[[LossBatch], Iterable[LossBatch]],
+    ) -> None:
+        """Fail unless the parts of a batch are worth what the batch is worth."""
+        want, want_grads, want_metrics = self.run(batch)
+        got, grads, metrics = self.run(batch, cut)
+        _close(check, f"the loss depends on {what}", got, want)
+        for name, grad in grads.items():
+            _close(check, f"the gradient depends on {what}", grad, want_grads[name])
+        if self.compare_metrics:
+            _close_metrics(check, what, metrics, want_metrics)
+
+
+def check_loss(
+    loss_fn: Any,
+    make_batch: Callable[[int], LossBatch],
+    reference: Reference,
+    *,
+    checks: Collection[str] | None = None,
+    masks: Collection[str] = ("sample_mask", "token_mask"),
+    num_examples: int = 15,
+    compare_metrics: bool = True,
+) -> None:
+    """Check a loss against its paper and against everything that it must not depend on.
+
+    ```python
+    def reference(data, inputs, held):  # in float64, row by row, as the paper writes it
+        ...
+
+    check_loss(NLLLossFn(), token_batch, reference)
+    ```
+
+    Args:
+        loss_fn: A `LossFunction`.
+        make_batch: Makes a batch of a seed, in float64; see `token_batch`.
+        reference: Gives the loss of the whole batch of `data` and `inputs`, as a plain
+            formula without masked means and without autograd. `held` are the inputs
+            again, which stay where they are when the gradient is measured: read there
+            what the paper writes under a stop-gradient.
+        checks: Which of `LOSS_CHECKS`; default all.
+        masks: Columns that take everything out of the loss when they are 0.
+        num_examples: Batches per check.
+        compare_metrics: Whether metrics too must be those of the whole batch.
+
+    Raises:
+        ConformanceError: A rule is broken; `.check` names it.
+    """
+    case = _Case(loss_fn, make_batch, reference, masks, compare_metrics)
+    for name in LOSS_CHECKS if checks is None else checks:
+        check = _CHECKS[name]
+        for_examples(
+            lambda seed, random, check=check: check(case, make_batch(seed), random),  # type: ignore[misc]
+            num_examples,
+        )
+
+
+def _value(case: _Case, batch: LossBatch, random: Random) -> None:
+    """The value is that of the reference."""
+    want = _number(case.reference(batch.data, batch.inputs, batch.inputs))
+    _close("value", "the loss is not that of the reference", case.run(batch)[0], want)
+
+
+def _gradient(case: _Case, batch: LossBatch, random: Random) -> None:
+    """The gradient is that of the reference, by central differences.
+
+    Along random directions, that of a masked position included: it has no gradient.
+    """
+    _, grads, _ = case.run(batch)
+    generator = torch.Generator().manual_seed(random.randrange(2**32))
+    for name, value in batch.inputs.items():
+        for _ in range(_NUM_DIRECTIONS):
+            direction = torch.randn(value.shape, generator=generator, dtype=value.dtype)
+            ends = [
+                _number(
+                    case.reference(
+                        batch.data,
+                        {**batch.inputs, name: value + sign * _STEP * direction},
+                        batch.inputs,
+                    )
+                )
+                for sign in (1, -1)
+            ]
+            want = (ends[0] - ends[1]) / (2 * _STEP)
+            got = (grads[name] * direction).sum()
+            _close(
+                "gradient",
+                f"the gradient with respect to {name} is not that of the reference",
+                got,
+                want,
+                rtol=1e-5,
+                atol=1e-7,
+            )
+
+
+def _float32(case: _Case, batch: LossBatch, random: Random) -> None:
+    """In float32 it is the same to five digits."""
+    want, want_grads, _ = case.run(batch)
+    got, grads, _ = case.run(batch.cast(torch.float32))
+    message = "float32 inputs give another {}"
+    _close("float32", message.format("loss"), got, want, rtol=1e-4, atol=1e-5)
+    for name, grad in grads.items():
+        want_grad = want_grads[name]
+        _close("float32", message.format("gradient"), grad, want_grad, 1e-3, 1e-5)
+
+
+def _pure(case: _Case, batch: LossBatch, random: Random) -> None:
+    """It changes no column, and a second call gives the same bits."""
+    before = {name: value.clone() for name, value in batch.data.items()}
+    first, second = case.run(batch)[0], case.run(batch)[0]
+    for name, value in batch.data.items():
+        if not torch.equal(value, before[name]):
+            raise ConformanceError("pure", f"the loss changed column {name!r}")
+    if not torch.equal(first, second):
+        raise ConformanceError("pure", f"two calls gave {first} and {second}")
+
+
+def _padding(case: _Case, batch: LossBatch, random: Random) -> None:
+    """Columns behind the longest row change nothing, whatever they hold."""
+    if batch.width is None:
+        return
+    width = batch.width + random.randint(1, 5)
+    what = "padding behind the longest row"
+    case.same("padding", what, batch, lambda b: [b.with_width(width, _JUNK)])
+
+
+def _row_order(case: _Case, batch: LossBatch, random: Random) -> None:
+    """The order of rows changes nothing."""
+    index = torch.cat(_shuffled(batch, random))
+    case.same("row_order", "the order of rows", batch, lambda b: [b.rows(index)])
+
+
+def _micro_batches(case: _Case, batch: LossBatch, random: Random) -> None:
+    """Cut anywhere, each micro-batch as narrow as it may be, it is the same."""
+    units = _units(batch)
+    size = random.randint(1, len(units))
+    what = f"micro-batches of {size * batch.rows_per_unit} rows"
+    case.same("micro_batches", what, batch, lambda b: _cut(b, units, size))
+
+
+def _packing(case: _Case, batch: LossBatch, random: Random) -> None:
+    """Put into bins by length, as packed and dynamic micro-batches are."""
+    units = _shuffled(batch, random)
+    lengths = [int(batch.lengths()[unit].sum()) for unit in units]
+    packer = get_packer(
+        PackingAlgorithm.FIRST_FIT_DECREASING,
+        max(lengths) + random.randint(0, sum(lengths)),
+    )
+    bins = [[units[i] for i in members] for members in packer.pack(lengths)]
+    case.same(
+        "packing",
+        "how rows are packed",
+        batch,
+        lambda b: [_narrow(b.rows(torch.cat(members))) for members in bins],
+    )
+
+
+def _data_parallel(case: _Case, batch: LossBatch, random: Random) -> None:
+    """Spread over ranks, with rows that do not count where the rows do not divide."""
+    units = _shuffled(batch, random)
+    num_ranks, size = random.randint(2, 5), random.randint(1, 3)
+    extra = -len(units) % num_ranks
+    # What fills up the ranks are copies of a row, which do not count.
+    filled = [*units, *[units[0]] * extra]
+    per_rank = len(filled) // num_ranks
+
+    def spread(whole: LossBatch) -> Iterable[LossBatch]:
+        index = torch.cat(filled)
+        rows = whole.rows(index)
+        sample_mask = rows.data["sample_mask"].clone()
+        sample_mask[len(index) - extra * whole.rows_per_unit :] = 0
+        rows = rows.replaced(sample_mask=sample_mask)
+        places = _units(rows)
+        for first in range(0, len(places), per_rank):
+            yield from _cut(rows, places[first : first + per_rank], size)
+
+    case.same("data_parallel", f"the {num_ranks} ranks it ran on", batch, spread)
+
+
+def _all_masked(case: _Case, batch: LossBatch, random: Random) -> None:
+    """A batch in which nothing counts is worth exactly 0 and has no gradient."""
+    for name in case.masks:
+        if name not in batch.data:
+            continue
+        empty = batch.replaced(**{name: torch.zeros_like(batch.data[name])})
+        loss, grads, metrics = case.run(empty)
+        worst = max((float(g.abs().max()) for g in grads.values()), default=0.0)
+        if float(loss) != 0 or not worst == 0:
+            raise ConformanceError(
+                "all_masked",
+                f"with {name} all 0 the loss must be 0 without gradient: got "
+                f"{float(loss)} and {worst}",
+            )
+        for key, metric in metrics.items():
+            if not metric.is_empty and not math.isfinite(float(metric)):
+                raise ConformanceError(
+                    "all_masked", f"with {name} all 0 metric {key!r} is {float(metric)}"
+                )
+
+
+_CHECKS: dict[str, Callable[[_Case, LossBatch, Random], None]] = {
+    "value": _value,
+    "gradient": _gradient,
+    "float32": _float32,
+    "pure": _pure,
+    "padding": _padding,
+    "row_order": _row_order,
+    "micro_batches": _micro_batches,
+    "packing": _packing,
+    "data_parallel": _data_parallel,
+    "all_masked": _all_masked,
+}
+LOSS_CHECKS = tuple(_CHECKS)
+"""Names of the checks of `check_loss`, in order."""
+
+
+def _units(batch: LossBatch) -> list[Tensor]:
+    """Return the indices of the rows that belong together."""
+    return list(torch.split(torch.arange(batch.num_rows), batch.rows_per_unit))
+
+
+def _shuffled(batch: LossBatch, random: Random) -> list[Tensor]:
+    units = _units(batch)
+    random.shuffle(units)
+    return units
+
+
+def _narrow(batch: LossBatch) -> LossBatch:
+    return batch.with_width(int(batch.lengths().max()))
+
+
+def _cut(batch: LossBatch, units: Sequence[Tensor], size: int) -> Iterable[LossBatch]:
+    for first in range(0, len(units), size):
+        yield _narrow(batch.rows(torch.cat(list(units[first : first + size]))))
+
+
+def _number(value: Tensor | float) -> Tensor:
+    return torch.as_tensor(value, dtype=torch.float64).detach()
+
+
+def _close(
+    check: str,
+    message: str,
+    got: Tensor,
+    want: Tensor,
+    rtol: float = 1e-9,
+    atol: float = 1e-11,
+) -> None:
+    if not torch.allclose(got.double(), want.double(), rtol=rtol, atol=atol):
+        shown = [v.item() if v.dim() == 0 else v.tolist() for v in (got, want)]
+        raise ConformanceError(check, f"{message}: got {shown[0]}, not {shown[1]}")
+
+
+def _close_metrics(
+    check: str, what: str, got: Mapping[str, Any], want: Mapping[str, Any]
+) -> None:
+    for name in sorted({*got, *want}):
+        values = [
+            float(metrics[name])
+            if name in metrics and not metrics[name].is_empty
+            else None
+            for metrics in (got, want)
+        ]
+        if values[0] == values[1]:
+            continue
+        if None in values or not math.isclose(*values, rel_tol=1e-7, abs_tol=1e-9):  # type: ignore[arg-type]
+            raise ConformanceError(
+                check,
+                f"metric {name!r} depends on {what}: got {values[0]}, not {values[1]}",
+            )
