@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from rl_algorithms import Interrupted, LoggingCallback
+from rl_algorithms.data.parts import ValidationParts
 from rl_distributed.errors import CheckpointError, ConfigError
 
 _SPEC = importlib.util.spec_from_file_location(
@@ -27,11 +28,12 @@ ROWS = [3, 1, 4, 1, 5, 9]  # three steps per epoch
 
 @pytest.fixture
 def make(tmp_path):
-    def build(policy=None, checkpointing=None, **settings):
+    def build(policy=None, checkpointing=None, early_stop=None, **settings):
         config = {
             "policy": toy.POLICY,
             "output_dir": str(tmp_path / "run"),
             "checkpointing": {"save_period": 100, **(checkpointing or {})},
+            "early_stop": early_stop,
             "toy": settings,
         }
         policy = policy or toy.ToyPolicy()
@@ -138,6 +140,61 @@ class TestEnds:
         assert "val:accuracy reached 0.6" in result.stop_reason
         assert result.checkpoint_path.name == "step_3"
 
+    def test_patience(self, make):
+        settings = {"metric": "val:accuracy", "patience": 2, "min_delta": 0.05}
+        trainer = make(val_period=1, early_stop=settings, max_num_epochs=9)
+        result = trainer.fit(ROWS, val_dataset=[0, 0.2, 0.4, 0.44, 0.3, 0.9, 1, 1])
+        assert result.steps == 4
+        assert result.stop_reason == (
+            "val:accuracy has not improved on 0.4 in 2 validations"
+        )
+
+    def test_patience_goes_over_a_resume(self, make):
+        settings = {"metric": "val:accuracy", "patience": 3}
+        values = [0, 0.5, 0.4, 0.4, 0.4, 0.4, 0.4]
+        make(val_period=1, early_stop=settings, max_num_steps=3).fit(
+            ROWS, val_dataset=values
+        )
+        trainer = make(val_period=1, early_stop=settings)
+        result = trainer.fit(ROWS, val_dataset=values, resume=True)
+        assert result.steps == 4
+
+    def test_patience_needs_a_metric(self, make):
+        with pytest.raises(ConfigError, match=r"early_stop\.metric"):
+            make(early_stop={"patience": 2}).fit(ROWS)
+
+    def test_a_run_that_stopped_early_stays_stopped_when_resumed(self, make):
+        values = [0, 0.2, 0.6, 0.6, 0.8, 1, 1]
+        first = make(val_period=1, goal=0.5).fit(ROWS, val_dataset=values)
+        again = make(val_period=1, goal=0.5).fit(ROWS, val_dataset=values, resume=True)
+        assert (again.steps, again.stop_reason) == (2, first.stop_reason)
+        more = make(val_period=1, goal=0.8).fit(ROWS, val_dataset=values, resume=True)
+        assert more.steps == 4
+
+    def test_several_held_out_sets(self, make):
+        trainer = make(val_at_end=True, max_num_steps=2)
+        trainer._load_data = lambda train, val: (
+            toy.ToyLoader(train, 2),
+            ValidationParts(val, {"a": 1, "b": 3}),
+        )
+        result = trainer.fit(ROWS, val_dataset={"a": [0] * 3, "b": [1.0] * 3})
+        assert result.metrics["val:a/accuracy"] == 0.0
+        assert result.metrics["val:b/accuracy"] == 1.0
+        assert result.metrics["val:accuracy"] == 0.75
+
+    def test_timers_have_their_names(self, make):
+        result = make(max_num_steps=2).fit(ROWS)
+        timing = {name for name in result.metrics if name.startswith("timing:")}
+        assert timing == {
+            "timing:total_step_time",
+            "timing:data_processing",
+            "timing:generation",
+            "timing:policy_training",
+            "timing:checkpointing",
+        }
+        step_s = result.metrics["timing:total_step_time"]
+        assert step_s >= result.metrics["timing:data_processing"]
+
     def test_a_run_that_has_reached_its_end_trains_no_more(self, make):
         result = make(max_num_steps=3).fit(ROWS)
         again = make(max_num_steps=3).fit(ROWS, resume=True)
@@ -153,6 +210,13 @@ class TestCheckpoints:
         assert result.checkpoint_path.name == "step_2"
         names = sorted(p.name for p in result.checkpoint_path.parent.iterdir())
         assert names == ["step_2", "step_6"]
+
+    def test_one_is_saved_before_the_time_is_up(self, make):
+        recorder = toy.Recorder()
+        settings = {"checkpoint_must_save_by": "00:00:00:00", "keep_latest_k": 9}
+        make(checkpointing=settings).fit(ROWS, callbacks=[recorder])
+        saved = [call for call in recorder.calls if call.startswith("checkpoint ")]
+        assert saved == ["checkpoint step_1", "checkpoint step_6"]
 
     def test_off(self, make):
         result = make(checkpointing={"enabled": False}).fit(ROWS)
@@ -213,7 +277,8 @@ class TestResume:
 class TestSignals:
     @pytest.mark.parametrize(("place", "done"), [("in_step", 1), ("in_training", 2)])
     @pytest.mark.parametrize(
-        ("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)]
+        ("signum", "code"),
+        [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGUSR1, 138)],
     )
     def test_keeps_a_checkpoint_and_resumes(self, make, place, done, signum, code):
         whole = toy.ToyPolicy()

@@ -1,8 +1,7 @@
-"""The trainer loop, once for all algorithms.
+"""`BaseTrainer`: builds what a run needs, runs the loop (`loop.py`), and closes it.
 
 ```
 fit: check -> data -> workers -> restore -> [validate] -> steps -> [checkpoint] -> close
-step: draw batch -> _train_step (phases) -> advance -> log -> validate? -> checkpoint?
 ```
 
 | part        | consumes   | produces       | waits for        | unblocked by     |
@@ -18,12 +17,12 @@ only what the trainer made itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Self, cast
 
-from rl_algorithms.trainers.algorithm import Algorithm, ConfigT
+from rl_algorithms.trainers.algorithm import ConfigT
 from rl_algorithms.trainers.callbacks import Callback, CallbackList
 from rl_algorithms.trainers.checkpoints import RunCheckpoints
 from rl_algorithms.trainers.components import (
@@ -36,35 +35,32 @@ from rl_algorithms.trainers.components import (
 )
 from rl_algorithms.trainers.config import TrainerConfig
 from rl_algorithms.trainers.data_limits import try_reward_fn
+from rl_algorithms.trainers.loop import TrainerLoop
 from rl_algorithms.trainers.pool import WorkerPool
-from rl_algorithms.trainers.result import History, TrainResult, sink_name
+from rl_algorithms.trainers.result import History, TrainResult
 from rl_algorithms.trainers.run_folder import (
     CHECKPOINTS,
     Resume,
     claim_run_folder,
     find_resume,
 )
-from rl_algorithms.trainers.schedule import count_steps
+from rl_algorithms.trainers.schedule import Patience, count_steps
 from rl_algorithms.trainers.settings import build_config
 from rl_algorithms.trainers.signals import Interrupted, SignalGuard
 from rl_algorithms.trainers.state import TrainerState
-from rl_algorithms.trainers.validation import ValidationResult
+from rl_algorithms.trainers.throughput import Throughput
 from rl_distributed.config import Config
 from rl_distributed.errors import ConfigError
-from rl_distributed.logging import get_logger, log_context
-from rl_distributed.metrics import LoggerFacade, to_floats
+from rl_distributed.logging import get_logger
+from rl_distributed.metrics import LoggerFacade
 from rl_distributed.timing import Timer
 
 __all__ = ["BaseTrainer"]
 
 _logger = get_logger(__name__)
 
-# From the begin of these phases to the end of the step the weights are no longer those
-# of the last step, and the step is not counted yet: nothing could be saved.
-_PROTECTED = frozenset({"policy_training"})
 
-
-class BaseTrainer(Algorithm[ConfigT]):
+class BaseTrainer(TrainerLoop[ConfigT]):
     """Base of all trainers: a subclass says what one step is.
 
     It sets `algorithm` and `config_class`, implements `_load_data` and `_train_step`,
@@ -98,7 +94,7 @@ class BaseTrainer(Algorithm[ConfigT]):
         self.history = History()
         self.timer = Timer()
         self.components = self.given
-        self.validation: ValidationResult | None = None
+        self.validation = None
         self.run_dir = Path(self.config.output_dir)
         self.needs = Needs()
         self.plan = self._plan_batches()
@@ -158,8 +154,6 @@ class BaseTrainer(Algorithm[ConfigT]):
             tokenizer=tokenizer,
         )
 
-    # The loop ------------------------------------------------------------------
-
     def fit(
         self,
         dataset: Any = None,
@@ -209,198 +203,6 @@ class BaseTrainer(Algorithm[ConfigT]):
             finally:
                 self._signals.close()
 
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        """Measure a part of a step, and tell callbacks that it begins.
-
-        Args:
-            name: Name of the timer.
-        """
-        self._signals.check()
-        if name in _PROTECTED:
-            self._signals.hold()
-        self._phase = name
-        step = min(self.state.step + 1, max(self.state.total_steps, 1))
-        self._call("on_phase", name, step, self.state.total_steps)
-        with self.timer.time(name):
-            yield
-
-    def request_stop(self, reason: str) -> None:
-        """End the run after the current step, with a checkpoint."""
-        self.state.stop_reason = reason
-
-    def sync_weights(self) -> None:
-        """Give generation the policy's weights, if it does not have them."""
-        sync = self.components.sync
-        if sync is None or not sync.is_stale:
-            return
-        with self.phase("prepare_for_generation"):
-            sync.sync_weights(version=self.state.weight_version)
-
-    def train_policy(
-        self, rows: Any, loss: Any, rows_per_optimizer_step: int
-    ) -> Mapping[str, Any]:
-        """Train the policy on rows, and note that its weights are new.
-
-        Returns:
-            What `PolicyInterface.train` returns.
-        """
-        with self.phase("policy_training"):
-            output: Mapping[str, Any] = self.components.policy.train(
-                rows, loss, gbs=rows_per_optimizer_step, timer=self.timer
-            )
-        self.state.weight_version += rows.size // rows_per_optimizer_step
-        if self.components.sync is not None:
-            self.components.sync.mark_stale()
-        return output
-
-    def draw_batch(self) -> Any:
-        """Return the next batch of the epoch, or None at its end."""
-        return next(self._batches, None)
-
-    def _train(self) -> None:
-        state = self.state
-        self._call("on_train_begin")
-        if state.step == 0:
-            self._validate_if_due()
-        while not self._finished():
-            self._call("on_epoch_begin")
-            self._batches = iter(self._loader)
-            while (batch := self.draw_batch()) is not None:
-                self._run_step(batch)
-                if self._finished():
-                    break
-            else:
-                state.epoch += 1
-                state.step_in_epoch = 0
-                self._loader_state = self._loader.state_dict()
-                self._call("on_epoch_end")
-        unsaved = self._checkpoints.saved_at != state.step
-        if unsaved and self._checkpoints.due(state.step, last=True, best=False):
-            self._save_checkpoint()
-        self._call("on_train_end")
-
-    def _finished(self) -> bool:
-        max_epochs, max_steps = self._limits()
-        state = self.state
-        if state.stop_reason is None:
-            if max_steps is not None and state.step >= max_steps:
-                state.stop_reason = f"max_num_steps ({max_steps}) reached"
-            elif max_epochs is not None and state.epoch >= max_epochs:
-                state.stop_reason = f"max_num_epochs ({max_epochs}) reached"
-        return state.stop_reason is not None
-
-    def _run_step(self, batch: Any) -> None:
-        self.timer.reset()
-        with log_context(step=self.state.step + 1):
-            self._call("on_step_begin")
-            with self.timer.time("total_step_time"):
-                metrics = to_floats(self._train_step(batch))
-            self._advance(metrics)
-            # The step counts from here on, so an interruption can save it.
-            self._signals.release()
-            self._after_step()
-
-    def _advance(self, metrics: Mapping[str, float]) -> None:
-        state = self.state
-        state.step += 1
-        state.step_in_epoch += 1
-        state.consumed_samples += int(metrics.get("num_samples", 0))
-        state.total_valid_tokens += int(metrics.get("num_valid_tokens", 0))
-        self._loader_state = self._loader.state_dict()
-        timing = self.timer.get_timing_metrics("sum")
-        named = {f"train:{name}": value for name, value in metrics.items()}
-        named |= {f"timing:{name}": value for name, value in timing.items()}
-        named |= _performance(metrics, timing)
-        self._record(named)
-        self._call("on_step_end", named)
-
-    def _after_step(self) -> None:
-        self._checkpoints.mark_step()
-        best = self._validate_if_due()
-        if self._checkpoints.due(self.state.step, last=self._last_step(), best=best):
-            self._save_checkpoint()
-
-    def _record(self, named: Mapping[str, float]) -> None:
-        step = self.state.step
-        self.state.metrics.update(named)
-        self.history.add(step, named)
-        sinks = {sink_name(name): value for name, value in named.items()}
-        self._metrics_logger.log_metrics(sinks, step, step_finished=True)
-
-    # Validation ----------------------------------------------------------------
-
-    def _validate_if_due(self) -> bool:
-        """Validate when it is time; return whether the ranking metric improved."""
-        last = self._last_step()
-        if self._val_loader is None or not self._schedule.due(
-            self.state.step, last=last
-        ):
-            return False
-        self._call("on_validation_begin")
-        timer = Timer()
-        with self.phase("validation"), timer.time("total_validation_time"):
-            self.validation = self._validate(self._val_loader)
-        metrics = {f"val:{k}": v for k, v in to_floats(self.validation.metrics).items()}
-        _, earlier = self.history.column(self.config.checkpointing.metric_name or "")
-        best = self._checkpoints.is_best(metrics, earlier)
-        self.state.validated_at = self.state.step
-        self._record(metrics)
-        self._metrics_logger.log_metrics(
-            timer.get_timing_metrics(), self.state.step, prefix="timing/validation"
-        )
-        self._call("on_validation_end", metrics)
-        reason = self._early_stop().reason(metrics)
-        if reason is not None:
-            self.request_stop(reason)
-        return best
-
-    def _last_step(self) -> bool:
-        state = self.state
-        return state.stop_reason is not None or state.step >= state.total_steps
-
-    # Checkpoints ---------------------------------------------------------------
-
-    def _save_checkpoint(self) -> Path:
-        state = self.state
-        with self._signals.protected(), self.phase("checkpointing"):
-            path = self._checkpoints.save(
-                state,
-                self.components.policy,
-                run_config=self.config.to_dict(),
-                dataloader=self._loader_state,
-                callbacks=self._callbacks.state_dict(),
-            )
-            state.last_checkpoint = str(path)
-        self._record({"timing:checkpointing": self.timer.reduce("checkpointing")})
-        self._call("on_checkpoint", path)
-        return path
-
-    def _keep_checkpoint(self) -> Path | None:
-        """Save what an interrupted run has reached, where that is possible."""
-        if not self._opened or not self.config.checkpointing.enabled:
-            return None
-        try:
-            if not self._signals.held and self._checkpoints.saved_at != self.state.step:
-                self._save_checkpoint()
-        except Interrupted:
-            # A further signal: what was written whole counts, the rest does not.
-            self._signals.acknowledge()
-        except Exception:
-            _logger.exception("no checkpoint of step %d", self.state.step)
-        last = self.state.last_checkpoint
-        return Path(last) if last else None
-
-    def _restore(self, checkpoint: Path) -> None:
-        info = self._checkpoints.load(checkpoint)
-        self.state.restore(info["state"])
-        self.state.last_checkpoint = str(checkpoint)
-        self._loader.load_state_dict(info["dataloader"])
-        self._callbacks.load_state_dict(info["callbacks"])
-        self._metrics_logger.resume_at(self.state.step)
-        path = self._metrics_logger.log_dir / "metrics.jsonl"
-        self.history = History.read(path, up_to=self.state.step)
-
     # Start and end ---------------------------------------------------------------
 
     def _open(
@@ -423,6 +225,7 @@ class BaseTrainer(Algorithm[ConfigT]):
             try_reward_fn(reward_fn, self.sample_prompt)
         self._signals.raise_pending()
         self._schedule = self._validation_schedule()
+        self._patience = Patience.of(config)
         max_epochs, max_steps = self._limits()
         total_steps = count_steps(len(self._loader), max_epochs, max_steps)
         found = find_resume(config.output_dir, resume, config.checkpointing)
@@ -447,6 +250,7 @@ class BaseTrainer(Algorithm[ConfigT]):
             self._restore(checkpoint)
         self.state.total_steps = total_steps
         self._loader_state = self._loader.state_dict()
+        self._throughput = Throughput.of(config, self.components.policy)
         self._opened = True
 
     def _open_outputs(self) -> None:
@@ -470,36 +274,9 @@ class BaseTrainer(Algorithm[ConfigT]):
             stop_reason=self.state.stop_reason or "",
         )
 
-    def _call(self, hook: str, *arguments: Any) -> None:
-        self._callbacks.call(hook, self, *arguments)
-
     def _report_exception(self, error: BaseException) -> None:
         try:
             self._call("on_exception", error)
         except Exception:
             # What a hook raises must not hide why the run ended.
             _logger.exception("a callback failed in on_exception")
-
-
-def _performance(
-    metrics: Mapping[str, float], timing: Mapping[str, float]
-) -> dict[str, float]:
-    """Return figures per second, by the names of NeMo RL."""
-    step_s = timing["total_step_time"]
-    rates = {
-        "samples_per_sec": (metrics.get("num_samples"), step_s),
-        "tokens_per_sec": (metrics.get("num_tokens"), step_s),
-        "generation_tokens_per_sec": (
-            metrics.get("num_generated_tokens"),
-            timing.get("generation"),
-        ),
-        "policy_training_tokens_per_sec": (
-            metrics.get("num_tokens"),
-            timing.get("policy_training"),
-        ),
-    }
-    return {
-        f"performance:{name}": amount / seconds
-        for name, (amount, seconds) in rates.items()
-        if amount is not None and seconds
-    }

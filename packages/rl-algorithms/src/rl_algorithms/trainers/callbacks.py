@@ -114,7 +114,7 @@ class CallbackList:
     def __iter__(self) -> Iterator[Callback]:
         return iter(self._callbacks)
 
-    def call(self, hook: str, trainer: BaseTrainer[Any], *arguments: Any) -> None:
+    def call(self, hook: str, trainer: Any, *arguments: Any) -> None:
         """Call one hook; what it raises carries a note that names it."""
         for callback in self._callbacks:
             with _blame(callback, hook):

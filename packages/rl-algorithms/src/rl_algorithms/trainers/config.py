@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -13,7 +13,7 @@ from rl_distributed.metrics import LoggerConfig
 from rl_distributed.virtual_cluster import ClusterConfig
 from rl_models.config import PolicyConfig
 
-__all__ = ["EnvConfig", "TrainerConfig"]
+__all__ = ["EarlyStopConfig", "EnvConfig", "TrainerConfig"]
 
 
 class EnvConfig(Config):
@@ -29,6 +29,20 @@ class EnvConfig(Config):
     """CPUs that Ray sets aside for each; 0 fits into a full cluster."""
     deadline_s: float = Field(600.0, gt=0)
     """A call of the environment that has not ended by then is reported."""
+
+
+class EarlyStopConfig(Config):
+    """Section `early_stop`: end a run that no longer improves."""
+
+    patience: int = Field(gt=0)
+    """End after so many validations without a new best value."""
+    metric: str | None = None
+    """Name such as `val:accuracy`; null: `checkpointing.metric_name`."""
+    min_delta: float = Field(0.0, ge=0)
+    """A value counts as better when it exceeds the best one by more than this."""
+    goal: Literal["max", "min"] | None = None
+    """Whether the metric shall rise or fall; null: as `checkpointing.higher_is_better`
+    says of the same metric, else a loss shall fall and anything else rise."""
 
 
 class TrainerConfig(Config):
@@ -49,6 +63,12 @@ class TrainerConfig(Config):
     """The machines."""
     checkpointing: CheckpointingConfig = Field(default_factory=CheckpointingConfig)
     """When the run is saved."""
+    early_stop: EarlyStopConfig | None = None
+    """When a run that no longer improves is ended; null: never."""
+    peak_tflops_per_worker: float | None = Field(None, gt=0)
+    """Peak rate of one training worker's device in the precision that it computes in,
+    in 10^12 operations per second, for `performance:train_fp_utilization`; null: that
+    of the GPU where its name is known, else no such metric."""
     logger: LoggerConfig = Field(default_factory=LoggerConfig)
     """Where metrics go."""
 

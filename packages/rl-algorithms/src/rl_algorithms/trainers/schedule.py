@@ -1,14 +1,19 @@
-"""When a run validates, saves and stops: pure functions of the step."""
+"""When a run validates and stops: pure functions of its state and metrics."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from rl_distributed.errors import ConfigError
 
-__all__ = ["EarlyStop", "ValidationSchedule", "count_steps"]
+if TYPE_CHECKING:
+    from rl_algorithms.trainers.config import TrainerConfig
+    from rl_algorithms.trainers.state import TrainerState
+
+__all__ = ["EarlyStop", "Patience", "ValidationSchedule", "count_steps"]
 
 
 @dataclass(frozen=True)
@@ -67,13 +72,7 @@ class EarlyStop:
         """
         if self.metric is None:
             return None
-        if self.metric not in metrics:
-            known = ", ".join(sorted(n for n in metrics if n.startswith("val:")))
-            raise ConfigError(
-                f"stop_at_validation_metric: the validation has no {self.metric!r}; "
-                f"it has {known or 'no metrics'}"
-            )
-        value = metrics[self.metric]
+        value = _value_of("stop_at_validation_metric", self.metric, metrics)
         if self.higher_is_better:
             reached, sign = value >= self.threshold, ">="
         else:
@@ -83,16 +82,100 @@ class EarlyStop:
         return f"{self.metric} reached {value:.4g} {sign} {self.threshold:g}"
 
 
+@dataclass(frozen=True)
+class Patience:
+    """Ends a run when a metric of the validation has not improved for a while."""
+
+    metric: str | None = None
+    """Name such as `val:accuracy`."""
+    patience: int = 0
+    """So many validations without a new best value; 0 never stops."""
+    min_delta: float = 0.0
+    """What a value must exceed the best one by to count as better."""
+    higher_is_better: bool = True
+    """Whether the metric shall rise or fall."""
+
+    @classmethod
+    def of(cls, config: TrainerConfig) -> Patience:
+        """Take the section `early_stop`; what it leaves open ranks checkpoints.
+
+        Raises:
+            ConfigError: No section names a metric.
+        """
+        settings, ranking = config.early_stop, config.checkpointing
+        if settings is None:
+            return cls()
+        metric = settings.metric or ranking.metric_name
+        if metric is None:
+            raise ConfigError(
+                "early_stop needs the name of a metric of the validation, such as "
+                "val:accuracy: set early_stop.metric or checkpointing.metric_name"
+            )
+        if settings.goal is not None:
+            higher = settings.goal == "max"
+        elif metric == ranking.metric_name:
+            higher = ranking.higher_is_better
+        else:
+            higher = "loss" not in metric
+        return cls(metric, settings.patience, settings.min_delta, higher)
+
+    def observe(self, state: TrainerState, metrics: Mapping[str, float]) -> None:
+        """Take the metrics of a validation into account.
+
+        Raises:
+            ConfigError: The validation has no such metric.
+        """
+        if self.metric is None:
+            return
+        value = _value_of("early_stop.metric", self.metric, metrics)
+        best = state.best_value
+        gain = 0.0 if best is None else value - best
+        if best is None or (gain if self.higher_is_better else -gain) > self.min_delta:
+            state.best_value, state.validations_since_best = value, 0
+        else:
+            state.validations_since_best += 1
+
+    def reason(self, state: TrainerState) -> str | None:
+        """Return why to stop, or None to go on."""
+        since = state.validations_since_best
+        if not self.patience or since < self.patience:
+            return None
+        return (
+            f"{self.metric} has not improved on {state.best_value:.4g} in {since} "
+            "validations"
+        )
+
+
+def _value_of(key: str, metric: str, metrics: Mapping[str, float]) -> float:
+    if metric not in metrics:
+        known = ", ".join(sorted(n for n in metrics if n.startswith("val:")))
+        raise ConfigError(
+            f"{key}: the validation has no {metric!r}; it has {known or 'no metrics'}"
+        )
+    return metrics[metric]
+
+
 def count_steps(
-    steps_per_epoch: int, max_num_epochs: int | None, max_num_steps: int | None
+    steps_per_epoch: int | None, max_num_epochs: int | None, max_num_steps: int | None
 ) -> int:
     """Return at which step a run ends.
 
+    Args:
+        steps_per_epoch: None where the data are a stream of unknown length; such a run
+            may end earlier.
+        max_num_epochs: Limit of passes over the data.
+        max_num_steps: Limit of steps.
+
     Raises:
-        ConfigError: Neither limit is set.
+        ConfigError: Neither limit is set, or only epochs of unknown length are.
     """
+    if steps_per_epoch is None and max_num_steps is None:
+        raise ConfigError(
+            "max_num_steps is null and the training data are a stream of unknown "
+            "length: set max_num_steps"
+        )
     limits = []
-    if max_num_epochs is not None:
+    if max_num_epochs is not None and steps_per_epoch is not None:
         limits.append(max_num_epochs * steps_per_epoch)
     if max_num_steps is not None:
         limits.append(max_num_steps)

@@ -31,6 +31,10 @@ class TrainerState:
     """Newest metrics by name, such as `train:loss` and `val:accuracy`."""
     validated_at: int = -1
     """Step of the newest validation; -1 before the first."""
+    best_value: float | None = None
+    """Best value of the metric that `early_stop` watches."""
+    validations_since_best: int = 0
+    """Validations after that one."""
     stop_reason: str | None = None
     """Why the run ends, once that is known."""
     last_checkpoint: str | None = None
