@@ -19,6 +19,11 @@ if TYPE_CHECKING:
         message_log_to_flat_messages,
     )
     from rl_algorithms.data.module import DataModule
+    from rl_algorithms.data.preferences import (
+        PreferenceCollator,
+        PreferenceDatumSpec,
+        process_preferences,
+    )
     from rl_algorithms.data.prompts import process_prompts
     from rl_algorithms.data.sources import load_dataset_any
     from rl_algorithms.data.types import DatumSpec, LLMMessageLogType
@@ -30,6 +35,8 @@ __all__ = [
     "DatasetConfig",
     "DatumSpec",
     "LLMMessageLogType",
+    "PreferenceCollator",
+    "PreferenceDatumSpec",
     "ProcessedDataset",
     "SFTCollator",
     "add_loss_mask_to_message_log",
@@ -39,6 +46,7 @@ __all__ = [
     "load_dataset_any",
     "message_log_to_flat_messages",
     "process_demonstrations",
+    "process_preferences",
     "process_prompts",
     "rl_collate_fn",
 ]
@@ -50,6 +58,8 @@ _MODULES = {
     "DatasetConfig": "config",
     "DatumSpec": "types",
     "LLMMessageLogType": "types",
+    "PreferenceCollator": "preferences",
+    "PreferenceDatumSpec": "preferences",
     "ProcessedDataset": "dataset",
     "SFTCollator": "collate",
     "add_loss_mask_to_message_log": "message_log",
@@ -59,6 +69,7 @@ _MODULES = {
     "load_dataset_any": "sources",
     "message_log_to_flat_messages": "message_log",
     "process_demonstrations": "demonstrations",
+    "process_preferences": "preferences",
     "process_prompts": "prompts",
     "rl_collate_fn": "collate",
 }

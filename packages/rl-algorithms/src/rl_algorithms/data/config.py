@@ -68,6 +68,10 @@ class DataConfig(Config):
     """Column of whole conversations; default `messages` or `conversations`."""
     text_key: str | None = None
     """Column of plain text to learn as it is; default `text`."""
+    chosen_key: str | None = None
+    """Column of the better answer of a pair; default `chosen`."""
+    rejected_key: str | None = None
+    """Column of the worse answer of a pair; default `rejected`."""
 
     prompt_template: str | None = None
     """Text around the prompt: `{prompt}` and any `{column}` are filled in; literal

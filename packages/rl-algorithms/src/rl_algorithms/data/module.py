@@ -11,6 +11,7 @@ from rl_algorithms.data.config import DataConfig, DatasetConfig
 from rl_algorithms.data.dataset import ProcessedDataset
 from rl_algorithms.data.demonstrations import process_demonstrations
 from rl_algorithms.data.loader import BatchedDataLoader
+from rl_algorithms.data.preferences import PreferenceCollator, process_preferences
 from rl_algorithms.data.prompts import process_prompts
 from rl_algorithms.data.sources import (
     describe_source,
@@ -24,6 +25,11 @@ from rl_distributed.errors import ConfigError
 
 __all__ = ["DataModule"]
 
+_PROCESS: dict[str, Callable[..., ProcessedDataset]] = {
+    "prompts": process_prompts,
+    "demonstrations": process_demonstrations,
+    "preferences": process_preferences,
+}
 _SPLIT_EPOCH = -1
 """The permutation that sets validation rows aside is that of no training epoch."""
 
@@ -35,8 +41,9 @@ class DataModule:
         config: Columns, templates, limits and default sources.
         tokenizer: The policy's tokenizer.
         kind: `prompts` for reinforcement learning, `demonstrations` for supervised
-            training; it decides about processing and columns of the batches.
-        batch_size: Rows per training batch.
+            training, `preferences` for pairs of answers; it decides about processing
+            and columns of the batches.
+        batch_size: Rows (of preferences: pairs) per training batch.
         val_batch_size: Rows per validation batch; default `batch_size`.
         max_length: Longest row in tokens; `config.max_input_seq_length` may be less.
         seed: Seed of the order, and of the rows set aside.
@@ -56,7 +63,7 @@ class DataModule:
         config: DataConfig,
         tokenizer: Tokenizer,
         *,
-        kind: Literal["prompts", "demonstrations"],
+        kind: Literal["prompts", "demonstrations", "preferences"],
         batch_size: int,
         val_batch_size: int | None = None,
         max_length: int | None = None,
@@ -134,8 +141,7 @@ class DataModule:
         self.train_loader.load_state_dict(state)
 
     def _process(self, rows: Rows, name: str) -> ProcessedDataset:
-        process = process_prompts if self._kind == "prompts" else process_demonstrations
-        return process(
+        return _PROCESS[self._kind](
             rows,
             self._tokenizer,
             self.config,
@@ -148,6 +154,8 @@ class DataModule:
         pad = pad if pad is not None else self._tokenizer.eos_token_id or 0
         if self._kind == "prompts":
             return partial(rl_collate_fn, pad_token_id=pad)
+        if self._kind == "preferences":
+            return PreferenceCollator(pad, multiple)
         return SFTCollator(pad, multiple)
 
 

@@ -15,23 +15,30 @@ __all__ = ["count_tokens", "pad_to_plan", "train_metrics"]
 
 
 def pad_to_plan(
-    rows: BatchedDataDict[Any], plan: BatchPlan
+    rows: BatchedDataDict[Any], plan: BatchPlan, rows_per_sample: int = 1
 ) -> tuple[BatchedDataDict[Any], int]:
     """Add rows that do not count, so that optimizer steps and ranks divide them.
+
+    Args:
+        rows: The rows of a step.
+        plan: The batch sizes, in samples.
+        rows_per_sample: Rows that follow each other and must stay together: 2 where a
+            sample is a pair.
 
     Returns:
         The rows, and how many go into one optimizer step.
     """
     num_rows = rows.size
-    padded, per_step = plan.rows_for(num_rows)
-    if padded == num_rows:
-        return rows, per_step
-    indices = [*range(num_rows), *[0] * (padded - num_rows)]
-    rows = rows.select_indices(indices)
+    num_samples = num_rows // rows_per_sample
+    padded, per_step = plan.rows_for(num_samples)
+    if padded == num_samples:
+        return rows, per_step * rows_per_sample
+    extra = [*range(rows_per_sample)] * (padded - num_samples)
+    rows = rows.select_indices([*range(num_rows), *extra])
     sample_mask = rows["sample_mask"].clone()
     sample_mask[num_rows:] = 0
     rows["sample_mask"] = sample_mask
-    return rows, per_step
+    return rows, per_step * rows_per_sample
 
 
 def count_tokens(rows: Mapping[str, Any]) -> dict[str, float]:
