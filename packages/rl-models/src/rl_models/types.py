@@ -100,7 +100,10 @@ class GenerationOutputSpec(TypedDict):
     truncated: Tensor
     """[B] bool: the length limit came before a stop."""
     weight_version: Tensor
-    """[B] int64: version of the weights that sampled the row."""
+    """[B] int64: the oldest version of the weights among the row's sampled tokens."""
+    token_versions: Tensor
+    """[B, S] int64: version of the weights that sampled each token; -1 at the input
+    positions and at padding."""
 
 
 class TrainOutput(TypedDict):

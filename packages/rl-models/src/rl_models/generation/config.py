@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import Field, model_validator
 
 from rl_distributed.config import Config
+from rl_models.generation.vllm.config import VllmConfig
 from rl_models.types import SamplingParams
 
 __all__ = ["GenerationConfig"]
@@ -50,9 +51,17 @@ class GenerationConfig(Config):
     start_deadline_s: float = Field(300.0, gt=0)
     """A replica that has not loaded its model by then is reported."""
     call_deadline_s: float = Field(3600.0, gt=0)
-    """A call of a replica that has not ended by then is reported."""
+    """A call of a replica that has not ended by then is taken for hung: the replica is
+    replaced, and its rows go to others."""
+    heartbeat_limit_s: float = Field(10.0, gt=0)
+    """A replica that gives no sign of life for so long is taken for hung."""
+    max_restarts: int = Field(3, ge=0)
+    """How often lost replicas are started again, all together; those lost later stay
+    away, and what they were sampling goes to the others."""
     backend_options: dict[str, Any] = Field(default_factory=dict)
     """Further settings, whose meaning the backend defines."""
+    vllm: VllmConfig = Field(default_factory=VllmConfig)
+    """The engine of the backend vllm."""
 
     @model_validator(mode="after")
     def _check_stop_strings(self) -> GenerationConfig:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -10,8 +10,7 @@ import numpy.typing as npt
 import torch
 
 from rl_distributed.batched_data_dict import BatchedDataDict
-from rl_distributed.errors import BatchError
-from rl_models.errors import ContextLengthError, GenerationError
+from rl_models.errors import GenerationError
 from rl_models.generation.config import GenerationConfig
 from rl_models.generation.huggingface.decoders import Decoder, make_decoder
 from rl_models.generation.huggingface.engine import (
@@ -21,6 +20,7 @@ from rl_models.generation.huggingface.engine import (
 )
 from rl_models.generation.huggingface.stopping import StopStrings, StopTokens
 from rl_models.generation.noise import derive_seeds
+from rl_models.generation.rows import check_rows, stop_strings_of
 from rl_models.generation.sampling import check_sampling_params
 from rl_models.ops.causal_lm import context_length, load_causal_lm
 from rl_models.registry import register_generation_backend
@@ -132,13 +132,11 @@ class HuggingFaceGenerationBackend:
         input_ids: torch.Tensor = data["input_ids"].cpu()
         lengths: IntArray = data["input_lengths"].cpu().numpy().astype(np.int64)
         limit = params.max_new_tokens or self.config.max_new_tokens
-        _check_rows(input_ids, lengths, limit, self._context)
+        check_rows(input_ids, lengths, limit, self._context)
         seeds = data.get("seeds")
         if seeds is None:
             seeds = derive_seeds(self.config.seed, self._num_calls, len(lengths))
-        common = self.config.stop_strings or []
-        own: Sequence[Any] = data.get("stop_strings") or [None] * len(lengths)
-        strings = [[*common, *(row or ())] for row in own]
+        strings = stop_strings_of(data, self.config.stop_strings)
         return SamplingRequest(
             input_ids, lengths, seeds, strings, params, limit, greedy
         )
@@ -187,6 +185,7 @@ class HuggingFaceGenerationBackend:
         width = max(input_width, int(totals.max(initial=0)))
         output_ids = torch.full((num_rows, width), self.pad_token_id)
         logprobs = torch.zeros(num_rows, width)
+        versions = torch.full((num_rows, width), -1)
         prompt = np.arange(input_width) < request.lengths[:, None]
         mask = torch.from_numpy(prompt)
         output_ids[:, :input_width][mask] = request.input_ids[mask]
@@ -198,6 +197,7 @@ class HuggingFaceGenerationBackend:
             keep = torch.from_numpy(real)
             output_ids.view(-1)[target] = sampled.tokens_T_B.t()[keep]
             logprobs.view(-1)[target] = sampled.logprobs_T_B.t()[keep]
+            versions.view(-1)[target] = self.weight_version
         return BatchedDataDict(
             {
                 "output_ids": output_ids,
@@ -206,6 +206,7 @@ class HuggingFaceGenerationBackend:
                 "logprobs": logprobs,
                 "truncated": torch.from_numpy(truncated),
                 "weight_version": torch.full((num_rows,), self.weight_version),
+                "token_versions": versions,
             }
         )
 
@@ -226,31 +227,3 @@ class HuggingFaceGenerationBackend:
         if self.model is not None:
             self._decoder.release()
         self.model = None
-
-
-def _check_rows(
-    input_ids: torch.Tensor, lengths: IntArray, limit: int, context: int | None
-) -> None:
-    if len(lengths) != len(input_ids):
-        raise BatchError(
-            "input_lengths must have one entry per row of input_ids: got "
-            f"{len(lengths)} entries for {len(input_ids)} rows."
-        )
-    wrong = np.flatnonzero((lengths < 1) | (lengths > input_ids.shape[1]))
-    if len(wrong):
-        row = int(wrong[0])
-        raise BatchError(
-            f"input_lengths[{row}] must lie between 1 and the {input_ids.shape[1]} "
-            f"columns of input_ids: got {int(lengths[row])}."
-        )
-    if context is None:
-        return
-    long = np.flatnonzero(lengths + limit > context)
-    if len(long):
-        row = int(long[0])
-        raise ContextLengthError(
-            f"Row {row} has a prompt of {int(lengths[row])} tokens, but the context of "
-            f"{context} tokens leaves room for {context - limit} beside max_new_tokens="
-            f"{limit} ({len(long)} of {len(lengths)} rows are too long). Shorten the "
-            "prompt, lower max_new_tokens, or take a model with a longer context."
-        )

@@ -1,0 +1,159 @@
+"""From the configuration to the arguments of a vLLM engine and its process.
+
+Both backends of a replica and the HTTP server build their engine by these functions, so
+that all of them sample by the same settings and can be given weights in the same way.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rl_distributed.errors import ConfigError
+from rl_models.generation.config import GenerationConfig
+from rl_models.generation.vllm.config import VllmConfig
+
+__all__ = ["EXTENSION", "check_engine_config", "engine_args", "engine_variables"]
+
+EXTENSION = "rl_models.generation.vllm.extension.WeightExtension"
+_GIB = 1 << 30
+_CPU_CACHE_GIB = 1.0
+_SEEDS = 1 << 31
+
+
+def check_engine_config(config: GenerationConfig, *, on_gpu: bool) -> None:
+    """Refuse what the engine cannot do, before a process is started.
+
+    Args:
+        config: The generation config.
+        on_gpu: Whether the engine runs on GPUs.
+
+    Raises:
+        ConfigError: A setting that has no effect here, or that is not supported.
+    """
+    engine = config.vllm
+    if config.backend_options:
+        raise ConfigError(
+            "generation.backend_options must be empty for the backend vllm: got "
+            f"{sorted(config.backend_options)}; its settings are in generation.vllm"
+        )
+    if config.max_batch_size is not None:
+        raise ConfigError(
+            "generation.max_batch_size is not read by the backend vllm: got "
+            f"{config.max_batch_size}; set generation.vllm.max_num_seqs"
+        )
+    if not on_gpu:
+        _check_cpu(engine)
+
+
+def _check_cpu(engine: VllmConfig) -> None:
+    if engine.tensor_parallel_size > 1:
+        raise ConfigError(
+            "generation.vllm.tensor_parallel_size must be 1 on a CPU: got "
+            f"{engine.tensor_parallel_size}; use more replicas"
+        )
+    if engine.enable_sleep_mode:
+        raise ConfigError(
+            "generation.vllm.enable_sleep_mode must be false on a CPU, where vLLM has "
+            "no such mode: got true"
+        )
+
+
+def engine_args(
+    config: GenerationConfig,
+    *,
+    model_name: str | os.PathLike[str],
+    tokenizer_name: str | os.PathLike[str] | None = None,
+    load_weights: bool = True,
+    hf_config_overrides: Mapping[str, Any] | None = None,
+    on_gpu: bool,
+) -> dict[str, Any]:
+    """Keyword arguments of vLLM's `EngineArgs`, `AsyncEngineArgs` and `LLM`.
+
+    Args:
+        config: The generation config.
+        model_name: Folder or hub name of the model.
+        tokenizer_name: The same for its tokenizer; None takes the model's.
+        load_weights: False leaves the weights undefined until the first update.
+        hf_config_overrides: Fields of the model's `config.json` to replace.
+        on_gpu: Whether the engine runs on GPUs.
+
+    Raises:
+        ConfigError: A setting that has no effect here, or that is not supported.
+    """
+    check_engine_config(config, on_gpu=on_gpu)
+    engine = config.vllm
+    load_format = engine.load_format
+    if load_format == "auto" and not load_weights:
+        load_format = "dummy"
+    arguments: dict[str, Any] = {
+        "model": _local(model_name),
+        "tokenizer": _local(tokenizer_name or model_name),
+        "dtype": config.precision,
+        "seed": config.seed % _SEEDS,
+        "max_model_len": config.max_context_length,
+        "hf_overrides": dict(hf_config_overrides or {}),
+        "tensor_parallel_size": engine.tensor_parallel_size,
+        "enforce_eager": is_eager(engine, on_gpu),
+        "max_num_seqs": engine.max_num_seqs,
+        "max_num_batched_tokens": engine.max_num_batched_tokens,
+        "enable_prefix_caching": engine.enable_prefix_caching,
+        "block_size": engine.block_size,
+        "load_format": load_format,
+        "kv_cache_memory_bytes": _cache_bytes(engine, on_gpu),
+        "worker_extension_cls": EXTENSION,
+        # At the temperature, and after top-k and top-p.
+        "logprobs_mode": "processed_logprobs",
+        # What a model folder recommends is no setting of ours.
+        "generation_config": "vllm",
+        "disable_log_stats": True,
+    }
+    if on_gpu:
+        arguments["gpu_memory_utilization"] = engine.gpu_memory_utilization
+        arguments["enable_sleep_mode"] = engine.enable_sleep_mode
+    return {**arguments, **engine.engine_args}
+
+
+def engine_variables(config: GenerationConfig, *, on_gpu: bool) -> dict[str, str]:
+    """Environment variables that the engine's process needs before it imports torch."""
+    engine = config.vllm
+    in_process = not engine.async_engine and engine.tensor_parallel_size == 1
+    variables = {
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        "VLLM_LOGGING_LEVEL": engine.log_level,
+        # One process: it starts in a third of the time and the weights need no pipe.
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0" if in_process else "1",
+    }
+    if on_gpu:
+        return variables
+    # Replicas share the processors, and Ray knows nothing of bound cores.
+    variables["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
+    if is_eager(engine, on_gpu):
+        # The rank of a log-prob would be compiled all the same, at the first row.
+        variables["TORCHDYNAMO_DISABLE"] = "1"
+    if config.num_threads is not None:
+        variables["OMP_NUM_THREADS"] = str(config.num_threads)
+    return variables
+
+
+def is_eager(engine: VllmConfig, on_gpu: bool) -> bool:
+    """Whether layers run without compilation."""
+    return (not on_gpu) if engine.enforce_eager is None else engine.enforce_eager
+
+
+def _cache_bytes(engine: VllmConfig, on_gpu: bool) -> int | None:
+    size = engine.kv_cache_gib
+    if size is None:
+        if on_gpu:
+            return None
+        size = _CPU_CACHE_GIB
+    return int(size * _GIB)
+
+
+def _local(name: str | os.PathLike[str]) -> str:
+    """A folder as an absolute path, a hub name as it is."""
+    path = Path(name)
+    return str(path.resolve()) if path.is_dir() else str(name)

@@ -1,0 +1,197 @@
+"""What vLLM's workers get of ours: weights that can be replaced in place.
+
+vLLM imports this module in the process that holds the model, before the model is built.
+On a CPU vLLM packs the weights of linear layers for its own kernels and drops the
+originals; a later `load_weights` then fails, and a tied output layer keeps its old pack
+without a word. So here linear layers keep their weights as they are.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from vllm.model_executor.layers import utils as vllm_layers
+
+from rl_models.errors import WeightSyncError
+
+__all__ = ["WeightExtension", "load_into", "missing_weights"]
+
+_PLAIN_METHODS = ("UnquantizedLinearMethod", "UnquantizedEmbeddingMethod")
+
+
+def _keep_weights(original: Callable[..., None]) -> Callable[..., None]:
+    def dispatch(layer: Any, remove_weight: bool) -> None:
+        if layer.weight.ndim != 2:
+            original(layer, remove_weight)
+            return
+        layer.cpu_linear = torch.nn.functional.linear
+
+    dispatch.keeps_weights = True  # type: ignore[attr-defined]
+    return dispatch
+
+
+if not hasattr(vllm_layers.dispatch_cpu_unquantized_gemm, "keeps_weights"):
+    vllm_layers.dispatch_cpu_unquantized_gemm = _keep_weights(
+        vllm_layers.dispatch_cpu_unquantized_gemm
+    )
+
+
+class WeightExtension:
+    """Methods that vLLM mixes into its worker; called by `collective_rpc`."""
+
+    model_runner: Any
+    reload_weights: Callable[..., None]
+
+    def rl_load_weights(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Replace all weights in place, where the engine is in this process.
+
+        Raises:
+            WeightSyncError: Tensors are missing, unknown or of another shape.
+        """
+        model = self.model_runner.get_model()
+        reload = None if _is_plain(model) else self._reload
+        load_into(model, tensors, reload)
+
+    def rl_load_file(self, path: str, entries: Sequence[Sequence[Any]]) -> str:
+        """Replace all weights by those in a file of raw bytes.
+
+        Args:
+            path: The file.
+            entries: Name, name of the data type, shape and first byte of each tensor.
+
+        Returns:
+            What is wrong with them; empty: they are loaded. Errors of another process
+            would lose their type on the way.
+        """
+        try:
+            with open(path, "rb") as file:
+                memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+            self.rl_load_weights(_tensors_in(memory, entries))
+        except WeightSyncError as error:
+            return str(error)
+        return ""
+
+    def _reload(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+        self.reload_weights(weights_iterator=tensors)
+
+
+def load_into(
+    model: Any,
+    tensors: Iterable[tuple[str, torch.Tensor]],
+    reload: Callable[[Iterable[tuple[str, torch.Tensor]]], None] | None = None,
+) -> None:
+    """Load tensors by their Hugging Face names and see that nothing was left out.
+
+    Args:
+        model: A model of vLLM.
+        tensors: All of its weights; errors that the iterator raises are passed on.
+        reload: How to load where weights are kept in a form of their own (quantized
+            layers, experts); None: the model's `load_weights`.
+
+    Raises:
+        WeightSyncError: Tensors are missing, unknown or of another shape.
+    """
+    seen: list[str] = []
+
+    def watched() -> Iterator[tuple[str, torch.Tensor]]:
+        for name, tensor in tensors:
+            seen.append(name)
+            yield name, tensor
+
+    stream = watched()
+    loaded: set[str] | None = None
+    try:
+        with torch.no_grad():
+            if reload is None:
+                loaded = model.load_weights(stream)
+            else:
+                reload(stream)
+            for _ in stream:
+                # What proves the stream comes at its end.
+                pass
+    except (
+        AssertionError,
+        KeyError,
+        ValueError,
+        AttributeError,
+        RuntimeError,
+    ) as error:
+        if isinstance(error, WeightSyncError):
+            raise
+        at = seen[-1] if seen else "the first tensor"
+        raise WeightSyncError(
+            f"vLLM cannot load {at}: {type(error).__name__}: {error}. Trainer and "
+            "generator must be built from the same model."
+        ) from error
+    missing = missing_weights(model, seen, loaded)
+    if missing:
+        shown = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")
+        raise WeightSyncError(
+            f"{len(missing)} tensors of the model were not among those sent: {shown}. "
+            "Trainer and generator must be built from the same model."
+        )
+
+
+def missing_weights(
+    model: Any, seen: Iterable[str], loaded: set[str] | None
+) -> list[str]:
+    """Weights that were not sent, by name.
+
+    vLLM keeps some tensors fused (`q_proj`, `k_proj` and `v_proj` as `qkv_proj`) and
+    counts these as loaded once one part came; here every part must have come. Tied
+    weights are one parameter.
+
+    Args:
+        model: A model of vLLM.
+        seen: Names that were sent.
+        loaded: vLLM's own names of what was loaded; None: not known.
+    """
+    sent = set(seen)
+    fused = getattr(model, "packed_modules_mapping", None) or {}
+    missing = []
+    for name, _ in model.named_parameters():
+        if loaded is not None and name not in loaded:
+            missing.append(name)
+            continue
+        parts = _parts(name, fused)
+        if any(part in sent for part in parts):
+            missing += [part for part in parts if part not in sent]
+    return missing
+
+
+def _parts(name: str, fused: dict[str, list[str]]) -> list[str]:
+    words = name.split(".")
+    for place, word in enumerate(words):
+        if word in fused:
+            return [
+                ".".join([*words[:place], part, *words[place + 1 :]])
+                for part in fused[word]
+            ]
+    return []
+
+
+def _is_plain(model: Any) -> bool:
+    """Whether all weights are kept as a checkpoint has them, fused at most."""
+    return all(
+        type(method).__name__ in _PLAIN_METHODS
+        for module in model.modules()
+        if (method := getattr(module, "quant_method", None)) is not None
+    )
+
+
+def _tensors_in(
+    memory: Any, entries: Sequence[Sequence[Any]]
+) -> Iterator[tuple[str, torch.Tensor]]:
+    for name, dtype_name, shape, start in entries:
+        dtype: torch.dtype = getattr(torch, dtype_name)
+        count = 1
+        for size in shape:
+            count *= size
+        if not count:
+            yield name, torch.empty(tuple(shape), dtype=dtype)
+            continue
+        flat = torch.frombuffer(memory, dtype=dtype, count=count, offset=start)
+        yield name, flat.view(tuple(shape))
