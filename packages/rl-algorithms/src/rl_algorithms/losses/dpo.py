@@ -1,0 +1,150 @@
+"""Direct preference optimisation (Rafailov et al., 2305.18290) and its forms.
+
+With `w` and `l` the chosen and the rejected answer to x, `log pi` summed (or averaged)
+over an answer's tokens, and the implicit reward `r(y) = beta log(pi(y|x) / ref(y|x))`:
+
+```
+sigmoid   -(1 - e) log sigmoid(r(w) - r(l)) - e log sigmoid(r(l) - r(w))
+ipo       ((r(w) - r(l)) / beta - 1 / (2 beta))^2
+```
+
+where `e` is `label_smoothing`. Each is averaged over the pairs of the global batch.
+Shapes: B pairs are 2 B rows, chosen and rejected in turn; S tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+from rl_algorithms.errors import LossInputError
+from rl_algorithms.losses.columns import TokenColumns, column, next_token_column
+from rl_algorithms.losses.dpo_config import DPOLossConfig
+from rl_algorithms.losses.reductions import masked_mean
+from rl_distributed.metrics.values import Mean, MetricValue, Sum
+from rl_models.types import LossInputType, LossType
+
+__all__ = ["DPOLossFn"]
+
+
+class DPOLossFn:
+    """The loss of DPO over interleaved pairs.
+
+    Args:
+        cfg: Form, beta and weights; a mapping is validated.
+    """
+
+    loss_type = LossType.SEQUENCE_LEVEL
+    input_type = LossInputType.LOGPROB
+
+    def __init__(self, cfg: DPOLossConfig | Mapping[str, Any] | None = None) -> None:
+        if not isinstance(cfg, DPOLossConfig):
+            cfg = DPOLossConfig.from_dict(dict(cfg or {}), source="DPOLossFn")
+        self.cfg = cfg
+
+    def __call__(
+        self,
+        data: Mapping[str, Any],
+        global_valid_seqs: Tensor,
+        global_valid_toks: Tensor,
+        **inputs: Tensor,
+    ) -> tuple[Tensor, dict[str, MetricValue]]:
+        """Give this micro-batch's share of the loss, and its metrics.
+
+        Args:
+            data: `token_mask` [2 B, S], `sample_mask` [2 B] and
+                `reference_policy_logprobs`: [2 B, S] of the tokens, or [2 B] their sums
+                over the answers.
+            global_valid_seqs: Rows of the global batch that count, two for each pair.
+            global_valid_toks: Not used.
+            inputs: `next_token_logprobs` [2 B, S-1].
+        """
+        cfg = self.cfg
+        columns = TokenColumns.read(data, inputs, needed_by="DPOLossFn")
+        if len(columns.logprobs) % 2:
+            raise LossInputError(
+                "DPOLossFn takes rows in pairs, chosen and rejected in turn: got "
+                f"{len(columns.logprobs)} rows"
+            )
+        # Sums over long answers are large beside their differences.
+        num_tokens = columns.token_mask.sum(-1, dtype=torch.float64)
+        policy = _answer_sums(columns.logprobs, columns)
+        log_ratio = policy - self._reference(data, columns)
+        lengths = num_tokens.clamp(min=1.0)
+        if cfg.preference_average_log_probs:
+            log_ratio = log_ratio / lengths
+        rewards = cfg.reference_policy_kl_penalty * log_ratio
+        chosen, rejected = rewards[0::2], rewards[1::2]
+        counts = (columns.sample_mask[0::2] * columns.sample_mask[1::2]).double()
+        num_pairs = global_valid_seqs.double() / 2
+        preference = self._average(
+            self._pair_loss(chosen - rejected), counts, num_pairs
+        )
+        nll = -policy[0::2]
+        if cfg.sft_average_log_probs:
+            nll = nll / lengths[0::2]
+        sft = self._average(nll, counts, num_pairs)
+        loss = cfg.preference_loss_weight * preference + cfg.sft_loss_weight * sft
+        if cfg.preference_average_log_probs:
+            policy = policy / lengths
+        with torch.no_grad():
+            metrics = _metrics(chosen, rejected, policy, counts)
+            shares = torch.stack((loss, preference, sft)).tolist()
+        names = ("loss", "preference_loss", "sft_loss")
+        metrics |= {n: Sum(share) for n, share in zip(names, shares, strict=True)}
+        return loss, metrics
+
+    def _reference(self, data: Mapping[str, Any], columns: TokenColumns) -> Tensor:
+        """[2 B] log-probs of the answers under the reference policy."""
+        name, needed_by = "reference_policy_logprobs", "DPOLossFn"
+        values = column(data, name, needed_by=needed_by)
+        if values.dim() == 1:
+            return torch.where(columns.sample_mask != 0, values.double(), 0.0)
+        values = next_token_column(data, name, columns.logprobs, needed_by=needed_by)
+        return _answer_sums(values, columns)
+
+    def _pair_loss(self, margin: Tensor) -> Tensor:
+        """[B] losses of the differences of rewards."""
+        beta, smoothing = self.cfg.reference_policy_kl_penalty, self.cfg.label_smoothing
+        if self.cfg.preference_loss == "ipo":
+            return ((margin - 0.5) / beta).square()
+        return -(1 - smoothing) * logsigmoid(margin) - smoothing * logsigmoid(-margin)
+
+    @staticmethod
+    def _average(values: Tensor, counts: Tensor, num_pairs: Tensor) -> Tensor:
+        return masked_mean(values, counts, global_normalization_factor=num_pairs)
+
+
+def _answer_sums(logprobs: Tensor, columns: TokenColumns) -> Tensor:
+    """[2 B] float64 sums over the learned tokens; what lies elsewhere does not matter.
+
+    A row that does not count is 0.
+    """
+    return columns.blank(logprobs).sum(-1, dtype=torch.float64)
+
+
+def _metrics(
+    chosen: Tensor, rejected: Tensor, policy: Tensor, counts: Tensor
+) -> dict[str, MetricValue]:
+    is_right = (chosen > rejected).double()
+    # What needs no reference, so that it says something before the first step too.
+    prefers = (policy[0::2] > policy[1::2]).double()
+    columns = {
+        "accuracy": is_right,
+        "policy_accuracy": prefers,
+        "rewards_chosen_mean": chosen,
+        "rewards_rejected_mean": rejected,
+        "rewards_margin_mean": chosen - rejected,
+        "logprobs_chosen_mean": policy[0::2],
+        "logprobs_rejected_mean": policy[1::2],
+    }
+    sums = (torch.stack(list(columns.values())) * counts).sum(-1).tolist()
+    count = float(counts.sum())
+    metrics: dict[str, MetricValue] = {
+        name: Mean(total, count) for name, total in zip(columns, sums, strict=True)
+    }
+    return {**metrics, "num_valid_samples": Sum(count)}
