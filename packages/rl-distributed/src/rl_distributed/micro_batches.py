@@ -23,9 +23,11 @@ from rl_distributed.shard_plan import (
     ShardPlan,
     check_sizes,
     dynamic_plan,
+    group_lengths,
     packed_plan,
     plain_plan,
     sequence_lengths,
+    with_rows_of_groups,
 )
 
 if TYPE_CHECKING:
@@ -82,6 +84,7 @@ class MicroBatches:
         allow_uneven_shards: bool = False,
         dynamic_batching_args: None = None,
         sequence_packing_args: None = None,
+        rows_per_group: int = 1,
     ) -> list[SlicedDataDict]: ...
 
     @overload
@@ -93,6 +96,7 @@ class MicroBatches:
         *,
         dynamic_batching_args: DynamicBatchingArgs,
         sequence_packing_args: None = None,
+        rows_per_group: int = 1,
     ) -> tuple[list[SlicedDataDict], list[int]]: ...
 
     @overload
@@ -104,6 +108,7 @@ class MicroBatches:
         dynamic_batching_args: None = None,
         *,
         sequence_packing_args: SequencePackingArgs,
+        rows_per_group: int = 1,
     ) -> tuple[list[SlicedDataDict], list[int]]: ...
 
     def shard_by_batch_size(
@@ -113,6 +118,7 @@ class MicroBatches:
         allow_uneven_shards: bool = False,
         dynamic_batching_args: DynamicBatchingArgs | None = None,
         sequence_packing_args: SequencePackingArgs | None = None,
+        rows_per_group: int = 1,
     ) -> list[SlicedDataDict] | tuple[list[SlicedDataDict], list[int]]:
         """Split the rows for `shards` data-parallel ranks.
 
@@ -129,6 +135,8 @@ class MicroBatches:
             dynamic_batching_args: Group rows of similar length into micro-batches that
                 have the same boundaries and widths in every shard.
             sequence_packing_args: Pack rows into micro-batches, equally many per shard.
+            rows_per_group: So many rows that follow each other stay together and in
+                order, in one shard and one micro-batch.
 
         Returns:
             The shards. With dynamic batching or sequence packing also, for each row of
@@ -142,25 +150,37 @@ class MicroBatches:
         """
         if not self.data:
             raise BatchError("a batch without columns cannot be sharded")
-        rows = self.size
-        check_sizes(rows, shards, batch_size, allow_uneven_shards)
+        require_positive("rows_per_group", rows_per_group)
+        require_multiple(
+            "the number of rows", self.size, "rows_per_group", rows_per_group
+        )
+        if batch_size is not None:
+            require_multiple("batch_size", batch_size, "rows_per_group", rows_per_group)
+            batch_size //= rows_per_group
+        groups = self.size // rows_per_group
+        check_sizes(groups, shards, batch_size, allow_uneven_shards)
         if dynamic_batching_args is not None and sequence_packing_args is not None:
             raise BatchError(
                 "dynamic_batching_args and sequence_packing_args exclude each other"
             )
         args = dynamic_batching_args or sequence_packing_args
         if args is None:
-            plan = plain_plan(rows, shards, batch_size, allow_uneven_shards)
-            return self._apply(plan, None)
+            plan = plain_plan(groups, shards, batch_size, allow_uneven_shards)
+            return self._apply(with_rows_of_groups(plan, rows_per_group), None)
         width: int | None = None
         lengths, longest = sequence_lengths(self.data, args)
+        budget = args["max_tokens_per_microbatch"]
+        if rows_per_group > 1:
+            lengths, budget = group_lengths(lengths, rows_per_group, args)
         if dynamic_batching_args is not None:
             width = longest
-            plan = dynamic_plan(
-                lengths, width, shards, batch_size, dynamic_batching_args
-            )
+            dynamic = dynamic_batching_args.copy()
+            dynamic["max_tokens_per_microbatch"] = budget
+            plan = dynamic_plan(lengths, width, shards, batch_size, dynamic)
         elif sequence_packing_args is not None:
             plan = packed_plan(lengths, shards, batch_size, sequence_packing_args)
+        if rows_per_group > 1:
+            plan = with_rows_of_groups(plan, rows_per_group)
         return self._apply(plan, width), plan.order
 
     def _apply(self, plan: ShardPlan, width: int | None) -> list[SlicedDataDict]:

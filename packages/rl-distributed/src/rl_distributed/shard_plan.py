@@ -29,9 +29,11 @@ __all__ = [
     "ShardPlan",
     "check_sizes",
     "dynamic_plan",
+    "group_lengths",
     "packed_plan",
     "plain_plan",
     "sequence_lengths",
+    "with_rows_of_groups",
 ]
 
 Rows: TypeAlias = NDArray[np.int64]
@@ -136,6 +138,50 @@ def sequence_lengths(
             f"but {key!r} is {width} wide"
         )
     return lengths.astype(np.int64), width
+
+
+def group_lengths(
+    lengths: Rows, rows_per_group: int, args: Mapping[str, Any]
+) -> tuple[Rows, int]:
+    """The length of each group of rows, and the budget, as if a group were one row.
+
+    Packed, a group is as long as its rows together; padded, it is as long as its
+    longest row, and a micro-batch holds so many times fewer of them.
+    """
+    budget = args["max_tokens_per_microbatch"]
+    groups = lengths.reshape(-1, rows_per_group)
+    if "algorithm" in args:
+        longest = _round_up(groups, args["sequence_length_pad_multiple"]).sum(axis=1)
+    else:
+        longest, budget = groups.max(axis=1, initial=0), budget // rows_per_group
+    if longest.size and longest.max() > budget:
+        first = int(longest.argmax()) * rows_per_group
+        raise PackingError(
+            f"rows {first} to {first + rows_per_group - 1} belong together and fit in "
+            f"no micro-batch: their lengths are {lengths[first:][:rows_per_group]}, "
+            f"and max_tokens_per_microbatch is {args['max_tokens_per_microbatch']}; "
+            "raise it or shorten them"
+        )
+    return longest.astype(np.int64), budget
+
+
+def with_rows_of_groups(plan: ShardPlan, rows_per_group: int) -> ShardPlan:
+    """The plan of rows that a plan of groups stands for."""
+    inside = np.arange(rows_per_group)
+    rows = [(r[:, None] * rows_per_group + inside).ravel() for r in plan.rows]
+    cuts = plan.micro_batches
+    if cuts is not None:
+        cuts = [
+            [
+                [[bound * rows_per_group for bound in cut] for cut in chunk]
+                for chunk in s
+            ]
+            for s in cuts
+        ]
+    counts = plan.chunk_rows
+    if counts is not None:
+        counts = [[n * rows_per_group for n in shard] for shard in counts]
+    return ShardPlan(rows, cuts, plan.micro_batch_lengths, counts)
 
 
 def plain_plan(

@@ -58,6 +58,7 @@ if TYPE_CHECKING:
         SamplingParams,
         TrainDatumSpec,
         TrainOutput,
+        ValueOutputSpec,
     )
     from rl_models.weights.manifest import WeightBundle
     from rl_models.weights.sync import WeightSynchronizer
@@ -96,6 +97,7 @@ __all__ = [
     "TrainingBackend",
     "TrainingPolicy",
     "UnsupportedModelError",
+    "ValueOutputSpec",
     "WeightBundle",
     "WeightSyncError",
     "WeightSynchronizer",
@@ -159,6 +161,7 @@ _MODULE_OF_NAMES = {
         "SamplingParams",
         "TrainDatumSpec",
         "TrainOutput",
+        "ValueOutputSpec",
     ],
     "weights.manifest": ["WeightBundle"],
     "weights.sync": ["WeightSynchronizer"],

@@ -140,6 +140,9 @@ class PolicyConfig(Config):
     """The tokenizer, where it is not the model's own."""
     backend: str = "dtensor"
     """Name of a registered training backend."""
+    head: Literal["lm", "value", "reward"] = "lm"
+    """What the model gives: log-probs of tokens (`lm`), a number per token (`value`, a
+    critic) or a number for a whole row (`reward`, that of its last token)."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """Data type of the computation; weights and optimizer state stay float32."""
     max_total_sequence_length: int = Field(512, gt=1)
@@ -187,6 +190,11 @@ class PolicyConfig(Config):
             )
         for section in (self.dynamic_batching, self.sequence_packing):
             _check_token_budget(section, self.max_total_sequence_length)
+        if self.head != "lm" and self.generation is not None:
+            raise ValueError(
+                f"generation must be null with head {self.head!r}: such a model gives "
+                "numbers, not tokens; leave generation out"
+            )
         return self
 
     @property

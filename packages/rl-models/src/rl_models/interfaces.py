@@ -22,6 +22,7 @@ from rl_models.types import (
     ReferenceLogprobOutputSpec,
     SamplingParams,
     TrainOutput,
+    ValueOutputSpec,
 )
 
 if TYPE_CHECKING:
@@ -48,6 +49,9 @@ class LossFunction(Protocol):
 
     Each reduction divides by the *global* count, so gradients of micro-batches and of
     ranks are summed, never averaged.
+
+    A loss that compares rows, such as the two of a pair, has an attribute
+    `rows_per_group`: so many rows that follow each other reach it together, in order.
     """
 
     loss_type: LossType
@@ -66,7 +70,7 @@ class LossFunction(Protocol):
             data: The micro-batch (`TrainDatumSpec` and the loss's own columns).
             global_valid_seqs: Trained sequences in the global batch, over all ranks.
             global_valid_toks: Trained tokens in the global batch, over all ranks.
-            inputs: `next_token_logprobs` or `logits`, by `input_type`.
+            inputs: `next_token_logprobs`, `logits` or `values`, by `input_type`.
         """
         ...
 
@@ -93,6 +97,18 @@ class PolicyInterface(ABC):
         timer: Timer | None = None,
     ) -> BatchedDataDict[ReferenceLogprobOutputSpec]:
         """As `get_logprobs`, under the frozen initial weights."""
+
+    def get_values(
+        self, data: BatchedDataDict[Any], *, timer: Timer | None = None
+    ) -> BatchedDataDict[ValueOutputSpec]:
+        """What a scalar head gives (`policy.head` value or reward), rows in order.
+
+        Entry i of a row is the number after tokens 0 to i. With a `value_mask` column
+        only positions with mask 1 are computed. Else, with a `token_mask` column, those
+        before a token with mask 1: the states in which these tokens are chosen. Without
+        both, all tokens of the row. The others are 0.0.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no values")
 
     @abstractmethod
     def train(
@@ -214,6 +230,10 @@ class TrainingBackend(Protocol):
         self, data: BatchedDataDict[Any], *, mbs: int, reference: bool = False
     ) -> Tensor:
         """[B, S] log-probs of this rank's shard."""
+        ...
+
+    def get_values(self, data: BatchedDataDict[Any], *, mbs: int) -> Tensor:
+        """[B, S] numbers of a scalar head for this rank's shard."""
         ...
 
     def save_checkpoint(

@@ -24,6 +24,7 @@ __all__ = [
     "SamplingParams",
     "TrainDatumSpec",
     "TrainOutput",
+    "ValueOutputSpec",
 ]
 
 
@@ -43,6 +44,8 @@ class LossInputType(Enum):
     """`next_token_logprobs` [B, S-1], 0.0 where `token_mask[:, 1:]` is 0."""
     LOGIT = "logit"
     """`logits` [B, S, V] in float32."""
+    VALUE = "value"
+    """`values` [B, S] of a model with a scalar head, as `ValueOutputSpec.values`."""
 
 
 class TrainDatumSpec(TypedDict):
@@ -70,6 +73,14 @@ class ReferenceLogprobOutputSpec(TypedDict):
 
     reference_logprobs: Tensor
     """[B, S] float32, as `LogprobOutputSpec.logprobs`, of the frozen initial model."""
+
+
+class ValueOutputSpec(TypedDict):
+    """Result of `get_values`."""
+
+    values: Tensor
+    """[B, S] float32: entry i is the head's number after tokens 0 to i; 0.0 where it
+    was not asked for."""
 
 
 class GenerationDatumSpec(TypedDict):

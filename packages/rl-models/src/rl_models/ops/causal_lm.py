@@ -16,7 +16,13 @@ from rl_models.checkpoint.model_folder import check_model_folder
 from rl_models.errors import ModelLoadError, UnsupportedModelError
 from rl_models.ops.varlen_attention import ATTENTION_NAME
 
-__all__ = ["DTYPES", "context_length", "load_causal_lm", "packing_obstacle"]
+__all__ = [
+    "DTYPES",
+    "attention_for",
+    "context_length",
+    "load_causal_lm",
+    "packing_obstacle",
+]
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -48,7 +54,7 @@ def load_causal_lm(
             source,
             config=config,
             dtype=DTYPES[precision],
-            attn_implementation=_attention_for(config),
+            attn_implementation=attention_for(config),
         )
     except (OSError, ValueError, KeyError, json.JSONDecodeError) as error:
         raise ModelLoadError(
@@ -56,7 +62,7 @@ def load_causal_lm(
         ) from error
 
 
-def _attention_for(config: Any) -> str | None:
+def attention_for(config: Any) -> str | None:
     """`rl_varlen` where the architecture can take it, else the model's default."""
     try:
         model_class = AutoModelForCausalLM._model_mapping[type(config)]

@@ -19,11 +19,17 @@ from rl_distributed.workers.group import RayWorkerGroup
 from rl_models.config import PolicyConfig
 from rl_models.errors import ContextLengthError
 from rl_models.interfaces import LossFunction, Path, PolicyInterface
+from rl_models.policy.heads import (
+    check_lm_head,
+    check_loss_fits_head,
+    check_scalar_head,
+)
 from rl_models.policy.preflight import check_policy
 from rl_models.types import (
     LogprobOutputSpec,
     ReferenceLogprobOutputSpec,
     TrainOutput,
+    ValueOutputSpec,
 )
 
 __all__ = ["TrainingPolicy"]
@@ -62,6 +68,8 @@ class TrainingPolicy(PolicyInterface):
     ) -> None:
         self.num_ranks = cluster.world_size()
         check_policy(config, self.num_ranks)
+        if init_reference_model:
+            check_lm_head(config, "init_reference_model")
         self.config = config
         self._has_reference = init_reference_model
         builder = RayWorkerBuilder(
@@ -148,12 +156,16 @@ class TrainingPolicy(PolicyInterface):
         One global batch of a size that the ranks cannot share evenly is filled up with
         rows that do not count.
         """
+        check_loss_fits_head(self.config, loss_fn)
         self._check_rows(data, ("token_mask", "sample_mask"))
         gbs = gbs or self.config.train_global_batch_size or data.size
         mbs = mbs or self.config.train_micro_batch_size
+        group: int = getattr(loss_fn, "rows_per_group", 1)
+        mbs += -mbs % group
         with _span(timer, "policy_training/shard"):
-            data, gbs = self._fit_ranks(data, gbs)
+            data, gbs = self._fit_ranks(data, gbs, group)
             budget = _train_budget(self.config)
+            budget["rows_per_group"] = group
             shards, _ = self._shard(data, gbs, budget)
         with _span(timer, "policy_training/train"):
             results = self._call_sharded(
@@ -167,15 +179,20 @@ class TrainingPolicy(PolicyInterface):
         return _join_train_results(results)
 
     def _fit_ranks(
-        self, data: BatchedDataDict[Any], gbs: int
+        self, data: BatchedDataDict[Any], gbs: int, group: int
     ) -> tuple[BatchedDataDict[Any], int]:
+        if gbs % group:
+            raise BatchError(
+                f"gbs must be a multiple of {group}, the rows that the loss compares "
+                f"with each other: got {gbs}; use {gbs + -gbs % group}"
+            )
         if data.size % gbs:
             raise BatchError(
                 "policy.train needs a multiple of the global batch size in rows: got "
                 f"{data.size} rows with gbs {gbs}; drop {data.size % gbs} rows or pass "
                 f"gbs={data.size}"
             )
-        extra = -gbs % self.num_ranks
+        extra = -gbs % (self.num_ranks * group)
         if not extra:
             return data, gbs
         if data.size != gbs:
@@ -184,7 +201,7 @@ class TrainingPolicy(PolicyInterface):
                 f"global batches: got gbs {gbs} with {self.num_ranks} ranks; use "
                 f"{gbs + extra}"
             )
-        filled = _with_extra_rows(data, extra)
+        filled = _with_extra_rows(data, extra, group)
         filled["sample_mask"][data.size :] = 0
         return filled, gbs + extra
 
@@ -192,7 +209,22 @@ class TrainingPolicy(PolicyInterface):
         self, data: BatchedDataDict[Any], *, timer: Timer | None = None
     ) -> BatchedDataDict[LogprobOutputSpec]:
         """Log-probs under the current weights; see `PolicyInterface.get_logprobs`."""
-        return BatchedDataDict({"logprobs": self._logprobs(data, None, False, timer)})
+        logprobs = self._logprobs("get_logprobs", data, None, False, timer)
+        return BatchedDataDict({"logprobs": logprobs})
+
+    def get_values(
+        self, data: BatchedDataDict[Any], *, timer: Timer | None = None
+    ) -> BatchedDataDict[ValueOutputSpec]:
+        """Numbers of a scalar head; see `PolicyInterface.get_values`.
+
+        Raises:
+            ConfigError: The model has a language-model head.
+        """
+        check_scalar_head(self.config, "get_values")
+        columns = ("token_mask", "value_mask")
+        with _span(timer, "policy_values"):
+            values = self._per_token(data, columns, "get_values", "values", None, None)
+        return BatchedDataDict({"values": values})
 
     def get_reference_policy_logprobs(
         self,
@@ -211,19 +243,43 @@ class TrainingPolicy(PolicyInterface):
                 "the policy keeps no reference model: build it with "
                 "init_reference_model=True"
             )
-        logprobs = self._logprobs(data, micro_batch_size, True, timer)
+        name = "get_reference_policy_logprobs"
+        logprobs = self._logprobs(name, data, micro_batch_size, True, timer)
         return BatchedDataDict({"reference_logprobs": logprobs})
 
     def _logprobs(
         self,
+        name: str,
         data: BatchedDataDict[Any],
         micro_batch_size: int | None,
         reference: bool,
         timer: Timer | None,
     ) -> Tensor:
+        check_lm_head(self.config, name)
+        return self._per_token(
+            data,
+            ("token_mask",),
+            "get_logprobs",
+            "logprobs",
+            micro_batch_size,
+            timer,
+            reference=reference,
+        )
+
+    def _per_token(
+        self,
+        data: BatchedDataDict[Any],
+        columns: tuple[str, ...],
+        method: str,
+        result: str,
+        micro_batch_size: int | None,
+        timer: Timer | None,
+        **arguments: Any,
+    ) -> Tensor:
+        """Calls a method of every worker that gives column `result` for its rows."""
         self._check_rows(data, ())
         num_rows = data.size
-        names = ("input_ids", "input_lengths", "token_mask")
+        names = ("input_ids", "input_lengths", *columns)
         part: BatchedDataDict[Any] = BatchedDataDict(
             {name: data[name] for name in names if name in data}
         )
@@ -235,25 +291,23 @@ class TrainingPolicy(PolicyInterface):
             shards, order = self._shard(part, part.size, budget)
         with _span(timer, "policy_logprobs/compute"):
             mbs = micro_batch_size or self.config.logprob_batch_size
-            parts = self._call_sharded(
-                "get_logprobs", shards, mbs=mbs, reference=reference
-            )
+            parts = self._call_sharded(method, shards, mbs=mbs, **arguments)
         joined = parts[0] if len(parts) == 1 else BatchedDataDict.from_batches(parts)
         if order is not None:
             joined.reorder_data(order)
-        logprobs: Tensor = joined["logprobs"]
-        return logprobs[:num_rows]
+        values: Tensor = joined[result]
+        return values[:num_rows]
 
     def _shard(
         self, data: BatchedDataDict[Any], gbs: int, budget: dict[str, Any]
     ) -> tuple[list[Any], list[int] | None]:
         """The shard of each rank, and where rows went if they were re-ordered."""
-        if budget:
+        if len(budget) > ("rows_per_group" in budget):
             shards, order = data.shard_by_batch_size(self.num_ranks, gbs, **budget)
             return shards, order
         if self.num_ranks == 1:
             return [data], None
-        return data.shard_by_batch_size(self.num_ranks, gbs), None
+        return data.shard_by_batch_size(self.num_ranks, gbs, **budget), None
 
     def _check_rows(self, data: BatchedDataDict[Any], masks: tuple[str, ...]) -> None:
         missing = [n for n in ("input_ids", "input_lengths", *masks) if n not in data]
@@ -284,6 +338,7 @@ class TrainingPolicy(PolicyInterface):
 
         The weights stay in the object store: pass the reference on, unopened.
         """
+        check_lm_head(self.config, "export_weights")
         return self.group.run_all_workers_single_data("export_weights")[0]
 
     def prepare_for_training(self) -> None:
@@ -331,10 +386,12 @@ def _span(timer: Timer | None, label: str) -> AbstractContextManager[Any]:
     return nullcontext() if timer is None else timer.time(label)
 
 
-def _with_extra_rows(data: BatchedDataDict[Any], extra: int) -> BatchedDataDict[Any]:
-    """The batch followed by copies of its last row."""
-    last = data.size - 1
-    return data.select_indices([*range(data.size), *[last] * extra])
+def _with_extra_rows(
+    data: BatchedDataDict[Any], extra: int, group: int = 1
+) -> BatchedDataDict[Any]:
+    """The batch followed by copies of its last group of rows."""
+    last = range(data.size - group, data.size)
+    return data.select_indices([*range(data.size), *[*last] * (extra // group)])
 
 
 def _train_budget(config: PolicyConfig) -> dict[str, Any]:

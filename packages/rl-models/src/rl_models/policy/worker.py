@@ -73,6 +73,10 @@ class TrainingWorker:
         logprobs = self._backend.get_logprobs(data, mbs=mbs, reference=reference)
         return BatchedDataDict({"logprobs": logprobs})
 
+    def get_values(self, data: BatchedDataDict[Any], mbs: int) -> BatchedDataDict[Any]:
+        """Numbers of a scalar head for this rank's shard as column `values`."""
+        return BatchedDataDict({"values": self._backend.get_values(data, mbs=mbs)})
+
     def export_weights(self) -> WeightBundle | None:
         """Whole weights on rank 0, None on the others; every rank must be called."""
         bundle: WeightBundle | None = self._backend.export_weights()

@@ -27,10 +27,22 @@ from rl_models.checkpoint.huggingface import save_model_folder, save_tokenizer
 from rl_models.config import PolicyConfig
 from rl_models.errors import NonFiniteGradientError
 from rl_models.interfaces import LossFunction
-from rl_models.ops.causal_lm import DTYPES, load_causal_lm
-from rl_models.training.dtensor.forward import forward_logits, forward_logprobs
+from rl_models.ops.causal_lm import DTYPES
+from rl_models.training.dtensor.forward import (
+    forward_logits,
+    forward_logprobs,
+    forward_values,
+)
 from rl_models.training.dtensor.microbatch import micro_batch_rows, narrowed
-from rl_models.training.dtensor.model import RankModel, load_model
+from rl_models.training.dtensor.model import (
+    RankModel,
+    load_model,
+    load_weights_into,
+)
+from rl_models.training.dtensor.needed import (
+    needed_for_logprobs,
+    needed_for_values,
+)
 from rl_models.training.dtensor.optimizer import (
     build_optimizer,
     build_scheduler,
@@ -165,6 +177,9 @@ class DTensorTrainingBackend:
     def _loss_inputs(self, part: Any, loss_fn: LossFunction) -> dict[str, Tensor]:
         if loss_fn.input_type is LossInputType.LOGIT:
             return {"logits": forward_logits(self.model, part["input_ids"])}
+        if loss_fn.input_type is LossInputType.VALUE:
+            needed = needed_for_values(part)
+            return {"values": forward_values(self.model, part["input_ids"], needed)}
         logprobs = forward_logprobs(
             self.model,
             part["input_ids"],
@@ -212,13 +227,27 @@ class DTensorTrainingBackend:
             result = forward_logprobs(
                 model,
                 part["input_ids"],
-                _needed_positions(part),
+                needed_for_logprobs(part),
                 self.config.logprob_temperature,
             )
             width = part["input_ids"].shape[1]
             logprobs[rows.start : rows.stop, 1:width] = result.cpu()
         model.free_gathered()
         return logprobs
+
+    @torch.no_grad()
+    def get_values(self, data: Any, *, mbs: int) -> Tensor:
+        """[B, S] values of this shard; see `TrainingBackend.get_values`."""
+        self.model.module.eval()
+        input_ids = data["input_ids"]
+        values = torch.zeros(input_ids.shape, dtype=torch.float32)
+        for rows in micro_batch_rows(data, _row_lengths(data), mbs):
+            part = narrowed(data, rows, input_ids.shape[1])
+            needed = needed_for_values(part)
+            result = forward_values(self.model, part["input_ids"], needed)
+            values[rows.start : rows.stop, : result.shape[1]] = result.cpu()
+        self.model.free_gathered()
+        return values
 
     def save_checkpoint(
         self,
@@ -255,7 +284,7 @@ class DTensorTrainingBackend:
                 Path(optimizer_path), self.model, self._optimizer, self._scheduler
             )
         elif weights_path is not None:
-            self.model.copy_from(load_causal_lm(weights_path, "float32"))
+            load_weights_into(self.model, self.config, weights_path)
 
     def export_weights(self) -> WeightBundle | None:
         """Whole weights in Hugging Face names on rank 0, None on the others."""
@@ -299,16 +328,6 @@ def _global_batches(data: Any, rows_per_batch: int) -> Iterator[Any]:
 def _row_lengths(batch: Any) -> np.ndarray:
     lengths: np.ndarray = batch["input_lengths"].numpy().astype(np.int64)
     return lengths
-
-
-def _needed_positions(part: Any) -> Tensor:
-    """[b, S - 1] where log-probs are wanted: the mask, or every token there is."""
-    if "token_mask" in part:
-        wanted: Tensor = part["token_mask"][:, 1:] != 0
-        return wanted
-    columns = torch.arange(1, part["input_ids"].shape[1])
-    within: Tensor = columns < part["input_lengths"][:, None]
-    return within
 
 
 def _to_device(part: Any, device: torch.device) -> Any:

@@ -1,4 +1,4 @@
-"""Forward passes: log-probs at needed positions, or whole logits."""
+"""Forward passes: log-probs or values at needed positions, or whole logits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rl_models.ops.logprobs import token_logprobs
 from rl_models.training.dtensor.microbatch import ModelBatch
 from rl_models.training.dtensor.model import RankModel
 
-__all__ = ["forward_logits", "forward_logprobs"]
+__all__ = ["forward_logits", "forward_logprobs", "forward_values"]
 
 
 def forward_logprobs(
@@ -37,6 +37,26 @@ def forward_logprobs(
     with model.compute():
         logits = _logits_at(model, batch)
     return batch.spread(token_logprobs(logits, batch.targets, temperature))
+
+
+def forward_values(model: RankModel, input_ids: Tensor, needed: Tensor) -> Tensor:
+    """Numbers of a scalar head.
+
+    Args:
+        model: A model with such a head.
+        input_ids: [b, S] int64 on the CPU.
+        needed: [b, S] bool; entry i stands for the state after tokens 0 to i.
+
+    Returns:
+        [b, S] float32, 0.0 where not needed.
+    """
+    attention = model.attention if model.can_pack else None
+    batch = ModelBatch.for_values(
+        input_ids, needed, model.ranks.device, attention, model.shares_prefixes
+    )
+    with model.compute():
+        values = model.module(positions=batch.positions, **batch.inputs)
+    return batch.spread(values)
 
 
 def forward_logits(model: RankModel, input_ids: Tensor) -> Tensor:

@@ -82,11 +82,11 @@ class ModelBatch:
     positions: Tensor
     """[N] index of each needed position in the flattened model output."""
     targets: Tensor
-    """[N] the token whose log-prob is needed."""
+    """[N] the token after each needed position: the one whose log-prob is needed."""
     places: Tensor
-    """[N] flat index in [b, S - 1] of each log-prob."""
+    """[N] flat index of each result in `shape`."""
     shape: tuple[int, int]
-    """(b, S)."""
+    """Rows and columns of the result: (b, S - 1) log-probs, or (b, S) values."""
     is_packed: bool
     """Whether the model sees one row of T tokens."""
 
@@ -108,18 +108,54 @@ class ModelBatch:
             attention: Attention implementation; None if the model takes no packed rows.
             share_prefixes: Whether the model may compute a token once for several rows.
         """
-        ids, mask = input_ids.numpy(), needed.numpy()
-        rows, columns = np.nonzero(mask)
+        ids = input_ids.numpy()
         # Log-prob i + 1 depends on tokens 0 to i: position i is the last one needed.
+        return cls._plan(ids, needed.numpy(), device, attention, share_prefixes)
+
+    @classmethod
+    def for_values(
+        cls,
+        input_ids: Tensor,
+        needed: Tensor,
+        device: torch.device,
+        attention: str | None,
+        share_prefixes: bool = False,
+    ) -> ModelBatch:
+        """Plans the forward pass that gives numbers at needed positions.
+
+        Args:
+            input_ids: As in `for_logprobs`.
+            needed: [b, S] bool; entry i stands for the state after tokens 0 to i.
+            device: As in `for_logprobs`.
+            attention: As in `for_logprobs`.
+            share_prefixes: As in `for_logprobs`.
+        """
+        ids = input_ids.numpy()
+        return cls._plan(ids, needed.numpy(), device, attention, share_prefixes)
+
+    @classmethod
+    def _plan(
+        cls,
+        ids: np.ndarray,
+        mask: np.ndarray,
+        device: torch.device,
+        attention: str | None,
+        share_prefixes: bool,
+    ) -> ModelBatch:
+        """Plans for needed positions: the columns of the mask, which are the result's.
+
+        Position 0 of the mask is that of the first token; it may be narrower than rows.
+        """
+        rows, columns = np.nonzero(mask)
         lengths = _last_needed(mask)
         if not lengths.any():
             lengths[:1] = 1  # collectives need a forward pass on every rank
-        shape = (ids.shape[0], ids.shape[1])
         width = int(lengths.max())
+        following = np.minimum(columns + 1, ids.shape[1] - 1)
         fields: dict[str, Any] = {
-            "targets": _on(device, ids[rows, columns + 1]),
-            "places": _on(device, rows * (shape[1] - 1) + columns),
-            "shape": shape,
+            "targets": _on(device, ids[rows, following]),
+            "places": _on(device, rows * mask.shape[1] + columns),
+            "shape": mask.shape,
         }
         if attention is None:
             inputs = {"input_ids": _on(device, ids[:, :width]), "use_cache": False}
@@ -136,11 +172,11 @@ class ModelBatch:
         inputs.update(input_ids=_on(device, tokens)[None], use_cache=False)
         return cls(inputs, _on(device, places), is_packed=True, **fields)
 
-    def spread(self, logprobs: Tensor) -> Tensor:
-        """[N] -> [b, S - 1], zeros elsewhere; differentiable."""
+    def spread(self, results: Tensor) -> Tensor:
+        """[N] -> `shape`, zeros elsewhere; differentiable."""
         rows, columns = self.shape
-        flat = logprobs.new_zeros(rows * (columns - 1))
-        return flat.index_copy(0, self.places, logprobs).view(rows, columns - 1)
+        flat = results.new_zeros(rows * columns)
+        return flat.index_copy(0, self.places, results).view(rows, columns)
 
 
 def _last_needed(mask: np.ndarray) -> np.ndarray:

@@ -29,10 +29,11 @@ from rl_models.config import PolicyConfig
 from rl_models.errors import UnsupportedModelError
 from rl_models.ops.causal_lm import DTYPES, context_length, load_causal_lm
 from rl_models.ops.causal_lm import packing_obstacle as _packing_obstacle
+from rl_models.ops.scalar_head import load_scalar_model
 from rl_models.ops.varlen_attention import ATTENTION_NAME
 from rl_models.training.process_group import Ranks
 
-__all__ = ["RankModel", "load_model", "local_part"]
+__all__ = ["RankModel", "load_model", "load_weights_into", "local_part"]
 
 
 def local_part(tensor: Tensor) -> Tensor:
@@ -57,7 +58,7 @@ def load_model(config: PolicyConfig) -> Any:
         ConfigError: `max_total_sequence_length` exceeds the model's context.
         UnsupportedModelError: Packing is asked for and the model cannot be packed.
     """
-    model = load_causal_lm(config.model_name, "float32", config.hf_config_overrides)
+    model = _load(config, config.model_name)
     limit = context_length(model.config)
     if limit is not None and config.max_total_sequence_length > limit:
         raise ConfigError(
@@ -76,8 +77,20 @@ def load_model(config: PolicyConfig) -> Any:
     return model
 
 
+def load_weights_into(model: RankModel, config: PolicyConfig, folder: Any) -> None:
+    """Takes the weights of a model folder, a new head included if it has none."""
+    model.copy_from(_load(config, folder))
+
+
+def _load(config: PolicyConfig, source: Any) -> Any:
+    overrides = config.hf_config_overrides
+    if config.head == "lm":
+        return load_causal_lm(source, "float32", overrides)
+    return load_scalar_model(source, config.head, overrides, config.seed)
+
+
 class RankModel:
-    """A causal LM on one rank.
+    """A causal LM, or a model with a scalar head, on one rank.
 
     Args:
         model: The loaded model, the same on every rank.

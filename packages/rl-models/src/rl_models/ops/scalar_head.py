@@ -1,0 +1,143 @@
+"""Models with one number per token: critics and reward models.
+
+The number at position i is what the head makes of the hidden state that has read tokens
+0 to i. `value` is transformers' token classification with one label, a number for every
+token; `reward` is its sequence classification, whose number is that of the last token.
+Both compute the same here, and each is saved as what it is called.
+
+Letters in shapes: N positions, H hidden size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import MethodType
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+from transformers import (
+    AutoConfig,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+)
+from transformers.utils import logging as transformers_logging
+
+from rl_models.checkpoint.model_folder import check_model_folder
+from rl_models.errors import ModelLoadError, UnsupportedModelError
+from rl_models.ops.causal_lm import DTYPES, attention_for
+
+__all__ = ["SCALAR_HEADS", "load_scalar_model"]
+
+SCALAR_HEADS: dict[str, Any] = {
+    "value": AutoModelForTokenClassification,
+    "reward": AutoModelForSequenceClassification,
+}
+"""Class of transformers by the name of the head."""
+
+_HEAD_NAMES = ("score", "classifier")
+
+
+def load_scalar_model(
+    name_or_path: str | Path,
+    head: Literal["value", "reward"],
+    overrides: Mapping[str, Any] | None = None,
+    seed: int = 0,
+) -> Any:
+    """Loads a float32 model with a scalar head, of a causal LM or of such a model.
+
+    What the folder lacks of the head is drawn with the seed: a normal distribution of
+    standard deviation 1 / (H + 1), and a bias of 0. The first numbers are small then.
+
+    Args:
+        name_or_path: A folder or a hub name.
+        head: `value` or `reward`.
+        overrides: Fields of the model's config to replace.
+        seed: Seed of a new head.
+
+    Returns:
+        A `transformers.PreTrainedModel` in eval mode on the CPU, whose `forward` takes
+        `positions` [N] (places in the flattened tokens) and gives [N] float32.
+
+    Raises:
+        ModelLoadError: The folder is missing or incomplete, or the name unknown.
+        UnsupportedModelError: The architecture has no such head in transformers.
+    """
+    source = str(check_model_folder(name_or_path) or name_or_path)
+    transformers_logging.disable_progress_bar()
+    verbosity = transformers_logging.get_verbosity()
+    # It would report the head as missing and the language-model head as unexpected.
+    transformers_logging.set_verbosity_error()
+    try:
+        config = AutoConfig.from_pretrained(
+            source, **{**(overrides or {}), "num_labels": 1}
+        )
+        _check_architecture(config, head)
+        model, info = SCALAR_HEADS[head].from_pretrained(
+            source,
+            config=config,
+            dtype=DTYPES["float32"],
+            attn_implementation=attention_for(config),
+            output_loading_info=True,
+        )
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise ModelLoadError(
+            f"cannot load the model {source!r} with head {head!r}: {error}; give a "
+            "causal language model, or a folder saved with such a head of one label"
+        ) from error
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+    name = _head_name(model)
+    lacking = [key for key in info["missing_keys"] if not key.startswith(f"{name}.")]
+    if lacking:
+        raise ModelLoadError(
+            f"the model folder {source!r} lacks weights such as {sorted(lacking)[0]}; "
+            "only the head may be new"
+        )
+    _draw_head(getattr(model, name), name, info["missing_keys"], seed)
+    model.forward = MethodType(_score, model)
+    return model
+
+
+def _check_architecture(config: Any, head: str) -> None:
+    if type(config) not in SCALAR_HEADS[head]._model_mapping:
+        raise UnsupportedModelError(
+            f"policy.head is {head!r}, and transformers has no "
+            f"{SCALAR_HEADS[head].__name__} for {type(config).__name__}; use a model "
+            "such as Qwen2, Qwen3 or Llama"
+        )
+
+
+def _head_name(model: Any) -> str:
+    for name in _HEAD_NAMES:
+        if isinstance(getattr(model, name, None), nn.Linear):
+            return name
+    raise UnsupportedModelError(
+        f"{type(model).__name__} has no linear layer named {' or '.join(_HEAD_NAMES)} "
+        "as its head; use a model such as Qwen2, Qwen3 or Llama"
+    )
+
+
+@torch.no_grad()
+def _draw_head(layer: nn.Linear, name: str, missing: set[str], seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    if f"{name}.weight" in missing:
+        std = 1.0 / (layer.in_features + 1)
+        layer.weight.normal_(0.0, std, generator=generator)
+    if f"{name}.bias" in missing:
+        layer.bias.zero_()
+
+
+def _score(model: Any, positions: Tensor, **inputs: Any) -> Tensor:
+    """[N] numbers of the head at positions of the flattened tokens, in float32.
+
+    The head's own dropout, if it has one, plays no part: a value is no class.
+    """
+    hidden = model.base_model(**inputs).last_hidden_state.flatten(0, 1)[positions]
+    layer = getattr(model, _head_name(model))
+    bias = None if layer.bias is None else layer.bias.float()
+    with torch.autocast(hidden.device.type, enabled=False):
+        scores = linear(hidden.float(), layer.weight.float(), bias)
+    return scores.squeeze(-1)
