@@ -61,7 +61,7 @@ class VllmConfig(Config):
     load_format: str = "auto"
     """How the initial weights are read, a name that vLLM knows; auto: from the model
     folder, or not at all where a trainer sends them before the first row."""
-    log_level: str = Field("WARNING", pattern="^(DEBUG|INFO|WARNING|ERROR)$")
+    log_level: str = Field("ERROR", pattern="^(DEBUG|INFO|WARNING|ERROR)$")
     """Lines below this level are left out of vLLM's log."""
     engine_args: dict[str, Any] = Field(default_factory=dict)
     """Further arguments of vLLM's `EngineArgs`, by their names there."""

@@ -109,8 +109,13 @@ def engine_args(
         # What a model folder recommends is no setting of ours.
         "generation_config": "vllm",
         "disable_log_stats": True,
+        "use_tqdm_on_load": False,
     }
-    if on_gpu:
+    if not on_gpu:
+        # The noise of a row with a seed cannot be set back on a CPU, which vLLM does
+        # where it reads a prompt in parts.
+        arguments["enable_chunked_prefill"] = False
+    else:
         arguments["gpu_memory_utilization"] = engine.gpu_memory_utilization
         arguments["enable_sleep_mode"] = engine.enable_sleep_mode
     return {**arguments, **engine.engine_args}

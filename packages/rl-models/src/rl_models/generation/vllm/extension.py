@@ -1,9 +1,7 @@
 """What vLLM's workers get of ours: weights that can be replaced in place.
 
-vLLM imports this module in the process that holds the model, before the model is built.
-On a CPU vLLM packs the weights of linear layers for its own kernels and drops the
-originals; a later `load_weights` then fails, and a tied output layer keeps its old pack
-without a word. So here linear layers keep their weights as they are.
+vLLM imports this module in the process that holds the model, before the model is built;
+on a CPU its layers are changed then, see `cpu_layers`.
 """
 
 from __future__ import annotations
@@ -13,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
-from vllm.model_executor.layers import utils as vllm_layers
+from vllm.platforms import current_platform
 
 from rl_models.errors import WeightSyncError
 
@@ -22,21 +20,10 @@ __all__ = ["WeightExtension", "load_into", "missing_weights"]
 _PLAIN_METHODS = ("UnquantizedLinearMethod", "UnquantizedEmbeddingMethod")
 
 
-def _keep_weights(original: Callable[..., None]) -> Callable[..., None]:
-    def dispatch(layer: Any, remove_weight: bool) -> None:
-        if layer.weight.ndim != 2:
-            original(layer, remove_weight)
-            return
-        layer.cpu_linear = torch.nn.functional.linear
+if current_platform.is_cpu():
+    from rl_models.generation.vllm.cpu_layers import adapt_cpu_layers
 
-    dispatch.keeps_weights = True  # type: ignore[attr-defined]
-    return dispatch
-
-
-if not hasattr(vllm_layers.dispatch_cpu_unquantized_gemm, "keeps_weights"):
-    vllm_layers.dispatch_cpu_unquantized_gemm = _keep_weights(
-        vllm_layers.dispatch_cpu_unquantized_gemm
-    )
+    adapt_cpu_layers()
 
 
 class WeightExtension:

@@ -1,0 +1,239 @@
+"""The generation backend `vllm`: what one replica hosts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from rl_distributed.batched_data_dict import BatchedDataDict
+from rl_distributed.errors import ConfigError
+from rl_models.environments import has_gpu
+from rl_models.errors import GenerationError
+from rl_models.generation.config import GenerationConfig
+from rl_models.generation.noise import derive_seeds
+from rl_models.generation.rows import check_rows, stop_strings_of
+from rl_models.generation.sampling import check_sampling_params
+from rl_models.generation.vllm.engine_args import engine_args, engine_variables
+from rl_models.generation.vllm.engines import Engine, make_engine
+from rl_models.generation.vllm.requests import (
+    Completion,
+    join_rows,
+    make_completion,
+    make_requests,
+)
+from rl_models.registry import register_generation_backend
+from rl_models.tokens.tokenizer import load_tokenizer, pad_token_id, stop_token_ids
+from rl_models.types import (
+    GenerationDatumSpec,
+    GenerationOutputSpec,
+    SamplingParams,
+)
+
+__all__ = ["VllmGenerationBackend"]
+
+
+@register_generation_backend("vllm")
+class VllmGenerationBackend:
+    """Continuous batching and a paged cache by the vLLM engine.
+
+    A row's sample depends on its seed and its tokens, as far as the model's arithmetic
+    does not depend on the rows beside it; see the guide on generation backends.
+    """
+
+    worker_class = "rl_models.generation.vllm.worker.VllmGenerationWorker"
+    """What hosts it; its environment has vllm."""
+
+    def __init__(self) -> None:
+        self.config: GenerationConfig
+        self.tokenizer: Any = None
+        self.weight_version = 0
+        self.name = "replica 0"
+        self.pad_token_id = 0
+        self._engine: Engine | None = None
+        self._has_weights = True
+        self._is_asleep = False
+        self._num_calls = 0
+
+    def setup(
+        self,
+        config: Mapping[str, Any],
+        *,
+        model_name: str,
+        tokenizer_name: str | None = None,
+        load_weights: bool = True,
+        hf_config_overrides: Mapping[str, Any] | None = None,
+        replica: int = 0,
+        **context: Any,
+    ) -> None:
+        """Build the engine.
+
+        Args:
+            config: `GenerationConfig.to_dict()`.
+            model_name: Folder or hub name of the model.
+            tokenizer_name: The same for the tokenizer; None takes the model's.
+            load_weights: False refuses to generate before the first weight update, and
+                does not read the folder's weights.
+            hf_config_overrides: Fields of the model's `config.json` to replace.
+            replica: Number of this replica, for messages.
+            context: What other backends need.
+
+        Raises:
+            ConfigError: A setting that vLLM refuses, or that has no effect.
+        """
+        self.config = GenerationConfig.from_dict(
+            dict(config), source="policy.generation"
+        )
+        self.name = f"generation replica {replica}"
+        self._has_weights = load_weights
+        on_gpu = has_gpu()
+        arguments = engine_args(
+            self.config,
+            model_name=model_name,
+            tokenizer_name=tokenizer_name,
+            load_weights=load_weights,
+            hf_config_overrides=hf_config_overrides,
+            on_gpu=on_gpu,
+        )
+        # Where this is no worker of a group, nobody has set them.
+        for name, value in engine_variables(self.config, on_gpu=on_gpu).items():
+            os.environ.setdefault(name, value)
+        self.tokenizer = load_tokenizer(tokenizer_name or model_name)
+        self.pad_token_id = pad_token_id(self.tokenizer)
+        self._engine = self._build(arguments)
+        self._stop_token_ids = self.config.stop_token_ids
+        if self._stop_token_ids is None:
+            self._stop_token_ids = stop_token_ids(
+                self.tokenizer, _generation_config(model_name)
+            )
+
+    def _build(self, arguments: dict[str, Any]) -> Engine:
+        engine = self.config.vllm
+        try:
+            return make_engine(
+                arguments,
+                is_async=engine.async_engine,
+                in_process=engine.tensor_parallel_size == 1,
+            )
+        except (TypeError, ValueError) as error:
+            raise ConfigError(
+                f"vLLM refuses the settings of {self.name}: {error}. The cache is set "
+                "by generation.vllm.kv_cache_gib (on a GPU also by "
+                "gpu_memory_utilization), its longest row by "
+                "generation.max_context_length; generation.vllm.engine_args holds "
+                f"{sorted(engine.engine_args) or 'nothing'}."
+            ) from error
+
+    @property
+    def engine(self) -> Engine:
+        """The engine, which `setup` has built."""
+        if self._engine is None:
+            raise GenerationError(f"{self.name} has no engine; call setup() first.")
+        return self._engine
+
+    def generate(
+        self,
+        data: BatchedDataDict[GenerationDatumSpec],
+        *,
+        greedy: bool = False,
+        sampling: SamplingParams | None = None,
+    ) -> BatchedDataDict[GenerationOutputSpec]:
+        """Continue every row; with `async_engine` from several threads at once.
+
+        Args:
+            data: Rows; without a column `seeds` the noise comes from `config.seed` and
+                the number of calls so far.
+            greedy: Take the best token; log-probs are then those at temperature 1
+                without top-k and top-p.
+            sampling: Settings of this call; None takes those of the config.
+
+        Raises:
+            BatchError: Rows that are no prompts, or too long.
+            GenerationError: There are no weights yet, or vLLM failed.
+        """
+        if not self._has_weights:
+            raise GenerationError(
+                f"{self.name} has no weights: it was started without, or the last "
+                "update failed. Call WeightSynchronizer.sync_weights() before "
+                "generate()."
+            )
+        params = sampling or self.config.sampling_params()
+        check_sampling_params(params)
+        input_ids = data["input_ids"].cpu()
+        lengths = data["input_lengths"].cpu().numpy().astype(np.int64)
+        limit = params.max_new_tokens or self.config.max_new_tokens
+        check_rows(input_ids, lengths, limit, self.engine.context_length)
+        seeds = data.get("seeds")
+        if seeds is None:
+            seeds = derive_seeds(self.config.seed, self._num_calls, len(lengths))
+        self._num_calls += 1
+        requests = make_requests(
+            input_ids,
+            lengths,
+            seeds,
+            stop_strings_of(data, self.config.stop_strings),
+            params,
+            stop_token_ids=self._stop_token_ids or (),
+            max_new_tokens=limit,
+            greedy=greedy,
+        )
+        self.wake()
+        version = self.weight_version
+        completions: list[Completion] = [
+            make_completion(output, row, version)
+            for row, output in enumerate(self.engine.sample(requests))
+        ]
+        return join_rows(input_ids, lengths, completions, self.pad_token_id)
+
+    def load_weights(
+        self, tensors: Iterator[tuple[str, torch.Tensor]], version: int
+    ) -> int:
+        """Replace all weights in place and serve them as `version`.
+
+        Args:
+            tensors: All weights by their Hugging Face names; taken to its end. What it
+                raises is passed on.
+            version: What they are called from now on.
+
+        Raises:
+            WeightSyncError: Weights are missing, unknown or of another shape. Nothing
+                is generated then until an update succeeds.
+        """
+        self._has_weights = False
+        self.wake()
+        self.engine.load(tensors, version)
+        self.weight_version = version
+        self._has_weights = True
+        return version
+
+    def release_memory(self) -> None:
+        """Free the GPU's memory, with `enable_sleep_mode`; a CPU keeps its own."""
+        if self.config.vllm.enable_sleep_mode and not self._is_asleep:
+            self.engine.sleep()
+            self._is_asleep = True
+
+    def wake(self) -> None:
+        """Take the GPU's memory again."""
+        if self._is_asleep:
+            self.engine.wake()
+            self._is_asleep = False
+
+    def shutdown(self) -> None:
+        """End the engine."""
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            engine.shutdown()
+
+
+def _generation_config(model_name: str) -> Any:
+    """What the folder says about how rows end, as the model itself would read it."""
+    from transformers import AutoConfig  # noqa: PLC0415
+    from transformers import GenerationConfig as FolderConfig  # noqa: PLC0415
+
+    try:
+        return FolderConfig.from_pretrained(model_name)
+    except OSError:
+        return AutoConfig.from_pretrained(model_name)

@@ -1,0 +1,167 @@
+"""Rows to vLLM's requests, and its completions back to rows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from rl_distributed.batched_data_dict import BatchedDataDict
+from rl_models.errors import GenerationError
+from rl_models.types import GenerationOutputSpec, SamplingParams
+
+__all__ = ["Completion", "RowRequest", "join_rows", "make_completion", "make_requests"]
+
+IntArray = npt.NDArray[np.int64]
+
+# vLLM reads -1 as "no seed", and keeps seeds in signed integers of 64 bits.
+_SEEDS = (1 << 63) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class RowRequest:
+    """One row as vLLM takes it."""
+
+    token_ids: list[int]
+    params: Any
+    """`vllm.SamplingParams`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """What one row got."""
+
+    tokens: list[int]
+    logprobs: list[float]
+    versions: list[int]
+    """Version of the weights that sampled each token."""
+    truncated: bool
+
+
+def make_requests(
+    input_ids: torch.Tensor,
+    lengths: IntArray,
+    seeds: torch.Tensor,
+    stop_strings: Sequence[Sequence[str]],
+    params: SamplingParams,
+    *,
+    stop_token_ids: Sequence[int],
+    max_new_tokens: int,
+    greedy: bool,
+) -> list[RowRequest]:
+    """Requests of all rows.
+
+    Greedy rows report log-probs at temperature 1 without top-k and top-p, others those
+    that they were drawn from.
+    """
+    from vllm import SamplingParams as VllmParams  # noqa: PLC0415
+    from vllm.sampling_params import RequestOutputKind  # noqa: PLC0415
+
+    common: dict[str, Any] = {
+        "temperature": 0.0 if greedy else params.temperature,
+        "top_p": 1.0 if greedy else params.top_p,
+        "top_k": 0 if greedy else params.top_k or 0,
+        "max_tokens": max_new_tokens,
+        "logprobs": 0,
+        "flat_logprobs": True,
+        # Ours are all that count; they contain the model's own end where it ends rows.
+        "ignore_eos": True,
+        "stop_token_ids": list(stop_token_ids),
+        "skip_special_tokens": False,
+        "include_stop_str_in_output": True,
+        "output_kind": RequestOutputKind.FINAL_ONLY,
+    }
+    requests = []
+    rows = input_ids.tolist()
+    for row, seed in enumerate(seeds.tolist()):
+        stop = list(dict.fromkeys(stop_strings[row]))
+        own = VllmParams(
+            seed=None if greedy else seed % _SEEDS,
+            stop=stop or None,
+            detokenize=bool(stop),
+            **common,
+        )
+        requests.append(RowRequest(rows[row][: int(lengths[row])], own))
+    return requests
+
+
+def make_completion(output: Any, row: int, version: int) -> Completion:
+    """Check what vLLM says about a row, and take what counts.
+
+    Args:
+        output: `vllm.outputs.RequestOutput`, finished.
+        row: Its row, for messages.
+        version: Of the weights, where vLLM names none.
+
+    Raises:
+        GenerationError: The row did not end by itself, or a log-prob is missing or is
+            no number.
+    """
+    (completion,) = output.outputs
+    if completion.finish_reason not in ("stop", "length"):
+        raise GenerationError(
+            f"vLLM gave up row {row} ({completion.finish_reason}) after "
+            f"{len(completion.token_ids)} tokens; its log says why"
+        )
+    tokens = list(completion.token_ids)
+    found = completion.logprobs
+    starts = [] if found is None else list(found.start_indices)
+    logprobs = [found.logprobs[start] for start in starts[: len(tokens)]]
+    named = [found.token_ids[start] for start in starts[: len(tokens)]]
+    if named != tokens or not tokens:
+        raise GenerationError(
+            f"vLLM gave {len(named)} log-probs for the {len(tokens)} tokens of row "
+            f"{row}; each sampled token needs its own"
+        )
+    if not all(map(math.isfinite, logprobs)):
+        raise GenerationError(
+            f"The model gave logits that are not numbers in row {row}: a sampled token "
+            f"has log-prob {next(x for x in logprobs if not math.isfinite(x))}. Its "
+            "weights may have diverged."
+        )
+    versions = [version] * len(tokens)
+    for span in completion.weight_versions or ():
+        count = min(span.end, len(tokens)) - span.start
+        versions[span.start : span.start + count] = [int(span.version)] * count
+    return Completion(tokens, logprobs, versions, completion.finish_reason == "length")
+
+
+def join_rows(
+    input_ids: torch.Tensor,
+    lengths: IntArray,
+    completions: Sequence[Completion],
+    pad_token_id: int,
+) -> BatchedDataDict[GenerationOutputSpec]:
+    """Inputs and completions as one batch."""
+    new_lengths = np.array([len(row.tokens) for row in completions], dtype=np.int64)
+    totals = lengths + new_lengths
+    num_rows, input_width = input_ids.shape
+    width = max(input_width, int(totals.max(initial=0)))
+    output_ids = np.full((num_rows, width), pad_token_id, dtype=np.int64)
+    logprobs = np.zeros((num_rows, width), dtype=np.float32)
+    versions = np.full((num_rows, width), -1, dtype=np.int64)
+    given = input_ids.numpy()
+    for row, completion in enumerate(completions):
+        start, end = int(lengths[row]), int(totals[row])
+        output_ids[row, :start] = given[row, :start]
+        output_ids[row, start:end] = completion.tokens
+        logprobs[row, start:end] = completion.logprobs
+        versions[row, start:end] = completion.versions
+    oldest = [min(completion.versions) for completion in completions]
+    truncated = [completion.truncated for completion in completions]
+    return BatchedDataDict(
+        {
+            "output_ids": torch.from_numpy(output_ids),
+            "generation_lengths": torch.from_numpy(new_lengths),
+            "unpadded_sequence_lengths": torch.from_numpy(totals),
+            "logprobs": torch.from_numpy(logprobs),
+            "truncated": torch.tensor(truncated, dtype=torch.bool),
+            "weight_version": torch.tensor(oldest, dtype=torch.int64),
+            "token_versions": torch.from_numpy(versions),
+        }
+    )
