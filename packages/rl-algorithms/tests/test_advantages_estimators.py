@@ -9,8 +9,8 @@ from rl_algorithms.advantages.config import AdvantageConfig
 from rl_algorithms.advantages.estimators import (
     GRPOAdvantageEstimator,
     RawRewardAdvantageEstimator,
-    make_advantage_estimator,
 )
+from rl_algorithms.advantages.factory import make_advantage_estimator
 from rl_distributed.errors import ConfigError
 
 REWARDS = [1.0, 0.0, 0.5, 0.0, 2.0, 2.0, 2.0, 2.0, -1.0, 0.0, 1.0, 3.0]

@@ -5,6 +5,7 @@ Filters return masks and counts; they never drop a row silently.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -18,24 +19,39 @@ __all__ = [
     "DynamicSamplingBuffer",
     "mask_overlong",
     "mask_sequence_logprob_error",
+    "named_rewards",
     "rows_with_variance",
 ]
 
 
 def rows_with_variance(
-    rewards: Tensor, group_index: Tensor, valid_mask: Tensor | None = None
+    rewards: Tensor,
+    group_index: Tensor,
+    valid_mask: Tensor | None = None,
+    named_rewards: Mapping[str, Tensor] | None = None,
 ) -> Tensor:
     """Return [N] booleans: does the row's group have rewards that differ?
 
     Groups whose answers all earn the same have advantage 0 and teach nothing.
+
+    Args:
+        rewards: [N].
+        group_index: [N] which group a row belongs to.
+        valid_mask: [N] 1 where the row counts; default all.
+        named_rewards: [N] each: look at these instead, and for a difference in any.
     """
-    _, std = calculate_baseline_and_std_per_group(
-        group_index,
-        rewards.to(torch.float64),
-        valid_mask,
-        leave_one_out_baseline=False,
-    )
-    return std > 0
+    valid = torch.ones_like(group_index) if valid_mask is None else valid_mask
+    varied = torch.zeros_like(group_index, dtype=torch.bool)
+    for values in [rewards] if named_rewards is None else named_rewards.values():
+        applies = (valid != 0) & values.isfinite()
+        _, std = calculate_baseline_and_std_per_group(
+            group_index,
+            torch.where(applies, values, 0.0).to(torch.float64),
+            applies,
+            leave_one_out_baseline=False,
+        )
+        varied |= std > 0
+    return varied
 
 
 def mask_overlong(sample_mask: Tensor, truncated: Tensor) -> tuple[Tensor, int]:
@@ -75,6 +91,11 @@ def mask_sequence_logprob_error(
     return sample_mask.masked_fill(dropped, 0), int(dropped.sum())
 
 
+def named_rewards(rows: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Return the columns `reward/<name>` of a rollout."""
+    return {name: rows[name] for name in rows if name.startswith("reward/")}
+
+
 class DynamicSamplingBuffer:
     """Collects groups with variance until a training batch is full (DAPO).
 
@@ -85,6 +106,8 @@ class DynamicSamplingBuffer:
         num_rows: Rows of a training batch.
         max_gen_batches: Generation batches that may be spent on it.
         pad_values: What to pad columns with, by name.
+        by_named_rewards: Keep groups in which any of the columns `reward/...` varies,
+            instead of their sum.
     """
 
     def __init__(
@@ -92,7 +115,10 @@ class DynamicSamplingBuffer:
         num_rows: int,
         max_gen_batches: int,
         pad_values: dict[str, int | float] | None = None,
+        *,
+        by_named_rewards: bool = False,
     ) -> None:
+        self._by_named_rewards = by_named_rewards
         self._num_rows, self._max_gen_batches = num_rows, max_gen_batches
         self._pad_values = dict(pad_values or {})
         self._batches: list[BatchedDataDict[Any]] = []
@@ -121,7 +147,10 @@ class DynamicSamplingBuffer:
             NoLearningSignalError: The last generation batch did not fill it.
         """
         keep = rows_with_variance(
-            rows["rewards"], rows["group_index"], rows["sample_mask"]
+            rows["rewards"],
+            rows["group_index"],
+            rows["sample_mask"],
+            named_rewards(rows) if self._by_named_rewards else None,
         )
         kept = rows.select_indices(keep.nonzero().flatten())
         self.num_gen_batches += 1
@@ -139,23 +168,26 @@ class DynamicSamplingBuffer:
             )
         return self.is_full
 
-    def take(self) -> tuple[BatchedDataDict[Any], dict[str, float]]:
+    def take(self) -> tuple[BatchedDataDict[Any] | None, dict[str, float]]:
         """Hand out the training batch and start the next one.
 
         Group indices are renumbered in order of appearance, since each generation batch
         counts its groups from 0.
 
         Returns:
-            The rows, and metrics of the filter.
+            The rows, or None where no group had variance, and metrics of the filter.
         """
         offset = 0
         for batch in self._batches:
             groups = batch["group_index"]
             batch["group_index"] = groups + offset
             offset += int(groups.max()) + 1
-        rows: BatchedDataDict[Any] = BatchedDataDict.from_batches(
-            self._batches, pad_value_dict=self._pad_values
-        )
+        rows: BatchedDataDict[Any] | None = None
+        if self._batches:
+            rows = BatchedDataDict.from_batches(
+                self._batches, pad_value_dict=self._pad_values
+            )
+            rows = rows.slice(0, min(self._num_rows, rows.size))
         metrics = {
             "dynamic_sampling_num_gen_batches": float(self.num_gen_batches),
             "dynamic_sampling_kept_rate": self._num_kept / max(self.num_generated, 1),
@@ -165,4 +197,4 @@ class DynamicSamplingBuffer:
         }
         self._batches, self._num_kept = [], 0
         self.num_gen_batches, self.num_generated = 0, 0
-        return rows.slice(0, min(self._num_rows, rows.size)), metrics
+        return rows, metrics

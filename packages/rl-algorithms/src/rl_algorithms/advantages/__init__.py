@@ -10,6 +10,10 @@ if TYPE_CHECKING:
         calculate_baseline_and_std_per_group,
         calculate_baseline_and_std_per_prompt,
     )
+    from rl_algorithms.advantages.batch_normalized import (
+        GDPOAdvantageEstimator,
+        ReinforcePlusPlusAdvantageEstimator,
+    )
     from rl_algorithms.advantages.config import (
         AdvantageConfig,
         RewardScalingConfig,
@@ -19,15 +23,19 @@ if TYPE_CHECKING:
         AdvantageEstimator,
         GRPOAdvantageEstimator,
         RawRewardAdvantageEstimator,
-        make_advantage_estimator,
+        RewardColumns,
     )
+    from rl_algorithms.advantages.factory import make_advantage_estimator
     from rl_algorithms.advantages.rewards import scale_rewards, shape_rewards
 
 __all__ = [
     "AdvantageConfig",
     "AdvantageEstimator",
+    "GDPOAdvantageEstimator",
     "GRPOAdvantageEstimator",
     "RawRewardAdvantageEstimator",
+    "ReinforcePlusPlusAdvantageEstimator",
+    "RewardColumns",
     "RewardScalingConfig",
     "RewardShapingConfig",
     "calculate_baseline_and_std_per_group",
@@ -40,13 +48,16 @@ __all__ = [
 _MODULES = {
     "AdvantageConfig": "config",
     "AdvantageEstimator": "estimators",
+    "GDPOAdvantageEstimator": "batch_normalized",
     "GRPOAdvantageEstimator": "estimators",
     "RawRewardAdvantageEstimator": "estimators",
+    "ReinforcePlusPlusAdvantageEstimator": "batch_normalized",
+    "RewardColumns": "estimators",
     "RewardScalingConfig": "config",
     "RewardShapingConfig": "config",
     "calculate_baseline_and_std_per_group": "baselines",
     "calculate_baseline_and_std_per_prompt": "baselines",
-    "make_advantage_estimator": "estimators",
+    "make_advantage_estimator": "factory",
     "scale_rewards": "rewards",
     "shape_rewards": "rewards",
 }

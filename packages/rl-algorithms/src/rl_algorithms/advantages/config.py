@@ -14,14 +14,20 @@ __all__ = ["AdvantageConfig", "RewardScalingConfig", "RewardShapingConfig"]
 class AdvantageConfig(Config):
     """How rewards become advantages."""
 
-    name: Literal["grpo", "raw_reward"] = "grpo"
-    """`grpo`: relative to the group; `raw_reward`: the reward itself."""
+    name: Literal["grpo", "gdpo", "reinforce_plus_plus", "raw_reward"] = "grpo"
+    """`grpo`: relative to the group; `gdpo`: so for each of several rewards, then
+    combined; `reinforce_plus_plus`: relative to the batch; `raw_reward`: the reward."""
     use_leave_one_out_baseline: bool = True
     """Compare an answer with the mean of the *others* of its group, not of all."""
     normalize_rewards: bool = True
     """Divide by the standard deviation; Dr. GRPO sets this to false."""
     normalize_over: Literal["group", "batch"] = "group"
-    """Whose standard deviation: that of the prompt's group, or of all valid rows."""
+    """Whose standard deviation: that of the prompt's group, or of all valid rows. Only
+    for `grpo`: `gdpo` uses both, `reinforce_plus_plus` the batch."""
+    minus_baseline: bool = False
+    """`reinforce_plus_plus`: subtract the mean of the prompt's group first."""
+    reward_weights: dict[str, float] | None = None
+    """`gdpo`: weight of each reward by its name; 1 for those not named."""
     advantage_clip_low: float | None = None
     """Smallest advantage."""
     advantage_clip_high: float | None = None
@@ -36,6 +42,26 @@ class AdvantageConfig(Config):
                 f"{low} and {high}"
             )
         return self
+
+    @model_validator(mode="after")
+    def _check_name(self) -> Self:
+        """Refuse what the estimator would not read."""
+        for field, wanted, given in (
+            ("reward_weights", "gdpo", self.reward_weights is not None),
+            ("minus_baseline", "reinforce_plus_plus", self.minus_baseline),
+            ("normalize_over=batch", "grpo", self.normalize_over == "batch"),
+        ):
+            if given and self.name != wanted:
+                raise ValueError(
+                    f"{field} belongs to adv_estimator.name={wanted}: got "
+                    f"{self.name}; leave one of the two out"
+                )
+        return self
+
+    @property
+    def compares_group(self) -> bool:
+        """Whether a group of one answer would teach nothing."""
+        return self.name in ("grpo", "gdpo") or self.minus_baseline
 
 
 class RewardScalingConfig(Config):
@@ -69,6 +95,9 @@ class RewardShapingConfig(Config):
     """The penalty grows linearly over this many tokens before that."""
     overlong_buffer_penalty: float = Field(default=1.0, ge=0.0)
     """Full penalty."""
+    overlong_buffer_fraction: float | None = Field(default=None, gt=0.0, le=1.0)
+    """Stands for both lengths where they are not given: the penalty is full at
+    `policy.generation.max_new_tokens`, and grows over this part of it."""
     stop_properly_penalty_coef: float | None = Field(default=None, ge=0.0, le=1.0)
     """Rewards of truncated answers are multiplied by this."""
 

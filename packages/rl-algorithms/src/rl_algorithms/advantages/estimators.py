@@ -1,11 +1,17 @@
 """From rewards to advantages.
 
-An advantage belongs to a row: it is the same for each token of an answer.
+| name | advantage of an answer |
+|---|---|
+| `grpo` | its reward relative to the other answers to the prompt |
+| `gdpo` | the same for each of several rewards, then combined |
+| `reinforce_plus_plus` | its reward relative to the batch, per token if KL is in it |
+| `raw_reward` | its reward |
 """
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Mapping
+from typing import Protocol, TypedDict, Unpack
 
 import torch
 from torch import Tensor
@@ -17,8 +23,23 @@ __all__ = [
     "AdvantageEstimator",
     "GRPOAdvantageEstimator",
     "RawRewardAdvantageEstimator",
-    "make_advantage_estimator",
+    "RewardColumns",
+    "finish_advantages",
+    "rewards_after_kl",
 ]
+
+
+class RewardColumns(TypedDict, total=False):
+    """What else is known of the rows; an estimator takes what it needs."""
+
+    std_rewards: Tensor | None
+    """[N] rewards before shaping, whose spread normalises."""
+    named_rewards: Mapping[str, Tensor]
+    """[N] each: the parts of the rewards by name, NaN where one does not apply."""
+    token_mask: Tensor
+    """[N, S] 1 on sampled tokens."""
+    kl_penalty: Tensor
+    """[N, S] what the KL at each token takes from the reward; 0 where masked."""
 
 
 class AdvantageEstimator(Protocol):
@@ -29,17 +50,16 @@ class AdvantageEstimator(Protocol):
         rewards: Tensor,
         group_index: Tensor,
         valid_mask: Tensor | None = None,
-        *,
-        std_rewards: Tensor | None = None,
+        **columns: Unpack[RewardColumns],
     ) -> Tensor:
-        """Return [N] advantages, 0 where `valid_mask` is 0.
+        """Return [N] or [N, S] advantages, 0 where `valid_mask` is 0.
 
         Args:
             rewards: [N].
             group_index: [N] rows of one prompt share an index; equal prompts of
                 different dataset rows do not.
             valid_mask: [N] 1 where the row counts; default all.
-            std_rewards: [N] rewards before shaping, whose spread normalises.
+            columns: See `RewardColumns`.
         """
         ...
 
@@ -59,14 +79,14 @@ class GRPOAdvantageEstimator:
         rewards: Tensor,
         group_index: Tensor,
         valid_mask: Tensor | None = None,
-        *,
-        std_rewards: Tensor | None = None,
+        **columns: Unpack[RewardColumns],
     ) -> Tensor:
         """See `AdvantageEstimator`."""
-        cfg = self.config
+        cfg, std_rewards = self.config, columns.get("std_rewards")
+        values = rewards_after_kl(rewards, columns)
         baseline, std = calculate_baseline_and_std_per_group(
             group_index,
-            rewards.to(torch.float64),
+            values,
             valid_mask,
             cfg.use_leave_one_out_baseline,
             None if std_rewards is None else std_rewards.to(torch.float64),
@@ -74,14 +94,14 @@ class GRPOAdvantageEstimator:
         if cfg.normalize_over == "batch":
             _, std = calculate_baseline_and_std_per_group(
                 torch.zeros_like(group_index),
-                (rewards if std_rewards is None else std_rewards).to(torch.float64),
+                (values if std_rewards is None else std_rewards).to(torch.float64),
                 valid_mask,
                 leave_one_out_baseline=False,
             )
-        advantages = rewards.to(torch.float64) - baseline
+        advantages = values - baseline
         if cfg.normalize_rewards:
             advantages = advantages / torch.where(std > 0, std, 1.0)
-        return _finish(advantages, rewards, valid_mask, cfg)
+        return finish_advantages(advantages, rewards, valid_mask, cfg)
 
 
 class RawRewardAdvantageEstimator:
@@ -95,32 +115,40 @@ class RawRewardAdvantageEstimator:
         rewards: Tensor,
         group_index: Tensor,
         valid_mask: Tensor | None = None,
-        *,
-        std_rewards: Tensor | None = None,
+        **columns: Unpack[RewardColumns],
     ) -> Tensor:
         """See `AdvantageEstimator`; groups and `std_rewards` play no part."""
-        return _finish(rewards, rewards, valid_mask, self.config)
+        values = rewards_after_kl(rewards, columns)
+        return finish_advantages(values, rewards, valid_mask, self.config)
 
 
-def _finish(
+def rewards_after_kl(rewards: Tensor, columns: RewardColumns) -> Tensor:
+    """Return [N] float64: rewards minus the KL penalty of the whole answer."""
+    values = rewards.to(torch.float64)
+    penalty = columns.get("kl_penalty")
+    return values if penalty is None else values - penalty.to(torch.float64).sum(-1)
+
+
+def finish_advantages(
     advantages: Tensor,
     rewards: Tensor,
     valid_mask: Tensor | None,
     config: AdvantageConfig,
 ) -> Tensor:
-    """Clip, blank the rows that do not count, return to the rewards' dtype."""
+    """Clip, blank the rows that do not count, return to the rewards' dtype.
+
+    Args:
+        advantages: [N] or [N, S].
+        rewards: [N].
+        valid_mask: [N] 1 where the row counts.
+        config: The bounds.
+    """
     low, high = config.advantage_clip_low, config.advantage_clip_high
     if low is not None or high is not None:
         advantages = advantages.clamp(low, high)
     if valid_mask is not None:
-        advantages = torch.where(valid_mask != 0, advantages, 0.0)
+        valid = (valid_mask != 0).reshape(-1, *[1] * (advantages.dim() - 1))
+        advantages = torch.where(valid, advantages, 0.0)
     return advantages.to(
         rewards.dtype if rewards.dtype.is_floating_point else torch.float32
     )
-
-
-def make_advantage_estimator(config: AdvantageConfig) -> AdvantageEstimator:
-    """Return the estimator that `config.name` names."""
-    if config.name == "raw_reward":
-        return RawRewardAdvantageEstimator(config)
-    return GRPOAdvantageEstimator(config)

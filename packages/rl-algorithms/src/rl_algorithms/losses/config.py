@@ -59,6 +59,11 @@ class ClippedPGLossConfig(Config):
     """Estimates are clamped to +- this."""
     use_on_policy_kl_approximation: bool = False
     """Weight the KL term by policy over sampler; needs `generation_logprobs`."""
+    use_kl_in_reward: bool = False
+    """Take the KL penalty from the rewards instead of adding it to the loss: its
+    estimates are those of the weights before the step, and carry no gradient."""
+    entropy_coef: float = Field(default=0.0, ge=0.0)
+    """Weight of an entropy bonus, estimated from the sampled tokens; 0: none."""
 
     use_importance_sampling_correction: bool = False
     """Weight the loss by trainer over sampler; needs `generation_logprobs`."""
@@ -104,6 +109,22 @@ class ClippedPGLossConfig(Config):
         return self
 
     @model_validator(mode="after")
+    def _check_kl(self) -> Self:
+        """Refuse a KL penalty in the reward that nothing would come of."""
+        if not self.use_kl_in_reward:
+            return self
+        if self.reference_policy_kl_penalty == 0:
+            raise ValueError(
+                "use_kl_in_reward needs reference_policy_kl_penalty above 0: got 0"
+            )
+        if self.use_on_policy_kl_approximation:
+            raise ValueError(
+                "use_on_policy_kl_approximation weights a KL term in the loss: set it "
+                "to false with use_kl_in_reward"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _check_truncation(self) -> Self:
         """Refuse half-configured importance-sampling truncation."""
         kind = self.truncated_importance_sampling_type
@@ -141,8 +162,13 @@ class ClippedPGLossConfig(Config):
 
     @property
     def needs_reference_logprobs(self) -> bool:
-        """Whether a batch must have `reference_policy_logprobs`."""
+        """Whether log-probs of the reference policy are needed at all."""
         return self.reference_policy_kl_penalty > 0
+
+    @property
+    def has_kl_term(self) -> bool:
+        """Whether the loss itself reads `reference_policy_logprobs`."""
+        return self.needs_reference_logprobs and not self.use_kl_in_reward
 
     @property
     def needs_generation_logprobs(self) -> bool:

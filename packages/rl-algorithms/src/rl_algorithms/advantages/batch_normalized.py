@@ -1,0 +1,144 @@
+"""Estimators that normalise over the whole batch: REINFORCE++ and GDPO."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Unpack
+
+import torch
+from torch import Tensor
+
+from rl_algorithms.advantages.baselines import calculate_baseline_and_std_per_group
+from rl_algorithms.advantages.config import AdvantageConfig
+from rl_algorithms.advantages.estimators import RewardColumns, finish_advantages
+from rl_algorithms.errors import LossInputError
+
+__all__ = [
+    "GDPOAdvantageEstimator",
+    "ReinforcePlusPlusAdvantageEstimator",
+    "whiten",
+]
+
+_RESOLUTION = 1e-6
+"""Spreads below this part of the largest value are rounding."""
+
+
+def whiten(values: Tensor, weights: Tensor) -> Tensor:
+    """Shift and scale to a weighted mean of 0 and a weighted variance of 1.
+
+    Values without spread become 0; so does everything if all weights are 0.
+
+    Args:
+        values: Any shape, float64.
+        weights: As often as each value counts, of that shape.
+    """
+    counted = torch.where(weights != 0, values, 0.0)
+    total = weights.sum().clamp(min=1)
+    deviation = torch.where(weights != 0, values - (counted * weights).sum() / total, 0)
+    std = ((deviation.square() * weights).sum() / total).sqrt()
+    floor = _RESOLUTION * counted.abs().amax() if counted.numel() else std
+    return torch.where(std > floor, deviation / std, torch.zeros_like(deviation))
+
+
+class ReinforcePlusPlusAdvantageEstimator:
+    """The return of each token, normalised over the tokens of the batch.
+
+    REINFORCE++ (2501.03262): the return of a token is the reward of its answer minus
+    the KL penalties from that token on. With `minus_baseline` the mean reward of the
+    prompt's group is subtracted first (REINFORCE++-baseline).
+    """
+
+    def __init__(self, config: AdvantageConfig | None = None) -> None:
+        self.config = config if config is not None else AdvantageConfig()
+
+    def compute_advantage(
+        self,
+        rewards: Tensor,
+        group_index: Tensor,
+        valid_mask: Tensor | None = None,
+        **columns: Unpack[RewardColumns],
+    ) -> Tensor:
+        """See `AdvantageEstimator`; [N, S] with a KL penalty, otherwise [N]."""
+        cfg = self.config
+        valid = torch.ones_like(rewards) if valid_mask is None else valid_mask != 0
+        returns = rewards.to(torch.float64)
+        if cfg.minus_baseline:
+            baseline, _ = calculate_baseline_and_std_per_group(
+                group_index, returns, valid, cfg.use_leave_one_out_baseline
+            )
+            returns = returns - baseline
+        token_mask = columns.get("token_mask")
+        weights = valid.to(torch.float64)
+        penalty = columns.get("kl_penalty")
+        if penalty is not None:
+            if token_mask is None:
+                raise LossInputError("a KL penalty per token needs token_mask [N, S]")
+            # What is still to come at each token, itself included.
+            to_come = penalty.to(torch.float64).flip(-1).cumsum(-1).flip(-1)
+            returns = returns[:, None] - to_come
+            weights = weights[:, None] * token_mask.to(torch.float64)
+        elif token_mask is not None:
+            weights = weights * token_mask.to(torch.float64).sum(-1)
+        if cfg.normalize_rewards:
+            returns = whiten(returns, weights)
+        if penalty is not None:
+            returns = torch.where(weights != 0, returns, 0.0)
+        return finish_advantages(returns, rewards, valid_mask, cfg)
+
+
+class GDPOAdvantageEstimator:
+    """Each of several rewards relative to its group, their weighted sum over the batch.
+
+    GDPO (2601.05242): rewards that are added up first lose what tells them apart, since
+    the sums are normalised; here each keeps its own scale. A reward that does not apply
+    to a row (NaN) says nothing about it.
+    """
+
+    def __init__(self, config: AdvantageConfig | None = None) -> None:
+        self.config = config if config is not None else AdvantageConfig()
+
+    def compute_advantage(
+        self,
+        rewards: Tensor,
+        group_index: Tensor,
+        valid_mask: Tensor | None = None,
+        **columns: Unpack[RewardColumns],
+    ) -> Tensor:
+        """See `AdvantageEstimator`; reads `named_rewards`."""
+        cfg, named = self.config, columns.get("named_rewards") or {}
+        valid = torch.ones_like(rewards) if valid_mask is None else valid_mask
+        total = torch.zeros_like(rewards, dtype=torch.float64)
+        for name, weight in self._weights(named).items():
+            total = total + weight * self._relative(named[name], group_index, valid)
+        advantages = whiten(total, (valid != 0).to(torch.float64))
+        return finish_advantages(advantages, rewards, valid_mask, cfg)
+
+    def _weights(self, named: Mapping[str, Tensor]) -> dict[str, float]:
+        """Return the weight of each reward, 1 where none is given."""
+        names = sorted(named)
+        if len(names) < 2:
+            raise LossInputError(
+                "adv_estimator.name=gdpo combines at least two named rewards: the "
+                f"environment gave {', '.join(names) or 'none'}; let the reward "
+                "function return a mapping of numbers, or use grpo"
+            )
+        weights = self.config.reward_weights or {}
+        if unknown := sorted(set(weights) - set(names)):
+            raise LossInputError(
+                f"adv_estimator.reward_weights has no reward for {', '.join(unknown)}: "
+                f"the environment gave {', '.join(names)}"
+            )
+        return {name: weights.get(name, 1.0) for name in names}
+
+    def _relative(self, values: Tensor, group_index: Tensor, valid: Tensor) -> Tensor:
+        """Return [N]: one reward relative to its group, 0 where it does not apply."""
+        cfg = self.config
+        applies = (valid != 0) & values.isfinite()
+        values = torch.where(applies, values, 0.0).to(torch.float64)
+        baseline, std = calculate_baseline_and_std_per_group(
+            group_index, values, applies, cfg.use_leave_one_out_baseline
+        )
+        advantages = values - baseline
+        if cfg.normalize_rewards:
+            advantages = advantages / torch.where(std > 0, std, 1.0)
+        return torch.where(applies, advantages, 0.0)

@@ -1,0 +1,157 @@
+"""What a policy-gradient loss is made of: ratios, importance weights, KL, entropy.
+
+Shapes: B rows, T = S - 1 next-token positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from rl_algorithms.errors import LossInputError
+from rl_algorithms.losses.columns import TokenColumns, column, next_token_column
+from rl_algorithms.losses.config import ClippedPGLossConfig
+from rl_algorithms.losses.importance import importance_weights, truncate_weights
+from rl_algorithms.losses.kl import calculate_kl
+from rl_algorithms.losses.reductions import masked_mean
+
+__all__ = ["MAX_LOG_RATIO", "PolicyTerms"]
+
+MAX_LOG_RATIO = 20.0
+"""Log-ratios are clamped to +- this: beyond it the clip decides anyway, and exp would
+overflow into NaN gradients."""
+_NAME = "ClippedPGLossFn"
+
+
+@dataclass(slots=True)
+class PolicyTerms:
+    """Everything the loss is made of; what is None was not computed."""
+
+    tokens: TokenColumns
+    advantages: Tensor
+    """[B, T] or [B, 1]."""
+    prev: Tensor
+    """[B, T] log-probs when the step began; no gradient."""
+    generation: Tensor | None
+    """[B, T] log-probs of the sampler."""
+    ratio: Tensor
+    clipped_ratio: Tensor
+    weights: Tensor | None = None
+    """[B, T] trainer over sampler, truncated."""
+    outside: Tensor | None = None
+    """[B, T] which weights were out of bounds."""
+    kl: Tensor | None = None
+    """[B, T] estimates, before the penalty weight."""
+    entropy: Tensor | None = None
+    """[B, T] estimates, before the weight of the bonus."""
+
+    @classmethod
+    def read(
+        cls,
+        data: Mapping[str, Any],
+        inputs: Mapping[str, Tensor],
+        cfg: ClippedPGLossConfig,
+    ) -> PolicyTerms:
+        """Compute the terms that `cfg` asks for from the columns of a batch."""
+        tokens = TokenColumns.read(data, inputs, needed_by=_NAME)
+        curr = tokens.logprobs
+        on_policy = cfg.force_on_policy_ratio or data.get("prev_logprobs") is None
+        prev = curr.detach() if on_policy else _read(data, "prev_logprobs", curr)
+        generation = None
+        if cfg.needs_generation_logprobs or data.get("generation_logprobs") is not None:
+            generation = _read(data, "generation_logprobs", curr)
+        ratio, clipped = _ratios(tokens, prev, cfg)
+        terms = cls(tokens, _advantages(data, curr), prev, generation, ratio, clipped)
+        if generation is not None:
+            terms.weights, terms.outside = _weights(terms, generation, cfg)
+        if cfg.has_kl_term:
+            terms.kl = _kl(data, terms, cfg)
+        if cfg.entropy_coef > 0:
+            terms.entropy = _entropy(terms)
+        return terms
+
+
+def _read(data: Mapping[str, Any], name: str, like: Tensor) -> Tensor:
+    value = next_token_column(data, name, like, needed_by=_NAME)
+    return value.detach().to(like.dtype)
+
+
+def _advantages(data: Mapping[str, Any], like: Tensor) -> Tensor:
+    advantages = column(data, "advantages", needed_by=_NAME)
+    if advantages.dim() == 2 and advantages.shape[1] == like.shape[1] + 1:
+        return advantages[:, 1:].to(like.dtype)
+    if advantages.dim() == 1 and advantages.shape[0] == like.shape[0]:
+        return advantages.unsqueeze(1).to(like.dtype)
+    raise LossInputError(
+        f"column 'advantages' must be [B] or [B, S] with B={like.shape[0]}, "
+        f"S={like.shape[1] + 1}: got {list(advantages.shape)}"
+    )
+
+
+def _bounded_exp(log_ratio: Tensor) -> Tensor:
+    return log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+
+
+def _ratios(
+    tokens: TokenColumns, prev: Tensor, cfg: ClippedPGLossConfig
+) -> tuple[Tensor, Tensor]:
+    """Return the ratio new/old and its clipped twin, 1 where masked."""
+    log_ratio = tokens.blank(tokens.logprobs - prev)
+    if cfg.sequence_level_importance_ratios:
+        mean_log = masked_mean(log_ratio, tokens.mask, dim=-1)
+        log_ratio = mean_log.unsqueeze(-1).expand_as(log_ratio)
+    ratio = _bounded_exp(log_ratio)
+    if cfg.disable_ppo_ratio:
+        return ratio, ratio
+    return ratio, ratio.clamp(1.0 - cfg.ratio_clip_min, 1.0 + cfg.ratio_clip_max)
+
+
+def _weights(
+    terms: PolicyTerms, generation: Tensor, cfg: ClippedPGLossConfig
+) -> tuple[Tensor, Tensor]:
+    """Return trainer over sampler: a metric, and a factor if so configured."""
+    mask = terms.tokens.mask
+    log_ratio = terms.tokens.blank(terms.prev - generation)
+    weights = importance_weights(
+        log_ratio, sequence_level=cfg.sequence_level_importance_ratios, mask=mask
+    )
+    return truncate_weights(weights, log_ratio, mask, cfg)
+
+
+def _kl(
+    data: Mapping[str, Any], terms: PolicyTerms, cfg: ClippedPGLossConfig
+) -> Tensor:
+    tokens = terms.tokens
+    curr = tokens.blank(tokens.logprobs)
+    reference = _read(data, "reference_policy_logprobs", curr)
+    weights = None
+    if cfg.use_on_policy_kl_approximation and terms.generation is not None:
+        weights = _bounded_exp(tokens.blank(tokens.logprobs - terms.generation))
+        if cfg.reference_policy_kl_gradient == "direct":
+            weights = weights.detach()
+    elif cfg.reference_policy_kl_gradient == "score_function":
+        weights = (curr - curr.detach()).exp()
+    return calculate_kl(
+        curr,
+        tokens.blank(reference),
+        cfg.reference_policy_kl_type,
+        cfg.kl_input_clamp_value,
+        cfg.kl_output_clamp_value,
+        weights,
+    )
+
+
+def _entropy(terms: PolicyTerms) -> Tensor:
+    """Estimate the entropy so that value and gradient have the right expectation.
+
+    With tokens of the old policy and w = new / old the mean of -w log p is the entropy.
+    The gradient of that is -(w log p + w) d log p, whose second part is 0 on average
+    and only noise, so it is taken out.
+    """
+    tokens = terms.tokens
+    curr = tokens.blank(tokens.logprobs)
+    weight = _bounded_exp(curr - tokens.blank(terms.prev))
+    return weight - weight.detach() - weight * curr
