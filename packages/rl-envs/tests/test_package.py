@@ -56,11 +56,11 @@ def test_the_fields_of_a_return_stand_in_their_order() -> None:
 def test_rewards_add_up_and_nan_means_not_scored() -> None:
     nan = float("nan")
     rewards = {
-        "reward/a": torch.tensor([1.0, 2.0]),
-        "reward/b": torch.tensor([0.5, nan]),
+        "reward/a": torch.tensor([1.0, 2.0, nan]),
+        "reward/b": torch.tensor([0.5, nan, nan]),
     }
-    assert total_reward(rewards)[0] == 1.5
-    assert scored_mask(rewards).tolist() == [True, False]
+    assert total_reward(rewards).tolist()[:2] == [1.5, 2.0]
+    assert scored_mask(rewards).tolist() == [True, True, False]
     assert scored_mask(torch.tensor([1.0, nan])).tolist() == [True, False]
 
 

@@ -12,7 +12,19 @@ from rl_distributed.errors import UserError, WorkerMethodError, WorkerStartError
 from rl_envs.interfaces import EnvironmentInterface
 from rl_envs.registry import EnvironmentSpec
 
-__all__ = ["EnvironmentHost", "Outcome"]
+__all__ = ["Abilities", "EnvironmentHost", "Outcome"]
+
+
+@dataclass(frozen=True, slots=True)
+class Abilities:
+    """What an environment does besides judging rows."""
+
+    post_processes: bool
+    """It looks at finished batches."""
+    scores_groups: bool
+    """It judges the conversations of a prompt together."""
+    tools: list[dict[str, Any]]
+    """The tools that it offers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,15 +53,21 @@ class EnvironmentHost:
         self._environment: EnvironmentInterface[Any] | None = None
 
     def load(self, spec_pickle: bytes) -> Outcome:
-        """Make the environment; the value tells whether it post-processes batches."""
+        """Make the environment; the value is what a caller must know of it."""
         try:
             spec: EnvironmentSpec = pickle.loads(spec_pickle)
             self._environment = spec.make()
+            tools = self._environment.tool_schemas()
         except Exception as error:
             return Outcome(error=self._portable(error, "start"))
-        method = type(self._environment).global_post_process_and_metrics
+        made, base = type(self._environment), EnvironmentInterface
+        post_process = base.global_post_process_and_metrics
         return Outcome(
-            method is not EnvironmentInterface.global_post_process_and_metrics
+            Abilities(
+                made.global_post_process_and_metrics is not post_process,
+                made.score_groups is not base.score_groups,
+                tools,
+            )
         )
 
     def call(self, method: str, *args: Any) -> Outcome:

@@ -18,7 +18,10 @@ __all__ = [
     "EnvironmentReturn",
     "Message",
     "MessageLog",
+    "Observation",
+    "Rewards",
     "last_response",
+    "observation_messages",
     "prompt_text",
     "scored_mask",
     "total_reward",
@@ -28,6 +31,10 @@ Message: TypeAlias = Mapping[str, Any]
 """One message: `role` and `content`, both text; other keys belong to others."""
 MessageLog: TypeAlias = Sequence[Message]
 """A conversation, oldest message first."""
+Observation: TypeAlias = dict[str, str] | list[dict[str, str]]
+"""What a conversation goes on with: one message, or several in order."""
+Rewards: TypeAlias = torch.Tensor | dict[str, torch.Tensor]
+"""[B] float32 rewards, or several by `reward/<name>`; see `EnvironmentReturn`."""
 MetadataT = TypeVar("MetadataT")
 
 _REWARD_PREFIX = "reward/"
@@ -36,17 +43,18 @@ _REWARD_PREFIX = "reward/"
 class EnvironmentReturn(NamedTuple, Generic[MetadataT]):
     """What an environment answers to a batch of B conversations."""
 
-    observations: list[dict[str, str]]
-    """One message (`role`, `content`) per row, which the conversation goes on with
-    unless the row is terminated."""
+    observations: Sequence[Observation]
+    """A list with one message (`role`, `content`) per row, or several messages, which
+    the conversation goes on with unless the row is terminated."""
     metadata: list[MetadataT]
     """What the environment wants back with the row's next turn."""
     next_stop_strings: list[list[str] | None] | list[None]
     """Texts that end the row's next response; None: no change."""
-    rewards: torch.Tensor | dict[str, torch.Tensor]
+    rewards: Rewards
     """[B] float32 rewards of this turn, or several by name, each name beginning with
     `reward/`. NaN means that the row was not scored: it is left out of training and
-    counted, not taken for a reward of zero."""
+    counted, not taken for a reward of zero. Of several rewards one that is NaN does not
+    apply to the row; the row is not scored where all of them are NaN."""
     terminateds: torch.Tensor
     """[B] bool: whether the conversation ends here."""
     answers: list[str | None] | None
@@ -69,7 +77,8 @@ class EnvironmentInterface(ABC, Generic[MetadataT]):
         """Judge the last response of each conversation.
 
         Rows are independent: the answer to a row does not depend on its neighbours. The
-        arguments must not be changed. Both may be empty.
+        arguments must not be changed. Both may be empty. A call that raised may be made
+        again for some of its rows.
 
         Args:
             message_log_batch: B conversations, each ending with the response.
@@ -89,6 +98,34 @@ class EnvironmentInterface(ABC, Generic[MetadataT]):
             The batch, changed or not, and metrics by name.
         """
         return batch, {}
+
+    def tool_schemas(self) -> list[dict[str, Any]]:
+        """Return the tools that a policy may call, as its chat template takes them.
+
+        One mapping per tool: `{"type": "function", "function": {"name": ...,
+        "description": ..., "parameters": JSON schema}}`.
+        """
+        return []
+
+    def score_groups(
+        self,
+        message_logs: Sequence[Sequence[MessageLog]],
+        metadata: Sequence[Sequence[MetadataT]],
+    ) -> list[Rewards] | None:
+        """Judge all finished conversations of each prompt together.
+
+        What comes back is added to the rewards of the turns. Conversations that failed
+        are not among those of their prompt.
+
+        Args:
+            message_logs: By prompt, the finished conversations.
+            metadata: What the last turn of each returned.
+
+        Returns:
+            By prompt, rewards of its conversations as in `EnvironmentReturn`; None:
+            this environment judges each conversation by itself.
+        """
+        return None
 
     def shutdown(self) -> None:
         """Give back what the environment holds; calling it again does nothing."""
@@ -132,11 +169,21 @@ def _content(message: Message, row: int) -> str:
     return content
 
 
+def observation_messages(observation: Observation) -> list[dict[str, str]]:
+    """Return the messages of an observation: one or several."""
+    return [observation] if isinstance(observation, dict) else list(observation)
+
+
 def total_reward(rewards: torch.Tensor | Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """Return [B] rewards: several rewards add up; NaN where one of them is NaN."""
+    """Return [B] rewards: several rewards add up.
+
+    One that is NaN does not apply and adds nothing; where all are NaN, so is the sum.
+    """
     if isinstance(rewards, torch.Tensor):
         return rewards
-    return torch.stack(list(rewards.values())).sum(dim=0)
+    columns = torch.stack(list(rewards.values()))
+    total = columns.nansum(dim=0)
+    return torch.where(columns.isnan().all(dim=0), torch.nan, total)
 
 
 def scored_mask(rewards: torch.Tensor | Mapping[str, torch.Tensor]) -> torch.Tensor:

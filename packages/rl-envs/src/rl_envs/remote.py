@@ -33,9 +33,14 @@ from rl_distributed.errors import (
 )
 from rl_distributed.logging import get_logger
 from rl_distributed.ray_start import init_ray
-from rl_envs.environment_host import EnvironmentHost, Outcome
+from rl_envs.environment_host import Abilities, EnvironmentHost, Outcome
 from rl_envs.errors import EnvironmentContractError, MessageLogError
-from rl_envs.interfaces import EnvironmentInterface, EnvironmentReturn, MessageLog
+from rl_envs.interfaces import (
+    EnvironmentInterface,
+    EnvironmentReturn,
+    MessageLog,
+    Rewards,
+)
 from rl_envs.registry import EnvFactory, EnvironmentSpec, EnvSettings
 
 __all__ = ["RemoteEnvironment", "join_returns"]
@@ -142,7 +147,7 @@ class RemoteEnvironment(EnvironmentInterface[Any]):
         self._start_deadline_s = start_deadline_s
         self._env_vars = dict(env_vars or {})
         self._restarts_left = max_restarts
-        self._post_processes = False
+        self._abilities = Abilities(False, False, [])
         self._workers: list[Any] = [None] * num_workers
         self._started = False
         self._closed = False
@@ -172,17 +177,41 @@ class RemoteEnvironment(EnvironmentInterface[Any]):
                 f"metadata must have one entry per conversation: got {len(metadata)} "
                 f"for {size}"
             )
-        logs = [
-            [{"role": m.get("role"), "content": m.get("content")} for m in log]
-            for log in message_log_batch
-        ]
-        num_chunks = max(1, min(len(self._workers), size))
-        bounds = [size * index // num_chunks for index in range(num_chunks + 1)]
-        chunks = [
-            ("step", logs[begin:end], list(metadata[begin:end]))
-            for begin, end in itertools.pairwise(bounds)
-        ]
-        return join_returns(self._call_workers(chunks))
+        logs = [_as_text(log) for log in message_log_batch]
+        return join_returns(self._call_in_chunks("step", logs, list(metadata)))
+
+    def score_groups(
+        self,
+        message_logs: Sequence[Sequence[MessageLog]],
+        metadata: Sequence[Sequence[Any]],
+    ) -> list[Rewards] | None:
+        """Judge the conversations of each prompt, prompts split among the workers.
+
+        Raises:
+            As `step`.
+        """
+        if not self._abilities.scores_groups:
+            return None
+        groups = [[_as_text(log) for log in group] for group in message_logs]
+        parts = self._call_in_chunks("score_groups", groups, [*map(list, metadata)])
+        return [rewards for part in parts for rewards in part]
+
+    def tool_schemas(self) -> list[dict[str, Any]]:
+        """Return what the environment said when its workers started."""
+        return list(self._abilities.tools)
+
+    def _call_in_chunks(
+        self, method: str, rows: list[Any], metadata: list[Any]
+    ) -> list[Any]:
+        """Call a method with consecutive parts of the rows, one per worker."""
+        num_chunks = max(1, min(len(self._workers), len(rows)))
+        bounds = [len(rows) * index // num_chunks for index in range(num_chunks + 1)]
+        return self._call_workers(
+            [
+                (method, rows[begin:end], metadata[begin:end])
+                for begin, end in itertools.pairwise(bounds)
+            ]
+        )
 
     def global_post_process_and_metrics(
         self, batch: MutableMapping[str, Any]
@@ -192,7 +221,7 @@ class RemoteEnvironment(EnvironmentInterface[Any]):
         Raises:
             As `step`.
         """
-        if not self._post_processes:
+        if not self._abilities.post_processes:
             return super().global_post_process_and_metrics(batch)
         [result] = self._call_workers([("global_post_process_and_metrics", batch)])
         processed, metrics = result
@@ -248,7 +277,7 @@ class RemoteEnvironment(EnvironmentInterface[Any]):
             if isinstance(error, (WorkerDiedError, DeadlineExceededError)):
                 raise WorkerStartError(str(error)) from error
             raise
-        self._post_processes = bool(answers[0])
+        self._abilities = answers[0]
         self._started = True
 
     def _call_workers(self, calls: Sequence[tuple[Any, ...]]) -> list[Any]:
@@ -309,6 +338,10 @@ class RemoteEnvironment(EnvironmentInterface[Any]):
                 _logger.debug("%s is still busy: %s", self._label(index), error)
         self._drop(dead)
         return dead
+
+
+def _as_text(log: MessageLog) -> list[dict[str, Any]]:
+    return [{"role": m.get("role"), "content": m.get("content")} for m in log]
 
 
 def _pickle(spec: EnvironmentSpec) -> bytes:

@@ -20,6 +20,7 @@ from rl_envs.interfaces import (
     EnvironmentInterface,
     EnvironmentReturn,
     MessageLog,
+    observation_messages,
     total_reward,
 )
 
@@ -98,18 +99,21 @@ def _check_list(report: _Report, name: str, value: Any, num_rows: int) -> bool:
 
 
 def _check_observations(report: _Report, observations: Any) -> None:
-    for row, message in enumerate(observations if type(observations) is list else []):
+    for row, said in enumerate(observations if type(observations) is list else []):
         where = f"observations[{row}]"
         if not report.check(
-            isinstance(message, dict),
-            f"{where} must be a message: got {type(message).__name__}",
+            isinstance(said, dict)
+            or (isinstance(said, list) and all(isinstance(m, dict) for m in said)),
+            f"{where} must be a message or a list of messages: got "
+            f"{type(said).__name__}",
         ):
             continue
-        for key in ("role", "content"):
-            report.check(
-                isinstance(message.get(key), str),
-                f"{where}[{key!r}] must be text: got {message.get(key)!r}",
-            )
+        for message in observation_messages(said):
+            for key in ("role", "content"):
+                report.check(
+                    isinstance(message.get(key), str),
+                    f"{where}[{key!r}] must be text: got {message.get(key)!r}",
+                )
 
 
 def _check_stop_strings(report: _Report, stop_strings: Any) -> None:
@@ -168,7 +172,7 @@ def _check_rewards(
         report.check(
             allow_unscored or not unscored,
             f"{name} is NaN, which means not scored, in rows {unscored}; if that is "
-            "meant, pass allow_unscored=True",
+            "meant, or the reward does not apply to them, pass allow_unscored=True",
         )
 
 

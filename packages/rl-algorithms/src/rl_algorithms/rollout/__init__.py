@@ -6,24 +6,47 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rl_algorithms.rollout.config import RolloutConfig
+    from rl_algorithms.rollout.branches import Branch, unfold_branches
+    from rl_algorithms.rollout.config import (
+        RetryConfig,
+        RolloutConfig,
+        RolloutSettings,
+    )
     from rl_algorithms.rollout.engine import RolloutEngine
     from rl_algorithms.rollout.result import Outcome, RolloutResult, RolloutSample
+    from rl_algorithms.rollout.retries import ConfiguredRetry, RetryPolicy
+    from rl_algorithms.rollout.staleness import mark_stale, staleness
 
 __all__ = [
+    "Branch",
+    "ConfiguredRetry",
     "Outcome",
+    "RetryConfig",
+    "RetryPolicy",
     "RolloutConfig",
     "RolloutEngine",
     "RolloutResult",
     "RolloutSample",
+    "RolloutSettings",
+    "mark_stale",
+    "staleness",
+    "unfold_branches",
 ]
 
 _MODULES = {
+    "Branch": "branches",
+    "ConfiguredRetry": "retries",
     "Outcome": "result",
+    "RetryConfig": "config",
+    "RetryPolicy": "retries",
     "RolloutConfig": "config",
     "RolloutEngine": "engine",
     "RolloutResult": "result",
     "RolloutSample": "result",
+    "RolloutSettings": "config",
+    "mark_stale": "staleness",
+    "staleness": "staleness",
+    "unfold_branches": "branches",
 }
 
 

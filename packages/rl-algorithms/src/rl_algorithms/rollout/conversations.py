@@ -1,26 +1,69 @@
 """`Conversations`: everything known about N rows while they are played.
 
-Shapes: P prompts, G generations each, N = P x G rows; M of them are active.
+Shapes: P prompts, N rows, several per prompt; M of them are active.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from rl_algorithms.data.types import LLMMessageLogType, Tokenizer
+from rl_algorithms.rollout.branches import Branch
 from rl_algorithms.rollout.decoding import decode_answers
-from rl_algorithms.rollout.judge import Verdict
-from rl_algorithms.rollout.observations import ObservationEncoder
+from rl_algorithms.rollout.judge import Verdict, outcome_of
+from rl_algorithms.rollout.observations import ObservationEncoder, Turn
 from rl_algorithms.rollout.result import Outcome
 from rl_algorithms.rollout.token_rows import TokenRows
 from rl_algorithms.seeds import row_seeds
 from rl_distributed.batched_data_dict import BatchedDataDict
+from rl_envs.interfaces import observation_messages
 
-__all__ = ["Conversations"]
+__all__ = ["Conversations", "RowNames"]
+
+# Seeds of the sample index: `attempt * this` makes room for all rows of a prompt.
+_ATTEMPT = 1 << 32
+
+
+@dataclass(frozen=True, slots=True)
+class RowNames:
+    """Which conversation each of N rows is, whatever batch it is played in."""
+
+    prompt: NDArray[np.int64]
+    """[N] place of the prompt in the batch."""
+    sample: NDArray[np.int64]
+    """[N] place among the conversations of the prompt."""
+    attempt: NDArray[np.int64]
+    """[N] how often it was played with another seed before."""
+
+    @classmethod
+    def of_groups(cls, num_prompts: int, num_generations: int) -> RowNames:
+        """Name all rows of whole groups, in order."""
+        return cls(
+            np.repeat(np.arange(num_prompts), num_generations),
+            np.tile(np.arange(num_generations), num_prompts),
+            np.zeros(num_prompts * num_generations, np.int64),
+        )
+
+    def select(self, rows: NDArray[np.int64]) -> RowNames:
+        """Return the names of some rows."""
+        return RowNames(self.prompt[rows], self.sample[rows], self.attempt[rows])
+
+    def next_attempt(self, again: NDArray[np.bool_]) -> RowNames:
+        """Return names with another seed for some rows."""
+        return replace(self, attempt=self.attempt + again)
+
+    def seeds(self, seed: int, step: int, first_prompt: int, turn: int) -> Tensor:
+        """Return [N] sampling seeds of a turn."""
+        sample = self.sample + self.attempt * _ATTEMPT
+        return torch.from_numpy(
+            row_seeds(seed, step, self.prompt + first_prompt, sample, turn)
+        )
 
 
 class Conversations:
@@ -28,25 +71,17 @@ class Conversations:
 
     Args:
         batch: P prompts as columns of `rl_collate_fn`.
-        num_generations: Rows per prompt.
+        names: The rows to play.
         tokenizer: The policy's tokenizer.
-        first_prompt_index: Index of the first prompt in the step, for the seeds.
     """
 
     def __init__(
-        self,
-        batch: BatchedDataDict[Any],
-        num_generations: int,
-        tokenizer: Tokenizer,
-        first_prompt_index: int,
+        self, batch: BatchedDataDict[Any], names: RowNames, tokenizer: Tokenizer
     ) -> None:
-        num_prompts = len(batch["input_lengths"])
-        self.num_rows = num_prompts * num_generations
+        self.names = names
+        self.num_rows = len(names.prompt)
         self._tokenizer = tokenizer
-        self._prompt_of = np.repeat(np.arange(num_prompts), num_generations)
-        self._sample_of = np.tile(np.arange(num_generations), num_prompts)
-        self._first_prompt_index = first_prompt_index
-        repeat = torch.from_numpy(self._prompt_of)
+        repeat = torch.from_numpy(names.prompt)
         pad = tokenizer.pad_token_id
         self.tokens = TokenRows(
             batch["input_ids"][repeat],
@@ -58,7 +93,7 @@ class Conversations:
             if "loss_multiplier" in batch
             else torch.ones(self.num_rows)
         )
-        self._start_messages(batch, num_prompts)
+        self._start_messages(batch)
         self._active: Tensor | None = None
         """[M] indices of the rows that go on; none: all."""
         self._rewards = torch.zeros(self.num_rows)
@@ -66,26 +101,29 @@ class Conversations:
         self._outcome = torch.zeros(self.num_rows, dtype=torch.int8)
         self._truncated = torch.zeros(self.num_rows, dtype=torch.bool)
         self._generation_lengths = torch.zeros(self.num_rows, dtype=torch.int64)
+        self._env_tokens = torch.zeros(self.num_rows, dtype=torch.int64)
         self._weight_version = torch.zeros(self.num_rows, dtype=torch.int64)
+        self._errors: list[Exception | None] = [None] * self.num_rows
+        self._branches: list[tuple[Branch, ...]] = [()] * self.num_rows
         self.num_turns = torch.zeros(self.num_rows, dtype=torch.int64)
         self.unfinished = torch.ones(self.num_rows, dtype=torch.bool)
         """[N] rows that neither the environment nor a length limit has ended."""
 
-    def _start_messages(self, batch: BatchedDataDict[Any], num_prompts: int) -> None:
+    def _start_messages(self, batch: BatchedDataDict[Any]) -> None:
         """Fan the prompts' texts and columns out to rows; tokens stay behind."""
         logs = [
             [{"role": m["role"], "content": m["content"]} for m in log]
             for log in batch["message_log"]
         ]
-        infos = batch.get("extra_env_info") or [{} for _ in range(num_prompts)]
+        infos = batch.get("extra_env_info") or [{} for _ in logs]
         stops = batch.get("stop_strings")
-        order = self._prompt_of.tolist()
+        order = self.names.prompt.tolist()
         self.message_logs: list[LLMMessageLogType] = [list(logs[p]) for p in order]
-        self.num_prompt_messages = [len(logs[p]) for p in order]
-        self.extra_env_info: list[dict[str, Any]] = [infos[p] for p in order]
-        self.answers: list[str | None] = [None] * self.num_rows
-        self.texts: list[str] = [""] * self.num_rows
-        self._metadata: list[Any] = list(self.extra_env_info)
+        self._num_prompt_messages = [len(logs[p]) for p in order]
+        self._extra_env_info: list[dict[str, Any]] = [infos[p] for p in order]
+        self._answers: list[str | None] = [None] * self.num_rows
+        self._texts: list[str] = [""] * self.num_rows
+        self._metadata: list[Any] = list(self._extra_env_info)
         self._stop_strings: list[list[str] | None] | None = (
             None if stops is None else [stops[p] for p in order]
         )
@@ -96,24 +134,26 @@ class Conversations:
     def _active_rows(self) -> Tensor:
         return torch.arange(self.num_rows) if self._active is None else self._active
 
-    def generation_input(self, seed: int, step: int, turn: int) -> BatchedDataDict[Any]:
-        """Return the columns that `generate` takes, for the active rows."""
-        seeds = row_seeds(
-            seed,
-            step,
-            self._prompt_of + self._first_prompt_index,
-            self._sample_of,
-            turn,
-        )
+    @property
+    def num_active(self) -> int:
+        """How many rows go on."""
+        return self.num_rows if self._active is None else len(self._active)
+
+    def generation_input(self, seeds: Tensor) -> BatchedDataDict[Any]:
+        """Return the columns that `generate` takes, for the active rows.
+
+        Args:
+            seeds: [N] of this turn.
+        """
         if self._active is None:
             ids, lengths = self.tokens.input_ids, self.tokens.lengths
         else:
             ids, lengths = self.tokens.select(self._active)
-            seeds = seeds[self._active.numpy()]
+            seeds = seeds[self._active]
         columns: dict[str, Any] = {
             "input_ids": ids,
             "input_lengths": lengths,
-            "seeds": torch.from_numpy(seeds),
+            "seeds": seeds,
         }
         if self._stop_strings is not None:
             columns["stop_strings"] = [
@@ -126,12 +166,16 @@ class Conversations:
         rows = self._active_rows()
         lengths = output["unpadded_sequence_lengths"].to(torch.int64)
         sampled = output["generation_lengths"].to(torch.int64)
+        version = output["weight_version"].to(torch.int64)
         self.tokens.add_sampled(
-            self._active, output["output_ids"], lengths, output["logprobs"]
+            self._active,
+            output["output_ids"],
+            lengths,
+            output["logprobs"],
+            output.get("token_versions", version[:, None]),
         )
         self._truncated[rows] = output["truncated"].bool()
         self._generation_lengths[rows] += sampled
-        version = output["weight_version"].to(torch.int64)
         oldest = torch.minimum(self._weight_version[rows], version)
         first = self.num_turns[rows] == 0
         self._weight_version[rows] = torch.where(first, version, oldest)
@@ -145,7 +189,16 @@ class Conversations:
         )
         for row, text in zip(self._active_list(), texts, strict=True):
             self.message_logs[row].append({"role": "assistant", "content": text})
-            self.texts[row] += text
+            self._texts[row] += text
+
+    def fail(self, error: Exception) -> None:
+        """End the active rows, as nothing could be sampled for them."""
+        rows = self._active_rows()
+        self._outcome[rows] = int(outcome_of(error))
+        for row in self._active_list():
+            self._errors[row] = error
+        self.unfinished[rows] = False
+        self._active = rows[:0]
 
     def active_logs(self) -> list[LLMMessageLogType]:
         """Return the conversations of the active rows."""
@@ -165,50 +218,61 @@ class Conversations:
         self._rewards[rows] += verdict.rewards
         for name, value in verdict.named_rewards.items():
             total = self._named_rewards.setdefault(name, torch.zeros(self.num_rows))
-            total[rows] += value
+            # The last turn says whether a reward applies at all.
+            total[rows] = total[rows].nan_to_num() + value
         self._outcome[rows] = verdict.outcome
         self.unfinished[rows] = ~(verdict.terminateds | self._truncated[rows])
-        judged = zip(
-            self._active_list(), verdict.answers, verdict.metadata, strict=True
-        )
-        for row, answer, metadata in judged:
-            self.answers[row] = answer
-            self._metadata[row] = metadata
+        for place, row in enumerate(self._active_list()):
+            self._answers[row] = verdict.answers[place]
+            self._metadata[row] = verdict.metadata[place]
+            self._errors[row] = verdict.errors[place]
 
     def go_on(
         self,
         verdict: Verdict,
         observations: ObservationEncoder,
         max_length: int | None,
-    ) -> bool:
-        """Append the observations to the rows that go on.
+    ) -> None:
+        """Append the observations to the rows that go on, and let the others rest.
 
         Rows that this leaves no room for another answer end as truncated.
-
-        Returns:
-            Whether any row goes on.
         """
-        before = self._active_list()
         rows = self._active_rows()
-        going = self.unfinished[rows].tolist()
-        places = [i for i, goes in enumerate(going) if goes]
-        for i in places:
-            row = before[i]
-            self.message_logs[row].append(dict(verdict.observations[i]))
-            self._set_stop_strings(row, verdict.next_stop_strings[i])
-        active = rows[torch.tensor(places, dtype=torch.int64)]
-        last = self.tokens.input_ids[active, self.tokens.lengths[active] - 1].tolist()
-        self.tokens.append(
-            active,
-            observations.encode([verdict.observations[i] for i in places], last),
-        )
-        if max_length is not None:
-            full = self.tokens.lengths[active] >= max_length
-            self._truncated[active[full]] = True
-            self.unfinished[active[full]] = False
-            active = active[~full]
+        places = self.unfinished[rows].nonzero().flatten().tolist()
+        active = rows[places]
         self._active = active
-        return len(active) > 0
+        if not places:
+            return
+        last = self.tokens.input_ids[active, self.tokens.lengths[active] - 1].tolist()
+        turns = []
+        for row, place, token in zip(active.tolist(), places, last, strict=True):
+            said = observation_messages(verdict.observations[place])
+            turns.append(Turn(list(self.message_logs[row]), said, token))
+            self.message_logs[row].extend(dict(message) for message in said)
+            self._set_stop_strings(row, verdict.next_stop_strings[place])
+        before = self.tokens.lengths[active]
+        appended: list[list[int]] = [[] for _ in places]
+        for i, (row, after) in enumerate(
+            zip(active.tolist(), observations.encode(turns), strict=True)
+        ):
+            if not after.is_branch:
+                appended[i] = after.tokens
+            elif max_length is not None and len(after.tokens) >= max_length:
+                self._end_truncated(active[i : i + 1])
+            else:
+                part = self.tokens.branch(row, max_length)
+                self._branches[row] = (*self._branches[row], part)
+                self.tokens.restart(row, after.tokens)
+        self.tokens.append(active, appended)
+        added = self.tokens.lengths[active] - before
+        self._env_tokens[active] += added.clamp(min=0)
+        if max_length is not None:
+            self._end_truncated(active[self.tokens.lengths[active] >= max_length])
+        self._active = active[self.unfinished[active]]
+
+    def _end_truncated(self, rows: Tensor) -> None:
+        self._truncated[rows] = True
+        self.unfinished[rows] = False
 
     def _set_stop_strings(self, row: int, stops: list[str] | None) -> None:
         if stops is None:
@@ -217,28 +281,43 @@ class Conversations:
             self._stop_strings = [None] * self.num_rows
         self._stop_strings[row] = stops
 
-    def finish(self, max_length: int | None) -> BatchedDataDict[Any]:
-        """Return the columns of `RolloutResult.rows`."""
+    def table(self, max_length: int | None, *, turn_limit: bool) -> dict[str, Any]:
+        """Return everything that is known of each row, as columns.
+
+        Args:
+            max_length: Longer rows are cut, and count as truncated.
+            turn_limit: Whether rows that nothing has ended were ended by that limit.
+        """
         tokens = self.tokens
         if max_length is not None:
             self._truncated |= tokens.cut(max_length)
-        healthy = self._outcome == Outcome.OK
-        self._outcome[healthy & self._truncated] = int(Outcome.TRUNCATED)
-        columns: dict[str, Any] = {
+        outcome = self._outcome.clone()
+        limited = self._truncated | (self.unfinished & turn_limit)
+        outcome[(outcome == Outcome.OK) & limited] = int(Outcome.TRUNCATED)
+        return {
             "input_ids": tokens.input_ids,
             "input_lengths": tokens.lengths,
             "token_mask": tokens.token_mask,
-            "sample_mask": self._loss_multiplier * healthy,
+            "sample_mask": self._loss_multiplier,
             "generation_logprobs": tokens.logprobs,
-            "rewards": self._rewards * healthy,
-            "group_index": torch.from_numpy(self._prompt_of.copy()),
+            "token_versions": tokens.versions,
+            "rewards": self._rewards,
+            **self._named_rewards,
+            "group_index": torch.from_numpy(self.names.prompt.copy()),
             "truncated": self._truncated,
             "generation_lengths": self._generation_lengths,
+            "num_turns": self.num_turns,
             "weight_version": self._weight_version,
-            "outcome": self._outcome,
-            "texts": self.texts,
+            "outcome": outcome,
+            "branches": self._branches,
+            "texts": self._texts,
             "metadata": self._metadata,
+            "turn_limit_reached": self.unfinished & turn_limit,
+            "prompt_lengths": tokens.prompt_lengths,
+            "env_tokens": self._env_tokens,
+            "errors": self._errors,
+            "message_logs": self.message_logs,
+            "num_prompt_messages": self._num_prompt_messages,
+            "answers": self._answers,
+            "extra_env_info": self._extra_env_info,
         }
-        for name, value in self._named_rewards.items():
-            columns[name] = value * healthy
-        return BatchedDataDict(columns)

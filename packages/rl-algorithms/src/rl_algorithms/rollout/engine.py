@@ -1,20 +1,23 @@
 """`RolloutEngine`: prompts -> generation -> environment -> token rows.
 
 ```
-batch [P prompts] -- x G --> rows [N] --> generate --> tokens, log-probs, version
+batch [P prompts] -- x G --> rows [N] --> generate --> tokens, log-probs, versions
                                ^                            |
                  observation tokens                       text
                                |                            v
                            (next turn) <----- environment.step --> rewards, done
+                                                             |
+   RolloutResult <-- whole groups <-- score_groups <-- retries of failed rows
 ```
 
 Everything is a column of N rows; there is no loop over rows with tensor operations in
 it. A row's sampling seed is `row_seeds(seed, step, prompt index, sample index, turn)`.
+Nothing here assumes that all tokens come from one version of the weights.
 """
 
 from __future__ import annotations
 
-import contextlib
+import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -22,15 +25,17 @@ import torch
 from torch import Tensor
 
 from rl_algorithms.data.types import Tokenizer
-from rl_algorithms.errors import DataError, PromptTooLongError, RolloutError
+from rl_algorithms.errors import DataError, PromptTooLongError
 from rl_algorithms.rollout.config import RolloutConfig
-from rl_algorithms.rollout.conversations import Conversations
+from rl_algorithms.rollout.conversations import Conversations, RowNames
+from rl_algorithms.rollout.finishing import Finisher
 from rl_algorithms.rollout.judge import Judge
 from rl_algorithms.rollout.observations import ObservationEncoder
+from rl_algorithms.rollout.plays import Play, Table
 from rl_algorithms.rollout.result import Outcome, RolloutResult
-from rl_algorithms.rollout.rollout_metrics import rollout_metrics
+from rl_algorithms.rollout.retries import ConfiguredRetry, RetryPolicy
 from rl_distributed.batched_data_dict import BatchedDataDict
-from rl_distributed.metrics.values import MetricValue, as_metric
+from rl_distributed.errors import DeadlineExceededError, WorkerError
 from rl_envs.interfaces import EnvironmentInterface
 from rl_models.interfaces import GenerationInterface
 from rl_models.types import SamplingParams
@@ -51,6 +56,7 @@ class RolloutEngine:
         config: Turns, limits, and what to do about failures.
         use_chat_template: Whether prompts are formatted by the chat template; default:
             if the tokenizer has one.
+        retry: What is played again; default: as `config.retry` says.
     """
 
     def __init__(
@@ -61,13 +67,24 @@ class RolloutEngine:
         config: RolloutConfig | None = None,
         *,
         use_chat_template: bool | None = None,
+        retry: RetryPolicy | None = None,
     ) -> None:
         self._generation = generation
-        self._environment = environment
         self._tokenizer = tokenizer
         self.config = config if config is not None else RolloutConfig()
-        self._judge = Judge(environment, self.config)
-        self._observations = ObservationEncoder(tokenizer, use_chat_template)
+        self._retry = retry or ConfiguredRetry(self.config.retry)
+        tolerant = retry is not None or self.config.retry.max_attempts > 1
+        self._judge = Judge(
+            environment,
+            isolate=tolerant or self.config.on_environment_error == "drop",
+        )
+        self._observations = ObservationEncoder(
+            tokenizer,
+            use_chat_template,
+            tools=environment.tool_schemas(),
+            branch=self.config.on_template_rewrite == "branch",
+        )
+        self._finisher = Finisher(self._judge, self.config, tokenizer.pad_token_id or 0)
 
     def run(
         self,
@@ -99,32 +116,49 @@ class RolloutEngine:
 
         Raises:
             PromptTooLongError: A prompt leaves no room for an answer.
-            RolloutError: Too many rows failed, or an answer has the wrong shape.
+            RolloutError: Too many rows failed, an answer has the wrong shape, or the
+                chat template rewrote earlier messages.
         """
-        self._check(batch, num_generations)
-        conversations = Conversations(
-            batch, num_generations, self._tokenizer, first_prompt_index
-        )
-        for turn in range(self.config.max_turns):
-            with _span(timer, "generation"):
-                output = self._generation.generate(
-                    conversations.generation_input(seed, step, turn),
-                    greedy=greedy,
-                    sampling=sampling,
-                )
-            conversations.add_answers(output)
-            with _span(timer, "environment"):
-                verdict = self._judge.step(
-                    conversations.active_logs(), conversations.active_metadata()
-                )
-            conversations.add_verdict(verdict)
-            if turn + 1 == self.config.max_turns or not conversations.go_on(
-                verdict, self._observations, self.config.max_total_sequence_length
-            ):
-                break
-        return self._finish(conversations)
+        play = Play(seed, step, first_prompt_index, greedy, sampling, timer)
+        batch, names = self._start(batch, num_generations)
+        *_, table = self._play(batch, names, play)
+        return self._complete(batch, names, table, play)
 
-    def _check(self, batch: BatchedDataDict[Any], num_generations: int) -> None:
+    def run_iter(
+        self,
+        batch: BatchedDataDict[Any],
+        *,
+        num_generations: int = 1,
+        seed: int = 0,
+        step: int = 0,
+        first_prompt_index: int = 0,
+        greedy: bool = False,
+        sampling: SamplingParams | None = None,
+        timer: Timer | None = None,
+    ) -> Iterator[RolloutResult]:
+        """Do as `run`, and give out groups as soon as they are whole.
+
+        After each turn, the groups whose conversations have all ended make one result.
+        The environment sees the rows of one result at a time as finished batch. Seeds
+        and rows are those of `run`; `group_index` counts within the batch.
+
+        Yields:
+            Whole groups, each once.
+        """
+        play = Play(seed, step, first_prompt_index, greedy, sampling, timer)
+        batch, names = self._start(batch, num_generations)
+        left = torch.arange(len(names.prompt)).view(-1, num_generations)
+        for table in self._play(batch, names, play):
+            whole = ~table["active"][left].any(1)
+            rows, left = left[whole].flatten(), left[~whole]
+            if len(rows):
+                part = Table(table).select_indices(rows)
+                yield self._complete(batch, names.select(rows.numpy()), part, play)
+
+    def _start(
+        self, batch: BatchedDataDict[Any], num_generations: int
+    ) -> tuple[BatchedDataDict[Any], RowNames]:
+        """Check a batch, and tell its prompts of the tools."""
         missing = {"input_ids", "input_lengths", "message_log"} - set(batch)
         if missing:
             raise DataError(
@@ -135,60 +169,114 @@ class RolloutEngine:
             raise DataError(
                 f"num_generations must be at least 1: got {num_generations}"
             )
+        logs = [
+            [{"role": m["role"], "content": m["content"]} for m in log]
+            for log in batch["message_log"]
+        ]
+        prompts = self._observations.prompts(logs)
+        if prompts is not None:
+            batch = batch.copy()
+            rows = [torch.tensor(tokens) for tokens in prompts]
+            batch["input_ids"] = torch.nn.utils.rnn.pad_sequence(
+                rows, True, self._tokenizer.pad_token_id or 0
+            )
+            batch["input_lengths"] = torch.tensor([len(row) for row in rows])
+        self._check_lengths(batch, tools=prompts is not None)
+        return batch, RowNames.of_groups(len(logs), num_generations)
+
+    def _check_lengths(self, batch: BatchedDataDict[Any], *, tools: bool) -> None:
         limit = self.config.max_total_sequence_length
         longest = int(batch["input_lengths"].max())
         if limit is not None and longest >= limit:
             row = int(batch["input_lengths"].argmax())
             name = batch["idx"][row] if "idx" in batch else row
+            told = ", with the tools that it is told of" if tools else ""
             raise PromptTooLongError(
-                f"the prompt of row {name} has {longest} tokens and "
+                f"the prompt of row {name} has {longest} tokens{told} and "
                 f"max_total_sequence_length is {limit}: no token is left for the "
                 "answer; shorten it, drop long prompts (data.on_overlong=drop), or "
                 "raise the limit"
             )
 
-    def _finish(self, conversations: Conversations) -> RolloutResult:
-        limit = self.config.max_total_sequence_length
-        rows = conversations.finish(limit)
-        self._refuse_if_mostly_failed(rows["outcome"])
-        metrics: dict[str, MetricValue] = rollout_metrics(
-            rewards=rows["rewards"],
-            outcome=rows["outcome"],
-            generation_lengths=rows["generation_lengths"],
-            prompt_lengths=conversations.tokens.prompt_lengths,
-            total_lengths=rows["input_lengths"],
-            num_turns=conversations.num_turns,
-            turn_limit_reached=conversations.unfinished
-            if self.config.max_turns > 1
-            else torch.zeros_like(conversations.unfinished),
-            weight_version=rows["weight_version"],
-        )
-        for name, value in self._judge.post_process(rows).items():
-            metrics[f"env/{name}"] = as_metric(value, name=name)
-        return RolloutResult(
-            rows=rows,
-            metrics=metrics,
-            message_logs=conversations.message_logs,
-            num_prompt_messages=conversations.num_prompt_messages,
-            answers=conversations.answers,
-            extra_env_info=conversations.extra_env_info,
-        )
+    # Playing ------------------------------------------------------------------------
 
-    def _refuse_if_mostly_failed(self, outcome: Tensor) -> None:
-        failed = int((outcome > Outcome.TRUNCATED).sum())
-        rate = failed / max(len(outcome), 1)
-        if failed and (rate > self.config.max_failed_rate or failed == len(outcome)):
-            raise RolloutError(
-                f"the environment failed for {failed} of {len(outcome)} rows, more "
-                f"than rollout.max_failed_rate={self.config.max_failed_rate} allows"
-                f"{self._judge.last_failure}"
+    def _play(
+        self, batch: BatchedDataDict[Any], names: RowNames, play: Play
+    ) -> Iterator[Table]:
+        """Play conversations turn by turn; yields the table of all rows after each.
+
+        Its column `active` [N] says which rows go on; the last table has none.
+        """
+        rows = Conversations(batch, names, self._tokenizer)
+        for turn in range(self.config.max_turns):
+            last = turn + 1 == self.config.max_turns
+            self._play_turn(rows, play, turn, last=last)
+            done = last or not rows.num_active
+            yield Table(
+                rows.table(
+                    self.config.max_total_sequence_length,
+                    turn_limit=done and self.config.max_turns > 1,
+                )
+                | {"active": rows.unfinished & (not done)}
+            )
+            if done:
+                return
+
+    def _play_turn(
+        self, rows: Conversations, play: Play, turn: int, *, last: bool
+    ) -> None:
+        seeds = rows.names.seeds(play.seed, play.step, play.first_prompt_index, turn)
+        with play.span("generation"):
+            try:
+                output = self._generation.generate(
+                    rows.generation_input(seeds),
+                    greedy=play.greedy,
+                    sampling=play.sampling,
+                )
+            except (WorkerError, DeadlineExceededError) as error:
+                self._judge.note(error, rows.num_active)
+                rows.fail(error)
+                return
+        rows.add_answers(output)
+        with play.span("environment"):
+            verdict = self._judge.step(rows.active_logs(), rows.active_metadata())
+        rows.add_verdict(verdict)
+        if not last:
+            rows.go_on(
+                verdict, self._observations, self.config.max_total_sequence_length
             )
 
+    # Finishing ----------------------------------------------------------------------
 
-@contextlib.contextmanager
-def _span(timer: Timer | None, name: str) -> Iterator[None]:
-    if timer is None:
-        yield
-    else:
-        with timer.time(name):
-            yield
+    def _complete(
+        self, batch: BatchedDataDict[Any], names: RowNames, table: Table, play: Play
+    ) -> RolloutResult:
+        """Play failed rows again, let groups be scored, and make the result."""
+        attempt, num_retried = 1, 0
+        self._mark_stale(table)
+        while True:
+            rows = self._retry.rows_to_resample(
+                table["outcome"],
+                table["group_index"],
+                attempt,
+                time.monotonic() - play.begin_s,
+            )
+            if not len(rows):
+                return self._finisher.finish(table, num_retried)
+            # What the infrastructure broke is sampled as it would have been, what the
+            # environment broke is sampled differently.
+            again = table["outcome"] != Outcome.INFRASTRUCTURE_ERROR
+            names = names.next_attempt(self._reseeded(rows, again).numpy())
+            *_, replacement = self._play(batch, names.select(rows.numpy()), play)
+            self._mark_stale(replacement)
+            table = table.replaced(rows, replacement, self._finisher.pads)
+            attempt, num_retried = attempt + 1, num_retried + len(rows)
+
+    def _reseeded(self, rows: Tensor, again: Tensor) -> Tensor:
+        chosen = torch.zeros(len(again), dtype=torch.bool)
+        chosen[rows] = again[rows]
+        return chosen
+
+    def _mark_stale(self, table: Table) -> None:
+        if self.config.max_staleness is not None:
+            table.mark_stale(self._generation.weight_version, self.config.max_staleness)

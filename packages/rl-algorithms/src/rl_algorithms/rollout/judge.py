@@ -11,14 +11,19 @@ from torch import Tensor
 
 from rl_algorithms.data.types import LLMMessageLogType
 from rl_algorithms.errors import RolloutError
-from rl_algorithms.rollout.config import RolloutConfig
 from rl_algorithms.rollout.result import Outcome
 from rl_distributed.batched_data_dict import BatchedDataDict
 from rl_distributed.errors import DeadlineExceededError, UserError, WorkerError
 from rl_distributed.logging import get_logger
-from rl_envs.interfaces import EnvironmentInterface, EnvironmentReturn, total_reward
+from rl_envs.interfaces import (
+    EnvironmentInterface,
+    EnvironmentReturn,
+    Observation,
+    Rewards,
+    total_reward,
+)
 
-__all__ = ["Judge", "Verdict"]
+__all__ = ["Judge", "Verdict", "outcome_of"]
 
 _logger = get_logger(__name__)
 _SHARED_COLUMNS = (
@@ -30,6 +35,8 @@ _SHARED_COLUMNS = (
     "texts",
     "metadata",
 )
+# An environment that raised for so many single rows is asked about no more of them.
+_MAX_SINGLE_FAILURES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,45 +46,112 @@ class Verdict:
     rewards: Tensor
     """[M] float32; 0.0 where the row failed."""
     named_rewards: dict[str, Tensor]
-    """The same by `reward/<name>`; empty if there is one reward only."""
+    """The same by `reward/<name>`, NaN where one does not apply; empty if there is one
+    reward only."""
     outcome: Tensor
     """[M] int8: `OK`, or how the environment failed."""
     terminateds: Tensor
     """[M] bool; true where the row failed."""
-    observations: Sequence[dict[str, str]]
+    observations: Sequence[Observation]
     metadata: Sequence[Any]
     next_stop_strings: Sequence[list[str] | None]
     answers: Sequence[str | None]
+    errors: Sequence[Exception | None]
+    """What was raised in place of a verdict."""
+
+
+def outcome_of(error: Exception) -> Outcome:
+    """Return the ending that an exception stands for.
+
+    A worker that died or hung, and a wait that ended, say nothing of the row; anything
+    else that is raised comes from the environment's own code.
+    """
+    if isinstance(error, (WorkerError, DeadlineExceededError)):
+        return Outcome.INFRASTRUCTURE_ERROR
+    return Outcome.ENVIRONMENT_ERROR
 
 
 class Judge:
     """An environment behind checks.
 
+    A failure does not raise, unless it is a mistake of the user: it becomes the outcome
+    of the rows, which keep the exception.
+
     Args:
         environment: Any environment.
-        config: What to do when it fails.
+        isolate: Where it raised, ask it about each row alone, so that one bad row does
+            not cost the others.
     """
 
     def __init__(
-        self, environment: EnvironmentInterface[Any], config: RolloutConfig
+        self, environment: EnvironmentInterface[Any], *, isolate: bool = True
     ) -> None:
-        self._environment, self._config = environment, config
+        self._environment, self._isolate = environment, isolate
         self.last_failure = ""
         """The newest failure as the end of a sentence."""
 
     def step(
         self, message_logs: list[LLMMessageLogType], metadata: list[Any]
     ) -> Verdict:
-        """Let the environment judge; a failure becomes an outcome if so configured."""
+        """Let the environment judge."""
+        verdict, error = self._try(message_logs, metadata)
+        alone = self._isolate and len(metadata) > 1
+        if error is None or not alone or outcome_of(error).is_infrastructure:
+            return verdict
+        return self._step_alone(message_logs, metadata, verdict)
+
+    def _step_alone(
+        self, logs: list[LLMMessageLogType], metadata: list[Any], failed: Verdict
+    ) -> Verdict:
+        verdicts, failures = [], 0
+        for row in range(len(metadata)):
+            if failures >= _MAX_SINGLE_FAILURES:
+                return failed
+            verdict, error = self._try([logs[row]], [metadata[row]])
+            failures += error is not None
+            verdicts.append(verdict)
+        return failed if failures == len(metadata) else _join(verdicts)
+
+    def _try(
+        self, logs: list[LLMMessageLogType], metadata: list[Any]
+    ) -> tuple[Verdict, Exception | None]:
         try:
-            answer = self._environment.step(message_logs, metadata)
+            answer = self._environment.step(logs, metadata)
         except UserError:
             raise
-        except (WorkerError, DeadlineExceededError) as error:
-            return self._failed(error, len(metadata), Outcome.INFRASTRUCTURE_ERROR)
         except Exception as error:
-            return self._failed(error, len(metadata), Outcome.ENVIRONMENT_ERROR)
-        return self._verdict(answer, metadata)
+            self.note(error, len(metadata))
+            return _failed(metadata, error), error
+        return self._verdict(answer, metadata), None
+
+    def score_groups(
+        self,
+        message_logs: Sequence[Sequence[LLMMessageLogType]],
+        metadata: Sequence[Sequence[Any]],
+    ) -> list[Rewards] | Exception | None:
+        """Let the environment judge the rows of each prompt together.
+
+        Returns:
+            Rewards by prompt; None if the environment does not; what it raised.
+        """
+        try:
+            scores = self._environment.score_groups(message_logs, metadata)
+        except UserError:
+            raise
+        except Exception as error:
+            self.note(error, sum(len(group) for group in metadata))
+            return error
+        if scores is None:
+            return None
+        sizes = [len(group) for group in metadata]
+        got = [len(total_reward(score)) for score in scores]
+        if got != sizes:
+            raise RolloutError(
+                f"{type(self._environment).__name__}.score_groups was given groups of "
+                f"{sizes} rows and returned {got} rewards: it must return one of each "
+                "per row"
+            )
+        return scores
 
     def post_process(self, rows: BatchedDataDict[Any]) -> dict[str, Any]:
         """Show the finished rows to the environment, and return its metrics.
@@ -93,25 +167,15 @@ class Judge:
                 rows[name] = changed[name]
         return metrics
 
-    def _failed(self, error: Exception, num_rows: int, outcome: Outcome) -> Verdict:
-        if self._config.on_environment_error == "raise":
-            raise error
+    def note(self, error: Exception, num_rows: int) -> None:
+        """Remember a failure and log it."""
         self.last_failure = f"; the last failure was {type(error).__name__}: {error}"
         _logger.warning(
-            "the environment failed for %d rows, which are left out: %s: %s",
+            "%s for %d rows: %s: %s",
+            outcome_of(error).name.lower().replace("_", " "),
             num_rows,
             type(error).__name__,
             error,
-        )
-        return Verdict(
-            rewards=torch.zeros(num_rows),
-            named_rewards={},
-            outcome=torch.full((num_rows,), int(outcome), dtype=torch.int8),
-            terminateds=torch.ones(num_rows, dtype=torch.bool),
-            observations=[{"role": "environment", "content": ""}] * num_rows,
-            metadata=[None] * num_rows,
-            next_stop_strings=[None] * num_rows,
-            answers=[None] * num_rows,
         )
 
     def _verdict(self, answer: EnvironmentReturn[Any], metadata: list[Any]) -> Verdict:
@@ -126,8 +190,7 @@ class Judge:
         return Verdict(
             rewards=torch.where(scored, rewards, 0.0),
             named_rewards={
-                name: torch.where(scored, value.to(torch.float32), 0.0)
-                for name, value in named.items()
+                name: value.to(torch.float32) for name, value in named.items()
             },
             outcome=outcome.to(torch.int8),
             terminateds=answer.terminateds.bool() | ~scored,
@@ -135,6 +198,7 @@ class Judge:
             metadata=answer.metadata,
             next_stop_strings=answer.next_stop_strings,
             answers=answer.answers or [None] * num_rows,
+            errors=[None] * num_rows,
         )
 
     def _check_lengths(
@@ -155,3 +219,39 @@ class Judge:
                 f"and returned {', '.join(f'{n} {name}' for name, n in wrong.items())}:"
                 " it must return one of each per row (see check_environment)"
             )
+
+
+def _failed(metadata: list[Any], error: Exception) -> Verdict:
+    num_rows = len(metadata)
+    outcome = outcome_of(error)
+    return Verdict(
+        rewards=torch.zeros(num_rows),
+        named_rewards={},
+        outcome=torch.full((num_rows,), int(outcome), dtype=torch.int8),
+        terminateds=torch.ones(num_rows, dtype=torch.bool),
+        observations=[{"role": "environment", "content": ""}] * num_rows,
+        metadata=list(metadata),
+        next_stop_strings=[None] * num_rows,
+        answers=[None] * num_rows,
+        errors=[error] * num_rows,
+    )
+
+
+def _join(verdicts: Sequence[Verdict]) -> Verdict:
+    """Put the verdicts on single rows together."""
+    names = dict.fromkeys(name for v in verdicts for name in v.named_rewards)
+    nan = torch.full((1,), torch.nan)
+    return Verdict(
+        rewards=torch.cat([v.rewards for v in verdicts]),
+        named_rewards={
+            name: torch.cat([v.named_rewards.get(name, nan) for v in verdicts])
+            for name in names
+        },
+        outcome=torch.cat([v.outcome for v in verdicts]),
+        terminateds=torch.cat([v.terminateds for v in verdicts]),
+        observations=[v.observations[0] for v in verdicts],
+        metadata=[v.metadata[0] for v in verdicts],
+        next_stop_strings=[v.next_stop_strings[0] for v in verdicts],
+        answers=[v.answers[0] for v in verdicts],
+        errors=[v.errors[0] for v in verdicts],
+    )

@@ -2,21 +2,56 @@
 
 With a chat template, a message is not only its text: the end of the policy's own turn,
 the header of the message and the header of the next answer belong to it. They are found
-by rendering a conversation with a marker in place of the policy's answer and taking
-what follows the marker. So the sampled tokens stay as they are.
+by rendering the conversation with a marker behind the policy's answer and taking what
+follows the marker. So the sampled tokens stay as they are.
+
+That holds as long as the template leaves alone what stands before the marker:
+
+    rendered so far | answer | MARKER | end of turn, observation, next header
+    ^ must be equal   ^ must be equal   ^ tokenised and appended
+
+Where it does not (it strips what was thought, or moves the system prompt), sampled
+tokens and text would part company: that is an error, or a new branch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from rl_algorithms.data.types import Tokenizer
+from rl_algorithms.data.encoding import TextEncoder
+from rl_algorithms.data.types import LLMMessageLogType, Tokenizer
 from rl_algorithms.errors import RolloutError
+from rl_distributed.logging import get_logger
+from rl_models.tokens.chat import has_chat_template, render_chat
 
-__all__ = ["ObservationEncoder"]
+__all__ = ["Continuation", "ObservationEncoder", "Turn"]
 
+_logger = get_logger(__name__)
 _MARKER = "\u2402answer\u2403"
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A turn of a conversation that goes on."""
+
+    log: LLMMessageLogType
+    """The conversation, the policy's last answer at its end."""
+    observation: Sequence[Mapping[str, str]]
+    """The messages that follow."""
+    last_token: int
+    """The last token that was sampled."""
+
+
+@dataclass(frozen=True, slots=True)
+class Continuation:
+    """How the tokens of a conversation go on."""
+
+    tokens: list[int]
+    """To append; of a branch, all tokens of the conversation from now on."""
+    is_branch: bool = False
+    """Whether the template rewrote what was there, so that the tokens start anew."""
 
 
 class ObservationEncoder:
@@ -26,60 +61,111 @@ class ObservationEncoder:
         tokenizer: The policy's tokenizer.
         use_chat_template: Whether prompts were formatted by the chat template; default:
             if the tokenizer has one.
+        tools: What the template is told of tools.
+        branch: Whether a template that rewrites the past begins a branch instead of
+            raising.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, use_chat_template: bool | None = None
+        self,
+        tokenizer: Tokenizer,
+        use_chat_template: bool | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        branch: bool = False,
     ) -> None:
         self._tokenizer = tokenizer
         self._use_template = (
-            bool(tokenizer.chat_template)
+            has_chat_template(tokenizer)
             if use_chat_template is None
             else use_chat_template
         )
-        self._eos_text = (
-            tokenizer.decode([tokenizer.eos_token_id])
-            if tokenizer.eos_token_id is not None
-            else ""
+        self._variables: dict[str, Any] = (
+            {"tools": [dict(tool) for tool in tools]} if tools else {}
         )
+        self._branch = branch
+        self._encoder = TextEncoder(tokenizer, add_bos=False)
+        self._ends: dict[int, str] = {}
 
-    def encode(
-        self, observations: Sequence[Mapping[str, Any]], last_tokens: Sequence[int]
-    ) -> list[list[int]]:
-        """Return the tokens to append to each row.
+    def prompts(self, logs: Sequence[LLMMessageLogType]) -> list[list[int]] | None:
+        """Return the tokens of prompts that tell of the tools.
 
-        Args:
-            observations: One message (`role`, `content`) per row.
-            last_tokens: The last sampled token of each row: where it is the end of
-                sequence, the template's own is left out.
+        None where there is nothing to tell, or no template to tell it with: prompts
+        then stay as the data set has them.
         """
-        texts = [
-            self._text(message, last == self._tokenizer.eos_token_id)
-            for message, last in zip(observations, last_tokens, strict=True)
-        ]
-        if not texts:
-            return []
-        encoded = self._tokenizer(texts, add_special_tokens=False)["input_ids"]
-        return [list(row) for row in encoded]
-
-    def _text(self, message: Mapping[str, Any], ended: bool) -> str:
-        content = str(message["content"])
-        if not self._use_template:
-            return content
-        rendered = self._tokenizer.apply_chat_template(
-            [
-                {"role": "user", "content": "."},
-                {"role": "assistant", "content": _MARKER},
-                {"role": message["role"], "content": content},
-            ],
-            tokenize=False,
-            add_generation_prompt=True,
-        )
-        _, found, text = rendered.partition(_MARKER)
-        if not found:
-            raise RolloutError(
-                "the tokenizer's chat template leaves out earlier answers, so a "
-                "conversation cannot go on in its format: use another template, or "
-                "rollout.max_turns=1"
+        if not self._variables or not self._use_template or not logs:
+            return None
+        texts = [self._render(log) for log in logs]
+        if texts[0] == render_chat(self._tokenizer, logs[0]):
+            _logger.warning(
+                "the chat template does not show tools to the model; use one that "
+                "does, or describe them in the system prompt"
             )
-        return str(text.removeprefix(self._eos_text) if ended else text)
+        return self._encoder.continuations(texts)
+
+    def encode(self, turns: Sequence[Turn]) -> list[Continuation]:
+        """Return how each conversation goes on.
+
+        Raises:
+            RolloutError: The template writes what was there differently.
+        """
+        texts, branches = [], []
+        for turn in turns:
+            text = self._continuation(turn) if self._use_template else _plain(turn)
+            branches.append(text is None)
+            texts.append(self._rewritten(turn) if text is None else text)
+        return [
+            Continuation(tokens, is_branch)
+            for tokens, is_branch in zip(
+                self._encoder.continuations(texts), branches, strict=True
+            )
+        ]
+
+    def _render(self, log: Sequence[Mapping[str, Any]]) -> str:
+        return render_chat(self._tokenizer, log, **self._variables)
+
+    def _continuation(self, turn: Turn) -> str | None:
+        """Return what follows the answer, or None if what stands before changed."""
+        answer = str(turn.log[-1]["content"])
+        before = self._render(turn.log[:-1])
+        marked = {**turn.log[-1], "content": answer + _MARKER}
+        rendered = self._render([*turn.log[:-1], marked, *turn.observation])
+        head, found, tail = rendered.partition(_MARKER)
+        kept = head.removeprefix(before) if head.startswith(before) else None
+        # Blanks around an answer are commonly trimmed; that is no other text.
+        if found and kept is not None and kept.strip() == answer.strip():
+            return tail.removeprefix(self._end_text(turn.last_token))
+        if not self._branch:
+            raise RolloutError(_rewrite_message(before + answer, head, len(turn.log)))
+        return None
+
+    def _rewritten(self, turn: Turn) -> str:
+        return self._render([*turn.log, *turn.observation])
+
+    def _end_text(self, token: int) -> str:
+        """Return the text of a token that ends a turn, and "" for any other.
+
+        Where the policy ended its turn itself, the template's own end is left out.
+        """
+        if token not in self._ends:
+            plain = self._tokenizer.decode([token], skip_special_tokens=True)
+            self._ends[token] = "" if plain else str(self._tokenizer.decode([token]))
+        return self._ends[token]
+
+
+def _plain(turn: Turn) -> str:
+    return "\n".join(str(message["content"]) for message in turn.observation)
+
+
+def _rewrite_message(expected: str, got: str, num_messages: int) -> str:
+    same = (a == b for a, b in zip(expected, got, strict=False))
+    place = next((i for i, equal in enumerate(same) if not equal), len(got))
+    return (
+        f"the chat template writes the first {num_messages} messages of a conversation "
+        f"differently once others follow: {expected[place:][:60]!r} became "
+        f"{got[place:][:60]!r} at character {place}, so the tokens that were sampled "
+        "are no longer what the next answer continues. Set "
+        "rollout.on_template_rewrite=branch (each rewritten part becomes a training "
+        "row of its own), use a chat template that leaves earlier messages alone "
+        "(policy.tokenizer.chat_template), or allow one turn only"
+    )

@@ -23,11 +23,11 @@ class Outcome(IntEnum):
     OK = 0
     """The policy stopped by itself, or the environment ended the conversation."""
     TRUNCATED = 1
-    """A length limit came first."""
+    """A limit came first: of length, or of turns where there are several."""
     ENVIRONMENT_ERROR = 2
-    """The environment failed or did not score the row: it is not trained on."""
+    """The environment raised or did not score the row: it is not trained on."""
     INFRASTRUCTURE_ERROR = 3
-    """A worker failed: the row is not trained on."""
+    """A worker died, hung or was too late: the row is not trained on."""
     STALE = 4
     """The weights that sampled it are too old: the row is not trained on."""
 
@@ -35,6 +35,11 @@ class Outcome(IntEnum):
     def is_trainable(self) -> bool:
         """Whether the policy caused this ending."""
         return self <= Outcome.TRUNCATED
+
+    @property
+    def is_infrastructure(self) -> bool:
+        """Whether the same attempt may end otherwise when it is made again."""
+        return self is Outcome.INFRASTRUCTURE_ERROR
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +60,24 @@ class RolloutResult:
     """Rows to train on, metrics, and the texts behind them."""
 
     rows: BatchedDataDict[Any]
-    """Columns: `input_ids` [N, S], `input_lengths` [N], `token_mask` [N, S] (1 on
-    sampled tokens), `sample_mask` [N] (0 where the environment failed),
-    `generation_logprobs` [N, S], `rewards` [N] (0.0 where it failed), `reward/<name>`
-    [N] if there are several, `group_index` [N], `truncated` [N] bool,
-    `generation_lengths` [N], `weight_version` [N], `outcome` [N] int8 and `texts`, a
-    list of the sampled texts."""
+    """Columns:
+
+    | column | holds |
+    |---|---|
+    | `input_ids` [N, S], `input_lengths` [N] | tokens of the conversation |
+    | `token_mask` [N, S] | 1 on sampled tokens |
+    | `generation_logprobs` [N, S] | of sampled tokens, 0.0 elsewhere |
+    | `token_versions` [N, S] | weights that sampled the token, -1 elsewhere |
+    | `weight_version` [N] | the oldest of them |
+    | `sample_mask` [N] | 0 where `outcome` is not trainable |
+    | `rewards` [N] | sum over turns and names; 0.0 where nothing was scored |
+    | `reward/<name>` [N] | where there are several; NaN where one does not apply |
+    | `group_index` [N] | rows of one prompt share it |
+    | `outcome` [N] int8, `truncated` [N] bool | how it ended; a length limit cut it |
+    | `generation_lengths`, `num_turns` [N] | sampled tokens, answers |
+    | `branches` | tuples of `Branch`; see `unfold_branches` |
+    | `texts`, `metadata` | sampled texts; what the environment returned last |
+    """
     metrics: dict[str, MetricValue]
     """Typed, so that several rollouts of a step merge exactly."""
     message_logs: list[LLMMessageLogType] = field(repr=False)

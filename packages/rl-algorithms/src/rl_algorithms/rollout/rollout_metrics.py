@@ -15,58 +15,52 @@ def rollout_metrics(
     *,
     rewards: Tensor,
     outcome: Tensor,
+    truncated: Tensor,
     generation_lengths: Tensor,
     prompt_lengths: Tensor,
+    env_tokens: Tensor,
     total_lengths: Tensor,
     num_turns: Tensor,
     turn_limit_reached: Tensor,
     weight_version: Tensor,
+    num_branches: Tensor,
 ) -> dict[str, MetricValue]:
     """Summarise N rows; rewards of rows that failed are left out.
 
     Args:
         rewards: [N].
         outcome: [N] of `Outcome`.
+        truncated: [N] bool: a length limit came first.
         generation_lengths: [N] sampled tokens.
         prompt_lengths: [N] tokens of the first prompt.
+        env_tokens: [N] tokens that the environment said.
         total_lengths: [N] tokens of the whole conversation.
         num_turns: [N] answers.
         turn_limit_reached: [N] bool.
         weight_version: [N].
+        num_branches: [N] how often the chat template rewrote the conversation.
     """
     count = float(len(rewards))
     scored = outcome <= Outcome.TRUNCATED
     num_scored = float(scored.sum())
     kept = torch.where(scored, rewards, 0.0).to(torch.float64)
-    columns = torch.stack(
-        [
-            generation_lengths,
-            prompt_lengths,
-            total_lengths - prompt_lengths - generation_lengths,
-            total_lengths,
-            num_turns,
-            turn_limit_reached,
-            outcome == Outcome.TRUNCATED,
-            (outcome == Outcome.OK) & ~turn_limit_reached,
-            outcome == Outcome.ENVIRONMENT_ERROR,
-            outcome == Outcome.INFRASTRUCTURE_ERROR,
-        ]
-    )
-    totals = columns.sum(1, dtype=torch.float64).tolist()
-    names = (
-        "mean_gen_tokens_per_sample",
-        "mean_prompt_length",
-        "mean_env_tokens_per_sample",
-        "mean_total_tokens_per_sample",
-        "avg_turns_per_sample",
-        "max_turns_reached_rate",
-        "truncation_rate",
-        "natural_termination_rate",
-        "environment_error_rate",
-        "infrastructure_error_rate",
-    )
+    values = {
+        "mean_gen_tokens_per_sample": generation_lengths,
+        "mean_prompt_length": prompt_lengths,
+        "mean_env_tokens_per_sample": env_tokens,
+        "mean_total_tokens_per_sample": total_lengths,
+        "avg_turns_per_sample": num_turns,
+        "mean_branches_per_sample": num_branches,
+        "max_turns_reached_rate": turn_limit_reached,
+        "truncation_rate": truncated & scored,
+        "natural_termination_rate": outcome == Outcome.OK,
+        "environment_error_rate": outcome == Outcome.ENVIRONMENT_ERROR,
+        "infrastructure_error_rate": outcome == Outcome.INFRASTRUCTURE_ERROR,
+        "stale_rate": outcome == Outcome.STALE,
+    }
+    totals = torch.stack([*values.values()]).sum(1, dtype=torch.float64).tolist()
     metrics: dict[str, MetricValue] = {
-        name: Mean(total, count) for name, total in zip(names, totals, strict=True)
+        name: Mean(total, count) for name, total in zip(values, totals, strict=True)
     }
     metrics["reward"] = Mean(float(kept.sum()), num_scored)
     if num_scored:

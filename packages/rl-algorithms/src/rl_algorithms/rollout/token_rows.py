@@ -12,7 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rl_algorithms.rollout.branches import Branch
+
 __all__ = ["TokenRows"]
+
+_WIDE = ("input_ids", "token_mask", "logprobs", "versions")
 
 
 class TokenRows:
@@ -32,7 +36,9 @@ class TokenRows:
         self.prompt_lengths = input_lengths
         self.token_mask = torch.zeros(input_ids.shape, dtype=torch.float32)
         self.logprobs = torch.zeros(input_ids.shape, dtype=torch.float32)
-        self._pad = pad_token_id
+        self.versions = torch.full(input_ids.shape, -1, dtype=torch.int64)
+        """[N, S] version of the weights that sampled each token; -1 elsewhere."""
+        self._pads = {"input_ids": pad_token_id, "versions": -1}
 
     def add_sampled(
         self,
@@ -40,6 +46,7 @@ class TokenRows:
         output_ids: Tensor,
         lengths: Tensor,
         logprobs: Tensor,
+        versions: Tensor,
     ) -> None:
         """Take over the rows that a generator gave back.
 
@@ -48,14 +55,17 @@ class TokenRows:
             output_ids: [M, S'] input and sampled tokens, right-padded.
             lengths: [M] tokens of each.
             logprobs: [M, S'] of the sampled tokens, 0.0 elsewhere.
+            versions: [M, S'] or [M, 1] weight versions of the sampled tokens.
         """
         position = torch.arange(output_ids.shape[1])
         before = self.lengths if active is None else self.lengths[active]
         sampled = (position >= before[:, None]) & (position < lengths[:, None])
+        versions = torch.where(sampled, versions, -1)
         if active is None and not self.token_mask.any():
             self.input_ids = output_ids
             self.logprobs = logprobs.to(torch.float32)
             self.token_mask = sampled.to(torch.float32)
+            self.versions = versions
             self.lengths = lengths
             return
         self._widen(output_ids.shape[1])
@@ -65,6 +75,7 @@ class TokenRows:
             (self.input_ids, output_ids),
             (self.logprobs, logprobs.to(torch.float32)),
             (self.token_mask, sampled.to(torch.float32)),
+            (self.versions, versions),
         ):
             held = column[rows, :width]
             column[rows, :width] = torch.where(sampled, values, held)
@@ -91,6 +102,21 @@ class TokenRows:
         )
         self.lengths = self.lengths.index_add(0, rows, torch.from_numpy(counts))
 
+    def branch(self, row: int, limit: int | None = None) -> Branch:
+        """Return a copy of one row as it is now, of at most `limit` tokens."""
+        length = int(self.lengths[row].clamp(max=limit))
+        return Branch(*(getattr(self, name)[row, :length].clone() for name in _WIDE))
+
+    def restart(self, row: int, tokens: Sequence[int]) -> None:
+        """Replace one row by tokens of which none was sampled."""
+        self._widen(0)
+        for name in _WIDE:
+            getattr(self, name)[row] = self._pads.get(name, 0)
+        lengths = self.lengths.clone()
+        lengths[row] = 0
+        self.lengths = lengths
+        self.append(torch.tensor([row]), [tokens])
+
     def select(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Return tokens and lengths of some rows, as narrow as they allow."""
         lengths = self.lengths[rows]
@@ -101,20 +127,19 @@ class TokenRows:
         """Cut rows at `limit` tokens, and return [N] booleans: which ones lost some."""
         over = self.lengths > limit
         if bool(over.any()):
-            self.input_ids = self.input_ids[:, :limit].contiguous()
-            self.token_mask = self.token_mask[:, :limit].contiguous()
-            self.logprobs = self.logprobs[:, :limit].contiguous()
+            for name in _WIDE:
+                setattr(self, name, getattr(self, name)[:, :limit].contiguous())
             self.lengths = self.lengths.clamp(max=limit)
         return over
 
     def _widen(self, width: int) -> None:
         missing = width - self.input_ids.shape[1]
-        if missing > 0:
-            pad = torch.nn.functional.pad
-            self.input_ids = pad(self.input_ids, (0, missing), value=self._pad)
-            self.token_mask = pad(self.token_mask, (0, missing))
-            self.logprobs = pad(self.logprobs, (0, missing))
-        else:
-            # The generator's columns may be shared with others, or read-only.
-            self.input_ids = self.input_ids.clone()
-            self.logprobs = self.logprobs.clone()
+        for name in _WIDE:
+            column = getattr(self, name)
+            if missing > 0:
+                pad = self._pads.get(name, 0)
+                column = torch.nn.functional.pad(column, (0, missing), value=pad)
+            else:
+                # The generator's columns may be shared with others, or read-only.
+                column = column.clone()
+            setattr(self, name, column)
