@@ -1,0 +1,139 @@
+"""What all trainers that sample have in common: prompts, rollouts, validation."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any, TypeVar
+
+from rl_algorithms.data import DataModule
+from rl_algorithms.rollout import RolloutConfig, RolloutEngine
+from rl_algorithms.trainers.answers import validate_by_answers
+from rl_algorithms.trainers.base import BaseTrainer
+from rl_algorithms.trainers.batch_plan import BatchPlan
+from rl_algorithms.trainers.components import Needs
+from rl_algorithms.trainers.data_limits import keep_small_data
+from rl_algorithms.trainers.rollout_config import (
+    RolloutTrainerConfig,
+    SamplingSettings,
+)
+from rl_algorithms.trainers.schedule import EarlyStop, ValidationSchedule
+from rl_algorithms.trainers.validation import ValidationResult
+from rl_distributed.batched_data_dict import BatchedDataDict
+from rl_distributed.errors import ConfigError
+from rl_distributed.timing import Timer
+
+__all__ = ["RolloutTrainer"]
+
+RolloutConfigT = TypeVar("RolloutConfigT", bound=RolloutTrainerConfig)
+
+
+class RolloutTrainer(BaseTrainer[RolloutConfigT]):
+    """Base of the trainers that sample; a subclass says what a step makes of it."""
+
+    @property
+    @abstractmethod
+    def _sampling(self) -> SamplingSettings:
+        """The algorithm's section of the configuration."""
+
+    def _needs(self, has_environment: bool) -> Needs:
+        if not has_environment:
+            raise ConfigError(
+                f"{self.algorithm} needs something that rewards answers: pass "
+                "reward_fn or environment to fit, or name one in the section env"
+            )
+        return Needs(generation=True, environment=True)
+
+    def _plan_batches(self) -> BatchPlan:
+        policy, settings = self.config.policy, self._sampling
+        prompts, group = (
+            settings.num_prompts_per_step,
+            settings.num_generations_per_prompt,
+        )
+        return BatchPlan(
+            prompts,
+            group,
+            policy.train_global_batch_size or prompts * group,
+            self.config.num_ranks,
+            policy.train_micro_batch_size,
+        )
+
+    def _load_data(self, dataset: Any, val_dataset: Any) -> tuple[Any, Any]:
+        settings, policy = self._sampling, self.config.policy
+        assert policy.generation is not None
+        data = DataModule(
+            keep_small_data(self.config.data, dataset, self.plan.num_prompts),
+            self.components.tokenizer,
+            kind="prompts",
+            batch_size=self.plan.num_prompts,
+            val_batch_size=settings.val_batch_size,
+            # Each prompt leaves room for the longest answer.
+            max_length=policy.max_total_sequence_length
+            - policy.generation.max_new_tokens,
+            seed=self.config.seed,
+            train=dataset,
+            validation=val_dataset,
+            max_val_rows=settings.max_val_samples,
+        )
+        self.sample_prompt = data.train_dataset[0]
+        return data.train_loader, data.validation_loader()
+
+    def _limits(self) -> tuple[int | None, int | None]:
+        return self._sampling.max_num_epochs, self._sampling.max_num_steps
+
+    def _validation_schedule(self) -> ValidationSchedule:
+        s = self._sampling
+        return ValidationSchedule(
+            s.val_period, s.val_start_at, s.val_at_start, s.val_at_end
+        )
+
+    def _early_stop(self) -> EarlyStop:
+        s = self._sampling
+        if s.stop_at_validation_threshold is None:
+            return EarlyStop()
+        return EarlyStop(s.stop_at_validation_metric, s.stop_at_validation_threshold)
+
+    def _setup_algorithm(self) -> None:
+        self._loss = self._build_loss()
+        self._rollouts = RolloutEngine(
+            self.components.generation,
+            self.components.environment,
+            self.components.tokenizer,
+            RolloutConfig(
+                max_turns=self._sampling.max_rollout_turns,
+                max_total_sequence_length=self.config.policy.max_total_sequence_length,
+            ),
+            use_chat_template=self.config.data.apply_chat_template,
+        )
+
+    def _run_rollouts(
+        self, batch: Any, first: int
+    ) -> tuple[BatchedDataDict[Any], dict[str, Any]]:
+        """Sample and score answers; the first prompt has this index in the step."""
+        timer = Timer()
+        with self.phase("generation"):
+            result = self._rollouts.run(
+                batch,
+                num_generations=self._sampling.num_generations_per_prompt,
+                seed=self.config.seed,
+                step=self.state.step,
+                first_prompt_index=first,
+                timer=timer,
+            )
+        for name, seconds in timer.get_timing_metrics("sum").items():
+            name = "sampling" if name == "generation" else name
+            self.timer.record(f"generation/{name}", seconds)
+        num_tokens = float(result.rows["generation_lengths"].sum())
+        return result.rows, {**result.metrics, "num_generated_tokens": num_tokens}
+
+    def _validate(self, loader: Any) -> ValidationResult:
+        self.sync_weights()
+        generation = self.config.policy.generation
+        assert generation is not None
+        return validate_by_answers(
+            self._rollouts,
+            loader,
+            num_generations=self._sampling.val_num_generations_per_prompt,
+            seed=self.config.seed,
+            greedy=self._sampling.val_greedy,
+            sampling=generation.sampling_params(validation=True),
+        )
