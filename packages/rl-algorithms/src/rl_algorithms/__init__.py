@@ -29,12 +29,16 @@ if TYPE_CHECKING:
         load_dataset_any,
     )
     from rl_algorithms.errors import AlgorithmError, DataError
+    from rl_algorithms.dpo.config import DPOConfig, DPOSettings
+    from rl_algorithms.dpo.trainer import DPOTrainer
     from rl_algorithms.grpo.config import GRPOConfig, GRPOSettings
     from rl_algorithms.grpo.trainer import GRPOTrainer
     from rl_algorithms.losses import (
         ClippedPGLossConfig,
         ClippedPGLossFn,
         NLLLossFn,
+        DPOLossConfig,
+        DPOLossFn,
         calculate_kl,
         masked_mean,
     )
@@ -59,6 +63,11 @@ __all__ = [
     "ClippedPGLossConfig",
     "ClippedPGLossFn",
     "DataConfig",
+    "DPOConfig",
+    "DPOLossConfig",
+    "DPOLossFn",
+    "DPOSettings",
+    "DPOTrainer",
     "DataError",
     "DataModule",
     "EnvConfig",
@@ -103,7 +112,15 @@ _NAMES_OF_MODULE = {
         "calculate_baseline_and_std_per_prompt",
     ],
     "api": ["algorithm_names", "get_algorithm", "register_algorithm", "train"],
-    "data": ["BatchedDataLoader", "DataConfig", "DataModule", "load_dataset_any"],
+    "data": [
+        "BatchedDataLoader",
+        "DataConfig",
+        "DataModule",
+        "Mixture",
+        "load_dataset_any",
+    ],
+    "dpo.config": ["DPOConfig", "DPOSettings"],
+    "dpo.trainer": ["DPOTrainer"],
     "errors": ["AlgorithmError", "DataError"],
     "grpo.config": ["GRPOConfig", "GRPOSettings"],
     "grpo.trainer": ["GRPOTrainer"],
@@ -112,6 +129,8 @@ _NAMES_OF_MODULE = {
         "ClippedPGLossFn",
         "NLLLossFn",
         "calculate_kl",
+        "DPOLossConfig",
+        "DPOLossFn",
         "masked_mean",
     ],
     "rollout": ["RolloutConfig", "RolloutEngine", "RolloutResult"],

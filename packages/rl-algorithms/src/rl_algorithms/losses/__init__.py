@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rl_algorithms.losses.clipped_pg import ClippedPGLossFn
     from rl_algorithms.losses.config import ClippedPGLossConfig
+    from rl_algorithms.losses.dpo import DPOLossFn
+    from rl_algorithms.losses.dpo_config import DPOLossConfig
     from rl_algorithms.losses.kl import calculate_kl
     from rl_algorithms.losses.nll import NLLLossFn
     from rl_algorithms.losses.reductions import masked_mean
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
 __all__ = [
     "ClippedPGLossConfig",
     "ClippedPGLossFn",
+    "DPOLossConfig",
+    "DPOLossFn",
     "NLLLossFn",
     "calculate_kl",
     "masked_mean",
@@ -27,6 +31,8 @@ __all__ = [
 _MODULES = {
     "ClippedPGLossConfig": "config",
     "ClippedPGLossFn": "clipped_pg",
+    "DPOLossConfig": "dpo_config",
+    "DPOLossFn": "dpo",
     "NLLLossFn": "nll",
     "calculate_kl": "kl",
     "masked_mean": "reductions",

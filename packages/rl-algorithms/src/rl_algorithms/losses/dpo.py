@@ -40,6 +40,8 @@ class DPOLossFn:
 
     loss_type = LossType.SEQUENCE_LEVEL
     input_type = LossInputType.LOGPROB
+    rows_per_group = 2
+    """A pair reaches the loss together."""
 
     def __init__(self, cfg: DPOLossConfig | Mapping[str, Any] | None = None) -> None:
         if not isinstance(cfg, DPOLossConfig):

@@ -30,9 +30,10 @@ from rl_distributed.logging import get_logger
 from rl_distributed.ray_start import init_ray
 from rl_distributed.virtual_cluster import RayVirtualCluster
 from rl_models.policy.preflight import check_policy
+from rl_models.config import PolicyConfig
 from rl_models.tokens.tokenizer import load_tokenizer
 
-__all__ = ["Components", "Needs", "start_components"]
+__all__ = ["Components", "Needs", "resume_paths", "start_components"]
 
 _logger = get_logger(__name__)
 _POLL_S = 0.05
@@ -146,7 +147,7 @@ class _Starter:
         self, cluster: Any, reference: bool, checkpoint: Path | None, kept: Any
     ) -> Any:
         """Start the training workers, or load the model into those that are there."""
-        weights, optimizer = _resume_paths(checkpoint)
+        weights, optimizer = resume_paths(checkpoint)
         settings: dict[str, Any] = {
             "init_reference_model": reference,
             "weights_path": weights,
@@ -240,7 +241,7 @@ def start_components(
         cluster = starter.cluster(num_groups, signals)
     if given.policy is not None:
         if checkpoint is not None:
-            given.policy.load_checkpoint(*_resume_paths(checkpoint))
+            given.policy.load_checkpoint(*resume_paths(checkpoint))
     else:
         reference = needs.reference_policy
         jobs["policy"] = lambda: starter.policy(
@@ -265,17 +266,25 @@ def start_components(
     return parts
 
 
-def _resume_paths(checkpoint: Path | None) -> tuple[Path | None, Path | None]:
+def _section(config: TrainerConfig, name: str) -> PolicyConfig:
+    """Return the section of a further model."""
+    section: PolicyConfig = getattr(config, name)
+    return section
+
+
+def resume_paths(
+    checkpoint: Path | None, name: str = "policy"
+) -> tuple[Path | None, Path | None]:
     """Return the folders of weights and training state in a checkpoint."""
     if checkpoint is None:
         return None, None
-    optimizer = checkpoint / "policy" / "optimizer"
+    optimizer = checkpoint / name / "optimizer"
     if not optimizer.exists():
         _logger.warning(
             "%s has no optimizer state: the optimizer starts afresh", checkpoint
         )
-        return checkpoint / "policy" / "weights", None
-    return checkpoint / "policy" / "weights", optimizer
+        return checkpoint / name / "weights", None
+    return checkpoint / name / "weights", optimizer
 
 
 def _is_environment(chosen: Any) -> bool:

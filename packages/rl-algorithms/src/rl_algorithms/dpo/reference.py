@@ -1,0 +1,171 @@
+"""Log-probs of answers under the reference policy, computed once.
+
+```
+rows --digest--> known? --no--> the policy, while its weights are the reference's
+                   |                                 |
+                   +---- yes ---> column <--- sums --+--> file in the run folder
+```
+
+A row's digest is that of its tokens and of which of them are learned, so epochs, a
+resumed run and other batch sizes find what was computed before, and other data do not.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rl_distributed.batched_data_dict import BatchedDataDict
+from rl_distributed.logging import get_logger
+from rl_models.config import PolicyConfig
+
+__all__ = ["ReferenceLogprobs", "answer_logprobs", "reference_identity"]
+
+_logger = get_logger(__name__)
+_DIGEST_BYTES = 16
+
+
+class ReferenceLogprobs:
+    """Sums of log-probs over answers, by what the rows contain.
+
+    Args:
+        file: Where they are kept.
+        identity: What they are the log-probs of, see `reference_identity`; a file of
+            another reference is not used.
+    """
+
+    def __init__(self, file: Path, identity: str) -> None:
+        self._file, self._identity = file, identity
+        self._sums = self._read()
+
+    def __len__(self) -> int:
+        return len(self._sums)
+
+    def add(
+        self,
+        batches: Iterable[BatchedDataDict[Any]],
+        compute: Callable[[BatchedDataDict[Any]], Tensor],
+    ) -> int:
+        """Compute what is missing, and write the file.
+
+        Args:
+            batches: Rows that will be asked for.
+            compute: Gives the [N] sums of N rows.
+
+        Returns:
+            How many rows were computed.
+        """
+        before = len(self._sums)
+        for batch in batches:
+            missing: dict[bytes, int] = {}
+            for row, digest in enumerate(_digests(batch)):
+                if digest not in self._sums:
+                    missing.setdefault(digest, row)
+            if missing:
+                rows = batch.select_indices(list(missing.values()))
+                values = compute(rows).double().tolist()
+                self._sums.update(zip(missing, values, strict=True))
+        added = len(self._sums) - before
+        if added:
+            self._write()
+        return added
+
+    def column(self, rows: BatchedDataDict[Any]) -> Tensor:
+        """Return the [N] float64 sums of rows.
+
+        Raises:
+            KeyError: A row has not been computed.
+        """
+        values = [self._sums[digest] for digest in _digests(rows)]
+        return torch.tensor(values, dtype=torch.float64)
+
+    def knows(self, batches: Iterable[BatchedDataDict[Any]]) -> bool:
+        """Return whether nothing is missing."""
+        return all(d in self._sums for batch in batches for d in _digests(batch))
+
+    def _read(self) -> dict[bytes, float]:
+        if not self._file.exists():
+            return {}
+        try:
+            with np.load(self._file) as stored:
+                if str(stored["identity"]) != self._identity:
+                    _logger.warning(
+                        "%s is of another reference policy: its log-probs are computed "
+                        "again",
+                        self._file,
+                    )
+                    return {}
+                digests, sums = stored["digests"], stored["sums"]
+        except (OSError, ValueError, KeyError) as error:
+            _logger.warning("%s cannot be read (%s)", self._file, error)
+            return {}
+        return {
+            digest.tobytes(): float(value)
+            for digest, value in zip(digests, sums, strict=True)
+        }
+
+    def _write(self) -> None:
+        """Write the file whole or not at all."""
+        temporary = self._file.with_name(self._file.name + ".tmp")
+        digests = np.frombuffer(b"".join(self._sums), dtype=np.uint8)
+        with open(temporary, "wb") as file:
+            np.savez(
+                file,
+                identity=np.array(self._identity),
+                digests=digests.reshape(-1, _DIGEST_BYTES),
+                sums=np.array(list(self._sums.values()), dtype=np.float64),
+            )
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, self._file)
+
+
+def _digests(rows: BatchedDataDict[Any]) -> list[bytes]:
+    """One digest per row, whatever its padding and the other rows are."""
+    ids = rows["input_ids"].numpy().astype(np.int64, copy=False)
+    mask = (rows["token_mask"] != 0).numpy()
+    lengths = rows["input_lengths"].tolist()
+    found = []
+    for row, length in enumerate(lengths):
+        digest = hashlib.blake2b(ids[row, :length].tobytes(), digest_size=_DIGEST_BYTES)
+        digest.update(mask[row, :length].tobytes())
+        found.append(digest.digest())
+    return found
+
+
+def answer_logprobs(logprobs: Tensor, rows: BatchedDataDict[Any]) -> Tensor:
+    """Add up [N, S] log-probs over the learned tokens of each row, in float64."""
+    learned = rows["token_mask"] != 0
+    return torch.where(learned, logprobs, 0.0)[:, 1:].sum(-1, dtype=torch.float64)
+
+
+def reference_identity(config: PolicyConfig) -> str:
+    """Say which weights and which computation the log-probs are of.
+
+    A model folder counts by the names, sizes and times of its files.
+    """
+    folder = Path(config.model_name).expanduser()
+    files = []
+    if folder.is_dir():
+        for path in sorted(folder.iterdir()):
+            if path.suffix in (".safetensors", ".json", ".bin"):
+                stat = path.stat()
+                files.append([path.name, stat.st_size, stat.st_mtime_ns])
+    return json.dumps(
+        {
+            "model": config.model_name,
+            "files": files,
+            "overrides": config.hf_config_overrides,
+            "precision": config.precision,
+            "temperature": config.logprob_temperature,
+        },
+        sort_keys=True,
+    )
