@@ -135,3 +135,35 @@ def test_states_of_something_else_are_refused(change, message):
     state = {key: value for key, value in state.items() if value is not None}
     with pytest.raises(DataError, match=message):
         make().load_state_dict(state)
+
+
+@pytest.mark.parametrize("endless", [False, True])
+def test_shards_partition_every_batch(endless):
+    options = {"drop_last": True, "shuffle": True, "seed": 2, "endless": endless}
+    whole = make(23, 6, **options)
+    shards = [make(23, 6, num_shards=3, shard_index=i, **options) for i in range(3)]
+    parts = zip(*shards, strict=False)
+    for batch, part in zip(whole, itertools.islice(parts, 5), strict=False):
+        assert [len(rows) for rows in part] == [2, 2, 2]
+        assert sorted(itertools.chain(*part)) == sorted(batch)
+
+
+def test_a_state_fits_another_number_of_shards():
+    first = make(24, 6, drop_last=True, num_shards=2, shard_index=1)
+    next(iter(first))
+    second = make(24, 6, drop_last=True, num_shards=3, shard_index=0)
+    second.load_state_dict(first.state_dict())
+    assert next(iter(second)) == [6, 9]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"num_shards": 2, "shard_index": 2, "drop_last": True}, "shard_index must"),
+        ({"num_shards": 2, "drop_last": True}, "multiple of num_shards.*use 4"),
+        ({"num_shards": 3}, "drop_last or endless"),
+    ],
+)
+def test_impossible_shards(settings, message):
+    with pytest.raises(DataError, match=message):
+        make(**settings)

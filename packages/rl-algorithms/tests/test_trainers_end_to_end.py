@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import runpy
@@ -167,6 +168,50 @@ class TestSFT:
         assert val[-1] < 0.7 * val[0]
         assert 0.0 <= result.metrics["val:accuracy"] <= 1.0
         assert set(trainer.validation.samples[0]) == {"prompt", "response", "reward"}
+
+
+@pytest.mark.usefixtures("ray_cluster")
+class TestData:
+    def test_mixture_with_a_validation_per_source(self, tiny_model, tmp_path):
+        trainer = rl.SFTTrainer.from_pretrained(
+            tiny_model,
+            train_global_batch_size=8,
+            max_num_steps=2,
+            max_total_sequence_length=16,
+            max_new_tokens=2,
+            val_at_end=True,
+            split_validation_size=0.25,
+            sequence_packing={"train_mb_tokens": 64},
+            peak_tflops_per_worker=0.1,
+            output_dir=str(tmp_path / "run"),
+        )
+        result = trainer.fit(
+            rl.Mixture({"low": SUMS[:16], "high": SUMS[16:]}, {"low": 3, "high": 1}),
+            reward_fn=lambda prompt, response: float(len(response)),
+        )
+        names = ("val_loss", "accuracy")
+        for name in names:
+            low, high = (result.metrics[f"val:{s}/{name}"] for s in ("low", "high"))
+            assert result.metrics[f"val:{name}"] == pytest.approx((low + high) / 2)
+        assert {s["dataset"] for s in trainer.validation.samples} == {"low", "high"}
+        assert 0 < result.metrics["performance:train_fp_utilization"] < 1
+
+    def test_endless_stream(self, tiny_model, tmp_path):
+        def sums():
+            for number in itertools.count():
+                yield SUMS[number % 32]
+
+        result = rl.train(
+            tiny_model,
+            sums,
+            algorithm="sft",
+            train_global_batch_size=8,
+            max_num_steps=3,
+            max_total_sequence_length=16,
+            output_dir=str(tmp_path / "run"),
+        )
+        assert result.steps == 3
+        assert result.metrics["train:num_samples"] == 8
 
 
 class TestBadInput:

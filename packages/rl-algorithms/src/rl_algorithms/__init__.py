@@ -26,19 +26,20 @@ if TYPE_CHECKING:
         BatchedDataLoader,
         DataConfig,
         DataModule,
+        Mixture,
         load_dataset_any,
     )
-    from rl_algorithms.errors import AlgorithmError, DataError
     from rl_algorithms.dpo.config import DPOConfig, DPOSettings
     from rl_algorithms.dpo.trainer import DPOTrainer
+    from rl_algorithms.errors import AlgorithmError, DataError
     from rl_algorithms.grpo.config import GRPOConfig, GRPOSettings
     from rl_algorithms.grpo.trainer import GRPOTrainer
     from rl_algorithms.losses import (
         ClippedPGLossConfig,
         ClippedPGLossFn,
-        NLLLossFn,
         DPOLossConfig,
         DPOLossFn,
+        NLLLossFn,
         calculate_kl,
         masked_mean,
     )
@@ -62,12 +63,12 @@ __all__ = [
     "Callback",
     "ClippedPGLossConfig",
     "ClippedPGLossFn",
-    "DataConfig",
     "DPOConfig",
     "DPOLossConfig",
     "DPOLossFn",
     "DPOSettings",
     "DPOTrainer",
+    "DataConfig",
     "DataError",
     "DataModule",
     "EnvConfig",
@@ -78,6 +79,7 @@ __all__ = [
     "History",
     "Interrupted",
     "LoggingCallback",
+    "Mixture",
     "NLLLossFn",
     "RawRewardAdvantageEstimator",
     "RolloutConfig",
@@ -127,10 +129,10 @@ _NAMES_OF_MODULE = {
     "losses": [
         "ClippedPGLossConfig",
         "ClippedPGLossFn",
-        "NLLLossFn",
-        "calculate_kl",
         "DPOLossConfig",
         "DPOLossFn",
+        "NLLLossFn",
+        "calculate_kl",
         "masked_mean",
     ],
     "rollout": ["RolloutConfig", "RolloutEngine", "RolloutResult"],

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rl_algorithms.data.collate import SFTCollator, rl_collate_fn
-    from rl_algorithms.data.config import DataConfig, DatasetConfig
+    from rl_algorithms.data.config import DataConfig, DatasetConfig, SourceConfig
     from rl_algorithms.data.dataset import ProcessedDataset
     from rl_algorithms.data.demonstrations import process_demonstrations
     from rl_algorithms.data.loader import BatchedDataLoader
@@ -18,7 +18,9 @@ if TYPE_CHECKING:
         get_keys_from_message_log,
         message_log_to_flat_messages,
     )
+    from rl_algorithms.data.mixture import Mixture
     from rl_algorithms.data.module import DataModule
+    from rl_algorithms.data.parts import ValidationParts
     from rl_algorithms.data.preferences import (
         PreferenceCollator,
         PreferenceDatumSpec,
@@ -35,10 +37,13 @@ __all__ = [
     "DatasetConfig",
     "DatumSpec",
     "LLMMessageLogType",
+    "Mixture",
     "PreferenceCollator",
     "PreferenceDatumSpec",
     "ProcessedDataset",
     "SFTCollator",
+    "SourceConfig",
+    "ValidationParts",
     "add_loss_mask_to_message_log",
     "batched_message_log_to_flat_message",
     "get_formatted_message_log",
@@ -58,10 +63,13 @@ _MODULES = {
     "DatasetConfig": "config",
     "DatumSpec": "types",
     "LLMMessageLogType": "types",
+    "Mixture": "mixture",
     "PreferenceCollator": "preferences",
     "PreferenceDatumSpec": "preferences",
     "ProcessedDataset": "dataset",
     "SFTCollator": "collate",
+    "SourceConfig": "config",
+    "ValidationParts": "parts",
     "add_loss_mask_to_message_log": "message_log",
     "batched_message_log_to_flat_message": "message_log",
     "get_formatted_message_log": "message_log",

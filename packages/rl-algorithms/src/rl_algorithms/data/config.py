@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -9,7 +10,9 @@ from pydantic import Field, field_validator, model_validator
 
 from rl_distributed.config import Config
 
-__all__ = ["DataConfig", "DatasetConfig", "TasksConfig"]
+__all__ = ["DataConfig", "DatasetConfig", "SourceConfig", "TasksConfig"]
+
+_ROLES = ("system", "user", "assistant", "tool")
 
 
 class TasksConfig(Config):
@@ -28,7 +31,7 @@ class TasksConfig(Config):
     """Further arguments of the world's task source."""
 
 
-class DatasetConfig(Config):
+class SourceConfig(Config):
     """Where rows come from: `path` or `tasks`."""
 
     path: str | None = None
@@ -39,23 +42,88 @@ class DatasetConfig(Config):
     """Configuration of a hub dataset."""
     tasks: TasksConfig | None = None
     """Tasks that a world generates, instead of `path`."""
+    name: str | None = Field(default=None, pattern=r"^[\w.-]+$")
+    """What metrics call it in a mixture; default: the end of the path or the world."""
+    weight: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    """Its share of the rows of a mixture, relative to the weights of the others; null
+    (of all): as many rows as each has."""
+    columns: dict[str, str] = Field(default_factory=dict)
+    """Columns to rename: the name to give, and the column that gets it, as in
+    `{prompt: problem, answer: solution}`."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _path_alone(cls, value: Any) -> Any:
+        return {"path": str(value)} if isinstance(value, str | Path) else value
+
+    @model_validator(mode="after")
+    def _check_columns(self) -> Self:
+        if len(set(self.columns.values())) < len(self.columns):
+            raise ValueError(
+                f"columns gives two names to one column: got {self.columns}"
+            )
+        return self
+
+    @property
+    def title(self) -> str:
+        """What metrics and messages call the source."""
+        if self.name is not None:
+            return self.name
+        if self.path is not None:
+            return re.sub(r"[^\w.-]", "_", Path(self.path).stem)
+        return self.tasks.world if self.tasks is not None else "mixture"
+
+
+class DatasetConfig(SourceConfig):
+    """Where rows come from: `path`, `tasks`, or several sources in `mixture`."""
+
+    mixture: list[SourceConfig] | None = Field(default=None, min_length=1)
+    """Several sources; a plain list in place of the section will do."""
 
     @model_validator(mode="after")
     def _check_source(self) -> Self:
-        if (self.path is None) == (self.tasks is None):
-            raise ValueError("give either path or tasks, and not both")
+        given = [self.path, self.tasks, self.mixture]
+        if sum(value is not None for value in given) != 1:
+            raise ValueError("give either path, tasks or mixture, and only one of them")
         if self.tasks is not None and (self.split or self.subset):
             raise ValueError("split and subset belong to path, not to tasks")
+        self._check_mixture(self.mixture or [])
         return self
+
+    def _check_mixture(self, sources: list[SourceConfig]) -> None:
+        if sources and (self.split or self.subset or self.columns):
+            raise ValueError(
+                "split, subset and columns belong to the sources of a mixture, not to "
+                "the mixture"
+            )
+        for index, source in enumerate(sources):
+            if (source.path is None) == (source.tasks is None):
+                raise ValueError(
+                    f"mixture[{index}] needs either path or tasks, and not both"
+                )
+        weighted = [source.title for source in sources if source.weight is not None]
+        if weighted and len(weighted) < len(sources):
+            missing = [source.title for source in sources if source.weight is None]
+            raise ValueError(
+                "give a weight to every source of a mixture or to none: "
+                f"{', '.join(missing)} has none"
+            )
+        titles = [source.title for source in sources]
+        twice = sorted({title for title in titles if titles.count(title) > 1})
+        if twice:
+            raise ValueError(
+                f"two sources of a mixture are called {twice[0]!r}: set their name"
+            )
 
 
 class DataConfig(Config):
     """Which rows, how their columns are read, and how they become batches."""
 
     train: DatasetConfig | None = None
-    """Rows to train on; a plain path will do."""
+    """Rows to train on; a plain path will do, or a list of sources."""
     validation: DatasetConfig | None = None
-    """Rows to validate on; a plain path will do."""
+    """Rows to validate on; a plain path will do, or a list of sources: each is then
+    measured by itself, too."""
     split_validation_size: float = Field(default=0.0, ge=0.0)
     """Without `validation`: rows (if 1 or more) or part (if less) of the training rows
     to set aside, chosen by the seed."""
@@ -89,7 +157,7 @@ class DataConfig(Config):
     add_eos: bool = True
     """End plain-text answers with the EOS token, and learn it."""
     roles_to_train_on: list[str] = Field(default_factory=lambda: ["assistant"])
-    """Roles of messages that supervised training learns."""
+    """Roles of messages that supervised training learns; `all` means all of them."""
     only_unmask_final: bool = False
     """Learn only the last of these messages."""
 
@@ -99,13 +167,23 @@ class DataConfig(Config):
     """What to do with longer ones; `truncate` cuts demonstrations at their end."""
     shuffle: bool = True
     """Draw training rows in an order that seed and epoch determine."""
+    streaming: bool = False
+    """Read training rows while training and hold only a few of them; their number need
+    not be known, so `max_num_steps` must be set."""
+    streaming_shuffle_rows: int = Field(default=1000, ge=1)
+    """Rows of a stream that are held, processed and shuffled together."""
     drop_last: bool = True
     """Leave out the last, smaller training batch of an epoch."""
 
     @field_validator("train", "validation", mode="before")
     @classmethod
     def _path_alone(cls, value: Any) -> Any:
-        return {"path": str(value)} if isinstance(value, str | Path) else value
+        return {"mixture": value} if isinstance(value, list | tuple) else value
+
+    @field_validator("roles_to_train_on", mode="before")
+    @classmethod
+    def _all_roles(cls, value: Any) -> Any:
+        return list(_ROLES) if value == "all" else value
 
     @model_validator(mode="after")
     def _check_exclusive(self) -> Self:
@@ -126,6 +204,15 @@ class DataConfig(Config):
             raise ValueError(
                 "split_validation_size must be a part below 1 or a whole number of "
                 f"rows: got {self.split_validation_size}"
+            )
+        if self.streaming and self.split_validation_size:
+            raise ValueError(
+                "split_validation_size needs the number of rows, which streaming does "
+                "not know: set validation instead"
+            )
+        if self.streaming and self.train is not None and self.train.mixture:
+            raise ValueError(
+                "streaming takes one source and not a mixture: set streaming to false"
             )
         if not self.roles_to_train_on:
             raise ValueError("roles_to_train_on must name at least one role")

@@ -29,6 +29,7 @@ from rl_algorithms.data.encoding import (
     uses_chat_template,
 )
 from rl_algorithms.data.overlong import handle_overlong
+from rl_algorithms.data.progress import track
 from rl_algorithms.data.prompts import PromptFormat, plain_text
 from rl_algorithms.data.types import DatumSpec, Row, Rows, Tokenizer
 from rl_algorithms.errors import ColumnError, DataError
@@ -127,7 +128,11 @@ def _from_conversations(
     learned = [_learned_places(log, config) for log in logs]
     rendered = [
         render_conversation(tokenizer, log, places)
-        for log, places in zip(logs, learned, strict=True)
+        for log, places in zip(
+            track(logs, "rendering conversations", total=len(logs)),
+            learned,
+            strict=True,
+        )
     ]
     encoded = encode_conversations(tokenizer, rendered)
     return [

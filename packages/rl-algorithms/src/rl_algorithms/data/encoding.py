@@ -7,13 +7,14 @@ by rendering its prefixes; offsets of the tokens then give each token its messag
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from rl_algorithms.data.config import DataConfig
+from rl_algorithms.data.progress import track
 from rl_algorithms.data.types import Tokenizer
 from rl_algorithms.errors import DataError
 from rl_models.tokens.chat import has_chat_template, render_chat
@@ -25,6 +26,9 @@ __all__ = [
     "render_conversation",
     "uses_chat_template",
 ]
+
+T = TypeVar("T")
+_CHUNK_ROWS = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,22 +107,27 @@ def encode_conversations(
         For each its tokens, and for each token the number of the message whose span it
         lies in, or -1.
     """
-    if not conversations:
-        return []
-    encoded = tokenizer(
-        [conversation.text for conversation in conversations],
-        add_special_tokens=False,
-        return_offsets_mapping=True,
-    )
-    return [
-        (list(ids), _messages_of_tokens(conversation.spans, offsets))
-        for conversation, ids, offsets in zip(
-            conversations,
-            encoded["input_ids"],
-            encoded["offset_mapping"],
-            strict=True,
+    rows: list[tuple[list[int], list[int]]] = []
+    for chunk in _chunks(conversations):
+        encoded = tokenizer(
+            [conversation.text for conversation in chunk],
+            add_special_tokens=False,
+            return_offsets_mapping=True,
         )
-    ]
+        rows += [
+            (list(ids), _messages_of_tokens(conversation.spans, offsets))
+            for conversation, ids, offsets in zip(
+                chunk, encoded["input_ids"], encoded["offset_mapping"], strict=True
+            )
+        ]
+    return rows
+
+
+def _chunks(items: Sequence[T]) -> Iterator[Sequence[T]]:
+    """Yield slices that the tokenizer takes at once; say how far it has come."""
+    starts = range(0, len(items), _CHUNK_ROWS)
+    for start in track(starts, "tokenising", total=len(items), step=_CHUNK_ROWS):
+        yield items[start : start + _CHUNK_ROWS]
 
 
 def _messages_of_tokens(
@@ -158,7 +167,8 @@ class TextEncoder:
 
     def continuations(self, texts: Sequence[str]) -> list[list[int]]:
         """Tokenise texts that follow others."""
-        if not texts:
-            return []
-        encoded: Any = self._tokenizer(list(texts), add_special_tokens=False)
-        return [list(ids) for ids in encoded["input_ids"]]
+        rows: list[list[int]] = []
+        for chunk in _chunks(texts):
+            encoded: Any = self._tokenizer(list(chunk), add_special_tokens=False)
+            rows += [list(ids) for ids in encoded["input_ids"]]
+        return rows

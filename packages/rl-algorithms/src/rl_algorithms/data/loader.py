@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +13,7 @@ from rl_algorithms.errors import DataError, EmptyDatasetError
 from rl_algorithms.seeds import permutation
 from rl_distributed.batched_data_dict import BatchedDataDict
 
-__all__ = ["BatchedDataLoader"]
+__all__ = ["BatchedDataLoader", "RowOrder"]
 
 Batch = Any
 """What `collate_fn` returns; a `BatchedDataDict` by default."""
@@ -25,6 +25,40 @@ def _default_collate(rows: Sequence[Mapping[str, Any]]) -> BatchedDataDict[Any]:
         return rl_collate_fn(rows)  # type: ignore[arg-type]
     names = list(rows[0])
     return BatchedDataDict({name: [row[name] for row in rows] for name in names})
+
+
+class RowOrder(Protocol):
+    """An order of rows other than one permutation of them."""
+
+    def __len__(self) -> int:
+        """Return the rows of an epoch."""
+        ...
+
+    def indices(self, epoch: int) -> NDArray[np.int64]:
+        """Return the rows of an epoch, in their order."""
+        ...
+
+    def state(self) -> Any:
+        """Return what the order depends on, as JSON values."""
+        ...
+
+
+def _check_sizes(batch_size: int, num_shards: int, shard_index: int) -> None:
+    if isinstance(batch_size, bool) or not isinstance(batch_size, int):
+        raise DataError(f"batch_size must be a whole number: got {batch_size!r}")
+    if batch_size < 1:
+        raise DataError(f"batch_size must be at least 1: got {batch_size}")
+    if not 0 <= shard_index < num_shards:
+        raise DataError(
+            "shard_index must be from 0 to num_shards - 1: got "
+            f"{shard_index} with num_shards={num_shards}"
+        )
+    if batch_size % num_shards:
+        raise DataError(
+            "batch_size must be a multiple of num_shards: got "
+            f"{batch_size} with {num_shards} shards; use "
+            f"{batch_size + num_shards - batch_size % num_shards}"
+        )
 
 
 class BatchedDataLoader:
@@ -42,10 +76,16 @@ class BatchedDataLoader:
         drop_last: Leave out the last, smaller batch of an epoch.
         endless: Fill batches across epochs and never stop.
         collate_fn: Turns a list of rows into a batch.
+        order: The order of the rows of an epoch, such as a `MixtureOrder`, in place of
+            `shuffle`.
+        num_shards: Processes that share each batch: `batch_size` counts the rows of all
+            of them.
+        shard_index: Which part of each batch is handed out here.
         name: What to call the dataset in messages.
 
     Raises:
         EmptyDatasetError: There is no row, or no full batch with `drop_last`.
+        DataError: The batch size or the shard is impossible.
     """
 
     def __init__(
@@ -58,6 +98,9 @@ class BatchedDataLoader:
         drop_last: bool = False,
         endless: bool = False,
         collate_fn: Callable[[list[Any]], Batch] | None = None,
+        order: RowOrder | None = None,
+        num_shards: int = 1,
+        shard_index: int = 0,
         name: str | None = None,
     ) -> None:
         rows = (
@@ -66,10 +109,12 @@ class BatchedDataLoader:
             else list(dataset)
         )
         self.name = name or str(getattr(dataset, "name", None) or "dataset")
-        if isinstance(batch_size, bool) or not isinstance(batch_size, int):
-            raise DataError(f"batch_size must be a whole number: got {batch_size!r}")
-        if batch_size < 1:
-            raise DataError(f"batch_size must be at least 1: got {batch_size}")
+        _check_sizes(batch_size, num_shards, shard_index)
+        if num_shards > 1 and not (drop_last or endless):
+            raise DataError(
+                f"{self.name}: num_shards={num_shards} needs drop_last or endless, so "
+                "that every shard gets rows of every batch"
+            )
         if len(rows) == 0:
             raise EmptyDatasetError(f"{self.name} has no rows: nothing to iterate over")
         if drop_last and not endless and len(rows) < batch_size:
@@ -83,18 +128,20 @@ class BatchedDataLoader:
         self._shuffle, self._seed = shuffle, seed
         self._drop_last, self._endless = drop_last, endless
         self._collate = collate_fn if collate_fn is not None else _default_collate
+        self._row_order = order
+        self._shard = slice(shard_index, None, num_shards)
         self._epoch, self._position = 0, 0
         self._order: tuple[int, NDArray[np.int64]] | None = None
 
     @property
     def batch_size(self) -> int:
-        """Rows per batch."""
+        """Rows per batch, over all shards."""
         return self._batch_size
 
     @property
     def num_rows(self) -> int:
         """Rows per epoch."""
-        return len(self._rows)
+        return len(self._rows if self._row_order is None else self._row_order)
 
     @property
     def epoch(self) -> int:
@@ -115,15 +162,18 @@ class BatchedDataLoader:
     def __iter__(self) -> Iterator[Batch]:
         if self._endless:
             while True:
-                yield self._collate([self._rows[i] for i in self._take_endless()])
+                yield self._batch(self._take_endless())
         while self._left() >= (self._batch_size if self._drop_last else 1):
             start = self._position
             self._position = min(start + self._batch_size, self.num_rows)
             indices = self._indices(self._epoch)[start : self._position]
             # The position is moved first, so that a state saved while this batch is in
             # use resumes after it.
-            yield self._collate([self._rows[int(i)] for i in indices])
+            yield self._batch(indices)
         self._epoch, self._position = self._epoch + 1, 0
+
+    def _batch(self, indices: Sequence[int] | NDArray[np.int64]) -> Batch:
+        return self._collate([self._rows[int(i)] for i in indices[self._shard]])
 
     def _left(self) -> int:
         return self.num_rows - self._position
@@ -131,7 +181,9 @@ class BatchedDataLoader:
     def _indices(self, epoch: int) -> NDArray[np.int64]:
         if self._order is None or self._order[0] != epoch:
             order = (
-                permutation(self.num_rows, seed=self._seed, epoch=epoch)
+                self._row_order.indices(epoch)
+                if self._row_order is not None
+                else permutation(self.num_rows, seed=self._seed, epoch=epoch)
                 if self._shuffle
                 else np.arange(self.num_rows, dtype=np.int64)
             )
@@ -150,15 +202,21 @@ class BatchedDataLoader:
                 self._epoch, self._position = self._epoch + 1, 0
         return taken
 
-    def state_dict(self) -> dict[str, int | bool]:
-        """Return where the loader stands: plain numbers."""
-        return {
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the loader stands: plain numbers.
+
+        It is the same on all shards, and fits another number of them.
+        """
+        state: dict[str, Any] = {
             "epoch": self._epoch,
             "position": self._position,
             "num_rows": self.num_rows,
             "seed": self._seed,
             "shuffle": self._shuffle,
         }
+        if self._row_order is not None:
+            state["mixture"] = self._row_order.state()
+        return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where a state was saved; the batch size may differ.
@@ -173,12 +231,12 @@ class BatchedDataLoader:
                 "was not saved by BatchedDataLoader.state_dict()"
             )
         mine = self.state_dict()
-        for key in ("num_rows", "seed", "shuffle"):
-            if state[key] != mine[key]:
+        for key in ("num_rows", "seed", "shuffle", "mixture"):
+            if state.get(key) != mine.get(key):
                 raise DataError(
-                    f"cannot resume {self.name}: its {key} was {state[key]} when the "
-                    f"state was saved and is {mine[key]} now; use the same data and "
-                    "settings, or start a new run"
+                    f"cannot resume {self.name}: its {key} was {state.get(key)} when "
+                    f"the state was saved and is {mine.get(key)} now; use the same "
+                    "data and settings, or start a new run"
                 )
         epoch, position = int(state["epoch"]), int(state["position"])
         if epoch < 0 or not 0 <= position <= self.num_rows:

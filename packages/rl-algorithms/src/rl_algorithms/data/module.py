@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, Literal
 
 from rl_algorithms.data.collate import SFTCollator, rl_collate_fn
-from rl_algorithms.data.config import DataConfig, DatasetConfig
+from rl_algorithms.data.config import DataConfig
 from rl_algorithms.data.dataset import ProcessedDataset
 from rl_algorithms.data.demonstrations import process_demonstrations
 from rl_algorithms.data.loader import BatchedDataLoader
+from rl_algorithms.data.loading import LoadedSource, load_sources, set_aside
+from rl_algorithms.data.mixture import MixtureOrder
+from rl_algorithms.data.parts import ValidationParts
 from rl_algorithms.data.preferences import PreferenceCollator, process_preferences
 from rl_algorithms.data.prompts import process_prompts
-from rl_algorithms.data.sources import (
-    describe_source,
-    load_configured,
-    load_dataset_any,
-)
+from rl_algorithms.data.streaming import RowStream, StreamLoader
 from rl_algorithms.data.types import Rows, Tokenizer
-from rl_algorithms.errors import EmptyDatasetError
-from rl_algorithms.seeds import permutation
 from rl_distributed.errors import ConfigError
+from rl_distributed.logging import get_logger
 
 __all__ = ["DataModule"]
 
@@ -30,8 +28,11 @@ _PROCESS: dict[str, Callable[..., ProcessedDataset]] = {
     "demonstrations": process_demonstrations,
     "preferences": process_preferences,
 }
-_SPLIT_EPOCH = -1
-"""The permutation that sets validation rows aside is that of no training epoch."""
+_NO_SOURCE = (
+    "data.train is not set and no dataset was given: set data.train to a file, folder "
+    "or hub name, or pass dataset="
+)
+_logger = get_logger(__name__)
 
 
 class DataModule:
@@ -47,9 +48,11 @@ class DataModule:
         val_batch_size: Rows per validation batch; default `batch_size`.
         max_length: Longest row in tokens; `config.max_input_seq_length` may be less.
         seed: Seed of the order, and of the rows set aside.
-        train: A source in place of `config.train`, see `load_dataset_any`.
+        train: A source in place of `config.train`, see `load_dataset_any`; also a
+            `Mixture`, or a function that returns an iterable, which is then streamed.
         validation: A source in place of `config.validation`.
-        max_val_rows: Use only that many validation rows, the first ones.
+        max_val_rows: Use only that many validation rows, the first ones; of several
+            sources an equal part each.
         endless: Training batches never end, and run across epochs.
         make_sequence_length_divisible_by: Round the width of demonstrations up.
 
@@ -77,52 +80,100 @@ class DataModule:
         self.config = config
         self._tokenizer, self._kind = tokenizer, kind
         self._max_length = _smaller(config.max_input_seq_length, max_length)
-        rows = _load(train, config.train)
-        if rows is None:
-            raise ConfigError(
-                "data.train is not set and no dataset was given: set data.train to a "
-                "file, folder or hub name, or pass dataset="
-            )
-        train_rows, train_name = rows
-        held_out = _load(validation, config.validation)
-        if held_out is None and config.split_validation_size:
-            train_rows, val_rows = _split(
-                train_rows, config.split_validation_size, seed, train_name
-            )
-            held_out = (val_rows, f"{train_name} (validation part)")
-        self.train_dataset = self._process(train_rows, train_name)
-        self.validation_dataset: ProcessedDataset | None = None
-        if held_out is not None:
-            val_rows, val_name = held_out
-            if max_val_rows is not None:
-                val_rows = _take(val_rows, range(min(max_val_rows, len(val_rows))))
-            self.validation_dataset = self._process(val_rows, val_name)
-        self.collate = self._collator(make_sequence_length_divisible_by)
-        self.train_loader = BatchedDataLoader(
-            self.train_dataset,
-            batch_size,
-            shuffle=config.shuffle,
-            seed=seed,
-            drop_last=config.drop_last,
-            endless=endless,
-            collate_fn=self.collate,
-            name=f"training dataset {train_name}",
-        )
+        self._batch_size, self._seed, self._endless = batch_size, seed, endless
         self._val_batch_size = val_batch_size or batch_size
+        self.collate = self._collator(make_sequence_length_divisible_by)
+        held_out = load_sources(validation, config.validation)
+        if config.streaming or callable(train):
+            self.train_loader: Any = self._stream(train)
+            self.train_dataset: ProcessedDataset = self.train_loader.first_block
+        else:
+            sources = load_sources(train, config.train)
+            if not sources:
+                raise ConfigError(_NO_SOURCE)
+            if not held_out and config.split_validation_size:
+                sources, held_out = set_aside(
+                    sources, config.split_validation_size, seed
+                )
+            self._sources = {s.title: self._processed(s) for s in sources}
+            self.train_dataset = _joined(self._sources.values())
+            self.train_loader = self._train_loader(sources)
+        if max_val_rows is not None and held_out:
+            each = max(max_val_rows // len(held_out), 1)
+            held_out = [source.first(each) for source in held_out]
+        self.validation_datasets = {
+            source.title: self._processed(source) for source in held_out
+        }
+        """The held-out rows of each source; "" is the name of a single one."""
+        self.validation_dataset: ProcessedDataset | None = None
+        """All held-out rows."""
+        if held_out:
+            self.validation_dataset = _joined(self.validation_datasets.values())
+        _logger.info(
+            "data: %s",
+            ", ".join(f"{name} {count}" for name, count in self.counts().items()),
+        )
 
-    def validation_loader(self) -> BatchedDataLoader | None:
-        """Return a fresh loader of the validation rows in their own order."""
-        if self.validation_dataset is None:
-            return None
+    def _train_loader(self, sources: list[LoadedSource]) -> BatchedDataLoader:
+        config, order = self.config, None
+        weights = [source.weight for source in sources if source.weight is not None]
+        if weights:
+            sizes = [len(dataset) for dataset in self._sources.values()]
+            order = MixtureOrder(
+                sizes, weights, seed=self._seed, shuffle=config.shuffle
+            )
         return BatchedDataLoader(
-            self.validation_dataset,
+            self.train_dataset,
+            self._batch_size,
+            shuffle=config.shuffle,
+            seed=self._seed,
+            drop_last=config.drop_last,
+            endless=self._endless,
+            collate_fn=self.collate,
+            order=order,
+            name=f"training dataset {self.train_dataset.name}",
+        )
+
+    def _stream(self, train: Any) -> StreamLoader:
+        if train is None and (self.config.train is None or not self.config.train.path):
+            raise ConfigError(f"{_NO_SOURCE} (a stream has no tasks)")
+        return StreamLoader(
+            RowStream(train, self.config.train if train is None else None),
+            self._batch_size,
+            process=self._process,
+            block_rows=self.config.streaming_shuffle_rows,
+            shuffle=self.config.shuffle,
+            seed=self._seed,
+            drop_last=self.config.drop_last or self._endless,
+            collate_fn=self.collate,
+        )
+
+    def validation_loader(self) -> BatchedDataLoader | ValidationParts | None:
+        """Return fresh loaders of the validation rows in their own order.
+
+        They are `ValidationParts` where there are several sources.
+        """
+        loaders = {
+            title: self._held_out_loader(title) for title in self.validation_datasets
+        }
+        if len(loaders) < 2:
+            return next(iter(loaders.values()), None)
+        sizes = {title: len(rows) for title, rows in self.validation_datasets.items()}
+        return ValidationParts(loaders, sizes)
+
+    def _held_out_loader(self, title: str) -> BatchedDataLoader:
+        return BatchedDataLoader(
+            self.validation_datasets[title],
             self._val_batch_size,
             collate_fn=self.collate,
-            name="validation dataset",
+            name=f"validation dataset {title}".strip(),
         )
 
     def counts(self) -> dict[str, int]:
-        """Return numbers of rows, used and left out, as metrics."""
+        """Return numbers of rows, used and left out or cut, as metrics.
+
+        Of a stream it counts the rows that are held.
+        """
         counts = {
             "num_train_rows": len(self.train_dataset),
             "num_train_overlong": self.train_dataset.num_overlong,
@@ -149,6 +200,14 @@ class DataModule:
             name=name,
         )
 
+    def _processed(self, source: LoadedSource) -> ProcessedDataset:
+        """Process one source; rows of a mixture say where they come from."""
+        data = self._process(source.rows, source.name)
+        if source.title:
+            for datum in data:
+                datum["extra_env_info"].setdefault("dataset_name", source.title)
+        return data
+
     def _collator(self, multiple: int) -> Callable[[list[Any]], Any]:
         pad = self._tokenizer.pad_token_id
         pad = pad if pad is not None else self._tokenizer.eos_token_id or 0
@@ -164,26 +223,15 @@ def _smaller(a: int | None, b: int | None) -> int | None:
     return min(given) if given else None
 
 
-def _load(source: Any, config: DatasetConfig | None) -> tuple[Rows, str] | None:
-    """Load a given source, or else the configured one."""
-    if source is not None:
-        return load_dataset_any(source), describe_source(source)
-    if config is None:
-        return None
-    return load_configured(config)
-
-
-def _take(rows: Rows, indices: Any) -> Rows:
-    return [rows[int(index)] for index in indices]
-
-
-def _split(rows: Rows, size: float, seed: int, name: str) -> tuple[Rows, Rows]:
-    """Set validation rows aside: `size` rows, or that part of them."""
-    count = int(size) if size >= 1 else round(size * len(rows))
-    if not 0 < count < len(rows):
-        raise EmptyDatasetError(
-            f"data.split_validation_size={size} sets {count} of the {len(rows)} rows "
-            f"of dataset {name} aside: at least one row must be left on either side"
-        )
-    order = permutation(len(rows), seed=seed, epoch=_SPLIT_EPOCH)
-    return _take(rows, sorted(order[count:])), _take(rows, sorted(order[:count]))
+def _joined(datasets: Iterable[ProcessedDataset]) -> ProcessedDataset:
+    """Lay datasets one behind the other."""
+    parts = list(datasets)
+    if len(parts) == 1:
+        return parts[0]
+    return ProcessedDataset(
+        [row for part in parts for row in part],
+        name=" + ".join(part.name for part in parts),
+        num_source_rows=sum(part.num_source_rows for part in parts),
+        num_overlong=sum(part.num_overlong for part in parts),
+        max_length=parts[0].max_length,
+    )

@@ -18,6 +18,7 @@ from rl_algorithms.data.config import DataConfig
 from rl_algorithms.data.dataset import ProcessedDataset
 from rl_algorithms.data.encoding import TextEncoder, uses_chat_template
 from rl_algorithms.data.overlong import handle_overlong
+from rl_algorithms.data.progress import track
 from rl_algorithms.data.types import DatumSpec, Row, Rows, Tokenizer
 from rl_algorithms.errors import ColumnError, DataError, DatasetNotFoundError
 from rl_models.tokens.chat import render_chat
@@ -110,7 +111,7 @@ def process_prompts(
     layout = PromptFormat(config)
     logs: list[list[dict[str, str]]] = []
     infos: list[dict[str, Any]] = []
-    for index, row in enumerate(rows):
+    for index, row in enumerate(track(rows, "reading prompts", total=len(rows))):
         log, answer = _prompt_of(row, columns, layout, index, name)
         logs.append(log)
         info = dict(row)

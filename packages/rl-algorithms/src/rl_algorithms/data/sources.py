@@ -14,17 +14,17 @@ Text rows become `{"text": ...}`.
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from importlib import import_module
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from rl_algorithms.data.config import DatasetConfig
+from rl_algorithms.data.config import SourceConfig
+from rl_algorithms.data.progress import track
+from rl_algorithms.data.readers import ENDINGS, read_columns, read_file
 from rl_algorithms.data.types import Row, Rows
 from rl_algorithms.errors import (
     ColumnError,
@@ -32,9 +32,19 @@ from rl_algorithms.errors import (
     DatasetNotFoundError,
     EmptyDatasetError,
 )
+from rl_distributed.suggestion import did_you_mean
 from rl_envs.registry import create_task_source
 
-__all__ = ["describe_source", "load_configured", "load_dataset_any"]
+__all__ = [
+    "Files",
+    "as_row",
+    "describe_source",
+    "load_configured",
+    "load_dataset_any",
+    "locate",
+    "rename",
+    "with_columns",
+]
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _MAX_ROWS = 50_000_000
@@ -56,11 +66,12 @@ def load_dataset_any(
         EmptyDatasetError: There are no rows.
     """
     name = describe_source(source)
-    rows = (
-        _from_path(str(source), split, subset)
-        if isinstance(source, str | Path)
-        else _from_object(source, split, name)
-    )
+    rows: Rows
+    if isinstance(source, str | Path):
+        found = locate(str(source), split, subset)
+        rows = _read_files(found) if isinstance(found, Files) else found
+    else:
+        rows = _from_object(source, split, name)
     if len(rows) == 0:
         raise EmptyDatasetError(
             f"dataset {name} is empty: it has no rows; give at least one"
@@ -68,7 +79,7 @@ def load_dataset_any(
     return rows
 
 
-def load_configured(config: DatasetConfig) -> tuple[Rows, str]:
+def load_configured(config: SourceConfig) -> tuple[Rows, str]:
     """Load what a configuration names: a path, or the tasks of a world.
 
     Returns:
@@ -80,8 +91,9 @@ def load_configured(config: DatasetConfig) -> tuple[Rows, str]:
     """
     if config.path is not None:
         rows = load_dataset_any(config.path, split=config.split, subset=config.subset)
-        return rows, describe_source(config.path)
-    assert config.tasks is not None  # the class checks that one of both is given
+        return with_columns(rows, config), describe_source(config.path)
+    if config.tasks is None:
+        raise DataError("a mixture has no rows of its own: load its sources")
     tasks = config.tasks
     source = create_task_source(tasks.world, {"seed": tasks.seed, **tasks.settings})
     parts = {
@@ -89,7 +101,36 @@ def load_configured(config: DatasetConfig) -> tuple[Rows, str]:
         "held_out": source.held_out,
         "demonstrations": source.demonstrations,
     }
-    return parts[tasks.part](tasks.num_rows), f"tasks of {tasks.world!r} ({tasks.part})"
+    rows = parts[tasks.part](tasks.num_rows)
+    return with_columns(rows, config), f"tasks of {tasks.world!r} ({tasks.part})"
+
+
+def with_columns(rows: Rows, config: SourceConfig) -> Rows:
+    """Give columns the names that `config.columns` wants; the others stay.
+
+    Raises:
+        ColumnError: A row lacks a column.
+    """
+    if not config.columns:
+        return rows
+    return [rename(row, index, config) for index, row in enumerate(rows)]
+
+
+def rename(row: Row, index: int, config: SourceConfig) -> Row:
+    """Give the columns of one row their new names.
+
+    Raises:
+        ColumnError: It lacks a column.
+    """
+    renamed = {old: new for new, old in config.columns.items()}
+    missing = [old for old in renamed if old not in row]
+    if missing:
+        raise ColumnError(
+            f"columns of dataset {config.title}: row {index} has no {missing[0]!r}"
+            f"{did_you_mean(missing[0], list(row))}; it has "
+            f"{', '.join(map(repr, row))}"
+        )
+    return {renamed.get(key, key): value for key, value in row.items()}
 
 
 def describe_source(source: Any) -> str:
@@ -102,13 +143,13 @@ def describe_source(source: Any) -> str:
 def _from_object(source: Any, split: str | None, name: str) -> Rows:
     if hasattr(source, "column_names") and hasattr(source, "__getitem__"):
         if isinstance(source, Mapping):
-            return _pick_split(source, split, name)
+            return cast("Rows", _pick_split(source, split, name))
         if hasattr(source, "__len__"):
             return source  # type: ignore[no-any-return]  # datasets.Dataset
     if hasattr(source, "to_dict") and hasattr(source, "columns"):
         return list(source.to_dict("records"))
     if isinstance(source, Mapping):
-        return _from_columns(source, name)
+        return read_columns(source, name)
     if not isinstance(source, Iterable):
         raise DataError(
             f"a dataset must be a list or iterable of rows, a file, a folder or a hub "
@@ -117,30 +158,18 @@ def _from_object(source: Any, split: str | None, name: str) -> Rows:
     rows = list(islice(source, _MAX_ROWS + 1))
     if len(rows) > _MAX_ROWS:
         raise DataError(
-            f"dataset {name} gave more than {_MAX_ROWS} rows: an endless iterable "
-            "cannot be shuffled or resumed; cut it with itertools.islice"
+            f"dataset {name} gave more than {_MAX_ROWS} rows: read an endless iterable "
+            "with data.streaming=true, or cut it with itertools.islice"
         )
-    return [_as_row(row, index, name) for index, row in enumerate(rows)]
+    return [as_row(row, index, name) for index, row in enumerate(rows)]
 
 
-def _from_columns(columns: Mapping[str, Any], name: str) -> Rows:
-    for key, values in columns.items():
-        if isinstance(values, str) or not isinstance(values, Sequence):
-            raise ColumnError(
-                f"dataset {name}: column {key!r} must be a list, one value per row: "
-                f"got {type(values).__name__}; for a single row give [row]"
-            )
-    lengths = {key: len(values) for key, values in columns.items()}
-    if len(set(lengths.values())) > 1:
-        raise ColumnError(f"dataset {name}: columns differ in length: {lengths}")
-    names = list(columns)
-    return [
-        dict(zip(names, row, strict=True))
-        for row in zip(*columns.values(), strict=True)
-    ]
+def as_row(row: Any, index: int, name: str) -> Row:
+    """Make columns of whatever a row is.
 
-
-def _as_row(row: Any, index: int, name: str) -> Row:
+    Raises:
+        ColumnError: It is no mapping, no text and no object with fields.
+    """
     if isinstance(row, dict):
         return row
     if isinstance(row, Mapping):
@@ -166,127 +195,62 @@ def _with_metadata(row: dict[str, Any]) -> dict[str, Any]:
     return {**metadata, **row} if isinstance(metadata, Mapping) else row
 
 
-def _from_path(path: str, split: str | None, subset: str | None) -> Rows:
+class Files(list[Path]):
+    """Data files that together are one dataset."""
+
+
+def locate(
+    path: str, split: str | None, subset: str | None, *, streaming: bool = False
+) -> Any:
+    """Find what a path or a name means.
+
+    Args:
+        path: A file, a folder or a hub name.
+        split: Part of a folder or hub dataset.
+        subset: Configuration of a hub dataset.
+        streaming: Do not download a hub dataset as a whole.
+
+    Returns:
+        `Files` to read, or a Hugging Face dataset.
+
+    Raises:
+        DatasetNotFoundError: There is nothing of that name.
+    """
     place = Path(path).expanduser()
     if place.is_file():
-        return _from_file(place)
+        return Files([place])
     if place.is_dir():
         return _from_folder(place, split)
-    if place.suffix in _READERS or not _HUB_NAME.fullmatch(path):
+    if place.suffix in ENDINGS or not _HUB_NAME.fullmatch(path):
         raise DatasetNotFoundError(
             f"dataset {path!r} does not exist: there is no such file or folder "
             f"(looked in {Path.cwd()}); correct the path"
         )
-    return _from_hub(path, split, subset)
+    return _from_hub(path, split, subset, streaming)
 
 
-def _from_file(path: Path) -> Rows:
-    reader = _READERS.get(path.suffix.lower())
-    if reader is None:
-        raise DataError(
-            f"dataset {str(path)!r} has the unknown ending {path.suffix!r}: use one of "
-            f"{', '.join(_READERS)}"
-        )
-    try:
-        return reader(path)
-    except UnicodeDecodeError as error:
-        raise DataError(f"dataset {str(path)!r} is not UTF-8 text: {error}") from error
+def _read_files(files: Files) -> Rows:
+    name = files[0].name if len(files) == 1 else f"{len(files)} files"
+    rows = (row for file in files for row in read_file(file))
+    return list(track(rows, f"reading {name}"))
 
 
-def _read_jsonl(path: Path) -> Rows:
-    rows: list[Row] = []
-    with open(path, encoding="utf-8") as file:
-        for number, line in enumerate(file, start=1):
-            if not line.strip():
-                continue
-            try:
-                value = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise DataError(
-                    f"dataset {str(path)!r}, line {number}: not valid JSON: {error}"
-                ) from error
-            if not isinstance(value, dict):
-                raise DataError(
-                    f"dataset {str(path)!r}, line {number}: must be a JSON object with "
-                    f"one key per column: got {type(value).__name__}"
-                )
-            rows.append(value)
-    return rows
-
-
-def _read_json(path: Path) -> Rows:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise DataError(
-            f"dataset {str(path)!r} is not valid JSON: {error}; a file with one object "
-            "per line must end in .jsonl"
-        ) from error
-    if isinstance(value, dict) and isinstance(value.get("data"), list):
-        value = value["data"]
-    name = repr(str(path))
-    if isinstance(value, dict):
-        return _from_columns(value, name)
-    if not isinstance(value, list):
-        raise DataError(
-            f"dataset {name} must be a JSON list of objects: got {type(value).__name__}"
-        )
-    return [_as_row(row, index, name) for index, row in enumerate(value)]
-
-
-def _read_csv(path: Path) -> Rows:
-    with open(path, encoding="utf-8", newline="") as file:
-        reader = csv.DictReader(file, strict=True)
-        try:
-            rows = list(reader)
-        except csv.Error as error:
-            raise DataError(
-                f"dataset {str(path)!r}, line {reader.line_num}: {error}"
-            ) from error
-    for number, row in enumerate(rows, start=2):
-        if None in row or None in row.values():
-            raise DataError(
-                f"dataset {str(path)!r}, line {number}: has another number of fields "
-                f"than the header ({', '.join(reader.fieldnames or [])})"
-            )
-    return rows
-
-
-def _read_parquet(path: Path) -> Rows:
-    # pyarrow takes long to import, and only this needs it.
-    parquet = import_module("pyarrow.parquet")
-    try:
-        return parquet.read_table(path).to_pylist()  # type: ignore[no-any-return]
-    except (OSError, ValueError) as error:
-        raise DataError(
-            f"dataset {str(path)!r} is not a readable parquet file: {error}"
-        ) from error
-
-
-_READERS: dict[str, Callable[[Path], Rows]] = {
-    ".jsonl": _read_jsonl,
-    ".json": _read_json,
-    ".parquet": _read_parquet,
-    ".csv": _read_csv,
-}
-
-
-def _from_folder(path: Path, split: str | None) -> Rows:
+def _from_folder(path: Path, split: str | None) -> Any:
     if (path / "dataset_dict.json").exists() or (path / "state.json").exists():
         # The datasets library takes a second to import, and only this needs it.
         loaded = import_module("datasets").load_from_disk(str(path))
         if isinstance(loaded, Mapping):
             return _pick_split(loaded, split, repr(str(path)))
-        return loaded  # type: ignore[no-any-return]
+        return loaded
     files = sorted(
         file
         for file in [*path.iterdir(), *path.glob("data/*")]
-        if file.is_file() and file.suffix.lower() in _READERS
+        if file.is_file() and file.suffix.lower() in ENDINGS
     )
     if not files:
         raise DatasetNotFoundError(
             f"dataset folder {str(path)!r} holds no data: expected what "
-            f"Dataset.save_to_disk writes, or files ending in {', '.join(_READERS)}"
+            f"Dataset.save_to_disk writes, or files ending in {', '.join(ENDINGS)}"
         )
     chosen = [file for file in files if file.stem.startswith(split or "train")]
     if not chosen and split is not None:
@@ -294,13 +258,13 @@ def _from_folder(path: Path, split: str | None) -> Rows:
             f"dataset folder {str(path)!r} has no file of split {split!r}: it holds "
             f"{', '.join(file.name for file in files)}"
         )
-    return [row for file in chosen or files for row in _from_file(file)]
+    return Files(chosen or files)
 
 
-def _pick_split(splits: Mapping[str, Any], split: str | None, name: str) -> Rows:
+def _pick_split(splits: Mapping[str, Any], split: str | None, name: str) -> Any:
     wanted = split if split is not None else "train"
     if wanted in splits:
-        return splits[wanted]  # type: ignore[no-any-return]
+        return splits[wanted]
     if split is None and len(splits) == 1:
         return next(iter(splits.values()))
     raise DatasetNotFoundError(
@@ -309,10 +273,11 @@ def _pick_split(splits: Mapping[str, Any], split: str | None, name: str) -> Rows
     )
 
 
-def _from_hub(name: str, split: str | None, subset: str | None) -> Rows:
+def _from_hub(name: str, split: str | None, subset: str | None, streaming: bool) -> Any:
     datasets = import_module("datasets")
+    options = {"streaming": True} if streaming else {}
     try:
-        loaded = datasets.load_dataset(name, subset, split=split)
+        loaded = datasets.load_dataset(name, subset, split=split, **options)
     except Exception as error:
         # Which exceptions come depends on the versions of datasets, huggingface_hub
         # and the HTTP client; all mean that this name gives no data.
@@ -324,4 +289,4 @@ def _from_hub(name: str, split: str | None, subset: str | None) -> Rows:
         ) from error
     if isinstance(loaded, Mapping):
         return _pick_split(loaded, split, repr(name))
-    return loaded  # type: ignore[no-any-return]
+    return loaded

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
-from rl_algorithms.data import DataModule
+from rl_algorithms.data import DataModule, ValidationParts
 from rl_algorithms.losses import NLLLossFn
 from rl_algorithms.rollout import RolloutConfig, RolloutEngine
 from rl_algorithms.sft.config import SFTConfig
@@ -37,10 +37,9 @@ class SFTTrainer(BaseTrainer[SFTConfig]):
     def _load_data(self, dataset: Any, val_dataset: Any) -> tuple[Any, Any]:
         settings, policy = self.config.sft, self.config.policy
         size = settings.val_global_batch_size
-        tokenizer = self.components.tokenizer
         data = DataModule(
             keep_small_data(self.config.data, dataset, self.plan.num_prompts),
-            tokenizer,
+            self.components.tokenizer,
             kind="demonstrations",
             batch_size=self.plan.num_prompts,
             val_batch_size=size,
@@ -50,25 +49,38 @@ class SFTTrainer(BaseTrainer[SFTConfig]):
             validation=val_dataset,
             max_val_rows=settings.val_batches and settings.val_batches * size,
         )
-        if data.validation_dataset is None:
-            return data.train_loader, None
-        prompts = None
-        if self.needs.generation and policy.generation is not None:
-            rows = [datum["extra_env_info"] for datum in data.validation_dataset]
-            prompt_data = DataModule(
-                self.config.data.replace(
-                    shuffle=False, drop_last=False, split_validation_size=0
-                ),
-                tokenizer,
-                kind="prompts",
-                batch_size=len(rows),
-                max_length=policy.max_total_sequence_length
-                - policy.generation.max_new_tokens,
-                train=rows,
-            )
-            prompts = prompt_data.train_loader
-            self.sample_prompt = prompt_data.train_dataset[0]
-        return data.train_loader, (data.validation_loader(), prompts)
+        loader = data.validation_loader()
+        if not isinstance(loader, ValidationParts):
+            return data.train_loader, loader and self._with_prompts(data, "", loader)
+        parts = {
+            title: self._with_prompts(data, title, part)
+            for title, part in loader.items()
+        }
+        return data.train_loader, ValidationParts(parts, loader.num_rows)
+
+    def _with_prompts(self, data: DataModule, title: str, loader: Any) -> Any:
+        """Add the prompts of a held-out set to its examples, if answers are sampled."""
+        policy = self.config.policy
+        if not self.needs.generation or policy.generation is None:
+            return loader, None
+        rows = [datum["extra_env_info"] for datum in data.validation_datasets[title]]
+        prompts = DataModule(
+            self.config.data.replace(
+                shuffle=False,
+                drop_last=False,
+                streaming=False,
+                split_validation_size=0,
+                validation=None,
+            ),
+            self.components.tokenizer,
+            kind="prompts",
+            batch_size=len(rows),
+            max_length=policy.max_total_sequence_length
+            - policy.generation.max_new_tokens,
+            train=rows,
+        )
+        self.sample_prompt = prompts.train_dataset[0]
+        return loader, prompts.train_loader
 
     def _limits(self) -> tuple[int | None, int | None]:
         return self.config.sft.max_num_epochs, self.config.sft.max_num_steps

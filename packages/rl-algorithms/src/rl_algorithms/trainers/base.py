@@ -167,8 +167,9 @@ class BaseTrainer(TrainerLoop[ConfigT]):
         """Train.
 
         Args:
-            dataset: A list of dicts, a data set, a file, a folder or a hub name;
-                default what the configuration names.
+            dataset: A list of dicts, a data set, a file, a folder, a hub name, a
+                `Mixture`, or a function that returns an iterable of rows, which is then
+                streamed; default what the configuration names.
             val_dataset: The same, held out.
             reward_fn: Rewards an answer; see `rl_envs.FunctionalRewardWrapper`.
             environment: An environment object, used and left open.
@@ -227,7 +228,9 @@ class BaseTrainer(TrainerLoop[ConfigT]):
         self._schedule = self._validation_schedule()
         self._patience = Patience.of(config)
         max_epochs, max_steps = self._limits()
-        total_steps = count_steps(len(self._loader), max_epochs, max_steps)
+        # A stream has no length.
+        length = len(self._loader) if hasattr(self._loader, "__len__") else None
+        total_steps = count_steps(length, max_epochs, max_steps)
         found = find_resume(config.output_dir, resume, config.checkpointing)
         self.run_dir = found.path if found else claim_run_folder(config.output_dir)
         checkpoint = found.checkpoint if found else None

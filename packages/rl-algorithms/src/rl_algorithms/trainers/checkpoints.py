@@ -22,6 +22,7 @@ class RunCheckpoints:
            config.yaml          the configuration
            policy/weights/      a Hugging Face folder, tokenizer included
            policy/optimizer/    the exact training state
+           critic/              the same of the critic, where there is one
     ```
 
     Args:
@@ -80,6 +81,7 @@ class RunCheckpoints:
         run_config: Mapping[str, Any],
         dataloader: Mapping[str, Any],
         callbacks: Mapping[str, Any],
+        critic: Any = None,
     ) -> Path:
         """Write a checkpoint and return its folder.
 
@@ -100,13 +102,16 @@ class RunCheckpoints:
             "callbacks": dict(callbacks),
         }
         with self._manager.writing(state.step, info, run_config) as folder:
-            weights = folder / "policy" / "weights"
-            optimizer = folder / "policy" / "optimizer"
-            policy.save_checkpoint(
-                weights,
-                optimizer if self._config.save_optimizer else None,
-                tokenizer_path=weights,
-            )
+            for name, model in (("policy", policy), ("critic", critic)):
+                if model is None:
+                    continue
+                weights = folder / name / "weights"
+                optimizer = folder / name / "optimizer"
+                model.save_checkpoint(
+                    weights,
+                    optimizer if self._config.save_optimizer else None,
+                    tokenizer_path=weights,
+                )
         self.saved_at = state.step
         return self._manager.checkpoint_dir / f"step_{state.step}"
 

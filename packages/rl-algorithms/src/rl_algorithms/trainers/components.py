@@ -4,6 +4,7 @@
 |-------------|-----------------------------|------------------------------------|
 | cluster     | `cluster`                   | placement groups of Ray            |
 | policy      | `policy`                    | training workers                   |
+| critic      | `critic`                    | further training workers           |
 | generation  | `policy.generation`         | generation workers, same bundles   |
 | environment | `env`, a function, an object | a Ray actor, or the driver if given |
 | sync        | policy and generation       | the driver                         |
@@ -29,8 +30,8 @@ from rl_distributed.errors import ConfigError
 from rl_distributed.logging import get_logger
 from rl_distributed.ray_start import init_ray
 from rl_distributed.virtual_cluster import RayVirtualCluster
-from rl_models.policy.preflight import check_policy
 from rl_models.config import PolicyConfig
+from rl_models.policy.preflight import check_policy
 from rl_models.tokens.tokenizer import load_tokenizer
 
 __all__ = ["Components", "Needs", "resume_paths", "start_components"]
@@ -49,6 +50,8 @@ class Needs:
     """It scores what it samples."""
     reference_policy: bool = False
     """It compares with the initial weights."""
+    critic: bool = False
+    """It trains a second model, that of the section `critic`."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,7 @@ class Components:
     environment: Any = None
     tokenizer: Any = None
     sync: Any = None
+    critic: Any = None
 
 
 def choose_environment(
@@ -92,6 +96,8 @@ def check_components(config: TrainerConfig, given: Components, needs: Needs) -> 
     """
     if given.policy is None:
         check_policy(config.policy, config.num_ranks)
+    if needs.critic and given.critic is None:
+        check_policy(_section(config, "critic"), config.num_ranks)
     if needs.generation and given.generation is None:
         if config.policy.generation is None:
             raise ConfigError(
@@ -158,6 +164,25 @@ class _Starter:
             return kept
         policy = rl_models.TrainingPolicy(cluster, self._config.policy, **settings)
         self.close_later("policy", policy.shutdown)
+        return policy
+
+    def further_policy(
+        self, name: str, cluster: Any, checkpoint: Path | None, kept: Any
+    ) -> Any:
+        """Start the training workers of another model, from the section of its name."""
+        config = _section(self._config, name)
+        weights, optimizer = resume_paths(checkpoint, name)
+        if kept is not None:
+            kept.reload(config, weights_path=weights, optimizer_path=optimizer)
+            return kept
+        policy = rl_models.TrainingPolicy(
+            cluster,
+            config,
+            weights_path=weights,
+            optimizer_path=optimizer,
+            name_prefix=name,
+        )
+        self.close_later(name, policy.shutdown)
         return policy
 
     def generation(self, cluster: Any, kept: Any) -> Any:
@@ -228,7 +253,7 @@ def start_components(
     starter = _Starter(config, closing if pool is None else pool.closing)
     jobs: dict[str, Callable[[], Any]] = {}
     cluster = given.cluster
-    num_groups = 2 if needs.generation else 1
+    num_groups = 1 + needs.generation + needs.critic
     kept: dict[str, Any] = {}
     if pool is not None:
         kept = pool.kept_for(config.cluster, num_groups)
@@ -247,6 +272,12 @@ def start_components(
         jobs["policy"] = lambda: starter.policy(
             cluster, reference, checkpoint, kept.get("policy")
         )
+    if needs.critic and given.critic is None:
+        jobs["critic"] = lambda: starter.further_policy(
+            "critic", cluster, checkpoint, kept.get("critic")
+        )
+    elif needs.critic and checkpoint is not None:
+        given.critic.load_checkpoint(*resume_paths(checkpoint, "critic"))
     if needs.generation and given.generation is None:
         jobs["generation"] = lambda: starter.generation(cluster, kept.get("generation"))
     if needs.environment:

@@ -31,7 +31,7 @@ _logger = get_logger(__name__)
 
 # From the begin of these phases to the end of the step the weights are no longer those
 # of the last step, and the step is not counted yet: nothing could be saved.
-_PROTECTED = frozenset({"policy_training"})
+_PROTECTED = frozenset({"policy_training", "value_training"})
 
 
 class TrainerLoop(Algorithm[ConfigT]):
@@ -139,6 +139,9 @@ class TrainerLoop(Algorithm[ConfigT]):
                 state.step_in_epoch = 0
                 self._loader_state = self._loader.state_dict()
                 self._call("on_epoch_end")
+        if state.validated_at != state.step:
+            # Nobody knew that the last step was the last: a stream has ended.
+            self._validate_if_due()
         unsaved = self._checkpoints.saved_at != state.step
         if unsaved and self._checkpoints.due(state.step, last=True, best=False):
             self._save_checkpoint()
@@ -244,6 +247,7 @@ class TrainerLoop(Algorithm[ConfigT]):
                 run_config=self.config.to_dict(),
                 dataloader=self._loader_state,
                 callbacks=self._callbacks.state_dict(),
+                critic=self.components.critic,
             )
             state.last_checkpoint = str(path)
         self._record({"timing:checkpointing": self.timer.reduce("checkpointing")})

@@ -1,0 +1,144 @@
+"""Several sources as one dataset, in proportions that hold in every stretch of it.
+
+An epoch of N rows (as many as all sources have together) takes `q_k` rows of source k,
+`q_k` being N times its weight, rounded so that they add up to N. The j-th of them has
+the place (2j + 1) / 2 q_k of the epoch, and rows follow each other by their places. So
+the first n rows have n q_k / N rows of source k, up to 1/2 + K q_k / 2N with K sources.
+
+A source goes through its own rows again and again, over all epochs, each time in
+another order: one with a large weight is repeated while a small one is not yet through.
+All of it is a function of the seed and the epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rl_algorithms.seeds import mix, permutation
+from rl_distributed.errors import ConfigError
+
+__all__ = ["Mixture", "MixtureOrder", "quotas"]
+
+
+class Mixture:
+    """Several sources, for `fit(dataset=...)` and `DataModule(train=...)`.
+
+    ```python
+    Mixture({"math": "math.jsonl", "code": rows}, weights={"math": 0.7, "code": 0.3})
+    ```
+
+    Args:
+        sources: What `load_dataset_any` takes, by the name that metrics use.
+        weights: The share of each, relative to each other; default: as many rows as
+            each has.
+
+    Raises:
+        ConfigError: There is no source, or a weight is missing or not positive.
+    """
+
+    def __init__(
+        self, sources: Mapping[str, Any], weights: Mapping[str, float] | None = None
+    ) -> None:
+        if not sources:
+            raise ConfigError("Mixture needs at least one source: got none")
+        if weights is not None and set(weights) != set(sources):
+            raise ConfigError(
+                "the weights of a Mixture must name exactly its sources: got "
+                f"{', '.join(sorted(weights))} for {', '.join(sorted(sources))}"
+            )
+        for name, weight in (weights or {}).items():
+            if not 0 < weight < float("inf"):
+                raise ConfigError(
+                    f"the weight of {name!r} must be above 0 and finite: got {weight}"
+                )
+        self.sources = dict(sources)
+        self.weights = dict(weights) if weights is not None else None
+
+
+def quotas(weights: Sequence[float], num_rows: int) -> list[int]:
+    """Share rows out by weight: the largest remainders are rounded up.
+
+    Raises:
+        ConfigError: A source would get no row.
+    """
+    exact = np.asarray(weights, np.float64) / np.sum(weights) * num_rows
+    shares = np.floor(exact).astype(np.int64)
+    rest = num_rows - int(shares.sum())
+    shares[np.argsort(shares - exact, kind="stable")[:rest]] += 1
+    if not shares.all():
+        index = int(np.argmin(shares))
+        raise ConfigError(
+            f"the weight {weights[index]} of source {index} of a mixture is too small: "
+            f"it gets none of the {num_rows} rows of an epoch; raise it, or leave the "
+            "source out"
+        )
+    return [int(share) for share in shares]
+
+
+class MixtureOrder:
+    """The order of the rows of several sources that lie one behind the other.
+
+    Args:
+        sizes: Rows of each source.
+        weights: Share of each.
+        seed: Seed of the order within each source.
+        shuffle: Whether each source is shuffled.
+
+    Raises:
+        ConfigError: A source would get no row.
+    """
+
+    def __init__(
+        self,
+        sizes: Sequence[int],
+        weights: Sequence[float],
+        *,
+        seed: int = 0,
+        shuffle: bool = True,
+    ) -> None:
+        self._sizes = list(sizes)
+        self._quotas = quotas(weights, sum(sizes))
+        self._seed, self._shuffle = seed, shuffle
+        places = [(2 * np.arange(q) + 1) / (2 * q) for q in self._quotas]
+        owners = np.repeat(np.arange(len(sizes)), self._quotas)
+        self._owners = owners[np.argsort(np.concatenate(places), kind="stable")]
+
+    def __len__(self) -> int:
+        """Return the rows of an epoch."""
+        return sum(self._sizes)
+
+    def state(self) -> list[list[int]]:
+        """Return what the order depends on besides the seed, as plain numbers."""
+        return [list(pair) for pair in zip(self._sizes, self._quotas, strict=True)]
+
+    def indices(self, epoch: int) -> NDArray[np.int64]:
+        """Return the rows of an epoch, counted over all sources."""
+        result = np.empty(len(self), np.int64)
+        first = 0
+        for source, (size, quota) in enumerate(
+            zip(self._sizes, self._quotas, strict=True)
+        ):
+            taken = np.arange(epoch * quota, (epoch + 1) * quota)
+            result[self._owners == source] = first + self._rows(source, size, taken)
+            first += size
+        return result
+
+    def _rows(
+        self, source: int, size: int, taken: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """Return the rows that a source gives as its `taken`-th ones."""
+        passes, places = taken // size, taken % size
+        if not self._shuffle:
+            return places
+        # Rounds of a source are told apart as epochs are; sources by their seed.
+        seed = int(mix(self._seed, source) >> np.uint64(1))
+        rows = np.empty_like(places)
+        for number in np.unique(passes):
+            here = passes == number
+            order = permutation(size, seed=seed, epoch=int(number))
+            rows[here] = order[places[here]]
+        return rows

@@ -1,0 +1,143 @@
+"""Rows of files, one after the other: JSONL, JSON, parquet and CSV."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from rl_algorithms.data.types import Row
+from rl_algorithms.errors import ColumnError, DataError
+
+__all__ = ["ENDINGS", "read_columns", "read_file"]
+
+
+def read_file(path: Path) -> Iterator[Row]:
+    """Read a file row by row (JSON as a whole).
+
+    Raises:
+        DataError: The ending is unknown, or a line cannot be read.
+    """
+    reader = _READERS.get(path.suffix.lower())
+    if reader is None:
+        raise DataError(
+            f"dataset {str(path)!r} has the unknown ending {path.suffix!r}: use one of "
+            f"{', '.join(ENDINGS)}"
+        )
+    try:
+        yield from reader(path)
+    except UnicodeDecodeError as error:
+        raise DataError(f"dataset {str(path)!r} is not UTF-8 text: {error}") from error
+
+
+def read_columns(columns: Mapping[str, Any], name: str) -> list[Row]:
+    """Turn columns into rows.
+
+    Raises:
+        ColumnError: A column is no list, or the lengths differ.
+    """
+    for key, values in columns.items():
+        if isinstance(values, str) or not isinstance(values, Sequence):
+            raise ColumnError(
+                f"dataset {name}: column {key!r} must be a list, one value per row: "
+                f"got {type(values).__name__}; for a single row give [row]"
+            )
+    lengths = {key: len(values) for key, values in columns.items()}
+    if len(set(lengths.values())) > 1:
+        raise ColumnError(f"dataset {name}: columns differ in length: {lengths}")
+    names = list(columns)
+    return [
+        dict(zip(names, row, strict=True))
+        for row in zip(*columns.values(), strict=True)
+    ]
+
+
+def _read_jsonl(path: Path) -> Iterator[Row]:
+    with open(path, encoding="utf-8") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.strip():
+                continue
+            try:
+                value = json.loads(line)
+            except json.JSONDecodeError as error:
+                raise DataError(
+                    f"dataset {str(path)!r}, line {number}: not valid JSON: {error}"
+                ) from error
+            if not isinstance(value, dict):
+                raise DataError(
+                    f"dataset {str(path)!r}, line {number}: must be a JSON object with "
+                    f"one key per column: got {type(value).__name__}"
+                )
+            yield value
+
+
+def _read_json(path: Path) -> Iterator[Row]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise DataError(
+            f"dataset {str(path)!r} is not valid JSON: {error}; a file with one object "
+            "per line must end in .jsonl"
+        ) from error
+    if isinstance(value, dict) and isinstance(value.get("data"), list):
+        value = value["data"]
+    name = repr(str(path))
+    if isinstance(value, dict):
+        yield from read_columns(value, name)
+        return
+    if not isinstance(value, list):
+        raise DataError(
+            f"dataset {name} must be a JSON list of objects: got {type(value).__name__}"
+        )
+    for index, row in enumerate(value):
+        if isinstance(row, str):
+            row = {"text": row}
+        if not isinstance(row, dict):
+            raise ColumnError(
+                f"dataset {name}: row {index} must be a mapping of columns or a text: "
+                f"got {type(row).__name__}"
+            )
+        yield row
+
+
+def _read_csv(path: Path) -> Iterator[Row]:
+    with open(path, encoding="utf-8", newline="") as file:
+        reader = csv.DictReader(file, strict=True)
+        try:
+            for number, row in enumerate(reader, start=2):
+                if None in row or None in row.values():
+                    raise DataError(
+                        f"dataset {str(path)!r}, line {number}: has another number of "
+                        f"fields than the header ({', '.join(reader.fieldnames or [])})"
+                    )
+                yield row
+        except csv.Error as error:
+            raise DataError(
+                f"dataset {str(path)!r}, line {reader.line_num}: {error}"
+            ) from error
+
+
+def _read_parquet(path: Path) -> Iterator[Row]:
+    # pyarrow takes long to import, and only this needs it.
+    parquet = import_module("pyarrow.parquet")
+    try:
+        with parquet.ParquetFile(path) as file:
+            for batch in file.iter_batches():
+                yield from batch.to_pylist()
+    except (OSError, ValueError) as error:
+        raise DataError(
+            f"dataset {str(path)!r} is not a readable parquet file: {error}"
+        ) from error
+
+
+_READERS: dict[str, Callable[[Path], Iterator[Row]]] = {
+    ".jsonl": _read_jsonl,
+    ".json": _read_json,
+    ".parquet": _read_parquet,
+    ".csv": _read_csv,
+}
+ENDINGS = tuple(_READERS)
+"""Endings of the files that can be read."""
