@@ -21,6 +21,7 @@ from rl_models.types import (
     LossType,
     ReferenceLogprobOutputSpec,
     SamplingParams,
+    TopkOutputSpec,
     TrainOutput,
     ValueOutputSpec,
 )
@@ -70,7 +71,8 @@ class LossFunction(Protocol):
             data: The micro-batch (`TrainDatumSpec` and the loss's own columns).
             global_valid_seqs: Trained sequences in the global batch, over all ranks.
             global_valid_toks: Trained tokens in the global batch, over all ranks.
-            inputs: `next_token_logprobs`, `logits` or `values`, by `input_type`.
+            inputs: `next_token_logprobs`, `logits` or `values`, or those of
+                a distillation, by `input_type`.
         """
         ...
 
@@ -109,6 +111,29 @@ class PolicyInterface(ABC):
         both, all tokens of the row. The others are 0.0.
         """
         raise NotImplementedError(f"{type(self).__name__} has no values")
+
+    def get_topk_logits(
+        self,
+        data: BatchedDataDict[Any],
+        k: int,
+        *,
+        temperature: float | None = None,
+        micro_batch_size: int | None = None,
+        timer: Timer | None = None,
+    ) -> BatchedDataDict[TopkOutputSpec]:
+        """Logits of the k most probable next tokens, rows in input order.
+
+        With a `token_mask` column only positions before a token with mask 1 are
+        computed: the states in which these tokens are chosen.
+
+        Args:
+            data: Rows.
+            k: Tokens per position.
+            temperature: Divides the logits; default that of the policy's generation.
+            micro_batch_size: Rows per forward pass; default `logprob_batch_size`.
+            timer: Receives the spans of the call.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no top-k logits")
 
     @abstractmethod
     def train(
@@ -241,6 +266,17 @@ class TrainingBackend(Protocol):
         weights_path: Path,
         optimizer_path: Path | None = None,
         tokenizer_path: Path | None = None,
+    def get_topk_logits(
+        self,
+        data: BatchedDataDict[Any],
+        *,
+        k: int,
+        mbs: int,
+        temperature: float | None = None,
+    ) -> Mapping[str, Tensor]:
+        """Columns of `TopkOutputSpec` for this rank's shard."""
+        ...
+
     ) -> None:
         """Writes this rank's part of a checkpoint."""
         ...

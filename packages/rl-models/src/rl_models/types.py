@@ -22,6 +22,7 @@ __all__ = [
     "LossType",
     "ReferenceLogprobOutputSpec",
     "SamplingParams",
+    "TopkOutputSpec",
     "TrainDatumSpec",
     "TrainOutput",
     "ValueOutputSpec",
@@ -46,6 +47,11 @@ class LossInputType(Enum):
     """`logits` [B, S, V] in float32."""
     VALUE = "value"
     """`values` [B, S] of a model with a scalar head, as `ValueOutputSpec.values`."""
+    DISTILLATION = "distillation"
+    """`student_topk_logits` [B, S-1, k] of the tokens in the column `topk_indices`,
+    `student_log_normalizer` [B, S-1], the logarithm of the sum over the whole
+    vocabulary, and with the loss's attribute `needs_entropy` also `student_entropy`
+    [B, S-1]; 0.0 where `token_mask[:, 1:]` is 0."""
 
 
 class TrainDatumSpec(TypedDict):
@@ -81,6 +87,19 @@ class ValueOutputSpec(TypedDict):
     values: Tensor
     """[B, S] float32: entry i is the head's number after tokens 0 to i; 0.0 where it
     was not asked for."""
+
+
+class TopkOutputSpec(TypedDict):
+    """Result of `get_topk_logits`; entry i of a row is about the token at i + 1."""
+
+    topk_logits: Tensor
+    """[B, S, k] float32 logits of the k most probable next tokens, largest first,
+    divided by the temperature; 0.0 where it was not asked for."""
+    topk_indices: Tensor
+    """[B, S, k] int32: which tokens these are."""
+    topk_log_normalizer: Tensor
+    """[B, S] float32: the logarithm of the sum of the exponentials of all logits, so
+    that `topk_logits - topk_log_normalizer` are log-probs."""
 
 
 class GenerationDatumSpec(TypedDict):

@@ -6,7 +6,6 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from rl_distributed.batched_data_dict import BatchedDataDict
 from rl_distributed.errors import BatchError, ConfigError
@@ -29,6 +28,7 @@ from rl_models.types import (
     LogprobOutputSpec,
     ReferenceLogprobOutputSpec,
     TrainOutput,
+    TopkOutputSpec,
     ValueOutputSpec,
 )
 
@@ -209,8 +209,7 @@ class TrainingPolicy(PolicyInterface):
         self, data: BatchedDataDict[Any], *, timer: Timer | None = None
     ) -> BatchedDataDict[LogprobOutputSpec]:
         """Log-probs under the current weights; see `PolicyInterface.get_logprobs`."""
-        logprobs = self._logprobs("get_logprobs", data, None, False, timer)
-        return BatchedDataDict({"logprobs": logprobs})
+        return self._logprobs("get_logprobs", data, None, False, timer)
 
     def get_values(
         self, data: BatchedDataDict[Any], *, timer: Timer | None = None
@@ -223,8 +222,37 @@ class TrainingPolicy(PolicyInterface):
         check_scalar_head(self.config, "get_values")
         columns = ("token_mask", "value_mask")
         with _span(timer, "policy_values"):
-            values = self._per_token(data, columns, "get_values", "values", None, None)
-        return BatchedDataDict({"values": values})
+            return self._per_token(data, columns, "get_values", None, None)
+
+    def get_topk_logits(
+        self,
+        data: BatchedDataDict[Any],
+        k: int,
+        *,
+        temperature: float | None = None,
+        micro_batch_size: int | None = None,
+        timer: Timer | None = None,
+    ) -> BatchedDataDict[TopkOutputSpec]:
+        """Logits of the most probable tokens; see `PolicyInterface.get_topk_logits`.
+
+        Raises:
+            BatchError: k is less than 1, or more than the vocabulary has.
+            ConfigError: The model has a scalar head.
+        """
+        check_lm_head(self.config, "get_topk_logits")
+        if k < 1:
+            raise BatchError(f"get_topk_logits: k must be at least 1: got {k}")
+        columns = ("token_mask",)
+        with _span(timer, "policy_topk_logits"):
+            return self._per_token(
+                data,
+                columns,
+                "get_topk_logits",
+                micro_batch_size,
+                None,
+                k=k,
+                temperature=temperature,
+            )
 
     def get_reference_policy_logprobs(
         self,
@@ -244,8 +272,8 @@ class TrainingPolicy(PolicyInterface):
                 "init_reference_model=True"
             )
         name = "get_reference_policy_logprobs"
-        logprobs = self._logprobs(name, data, micro_batch_size, True, timer)
-        return BatchedDataDict({"reference_logprobs": logprobs})
+        found = self._logprobs(name, data, micro_batch_size, True, timer)
+        return BatchedDataDict({"reference_logprobs": found["logprobs"]})
 
     def _logprobs(
         self,
@@ -254,13 +282,12 @@ class TrainingPolicy(PolicyInterface):
         micro_batch_size: int | None,
         reference: bool,
         timer: Timer | None,
-    ) -> Tensor:
+    ) -> BatchedDataDict[Any]:
         check_lm_head(self.config, name)
         return self._per_token(
             data,
             ("token_mask",),
             "get_logprobs",
-            "logprobs",
             micro_batch_size,
             timer,
             reference=reference,
@@ -271,12 +298,11 @@ class TrainingPolicy(PolicyInterface):
         data: BatchedDataDict[Any],
         columns: tuple[str, ...],
         method: str,
-        result: str,
         micro_batch_size: int | None,
         timer: Timer | None,
         **arguments: Any,
-    ) -> Tensor:
-        """Calls a method of every worker that gives column `result` for its rows."""
+    ) -> BatchedDataDict[Any]:
+        """Calls a method of every worker that gives columns for its rows."""
         self._check_rows(data, ())
         num_rows = data.size
         names = ("input_ids", "input_lengths", *columns)
@@ -295,8 +321,7 @@ class TrainingPolicy(PolicyInterface):
         joined = parts[0] if len(parts) == 1 else BatchedDataDict.from_batches(parts)
         if order is not None:
             joined.reorder_data(order)
-        values: Tensor = joined[result]
-        return values[:num_rows]
+        return joined.slice(0, num_rows) if extra else joined
 
     def _shard(
         self, data: BatchedDataDict[Any], gbs: int, budget: dict[str, Any]

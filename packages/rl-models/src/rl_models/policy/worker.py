@@ -80,6 +80,19 @@ class TrainingWorker:
     def export_weights(self) -> WeightBundle | None:
         """Whole weights on rank 0, None on the others; every rank must be called."""
         bundle: WeightBundle | None = self._backend.export_weights()
+    def get_topk_logits(
+        self,
+        data: BatchedDataDict[Any],
+        k: int,
+        mbs: int,
+        temperature: float | None = None,
+    ) -> BatchedDataDict[Any]:
+        """Columns of `TopkOutputSpec` for this rank's shard."""
+        columns = self._backend.get_topk_logits(
+            data, k=k, mbs=mbs, temperature=temperature
+        )
+        return BatchedDataDict(columns)
+
         return bundle
 
     def save_checkpoint(

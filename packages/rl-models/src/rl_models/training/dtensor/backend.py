@@ -50,6 +50,7 @@ from rl_models.training.dtensor.optimizer import (
     gradient_norm,
 )
 from rl_models.training.dtensor.state import load_training_state, save_training_state
+from rl_models.training.dtensor.topk import student_inputs, topk_of_shard
 from rl_models.training.process_group import (
     Ranks,
     join_process_group,
@@ -179,6 +180,13 @@ class DTensorTrainingBackend:
             return {"logits": forward_logits(self.model, part["input_ids"])}
         if loss_fn.input_type is LossInputType.VALUE:
             needed = needed_for_values(part)
+        if loss_fn.input_type is LossInputType.DISTILLATION:
+            return student_inputs(
+                self.model,
+                part,
+                self.config.logprob_temperature,
+                needs_entropy=getattr(loss_fn, "needs_entropy", False),
+            )
             return {"values": forward_values(self.model, part["input_ids"], needed)}
         logprobs = forward_logprobs(
             self.model,
@@ -248,6 +256,13 @@ class DTensorTrainingBackend:
             values[rows.start : rows.stop, : result.shape[1]] = result.cpu()
         self.model.free_gathered()
         return values
+    def get_topk_logits(
+        self, data: Any, *, k: int, mbs: int, temperature: float | None = None
+    ) -> dict[str, Tensor]:
+        """Columns of this shard; see `TrainingBackend.get_topk_logits`."""
+        chosen = temperature or self.config.logprob_temperature
+        return topk_of_shard(self.model, data, k=k, mbs=mbs, temperature=chosen)
+
 
     def save_checkpoint(
         self,

@@ -12,7 +12,7 @@ from rl_models.ops.logprobs import token_logprobs
 from rl_models.training.dtensor.microbatch import ModelBatch
 from rl_models.training.dtensor.model import RankModel
 
-__all__ = ["forward_logits", "forward_logprobs", "forward_values"]
+__all__ = ["forward_logits", "forward_logprobs", "forward_values", "needed_logits"]
 
 
 def forward_logprobs(
@@ -29,14 +29,27 @@ def forward_logprobs(
     Returns:
         [b, S - 1] float32, 0.0 where not needed.
     """
+    batch, logits = needed_logits(model, input_ids, needed)
+    return batch.spread(token_logprobs(logits, batch.targets, temperature))
+
+
+def needed_logits(
+    model: RankModel, input_ids: Tensor, needed: Tensor
+) -> tuple[ModelBatch, Tensor]:
+    """The [N, V] logits that needed tokens are drawn from, and where they belong.
+
+    Args:
+        model: The model.
+        input_ids: As in `forward_logprobs`.
+        needed: As in `forward_logprobs`.
+    """
     device = model.ranks.device
     attention = model.attention if model.can_pack else None
     batch = ModelBatch.for_logprobs(
         input_ids, needed, device, attention, model.shares_prefixes
     )
     with model.compute():
-        logits = _logits_at(model, batch)
-    return batch.spread(token_logprobs(logits, batch.targets, temperature))
+        return batch, _logits_at(model, batch)
 
 
 def forward_values(model: RankModel, input_ids: Tensor, needed: Tensor) -> Tensor:

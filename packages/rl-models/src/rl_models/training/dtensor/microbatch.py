@@ -173,10 +173,11 @@ class ModelBatch:
         return cls(inputs, _on(device, places), is_packed=True, **fields)
 
     def spread(self, results: Tensor) -> Tensor:
-        """[N] -> `shape`, zeros elsewhere; differentiable."""
+        """[N, ...] -> `shape` [...], zeros elsewhere; differentiable."""
         rows, columns = self.shape
-        flat = results.new_zeros(rows * columns)
-        return flat.index_copy(0, self.places, results).view(rows, columns)
+        flat = results.new_zeros(rows * columns, *results.shape[1:])
+        spread = flat.index_copy(0, self.places, results)
+        return spread.view(rows, columns, *results.shape[1:])
 
 
 def _last_needed(mask: np.ndarray) -> np.ndarray:
