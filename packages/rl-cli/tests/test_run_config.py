@@ -73,6 +73,30 @@ def test_unknown_name_lists_recipes_and_algorithms() -> None:
     assert "sft" in message
 
 
+def test_a_preset_is_an_algorithm_with_settings_beneath_the_users(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "my.yaml"
+    path.write_text("policy: {model_name: m}\nloss_fn: {ratio_clip_max: 0.3}\n")
+    run = load_run("dapo", path, ["grpo.dynamic_sampling_max_gen_batches=3"])
+    (stage,) = run.stages
+    assert run.name == stage.algorithm == "dapo"
+    assert stage.config.grpo.use_dynamic_sampling
+    assert stage.config.grpo.dynamic_sampling_max_gen_batches == 3
+    assert stage.config.loss_fn.ratio_clip_max == 0.3
+    assert stage.config.loss_fn.ratio_clip_min == 0.2
+    assert run_from_dict(run.source) == run
+    assert "or 'dapo'?" in refused("dappo")
+
+
+def test_a_stage_can_name_a_preset() -> None:
+    run = load_run("quickstart", None, ["stages.grpo.algorithm=rloo"])
+    config = run.stages[1].config
+    assert config.loss_fn.disable_ppo_ratio
+    # What the recipe says wins.
+    assert config.loss_fn.reference_policy_kl_penalty == 0.0
+
+
 def test_missing_files_are_named(tmp_path: Path) -> None:
     assert "nothing.yaml" in refused("nothing.yaml")
     assert "gone.yaml" in refused("grpo", config=tmp_path / "gone.yaml")

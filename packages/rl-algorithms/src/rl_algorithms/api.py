@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+from rl_algorithms.presets import find_preset, preset_names
 from rl_algorithms.trainers.base import BaseTrainer
 from rl_algorithms.trainers.callbacks import Callback
 from rl_algorithms.trainers.result import TrainResult
 from rl_algorithms.trainers.run_folder import Resume
-from rl_distributed.errors import ConfigError
+from rl_distributed.config import Config
+from rl_distributed.errors import ConfigError, RegistryError
 from rl_distributed.registry import Registry
+from rl_distributed.suggestion import nearest
 
-__all__ = ["algorithm_names", "get_algorithm", "register_algorithm", "train"]
+__all__ = [
+    "algorithm_names",
+    "algorithm_settings",
+    "get_algorithm",
+    "register_algorithm",
+    "suggest_algorithm",
+    "train",
+]
 
 _ALGORITHMS: Registry[type[BaseTrainer[Any]]] = Registry("rl.algorithms", "algorithm")
 TrainerT = TypeVar("TrainerT", bound=type[BaseTrainer[Any]])
@@ -28,13 +38,19 @@ def register_algorithm(name: str) -> Callable[[TrainerT], TrainerT]:
 
 
 def get_algorithm(name: str) -> type[BaseTrainer[Any]]:
-    """Return the trainer class of an algorithm.
+    """Return the trainer class of an algorithm, or of the algorithm of a preset.
 
     Raises:
         RegistryError: The name is unknown, or its package is missing.
         ConfigError: What is registered is no trainer.
     """
-    found: Any = _ALGORITHMS.get(name)
+    preset = None if name in _ALGORITHMS else find_preset(name)
+    if preset is None and name not in _ALGORITHMS:
+        raise RegistryError(
+            f"unknown algorithm {name!r}{suggest_algorithm(name)} (algorithms: "
+            f"{', '.join(algorithm_names())}; presets: {', '.join(preset_names())})"
+        )
+    found: Any = _ALGORITHMS.get(name if preset is None else preset.algorithm)
     if not (isinstance(found, type) and issubclass(found, BaseTrainer)):
         raise ConfigError(
             f"algorithm {name!r} must be a subclass of BaseTrainer: got {found!r}"
@@ -42,8 +58,35 @@ def get_algorithm(name: str) -> type[BaseTrainer[Any]]:
     return found
 
 
+def algorithm_settings(
+    name: str, settings: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Return a tree of settings with those of the preset `name` beneath it.
+
+    Where `name` is an algorithm and no preset, the settings are what they are.
+    """
+    preset = None if name in _ALGORITHMS else find_preset(name)
+    return dict(settings or {}) if preset is None else preset.under(settings or {})
+
+
+def suggest_algorithm(name: str, others: Iterable[str] = ()) -> str:
+    """Say which names are near `name`, or nothing where none is.
+
+    Args:
+        name: What is no algorithm and no preset.
+        others: Names of other things that may be meant.
+    """
+    groups = ([*others, *algorithm_names()], preset_names())
+    near = [found for group in groups if (found := nearest(name, group))]
+    names = " or ".join(map(repr, near))
+    return f"; did you mean {names}?" if near else ""
+
+
 def algorithm_names() -> list[str]:
-    """Return the names of all algorithms, those of other packages included."""
+    """Return the names of all algorithms, those of other packages included.
+
+    `rl_algorithms.presets.preset_names` returns those of the presets.
+    """
     return list(_ALGORITHMS.names())
 
 
@@ -71,7 +114,7 @@ def train(
         dataset: A list of dicts, a data set, a file, a folder or a hub name.
         reward_fn: Rewards an answer, `fn(prompt, response)` or with further columns of
             the data set; it is tried on one row before the model is loaded.
-        algorithm: A registered name: `grpo`, `sft`, ...
+        algorithm: An algorithm (`grpo`, `sft`, ...) or a preset (`dapo`, `rloo`, ...).
         val_dataset: Held-out data.
         environment: An environment object instead of a function.
         callbacks: Hooks.
@@ -82,7 +125,11 @@ def train(
         UserError: Something that you can mend; the message says how.
         Interrupted: A signal came; the run is saved.
     """
-    trainer = get_algorithm(algorithm).from_pretrained(model, **settings)
+    trainer_class = get_algorithm(algorithm)
+    config = settings.pop("config", None)
+    if not isinstance(config, Config):  # which would be complete
+        config = algorithm_settings(algorithm, config)
+    trainer = trainer_class.from_pretrained(model, config=config, **settings)
     return trainer.fit(
         dataset,
         val_dataset=val_dataset,

@@ -21,6 +21,8 @@ import yaml
 from pydantic import Field
 
 from rl_algorithms import TrainerConfig, algorithm_names, get_algorithm
+from rl_algorithms.api import algorithm_settings, suggest_algorithm
+from rl_algorithms.presets import find_preset, preset_names
 from rl_distributed import Config, ConfigError, load_config, merge_configs
 from rl_distributed.config import apply_overrides, parse_overrides
 from rl_distributed.suggestion import did_you_mean
@@ -103,7 +105,8 @@ def load_run(name: str, config: Path | None, overrides: Sequence[str]) -> Run:
     """Find a recipe or an algorithm, apply overrides and validate everything.
 
     Args:
-        name: A recipe's name, the path of a recipe file, or an algorithm's name.
+        name: Name of a recipe, path of a recipe file, name of an algorithm or of a
+            preset.
         config: A YAML file for an algorithm (not for a recipe).
         overrides: `key=value`, `+key=value` or `~key`.
 
@@ -121,14 +124,16 @@ def load_run(name: str, config: Path | None, overrides: Sequence[str]) -> Run:
         recipe = _override_recipe(load_config(path), overrides)
         return _from_recipe(Path(name).stem, recipe, source=str(path.name))
     known = algorithm_names()
-    if name not in known:
+    if name not in known and find_preset(name) is None:
         raise ConfigError(
             f"{name!r} is neither a recipe nor an algorithm"
-            f"{did_you_mean(name, [*recipe_names(), *known])} Recipes: "
-            f"{', '.join(recipe_names())}. Algorithms: {', '.join(known)}. A recipe of "
-            f"your own is given by its path, ending in .yaml."
+            f"{suggest_algorithm(name, recipe_names())} Recipes: "
+            f"{', '.join(recipe_names())}. Algorithms: {', '.join(known)}. Presets: "
+            f"{', '.join(preset_names())}. A recipe of your own is given by its path, "
+            f"ending in .yaml."
         )
     data = load_config(config) if config is not None else {}
+    data = algorithm_settings(name, data)
     data = apply_overrides(
         data, parse_overrides(overrides), get_algorithm(name).config_class
     )
@@ -218,11 +223,12 @@ def _from_recipe(name: str, data: Mapping[str, Any], source: str) -> Run:
         raise ConfigError(f"{source}: stages must hold at least one stage: got none.")
     stages = []
     for index, (key, raw) in enumerate(recipe.stages.items()):
-        merged = merge_configs(recipe.common, raw)
+        merged: dict[str, Any] = merge_configs(recipe.common, raw)
         algorithm = merged.pop("algorithm", key)
         if not isinstance(algorithm, str):
             raise ConfigError(f"{source}: stages.{key}.algorithm must be a name: got "
                               f"{algorithm!r}.")  # fmt: skip
+        merged = algorithm_settings(algorithm, merged)
         merged.setdefault("seed", recipe.seed)
         if index > 0 or recipe.model is not None:
             _set_model(merged, key, source)

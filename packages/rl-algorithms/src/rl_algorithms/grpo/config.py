@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Self
+from collections.abc import Mapping
+from typing import Any, Self
 
 from pydantic import Field, model_validator
 
@@ -15,6 +16,7 @@ from rl_algorithms.losses.config import ClippedPGLossConfig
 from rl_algorithms.trainers.rollout_config import (
     RolloutTrainerConfig,
     SamplingSettings,
+    with_generation,
 )
 
 __all__ = ["GRPOConfig", "GRPOSettings"]
@@ -31,6 +33,9 @@ class GRPOSettings(SamplingSettings):
     """Penalties for long answers; null: none."""
     overlong_filtering: bool = False
     """Leave answers out of the loss that the length limit cut off."""
+    seq_logprob_error_threshold: float | None = Field(None, ge=1.0)
+    """Leave answers out of the loss on whose tokens the sampler and the trainer
+    disagree: whose mean of `exp|difference of log-probs|` is above this; null: none."""
     drop_zero_variance_groups: bool = False
     """Leave groups out whose answers all earn the same, without sampling others."""
     use_dynamic_sampling: bool = False
@@ -47,12 +52,28 @@ class GRPOSettings(SamplingSettings):
                 "use_dynamic_sampling and drop_zero_variance_groups exclude each "
                 "other: the first replaces groups, the second leaves them out"
             )
-        relative = self.adv_estimator.name == "grpo"
-        if relative and self.num_generations_per_prompt < 2:
+        return self
+
+    @model_validator(mode="after")
+    def _check_estimator(self) -> Self:
+        estimator = self.adv_estimator
+        compares = (
+            estimator.compares_group
+            or self.use_dynamic_sampling
+            or self.drop_zero_variance_groups
+        )
+        if compares and self.num_generations_per_prompt < 2:
             raise ValueError(
                 "num_generations_per_prompt must be at least 2 for advantages within a "
                 f"group: got {self.num_generations_per_prompt}; raise it, or set "
-                "adv_estimator.name to raw_reward"
+                "adv_estimator.name to raw_reward or reinforce_plus_plus, without "
+                "minus_baseline, dynamic sampling and drop_zero_variance_groups"
+            )
+        if estimator.name == "gdpo" and (self.reward_scaling or self.reward_shaping):
+            raise ValueError(
+                "reward_scaling and reward_shaping change the sum of the rewards, "
+                "which adv_estimator.name=gdpo does not read: leave them out (null), "
+                "and let the reward function return the penalty as one of its rewards"
             )
         return self
 
@@ -67,6 +88,15 @@ class GRPOConfig(RolloutTrainerConfig):
     loss_fn: ClippedPGLossConfig = Field(default_factory=ClippedPGLossConfig)
     """The loss."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in(cls, data: Any) -> Any:
+        filled = with_generation(data)
+        complete = isinstance(filled, Mapping) and isinstance(
+            filled.get("policy"), Mapping
+        )
+        return _with_lengths(dict(filled)) if complete else filled
+
     @model_validator(mode="after")
     def _check(self) -> Self:
         if (
@@ -78,4 +108,42 @@ class GRPOConfig(RolloutTrainerConfig):
                 "loss_fn.reference_policy_kl_penalty=0: got "
                 f"{self.loss_fn.reference_policy_kl_penalty}"
             )
+        if self.loss_fn.has_kl_reward and self.grpo.adv_estimator.name == "gdpo":
+            raise ValueError(
+                "loss_fn.use_kl_in_reward changes the sum of the rewards, which "
+                "grpo.adv_estimator.name=gdpo does not read: set it to false"
+            )
         return self
+
+
+def _with_lengths(data: dict[str, Any]) -> dict[str, Any]:
+    """Fill in the lengths that follow from the longest answer."""
+    generation = data["policy"]["generation"]
+    limit = (
+        generation.get("max_new_tokens") if isinstance(generation, Mapping) else None
+    )
+    if not isinstance(limit, int):
+        return data
+    loss, grpo = data.get("loss_fn"), data.get("grpo")
+    wanted = "fixed_length_normalizer"
+    if isinstance(loss, Mapping) and loss.get(wanted) == "max_new_tokens":
+        data["loss_fn"] = {**loss, wanted: limit}
+    if isinstance(grpo, Mapping) and isinstance(grpo.get("reward_shaping"), Mapping):
+        shaping = _with_overlong_lengths(grpo["reward_shaping"], limit)
+        data["grpo"] = {**grpo, "reward_shaping": shaping}
+    return data
+
+
+def _with_overlong_lengths(shaping: Mapping[str, Any], limit: int) -> dict[str, Any]:
+    """Put the lengths that `overlong_buffer_fraction` stands for in their places."""
+    given = {name: value for name, value in shaping.items() if value is not None}
+    fraction = given.get("overlong_buffer_fraction")
+    if not isinstance(fraction, int | float):
+        return dict(shaping)
+    limit = given.get("max_response_length", limit)
+    buffer = max(1, round(fraction * limit)) if isinstance(limit, int) else limit
+    return {
+        "max_response_length": limit,
+        "overlong_buffer_length": buffer,
+        **given,
+    }

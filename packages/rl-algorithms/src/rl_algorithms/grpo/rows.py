@@ -5,14 +5,27 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from rl_algorithms.advantages import AdvantageEstimator, scale_rewards, shape_rewards
-from rl_algorithms.filters import mask_overlong, rows_with_variance
+from rl_algorithms.advantages import (
+    AdvantageEstimator,
+    RewardColumns,
+    scale_rewards,
+    shape_rewards,
+)
+from rl_algorithms.filters import (
+    mask_overlong,
+    mask_sequence_logprob_error,
+    named_rewards,
+    rows_with_variance,
+)
 from rl_algorithms.grpo.config import GRPOSettings
+from rl_algorithms.losses.config import ClippedPGLossConfig
+from rl_algorithms.losses.kl import calculate_kl
 from rl_distributed.batched_data_dict import BatchedDataDict
 from rl_distributed.metrics.values import Mean
 
-__all__ = ["build_rows"]
+__all__ = ["add_kl_penalty", "build_rows", "mask_disagreement"]
 
 _COLUMNS = (
     "input_ids",
@@ -20,7 +33,33 @@ _COLUMNS = (
     "token_mask",
     "sample_mask",
     "generation_logprobs",
+    "prev_logprobs",
 )
+
+
+def add_kl_penalty(
+    rows: BatchedDataDict[Any], config: ClippedPGLossConfig
+) -> dict[str, Any]:
+    """Add column `kl_penalty` [N, S]: what each token's KL takes from the reward.
+
+    Args:
+        rows: Columns `prev_logprobs`, `reference_policy_logprobs` and `token_mask`.
+        config: Estimator, bounds and weight.
+
+    Returns:
+        Metrics.
+    """
+    trained = rows["token_mask"] != 0
+    kl = calculate_kl(
+        torch.where(trained, rows["prev_logprobs"], 0.0),
+        torch.where(trained, rows["reference_policy_logprobs"], 0.0),
+        config.reference_policy_kl_type,
+        config.kl_input_clamp_value,
+        config.kl_output_clamp_value,
+    )
+    rows["kl_penalty"] = config.reference_policy_kl_penalty * kl
+    counted = trained * rows["sample_mask"].unsqueeze(1)
+    return {"kl_penalty": Mean(float((kl * counted).sum()), float(counted.sum()))}
 
 
 def build_rows(
@@ -31,37 +70,22 @@ def build_rows(
     """Give each row its advantage, and leave out the rows that do not count.
 
     Args:
-        rows: Columns of `RolloutResult.rows`.
+        rows: Columns of `RolloutResult.rows`, and of `add_kl_penalty` if that is used.
         estimator: Makes advantages of rewards.
         settings: Scaling, shaping and filters.
 
     Returns:
         The columns that training needs, or None when no row is left, and metrics.
     """
-    metrics: dict[str, Any] = {}
-    rewards = rows["rewards"].to(torch.float32)
-    if settings.reward_scaling is not None:
-        rewards, clamped = scale_rewards(rewards, settings.reward_scaling)
-        metrics["rewards_clamped_rate"] = Mean(float(clamped), float(len(rewards)))
-    unshaped = rewards
-    if settings.reward_shaping is not None:
-        rewards = shape_rewards(
-            rewards,
-            rows["generation_lengths"],
-            rows["truncated"],
-            settings.reward_shaping,
-        )
-        metrics["shaped_reward"] = Mean.of(rewards.tolist())
+    rewards, columns, metrics = _rewards(rows, settings)
     valid, groups = rows["sample_mask"], rows["group_index"]
-    advantages = estimator.compute_advantage(
-        rewards,
-        groups,
-        valid,
-        std_rewards=None if settings.reward_shaping is None else unshaped,
-    )
-    varied = rows_with_variance(rewards, groups, valid)
-    metrics["zero_variance_rate"] = 1.0 - float(varied.float().mean())
-    metrics |= _advantage_metrics(advantages, valid)
+    advantages = estimator.compute_advantage(rewards, groups, valid, **columns)
+    by_name = settings.adv_estimator.name == "gdpo"
+    named = columns.get("named_rewards") if by_name else None
+    varied = rows_with_variance(rewards, groups, valid, named)
+    if settings.num_generations_per_prompt > 1:
+        metrics["zero_variance_rate"] = 1.0 - float(varied.float().mean())
+    metrics |= _advantage_metrics(advantages, valid, rows["token_mask"])
     keep = valid != 0
     if settings.overlong_filtering:
         kept, dropped = mask_overlong(valid, rows["truncated"])
@@ -76,9 +100,54 @@ def build_rows(
     return _select(train, keep), metrics
 
 
-def _select(
-    rows: BatchedDataDict[Any], keep: torch.Tensor
-) -> BatchedDataDict[Any] | None:
+def mask_disagreement(rows: BatchedDataDict[Any], threshold: float) -> dict[str, Any]:
+    """Take rows out of the loss on which the sampler and the trainer disagree.
+
+    Args:
+        rows: Columns `generation_logprobs` and `prev_logprobs` among others.
+        threshold: See `mask_sequence_logprob_error`.
+
+    Returns:
+        Metrics.
+    """
+    num_valid = float((rows["sample_mask"] != 0).sum())
+    rows["sample_mask"], dropped = mask_sequence_logprob_error(
+        rows["sample_mask"],
+        rows["token_mask"],
+        rows["generation_logprobs"],
+        rows["prev_logprobs"],
+        threshold,
+    )
+    return {"seq_logprob_error_masked_rate": Mean(float(dropped), num_valid)}
+
+
+def _rewards(
+    rows: BatchedDataDict[Any], settings: GRPOSettings
+) -> tuple[Tensor, RewardColumns, dict[str, Any]]:
+    """Return the rewards after scaling and shaping, what goes with them, metrics."""
+    metrics: dict[str, Any] = {}
+    columns: RewardColumns = {"token_mask": rows["token_mask"]}
+    rewards = rows["rewards"].to(torch.float32)
+    if settings.reward_scaling is not None:
+        rewards, clamped = scale_rewards(rewards, settings.reward_scaling)
+        metrics["rewards_clamped_rate"] = Mean(float(clamped), float(len(rewards)))
+    if settings.reward_shaping is not None:
+        columns["std_rewards"] = rewards
+        rewards = shape_rewards(
+            rewards,
+            rows["generation_lengths"],
+            rows["truncated"],
+            settings.reward_shaping,
+        )
+        metrics["shaped_reward"] = Mean.of(rewards.tolist())
+    if named := named_rewards(rows):
+        columns["named_rewards"] = named
+    if "kl_penalty" in rows:
+        columns["kl_penalty"] = rows["kl_penalty"]
+    return rewards, columns, metrics
+
+
+def _select(rows: BatchedDataDict[Any], keep: Tensor) -> BatchedDataDict[Any] | None:
     if bool(keep.all()):
         return rows
     indices = keep.nonzero().flatten()
@@ -87,14 +156,19 @@ def _select(
     rows = rows.select_indices(indices)
     # What was cut off may have been the widest row.
     width = int(rows["input_lengths"].max())
-    for name in ("input_ids", "token_mask", "generation_logprobs"):
-        if name in rows:
-            rows[name] = rows[name][:, :width]
+    for name, value in list(rows.items()):
+        if isinstance(value, Tensor) and value.dim() == 2:
+            rows[name] = value[:, :width]
     return rows
 
 
-def _advantage_metrics(advantages: torch.Tensor, valid: torch.Tensor) -> dict[str, Any]:
-    counted = advantages[valid != 0]
+def _advantage_metrics(
+    advantages: Tensor, valid: Tensor, token_mask: Tensor
+) -> dict[str, Any]:
+    counts = valid != 0
+    if advantages.dim() == 2:
+        counts = (token_mask != 0) & counts.unsqueeze(1)
+    counted = advantages[counts]
     if not len(counted):
         return {}
     low, mean, high = torch.stack(

@@ -1,7 +1,7 @@
 """The GRPO trainer.
 
 ```
-prompts -> rollouts -> (filter) -> advantages -> rows -> [log-probs] -> train -> sync
+prompts -> rollouts (filter) -> [KL] -> advantages -> rows -> [log-probs] -> train
 ```
 """
 
@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from rl_algorithms.advantages import make_advantage_estimator
 from rl_algorithms.filters import DynamicSamplingBuffer
 from rl_algorithms.grpo.config import GRPOConfig, GRPOSettings
-from rl_algorithms.grpo.rows import build_rows
+from rl_algorithms.grpo.rows import add_kl_penalty, build_rows, mask_disagreement
 from rl_algorithms.losses import ClippedPGLossFn
 from rl_algorithms.trainers.components import Needs
 from rl_algorithms.trainers.rollout_trainer import RolloutTrainer
@@ -52,29 +52,54 @@ class GRPOTrainer(RolloutTrainer[GRPOConfig]):
         self._estimator = make_advantage_estimator(self.config.grpo.adv_estimator)
 
     def _train_step(self, batch: Any) -> Mapping[str, Any]:
+        self.sync_weights()
         rows, metrics = self._sample(batch)
+        if rows is None:
+            return metrics
+        settings, loss_cfg = self.config.grpo, self.config.loss_fn
+        if loss_cfg.has_kl_reward:
+            self._add_logprobs(rows, prev=True, reference=True)
         with self.phase("advantage_calculation"):
-            train_rows, row_metrics = build_rows(
-                rows, self._estimator, self.config.grpo
-            )
+            if loss_cfg.has_kl_reward:
+                metrics |= add_kl_penalty(rows, loss_cfg)
+            train_rows, row_metrics = build_rows(rows, self._estimator, settings)
             metrics |= row_metrics
         if train_rows is None:
             # Nothing differs within any group: there is nothing to learn from.
             return metrics
         train_rows, rows_per_step = pad_to_plan(train_rows, self.plan)
+        threshold = settings.seq_logprob_error_threshold
+        # With one optimizer step the log-probs before the step are those of the step's
+        # own forward pass, so only several steps need them beforehand.
+        several_steps = train_rows.size > rows_per_step
+        needs_prev = several_steps and not loss_cfg.force_on_policy_ratio
+        self._add_logprobs(
+            train_rows,
+            prev=needs_prev or threshold is not None,
+            reference=loss_cfg.has_kl_term,
+        )
+        if threshold is not None:
+            metrics |= mask_disagreement(train_rows, threshold)
         metrics |= count_tokens(train_rows)
-        self._add_logprobs(train_rows, num_steps=train_rows.size // rows_per_step)
         output = self.train_policy(train_rows, self._loss, rows_per_step)
         return metrics | train_metrics(output)
 
-    def _sample(self, batch: Any) -> tuple[BatchedDataDict[Any], dict[str, Any]]:
-        """Sample answers to a batch; with dynamic sampling, to as many as it takes."""
+    def _sample(self, batch: Any) -> tuple[BatchedDataDict[Any] | None, dict[str, Any]]:
+        """Sample answers to a batch; with dynamic sampling, to as many as it takes.
+
+        Returns:
+            The rows, None where dynamic sampling kept none, and metrics.
+        """
         settings = self.config.grpo
-        self.sync_weights()
         if not settings.use_dynamic_sampling:
             return self._run_rollouts(batch, 0)
-        size = batch.size * settings.num_generations_per_prompt
-        buffer = DynamicSamplingBuffer(size, settings.dynamic_sampling_max_gen_batches)
+        pad = self.components.tokenizer.pad_token_id
+        buffer = DynamicSamplingBuffer(
+            batch.size * settings.num_generations_per_prompt,
+            settings.dynamic_sampling_max_gen_batches,
+            {"input_ids": pad if pad is not None else 0, "token_versions": -1},
+            by_named_rewards=settings.adv_estimator.name == "gdpo",
+        )
         collected = []
         first = 0
         while batch is not None:
@@ -84,23 +109,20 @@ class GRPOTrainer(RolloutTrainer[GRPOConfig]):
                 break
             first += batch.size
             batch = self.draw_batch()
-        rows, metrics = buffer.take()
-        return rows, {**reduce_metrics(collected), **metrics}
+        kept, metrics = buffer.take()
+        return kept, {**reduce_metrics(collected), **metrics}
 
-    def _add_logprobs(self, rows: BatchedDataDict[Any], *, num_steps: int) -> None:
-        """Add the log-probs that the loss needs and does not compute itself.
-
-        With one optimizer step the log-probs before the step are those of the step's
-        own forward pass, so only several steps need them beforehand.
-        """
+    def _add_logprobs(
+        self, rows: BatchedDataDict[Any], *, prev: bool, reference: bool
+    ) -> None:
+        """Add the log-probs that are needed and not there yet."""
         policy = self.components.policy
-        needs_prev = num_steps > 1 and not self.config.loss_fn.force_on_policy_ratio
-        needs_reference = self.config.loss_fn.needs_reference_logprobs
-        if not needs_prev and not needs_reference:
+        prev = prev and "prev_logprobs" not in rows
+        if not prev and not reference:
             return
         with self.phase("policy_and_reference_logprobs"):
-            if needs_prev:
+            if prev:
                 rows["prev_logprobs"] = policy.get_logprobs(rows)["logprobs"]
-            if needs_reference:
-                reference = policy.get_reference_policy_logprobs(rows)
-                rows["reference_policy_logprobs"] = reference["reference_logprobs"]
+            if reference:
+                found = policy.get_reference_policy_logprobs(rows)
+                rows["reference_policy_logprobs"] = found["reference_logprobs"]

@@ -45,6 +45,7 @@ class ClippedPGLossFn:
         if not isinstance(cfg, ClippedPGLossConfig):
             cfg = ClippedPGLossConfig.from_dict(dict(cfg), source="loss_fn")
         self.cfg = cfg
+        self._length_normalizer = cfg.length_normalizer
         self.loss_type = (
             LossType.TOKEN_LEVEL if cfg.token_level_loss else LossType.SEQUENCE_LEVEL
         )
@@ -110,7 +111,7 @@ class ClippedPGLossFn:
             per_token,
             tokens.token_mask,
             dim=-1,
-            global_normalization_factor=self.cfg.fixed_length_normalizer,
+            global_normalization_factor=self._length_normalizer,
         )
         return masked_mean(
             per_sequence, tokens.sample_mask, global_normalization_factor=num_seqs

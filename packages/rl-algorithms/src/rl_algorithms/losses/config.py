@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, PositiveInt, model_validator
 
 from rl_distributed.config import Config
+from rl_distributed.errors import ConfigError
 
 __all__ = ["ClippedPGLossConfig", "KLType", "TruncatedISType"]
 
@@ -22,21 +23,23 @@ class ClippedPGLossConfig(Config):
     | GRPO (2402.03300) | `token_level_loss=False` |
     | DAPO (2503.14476) | `ratio_clip_max=0.28`, `reference_policy_kl_penalty=0` |
     | Dr. GRPO (2503.20783) | `token_level_loss=False`, `fixed_length_normalizer=L` |
+    | RLOO (2402.14740) | as Dr. GRPO, `disable_ppo_ratio`, `use_kl_in_reward` |
     | GSPO (2507.18071) | `token_level_loss=False`, `sequence_level_importance_ratios` |
     | CISPO (2506.13585) | `use_cispo` |
     | REINFORCE | `disable_ppo_ratio` |
     """
 
-    ratio_clip_min: float = Field(default=0.2, ge=0.0, lt=1.0)
-    """The ratio is clipped from below at `1 - ratio_clip_min`."""
+    ratio_clip_min: float = Field(default=0.2, ge=0.0, le=1.0)
+    """The ratio is clipped from below at `1 - ratio_clip_min`; 1: it is not."""
     ratio_clip_max: float = Field(default=0.2, ge=0.0)
     """The ratio is clipped from above at `1 + ratio_clip_max`."""
     ratio_clip_c: float | None = Field(default=None, gt=1.0)
     """Dual clip: where the advantage is negative the loss is at most `-A * c`."""
     token_level_loss: bool = True
     """Average over all tokens of the batch; false: first over each sequence."""
-    fixed_length_normalizer: int | None = Field(default=None, ge=1)
-    """Dr. GRPO: divide a sequence's sum by this constant instead of by its length."""
+    fixed_length_normalizer: PositiveInt | Literal["max_new_tokens"] | None = None
+    """Dr. GRPO: divide a sequence's sum by this constant instead of by its length. In a
+    run's configuration `max_new_tokens` stands for that setting of the generation."""
     sequence_level_importance_ratios: bool = False
     """GSPO: one ratio per sequence, the geometric mean of its token ratios."""
     disable_ppo_ratio: bool = False
@@ -110,14 +113,8 @@ class ClippedPGLossConfig(Config):
 
     @model_validator(mode="after")
     def _check_kl(self) -> Self:
-        """Refuse a KL penalty in the reward that nothing would come of."""
-        if not self.use_kl_in_reward:
-            return self
-        if self.reference_policy_kl_penalty == 0:
-            raise ValueError(
-                "use_kl_in_reward needs reference_policy_kl_penalty above 0: got 0"
-            )
-        if self.use_on_policy_kl_approximation:
+        """Refuse options of a KL term that is not there."""
+        if self.use_kl_in_reward and self.use_on_policy_kl_approximation:
             raise ValueError(
                 "use_on_policy_kl_approximation weights a KL term in the loss: set it "
                 "to false with use_kl_in_reward"
@@ -161,6 +158,21 @@ class ClippedPGLossConfig(Config):
         return self
 
     @property
+    def length_normalizer(self) -> int | None:
+        """`fixed_length_normalizer` as a number.
+
+        Raises:
+            ConfigError: It still stands for a setting of the generation.
+        """
+        value = self.fixed_length_normalizer
+        if isinstance(value, str):
+            raise ConfigError(
+                f"fixed_length_normalizer={value} is filled in by the configuration of "
+                "a run: give a loss of your own the number"
+            )
+        return value
+
+    @property
     def needs_reference_logprobs(self) -> bool:
         """Whether log-probs of the reference policy are needed at all."""
         return self.reference_policy_kl_penalty > 0
@@ -169,6 +181,11 @@ class ClippedPGLossConfig(Config):
     def has_kl_term(self) -> bool:
         """Whether the loss itself reads `reference_policy_logprobs`."""
         return self.needs_reference_logprobs and not self.use_kl_in_reward
+
+    @property
+    def has_kl_reward(self) -> bool:
+        """Whether a KL penalty is to be taken from the rewards."""
+        return self.needs_reference_logprobs and self.use_kl_in_reward
 
     @property
     def needs_generation_logprobs(self) -> bool:

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from rl_cli.console import Terminal, table
+
+if TYPE_CHECKING:
+    from rl_distributed.config.explain import ConfigRow
 
 
 @click.group()
@@ -31,7 +36,7 @@ CONFIG_OPTION = click.option(
 
 
 @config.command()
-@click.argument("name", metavar="RECIPE|ALGORITHM")
+@click.argument("name", metavar="RECIPE|ALGORITHM|PRESET")
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE ...]")
 @CONFIG_OPTION
 @click.option("--source", is_flag=True, help="As written, before defaults are added.")
@@ -49,7 +54,7 @@ def show(
     Examples:
       rl config show quickstart
       rl config show quickstart --source > my.yaml
-      rl config show grpo policy.model_name=model --json
+      rl config show dapo policy.model_name=model --json
     """
     from rl_cli.run_config import load_run, to_yaml  # noqa: PLC0415
 
@@ -65,7 +70,7 @@ def show(
 
 
 @config.command()
-@click.argument("name", metavar="RECIPE|ALGORITHM")
+@click.argument("name", metavar="RECIPE|ALGORITHM|PRESET")
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE ...]")
 @CONFIG_OPTION
 def validate(name: str, overrides: tuple[str, ...], path: Path | None) -> None:
@@ -87,18 +92,21 @@ def validate(name: str, overrides: tuple[str, ...], path: Path | None) -> None:
 @click.argument("algorithm")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON list.")
 def explain(algorithm: str, as_json: bool) -> None:
-    """List every key of an algorithm: its type, its default, its meaning.
+    """List every key of an algorithm or preset: its type, its default, its meaning.
 
     \b
     Examples:
       rl config explain grpo
+      rl config explain dapo
       rl config explain sft --json
     """
     from rl_algorithms import get_algorithm  # noqa: PLC0415
+    from rl_algorithms.api import algorithm_settings  # noqa: PLC0415
     from rl_distributed.config import explain_config  # noqa: PLC0415
 
     found = explain_config(get_algorithm(algorithm).config_class)
-    rows = [(row.path, row.type, row.default, row.doc) for row in found]
+    preset = algorithm_settings(algorithm)
+    rows = [(row.path, row.type, _default(row, preset), row.doc) for row in found]
     terminal = Terminal()
     if as_json:
         names = ("path", "type", "default", "doc")
@@ -107,3 +115,13 @@ def explain(algorithm: str, as_json: bool) -> None:
         )
     else:
         terminal.result(table(algorithm, ["key", "type", "default", "meaning"], rows))
+
+
+def _default(row: ConfigRow, preset: Mapping[str, Any]) -> str:
+    """Return a key's default, that of the preset if it has one."""
+    value: Any = preset
+    for key in row.path.split("."):
+        if not isinstance(value, Mapping) or key not in value:
+            return row.default
+        value = value[key]
+    return row.default if isinstance(value, Mapping) else json.dumps(value)

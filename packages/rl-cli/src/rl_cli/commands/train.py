@@ -17,7 +17,7 @@ OVERRIDES_HELP = (
     context_settings={"ignore_unknown_options": False},
     short_help="Train by a recipe or an algorithm.",
 )
-@click.argument("name", metavar="RECIPE|ALGORITHM")
+@click.argument("name", metavar="RECIPE|ALGORITHM|PRESET")
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE ...]")
 @click.option(
     "--config",

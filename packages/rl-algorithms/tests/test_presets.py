@@ -1,0 +1,92 @@
+"""Each preset is a valid configuration with what its paper says; the user's wins."""
+
+from __future__ import annotations
+
+import pytest
+
+from rl_algorithms.api import algorithm_settings, get_algorithm
+from rl_algorithms.grpo.config import GRPOConfig
+from rl_algorithms.presets import Preset, find_preset, preset_names, register_preset
+from rl_distributed.errors import ConfigError, RegistryError
+
+MODEL = {"policy": {"model_name": "m", "generation": {"max_new_tokens": 50}}}
+
+
+def config(name: str, **settings) -> GRPOConfig:
+    tree = algorithm_settings(name, {**MODEL, **settings})
+    return GRPOConfig.from_dict(tree, source=name)
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_each_preset_is_valid_and_says_where_it_comes_from(name):
+    preset = find_preset(name)
+    assert preset is not None
+    assert preset.title
+    assert preset.paper
+    built = config(name)
+    assert built.output_dir == f"runs/{name}"
+    # A saved configuration gives the same run.
+    assert GRPOConfig.from_dict(built.to_dict(), source=name) == built
+    assert get_algorithm(name).algorithm == preset.algorithm
+
+
+def test_dapo():
+    built = config("dapo")
+    shaping = built.grpo.reward_shaping
+    assert shaping is not None
+    assert (shaping.max_response_length, shaping.overlong_buffer_length) == (50, 10)
+    assert built.grpo.use_dynamic_sampling
+    assert built.loss_fn.token_level_loss
+    assert built.loss_fn.ratio_clip_max == 0.28
+    assert not built.loss_fn.needs_reference_logprobs
+
+
+def test_lengths_that_follow_from_the_generation():
+    assert config("drgrpo").loss_fn.fixed_length_normalizer == 50
+    given = config("dapo", grpo={"reward_shaping": {"max_response_length": 20}})
+    assert given.grpo.reward_shaping is not None
+    assert given.grpo.reward_shaping.overlong_buffer_length == 4
+
+
+def test_rloo_and_reinforce_plus_plus_put_the_kl_into_the_reward():
+    for name in ("rloo", "reinforce_plus_plus"):
+        loss = config(name).loss_fn
+        assert loss.needs_reference_logprobs
+        assert not loss.has_kl_term
+    assert config("reinforce++").grpo.num_generations_per_prompt == 1
+    assert config("reinforce++-baseline").loss_fn.has_kl_term
+
+
+def test_what_the_user_sets_wins():
+    built = config(
+        "dapo",
+        grpo={"use_dynamic_sampling": False, "reward_shaping": None},
+        loss_fn={"ratio_clip_max": 0.5},
+    )
+    assert built.grpo.reward_shaping is None
+    assert not built.grpo.use_dynamic_sampling
+    assert built.loss_fn.ratio_clip_max == 0.5
+    assert built.loss_fn.reference_policy_kl_penalty == 0.0
+
+
+def test_an_algorithm_has_no_settings_of_its_own():
+    assert algorithm_settings("grpo", MODEL) == MODEL
+    assert algorithm_settings("sft") == {}
+
+
+def test_an_unknown_name_suggests_presets_too():
+    with pytest.raises(
+        RegistryError, match=r"did you mean .*'dapo'\?.*presets: cispo, "
+    ):
+        get_algorithm("dapoo")
+
+
+def test_presets_of_ones_own():
+    mine = Preset("mine", "grpo", "Mine", {"seed": 7}, aliases=("my",))
+    register_preset(mine)
+    register_preset(mine)
+    assert config("my").seed == 7
+    assert "mine" in preset_names()
+    for taken in ("dapo", "reinforce++"):
+        with pytest.raises(ConfigError, match="choose another name"):
+            register_preset(Preset(taken, "grpo", "Mine", {}))
