@@ -171,6 +171,26 @@ class RayWorkerGroup(WorkerCalls):
         """
         self.supervisor.recover(self)
 
+    def restart(self, ranks: Sequence[int]) -> list[int]:
+        """Start failed workers again, whatever the policy says.
+
+        For workers that do not talk to each other. With `FailFast` the others go on and
+        can be called meanwhile, so whoever spreads work over the workers brings one of
+        them back from a thread of its own. The new process has the state that its
+        constructor makes.
+
+        Args:
+            ranks: which workers; those that have not failed are left alone.
+
+        Returns:
+            The ranks that were started again.
+
+        Raises:
+            WorkerStartError: one did not come up; none of them is left then.
+            DeadlineExceededError: not in time.
+        """
+        return self.supervisor.restart(self._group, ranks)
+
     def relaunch(self, ranks: Sequence[int]) -> list[LaunchedWorker]:
         """New processes for these ranks; for the supervisor, which puts them in place.
 

@@ -414,6 +414,23 @@ class GroupSupervisor:
             finally:
                 self._is_recovering = False
 
+    def restart(self, group: RayWorkerGroup, ranks: Sequence[int]) -> list[int]:
+        """Start those of these workers again that have failed; others go on meanwhile.
+
+        Returns:
+            The ranks that were started again.
+
+        Raises:
+            WorkerStartError: one does not come up.
+            DeadlineExceededError: not in time.
+        """
+        with self._recovery:
+            with self._changed:
+                failed = [rank for rank in ranks if rank in self._state.failed]
+            if failed:
+                self._put_in_place(group.relaunch(failed))
+            return failed
+
     def _restart(
         self, group: RayWorkerGroup, policy: _Restart, incident: Incident
     ) -> None:

@@ -7,7 +7,37 @@ import itertools
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["split_rows"]
+__all__ = ["num_parts", "split_rows"]
+
+# Parts per replica where it works on several at a time.
+_PARTS_AT_ONCE = 8
+
+
+def num_parts(
+    num_rows: int, num_replicas: int, rows_at_once: int | None, calls_at_once: int
+) -> int:
+    """How many parts a batch is cut into.
+
+    A replica that takes one call at a time is fastest with all of its rows in one part,
+    so there is a part for each replica, and more only where rows would wait anyway: the
+    parts then go to whoever is done. One that takes several at a time gets smaller
+    parts, by which the replicas stay equally busy to the end.
+
+    Args:
+        num_rows: Rows of the batch.
+        num_replicas: Replicas that share them.
+        rows_at_once: Rows that a replica decodes at a time; None: all it is given.
+        calls_at_once: Calls that a replica takes at a time.
+    """
+    if num_replicas == 1:
+        return 1
+    parts = num_replicas
+    if calls_at_once > 1:
+        parts *= min(calls_at_once, _PARTS_AT_ONCE)
+    if rows_at_once is not None:
+        full = -(-num_rows // rows_at_once)
+        parts = max(parts, -(-full // num_replicas) * num_replicas)
+    return max(1, min(parts, num_rows))
 
 
 def split_rows(

@@ -17,7 +17,11 @@ from rl_models.generation.config import GenerationConfig
 from rl_models.generation.noise import derive_seeds
 from rl_models.generation.rows import check_rows, stop_strings_of
 from rl_models.generation.sampling import check_sampling_params
-from rl_models.generation.vllm.engine_args import engine_args, engine_variables
+from rl_models.generation.vllm.engine_args import (
+    check_engine_config,
+    engine_args,
+    engine_variables,
+)
 from rl_models.generation.vllm.engines import Engine, make_engine
 from rl_models.generation.vllm.requests import (
     Completion,
@@ -35,6 +39,8 @@ from rl_models.types import (
 
 __all__ = ["VllmGenerationBackend"]
 
+_CALLS_AT_ONCE = 16
+
 
 @register_generation_backend("vllm")
 class VllmGenerationBackend:
@@ -46,6 +52,32 @@ class VllmGenerationBackend:
 
     worker_class = "rl_models.generation.vllm.worker.VllmGenerationWorker"
     """What hosts it; its environment has vllm."""
+
+    @staticmethod
+    def check_config(config: GenerationConfig, *, on_gpu: bool) -> None:
+        """Refuse what a worker of a group cannot do, before a process is started.
+
+        Raises:
+            ConfigError: A setting that has no effect, or that is not supported.
+        """
+        check_engine_config(config, on_gpu=on_gpu)
+        size = config.vllm.tensor_parallel_size
+        if size > 1:
+            raise ConfigError(
+                "generation.vllm.tensor_parallel_size must be 1 where replicas are "
+                f"workers of a group, each of which has one GPU: got {size}; use more "
+                "replicas"
+            )
+
+    @staticmethod
+    def process_variables(config: GenerationConfig, *, on_gpu: bool) -> dict[str, str]:
+        """Environment variables of the process of a replica."""
+        return engine_variables(config, on_gpu=on_gpu)
+
+    @staticmethod
+    def calls_at_once(config: GenerationConfig) -> int:
+        """Calls that one replica takes at a time."""
+        return _CALLS_AT_ONCE if config.vllm.async_engine else 1
 
     def __init__(self) -> None:
         self.config: GenerationConfig

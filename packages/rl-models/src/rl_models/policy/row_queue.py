@@ -1,0 +1,123 @@
+"""Parts of a batch, worked off by whichever replica has room.
+
+```
+parts -> queue -> the replica with the least to do -> result of the part
+            ^                  | lost
+            +------------------+   to another replica
+```
+A part leaves the queue of running ones before its result is kept, and a lost replica's
+process has ended before its parts go elsewhere: so none is lost or answered twice.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Hashable, Sequence
+from typing import Any, Protocol
+
+from rl_models.errors import GenerationError
+
+__all__ = ["ReplicaLostError", "RowServer", "serve_parts"]
+
+_MOST_LOSSES = 3
+
+
+class ReplicaLostError(Exception):
+    """A replica that worked on a part is gone.
+
+    Args:
+        replica: Which one.
+        cause: How it failed.
+    """
+
+    def __init__(self, replica: int, cause: BaseException) -> None:
+        super().__init__(str(cause))
+        self.replica = replica
+        self.cause = cause
+
+
+class RowServer(Protocol):
+    """Who works on parts: the replicas of a generation policy."""
+
+    def room(self, running: Counter[int]) -> int | None:
+        """The replica that the next part goes to; None: all are busy or away.
+
+        Args:
+            running: Parts that each replica works on.
+        """
+        ...
+
+    def begin(self, part: int, replica: int) -> Hashable:
+        """Hand a part to a replica; what stands for its result.
+
+        Raises:
+            ReplicaLostError: It is gone.
+        """
+        ...
+
+    def finished(self, tickets: Sequence[Hashable]) -> Sequence[Hashable]:
+        """Those that have ended, after a short wait if none has."""
+        ...
+
+    def result(self, ticket: Hashable, replica: int) -> Any:
+        """The result of a part that has ended.
+
+        Raises:
+            ReplicaLostError: The replica is gone.
+        """
+        ...
+
+    def lost(self, error: ReplicaLostError) -> None:
+        """Note that a replica is gone, once or several times for each loss."""
+        ...
+
+    def wait_for_replica(self) -> None:
+        """Return once some replica may have room.
+
+        Raises:
+            GenerationError: There is none left.
+        """
+        ...
+
+
+def serve_parts(num_parts: int, server: RowServer) -> list[Any]:
+    """Results of all parts, in order.
+
+    Raises:
+        GenerationError: No replica is left, or a part has cost too many of them.
+    """
+    waiting = deque(range(num_parts))
+    running: dict[Hashable, tuple[int, int]] = {}
+    results: dict[int, Any] = {}
+    losses: Counter[int] = Counter()
+
+    def give_back(part: int, error: ReplicaLostError) -> None:
+        server.lost(error)
+        losses[part] += 1
+        if losses[part] >= _MOST_LOSSES:
+            raise GenerationError(
+                f"{losses[part]} replicas were lost one after the other while they "
+                f"sampled the same rows (part {part} of {num_parts}); the last: "
+                f"{error.cause}"
+            ) from error.cause
+        waiting.appendleft(part)
+
+    while len(results) < num_parts:
+        load = Counter(replica for _, replica in running.values())
+        while waiting and (replica := server.room(load)) is not None:
+            part = waiting.popleft()
+            try:
+                running[server.begin(part, replica)] = (part, replica)
+                load[replica] += 1
+            except ReplicaLostError as error:
+                give_back(part, error)
+        if not running:
+            server.wait_for_replica()
+            continue
+        for ticket in server.finished(list(running)):
+            part, replica = running.pop(ticket)
+            try:
+                results[part] = server.result(ticket, replica)
+            except ReplicaLostError as error:
+                give_back(part, error)
+    return [results[part] for part in range(num_parts)]
