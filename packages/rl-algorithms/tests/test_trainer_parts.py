@@ -199,11 +199,31 @@ class TestResult:
         assert history.column("val:accuracy") == ([2], [0.5])
         assert History.read(tmp_path / "none", up_to=2) == []
 
+    def test_data_frame(self):
+        history = History([{"step": 1, "a": 1.0}, {"step": 2, "a": 2.0, "b": 3.0}])
+        frame = history.to_pandas()
+        assert list(frame.index) == [1, 2]
+        assert list(frame.columns) == ["a", "b"]
+        assert frame["b"].isna().tolist() == [True, False]
+        assert History().to_pandas().empty
+
+    def test_says_what_came_of_it(self, tmp_path):
+        history = History([{"step": s, "train:reward": s / 4} for s in (1, 2)])
+        path = tmp_path / "step_2"
+        result = TrainResult({}, history, path, tmp_path, 2, "enough")
+        assert repr(result).splitlines() == [
+            "TrainResult: 2 steps, enough",
+            "  train:reward   0.25 -> 0.5",
+            "  history        History(2 records, 1 metrics)",
+            f"  checkpoint     {path}",
+        ]
+
     def test_plot_draws_a_picture(self, tmp_path):
         history = History([{"step": s, "train:loss": 1.0 / s} for s in (1, 2, 3)])
         result = TrainResult({}, history, None, tmp_path, 3, "")
         path = result.plot()
         assert path.read_bytes().startswith(b"\x89PNG")
+        assert result.plot(tmp_path / "new" / "a.svg").read_text().count("train:") == 1
         with pytest.raises(ValueError, match="has none of nope"):
             result.plot(metrics=["nope"])
 

@@ -13,6 +13,9 @@ from rl_distributed.metrics.sinks.jsonl import read_metrics
 
 __all__ = ["History", "TrainResult"]
 
+# Curves with so many points are drawn thin, with their mean on top.
+_SMOOTH_FROM = 40
+_COLOUR = "#1f5fa8"
 # Names in code and config are `train:loss`; sinks group by slashes: `train/loss`.
 _PREFIXES = {
     "train": "train",
@@ -39,8 +42,12 @@ def metric_name(sink: str) -> str | None:
 class History(list[dict[str, float]]):
     """One record per step: `{"step": 3, "train:loss": 0.5, "val:accuracy": 0.7, ...}`.
 
-    It is a plain list; `frame` makes a pandas data frame of it.
+    It is a plain list; `to_pandas` makes a data frame of it.
     """
+
+    def __repr__(self) -> str:
+        names = {name for record in self for name in record if name != "step"}
+        return f"History({len(self)} records, {len(names)} metrics)"
 
     def add(self, step: int, metrics: Mapping[str, float]) -> None:
         """Put metrics into the record of a step, which is made if need be."""
@@ -53,15 +60,23 @@ class History(list[dict[str, float]]):
         found = [record for record in self if name in record]
         return [int(r["step"]) for r in found], [r[name] for r in found]
 
-    @property
-    def frame(self) -> Any:
-        """The history as a pandas data frame with `step` as its index.
+    def to_pandas(self) -> Any:
+        """Return a pandas data frame: a row per step (its index), a column per metric.
+
+        What a step did not measure is NaN.
 
         Raises:
             RegistryError: pandas is not installed.
         """
         pandas = _optional("pandas")
+        if not self:
+            return pandas.DataFrame(index=pandas.Index([], name="step"))
         return pandas.DataFrame(list(self)).set_index("step")
+
+    @property
+    def frame(self) -> Any:
+        """The same as `to_pandas()`."""
+        return self.to_pandas()
 
     @classmethod
     def read(cls, path: Path, *, up_to: int) -> History:
@@ -84,7 +99,7 @@ class History(list[dict[str, float]]):
         return history
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class TrainResult:
     """The outcome of `fit` and `train`."""
 
@@ -101,6 +116,16 @@ class TrainResult:
     """Steps done, those of earlier processes of a resumed run included."""
     stop_reason: str
     """Why the run ended."""
+
+    def __repr__(self) -> str:
+        lines = [f"TrainResult: {self.steps} steps, {self.stop_reason or 'no end'}"]
+        for name in self._default_curves():
+            values = self.history.column(name)[1]
+            change = f"{values[0]:.4g} -> " if len(values) > 1 else ""
+            lines.append(f"  {name:<14} {change}{values[-1]:.4g}")
+        lines.append(f"  {'history':<14} {self.history!r}")
+        lines.append(f"  {'checkpoint':<14} {self.checkpoint_path or 'none'}")
+        return "\n".join(lines)
 
     @property
     def model_path(self) -> Path | None:
@@ -136,7 +161,8 @@ class TrainResult:
         return target
 
     def _default_curves(self) -> list[str]:
-        wanted = ["train:reward", "train:loss", "val:accuracy", "val:val_loss"]
+        wanted = ["train:reward", "train:loss", "train:accuracy"]
+        wanted += ["val:accuracy", "val:reward", "val:val_loss"]
         present = {name for record in self.history for name in record}
         return [name for name in wanted if name in present]
 
@@ -144,15 +170,38 @@ class TrainResult:
 def _draw(curves: Mapping[str, tuple[list[int], list[float]]], target: Path) -> None:
     # The object interface draws without a display and leaves no global state behind.
     figure_module = _optional("matplotlib.figure")
-    figure = figure_module.Figure(figsize=(7.0, 2.4 * len(curves)), layout="tight")
+    figure = figure_module.Figure(
+        figsize=(7.0, 2.2 * len(curves) + 0.4), layout="tight"
+    )
     axes = figure.subplots(len(curves), 1, squeeze=False, sharex=True)[:, 0]
     for ax, (name, (steps, values)) in zip(axes, curves.items(), strict=True):
-        ax.plot(steps, values, marker="o" if len(steps) < 40 else "", markersize=3)
-        ax.set_ylabel(name)
+        many = len(steps) >= _SMOOTH_FROM
+        ax.plot(
+            steps,
+            values,
+            color=_COLOUR,
+            alpha=0.35 if many else 1.0,
+            marker="" if many else "o",
+            markersize=3,
+        )
+        if many:
+            ax.plot(steps, _smooth(values), color=_COLOUR, linewidth=2)
+        ax.set_title(name, loc="left", fontsize="medium")
         ax.grid(alpha=0.3)
+        ax.margins(x=0.01)
+        for side in ("top", "right"):
+            ax.spines[side].set_visible(False)
     axes[-1].set_xlabel("step")
+    axes[-1].xaxis.get_major_locator().set_params(integer=True)
     target.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(target, dpi=120)
+
+
+def _smooth(values: list[float]) -> list[float]:
+    """Return the mean over a window of a twentieth of the curve around each point."""
+    half = max(len(values) // 40, 1)
+    windows = [values[max(i - half, 0) : i + half + 1] for i in range(len(values))]
+    return [sum(window) / len(window) for window in windows]
 
 
 def _optional(module: str) -> Any:
