@@ -41,7 +41,6 @@ class DPOLossFn:
     loss_type = LossType.SEQUENCE_LEVEL
     input_type = LossInputType.LOGPROB
     rows_per_group = 2
-    """A pair reaches the loss together."""
 
     def __init__(self, cfg: DPOLossConfig | Mapping[str, Any] | None = None) -> None:
         if not isinstance(cfg, DPOLossConfig):
@@ -122,10 +121,7 @@ class DPOLossFn:
 
 
 def _answer_sums(logprobs: Tensor, columns: TokenColumns) -> Tensor:
-    """[2 B] float64 sums over the learned tokens; what lies elsewhere does not matter.
-
-    A row that does not count is 0.
-    """
+    """[2 B] float64 sums over the learned tokens; 0 for rows that do not count."""
     return columns.blank(logprobs).sum(-1, dtype=torch.float64)
 
 

@@ -1,0 +1,135 @@
+"""Distillation on the teacher's top k tokens (Agarwal et al., 2306.13649, GKD).
+
+At each trained position a divergence of the teacher p and the student q is taken, see
+`losses.divergence`; `DistillationLossConfig` says over which tokens p and q are
+distributions. Shapes: B rows, S tokens, k tokens of the teacher; N trained positions, E
+events (k, or k + 1 with the bucket).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rl_algorithms.errors import LossInputError
+from rl_algorithms.losses.columns import column
+from rl_algorithms.losses.distillation_config import DistillationLossConfig
+from rl_algorithms.losses.divergence import (
+    divergence,
+    divergence_outside,
+    with_bucket,
+)
+from rl_algorithms.losses.reductions import masked_mean
+from rl_distributed.metrics.values import Mean, MetricValue, Sum
+from rl_models.types import LossInputType, LossType
+
+__all__ = ["DistillationLossFn"]
+
+_NAME = "DistillationLossFn"
+
+
+class DistillationLossFn:
+    """A divergence of teacher and student, averaged over the trained tokens.
+
+    Args:
+        cfg: Which divergence, over what; a mapping is validated.
+    """
+
+    loss_type = LossType.TOKEN_LEVEL
+    input_type = LossInputType.DISTILLATION
+
+    def __init__(
+        self, cfg: DistillationLossConfig | Mapping[str, Any] | None = None
+    ) -> None:
+        if not isinstance(cfg, DistillationLossConfig):
+            cfg = DistillationLossConfig.from_dict(dict(cfg or {}), source=_NAME)
+        self.cfg = cfg
+        self.needs_entropy = cfg.needs_entropy
+        """Whether the training backend must give `student_entropy`."""
+
+    def __call__(
+        self,
+        data: Mapping[str, Any],
+        global_valid_seqs: Tensor,
+        global_valid_toks: Tensor,
+        **inputs: Tensor,
+    ) -> tuple[Tensor, dict[str, MetricValue]]:
+        """Give this micro-batch's share of the loss, and its metrics.
+
+        Args:
+            data: `token_mask` [B, S], `sample_mask` [B], and of the teacher's
+                `get_topk_logits` the columns `topk_logits` [B, S, k] and
+                `topk_log_normalizer` [B, S].
+            global_valid_seqs: Not used.
+            global_valid_toks: Trained tokens of the global batch.
+            inputs: `student_topk_logits` [B, S-1, k], `student_log_normalizer`
+                [B, S-1], and `student_entropy` [B, S-1] where it is needed.
+        """
+        cfg = self.cfg
+        student = self._input(inputs, "student_topk_logits")
+        teacher = self._column(data, "topk_logits").to(student.dtype)
+        if teacher.shape != student.shape:
+            raise LossInputError(
+                "column 'topk_logits' without its last position must be "
+                f"{list(student.shape)}: got {list(teacher.shape)}"
+            )
+        sample_mask = column(data, "sample_mask", needed_by=_NAME)
+        weights = column(data, "token_mask", needed_by=_NAME)[:, 1:].to(student.dtype)
+        weights = weights * sample_mask[:, None]
+        # Only what counts goes further: what lies elsewhere may even be NaN.
+        here = weights != 0
+        weights, teacher, student = weights[here], teacher[here], student[here]
+        p_norm = self._column(data, "topk_log_normalizer").to(student.dtype)[here]
+        q_norm = self._input(inputs, "student_log_normalizer")[here]
+        p_whole, q_whole = teacher - p_norm[:, None], student - q_norm[:, None]
+        p, q = torch.log_softmax(teacher, -1), torch.log_softmax(student, -1)
+        if cfg.bucket_outside_topk:
+            p, q = with_bucket(p_whole), with_bucket(q_whole)
+        elif cfg.zero_outside_topk:
+            q = q_whole
+        values = divergence(p, q, cfg.kl_type, cfg.mixed_kl_weight)
+        if cfg.zero_outside_topk:
+            entropy = None
+            if self.needs_entropy:
+                entropy = self._input(inputs, "student_entropy")[here]
+            values = values + divergence_outside(
+                q, entropy, cfg.kl_type, cfg.mixed_kl_weight
+            )
+        loss = masked_mean(
+            values, weights, global_normalization_factor=global_valid_toks
+        )
+        return loss, _metrics(loss, weights, p_whole, q_whole)
+
+    @staticmethod
+    def _input(inputs: Mapping[str, Tensor], name: str) -> Tensor:
+        if name not in inputs:
+            raise LossInputError(
+                f"{_NAME} is computed from {name}: got "
+                f"{', '.join(sorted(inputs)) or 'nothing'}; a training backend gives "
+                "it for LossInputType.DISTILLATION"
+            )
+        return inputs[name]
+
+    @staticmethod
+    def _column(data: Mapping[str, Any], name: str) -> Tensor:
+        """A column of the teacher without its last position, which predicts nothing."""
+        return column(data, name, needed_by=_NAME)[:, :-1]
+
+
+@torch.no_grad()
+def _metrics(
+    loss: Tensor, weights: Tensor, teacher: Tensor, student: Tensor
+) -> dict[str, MetricValue]:
+    """Metrics of [N, k] log-probs; the teacher's first token is its choice."""
+    agrees = (student.argmax(-1) == teacher.argmax(-1)).to(weights.dtype)
+    columns = (teacher.exp().sum(-1), student.exp().sum(-1), agrees)
+    sums = [(values * weights).sum() for values in columns]
+    share, count, *totals = torch.stack((loss, weights.sum(), *sums)).tolist()
+    names = ("teacher_topk_mass", "student_topk_mass", "top1_agreement")
+    metrics: dict[str, MetricValue] = {
+        name: Mean(total, count) for name, total in zip(names, totals, strict=True)
+    }
+    return {**metrics, "loss": Sum(share), "num_unmasked_tokens": Sum(count)}

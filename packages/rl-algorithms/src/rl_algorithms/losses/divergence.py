@@ -1,0 +1,77 @@
+"""Divergences of two distributions given as log-probs, over the last dimension.
+
+With p of the teacher, q of the student and a weight w:
+
+```
+forward   KL(p || q)
+reverse   KL(q || p)
+mixed     w KL(p || q) + (1 - w) KL(q || p)
+jsd       w KL(p || m) + (1 - w) KL(q || m),   m = w p + (1 - w) q
+```
+
+Letters in shapes: N positions, k tokens, E events.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from rl_algorithms.losses.distillation_config import KLDirection
+
+__all__ = ["divergence", "divergence_outside", "with_bucket"]
+
+_LOG_ZERO = -100.0
+"""What stands for the logarithm of a probability of 0."""
+_TINY = 1e-8
+"""The least probability of all tokens outside the top k together."""
+
+
+def divergence(p: Tensor, q: Tensor, kind: KLDirection, weight: float) -> Tensor:
+    """Return the [N] divergence of [N, E] log-probs."""
+    if kind == "forward":
+        return _kl(p, q)
+    if kind == "reverse":
+        return _kl(q, p)
+    if kind == "mixed":
+        return weight * _kl(p, q) + (1 - weight) * _kl(q, p)
+    middle = torch.logaddexp(p + math.log(weight), q + math.log1p(-weight))
+    return weight * _kl(p, middle) + (1 - weight) * _kl(q, middle)
+
+
+def divergence_outside(
+    q: Tensor, entropy: Tensor | None, kind: KLDirection, weight: float
+) -> Tensor | float:
+    """Return the [N] part of the events that [N, E] leaves out, where p is 0.
+
+    The reverse divergence, which would be infinite, counts e^-100 for 0.
+
+    Args:
+        q: [N, E] log-probs of the events that are there; they sum to less than 1.
+        entropy: [N] entropy of q over all events; for `reverse` and `mixed`.
+        kind: The divergence.
+        weight: Its weight.
+    """
+    if kind == "forward":
+        return 0.0
+    probability = 1 - q.exp().sum(-1)
+    if kind == "jsd":
+        # There the middle is (1 - w) q.
+        return -(1 - weight) * math.log1p(-weight) * probability
+    assert entropy is not None
+    inside = (q.exp() * q).sum(-1)
+    share = 1.0 if kind == "reverse" else 1 - weight
+    return share * (-entropy - inside - _LOG_ZERO * probability)
+
+
+def with_bucket(logprobs: Tensor) -> Tensor:
+    """[N, k] -> [N, k + 1]: one more event, which is all others together."""
+    rest = (1 - logprobs.exp().sum(-1, keepdim=True)).clamp(min=_TINY)
+    return torch.cat([logprobs, rest.log()], dim=-1)
+
+
+def _kl(a: Tensor, b: Tensor) -> Tensor:
+    """KL(a || b)."""
+    return (a.exp() * (a - b)).sum(-1)
