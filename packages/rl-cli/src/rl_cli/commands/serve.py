@@ -1,0 +1,135 @@
+"""`rl serve`: a model behind OpenAI's HTTP interface."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from rl_cli.console import Terminal
+
+if TYPE_CHECKING:
+    from rl_algorithms.trainers.signals import SignalGuard
+    from rl_models.serving import Server
+
+_LOOK_EVERY_S = 1.0
+
+
+@click.command(short_help="Serve a model by OpenAI's HTTP interface.")
+@click.argument("model")
+@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE ...]")
+@click.option("--host", help="Address to listen on; default 127.0.0.1.")
+@click.option("--port", type=click.IntRange(0, 65_535),
+              help="Port; default 8000, 0 takes any that is free.")  # fmt: skip
+@click.option("--api-key", envvar="RL_API_KEY", metavar="KEY",
+              help="What clients must send; set RL_API_KEY where others may see the "
+              "arguments. Made and printed if --host is not loopback.")  # fmt: skip
+@click.option("--name", "model_name", help="What requests call the model.")
+@click.option("--replicas", "num_replicas", type=click.IntRange(1),
+              help="Copies of the model that share the requests.")  # fmt: skip
+@click.option("--max-model-len", type=click.IntRange(1),
+              help="Longest prompt and answer together, in tokens.")  # fmt: skip
+@click.option("--dtype", type=click.Choice(["auto", "float32", "bfloat16", "float16"]),
+              help="Data type of weights and cache; auto: the model's.")  # fmt: skip
+@click.option("--json", "as_json", is_flag=True,
+              help="Print one JSON object when it is ready.")  # fmt: skip
+@click.option("--quiet", is_flag=True, help="Show no progress.")
+@click.pass_obj
+def serve(
+    obj: dict[str, bool],
+    /,
+    model: str,
+    overrides: tuple[str, ...],
+    as_json: bool,
+    quiet: bool,
+    **settings: Any,
+) -> int:
+    """Serve MODEL (a folder, a checkpoint or a hub name) until Ctrl-C.
+
+    The door is OpenAI's HTTP interface: /v1/chat/completions, /v1/completions and
+    /v1/models, with streams, log-probs and token ids. POST /rl/weights gives it other
+    weights while it serves. KEY=VALUE sets any field of ServeConfig. Ctrl-C waits for
+    requests in progress, a second one does not.
+
+    \b
+    Examples:
+      rl serve path/to/checkpoint
+      rl serve model --port 0 --json
+      RL_API_KEY=secret rl serve model --host 0.0.0.0 --replicas 2
+      rl serve model request_deadline_s=60 vllm.max_num_seqs=64
+    """
+    from rl_algorithms.trainers.signals import SignalGuard  # noqa: PLC0415
+
+    terminal = Terminal(quiet=quiet)
+    # Neither an import nor the start of Ray survives an exception in its middle.
+    with SignalGuard() as guard:
+        guard.hold()
+        from rl_distributed import configure_logging, shutdown_ray  # noqa: PLC0415
+
+        configure_logging("debug" if obj["debug"] else "warning")
+        server = _server(model, settings, overrides)
+        try:
+            return _run(server, guard, terminal, as_json)
+        finally:
+            guard.close()
+            server.stop(0.0)
+            shutdown_ray()
+
+
+def _server(model: str, settings: dict[str, Any], overrides: tuple[str, ...]) -> Server:
+    from rl_distributed import merge_configs  # noqa: PLC0415
+    from rl_distributed.config import apply_overrides, parse_overrides  # noqa: PLC0415
+    from rl_models.serving import ServeConfig, Server  # noqa: PLC0415
+
+    given = {name: value for name, value in settings.items() if value is not None}
+    changes = apply_overrides({}, parse_overrides(overrides), schema=ServeConfig)
+    both = sorted(given.keys() & changes.keys())
+    if both:
+        raise click.UsageError(f"{both[0]} is given twice, as an option and as a key.")
+    document = merge_configs(given, changes)
+    return Server(model, ServeConfig.from_dict(document, source="the command line"))
+
+
+def _run(server: Server, guard: SignalGuard, terminal: Terminal, as_json: bool) -> int:
+    import os  # noqa: PLC0415
+
+    from rl_algorithms.trainers.signals import Interrupted  # noqa: PLC0415
+    from rl_distributed import init_ray  # noqa: PLC0415
+
+    server.bind()
+    count = server.config.num_replicas
+    terminal.note(
+        f"starting {count} replica{'s' if count > 1 else ''} of {server.model}"
+    )
+    local = os.environ.get("RAY_ADDRESS", "local") == "local"
+    init_ray(max(os.cpu_count() or 1, count) if local else None)
+    guard.install()
+    guard.release()
+    server.start()
+    _tell(server, terminal, as_json)
+    try:
+        while not server.hopeless.wait(_LOOK_EVERY_S):
+            pass
+    except Interrupted as error:
+        guard.acknowledge()
+        terminal.note(
+            f"stopping; requests in progress have {server.config.drain_deadline_s:g} s "
+            "(a second Ctrl-C ends them)"
+        )
+        return 0 if server.stop() else error.exit_code
+    terminal.note("no replica is left; the lines above say why")
+    return 1
+
+
+def _tell(server: Server, terminal: Terminal, as_json: bool) -> None:
+    """Say where it listens; whoever reads JSON waits for this line."""
+    ready = {"url": server.url, "model": server.model_name}
+    if server.has_generated_key:
+        ready["api_key"] = str(server.api_key)
+    if as_json:
+        terminal.raw(json.dumps(ready))
+        return
+    terminal.raw(f"{server.model_name} is served at {server.url}/v1")
+    if server.has_generated_key:
+        terminal.raw(f"API key: {server.api_key}")

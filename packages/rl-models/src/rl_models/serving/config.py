@@ -1,0 +1,95 @@
+"""Settings of a server: where it listens, how many replicas, what it allows."""
+
+from __future__ import annotations
+
+import ipaddress
+from typing import Any, Literal
+
+from pydantic import Field, SecretStr, field_validator
+
+from rl_distributed.config import Config
+from rl_models.generation.config import GenerationConfig
+
+__all__ = ["DType", "ServeConfig", "is_loopback"]
+
+_MIB = 1 << 20
+
+DType = Literal["auto", "float32", "bfloat16", "float16"]
+"""Data types that a model can be served in."""
+
+
+class ServeConfig(Config):
+    """How a model is served."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on; anything but loopback needs an API key."""
+    port: int = Field(8000, ge=0, le=65_535)
+    """Port to listen on; 0: any that is free."""
+    api_key: SecretStr | None = None
+    """What clients send as `Authorization: Bearer KEY`; null: none is needed on a
+    loopback address, and elsewhere one is made."""
+    model_name: str | None = None
+    """What requests call the model; null: the name of its folder, or the hub name."""
+    num_replicas: int = Field(1, gt=0)
+    """Copies of the model that share the requests."""
+    dtype: DType = "auto"
+    """Data type of weights and cache; auto: that of the model folder."""
+    max_model_len: int | None = Field(None, gt=0)
+    """Longest prompt and answer together; null: what the model's config says."""
+    num_threads: int | None = Field(1, gt=0)
+    """Threads per replica on a CPU; null: one per processor."""
+    seed: int = 0
+    """Seed of the engines, for requests that bring none."""
+    vllm: dict[str, Any] = Field(default_factory=dict)
+    """Settings of the engine: section `policy.generation.vllm` of a training run."""
+    request_deadline_s: float = Field(600.0, gt=0)
+    """A request that has not ended by then gets an error."""
+    max_body_bytes: int = Field(16 * _MIB, gt=0)
+    """Largest body of a request."""
+    max_requests: int = Field(1_024, gt=0)
+    """Requests in progress; further ones are told to come back."""
+    drain_deadline_s: float = Field(30.0, ge=0)
+    """How long a shutdown waits for requests in progress."""
+    start_deadline_s: float = Field(300.0, gt=0)
+    """A replica that does not serve by then is reported."""
+    update_deadline_s: float = Field(600.0, gt=0)
+    """A weight update of a replica that has not ended by then has failed."""
+    hang_deadline_s: float = Field(30.0, gt=0)
+    """A replica that gives no sign of life for so long is ended and replaced."""
+    max_restarts: int = Field(3, ge=0)
+    """How often within an hour a replica is replaced before it is dropped."""
+
+    @field_validator("api_key")
+    @classmethod
+    def _check_key(cls, value: SecretStr | None) -> SecretStr | None:
+        key = "x" if value is None else value.get_secret_value()
+        if not key or not key.isascii() or any(c.isspace() for c in key):
+            raise ValueError(
+                "api_key must be ASCII text without spaces, or null: got one that is "
+                "empty or holds other characters"
+            )
+        return value
+
+    def generation(self) -> GenerationConfig:
+        """The settings of each replica's engine, as a generation config."""
+        return GenerationConfig.from_dict(
+            {
+                "backend": "vllm",
+                "max_new_tokens": self.max_model_len or 1,
+                "max_context_length": self.max_model_len,
+                "num_threads": self.num_threads,
+                "seed": self.seed,
+                "vllm": {**self.vllm, "async_engine": True},
+            },
+            source="the settings of the server",
+        )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only programs of this machine can reach an address."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

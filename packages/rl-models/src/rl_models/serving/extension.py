@@ -1,0 +1,35 @@
+"""What vLLM's workers get of ours where they serve: weights out of a model folder.
+
+vLLM imports this module in the process that holds the model.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rl_models.errors import WeightSyncError
+from rl_models.generation.vllm.extension import WeightExtension
+from rl_models.serving.folder_weights import verified_tensors
+
+__all__ = ["ServingExtension"]
+
+
+class ServingExtension(WeightExtension):
+    """Methods that vLLM mixes into its worker; called by `collective_rpc`."""
+
+    def rl_load_folder(self, folder: str, entries: list[tuple[str, list[Any]]]) -> str:
+        """Replace all weights by those of a model folder, verified.
+
+        Args:
+            folder: The folder.
+            entries: What it must hold, see `FolderWeights.to_plain`.
+
+        Returns:
+            What went wrong; empty: all were loaded. Errors of another process would
+            lose their type on the way.
+        """
+        try:
+            self.rl_load_weights(verified_tensors(folder, entries))
+        except WeightSyncError as error:
+            return str(error)
+        return ""

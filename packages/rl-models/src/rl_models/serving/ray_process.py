@@ -1,0 +1,138 @@
+"""One process of a replica as a Ray actor in the environment of vLLM."""
+
+from __future__ import annotations
+
+import logging
+import time
+from contextlib import suppress
+from typing import Any
+
+import psutil
+import ray
+
+from rl_distributed.actor_environments import find_environment
+from rl_distributed.errors import DistributedError, WorkerStartError
+from rl_distributed.virtual_cluster import RayVirtualCluster
+from rl_distributed.workers.builder import RayWorkerBuilder
+from rl_distributed.workers.group import RayWorkerGroup
+from rl_distributed.workers.policy import FailFast
+from rl_models.environments import has_gpu
+from rl_models.generation.vllm.engine_args import engine_variables
+from rl_models.serving.config import ServeConfig
+from rl_models.serving.folder_weights import FolderWeights
+
+__all__ = ["RayProcess", "engine_environment"]
+
+logger = logging.getLogger(__name__)
+
+_WORKER = "rl_models.serving.replica.ServingReplica"
+_ENGINE = "rl_models.generation.vllm"
+_KEY_VARIABLE = "VLLM_API_KEY"
+# A start imports large libraries, some with Python's lock held.
+_HEARTBEAT_S = 120.0
+_STOP_S = 15.0
+
+
+def engine_environment() -> Any:
+    """The Python environment of replicas, as it is declared for the vLLM backend."""
+    return find_environment(_ENGINE)
+
+
+class RayProcess:
+    """Starts, updates and ends one replica.
+
+    Args:
+        replica: Number of the replica.
+        config: The server's settings.
+        model: Folder or hub name.
+        model_name: What requests call the model.
+        key: What requests to the replica must bring.
+    """
+
+    def __init__(
+        self, replica: int, config: ServeConfig, model: str, model_name: str, key: str
+    ) -> None:
+        self._name = f"serve-{replica}"
+        self._config = config
+        self._on_gpu = has_gpu()
+        self._arguments = (model, model_name, config.dtype, self._on_gpu)
+        self._key = key
+        self._group: RayWorkerGroup | None = None
+        self._cluster: RayVirtualCluster | None = None
+        self._children: list[psutil.Process] = []
+
+    def start(self) -> str:
+        """Bring it up; gives the URL of its server."""
+        generation = self._config.generation()
+        variables = engine_variables(generation, on_gpu=self._on_gpu)
+        # The engine is a process of its own in any case; this keeps vLLM from giving
+        # it a further one for the model, which takes longer to start.
+        variables["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+        variables[_KEY_VARIABLE] = self._key
+        builder = RayWorkerBuilder(_WORKER, generation.to_dict(), *self._arguments)
+        builder = builder.with_options(
+            environment=engine_environment(),
+            env_vars=variables,
+            num_threads=self._config.num_threads,
+        )
+        deadline_s = self._config.start_deadline_s
+        end = time.monotonic() + deadline_s
+        self._cluster = RayVirtualCluster([1], use_gpus=self._on_gpu, name=self._name)
+        self._group = RayWorkerGroup(
+            self._cluster,
+            builder,
+            name_prefix=self._name,
+            start_deadline_s=deadline_s,
+            failure_policy=FailFast(heartbeat_limit_s=_HEARTBEAT_S),
+        )
+        if not self._is_local():
+            raise WorkerStartError(
+                f"{self._name} was placed on another machine, where its server would "
+                "have to listen on the network; start the server on the node that has "
+                "the processors or GPUs"
+            )
+        left_s = max(1.0, end - time.monotonic())
+        said = self._call("start", left_s, deadline_s=left_s)
+        for pid in said["pids"]:
+            with suppress(psutil.NoSuchProcess):
+                self._children.append(psutil.Process(pid))
+        return f"http://127.0.0.1:{said['port']}"
+
+    def load_weights(self, weights: FolderWeights, version: int) -> str:
+        """Load weights; says what went wrong, or nothing."""
+        deadline_s = self._config.update_deadline_s
+        said = self._call(
+            "load_weights",
+            deadline_s,
+            folder=weights.folder,
+            entries=weights.to_plain(),
+            version=version,
+            deadline_s=deadline_s,
+        )
+        return str(said)
+
+    def stop(self, *, at_once: bool) -> None:
+        """End it and all that it has started."""
+        try:
+            if self._group is not None:
+                self._group.shutdown("stop", _STOP_S, force=at_once)
+        except DistributedError as error:
+            logger.warning("%s did not end cleanly: %s", self._name, error)
+        finally:
+            # They outlive their parent where that was killed.
+            for child in self._children:
+                with suppress(psutil.NoSuchProcess):
+                    child.kill()
+            if self._cluster is not None and ray.is_initialized():
+                self._cluster.shutdown()
+
+    def _is_local(self) -> bool:
+        assert self._group is not None
+        own = ray.get_runtime_context().get_node_id()
+        return all(seat.slot.node_id == own for seat in self._group.seats)
+
+    def _call(self, method: str, wait_s: float, **arguments: Any) -> Any:
+        assert self._group is not None
+        future = self._group.run_all_workers_single_data(method, **arguments)
+        # The worker's own deadline comes first, and says more.
+        return self._group.get_all_worker_results(future, deadline_s=wait_s + 5.0)[0]

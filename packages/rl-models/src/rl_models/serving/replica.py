@@ -1,0 +1,210 @@
+"""The process of one replica: vLLM's engine with vLLM's own HTTP server before it.
+
+```
+actor's main thread: start(), load_weights(), stop()
+      |  run_coroutine_threadsafe
+server thread: event loop -> uvicorn -> vLLM's app -> AsyncLLM --pipe--> engine process
+```
+Where the engine's process dies, this one ends as well: whoever watches it notices that
+at once, and a half-dead replica would answer with errors only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import threading
+from collections.abc import Coroutine, Mapping
+from typing import Any
+
+from rl_models.errors import GenerationError
+from rl_models.generation.config import GenerationConfig
+from rl_models.generation.vllm.engine_args import engine_args
+from rl_models.serving.version_stamp import VersionStamp
+
+__all__ = ["EXTENSION", "ServingReplica"]
+
+logger = logging.getLogger(__name__)
+
+EXTENSION = "rl_models.serving.extension.ServingExtension"
+_WATCH_EVERY_S = 0.5
+_ENGINE_GONE = 70
+# Longer than the router keeps an idle connection, so that it never meets one that is
+# just being closed.
+_KEEP_ALIVE_S = 120
+
+
+class ServingReplica:
+    """One replica; a plain class that needs the `vllm` environment.
+
+    Args:
+        config: `GenerationConfig.to_dict()` of a config with `async_engine`.
+        model: Folder or hub name.
+        model_name: What requests call it.
+        dtype: Data type that vLLM is told; "auto" is that of the model.
+        on_gpu: Whether the engine runs on GPUs.
+        address: Address to listen on.
+        api_key_variable: Variable with the key that requests must bring.
+    """
+
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        model: str,
+        model_name: str,
+        dtype: str,
+        on_gpu: bool,
+        address: str = "127.0.0.1",
+        api_key_variable: str = "VLLM_API_KEY",
+    ) -> None:
+        self._config = GenerationConfig.from_dict(dict(config), source="the server")
+        self._model, self._model_name, self._dtype = model, model_name, dtype
+        self._on_gpu = on_gpu
+        self._address = address
+        self._key = os.environ.get(api_key_variable, "")
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._port = 0
+
+    def start(self, deadline_s: float) -> dict[str, Any]:
+        """Load the model and begin to listen; gives port and processes."""
+        self._thread.start()
+        self._run(self._start(), deadline_s, "start of the engine")
+        return {"port": self._port, "pids": _descendants()}
+
+    def load_weights(
+        self,
+        folder: str,
+        entries: list[tuple[str, list[Any]]],
+        version: int,
+        deadline_s: float,
+    ) -> str:
+        """Load the weights of a folder while requests wait.
+
+        Args:
+            folder: The folder.
+            entries: See `FolderWeights.to_plain`.
+            version: What answers call these weights.
+            deadline_s: How long it may take.
+
+        Returns:
+            What went wrong; requests go on waiting then, because the engine holds
+            weights of no version.
+        """
+        update = self._update(folder, entries, version)
+        return str(self._run(update, deadline_s, "weight update"))
+
+    def stop(self) -> None:
+        """End server and engine."""
+        self._run(self._stop(), 10.0, "end of the server")
+        self._loop.call_soon_threadsafe(self._loop.stop)
+
+    def _run(self, work: Coroutine[Any, Any, Any], deadline_s: float, what: str) -> Any:
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result(deadline_s)
+        except TimeoutError:
+            future.cancel()
+            raise GenerationError(
+                f"the {what} did not end within {deadline_s:g} s"
+            ) from None
+
+    # --- in the server's thread ---------------------------------------------------
+
+    async def _start(self) -> None:
+        from vllm.engine.arg_utils import AsyncEngineArgs  # noqa: PLC0415
+        from vllm.v1.engine.async_llm import AsyncLLM  # noqa: PLC0415
+
+        arguments = self._arguments()
+        engine = AsyncLLM.from_engine_args(AsyncEngineArgs.from_cli_args(arguments))
+        self._engine = engine
+        await engine.update_weight_version("0")
+        await self._listen(arguments)
+        self._watch = asyncio.create_task(self._end_with_the_engine())
+
+    def _arguments(self) -> Any:
+        """What vLLM's command line would have made of our settings."""
+        from vllm.entrypoints.launchers.cli_args import make_arg_parser  # noqa: PLC0415
+        from vllm.utils.argparse_utils import FlexibleArgumentParser  # noqa: PLC0415
+
+        arguments = make_arg_parser(FlexibleArgumentParser()).parse_args([])
+        ours = engine_args(self._config, model_name=self._model, on_gpu=self._on_gpu)
+        ours |= {
+            "dtype": self._dtype,
+            "worker_extension_cls": EXTENSION,
+            "served_model_name": [self._model_name],
+            "disable_log_stats": False,
+            "api_key": [self._key] if self._key else None,
+            "disable_fastapi_docs": True,
+        }
+        for name, value in ours.items():
+            setattr(arguments, name, value)
+        return arguments
+
+    async def _listen(self, arguments: Any) -> None:
+        import uvicorn  # noqa: PLC0415
+        from vllm.entrypoints.launchers.api_server.app_state import (  # noqa: PLC0415
+            init_app_state,
+        )
+        from vllm.entrypoints.launchers.app import build_app  # noqa: PLC0415
+
+        engine = self._engine
+        tasks = await engine.get_supported_tasks()
+        app = build_app(arguments, tasks, engine.model_config)
+        await init_app_state(engine, app.state, arguments, tasks)
+        self._stamp = VersionStamp(app, engine)
+        listener = socket.socket()
+        listener.bind((self._address, 0))
+        self._port = listener.getsockname()[1]
+        settings = uvicorn.Config(
+            self._stamp,
+            log_level="warning",
+            access_log=False,
+            timeout_keep_alive=_KEEP_ALIVE_S,
+        )
+        self._server = uvicorn.Server(settings)
+        # vLLM's handlers of engine errors look for it here.
+        app.state.server = self._server
+        self._serving = asyncio.create_task(self._server.serve(sockets=[listener]))
+        while not self._server.started:
+            if self._serving.done():
+                raise GenerationError("the HTTP server of the replica did not start")
+            await asyncio.sleep(0.01)
+
+    async def _end_with_the_engine(self) -> None:
+        while not self._engine.errored:
+            await asyncio.sleep(_WATCH_EVERY_S)
+        logger.error("the engine's process is gone; ending the replica")
+        os._exit(_ENGINE_GONE)
+
+    async def _update(
+        self, folder: str, entries: list[tuple[str, list[Any]]], version: int
+    ) -> str:
+        engine = self._engine
+        # What was computed under the old weights is computed again, so that every
+        # token from here on is one of the new weights alone.
+        await engine.pause_generation(mode="keep", clear_cache=True)
+        said = await engine.collective_rpc("rl_load_folder", args=(folder, entries))
+        problems = [problem for problem in said if problem]
+        if problems:
+            return str(problems[0])
+        await engine.reset_prefix_cache()
+        await engine.update_weight_version(str(version))
+        self._stamp.version = version
+        await engine.resume_generation()
+        return ""
+
+    async def _stop(self) -> None:
+        self._watch.cancel()
+        self._server.should_exit = True
+        await self._serving
+        self._engine.shutdown()
+
+
+def _descendants() -> list[int]:
+    """Processes that this one has started, the engine's among them."""
+    import psutil  # noqa: PLC0415
+
+    return [child.pid for child in psutil.Process().children(recursive=True)]

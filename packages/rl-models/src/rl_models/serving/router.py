@@ -1,0 +1,334 @@
+"""The door: an HTTP server that lets requests in and hands them to replicas.
+
+Shutdown order: the listening socket, then new requests on open connections (503), then
+the wait for requests in progress, then an error to those that are left, then all
+connections.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import socket
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Any, Protocol
+
+import aiohttp
+from aiohttp import web
+
+from rl_distributed.errors import DistributedError, UserError
+from rl_models.serving.access import Access
+from rl_models.serving.balancer import Balancer, Endpoint, estimated_tokens
+from rl_models.serving.config import ServeConfig
+from rl_models.serving.errors import ApiError, error_body
+from rl_models.serving.exposition import merged_metrics
+from rl_models.serving.fleet import UpdateReport
+from rl_models.serving.forward import Call, Forwarder, is_alive
+from rl_models.serving.outgoing import ClientGoneError
+
+__all__ = ["Admin", "Router"]
+
+logger = logging.getLogger(__name__)
+
+_PROBE_EVERY_S, _METRICS_S, _CUT_S = 1.0, 5.0, 2.0
+_POSTS = ("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize")
+_KEEP_ALIVE_S = 15.0
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Admin(Protocol):
+    """What the router asks of who owns the replicas."""
+
+    def status(self) -> dict[str, Any]:
+        """The replicas and their versions, as JSON values."""
+        ...
+
+    def update_weights(self, path: str, version: int | None = None) -> UpdateReport:
+        """Load other weights on all replicas; blocks."""
+        ...
+
+    def report_lost(self, endpoint: Endpoint, reason: str) -> None:
+        """A process of a replica is dead; does not block."""
+        ...
+
+
+class Router:
+    """Serves HTTP in the event loop that `start` is called in.
+
+    Args:
+        config: Limits and deadlines.
+        admin: Owns the replicas.
+        api_key: What clients must send; None: nothing.
+        replica_key: What replicas are sent.
+    """
+
+    def __init__(
+        self,
+        config: ServeConfig,
+        admin: Admin,
+        *,
+        api_key: str | None,
+        replica_key: str = "",
+    ) -> None:
+        self.balancer = Balancer()
+        self._config = config
+        self._admin = admin
+        self._access = Access(api_key)
+        self._replica_key = replica_key
+        self._is_ending = False
+        self._is_hurried = False
+        self._probes: dict[Endpoint, asyncio.Task[None]] = {}
+        self._began_s = time.time()
+        self._num_refused = 0
+
+    async def start(self, listener: socket.socket) -> None:
+        """Begin to listen on a socket that is bound."""
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S)
+        self._session = aiohttp.ClientSession(connector=connector, trust_env=False)
+        self._forwarder = Forwarder(
+            self.balancer,
+            self._session,
+            key=self._replica_key,
+            deadline_s=self._config.request_deadline_s,
+            on_lost=self._lose,
+        )
+        app = web.Application(
+            middlewares=[self._guard], client_max_size=self._config.max_body_bytes
+        )
+        for path in _POSTS:
+            app.router.add_post(path, self._generate)
+        app.router.add_get("/v1/models", self._models)
+        app.router.add_get("/health", self._health)
+        app.router.add_get("/metrics", self._metrics)
+        app.router.add_get("/rl/status", self._status)
+        app.router.add_post("/rl/weights", self._weights)
+        # A client that hangs up ends its request, and so the work of the replica.
+        self._runner = web.AppRunner(
+            app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0
+        )
+        await self._runner.setup()
+        self._site = web.SockSite(self._runner, listener)
+        await self._site.start()
+
+    async def stop(self, drain_s: float) -> bool:
+        """Stop listening, wait for requests in progress, and end what is left.
+
+        Args:
+            drain_s: How long to wait.
+
+        Returns:
+            Whether all requests came to their own end.
+        """
+        self._is_ending = True
+        await self._site.stop()
+        clean = await self._all_done(drain_s)
+        if not clean:
+            self._forwarder.cut()
+            await self._all_done(_CUT_S, certain=True)
+        for probe in self._probes.values():
+            probe.cancel()
+        await self._runner.cleanup()
+        await self._session.close()
+        return clean
+
+    def hurry(self) -> None:
+        """Wait no longer for requests in progress; for `stop`, which goes on."""
+        self._is_hurried = True
+
+    async def _all_done(self, deadline_s: float, *, certain: bool = False) -> bool:
+        end = time.monotonic() + deadline_s
+        while self._forwarder.num_requests and time.monotonic() < end:
+            if self._is_hurried and not certain:
+                break
+            await asyncio.sleep(0.02)
+        return self._forwarder.num_requests == 0
+
+    async def add(self, endpoint: Endpoint) -> None:
+        """Let a replica take requests, and watch it."""
+        await self.balancer.put(endpoint)
+        self._probes[endpoint] = asyncio.create_task(self._probe(endpoint))
+
+    def remove(self, endpoint: Endpoint) -> None:
+        """Give a replica no more requests."""
+        self.balancer.take_out(endpoint)
+        probe = self._probes.pop(endpoint, None)
+        if probe is not None and probe is not asyncio.current_task():
+            probe.cancel()
+
+    def _lose(self, endpoint: Endpoint, reason: str) -> None:
+        if endpoint in self.balancer.endpoints:
+            self.remove(endpoint)
+            self._admin.report_lost(endpoint, reason)
+
+    async def _probe(self, endpoint: Endpoint) -> None:
+        """Notice the death or a hang of a replica that nobody talks to."""
+        deadline_s = self._config.hang_deadline_s
+        while await is_alive(self._session, endpoint, deadline_s):
+            await asyncio.sleep(_PROBE_EVERY_S)
+        self._lose(
+            endpoint, f"its server is gone, or does not answer within {deadline_s:g} s"
+        )
+
+    # --- requests -----------------------------------------------------------------
+
+    @web.middleware
+    async def _guard(
+        self, request: web.Request, handler: Handler
+    ) -> web.StreamResponse:
+        """Check the key, and give every error OpenAI's form."""
+        try:
+            if request.path != "/health":
+                self._access.check(request)
+                if self._is_ending:
+                    raise ApiError(503, "The server is shutting down.", "shutdown")
+            return await handler(request)
+        except ApiError as error:
+            self._num_refused += 1
+            return web.json_response(error_body(error), status=error.status)
+        except web.HTTPRequestEntityTooLarge:
+            limit = self._config.max_body_bytes
+            problem = ApiError(
+                413,
+                f"The body is larger than {limit} bytes; send less, or start the "
+                "server with a larger --max-body-bytes.",
+                "body_too_large",
+            )
+        except web.HTTPException as error:
+            problem = ApiError(
+                error.status,
+                f"{request.method} {request.path}: {error.reason}. There are "
+                f"POST {', '.join(_POSTS)} and /rl/weights, and GET /v1/models, "
+                "/health, /metrics and /rl/status.",
+                "not_found" if error.status == 404 else "bad_request",
+            )
+        except ClientGoneError:
+            return web.Response(status=499)
+        except Exception:
+            logger.exception("%s %s failed", request.method, request.path)
+            problem = ApiError(500, "The server failed; see its log.", "server_error")
+        self._num_refused += 1
+        return web.json_response(error_body(problem), status=problem.status)
+
+    async def _json(self, request: web.Request) -> tuple[bytes, dict[str, Any]]:
+        if request.content_type != "application/json":
+            raise ApiError(
+                400,
+                f"Content-Type must be application/json: got {request.content_type!r}.",
+                "bad_content_type",
+            )
+        try:
+            async with asyncio.timeout(self._config.request_deadline_s):
+                body = await request.read()
+        except TimeoutError:
+            raise ApiError(408, "The body did not come in time.", "timeout") from None
+        try:
+            fields = json.loads(body)
+        except (ValueError, RecursionError) as error:
+            raise ApiError(400, f"The body is no JSON: {error}.", "bad_json") from None
+        if not isinstance(fields, dict):
+            raise ApiError(400, "The body must be a JSON object.", "bad_json")
+        return body, fields
+
+    async def _generate(self, request: web.Request) -> web.StreamResponse:
+        body, fields = await self._json(request)
+        if self._forwarder.num_requests >= self._config.max_requests:
+            raise ApiError(
+                429,
+                f"{self._config.max_requests} requests are in progress; come back "
+                "later, or start the server with a larger --max-requests.",
+                "too_many_requests",
+            )
+        tokens = estimated_tokens(request.path, fields)
+        call = Call("POST", request.path, body, tokens)
+        return await self._forwarder.answer(request, call)
+
+    async def _models(self, request: web.Request) -> web.StreamResponse:
+        return await self._forwarder.answer(request, Call("GET", "/v1/models", b"", 0))
+
+    async def _health(self, request: web.Request) -> web.StreamResponse:
+        well = bool(self.balancer.endpoints) and not self._is_ending
+        return web.Response(status=200 if well else 503)
+
+    # --- for those who run the server ---------------------------------------------
+
+    async def _metrics(self, request: web.Request) -> web.StreamResponse:
+        endpoints = self.balancer.endpoints
+        texts = await asyncio.gather(*map(self._metrics_of, endpoints))
+        found = {
+            endpoint.replica: text
+            for endpoint, text in zip(endpoints, texts, strict=True)
+        }
+        own = {
+            "rl_serve_replicas": len(endpoints),
+            "rl_serve_requests_in_progress": self._forwarder.num_requests,
+            "rl_serve_errors": self._num_refused,
+            "rl_serve_up_seconds": time.time() - self._began_s,
+        }
+        return web.Response(text=merged_metrics(found, own))
+
+    async def _metrics_of(self, endpoint: Endpoint) -> str:
+        timeout = aiohttp.ClientTimeout(total=_METRICS_S)
+        headers = {"Authorization": f"Bearer {self._replica_key}"}
+        with suppress(aiohttp.ClientError, TimeoutError):
+            async with self._session.get(
+                endpoint.url + "/metrics", timeout=timeout, headers=headers
+            ) as answer:
+                return await answer.text()
+        return ""
+
+    async def _status(self, request: web.Request) -> web.StreamResponse:
+        status = self._admin.status()
+        loads = {endpoint.replica: endpoint for endpoint in self.balancer.endpoints}
+        for row in status["replicas"]:
+            endpoint = loads.get(row["replica"])
+            row["requests"] = endpoint.num_requests if endpoint else 0
+            row["tokens"] = endpoint.num_tokens if endpoint else 0
+            row["served"] = endpoint.num_served if endpoint else 0
+        return web.json_response(status)
+
+    async def _weights(self, request: web.Request) -> web.StreamResponse:
+        _, fields = await self._json(request)
+        path, version = _update_of(fields)
+        update = asyncio.to_thread(self._admin.update_weights, path, version)
+        try:
+            # A client that hangs up must not leave the replicas half updated.
+            report = await asyncio.shield(asyncio.ensure_future(update))
+        except UserError as error:
+            raise ApiError(400, str(error), "weights_refused") from error
+        except DistributedError as error:
+            raise ApiError(500, str(error), "update_failed") from error
+        if report.problems:
+            failed = "; ".join(f"{n}: {why}" for n, why in report.problems.items())
+            raise ApiError(
+                500,
+                f"{len(report.problems)} replicas could not load version "
+                f"{report.version} and take no more requests ({failed}). "
+                f"{report.num_updated} serve it.",
+                "update_incomplete",
+                version=report.version,
+                num_updated=report.num_updated,
+                failed=sorted(report.problems),
+            )
+        return web.json_response(
+            {"version": report.version, "num_updated": report.num_updated}
+        )
+
+
+def _update_of(fields: dict[str, Any]) -> tuple[str, int | None]:
+    unknown = sorted(set(fields) - {"path", "version"})
+    path, version = fields.get("path"), fields.get("version")
+    number = version is None or (
+        isinstance(version, int) and not isinstance(version, bool)
+    )
+    if unknown or not isinstance(path, str) or not number:
+        raise ApiError(
+            400,
+            'The body must be {"path": folder, "version": number}, the version being '
+            f"optional: got the keys {sorted(fields)}.",
+            "bad_request",
+        )
+    return path, version
