@@ -22,12 +22,15 @@ from rl_envs import (
     EnvironmentContractError,
     EnvironmentReturn,
     FunctionalRewardWrapper,
+    GroupRewardWrapper,
     RemoteEnvironment,
     RewardCallError,
     SortingConfig,
     SortingEnvironment,
     SortingTasks,
+    ToolEnvironment,
     check_environment,
+    observation_messages,
 )
 from rl_envs.environment_host import EnvironmentHost
 from rl_envs.remote import join_returns
@@ -203,3 +206,34 @@ def test_the_host_runs_without_ray() -> None:
     host = EnvironmentHost("worker 0")
     assert isinstance(host.call("step", [], []).error, WorkerStartError)
     assert isinstance(host.load(b"garbage").error, WorkerStartError)
+
+
+def test_tools_and_groups_in_another_process() -> None:
+    def longest(responses: list[str]) -> list[dict[str, float]]:
+        most = max(map(len, responses))
+        return [{"longest": float(len(response) == most)} for response in responses]
+
+    def known(response: str) -> dict[str, float]:
+        return {"known": 1.0}
+
+    def double(number: int) -> int:
+        """Double a number."""
+        return 2 * number
+
+    environment = ToolEnvironment([double], GroupRewardWrapper(longest, known))
+    logs = [
+        [{"role": "user", "content": "?"}, {"role": "assistant", "content": text}]
+        for text in (
+            '<tool_call>{"name": "double", "arguments": {"number": 4}}</tool_call>',
+            "a",
+            "bc",
+        )
+    ]
+    with RemoteEnvironment(environment, num_workers=2) as remote:
+        assert remote.tool_schemas() == environment.tool_schemas()
+        result = remote.step(logs, [{}] * 3)
+        assert observation_messages(result.observations[0])[0]["content"] == "8"
+        # The worker of the first row knows no name: that row only goes on.
+        assert result.rewards["reward/known"].tolist() == [0.0, 1.0, 1.0]
+        scores = remote.score_groups([logs[1:], logs[2:]], [[{}] * 2, [{}]])
+    assert [part["reward/longest"].tolist() for part in scores] == [[0.0, 1.0], [1.0]]

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
         RewardSignatureError,
         RewardValueError,
         TaskError,
+        ToolError,
+        ToolUnavailableError,
     )
     from rl_envs.functional_reward import FunctionalRewardWrapper, check_reward_fn
     from rl_envs.interfaces import (
@@ -25,7 +27,9 @@ if TYPE_CHECKING:
         EnvironmentReturn,
         Message,
         MessageLog,
+        Observation,
         last_response,
+        observation_messages,
         prompt_text,
         scored_mask,
         total_reward,
@@ -33,6 +37,8 @@ if TYPE_CHECKING:
     from rl_envs.metrics import calculate_pass_rate_per_prompt, reward_metrics
     from rl_envs.registry import create_env, env_registry, register_env
     from rl_envs.remote import RemoteEnvironment
+    from rl_envs.reward_environments import GroupRewardWrapper, as_environment
+    from rl_envs.reward_lists import RewardList
     from rl_envs.rewards import (
         FormatReward,
         LengthPenalty,
@@ -43,6 +49,14 @@ if TYPE_CHECKING:
     )
     from rl_envs.tasks import Split, Task, TaskSource
     from rl_envs.testing import check_environment
+    from rl_envs.tool_calls import JsonToolCallParser, ToolCall, ToolCallParser
+    from rl_envs.tool_functions import Tool
+    from rl_envs.tools import ToolEnvironment, ToolLimits
+    from rl_envs.worlds.calculator import (
+        CalculatorConfig,
+        CalculatorEnvironment,
+        CalculatorTasks,
+    )
     from rl_envs.worlds.sorting import SortingConfig, SortingEnvironment, SortingTasks
 
 __all__ = [
@@ -50,12 +64,23 @@ __all__ = [
     "EnvironmentReturn",
     "Message",
     "MessageLog",
+    "Observation",
     "last_response",
+    "observation_messages",
     "prompt_text",
     "scored_mask",
     "total_reward",
     "FunctionalRewardWrapper",
+    "GroupRewardWrapper",
+    "RewardList",
+    "as_environment",
     "check_reward_fn",
+    "JsonToolCallParser",
+    "Tool",
+    "ToolCall",
+    "ToolCallParser",
+    "ToolEnvironment",
+    "ToolLimits",
     "RemoteEnvironment",
     "create_env",
     "env_registry",
@@ -75,6 +100,9 @@ __all__ = [
     "SortingConfig",
     "SortingEnvironment",
     "SortingTasks",
+    "CalculatorConfig",
+    "CalculatorEnvironment",
+    "CalculatorTasks",
     "EnvironmentContractError",
     "MessageLogError",
     "RewardCallError",
@@ -82,6 +110,8 @@ __all__ = [
     "RewardSignatureError",
     "RewardValueError",
     "TaskError",
+    "ToolError",
+    "ToolUnavailableError",
     "__version__",
 ]
 
@@ -90,22 +120,29 @@ __version__ = version("rl-envs")
 _MODULES = {
     "errors": (
         "EnvironmentContractError MessageLogError RewardCallError RewardError "
-        "RewardSignatureError RewardValueError TaskError"
+        "RewardSignatureError RewardValueError TaskError ToolError "
+        "ToolUnavailableError"
     ),
     "functional_reward": "FunctionalRewardWrapper check_reward_fn",
     "interfaces": (
-        "EnvironmentInterface EnvironmentReturn Message MessageLog last_response "
-        "prompt_text scored_mask total_reward"
+        "EnvironmentInterface EnvironmentReturn Message MessageLog Observation "
+        "last_response observation_messages prompt_text scored_mask total_reward"
     ),
     "metrics": "calculate_pass_rate_per_prompt reward_metrics",
     "registry": "create_env env_registry register_env",
     "remote": "RemoteEnvironment",
+    "reward_environments": "GroupRewardWrapper as_environment",
+    "reward_lists": "RewardList",
     "rewards": (
         "FormatReward LengthPenalty NumericMatch combine_reward_functions exact_match "
         "numeric_match"
     ),
     "tasks": "Split Task TaskSource",
     "testing": "check_environment",
+    "tool_calls": "JsonToolCallParser ToolCall ToolCallParser",
+    "tool_functions": "Tool",
+    "tools": "ToolEnvironment ToolLimits",
+    "worlds.calculator": "CalculatorConfig CalculatorEnvironment CalculatorTasks",
     "worlds.sorting": "SortingConfig SortingEnvironment SortingTasks",
 }
 _MODULE_OF = {

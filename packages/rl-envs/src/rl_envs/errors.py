@@ -8,7 +8,11 @@ rl_distributed.errors.UserError
 │   └── RewardValueError                   what it returned is no reward
 ├── EnvironmentContractError  ValueError   an environment breaks its interface
 ├── MessageLogError           ValueError   a conversation lacks what is needed
+├── ToolError                 ValueError   a function cannot be a tool
 └── TaskError                 ValueError   tasks cannot be made as asked
+
+rl_distributed.errors.DistributedError
+└── ToolUnavailableError    RuntimeError   a tool cannot work, whatever the call
 ```
 
 All can be pickled, because they cross processes. A worker that dies or a wait that ends
@@ -17,7 +21,7 @@ are errors of rl-distributed.
 
 from __future__ import annotations
 
-from rl_distributed.errors import UserError
+from rl_distributed.errors import DistributedError, UserError
 
 __all__ = [
     "EnvironmentContractError",
@@ -27,6 +31,8 @@ __all__ = [
     "RewardSignatureError",
     "RewardValueError",
     "TaskError",
+    "ToolError",
+    "ToolUnavailableError",
 ]
 
 
@@ -56,3 +62,15 @@ class MessageLogError(UserError, ValueError):
 
 class TaskError(UserError, ValueError):
     """Tasks cannot be made as asked."""
+
+
+class ToolError(UserError, ValueError):
+    """A function cannot be described to a model as a tool."""
+
+
+class ToolUnavailableError(DistributedError, RuntimeError):
+    """A tool cannot work, through no fault of the call: its service is down.
+
+    Raised by a tool, it ends the conversation without a score, so that the policy is
+    neither rewarded nor blamed for it.
+    """

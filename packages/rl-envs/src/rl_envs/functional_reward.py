@@ -13,12 +13,13 @@ from rl_envs.interfaces import (
     EnvironmentInterface,
     EnvironmentReturn,
     MessageLog,
+    Rewards,
     last_response,
     prompt_text,
 )
 from rl_envs.metrics import reward_metrics
-from rl_envs.reward_call import RewardCall, RewardRows, Score
-from rl_envs.reward_signature import RewardFn
+from rl_envs.reward_call import RewardRows, Score
+from rl_envs.reward_lists import RewardFns, make_reward_call
 
 __all__ = ["FunctionalRewardWrapper", "check_reward_fn"]
 
@@ -58,15 +59,26 @@ def _as_rewards(
         if isinstance(score, dict) and set(score) != set(keys):
             raise RewardValueError(
                 f"reward function {name!r} must return the same names for every row: "
-                f"got {sorted(score)} for row {row}, and {sorted(keys)} before"
+                f"got {sorted(score)} for row {row}, and {sorted(keys)} before; give "
+                "None for a reward that does not apply to a row"
             )
     return {
         f"reward/{key}": torch.tensor(
-            [score[key] if isinstance(score, dict) else math.nan for score in scores],
-            dtype=torch.float32,
+            [_part(score, key) for score in scores], dtype=torch.float32
         )
         for key in keys
     }
+
+
+def _is_unscored(score: Score) -> bool:
+    if isinstance(score, dict):
+        return all(value is None for value in score.values())
+    return score is None
+
+
+def _part(score: Score, key: str) -> float:
+    value = score[key] if isinstance(score, dict) else None
+    return math.nan if value is None else value
 
 
 class FunctionalRewardWrapper(EnvironmentInterface[Columns | None]):
@@ -78,12 +90,16 @@ class FunctionalRewardWrapper(EnvironmentInterface[Columns | None]):
 
     - a number or a bool: the reward;
     - a mapping of numbers: several rewards, each named `reward/<key>` in the result;
+      None in place of a number: this reward does not apply to the row;
     - None: the row is not scored. Its reward is NaN, training leaves it out, and
       metrics count it. A batch of which no row is scored is an error, because it
       nearly always means a forgotten `return`.
 
+    Several functions, as a list or with weights, score each row one after the other;
+    see `RewardList`.
+
     Args:
-        fn: The reward function.
+        fn: The reward function, or several.
         name: Its name in messages and metrics; its own name if None.
         batched: Whether it takes lists; None: found out by inspection.
         deadline_s: Seconds that the asynchronous calls of one batch may take.
@@ -95,14 +111,14 @@ class FunctionalRewardWrapper(EnvironmentInterface[Columns | None]):
 
     def __init__(
         self,
-        fn: RewardFn,
+        fn: RewardFns,
         name: str | None = None,
         *,
         batched: bool | None = None,
         deadline_s: float = 600.0,
         max_concurrency: int = 64,
     ) -> None:
-        self._call = RewardCall(
+        self._call = make_reward_call(
             fn,
             name,
             batched=batched,
@@ -133,20 +149,32 @@ class FunctionalRewardWrapper(EnvironmentInterface[Columns | None]):
                 f"metadata must have one entry per conversation: got {len(metadata)} "
                 f"for {size}"
             )
-        scores = self._call(self._rows(message_log_batch, metadata))
-        if size > 1 and all(score is None for score in scores):
-            raise RewardValueError(
-                f"reward function {self.name!r} returned None for all {size} responses:"
-                " a `return` is missing, or no row of the batch can be scored"
-            )
         return EnvironmentReturn(
             observations=[{"role": "environment", "content": ""} for _ in range(size)],
             metadata=list(metadata),
             next_stop_strings=[None] * size,
-            rewards=_as_rewards(scores, self.name),
+            rewards=self.score(message_log_batch, metadata),
             terminateds=torch.ones(size, dtype=torch.bool),
             answers=None,
         )
+
+    def score(
+        self,
+        message_log_batch: Sequence[MessageLog],
+        metadata: Sequence[Columns | None],
+    ) -> Rewards:
+        """Return the rewards alone.
+
+        Raises:
+            RewardError: As `step`.
+        """
+        scores = self._call(self._rows(message_log_batch, metadata))
+        if len(scores) > 1 and all(map(_is_unscored, scores)):
+            raise RewardValueError(
+                f"reward function {self.name!r} returned None for all {len(scores)} "
+                "responses: a `return` is missing, or no row of the batch can be scored"
+            )
+        return _as_rewards(scores, self.name)
 
     def _rows(
         self,
@@ -155,12 +183,16 @@ class FunctionalRewardWrapper(EnvironmentInterface[Columns | None]):
     ) -> RewardRows:
         logs = message_log_batch
         messages: list[list[dict[str, Any]]] = []
-        if self._call.signature.uses("messages"):
+        if self._call.needs_messages:
             messages = [[dict(message) for message in log] for log in logs]
+        columns = _columns_of(metadata)
         return RewardRows(
-            prompts=[prompt_text(log, row=row) for row, log in enumerate(logs)],
+            prompts=[
+                prompt_text(log, row=row, end=known.get("num_prompt_messages"))
+                for row, (log, known) in enumerate(zip(logs, columns, strict=True))
+            ],
             responses=[last_response(log, row=row) for row, log in enumerate(logs)],
-            columns=_columns_of(metadata),
+            columns=columns,
             messages=messages,
         )
 
@@ -172,7 +204,7 @@ class FunctionalRewardWrapper(EnvironmentInterface[Columns | None]):
 
 
 def check_reward_fn(
-    fn: RewardFn,
+    fn: RewardFns,
     sample: Mapping[str, Any],
     *,
     response: str | None = None,
@@ -181,8 +213,8 @@ def check_reward_fn(
     """Call a reward function once before a run, so that mistakes show at once.
 
     Args:
-        fn: The reward function.
-        sample: A row of the data set: `prompt` and further columns.
+        fn: The reward function, or several as `FunctionalRewardWrapper` takes them.
+        sample: A row of the data set: `prompt`, text or messages, and further columns.
         response: What to score; None: the row's `response` or `answer`, else no text.
         batched: Whether it takes lists; None: found out by inspection.
 
@@ -193,24 +225,26 @@ def check_reward_fn(
         RewardError: The function's parameters cannot be filled, it raises, or returns
             no reward; the message names the function and the sample.
     """
-    call = RewardCall(fn, batched=batched)
-    prompt = sample.get("prompt", "")
-    text = prompt if isinstance(prompt, str) else str(prompt)
+    call = make_reward_call(fn, batched=batched)
+    messages = _prompt_messages(sample.get("prompt", ""))
     if response is None:
         found = sample.get("response", sample.get("answer", ""))
         response = found if isinstance(found, str) else str(found)
-    taken = ("prompt", "response") if call.signature.uses("response") else ("prompt",)
-    columns = {key: value for key, value in sample.items() if key not in taken}
-    messages = [
-        {"role": "user", "content": text},
-        {"role": "assistant", "content": response},
-    ]
+    messages.append({"role": "assistant", "content": response})
+    columns = {key: value for key, value in sample.items() if key not in call.taken}
     # Two rows: a batch function that returns one number is found out.
-    size = 2 if call.signature.batched else 1
+    size = 2 if call.batched else 1
     rows = RewardRows(
-        prompts=[text] * size,
+        prompts=[prompt_text(messages)] * size,
         responses=[response] * size,
         columns=[columns] * size,
         messages=[messages] * size,
     )
     return call(rows)[0]
+
+
+def _prompt_messages(prompt: Any) -> list[dict[str, Any]]:
+    if isinstance(prompt, list) and all(isinstance(m, Mapping) for m in prompt):
+        return [dict(message) for message in prompt]
+    text = prompt if isinstance(prompt, str) else str(prompt)
+    return [{"role": "user", "content": text}]

@@ -147,13 +147,22 @@ def last_response(message_log: MessageLog, *, row: int = 0) -> str:
     )
 
 
-def prompt_text(message_log: MessageLog, *, row: int = 0) -> str:
-    """Return the text before the last assistant message; messages join by newlines."""
-    end = len(message_log)
-    for index in range(end - 1, -1, -1):
-        if message_log[index].get("role") == "assistant":
-            end = index
-            break
+def prompt_text(
+    message_log: MessageLog, *, row: int = 0, end: int | None = None
+) -> str:
+    """Return the text before the last assistant message; messages join by newlines.
+
+    Args:
+        message_log: The conversation.
+        row: Its place in the batch, for messages.
+        end: Number of messages of the prompt; None: those before that message.
+    """
+    if end is None:
+        end = len(message_log)
+        for index in range(end - 1, -1, -1):
+            if message_log[index].get("role") == "assistant":
+                end = index
+                break
     if end == 1:
         return _content(message_log[0], row)
     return "\n".join(_content(message, row) for message in message_log[:end])

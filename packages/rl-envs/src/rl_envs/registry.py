@@ -12,6 +12,7 @@ from rl_distributed.errors import ConfigError
 from rl_distributed.registry import Registry
 from rl_envs.functional_reward import FunctionalRewardWrapper
 from rl_envs.interfaces import EnvironmentInterface
+from rl_envs.reward_lists import RewardFns
 from rl_envs.tasks import TaskSource
 
 __all__ = [
@@ -99,13 +100,14 @@ class EnvironmentSpec:
     @classmethod
     def of(
         cls,
-        env: str | EnvFactory | EnvironmentInterface[Any] | Callable[..., Any],
+        env: str | EnvFactory | EnvironmentInterface[Any] | RewardFns,
         config: EnvSettings = None,
     ) -> EnvironmentSpec:
         """Make a spec and check the settings.
 
         Args:
-            env: A registered name, a class, an environment, or a reward function.
+            env: A registered name, a class, an environment, or a reward function or
+                several.
             config: Settings of a name or class.
 
         Raises:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any
 
 import ray
@@ -42,6 +42,7 @@ from rl_envs.interfaces import (
     Rewards,
 )
 from rl_envs.registry import EnvFactory, EnvironmentSpec, EnvSettings
+from rl_envs.reward_lists import RewardFns
 
 __all__ = ["RemoteEnvironment", "join_returns"]
 
@@ -68,32 +69,36 @@ def join_returns(
         observations=[row for part in parts for row in part.observations],
         metadata=[row for part in parts for row in part.metadata],
         next_stop_strings=[row for part in parts for row in part.next_stop_strings],
-        rewards=_join_rewards([part.rewards for part in parts]),
+        rewards=_join_rewards(parts),
         terminateds=torch.cat([part.terminateds for part in parts]),
         answers=answers,
     )
 
 
-def _join_rewards(
-    parts: Sequence[torch.Tensor | dict[str, torch.Tensor]],
-) -> torch.Tensor | dict[str, torch.Tensor]:
-    named = [part for part in parts if isinstance(part, dict)]
+def _join_rewards(parts: Sequence[EnvironmentReturn[Any]]) -> Rewards:
+    rewards = [part.rewards for part in parts]
+    named = [part for part in rewards if isinstance(part, dict)]
     if not named:
-        return torch.cat([part for part in parts if isinstance(part, torch.Tensor)])
+        return torch.cat([part for part in rewards if isinstance(part, torch.Tensor)])
     names = list(named[0])
     columns: list[dict[str, torch.Tensor]] = []
     for part in parts:
-        if isinstance(part, torch.Tensor) and bool(torch.isnan(part).all()):
-            # No row of this chunk was scored, so it cannot know the names.
-            part = dict.fromkeys(names, part)
-        if not isinstance(part, dict) or set(part) != set(names):
-            got = sorted(part) if isinstance(part, dict) else "one reward per row"
+        values = part.rewards
+        if isinstance(values, torch.Tensor) and _knows_no_name(values, part):
+            values = dict.fromkeys(names, values)
+        if not isinstance(values, dict) or set(values) != set(names):
+            got = sorted(values) if isinstance(values, dict) else "one reward per row"
             raise EnvironmentContractError(
                 f"an environment must give the same rewards for every row: got {got} "
                 f"and {sorted(names)} in one batch"
             )
-        columns.append(part)
+        columns.append(values)
     return {name: torch.cat([column[name] for column in columns]) for name in names}
+
+
+def _knows_no_name(rewards: torch.Tensor, part: EnvironmentReturn[Any]) -> bool:
+    """Whether no row of a chunk was scored: all failed, or go on without a reward."""
+    return bool((rewards.isnan() | (~part.terminateds & (rewards == 0))).all())
 
 
 class RemoteEnvironment(EnvironmentInterface[Any]):
@@ -104,7 +109,7 @@ class RemoteEnvironment(EnvironmentInterface[Any]):
 
     Args:
         env: A registered name, an environment class, an environment (each worker gets
-            a copy), or a reward function, which may be a lambda.
+            a copy), or a reward function (or several), which may be a lambda.
         config: Settings of a name or class; arguments of the wrapper of a function.
         num_workers: Processes that share the rows of a batch.
         num_cpus: CPUs that Ray sets aside for each; 0 fits into a full cluster.
@@ -121,7 +126,7 @@ class RemoteEnvironment(EnvironmentInterface[Any]):
 
     def __init__(
         self,
-        env: str | EnvFactory | EnvironmentInterface[Any] | Callable[..., Any],
+        env: str | EnvFactory | EnvironmentInterface[Any] | RewardFns,
         config: EnvSettings = None,
         *,
         num_workers: int = 1,

@@ -30,8 +30,13 @@ from rl_envs.reward_signature import (
 
 __all__ = ["RewardCall", "RewardRows", "Score"]
 
-Score: TypeAlias = float | dict[str, float] | None
-"""One row's reward, rewards by name, or None where the row was not scored."""
+Score: TypeAlias = float | dict[str, float | None] | None
+"""One row's reward, rewards by name (None where one does not apply to the row), or None
+where the row was not scored."""
+# What only TRL's trainer has; asking for it here is a mistake worth a hint.
+_TRL_ONLY = frozenset(
+    {"completion_ids", "completions_ids", "trainer_state", "log_extra"}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +50,18 @@ class RewardRows:
     messages: Sequence[Sequence[Mapping[str, Any]]] = ()
     """Per row: the conversation; empty where no function asks for it."""
 
+    @property
+    def has_message_prompts(self) -> bool:
+        """Whether the data set's prompts are messages."""
+        return bool(self.columns) and isinstance(self.columns[0].get("prompt"), list)
+
+    def _split(self) -> list[int]:
+        """Return how many messages of each row come before the policy's first."""
+        return [
+            int(columns.get("num_prompt_messages", len(log) - 1))
+            for log, columns in zip(self.messages, self.columns, strict=True)
+        ]
+
     def __len__(self) -> int:
         return len(self.responses)
 
@@ -55,6 +72,14 @@ class RewardRows:
             "response": self.responses,
             "messages": self.messages,
             "metadata": self.columns,
+            **(self._message_roles() if len(self.messages) else {}),
+        }
+
+    def _message_roles(self) -> dict[str, Sequence[Any]]:
+        parts = [*zip(self.messages, self._split(), strict=True)]
+        return {
+            "prompt_messages": [log[:split] for log, split in parts],
+            "response_messages": [log[split:] for log, split in parts],
         }
 
     def describe(self, row: int) -> str:
@@ -67,6 +92,12 @@ class RewardRows:
 
 def _short(text: str, limit: int = 60) -> str:
     return repr(text if len(text) <= limit else f"{text[: limit - 3]}...")
+
+
+def _remedy(column: str) -> str:
+    if column in _TRL_ONLY:
+        return "It is passed by TRL only: give the parameter a default"
+    return "Give the parameter a default, or add the column to the data set"
 
 
 def _where(error: BaseException) -> str:
@@ -103,6 +134,22 @@ class RewardCall:
         self._deadline_s = deadline_s
         self._max_concurrency = max_concurrency
 
+    @property
+    def batched(self) -> bool:
+        """Whether the function takes lists."""
+        return self.signature.batched
+
+    @property
+    def needs_messages(self) -> bool:
+        """Whether it may have to be given messages."""
+        return self.signature.needs_messages
+
+    @property
+    def taken(self) -> frozenset[str]:
+        """Columns of the data set that it gets as prompt and response."""
+        names = {"response"} if self.signature.uses("response") else set()
+        return frozenset(names if self.signature.needs_messages else names | {"prompt"})
+
     def __call__(self, rows: RewardRows) -> list[Score]:
         """Score a batch; one score per row.
 
@@ -113,8 +160,11 @@ class RewardCall:
         if not len(rows):
             return []
         self._check_columns(rows)
-        if self.signature.batched:
-            return self._score_batch(rows)
+        signature = self.signature
+        if rows.has_message_prompts:
+            signature = signature.for_messages()
+        if signature.batched:
+            return self._score_batch(rows, signature)
         return self._score_rows(rows)
 
     # Arguments ------------------------------------------------------------------
@@ -126,8 +176,7 @@ class RewardCall:
                     raise RewardError(
                         f"reward function {self.name!r} asks for the column {name!r}, "
                         f"which {rows.describe(row)} lacks; its columns are "
-                        f"{sorted(columns)}. Give the parameter a default, or add the "
-                        "column to the data set"
+                        f"{sorted(columns)}. {_remedy(name)}"
                     )
 
     def _batch_columns(self, rows: RewardRows) -> dict[str, list[Any]]:
@@ -164,9 +213,9 @@ class RewardCall:
         except Exception as error:
             raise self._raised(error, rows.describe(row)) from error
 
-    def _score_batch(self, rows: RewardRows) -> list[Score]:
+    def _score_batch(self, rows: RewardRows, signature: RewardSignature) -> list[Score]:
         values = {role: list(column) for role, column in rows.by_role().items()}
-        places, named = self.signature.bind(values, self._batch_columns(rows))
+        places, named = signature.bind(values, self._batch_columns(rows))
         what = f"a batch of {len(rows)}"
         try:
             raw = self.fn(*places, **named)
@@ -268,7 +317,9 @@ class RewardCall:
                     f"{rows.describe(row)}; return None for a row without a score"
                 )
             return {
-                str(key).removeprefix("reward/"): self._number(value, rows, row, key)
+                str(key).removeprefix("reward/"): None
+                if value is None
+                else self._number(value, rows, row, key)
                 for key, value in raw.items()
             }
         return self._number(raw, rows, row)

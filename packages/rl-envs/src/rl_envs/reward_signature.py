@@ -4,6 +4,7 @@
 |---|---|
 | `prompt`, `response` (or `completion`) | one row's text: the function takes one row |
 | `prompts`, `responses` (or `completions`) | lists: the function takes the batch |
+| `completions` etc. annotated as lists of dicts | messages instead of text |
 | `messages` / `message_logs` | the conversation(s) |
 | `metadata` / `metadatas` | the row's columns as one mapping, or their list |
 | any other name | the data set's column of this name, one value or the list |
@@ -12,13 +13,17 @@
 Names are enough for nearly all functions. Where a function has neither a prompt's nor a
 response's name, its first parameters are taken in the order (prompt, response), or as
 the response if there is one only, unless they are well-known names of columns.
+
+`prompts` and `completions` without annotation are what TRL passes: messages where the
+data set's column `prompt` holds messages, text elsewhere. With an annotation, it alone
+decides.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rl_envs.errors import RewardSignatureError
@@ -42,6 +47,9 @@ _BATCH_ROLES = {
     "message_logs": "messages",
     "metadatas": "metadata",
 }
+_MESSAGES = {"prompt": "prompt_messages", "response": "response_messages"}
+# Names whose form follows the data where no annotation tells it.
+_TRL_NAMES = frozenset({"prompts", "completions"})
 # Names that mean a column even in the first places of a signature.
 _COLUMN_NAMES = frozenset(
     {"answer", "ground_truth", "label", "reference", "solution", "target"}
@@ -65,7 +73,8 @@ class RewardSignature:
     batched: bool
     """Whether it takes lists, and returns one."""
     roles: Mapping[str, str]
-    """Parameter name -> prompt, response, messages or metadata."""
+    """Parameter name -> prompt, response, prompt_messages, response_messages, messages
+    or metadata."""
     required_columns: tuple[str, ...]
     """Parameters without a default that are columns of the data set."""
     optional_columns: tuple[str, ...]
@@ -74,10 +83,23 @@ class RewardSignature:
     """Whether it takes every other column by `**`."""
     positional: tuple[str, ...]
     """Parameters that can only be passed by place, in order."""
+    follows_data: tuple[str, ...] = ()
+    """Parameters that take messages where the data set's prompts are messages."""
+
+    @property
+    def needs_messages(self) -> bool:
+        """Whether a parameter may have to be given messages."""
+        roles = {"messages", *_MESSAGES.values()}
+        return bool(self.follows_data) or not roles.isdisjoint(self.roles.values())
+
+    def for_messages(self) -> RewardSignature:
+        """Return how to call it where the data set's prompts are messages."""
+        changed = {name: _MESSAGES[self.roles[name]] for name in self.follows_data}
+        return replace(self, roles={**self.roles, **changed})
 
     def uses(self, role: str) -> bool:
-        """Return whether a parameter has this role."""
-        return role in self.roles.values()
+        """Return whether a parameter has this role, as text or as messages."""
+        return not {role, _MESSAGES.get(role)}.isdisjoint(self.roles.values())
 
     def bind(
         self, values: Mapping[str, Any], columns: Mapping[str, Any]
@@ -106,6 +128,12 @@ def _annotated_as_list(parameter: inspect.Parameter) -> bool:
     text = annotation if isinstance(annotation, str) else repr(annotation)
     text = text.removeprefix("typing.").removeprefix("collections.abc.").lower()
     return text.startswith(("list", "sequence", "<class 'list'>"))
+
+
+def _annotated_as_messages(parameter: inspect.Parameter) -> bool:
+    annotation = parameter.annotation
+    text = annotation if isinstance(annotation, str) else repr(annotation)
+    return any(word in text.lower() for word in ("dict", "mapping", "message"))
 
 
 def _guess_by_place(
@@ -199,8 +227,22 @@ def inspect_reward_fn(fn: RewardFn, *, batched: bool | None = None) -> RewardSig
     guessed = _guess_by_place(fn, parameters, roles)
     columns = [p for p in parameters if p.name not in roles]
     empty = inspect.Parameter.empty
+    batched = _is_batched(fn, parameters, guessed) if batched is None else batched
+    follows_data = []
+    for parameter in parameters:
+        name = parameter.name
+        if roles.get(name) not in _MESSAGES:
+            continue
+        if _annotated_as_messages(parameter):
+            roles[name] = _MESSAGES[roles[name]]
+        elif name in _TRL_NAMES and parameter.annotation is empty:
+            follows_data.append(name)
+    if "completions" not in follows_data:
+        # Prompts alone say nothing: `responses` are always text.
+        follows_data = []
     return RewardSignature(
-        batched=_is_batched(fn, parameters, guessed) if batched is None else batched,
+        batched=batched,
+        follows_data=tuple(follows_data),
         roles=roles,
         required_columns=tuple(p.name for p in columns if p.default is empty),
         optional_columns=tuple(p.name for p in columns if p.default is not empty),

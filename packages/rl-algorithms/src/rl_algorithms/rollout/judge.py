@@ -240,12 +240,10 @@ def _failed(metadata: list[Any], error: Exception) -> Verdict:
 def _join(verdicts: Sequence[Verdict]) -> Verdict:
     """Put the verdicts on single rows together."""
     names = dict.fromkeys(name for v in verdicts for name in v.named_rewards)
-    nan = torch.full((1,), torch.nan)
     return Verdict(
         rewards=torch.cat([v.rewards for v in verdicts]),
         named_rewards={
-            name: torch.cat([v.named_rewards.get(name, nan) for v in verdicts])
-            for name in names
+            name: torch.cat([_named(v, name) for v in verdicts]) for name in names
         },
         outcome=torch.cat([v.outcome for v in verdicts]),
         terminateds=torch.cat([v.terminateds for v in verdicts]),
@@ -255,3 +253,9 @@ def _join(verdicts: Sequence[Verdict]) -> Verdict:
         answers=[v.answers[0] for v in verdicts],
         errors=[v.errors[0] for v in verdicts],
     )
+
+
+def _named(verdict: Verdict, name: str) -> Tensor:
+    """Return one row's reward of a name; a row that goes on may not know it yet."""
+    unknown = torch.where(verdict.terminateds, torch.nan, 0.0)
+    return verdict.named_rewards.get(name, unknown)

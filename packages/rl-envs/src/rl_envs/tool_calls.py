@@ -1,0 +1,69 @@
+"""Calls of tools, found in what a model wrote."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+__all__ = ["JsonToolCallParser", "ToolCall", "ToolCallParser"]
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """One call, or what was meant as one."""
+
+    name: str
+    """The tool's name; empty where it cannot be read."""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    error: str | None = None
+    """What is wrong with its form, for the model to read; None: nothing."""
+
+
+class ToolCallParser(Protocol):
+    """Finds the calls in a response, in order; none means that it is an answer."""
+
+    def __call__(self, response: str) -> list[ToolCall]:
+        """Return the calls; a malformed one has `error` set."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class JsonToolCallParser:
+    """Reads `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`.
+
+    That is how Hermes and Qwen models write. A last call without its closing tag counts
+    as well, because generation may stop there. What a model thinks, up to `</think>`,
+    calls nothing.
+    """
+
+    opening: str = "<tool_call>"
+    closing: str = "</tool_call>"
+    end_of_thought: str | None = "</think>"
+
+    def __call__(self, response: str) -> list[ToolCall]:
+        """See `ToolCallParser`."""
+        if self.end_of_thought is not None:
+            response = response.rpartition(self.end_of_thought)[2]
+        pattern = f"{re.escape(self.opening)}(.*?)(?:{re.escape(self.closing)}|\\Z)"
+        return [_read(text) for text in re.findall(pattern, response, re.DOTALL)]
+
+
+def _read(text: str) -> ToolCall:
+    try:
+        call = json.loads(text)
+        if not isinstance(call, dict):
+            return ToolCall("", error="a call must be a JSON object")
+        arguments = call.get("arguments", call.get("parameters", {}))
+        if isinstance(arguments, str):
+            arguments = json.loads(arguments) if arguments.strip() else {}
+    except (ValueError, RecursionError) as error:
+        return ToolCall("", error=f"the call is not valid JSON: {error}")
+    name = call.get("name")
+    if not isinstance(name, str) or not name:
+        return ToolCall("", error='the call lacks "name"')
+    if not isinstance(arguments, dict):
+        return ToolCall(name, error='"arguments" must be a JSON object')
+    return ToolCall(name, arguments)

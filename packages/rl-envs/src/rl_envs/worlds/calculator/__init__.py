@@ -1,0 +1,19 @@
+"""Sums and products with a calculator at hand: a small world of tools and turns."""
+
+from __future__ import annotations
+
+from rl_envs.worlds.calculator.environment import (
+    BracketCallParser,
+    CalculatorConfig,
+    CalculatorEnvironment,
+    calculate,
+)
+from rl_envs.worlds.calculator.tasks import CalculatorTasks
+
+__all__ = [
+    "BracketCallParser",
+    "CalculatorConfig",
+    "CalculatorEnvironment",
+    "CalculatorTasks",
+    "calculate",
+]
