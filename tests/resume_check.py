@@ -1,0 +1,257 @@
+"""`python tests/resume_check.py ALGORITHM ...`: is resuming after a kill bitwise exact?
+
+For each algorithm or preset (default: all algorithms) a small run is made undisturbed.
+Then the same run is killed by SIGKILL, with everything that it started, at five moments
+drawn by `--seed`: some time after some phase of some step has begun. After each kill it
+is resumed. In the end weights, optimizer state and the metrics of all steps must be the
+same to the last bit. One JSON line is printed per algorithm; the exit code is 1 if any
+differs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from processes import session_processes
+
+import rl_algorithms as rl
+from rl_models import ModelBuildConfig, build_model
+
+NUM_STEPS, SAVE_PERIOD = 10, 2
+DEADLINE_S = 400.0
+# What a checkpoint says about its circumstances and not about the training.
+CIRCUMSTANCES = {"manifest.json", "training_info.json", "config.yaml"}
+
+PROMPTS = [{"prompt": f"{a}+{b}="} for a in range(7) for b in range(3)]
+ANSWERS = [{**row, "answer": row["prompt"][0]} for row in PROMPTS]
+PAIRS = [{**row, "chosen": row["prompt"][0], "rejected": "99"} for row in PROMPTS]
+COMMON: dict[str, Any] = {
+    "max_total_sequence_length": 12,
+    "max_num_epochs": None,
+    "lr": 3e-3,
+    "save_period": SAVE_PERIOD,
+    "keep_latest_k": 2,
+    "val_period": 3,
+}
+SAMPLING: dict[str, Any] = {
+    "num_prompts_per_step": 4,
+    "num_generations_per_prompt": 4,
+    "max_new_tokens": 4,
+    "train_global_batch_size": 8,
+}
+EXAMPLES: dict[str, Any] = {"train_global_batch_size": 4}
+
+
+def make_reward() -> Callable[[str, str], float]:
+    """Make a reward function that travels by value: workers cannot import this file."""
+
+    def reward(prompt: str, response: str) -> float:
+        return sum(map(int, filter(str.isdigit, response))) / 40
+
+    return reward
+
+
+@dataclass(frozen=True)
+class Case:
+    """The small run of an algorithm."""
+
+    rows: list[dict[str, str]]
+    settings: dict[str, Any]
+    rewarded: bool = False
+
+
+CASES = {
+    "grpo": Case(PROMPTS, {**SAMPLING, "reference_policy_kl_penalty": 0.05}, True),
+    "dapo": Case(PROMPTS, SAMPLING, True),
+    "ppo": Case(PROMPTS, {**SAMPLING, "ppo_epochs": 2}, True),
+    "sft": Case(ANSWERS, EXAMPLES),
+    "dpo": Case(PAIRS, EXAMPLES),
+    "rm": Case(PAIRS, EXAMPLES),
+    "distillation": Case(PROMPTS, SAMPLING),
+}
+
+
+def make_model(folder: Path) -> Path:
+    """Build the model; its context has room for every case."""
+    config = ModelBuildConfig(
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        max_position_embeddings=32,
+    )
+    return Path(build_model(config, folder / "model", seed=3))
+
+
+def train(name: str, model: Path, folder: Path, **options: Any) -> rl.TrainResult:
+    """Make the small run of an algorithm, or go on with it."""
+    case = CASES[name]
+    settings = {**COMMON, **case.settings}
+    if name == "distillation":
+        settings["teacher"] = {"model_name": str(model)}
+    steps = options.pop("num_steps", NUM_STEPS)
+    return rl.train(
+        model,
+        case.rows,
+        make_reward() if case.rewarded else None,
+        algorithm=name,
+        val_dataset=case.rows[:4],
+        max_num_steps=steps,
+        output_dir=str(folder),
+        **settings,
+        **options,
+    )
+
+
+def digest(checkpoint: Path) -> dict[str, str]:
+    """Return a digest of every file of a checkpoint that holds training state."""
+    return {
+        str(path.relative_to(checkpoint)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(checkpoint.rglob("*"))
+        if path.is_file() and path.name not in CIRCUMSTANCES
+    }
+
+
+def differences(whole: rl.TrainResult, resumed: rl.TrainResult) -> list[str]:
+    """Return what differs between two runs that should be the same."""
+    assert whole.checkpoint_path is not None
+    assert resumed.checkpoint_path is not None
+    expected, found = digest(whole.checkpoint_path), digest(resumed.checkpoint_path)
+    names = sorted(set(expected) | set(found))
+    wrong = [name for name in names if expected.get(name) != found.get(name)]
+    for one, other in zip(_learned(whole), _learned(resumed), strict=True):
+        for key in sorted(set(one) | set(other)):
+            if one.get(key) != other.get(key):
+                wrong.append(
+                    f"step {one['step']:g} {key}: {one.get(key)} and {other.get(key)}"
+                )
+    return wrong
+
+
+def _learned(result: rl.TrainResult) -> list[dict[str, float]]:
+    """Return the history without times and rates."""
+    return [
+        {k: v for k, v in record.items() if k[:6] in ("step", "train:") or "val:" in k}
+        for record in result.history
+    ]
+
+
+class Kill(rl.Callback):
+    """Ends the process by SIGKILL some time after a phase has begun."""
+
+    def __init__(self, step: int, phase: int, delay_s: float) -> None:
+        self._step, self._phase, self._delay_s = step, phase, delay_s
+        self._seen = 0
+
+    def on_phase(self, trainer: Any, state: Any, phase: str, *where: int) -> None:
+        """Start the clock when the moment has come."""
+        if state.step < self._step:
+            return
+        self._seen += 1
+        if self._seen == self._phase:
+            threading.Thread(target=self._kill, daemon=True).start()
+
+    def _kill(self) -> None:
+        time.sleep(self._delay_s)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def run_and_kill(name: str, model: Path, folder: Path, where: Kill | None) -> bool:
+    """Make the run in a process of its own; return whether it came to its end."""
+    command = [sys.executable, __file__, "--child", name, str(model), str(folder)]
+    if where is not None:
+        command += [str(where._step), str(where._phase), str(where._delay_s)]
+    process = subprocess.Popen(
+        command,
+        start_new_session=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    try:
+        _, err = process.communicate(timeout=DEADLINE_S)
+    finally:
+        for other in session_processes(process):
+            other.send_signal(signal.SIGKILL)
+        process.kill()
+    if process.returncode not in (0, -signal.SIGKILL):
+        raise RuntimeError(f"{name} failed with {process.returncode}:\n{err}")
+    return process.returncode == 0
+
+
+def result_of(folder: Path) -> rl.TrainResult:
+    """Return what a finished run left."""
+    history = rl.History.read(folder / "metrics.jsonl", up_to=NUM_STEPS)
+    newest = folder / "checkpoints" / f"step_{NUM_STEPS}"
+    return rl.TrainResult({}, history, newest, folder, NUM_STEPS, "")
+
+
+def check(
+    name: str, num_kills: int, seed: int, model: Path, folder: Path
+) -> dict[str, Any]:
+    """Compare an undisturbed run with one that was killed."""
+    began_s = time.monotonic()
+    whole, broken = folder / "whole", folder / "broken"
+    run_and_kill(name, model, whole, None)
+    random.seed(f"{seed} {name}")
+    kills = 0
+    for step in sorted(random.choices(range(NUM_STEPS), k=num_kills)):
+        # A resumed run may have fewer phases left than that; then it ends.
+        where = Kill(step, random.randint(1, 5), random.uniform(0, 0.3))
+        kills += not run_and_kill(name, model, broken, where)
+    run_and_kill(name, model, broken, None)
+    wrong = differences(result_of(whole), result_of(broken))
+    return {
+        "algorithm": name,
+        "kills": kills,
+        "steps": NUM_STEPS,
+        "same": not wrong,
+        "differences": wrong[:20],
+        "wall_s": round(time.monotonic() - began_s, 1),
+    }
+
+
+def main() -> int:
+    """Check the named algorithms."""
+    if sys.argv[1:2] == ["--child"]:
+        name, model, folder, *where = sys.argv[2:]
+        callbacks = []
+        if where:
+            callbacks = [Kill(int(where[0]), int(where[1]), float(where[2]))]
+        train(name, Path(model), Path(folder), resume="auto", callbacks=callbacks)
+        return 0
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", default=rl.algorithm_names())
+    parser.add_argument("--kills", type=int, default=5)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    unknown = sorted(set(options.names) - set(CASES))
+    if unknown:
+        parser.error(f"no case for {', '.join(unknown)}; there are {', '.join(CASES)}")
+    same = True
+    for name in options.names:
+        with tempfile.TemporaryDirectory() as folder:
+            model = make_model(Path(folder))
+            line = check(name, options.kills, options.seed, model, Path(folder))
+        sys.stdout.write(json.dumps(line) + "\n")
+        sys.stdout.flush()
+        same = same and line["same"]
+    return 0 if same else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,70 @@
+"""A run that was killed goes on as if nothing had happened, whatever the algorithm.
+
+What SIGKILL leaves is the run folder of that moment. So one run is made undisturbed,
+its folder is copied in the midst of a step, and the copy is resumed; which saves the
+time of a further process. `resume_check.py` kills real processes, many times.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import resume_check
+
+import rl_algorithms as rl
+from rl_distributed.testing import local_ray
+
+NUM_STEPS = 5
+# The newest checkpoint is that of step 2 then.
+MOMENTS = {"grpo": "policy_training", "ppo": "generation"}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _ray() -> Iterator[None]:
+    with local_ray(num_cpus=2):
+        yield
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return resume_check.make_model(tmp_path_factory.mktemp("resume"))
+
+
+class Copy(rl.Callback):
+    """Copies the run folder when a phase of the fourth step begins."""
+
+    def __init__(self, phase: str, target: Path) -> None:
+        self._phase, self._target = phase, target
+
+    def on_phase(self, trainer: Any, state: Any, phase: str, *where: int) -> None:
+        if state.step == 3 and phase == self._phase:
+            shutil.copytree(trainer.run_dir, self._target, dirs_exist_ok=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", rl.algorithm_names())
+def test_goes_on_bitwise_from_what_a_kill_leaves(
+    name: str, model: Path, tmp_path: Path
+) -> None:
+    copy = Copy(MOMENTS.get(name, "policy_training"), tmp_path / "killed")
+    arguments = {"num_steps": NUM_STEPS}
+    whole = resume_check.train(
+        name, model, tmp_path / "whole", callbacks=[copy], **arguments
+    )
+    left = tmp_path / "killed" / "checkpoints"
+    assert sorted(path.name for path in left.iterdir()) == ["step_2"]
+    resumed = resume_check.train(
+        name, model, tmp_path / "killed", resume=True, **arguments
+    )
+    assert resumed.run_dir == tmp_path / "killed"
+    assert resumed.steps == whole.steps == NUM_STEPS
+    assert len(resumed.history) == NUM_STEPS
+    assert resume_check.differences(whole, resumed) == []
+
+
+def test_every_algorithm_has_a_case() -> None:
+    assert set(rl.algorithm_names()) <= set(resume_check.CASES)
