@@ -28,6 +28,7 @@ Reference = Callable[
 _JUNK = 1e3
 _STEP = 1e-6
 _NUM_DIRECTIONS = 6
+_ALWAYS_THERE = ("input_ids", "input_lengths", "token_mask", "sample_mask")
 
 
 class _Case:
@@ -39,10 +40,12 @@ class _Case:
         make_batch: Callable[[int], LossBatch],
         reference: Reference,
         masks: Collection[str],
+        optional: Collection[str],
         compare_metrics: bool,
     ) -> None:
         self.loss_fn, self.make_batch, self.reference = loss_fn, make_batch, reference
-        self.masks, self.compare_metrics = masks, compare_metrics
+        self.masks, self.optional = masks, optional
+        self.compare_metrics = compare_metrics
 
     def run(
         self,
@@ -102,6 +105,7 @@ def check_loss(
     *,
     checks: Collection[str] | None = None,
     masks: Collection[str] = ("sample_mask", "token_mask"),
+    optional: Collection[str] = (),
     num_examples: int = 15,
     compare_metrics: bool = True,
 ) -> None:
@@ -123,13 +127,14 @@ def check_loss(
             what the paper writes under a stop-gradient.
         checks: Which of `LOSS_CHECKS`; default all.
         masks: Columns that take everything out of the loss when they are 0.
+        optional: Columns that the loss has an answer for when they are missing.
         num_examples: Batches per check.
         compare_metrics: Whether metrics too must be those of the whole batch.
 
     Raises:
         ConformanceError: A rule is broken; `.check` names it.
     """
-    case = _Case(loss_fn, make_batch, reference, masks, compare_metrics)
+    case = _Case(loss_fn, make_batch, reference, masks, optional, compare_metrics)
     for name in LOSS_CHECKS if checks is None else checks:
         check = _CHECKS[name]
         for_examples(
@@ -281,6 +286,20 @@ def _all_masked(case: _Case, batch: LossBatch, random: Random) -> None:
                 )
 
 
+def _missing_columns(case: _Case, batch: LossBatch, random: Random) -> None:
+    """Without a column that it reads a loss fails; it makes nothing up."""
+    want = case.run(batch)[0]
+    for name in sorted({*batch.data} - {*_ALWAYS_THERE, *case.optional}):
+        data = {key: value for key, value in batch.data.items() if key != name}
+        try:
+            got = case.run(LossBatch(data, batch.inputs, batch.rows_per_unit))[0]
+        except Exception:  # whichever: it was loud
+            continue
+        _close(
+            "missing_columns", f"without column {name!r} the loss goes on", got, want
+        )
+
+
 _CHECKS: dict[str, Callable[[_Case, LossBatch, Random], None]] = {
     "value": _value,
     "gradient": _gradient,
@@ -292,6 +311,7 @@ _CHECKS: dict[str, Callable[[_Case, LossBatch, Random], None]] = {
     "packing": _packing,
     "data_parallel": _data_parallel,
     "all_masked": _all_masked,
+    "missing_columns": _missing_columns,
 }
 LOSS_CHECKS = tuple(_CHECKS)
 """Names of the checks of `check_loss`, in order."""

@@ -17,9 +17,9 @@ __all__ = ["check_trainer", "weights_digest"]
 
 
 def weights_digest(checkpoint: Path) -> str:
-    """Return a digest of all files of a checkpoint's weights."""
+    """Return a digest of all files of a checkpoint's weights, a critic's included."""
     digest = hashlib.sha256()
-    for path in sorted((checkpoint / "policy" / "weights").rglob("*")):
+    for path in sorted(checkpoint.glob("*/weights/**/*")):
         if path.is_file():
             digest.update(path.name.encode())
             digest.update(path.read_bytes())
