@@ -15,6 +15,7 @@ from rl_distributed.config import Config
 from rl_distributed.errors import ConfigError, RegistryError
 from rl_distributed.registry import Registry
 from rl_distributed.suggestion import nearest
+from rl_envs.reward_lists import RewardFns
 
 __all__ = [
     "algorithm_names",
@@ -93,7 +94,7 @@ def algorithm_names() -> list[str]:
 def train(
     model: str | Path,
     dataset: Any = None,
-    reward_fn: Callable[..., Any] | None = None,
+    reward_fn: RewardFns | None = None,
     *,
     algorithm: str = "grpo",
     val_dataset: Any = None,
@@ -113,7 +114,8 @@ def train(
         model: Folder or hub name of a Hugging Face causal language model.
         dataset: A list of dicts, a data set, a file, a folder or a hub name.
         reward_fn: Rewards an answer, `fn(prompt, response)` or with further columns of
-            the data set; it is tried on one row before the model is loaded.
+            the data set; or several, as a list or with weights. It is tried on one row
+            before the model is loaded.
         algorithm: An algorithm (`grpo`, `sft`, ...) or a preset (`dapo`, `rloo`, ...).
         val_dataset: Held-out data.
         environment: An environment object instead of a function.

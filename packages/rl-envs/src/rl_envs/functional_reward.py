@@ -208,6 +208,7 @@ def check_reward_fn(
     sample: Mapping[str, Any],
     *,
     response: str | None = None,
+    prompt_messages: MessageLog | None = None,
     batched: bool | None = None,
 ) -> Score:
     """Call a reward function once before a run, so that mistakes show at once.
@@ -216,6 +217,7 @@ def check_reward_fn(
         fn: The reward function, or several as `FunctionalRewardWrapper` takes them.
         sample: A row of the data set: `prompt`, text or messages, and further columns.
         response: What to score; None: the row's `response` or `answer`, else no text.
+        prompt_messages: The prompt as the policy is given it; None: the row's `prompt`.
         batched: Whether it takes lists; None: found out by inspection.
 
     Returns:
@@ -226,7 +228,9 @@ def check_reward_fn(
             no reward; the message names the function and the sample.
     """
     call = make_reward_call(fn, batched=batched)
-    messages = _prompt_messages(sample.get("prompt", ""))
+    messages = _prompt_messages(
+        sample.get("prompt", "") if prompt_messages is None else list(prompt_messages)
+    )
     if response is None:
         found = sample.get("response", sample.get("answer", ""))
         response = found if isinstance(found, str) else str(found)

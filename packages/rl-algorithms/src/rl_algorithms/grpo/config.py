@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
@@ -81,6 +81,8 @@ class GRPOSettings(SamplingSettings):
 class GRPOConfig(RolloutTrainerConfig):
     """Everything a GRPO run needs."""
 
+    trains_branches: ClassVar[bool] = True
+
     output_dir: str = "runs/grpo"
     """Folder of the run; see `TrainerConfig`."""
     grpo: GRPOSettings = Field(default_factory=GRPOSettings)
@@ -107,6 +109,13 @@ class GRPOConfig(RolloutTrainerConfig):
                 "grpo.skip_reference_policy_logprobs_calculation needs "
                 "loss_fn.reference_policy_kl_penalty=0: got "
                 f"{self.loss_fn.reference_policy_kl_penalty}"
+            )
+        branches = self.rollout.on_template_rewrite == "branch"
+        if self.loss_fn.has_kl_reward and branches:
+            raise ValueError(
+                "loss_fn.use_kl_in_reward gives each token an advantage of its own, "
+                "and rollout.on_template_rewrite=branch needs one per conversation: "
+                "set use_kl_in_reward to false"
             )
         if self.loss_fn.has_kl_reward and self.grpo.adv_estimator.name == "gdpo":
             raise ValueError(

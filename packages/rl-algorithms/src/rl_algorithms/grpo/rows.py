@@ -34,6 +34,7 @@ _COLUMNS = (
     "sample_mask",
     "generation_logprobs",
     "prev_logprobs",
+    "branches",
 )
 
 

@@ -16,6 +16,7 @@ from rl_algorithms.filters import DynamicSamplingBuffer
 from rl_algorithms.grpo.config import GRPOConfig, GRPOSettings
 from rl_algorithms.grpo.rows import add_kl_penalty, build_rows, mask_disagreement
 from rl_algorithms.losses import ClippedPGLossFn
+from rl_algorithms.rollout import unfold_branches
 from rl_algorithms.trainers.components import Needs
 from rl_algorithms.trainers.rollout_trainer import RolloutTrainer
 from rl_algorithms.trainers.training_rows import (
@@ -67,6 +68,7 @@ class GRPOTrainer(RolloutTrainer[GRPOConfig]):
         if train_rows is None:
             # Nothing differs within any group: there is nothing to learn from.
             return metrics
+        train_rows = unfold_branches(train_rows)
         train_rows, rows_per_step = pad_to_plan(train_rows, self.plan)
         threshold = settings.seq_logprob_error_threshold
         # With one optimizer step the log-probs before the step are those of the step's

@@ -17,7 +17,7 @@ only what the trainer made itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Self, cast
@@ -54,6 +54,7 @@ from rl_distributed.errors import ConfigError
 from rl_distributed.logging import get_logger
 from rl_distributed.metrics import LoggerFacade
 from rl_distributed.timing import Timer
+from rl_envs.reward_lists import RewardFns
 
 __all__ = ["BaseTrainer"]
 
@@ -159,7 +160,7 @@ class BaseTrainer(TrainerLoop[ConfigT]):
         dataset: Any = None,
         *,
         val_dataset: Any = None,
-        reward_fn: Callable[..., Any] | None = None,
+        reward_fn: RewardFns | None = None,
         environment: Any = None,
         callbacks: Iterable[Callback] = (),
         resume: Resume = False,
@@ -210,7 +211,7 @@ class BaseTrainer(TrainerLoop[ConfigT]):
         self,
         dataset: Any,
         val_dataset: Any,
-        reward_fn: Callable[..., Any] | None,
+        reward_fn: RewardFns | None,
         environment: Any,
         resume: Resume,
     ) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sized
+from collections.abc import Mapping, Sized
 from typing import Any
 
 from rl_algorithms.data.config import DataConfig
 from rl_distributed.logging import get_logger
 from rl_envs import check_reward_fn
+from rl_envs.reward_lists import RewardFns
 
 __all__ = ["keep_small_data", "try_reward_fn"]
 
@@ -35,15 +36,15 @@ def keep_small_data(config: DataConfig, dataset: Any, batch_size: int) -> DataCo
     return config.replace(drop_last=False)
 
 
-def try_reward_fn(reward_fn: Callable[..., Any], datum: Mapping[str, Any]) -> None:
+def try_reward_fn(reward_fn: RewardFns, datum: Mapping[str, Any]) -> None:
     """Call a reward function on one row, so that mistakes show at once.
 
     Args:
-        reward_fn: The function.
+        reward_fn: The function, or several.
         datum: A processed prompt.
 
     Raises:
         RewardError: It does not fit the rows, raises, or returns no number.
     """
-    prompt = datum["message_log"][-1]["content"]
-    check_reward_fn(reward_fn, {**datum["extra_env_info"], "prompt": prompt})
+    log = [{"role": m["role"], "content": m["content"]} for m in datum["message_log"]]
+    check_reward_fn(reward_fn, datum["extra_env_info"], prompt_messages=log)

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
+from rl_algorithms.rollout.config import RolloutSettings
 from rl_algorithms.trainers.config import TrainerConfig
 from rl_distributed.config import Config
+from rl_models.config import PolicyConfig
 
-__all__ = ["RolloutTrainerConfig", "SamplingSettings", "with_generation"]
+__all__ = [
+    "RolloutTrainerConfig",
+    "SamplingSettings",
+    "check_generation",
+    "with_generation",
+]
 
 
 class SamplingSettings(Config):
@@ -68,6 +75,22 @@ class SamplingSettings(Config):
 class RolloutTrainerConfig(TrainerConfig):
     """A run that samples answers with `policy.generation`."""
 
+    trains_branches: ClassVar[bool] = False
+    """Whether the algorithm can train on conversations of several rows."""
+
+    rollout: RolloutSettings = Field(default_factory=RolloutSettings)
+    """What to do about conversations that do not go as planned."""
+
+    @model_validator(mode="after")
+    def _check_branches(self) -> Self:
+        if self.rollout.on_template_rewrite == "branch" and not self.trains_branches:
+            raise ValueError(
+                "rollout.on_template_rewrite=branch makes several training rows of a "
+                "conversation, which this algorithm cannot train on: use a chat "
+                "template that leaves earlier messages alone, or another algorithm"
+            )
+        return self
+
     @model_validator(mode="before")
     @classmethod
     def _fill_in(cls, data: Any) -> Any:
@@ -75,19 +98,29 @@ class RolloutTrainerConfig(TrainerConfig):
 
     @model_validator(mode="after")
     def _check_generation(self) -> Self:
-        generation = self.policy.generation
-        if generation is None:
-            raise ValueError(
-                "policy.generation is null, but the algorithm samples: give it"
-            )
-        longest = self.policy.max_total_sequence_length
-        if generation.max_new_tokens >= longest:
-            raise ValueError(
-                "policy.generation.max_new_tokens must leave room for the prompt in "
-                f"policy.max_total_sequence_length ({longest}): got "
-                f"{generation.max_new_tokens}"
-            )
+        check_generation(self.policy)
         return self
+
+
+def check_generation(policy: PolicyConfig) -> None:
+    """Check that answers can be sampled, and fit behind a prompt.
+
+    Raises:
+        ValueError: They cannot.
+    """
+    if policy.generation is None:
+        raise ValueError(
+            "policy.generation is null, but the algorithm samples: give it"
+        )
+    longest, tokens = (
+        policy.max_total_sequence_length,
+        policy.generation.max_new_tokens,
+    )
+    if tokens >= longest:
+        raise ValueError(
+            "policy.generation.max_new_tokens must leave room for the prompt in "
+            f"policy.max_total_sequence_length ({longest}): got {tokens}"
+        )
 
 
 def with_generation(data: Any) -> Any:
