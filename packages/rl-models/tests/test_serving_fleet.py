@@ -22,6 +22,7 @@ class FakeProcess:
         self.number, self.name, self.plan = number, name, plan
         self.loaded: list[tuple[str, int]] = []
         self.stopped: list[bool] = []
+        self.pid: int | None = None
 
     def start(self) -> str:
         if self.name in self.plan.get("broken", ()):

@@ -36,6 +36,9 @@ _LAST_WAIT_S = 30.0
 class Process(Protocol):
     """One process of a replica; its methods block, and raise DistributedError."""
 
+    pid: int | None
+    """Its number on this machine, once it is up."""
+
     def start(self) -> str:
         """Bring it up; gives the URL of its server."""
         ...
@@ -179,6 +182,7 @@ class Fleet:
                 {
                     "replica": slot.replica,
                     "state": slot.state,
+                    "pid": None if slot.process is None else slot.process.pid,
                     "weight_version": slot.version,
                     "restarts": slot.num_restarts,
                     "problem": slot.problem,

@@ -60,6 +60,8 @@ class RayProcess:
         self._group: RayWorkerGroup | None = None
         self._cluster: RayVirtualCluster | None = None
         self._children: list[psutil.Process] = []
+        self.pid: int | None = None
+        """Its number on this machine, once it is up."""
 
     def start(self) -> str:
         """Bring it up; gives the URL of its server."""
@@ -96,6 +98,7 @@ class RayProcess:
         for pid in said["pids"]:
             with suppress(psutil.NoSuchProcess):
                 self._children.append(psutil.Process(pid))
+        self.pid = self._group.worker_pids[0]
         return f"http://127.0.0.1:{said['port']}"
 
     def load_weights(self, weights: FolderWeights, version: int) -> str:

@@ -1,0 +1,228 @@
+"""vLLM's own server behind the router: one start, all that is promised of it."""
+
+from __future__ import annotations
+
+import json
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+from rl_models.generation.config import GenerationConfig
+from rl_models.model_build_config import TokenizerBuildConfig
+from rl_models.registry import get_generation_backend
+from rl_models.serving import Server, serve
+from rl_models.testing import build_tiny_model, reference_logprobs
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("ray_cluster")]
+
+TEMPLATE = (
+    "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+    "{% if add_generation_prompt %}={% endif %}"
+)
+PROMPT = [5, 6, 7, 8]
+DEADLINE_S = 120.0
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Two models of one shape; the kernels want heads of at least 32."""
+    folder = tmp_path_factory.mktemp("served")
+    tokenizer = TokenizerBuildConfig(characters="0123456789 >=", chat_template=TEMPLATE)
+    return [
+        build_tiny_model(
+            folder / f"model-{seed}",
+            seed=seed,
+            hidden_size=64,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            max_position_embeddings=1_024,
+            tokenizer=tokenizer,
+        )
+        for seed in (0, 1)
+    ]
+
+
+@pytest.fixture(scope="module")
+def server(models: list[Path]) -> Iterator[Server]:
+    with serve(models[0], port=0, api_key="secret", max_restarts=0) as running:
+        yield running
+
+
+def _open(server: Server, path: str, body: Any = None, key: str = "secret") -> Any:
+    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(server.url + path, data, headers)
+    return urllib.request.urlopen(request, timeout=DEADLINE_S)
+
+
+def _ask(server: Server, path: str, body: Any = None) -> dict[str, Any]:
+    with _open(server, path, body) as answer:
+        found: dict[str, Any] = json.load(answer)
+    return found
+
+
+def _complete(server: Server, **fields: Any) -> dict[str, Any]:
+    body = {"model": "model-0", "prompt": PROMPT, "temperature": 0, "logprobs": 0}
+    answer = _ask(
+        server, "/v1/completions", {**body, "return_token_ids": True, **fields}
+    )
+    choice: dict[str, Any] = answer["choices"][0]
+    return choice
+
+
+def _events(answer: Any) -> Iterator[dict[str, Any]]:
+    for line in answer:
+        text = line.decode().strip().removeprefix("data: ")
+        if text and text != "[DONE]":
+            yield json.loads(text)
+
+
+def _sampled(folder: Path, ids: list[int]) -> list[float]:
+    """Float64 log-probs of the tokens after the prompt."""
+    values: list[float] = reference_logprobs(folder, torch.tensor([ids]))[0].tolist()
+    return values[len(PROMPT) :]
+
+
+def test_a_completion_is_what_the_other_backend_gives(
+    server: Server, models: list[Path]
+) -> None:
+    choice = _complete(server, max_tokens=24, ignore_eos=True)
+    config = GenerationConfig(max_new_tokens=24, stop_token_ids=[])
+    backend = get_generation_backend("huggingface")()
+    backend.setup(config.to_dict(), model_name=str(models[0]))
+    rows = {"input_ids": torch.tensor([PROMPT]), "input_lengths": torch.tensor([4])}
+    ours = backend.generate(rows, greedy=True)["output_ids"][0].tolist()
+    assert choice["prompt_token_ids"] + choice["token_ids"] == ours
+    truth = _sampled(models[0], ours)
+    assert choice["logprobs"]["token_logprobs"] == pytest.approx(truth, abs=1e-5)
+    assert choice["weight_versions"] == [{"version": 0, "start": 0, "end": 24}]
+
+
+def test_a_chat_whole_and_as_a_stream(server: Server) -> None:
+    body = {
+        "model": "model-0",
+        "messages": [{"role": "user", "content": "12"}],
+        "temperature": 0,
+        "max_tokens": 6,
+        "ignore_eos": True,
+        "logprobs": True,
+        "return_token_ids": True,
+    }
+    whole = _ask(server, "/v1/chat/completions", body)
+    # "1", "2" and the template's "=".
+    assert whole["prompt_token_ids"] == [4, 5, 15]
+    choice = whole["choices"][0]
+    with _open(server, "/v1/chat/completions", {**body, "stream": True}) as answer:
+        assert answer.headers["x-rl-weight-version"] == "0"
+        parts = [event["choices"][0] for event in _events(answer)]
+    tokens = [token for part in parts for token in part.get("token_ids") or []]
+    assert tokens == choice["token_ids"]
+    text = "".join(part["delta"].get("content") or "" for part in parts)
+    assert text == choice["message"]["content"]
+    values = [
+        entry["logprob"]
+        for part in parts
+        for entry in (part["logprobs"] or {"content": []})["content"]
+    ]
+    assert values == [entry["logprob"] for entry in choice["logprobs"]["content"]]
+    assert parts[-1]["weight_versions"] == choice["weight_versions"]
+
+
+def test_what_is_wrong_is_said(server: Server) -> None:
+    with pytest.raises(urllib.error.HTTPError, match="404") as caught:
+        _complete(server, model="other")
+    assert "other" in json.load(caught.value)["error"]["message"]
+    with pytest.raises(urllib.error.HTTPError, match="400") as caught:
+        _complete(server, prompt=[3] * 2_000)
+    assert "1024" in json.load(caught.value)["error"]["message"]
+    with pytest.raises(urllib.error.HTTPError, match="401"):
+        _open(server, "/v1/models", key="wrong")
+    port = server.url.rpartition(":")[2]
+    # Nobody gets past the router: the replica has a key of its own.
+    (row,) = server.status()["replicas"]
+    listening = {
+        c.laddr.port
+        for c in psutil.Process(row["pid"]).net_connections("tcp")
+        if c.status == psutil.CONN_LISTEN and c.laddr.ip == "127.0.0.1"
+    }
+    assert int(port) not in listening
+    assert _ask(server, "/v1/models")["data"][0]["id"] == "model-0"
+
+
+def test_weights_change_in_the_middle_of_a_stream(
+    server: Server, models: list[Path]
+) -> None:
+    body = {
+        "model": "model-0",
+        "prompt": PROMPT,
+        "max_tokens": 400,
+        "ignore_eos": True,
+        "seed": 3,
+        "logprobs": 0,
+        "return_token_ids": True,
+        "stream": True,
+    }
+    said: list[dict[str, Any]] = []
+
+    def update() -> None:
+        said.append(_ask(server, "/rl/weights", {"path": str(models[1])}))
+
+    thread = threading.Thread(target=update)
+    ids, values, spans = list(PROMPT), [], []
+    with _open(server, "/v1/completions", body) as answer:
+        for number, event in enumerate(_events(answer)):
+            if number == 5:
+                thread.start()
+            (choice,) = event["choices"]
+            ids += choice["token_ids"]
+            values += choice["logprobs"]["token_logprobs"]
+            spans = choice.get("weight_versions", spans)
+    thread.join(DEADLINE_S)
+    assert said == [{"version": 1, "num_updated": 1}]
+    assert [span["version"] for span in spans] == [0, 1]
+    switch = spans[0]["end"]
+    assert 0 < switch == spans[1]["start"] < spans[1]["end"] == 400
+    truth = _sampled(models[0], ids)[:switch] + _sampled(models[1], ids)[switch:]
+    assert values == pytest.approx(truth, abs=2e-5)
+    after = _complete(server, max_tokens=8, ignore_eos=True)
+    assert after["weight_versions"] == [{"version": 1, "start": 0, "end": 8}]
+
+
+def test_weights_that_do_not_fit_change_nothing(
+    server: Server, models: list[Path], tiny_folder: Path
+) -> None:
+    before = _complete(server, max_tokens=8)
+    with pytest.raises(urllib.error.HTTPError, match="400") as caught:
+        _ask(server, "/rl/weights", {"path": str(tiny_folder)})
+    assert "hidden_size" in json.load(caught.value)["error"]["message"]
+    assert _complete(server, max_tokens=8) == before
+
+
+def test_a_kill_in_the_middle_of_a_stream_leaves_an_error_and_no_process(
+    server: Server,
+) -> None:
+    (row,) = server.status()["replicas"]
+    process = psutil.Process(row["pid"])
+    family = [process, *process.children(recursive=True)]
+    body = {"model": "model-0", "prompt": PROMPT, "max_tokens": 900, "stream": True}
+    events = []
+    with _open(server, "/v1/completions", {**body, "ignore_eos": True}) as answer:
+        for event in _events(answer):
+            events.append(event)
+            if len(events) == 5:
+                process.kill()
+    assert events[-1]["error"]["code"] == "replica_lost"
+    assert all("choices" in event for event in events[:-1])
+    # It may not be replaced (max_restarts is 0), and everybody is told.
+    assert server.hopeless.wait(DEADLINE_S)
+    with pytest.raises(urllib.error.HTTPError, match="503") as caught:
+        _complete(server)
+    assert json.load(caught.value)["error"]["code"] == "no_replica"
+    assert psutil.wait_procs(family, DEADLINE_S)[1] == []
