@@ -23,6 +23,7 @@ COMMANDS = {
     "config": ("rl_cli.commands.config:config", "Show, check or explain a run."),
     "doctor": ("rl_cli.commands.doctor:doctor", "Check that this machine can run."),
     "env": ("rl_cli.commands.env:env", "Show, build or check actor environments."),
+    "eval": ("rl_cli.commands.eval:evaluate", "Measure a model on held-out prompts."),
     "generate": ("rl_cli.commands.generate:generate", "Sample from a model folder."),
     "serve": ("rl_cli.commands.serve:serve", "Serve a model over HTTP."),
     "train": ("rl_cli.commands.train:train", "Train by a recipe or an algorithm."),

@@ -1,0 +1,92 @@
+"""Configuration of an evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Self
+
+from pydantic import Field, model_validator
+
+from rl_algorithms.data.config import DataConfig, DatasetConfig
+from rl_algorithms.trainers.config import EnvConfig
+from rl_distributed.config import Config
+from rl_distributed.virtual_cluster import ClusterConfig
+from rl_models.generation.config import GenerationConfig
+
+__all__ = ["EvalConfig"]
+
+DEFAULT_MAX_NEW_TOKENS = 256
+
+
+class EvalConfig(Config):
+    """What is asked, how it is answered, and how answers are scored."""
+
+    datasets: dict[str, DatasetConfig] = Field(default_factory=dict)
+    """Prompts by the name that results have; a plain path will do."""
+    data: DataConfig = Field(default_factory=DataConfig)
+    """How prompts are read: columns, templates, what to do with over-long ones."""
+    env: EnvConfig | None = None
+    """What scores answers; null where a reward function or an object is handed in."""
+    generation: GenerationConfig = Field(
+        default_factory=lambda: GenerationConfig(max_new_tokens=DEFAULT_MAX_NEW_TOKENS)
+    )
+    """The backend, and how it samples; the `val_` settings are not read."""
+    cluster: ClusterConfig = Field(default_factory=ClusterConfig)
+    """The machines."""
+    num_generations: int = Field(1, gt=0)
+    """Answers per prompt."""
+    greedy: bool | None = None
+    """Take the most probable token; null: where there is one answer per prompt."""
+    ks: list[int] | None = None
+    """Which pass@k and cons@k to report; null: 1, 2, 4, ... and `num_generations`."""
+    pass_threshold: float = 1.0
+    """An answer is right if its reward is at least this."""
+    max_samples: int | None = Field(None, gt=0)
+    """At most so many prompts of each dataset, the first ones; null: all."""
+    batch_size: int = Field(256, gt=0)
+    """Prompts per call of the generator; results do not depend on it."""
+    seed: int = Field(0, ge=0)
+    """Seed of the sampled answers."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in(cls, data: Any) -> Any:
+        if not isinstance(data, Mapping):
+            return data
+        filled = dict(data)
+        if isinstance(filled.get("generation"), Mapping):
+            default = {"max_new_tokens": DEFAULT_MAX_NEW_TOKENS}
+            filled["generation"] = default | dict(filled["generation"])
+        if isinstance(filled.get("datasets"), Mapping):
+            filled["datasets"] = {
+                name: {"path": value} if isinstance(value, str) else value
+                for name, value in filled["datasets"].items()
+            }
+        return filled
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.is_greedy and self.num_generations > 1:
+            raise ValueError(
+                "greedy gives the same answer each time: got num_generations "
+                f"{self.num_generations} with greedy=true; set one of them"
+            )
+        wrong = [k for k in self.ks or [] if not 1 <= k <= self.num_generations]
+        if wrong or self.ks == []:
+            raise ValueError(
+                f"ks must be from 1 to num_generations ({self.num_generations}): got "
+                f"{self.ks}"
+            )
+        return self
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the most probable token is taken."""
+        return self.num_generations == 1 if self.greedy is None else self.greedy
+
+    def all_ks(self) -> list[int]:
+        """Return the k to report, in order."""
+        if self.ks is not None:
+            return sorted(set(self.ks))
+        powers = [2**i for i in range(self.num_generations.bit_length())]
+        return sorted({*powers, self.num_generations})

@@ -1,0 +1,137 @@
+"""What n samples per prompt say about k samples: pass@k, cons@k, means.
+
+n answers to a prompt were sampled; each estimator is the exact expectation over all
+subsets of k of them, without enumerating these.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rl_distributed.errors import ConfigError
+
+__all__ = ["Interval", "cons_at_k", "mean_with_interval", "pass_at_k"]
+
+_Z = 1.959963984540054
+"""Of the standard normal distribution, 95 % lie within +- this."""
+
+
+def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
+    """Return the probability that one of k samples is right (Chen et al., 2107.03374).
+
+    It is `1 - C(n - c, k) / C(n, k)`, unbiased for the probability of k fresh samples.
+
+    Args:
+        num_samples: n, the samples there are.
+        num_correct: c, those that are right.
+        k: The size of the subsets.
+
+    Raises:
+        ConfigError: k is not from 1 to n, or c not from 0 to n.
+    """
+    _check(num_samples, k)
+    if not 0 <= num_correct <= num_samples:
+        raise ConfigError(
+            f"num_correct must be from 0 to {num_samples}: got {num_correct}"
+        )
+    wrong = num_samples - num_correct
+    return 1 - math.comb(wrong, k) / math.comb(num_samples, k)
+
+
+def cons_at_k(
+    answers: Sequence[str | None], correct: Sequence[bool | float], k: int
+) -> float:
+    """Return the probability that the majority of k samples is right.
+
+    The answer that most of the k samples give wins (self-consistency, 2203.11171). A
+    tie is drawn by lot, so each of the tied answers counts in equal parts. A sample
+    without an answer (None) does not vote; where nobody votes, the majority is wrong.
+    Where equal answers are not all judged alike, their mean counts.
+
+    Args:
+        answers: What each of the n samples answers.
+        correct: 1 where a sample is right.
+        k: The size of the subsets.
+
+    Raises:
+        ConfigError: k is not from 1 to n.
+    """
+    _check(len(answers), k)
+    votes = Counter(answer for answer in answers if answer is not None)
+    silent = len(answers) - sum(votes.values())
+    worth: dict[str, float] = defaultdict(float)
+    for answer, value in zip(answers, correct, strict=True):
+        if answer is not None:
+            worth[answer] += float(value) / votes[answer]
+    total = 0.0
+    for most in range(1, min(k, max(votes.values(), default=0)) + 1):
+        total += _ways_to_win(votes, worth, silent, most, k)
+    return total / math.comb(len(answers), k)
+
+
+def _ways_to_win(
+    votes: Counter[str], worth: dict[str, float], silent: int, most: int, k: int
+) -> float:
+    """Count the subsets of k in which the winner has `most` votes, by its worth.
+
+    `ways[size, tied]` counts the choices among the answers seen so far that take `size`
+    samples, and in which `tied` answers have `most` votes and the others fewer;
+    `gain[size, tied]` adds up the worth of the tied ones over the same choices.
+    """
+    ways: dict[tuple[int, int], float] = {
+        (size, 0): float(math.comb(silent, size)) for size in range(min(silent, k) + 1)
+    }
+    gain: dict[tuple[int, int], float] = dict.fromkeys(ways, 0.0)
+    for answer, count in votes.items():
+        next_ways: dict[tuple[int, int], float] = defaultdict(float)
+        next_gain: dict[tuple[int, int], float] = defaultdict(float)
+        for (size, tied), number in ways.items():
+            for taken in range(min(count, most, k - size) + 1):
+                choices = math.comb(count, taken)
+                place = (size + taken, tied + (taken == most))
+                won = worth[answer] if taken == most else 0.0
+                next_ways[place] += number * choices
+                next_gain[place] += (gain[size, tied] + won * number) * choices
+        ways, gain = next_ways, next_gain
+    return sum(
+        value / tied for (size, tied), value in gain.items() if size == k and tied
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A mean with its uncertainty."""
+
+    mean: float
+    low: float
+    """Lower end of the 95 % interval; the mean itself with a single value."""
+    high: float
+    """Its upper end."""
+
+
+def mean_with_interval(values: Sequence[float]) -> Interval:
+    """Return the mean of independent values, and where the true one probably lies.
+
+    The interval is `mean +- 1.96 s / sqrt(number)`, s being the standard deviation.
+    Samples of one prompt are not independent: give one value per prompt, their mean.
+    """
+    if not values:
+        return Interval(math.nan, math.nan, math.nan)
+    count = len(values)
+    mean = math.fsum(values) / count
+    if count == 1:
+        return Interval(mean, mean, mean)
+    variance = math.fsum((value - mean) ** 2 for value in values) / (count - 1)
+    half = _Z * math.sqrt(variance / count)
+    return Interval(mean, mean - half, mean + half)
+
+
+def _check(num_samples: int, k: int) -> None:
+    if not 1 <= k <= num_samples:
+        raise ConfigError(
+            f"k must be from 1 to the number of samples ({num_samples}): got {k}; "
+            "lower ks or raise num_generations"
+        )

@@ -1,0 +1,259 @@
+"""`evaluate()`: answers of a model to prompts, scored and counted.
+
+```
+datasets -> prompts -> generation x num_generations -> environment -> metrics, samples
+```
+An answer depends on the seed, the place of its prompt in its dataset and its own
+number, and not on batches, replicas or the other datasets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import ray
+import torch
+
+import rl_envs
+import rl_models
+from rl_algorithms.data.collate import rl_collate_fn
+from rl_algorithms.data.loading import load_sources
+from rl_algorithms.data.prompts import process_prompts
+from rl_algorithms.data.types import DatumSpec
+from rl_algorithms.evaluation.config import EvalConfig
+from rl_algorithms.evaluation.result import DatasetEvaluation, EvaluationResult
+from rl_algorithms.evaluation.target import find_target
+from rl_algorithms.rollout import RolloutConfig, RolloutEngine, RolloutResult
+from rl_algorithms.trainers.data_limits import try_reward_fn
+from rl_algorithms.trainers.settings import build_config
+from rl_distributed.errors import ConfigError
+from rl_distributed.logging import get_logger
+from rl_distributed.metrics import reduce_metrics, to_floats
+from rl_distributed.ray_start import init_ray
+from rl_distributed.virtual_cluster import RayVirtualCluster
+from rl_models.checkpoint.model_folder import check_model_folder
+from rl_models.tokens.tokenizer import load_tokenizer
+
+__all__ = ["evaluate"]
+
+_logger = get_logger(__name__)
+# No training step has this number, so that no evaluation repeats its noise.
+_STEP = -2
+
+
+def evaluate(
+    model: str | Path,
+    dataset: Any = None,
+    reward_fn: Callable[..., Any] | None = None,
+    *,
+    datasets: Mapping[str, Any] | None = None,
+    environment: Any = None,
+    generation: Any = None,
+    config: EvalConfig | Mapping[str, Any] | None = None,
+    output: str | Path | None = None,
+    **settings: Any,
+) -> EvaluationResult:
+    """Measure a model.
+
+    ```python
+    result = evaluate("runs/grpo", rows, reward_fn, num_generations=8)
+    result.metrics["pass@8"], result.samples[0]["response"]
+    ```
+
+    Args:
+        model: A model folder or hub name, a checkpoint, or a run's folder; of a run the
+            best checkpoint is taken, and columns, templates, environment and sampling
+            are the run's unless they are given.
+        dataset: Prompts: a list of dicts, a data set, a file, a folder, a hub name, or
+            a `Mixture`, whose parts are measured one by one.
+        reward_fn: Rewards an answer; see `rl_envs.FunctionalRewardWrapper`.
+        datasets: Several sources by name.
+        environment: An environment object, used and left open.
+        generation: A `GenerationInterface` to use instead of making one; it has the
+            weights that are measured, and is left open.
+        config: What to start from; default the run's, else the defaults.
+        output: A JSON file to write.
+        **settings: Keys of `EvalConfig`: `num_generations=8`, `temperature=0.6`.
+
+    Raises:
+        UserError: Something that you can mend; nothing has been started then.
+    """
+    target = find_target(model)
+    base = target.settings() if config is None else config
+    cfg = build_config(EvalConfig, settings, base=base)
+    scorer = _choose_scorer(cfg, reward_fn, environment)
+    if generation is None:
+        rl_models.get_generation_backend(cfg.generation.backend)
+        check_model_folder(target.model)
+    tokenizer = load_tokenizer(target.model)
+    prompts = _load_prompts(cfg, dataset, datasets, tokenizer)
+    if reward_fn is not None:
+        try_reward_fn(reward_fn, next(iter(prompts.values()))[0])
+    with ExitStack() as closing:
+        started = generation or _start_generation(cfg, target.model, closing)
+        engine = RolloutEngine(
+            started,
+            _start_environment(cfg, scorer, closing),
+            tokenizer,
+            RolloutConfig(),
+            use_chat_template=cfg.data.apply_chat_template,
+        )
+        found = {
+            name: _evaluate_one(engine, name, rows, cfg, tokenizer)
+            for name, rows in prompts.items()
+        }
+    result = EvaluationResult(str(model), found, cfg.to_dict())
+    if output is not None:
+        result.save(output)
+    return result
+
+
+def _choose_scorer(
+    cfg: EvalConfig, reward_fn: Callable[..., Any] | None, environment: Any
+) -> Any:
+    """Return the function or the object; None for the section `env`."""
+    if reward_fn is not None and environment is not None:
+        raise ConfigError("reward_fn and environment exclude each other: give one")
+    scorer = reward_fn if reward_fn is not None else environment
+    if scorer is None and cfg.env is None:
+        raise ConfigError(
+            "an evaluation needs something that rewards answers: pass reward_fn or "
+            "environment, or name an environment in the section env (--env)"
+        )
+    if scorer is None and cfg.env is not None:
+        rl_envs.env_registry.get(cfg.env.name)
+    return scorer
+
+
+def _load_prompts(
+    cfg: EvalConfig, dataset: Any, datasets: Mapping[str, Any] | None, tokenizer: Any
+) -> dict[str, list[DatumSpec]]:
+    """Return the processed prompts by dataset; what is given comes before `cfg`."""
+    sources: list[tuple[str, Any]] = []
+    if dataset is not None:
+        parts = load_sources(dataset, None)
+        sources += [(part.title or "dataset", part) for part in parts]
+    for name, source in (datasets or {}).items():
+        sources += [(name, part) for part in load_sources(source, None)]
+    if not sources:
+        for name, section in cfg.datasets.items():
+            for part in load_sources(None, section):
+                sources.append((f"{name}/{part.title}" if part.title else name, part))
+    if not sources:
+        raise ConfigError(
+            "there is nothing to ask: pass a dataset, or name one in the section "
+            "datasets (--data)"
+        )
+    prompts: dict[str, list[DatumSpec]] = {}
+    for name, part in sources:
+        if name in prompts:
+            raise ConfigError(f"two datasets are called {name!r}: give each its name")
+        rows = (
+            part.rows if cfg.max_samples is None else part.first(cfg.max_samples).rows
+        )
+        prompts[name] = list(
+            process_prompts(
+                rows,
+                tokenizer,
+                cfg.data,
+                max_length=cfg.data.max_input_seq_length,
+                name=name,
+            )
+        )
+    return prompts
+
+
+def _start_generation(cfg: EvalConfig, model: str, closing: ExitStack) -> Any:
+    if not ray.is_initialized() and init_ray(tls=cfg.cluster.tls):
+        closing.callback(ray.shutdown)
+    cluster = RayVirtualCluster.from_config(cfg.cluster)
+    closing.callback(cluster.shutdown)
+    generation = rl_models.GenerationPolicy(cluster, cfg.generation, model_name=model)
+    closing.callback(generation.shutdown)
+    return generation
+
+
+def _start_environment(cfg: EvalConfig, scorer: Any, closing: ExitStack) -> Any:
+    """Return an object as it is; functions and named environments get a process."""
+    if scorer is not None and callable(getattr(scorer, "step", None)):
+        return scorer
+    if scorer is not None:
+        remote = rl_envs.RemoteEnvironment(scorer)
+    else:
+        assert cfg.env is not None
+        remote = rl_envs.RemoteEnvironment(
+            cfg.env.name,
+            cfg.env.settings,
+            num_workers=cfg.env.num_workers,
+            num_cpus=cfg.env.num_cpus,
+            deadline_s=cfg.env.deadline_s,
+        )
+    closing.callback(remote.shutdown)
+    return remote
+
+
+def _evaluate_one(
+    engine: RolloutEngine,
+    name: str,
+    rows: list[DatumSpec],
+    cfg: EvalConfig,
+    tokenizer: Any,
+) -> DatasetEvaluation:
+    pad = tokenizer.pad_token_id
+    pad = pad if pad is not None else tokenizer.eos_token_id or 0
+    samples: list[dict[str, Any]] = []
+    metrics = []
+    for first in range(0, len(rows), cfg.batch_size):
+        batch = rl_collate_fn(rows[first : first + cfg.batch_size], pad_token_id=pad)
+        result = engine.run(
+            batch,
+            num_generations=cfg.num_generations,
+            seed=cfg.seed,
+            step=_STEP,
+            first_prompt_index=first,
+            greedy=cfg.is_greedy,
+            sampling=None if cfg.is_greedy else cfg.generation.sampling_params(),
+        )
+        metrics.append(result.metrics)
+        samples += _samples(result, name, batch["idx"], cfg)
+        _logger.info("%s: %d of %d prompts", name, first + batch.size, len(rows))
+    if all(sample["answer"] is None for sample in samples):
+        # The environment reads no answers: whole responses vote.
+        samples = [{**s, "answer": s["response"].strip()} for s in samples]
+    own = {
+        key: value
+        for key, value in to_floats(reduce_metrics(metrics)).items()
+        if key.startswith("env/")
+    }
+    return DatasetEvaluation.of(name, samples, cfg.num_generations, cfg.all_ks(), own)
+
+
+def _samples(
+    result: RolloutResult, name: str, idx: list[int], cfg: EvalConfig
+) -> list[dict[str, Any]]:
+    """Return each answer as a JSON value."""
+    rows = result.rows
+    scored = (rows["sample_mask"] != 0).tolist()
+    truncated = torch.as_tensor(rows["truncated"]).tolist()
+    lengths = rows["generation_lengths"].tolist()
+    found = []
+    for row, is_scored in enumerate(scored):
+        sample = result.sample(row)
+        reward = sample.reward if is_scored else None
+        found.append(
+            {
+                "dataset": name,
+                "idx": idx[row // cfg.num_generations],
+                "prompt": sample.prompt,
+                "response": sample.response,
+                "answer": sample.answer,
+                "reward": reward,
+                "correct": reward is not None and reward >= cfg.pass_threshold,
+                "truncated": bool(truncated[row]),
+                "num_tokens": int(lengths[row]),
+            }
+        )
+    return found

@@ -1,0 +1,159 @@
+"""What an evaluation finds."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rl_algorithms.evaluation.estimators import (
+    Interval,
+    cons_at_k,
+    mean_with_interval,
+    pass_at_k,
+)
+
+__all__ = ["DatasetEvaluation", "EvaluationResult"]
+
+
+@dataclass(frozen=True)
+class DatasetEvaluation:
+    """Results of one dataset."""
+
+    name: str
+    """Its name."""
+    num_prompts: int
+    """Prompts that were answered."""
+    num_generations: int
+    """Answers per prompt."""
+    metrics: dict[str, float]
+    """Numbers by name, as `pass@1`, `cons@8`, `reward`, `reward_low`."""
+    samples: list[dict[str, Any]] = field(default_factory=list, repr=False)
+    """Every answer: `dataset`, `idx`, `prompt`, `response`, `answer`, `reward` (None
+    where it was not scored), `correct`, `truncated`, `num_tokens`."""
+
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        samples: list[dict[str, Any]],
+        num_generations: int,
+        ks: Sequence[int],
+        environment: Mapping[str, float] | None = None,
+    ) -> DatasetEvaluation:
+        """Compute the metrics.
+
+        An answer that was not scored is not right, and has no part in the mean reward.
+
+        Args:
+            name: The dataset's name.
+            samples: The answers, all of a prompt together.
+            num_generations: Answers per prompt.
+            ks: Which pass@k and cons@k.
+            environment: Metrics of the environment's own.
+        """
+        groups = [
+            samples[first : first + num_generations]
+            for first in range(0, len(samples), num_generations)
+        ]
+        scored = [
+            [s["reward"] for s in group if s["reward"] is not None] for group in groups
+        ]
+        rewards = mean_with_interval([sum(r) / len(r) for r in scored if r])
+        count = max(len(samples), 1)
+        metrics = dict(environment or {}) | {
+            **_named("reward", rewards),
+            "unscored_rate": sum(s["reward"] is None for s in samples) / count,
+            "truncation_rate": sum(s["truncated"] for s in samples) / count,
+            "mean_response_tokens": sum(s["num_tokens"] for s in samples) / count,
+        }
+        for k in ks:
+            passed = [
+                pass_at_k(num_generations, sum(s["correct"] for s in group), k)
+                for group in groups
+            ]
+            metrics |= _named(f"pass@{k}", mean_with_interval(passed))
+        for k in ks:
+            agreed = [
+                cons_at_k(
+                    [s["answer"] for s in group], [s["correct"] for s in group], k
+                )
+                for group in groups
+            ]
+            metrics |= _named(f"cons@{k}", mean_with_interval(agreed))
+        return cls(name, len(groups), num_generations, metrics, samples)
+
+
+def _named(name: str, interval: Interval) -> dict[str, float]:
+    return {
+        name: interval.mean,
+        f"{name}_low": interval.low,
+        f"{name}_high": interval.high,
+    }
+
+
+@dataclass(frozen=True)
+class EvaluationResult:
+    """Results of all datasets."""
+
+    model: str
+    """The model that answered."""
+    datasets: dict[str, DatasetEvaluation]
+    """Results by dataset."""
+    config: dict[str, Any] = field(repr=False)
+    """The whole configuration, so that the evaluation can be made again."""
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """All numbers: those of the only dataset, else as `<dataset>/<name>`."""
+        if len(self.datasets) == 1:
+            return dict(next(iter(self.datasets.values())).metrics)
+        return {
+            f"{name}/{key}": value
+            for name, found in self.datasets.items()
+            for key, value in found.metrics.items()
+        }
+
+    @property
+    def samples(self) -> list[dict[str, Any]]:
+        """All answers."""
+        return [s for found in self.datasets.values() for s in found.samples]
+
+    def to_dict(self, *, samples: bool = True) -> dict[str, Any]:
+        """Return everything as JSON values.
+
+        Args:
+            samples: Include every answer.
+        """
+        datasets = {
+            name: {
+                "num_prompts": found.num_prompts,
+                "num_generations": found.num_generations,
+                "metrics": _finite(found.metrics),
+            }
+            for name, found in self.datasets.items()
+        }
+        data: dict[str, Any] = {
+            "model": self.model,
+            "datasets": datasets,
+            "config": self.config,
+        }
+        return {**data, "samples": self.samples} if samples else data
+
+    def save(self, path: str | Path, *, samples: bool = True) -> Path:
+        """Write a JSON file, whole or not at all; its folder is made."""
+        target = Path(path).expanduser()
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary = target.with_name(target.name + ".tmp")
+        text = json.dumps(self.to_dict(samples=samples), indent=1, ensure_ascii=False)
+        temporary.write_text(text + "\n", encoding="utf-8")
+        os.replace(temporary, target)
+        return target
+
+
+def _finite(metrics: Mapping[str, float]) -> dict[str, float | None]:
+    """JSON has no NaN: what has no value is null."""
+    return {name: value if value == value else None for name, value in metrics.items()}

@@ -1,0 +1,89 @@
+"""What there is to evaluate: a model, a checkpoint, or a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rl_algorithms.trainers.run_folder import CHECKPOINTS
+from rl_distributed.checkpoint import CheckpointingConfig, CheckpointManager
+from rl_distributed.config import load_config
+from rl_distributed.errors import ConfigError
+
+__all__ = ["EvaluationTarget", "find_target"]
+
+_NOT_OF_AN_EVALUATION = (
+    "train",
+    "validation",
+    "split_validation_size",
+    "shuffle",
+    "drop_last",
+)
+
+
+@dataclass(frozen=True)
+class EvaluationTarget:
+    """A model, and what the run that made it says about its use."""
+
+    model: str
+    """Folder or hub name."""
+    run_config: Mapping[str, Any] = field(default_factory=dict)
+    """Configuration of the run; empty for a plain model."""
+
+    def settings(self) -> dict[str, Any]:
+        """Return what an `EvalConfig` takes over from the run.
+
+        Its prompts are the run's validation data; columns, templates, environment and
+        the way of sampling are the run's.
+        """
+        run = self.run_config
+        data = dict(run.get("data") or {})
+        found: dict[str, Any] = {
+            "data": {k: v for k, v in data.items() if k not in _NOT_OF_AN_EVALUATION}
+        }
+        if data.get("validation"):
+            found["datasets"] = {"validation": data["validation"]}
+        if run.get("env"):
+            found["env"] = run["env"]
+        generation = (run.get("policy") or {}).get("generation")
+        if generation:
+            found["generation"] = generation
+        return found if run else {}
+
+
+def find_target(name: str | Path) -> EvaluationTarget:
+    """Find the model that a folder or a name means.
+
+    | given | model |
+    |---|---|
+    | a checkpoint (`.../checkpoints/step_N`) | its weights |
+    | a run's folder | the weights of its best checkpoint, else of the newest |
+    | anything else | the folder or hub name itself |
+
+    Raises:
+        ConfigError: A run has no checkpoint.
+    """
+    path = Path(name).expanduser()
+    weights = path / "policy" / "weights"
+    if weights.is_dir():
+        return EvaluationTarget(str(weights), _run_config(path))
+    if not (path / CHECKPOINTS).is_dir():
+        return EvaluationTarget(str(name))
+    manager = CheckpointManager(CheckpointingConfig(), path / CHECKPOINTS)
+    newest = manager.get_latest_checkpoint_path()
+    if newest is None:
+        raise ConfigError(
+            f"the run {path} has no whole checkpoint: there is nothing to evaluate"
+        )
+    config = _run_config(newest)
+    ranking = CheckpointingConfig.from_dict(config.get("checkpointing") or {})
+    manager = CheckpointManager(ranking, path / CHECKPOINTS)
+    best = manager.get_best_checkpoint_path() or newest
+    return EvaluationTarget(str(best / "policy" / "weights"), config)
+
+
+def _run_config(checkpoint: Path) -> dict[str, Any]:
+    file = checkpoint / "config.yaml"
+    return dict(load_config(file)) if file.exists() else {}

@@ -1,0 +1,105 @@
+"""`rl eval`: measure a model on held-out prompts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from rl_algorithms.evaluation import EvaluationResult
+
+SHOWN = ("reward", "pass@", "cons@", "truncation_rate", "env/")
+
+
+@click.command("eval", short_help="Measure a model on held-out prompts.")
+@click.argument("model", metavar="MODEL|RUN")
+@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE ...]")
+@click.option(
+    "--data",
+    "sources",
+    multiple=True,
+    metavar="[NAME=]PATH",
+    help="Prompts: a file, a folder or a hub name; may be repeated.",
+)
+@click.option("--env", metavar="NAME", help="Environment that scores the answers.")
+@click.option("-n", "--num-generations", type=click.IntRange(1),
+              help="Answers per prompt; default 1.")  # fmt: skip
+@click.option("-k", "ks", type=click.IntRange(1), multiple=True,
+              help="Report pass@K and cons@K; may be repeated.")  # fmt: skip
+@click.option("--greedy/--sample", default=None,
+              help="Default: greedy for one answer per prompt.")  # fmt: skip
+@click.option("--temperature", type=float)
+@click.option("--max-new-tokens", type=click.IntRange(1), help="Longest answer.")
+@click.option("--max-samples", type=click.IntRange(1), help="Prompts of each dataset.")
+@click.option("--seed", type=click.IntRange(0), help="Seed of the samples; default 0.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="JSON file for results and every answer.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def evaluate(
+    model: str,
+    overrides: tuple[str, ...],
+    sources: tuple[str, ...],
+    env: str | None,
+    ks: tuple[int, ...],
+    output: Path | None,
+    as_json: bool,
+    **options: Any,
+) -> int:
+    """Measure MODEL, a model folder, hub name or checkpoint, or the folder of a RUN.
+
+    Of a run the best checkpoint of its last stage is taken, and its validation data,
+    environment and way of sampling, unless they are given. KEY=VALUE sets any key of
+    the configuration: data.input_key, generation.top_p, env.settings.x, cluster...
+
+    \b
+    Examples:
+      rl eval runs/quickstart-001
+      rl eval runs/quickstart-001 -n 8 -k 1 -k 8 --temperature 0.7 --json
+      rl eval path/to/model --data math=test.jsonl --env math -o result.json
+      rl eval model --data a.jsonl --data b.jsonl --env sorting data.input_key=q
+    """
+    from rl_algorithms.evaluation import evaluate as run  # noqa: PLC0415
+    from rl_cli.console import Terminal  # noqa: PLC0415
+    from rl_cli.eval_config import eval_config, model_of_run  # noqa: PLC0415
+    from rl_distributed import configure_logging  # noqa: PLC0415
+
+    configure_logging("warning")
+    target = model_of_run(model)
+    given = {key: value for key, value in options.items() if value is not None}
+    if ks:
+        given["ks"] = list(ks)
+    config = eval_config(target, sources, env, given, overrides)
+    terminal = Terminal(quiet=as_json)
+    terminal.note(f"{target}: {', '.join(config.datasets)}")
+    result = run(target, config=config, output=output)
+    if as_json:
+        terminal.raw(json.dumps(result.to_dict(samples=False), ensure_ascii=False))
+    else:
+        _show(terminal, result)
+    if output is not None:
+        terminal.note(f"written to {output}")
+    return 0
+
+
+def _show(terminal: Any, result: EvaluationResult) -> None:
+    from rl_cli.console import table  # noqa: PLC0415
+
+    rows: list[tuple[Any, ...]] = []
+    for name, found in result.datasets.items():
+        rows.append((name, "prompts", found.num_prompts, "", ""))
+        rows.append((name, "answers per prompt", found.num_generations, "", ""))
+        for key, value in found.metrics.items():
+            if key.endswith(("_low", "_high")) or not key.startswith(SHOWN):
+                continue
+            ends = [found.metrics.get(f"{key}_{end}") for end in ("low", "high")]
+            low, high = ("" if end is None else f"{end:.3g}" for end in ends)
+            rows.append((name, key, f"{value:.4g}", low, high))
+    columns = ["dataset", "metric", "value", "95 % from", "to"]
+    terminal.result(table(f"Evaluation of {result.model}", columns, rows))

@@ -1,0 +1,85 @@
+"""From the arguments of `rl eval` to what is evaluated and how."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rl_algorithms.evaluation import EvalConfig, find_target
+from rl_algorithms.trainers.settings import build_config
+from rl_cli.run_folder import RunFolder
+from rl_distributed import ConfigError
+from rl_distributed.config import apply_overrides, parse_overrides
+
+__all__ = ["eval_config", "model_of_run"]
+
+
+def model_of_run(name: str) -> str:
+    """Return what to evaluate: of a run's folder, the last stage that has weights.
+
+    A stage that has ended is worth its best checkpoint; one that was interrupted is
+    worth what it has saved.
+
+    Raises:
+        ConfigError: The run has trained nothing yet.
+    """
+    path = Path(name).expanduser()
+    if not (path / "run.json").is_file():
+        return name
+    folder = RunFolder(path)
+    for stage in reversed(folder.run().stages):
+        result = folder.stage_result(stage.name)
+        if result is not None:
+            return str(result["checkpoint"])
+        if any((folder.stage(stage.name) / "checkpoints").glob("step_*")):
+            return str(folder.stage(stage.name))
+    raise ConfigError(f"the run {name!r} has no checkpoint yet: nothing to evaluate")
+
+
+def eval_config(
+    model: str,
+    sources: Sequence[str],
+    env: str | None,
+    options: Mapping[str, Any],
+    overrides: Sequence[str],
+) -> EvalConfig:
+    """Put the settings of the run, the options and the overrides together.
+
+    Args:
+        model: What `model_of_run` returned.
+        sources: `PATH` or `NAME=PATH`; they replace the run's.
+        env: Name of an environment; it replaces the run's.
+        options: Keys of `EvalConfig`, alone or with their path.
+        overrides: `key=value`, `+key=value` or `~key`.
+
+    Raises:
+        ConfigError: A key or a value is wrong.
+    """
+    base = find_target(model).settings()
+    if sources:
+        base["datasets"] = _datasets(sources)
+    if env is not None:
+        base["env"] = {"name": env}
+    config = build_config(EvalConfig, options, base=base)
+    if not overrides:
+        return config
+    tree = apply_overrides(config.to_dict(), parse_overrides(overrides), EvalConfig)
+    return EvalConfig.from_dict(tree, source="the command line")
+
+
+def _datasets(sources: Sequence[str]) -> dict[str, dict[str, str]]:
+    found: dict[str, dict[str, str]] = {}
+    for source in sources:
+        name, separator, path = source.partition("=")
+        if not separator:
+            name, path = Path(source).stem, source
+        if not name or not path:
+            raise ConfigError(f"--data {source!r} must be PATH or NAME=PATH")
+        if name in found:
+            raise ConfigError(
+                f"--data: two datasets are called {name!r}: give them names, as in "
+                f"--data other={path}"
+            )
+        found[name] = {"path": path}
+    return found
