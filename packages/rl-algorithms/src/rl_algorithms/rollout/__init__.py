@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rl_algorithms.rollout.engine import RolloutEngine
     from rl_algorithms.rollout.result import Outcome, RolloutResult, RolloutSample
     from rl_algorithms.rollout.retries import ConfiguredRetry, RetryPolicy
-    from rl_algorithms.rollout.staleness import mark_stale, staleness
+    from rl_algorithms.rollout.versions import mark_stale, staleness
 
 __all__ = [
     "Branch",
@@ -44,8 +44,8 @@ _MODULES = {
     "RolloutResult": "result",
     "RolloutSample": "result",
     "RolloutSettings": "config",
-    "mark_stale": "staleness",
-    "staleness": "staleness",
+    "mark_stale": "versions",
+    "staleness": "versions",
     "unfold_branches": "branches",
 }
 

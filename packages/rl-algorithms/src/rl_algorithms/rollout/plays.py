@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from rl_algorithms.rollout.staleness import mark_stale
+from rl_algorithms.rollout.versions import mark_stale
 from rl_distributed.batched_data_dict import BatchedDataDict
 from rl_models.types import SamplingParams
 
@@ -48,7 +48,7 @@ class Table(BatchedDataDict[Any]):
     """All that is known of N rows; see `Conversations.table`."""
 
     def mark_stale(self, current_version: int, max_staleness: int) -> Tensor:
-        """See `staleness.mark_stale`."""
+        """See `versions.mark_stale`."""
         return mark_stale(self, current_version, max_staleness)
 
     def replaced(

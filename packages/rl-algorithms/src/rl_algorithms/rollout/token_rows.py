@@ -104,7 +104,8 @@ class TokenRows:
 
     def branch(self, row: int, limit: int | None = None) -> Branch:
         """Return a copy of one row as it is now, of at most `limit` tokens."""
-        length = int(self.lengths[row].clamp(max=limit))
+        length = int(self.lengths[row])
+        length = length if limit is None else min(length, limit)
         return Branch(*(getattr(self, name)[row, :length].clone() for name in _WIDE))
 
     def restart(self, row: int, tokens: Sequence[int]) -> None:
