@@ -20,15 +20,15 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.alternate import Baton, summary
-from benchmarks.workload import WORKLOADS, Workload
+from benchmarks.workload import EXAMPLES, WORKLOADS, Workload
 
 WARMUP_STEPS = 3
-SFT_BATCH, COPY_STEPS = 64, 200
+COPY_STEPS = 200
 
 
 def main() -> None:
     """Run the named benchmarks, each in a process of its own."""
-    names = [*WORKLOADS, "sft_small"]
+    names = [*WORKLOADS, *EXAMPLES]
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", default=names, metavar="NAME")
     parser.add_argument("--steps", type=int, default=15, help="measured steps per side")
@@ -78,30 +78,10 @@ def measure(name: str, options: argparse.Namespace, folder: Path) -> dict[str, A
     init_ray(num_cpus=max(options.workers, 2))
     steps = options.steps + WARMUP_STEPS
     baton = Baton((ours.SIDE, trl_peer.SIDE))
-    work = WORKLOADS.get(name) or WORKLOADS["grpo_small_variable"]
-    model = work.model(folder)
-    rows = work.prompts(max(work.num_prompts, SFT_BATCH) * steps)
-    details: dict[str, Any] = {}
-    if not work.fixed:
-        model = copying_model(work, model, options.workers, folder)
-    if name in WORKLOADS:
-        arguments = (work, model, rows, steps)
-        peer = _thread(
-            lambda: details.update(
-                trl_peer.grpo(*arguments, options.threads, baton, folder)
-            )
-        )
-        mine = ours.grpo(*arguments, options.workers, baton, folder)
-    else:
-        peer = _thread(
-            lambda: trl_peer.sft(
-                model, rows, SFT_BATCH, steps, options.threads, baton, folder
-            )
-        )
-        ours.sft(model, rows, SFT_BATCH, steps, options.workers, baton, folder)
-        mine = {}
-    peer.join(timeout=600)
+    measured = grpo if name in WORKLOADS else examples
+    more = measured(name, steps, options, baton, folder)
     times = {side: summary(t, WARMUP_STEPS) for side, t in baton.times_s.items()}
+    work = WORKLOADS.get(name) or EXAMPLES[name]
     return {
         "bench": name,
         "ours": {**times[ours.SIDE], "workers": options.workers, "threads_each": 1},
@@ -111,10 +91,57 @@ def measure(name: str, options: argparse.Namespace, folder: Path) -> dict[str, A
             "threads": options.threads,
         },
         "ratio": round(times["trl"]["median_s"] / times["ours"]["median_s"], 3),
-        "target": work.target if name in WORKLOADS else 1.0,
+        "target": work.target,
+        **more,
+    }
+
+
+def grpo(
+    name: str, steps: int, options: argparse.Namespace, baton: Baton, folder: Path
+) -> dict[str, Any]:
+    """Let both sides train by GRPO; returns the lengths of their answers."""
+    from benchmarks import ours, trl_peer
+
+    work = WORKLOADS[name]
+    model = work.model(folder)
+    rows = work.prompts(work.num_prompts * steps)
+    if not work.fixed:
+        model = copying_model(work, model, options.workers, folder)
+    details: dict[str, Any] = {}
+    arguments = (work, model, rows, steps)
+    peer = _thread(
+        lambda: details.update(
+            trl_peer.grpo(*arguments, options.threads, baton, folder)
+        )
+    )
+    mine = ours.grpo(*arguments, options.workers, baton, folder)
+    peer.join(timeout=600)
+    return {
         "answer_tokens_ours": mine.get("train:mean_gen_tokens_per_sample"),
         "answer_tokens_peer": details.get("completions/mean_length"),
     }
+
+
+def examples(
+    name: str, steps: int, options: argparse.Namespace, baton: Baton, folder: Path
+) -> dict[str, Any]:
+    """Let both sides train by SFT or DPO; returns the tokens of a step."""
+    from benchmarks import ours, trl_peer
+
+    work = EXAMPLES[name]
+    rows = work.rows(work.batch_size * steps)
+    arguments = (work.model(folder), rows, work.batch_size, steps)
+    ours_of, peer_of = {
+        "sft": (ours.sft, trl_peer.sft),
+        "dpo": (ours.dpo, trl_peer.dpo),
+    }[work.algorithm]
+    peer = _thread(lambda: peer_of(*arguments, options.threads, baton, folder))
+    ours_of(*arguments, options.workers, baton, folder)
+    peer.join(timeout=600)
+    # A pair has its prompt twice; every answer ends with one more token.
+    answers = [column for column in rows[0] if column != "prompt"]
+    tokens = sum(len(row["prompt"]) + len(row[a]) + 1 for row in rows for a in answers)
+    return {"tokens_per_step": round(tokens / steps)}
 
 
 def copying_model(work: Workload, model: Path, workers: int, folder: Path) -> Path:

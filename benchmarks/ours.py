@@ -100,3 +100,32 @@ def sft(
         if baton is not None:
             baton.leave(SIDE)
     return result.model_path
+
+
+def dpo(
+    model: Path, rows: list[dict[str, str]], batch_size: int, steps: int, workers: int,
+    baton: Baton, folder: Path,
+) -> None:  # fmt: skip
+    """Train `steps` steps by our DPOTrainer; the reference is asked in each step."""
+    trainer = rl.DPOTrainer.from_pretrained(
+        str(model),
+        policy={
+            "max_total_sequence_length": 256,
+            "train_global_batch_size": batch_size,
+            "train_micro_batch_size": 2 * batch_size // workers,
+            "sequence_packing": {"train_mb_tokens": 8192, "logprob_mb_tokens": 8192},
+            "optimizer": {"kwargs": {"lr": 1e-6}},
+        },
+        precompute_reference_logprobs=False,
+        max_num_steps=steps,
+        max_num_epochs=None,
+        cluster={"workers_per_node": workers, "use_gpus": False},
+        checkpointing={"enabled": False},
+        val_period=0,
+        output_dir=str(folder / "ours-dpo"),
+        seed=1,
+    )
+    try:
+        trainer.fit(dataset=rows, callbacks=[Turns(baton)])
+    finally:
+        baton.leave(SIDE)

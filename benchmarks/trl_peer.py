@@ -100,6 +100,46 @@ def sft(
         baton.leave(SIDE)
 
 
+def dpo(
+    model: Path, rows: list[dict[str, str]], batch_size: int, steps: int, threads: int,
+    baton: Baton, folder: Path,
+) -> None:  # fmt: skip
+    """Train `steps` steps by TRL's DPOTrainer; the reference is asked in each step."""
+    warnings.simplefilter("ignore")
+    from datasets import Dataset
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from trl import DPOConfig, DPOTrainer
+
+    torch.set_num_threads(threads)
+    config = DPOConfig(
+        output_dir=str(folder / "trl-dpo"),
+        per_device_train_batch_size=batch_size,
+        learning_rate=1e-6,
+        max_length=256,
+        max_steps=steps,
+        bf16=False,
+        gradient_checkpointing=False,
+        use_cpu=True,
+        logging_steps=max(steps, 1),
+        save_strategy="no",
+        report_to=[],
+        disable_tqdm=True,
+        seed=1,
+    )
+    trainer = DPOTrainer(
+        model=AutoModelForCausalLM.from_pretrained(model),
+        ref_model=AutoModelForCausalLM.from_pretrained(model),
+        processing_class=AutoTokenizer.from_pretrained(model),
+        args=config,
+        train_dataset=Dataset.from_list(rows),
+        callbacks=[_turns(baton)],
+    )
+    try:
+        trainer.train()
+    finally:
+        baton.leave(SIDE)
+
+
 def _turns(baton: Baton) -> Any:
     from transformers import TrainerCallback
 

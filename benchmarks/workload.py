@@ -37,7 +37,7 @@ class Workload:
         """Rows of one step."""
         return self.num_prompts * self.num_generations
 
-    def model(self, folder: Path) -> Path:
+    def model(self, folder: Path, context: int = 256) -> Path:
         """Build the model folder."""
         config = ModelBuildConfig.from_dict(
             {
@@ -45,7 +45,7 @@ class Workload:
                 "num_hidden_layers": self.num_layers,
                 "num_attention_heads": self.num_heads,
                 "intermediate_size": 4 * self.hidden_size,
-                "max_position_embeddings": 256,
+                "max_position_embeddings": context,
                 "tokenizer": {"characters": DIGITS + "="},
             }
         )
@@ -68,6 +68,52 @@ WORKLOADS = {
         Workload("grpo_small_fixed", 64, 2, 4, 64, 8, (12, 12), 12, True, 1.3),
         Workload("grpo_medium_fixed", 256, 6, 8, 16, 8, (12, 12), 64, True, 1.0),
         Workload("grpo_small_variable", 64, 2, 4, 64, 8, (8, 64), 64, False, 1.5),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Rows with given answers, for SFT and DPO."""
+
+    name: str
+    algorithm: str
+    """`sft` or `dpo`."""
+    ragged: bool
+    """Lengths have the long tail of real text (a log-normal one), or are all equal."""
+    target: float
+    """The ratio peer / ours that we hold ourselves to."""
+    batch_size: int = 64
+    """Examples, or pairs, per step."""
+
+    def model(self, folder: Path) -> Path:
+        """Build the model folder."""
+        return WORKLOADS["grpo_small_variable"].model(folder)
+
+    def rows(self, count: int) -> list[dict[str, str]]:
+        """Rows with a prompt and its answer, or with a better and a worse one."""
+        rng = random.Random(SEED)
+        columns = ["answer"] if self.algorithm == "sft" else ["chosen", "rejected"]
+        return [
+            {"prompt": self._digits(rng) + "="}
+            | {column: self._digits(rng) for column in columns}
+            for _ in range(count)
+        ]
+
+    def _digits(self, rng: random.Random) -> str:
+        length = 48
+        if self.ragged:
+            length = min(max(round(rng.lognormvariate(3.0, 0.8)), 4), 120)
+        return "".join(rng.choices(DIGITS, k=length))
+
+
+EXAMPLES = {
+    work.name: work
+    for work in (
+        Examples("sft_fixed", "sft", False, 1.0),
+        Examples("sft_ragged", "sft", True, 1.5),
+        Examples("dpo_fixed", "dpo", False, 1.0),
+        Examples("dpo_ragged", "dpo", True, 1.5),
     )
 }
 

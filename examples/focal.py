@@ -12,12 +12,19 @@ import sys
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from rl_algorithms import BaseTrainer, DataModule, SFTConfig
+from rl_algorithms import (
+    BaseTrainer,
+    DataModule,
+    SFTConfig,
+    register_algorithm,
+    train,
+)
 from rl_algorithms.trainers.training_rows import count_tokens, train_metrics
 
 GAMMA = 2.0
 
 
+@register_algorithm("focal")
 class FocalTrainer(BaseTrainer[SFTConfig]):
     """Trains on given answers, the harder tokens more."""
 
@@ -59,6 +66,6 @@ class FocalTrainer(BaseTrainer[SFTConfig]):
 
 
 if __name__ == "__main__":
-    trainer = FocalTrainer.from_pretrained(sys.argv[1], lr=1e-3, max_num_steps=20)
-    result = trainer.fit(sys.argv[2])
+    model, rows = sys.argv[1:]
+    result = train(model, rows, algorithm="focal", lr=1e-3, max_num_steps=20)
     print(result.metrics["train:loss"], result.model_path)

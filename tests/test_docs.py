@@ -20,7 +20,7 @@ import click
 import pytest
 import yaml
 
-from rl_algorithms import GRPOConfig, SFTConfig, algorithm_names
+from rl_algorithms import GRPOConfig, algorithm_names, get_algorithm
 from rl_cli.main import cli
 from rl_cli.run_config import RecipeConfig, load_run, recipe_names
 from rl_distributed.config import load_config
@@ -81,7 +81,8 @@ def test_imports_of_programs_exist(program: str) -> None:
     "program", [p for p in PROGRAMS if p.values[0] and not HEAVY.search(p.values[0])]
 )
 def test_light_programs_run(program: str) -> None:
-    exec(compile(program, "page", "exec"), {"__name__": "page"})
+    code = compile(program, "page", "exec", dont_inherit=True)
+    exec(code, {"__name__": "page"})
 
 
 @pytest.mark.slow
@@ -154,16 +155,17 @@ def test_commands_parse_and_their_keys_exist(line: str) -> None:
     load_run(name, None, placeholders)
 
 
+CONFIGS = [get_algorithm(name).config_class for name in algorithm_names()]
+SECTIONS = {name for config in CONFIGS for name in config.model_fields}
 KEY = re.compile(
-    r"`((?:policy|data|env|cluster|checkpointing|logger|grpo|sft|loss_fn|common|stages)"
-    r"(?:\.\w+)+)(?:=[^`]*)?`"
+    rf"`((?:{'|'.join(sorted(SECTIONS))}|common|stages)(?:\.\w+)+)(?:=[^`]*)?`"
 )
 
 
 @pytest.mark.parametrize("key", on_pages(lambda page: KEY.findall(page.read_text())))
 def test_keys_exist(key: str) -> None:
     path = tuple(key.split("."))
-    nodes = [SchemaNode.of(cls) for cls in (GRPOConfig, SFTConfig, RecipeConfig)]
+    nodes = [SchemaNode.of(cls) for cls in (*CONFIGS, RecipeConfig)]
     assert any(not isinstance(node.find(path), UnknownKey) for node in nodes), key
 
 
