@@ -4,7 +4,8 @@
 
 Each NAME is trained once per seed, in minutes on two cores. The curves of held-out data
 go to `docs/assets/learning/NAME.json`, and `docs/assets/learning-NAME.png` is drawn of
-them; `--draw-only` draws what was measured before.
+them; `--draw-only` draws what was measured before. Seeds that were measured before stay
+in the file.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from matplotlib.figure import Figure
 
 from rl_algorithms import TrainResult, WorkerPool, get_algorithm
 from rl_algorithms.api import algorithm_settings
+from rl_algorithms.evaluation import evaluate
 from rl_algorithms.presets import find_preset
 from rl_distributed import load_config, merge_configs
 from rl_models import build_model
@@ -146,6 +148,94 @@ def on_sorting(
     return Experiment(title, "held-out accuracy", run)
 
 
+def preferences(folder: Path, model: Path, seed: int) -> dict[str, Any]:
+    """Return the data of pairs: the right answer, and a wrong one of the model's."""
+    files = {}
+    for part, num_rows in (("train", 2048), ("held_out", 512)):
+        tasks = {"world": "sorting", "part": part, "num_rows": num_rows}
+        found = evaluate(
+            model,
+            config={
+                "datasets": {part: {"tasks": {**tasks, "settings": {"num_digits": 6}}}},
+                "env": {"name": "sorting"},
+                "generation": {"max_new_tokens": 8},
+                "num_generations": 4,
+                "seed": seed,
+            },
+        )
+        pairs: dict[int, dict[str, str]] = {}
+        for sample in found.samples:
+            right = "".join(sorted(sample["prompt"].removesuffix("=")))
+            if sample["response"].strip() not in ("", right):
+                answers = {"chosen": right, "rejected": sample["response"]}
+                pairs.setdefault(sample["idx"], {"prompt": sample["prompt"], **answers})
+        files[part] = folder / f"{part}.jsonl"
+        lines = "\n".join(json.dumps(pair) for pair in pairs.values())
+        files[part].write_text(lines)
+    return {"train": str(files["train"]), "validation": str(files["held_out"])}
+
+
+def dpo(folder: Path, seed: int, pool: WorkerPool) -> Curve:
+    """Prefer right answers to wrong ones, beginning with the model that imitated."""
+    start = Sorting.start(folder / "start", seed, pool)
+    settings = {
+        "policy": {
+            **Sorting.stage("grpo")["policy"],
+            "train_global_batch_size": 128,
+            "train_micro_batch_size": 256,
+            "optimizer": {"kwargs": {"lr": 5e-4, "betas": [0.9, 0.99]}},
+            "scheduler": {"warmup_steps": 10},
+            "generation": None,
+        },
+        "data": preferences(folder, start, seed),
+        "dpo": {
+            "max_num_epochs": None,
+            "max_num_steps": NUM_STEPS,
+            "val_period": NUM_STEPS // 10,
+            "val_at_start": True,
+            "val_at_end": True,
+            "val_global_batch_size": 512,
+            "val_batches": None,
+        },
+        "loss_fn": {"reference_policy_kl_penalty": 0.1},
+        "checkpointing": {"enabled": False},
+    }
+    result = train("dpo", with_model(settings, start), folder / "run", seed, pool)
+    return curve_of(result, "val:policy_accuracy")
+
+
+def distillation(folder: Path, seed: int, pool: WorkerPool) -> Curve:
+    """Learn from a model that saw many demonstrations, beginning with one that saw few.
+
+    The student practises on prompts that neither has seen.
+    """
+    start = Sorting.start(folder / "start", seed, pool)
+    changes = {
+        "policy": {"model_name": str(folder / "start" / "random")},
+        "data": {"train": {"tasks": {"num_rows": 12000}}},
+        "sft": {
+            "max_num_steps": 800,
+            "val_period": 50,
+            "stop_at_validation_threshold": 0.95,
+        },
+        "checkpointing": {"save_period": 800},
+    }
+    lesson = merge_configs(Sorting.stage("warmup"), changes)
+    taught = train("sft", lesson, folder / "teacher", seed, pool)
+    settings = Sorting.sampling(num_generations=1)
+    settings["distillation"] = settings.pop("grpo")
+    settings = merge_configs(
+        with_model(settings, start),
+        {
+            "teacher": {"model_name": str(taught.model_path)},
+            "distillation": {"topk_logits_k": 8},
+            "loss_fn": {"kl_type": "reverse", "bucket_outside_topk": True},
+        },
+    )
+    result = train("distillation", settings, folder / "run", seed, pool)
+    return curve_of(result, "val:accuracy", teacher=taught.metrics["val:accuracy"])
+
+
 EXPERIMENTS: dict[str, Experiment] = {
     "grpo": on_sorting(
         "grpo",
@@ -162,15 +252,23 @@ EXPERIMENTS: dict[str, Experiment] = {
             "dynamic_sampling_max_gen_batches": 20,
         },
     ),
+    "drgrpo": on_sorting("drgrpo", "Dr. GRPO"),
+    # Their ratios say something only where a batch is used for several steps.
+    "gspo": on_sorting("gspo", "GSPO", policy={"train_global_batch_size": 128}),
+    "cispo": on_sorting("cispo", "CISPO", policy={"train_global_batch_size": 128}),
     "rloo": on_sorting("rloo", "RLOO"),
     "reinforce_plus_plus": on_sorting(
         "reinforce_plus_plus", "REINFORCE++", num_generations=1
     ),
+    "dpo": Experiment("DPO", "held-out pairs in the right order", dpo),
+    "distillation": Experiment(
+        "On-policy distillation", "held-out accuracy", distillation
+    ),
 }
 
 
-def measure(name: str, seeds: list[int]) -> dict[str, Any]:
-    """Train by one method once per seed."""
+def measure(name: str, seeds: list[int], path: Path) -> None:
+    """Train by one method once per seed, and write each run down when it has ended."""
     experiment = EXPERIMENTS[name]
     preset = find_preset(name)
     record: dict[str, Any] = {
@@ -178,8 +276,9 @@ def measure(name: str, seeds: list[int]) -> dict[str, Any]:
         "title": experiment.title,
         "label": experiment.label,
         "algorithm": preset.algorithm if preset is not None else name,
-        "seeds": {},
+        "seeds": json.loads(path.read_text())["seeds"] if path.exists() else {},
     }
+    path.parent.mkdir(parents=True, exist_ok=True)
     with WorkerPool() as pool, tempfile.TemporaryDirectory() as folder:
         for seed in seeds:
             began_s = time.monotonic()
@@ -191,7 +290,8 @@ def measure(name: str, seeds: list[int]) -> dict[str, Any]:
                 "wall_s": round(time.monotonic() - began_s, 1),
             }
             print(name, seed, json.dumps(record["seeds"][str(seed)]), flush=True)
-    return record
+            record["seeds"] = dict(sorted(record["seeds"].items()))
+            path.write_text(json.dumps(record, indent=1) + "\n")
 
 
 def draw(record: Mapping[str, Any], target: Path) -> None:
@@ -231,9 +331,7 @@ def main() -> None:
     for name in options.names:
         path = options.out or ASSETS / "learning" / f"{name}.json"
         if not options.draw_only:
-            record = measure(name, options.seeds)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps(record, indent=1) + "\n")
+            measure(name, options.seeds, path)
         picture = path.with_suffix(".png")
         if options.out is None:
             picture = ASSETS / f"learning-{name}.png"

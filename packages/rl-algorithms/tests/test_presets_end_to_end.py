@@ -1,0 +1,63 @@
+"""Two steps on Ray of each preset that the trainer does something of its own for."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+import rl_algorithms as rl
+from rl_algorithms.api import algorithm_settings
+
+ROWS = [{"prompt": f"{a}+{b}="} for a in range(8) for b in range(8)]
+
+
+@pytest.fixture(scope="module")
+def pool(ray_cluster):
+    with rl.WorkerPool() as pool:
+        yield pool
+
+
+def reward(prompt: str, response: str) -> float:
+    return len(set(response)) / 4
+
+
+def rewards(prompt: str, response: str) -> dict[str, float]:
+    digits = sum(letter.isdigit() for letter in response)
+    return {"varied": len(set(response)) / 4, "digits": float(digits)}
+
+
+@pytest.mark.parametrize(
+    "name", ["cispo", "dapo", "gdpo", "gspo", "reinforce_plus_plus", "rloo"]
+)
+def test_each_preset_trains(name, pool, tiny_model, tmp_path):
+    settings = algorithm_settings(
+        name,
+        {
+            "seed": 3,
+            "output_dir": str(tmp_path / "run"),
+            "policy": {
+                "model_name": str(tiny_model),
+                "max_total_sequence_length": 16,
+                "generation": {"max_new_tokens": 4},
+                "train_micro_batch_size": 7,
+                "train_global_batch_size": 16,
+            },
+            "grpo": {"num_prompts_per_step": 8, "max_num_steps": 2},
+            "checkpointing": {"enabled": False},
+        },
+    )
+    if settings["grpo"].get("num_generations_per_prompt") == 1:
+        settings["grpo"]["num_prompts_per_step"] = 32
+    else:
+        settings["grpo"]["num_generations_per_prompt"] = 4
+    config = rl.GRPOConfig.from_dict(settings, source=name)
+    result = rl.GRPOTrainer(config, pool=pool).fit(
+        ROWS, reward_fn=rewards if name == "gdpo" else reward
+    )
+    assert result.steps == 2
+    numbers = result.metrics
+    assert numbers["train:num_samples"] == 32
+    assert math.isfinite(numbers["train:loss"])
+    assert 0 < numbers["train:grad_norm"] < math.inf
+    assert ("train:kl_penalty" in numbers) == config.loss_fn.needs_reference_logprobs
