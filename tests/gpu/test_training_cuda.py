@@ -14,6 +14,7 @@ from rl_models.generation.config import GenerationConfig
 from rl_models.policy.generation_worker import GenerationWorker
 from rl_models.policy.worker import TrainingWorker
 from rl_models.testing import TokenCrossEntropy, build_tiny_model, reference_logprobs
+from rl_models.weights.request import WeightRequest
 
 pytestmark = [
     pytest.mark.gpu,
@@ -87,9 +88,10 @@ def test_generation_serves_the_weights_of_the_trainer(folder: Path) -> None:
     config = GenerationConfig(max_new_tokens=6, stop_token_ids=[])
     sampler = GenerationWorker(config.to_dict(), {"model_name": str(folder)})
     sampler.setup()
-    bundle = trainer.export_weights()
-    assert bundle is not None
-    assert sampler.load_weights(bundle, 1).version == 1
+    request = WeightRequest(1)
+    messages = trainer.export_weights(request, 0, is_last=True)
+    assert messages is not None
+    assert sampler.load_weights([messages], request).version == 1
     data = rows()
     prompts = BatchedDataDict(
         {"input_ids": data["input_ids"], "input_lengths": data["input_lengths"]}

@@ -36,6 +36,7 @@ from rl_distributed.transfer import (
     receive_tensors,
     send_tensors,
 )
+from rl_distributed.transfer.messages import tensor_messages
 from rl_distributed.virtual_cluster import RayVirtualCluster
 from rl_distributed.workers import RayWorkerBuilder, RayWorkerGroup
 
@@ -506,3 +507,42 @@ def test_links_of_gpus_say_that_there_is_none() -> None:
                 end()
     with pytest.raises(ResourceInsufficientError, match="use backend='gloo'"):
         CollectiveLink("127.0.0.1", 1, backend="nccl").sender()
+
+
+def test_floating_tensors_are_cast_on_the_way() -> None:
+    tensors = {
+        "a": torch.tensor([1.0, 1.0 + 2**-20]),
+        "b": torch.arange(3),
+        "c": torch.full((2, 2), 0.1, dtype=torch.float64),
+    }
+    with SharedMemoryLink.create() as link:
+        receiver = link.receiver()
+        send_tensors(link.sender(), tensors, dtype=torch.bfloat16)
+        received = receive_tensors(receiver).read()
+    for name in ("a", "c"):
+        assert torch.equal(received[name], tensors[name].bfloat16())
+        assert received[name].dtype == torch.bfloat16
+    assert torch.equal(received["b"], tensors["b"])
+
+
+def test_messages_are_made_when_they_are_asked_for() -> None:
+    asked = []
+
+    def tensors() -> Iterator[tuple[str, torch.Tensor]]:
+        for number in range(4):
+            asked.append(number)
+            yield str(number), torch.full((8,), float(number))
+
+    def buffer(num_bytes: int) -> torch.Tensor:
+        return torch.empty(num_bytes, dtype=torch.uint8)
+
+    messages = tensor_messages(tensors(), buffer, label="v", bucket_bytes=100)
+    header, block = next(messages)
+    # Of two tensors of 64 bytes with padding only one fits.
+    assert [entry.name for entry in header.entries] == ["0"]
+    assert asked == [0, 1]
+    assert block is not None
+    rest = list(messages)
+    assert [header.kind for header, _ in rest] == ["block"] * 3 + ["end"]
+    assert len(rest[-1][0].entries) == 4
+    assert rest[-1][0].label == "v"

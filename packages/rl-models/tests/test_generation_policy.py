@@ -1,55 +1,22 @@
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 import ray
 import torch
-from transformers import AutoModelForCausalLM
 
 from rl_distributed.batched_data_dict import BatchedDataDict
 from rl_distributed.errors import BatchError, ConfigError, RegistryError
 from rl_distributed.virtual_cluster import RayVirtualCluster
 from rl_models.errors import (
     ContextLengthError,
-    GenerationError,
     ModelLoadError,
-    WeightSyncError,
 )
 from rl_models.generation.config import GenerationConfig
 from rl_models.policy.generation_policy import GenerationPolicy
 from rl_models.policy.generation_worker import GenerationWorker
-from rl_models.testing import build_tiny_model, reference_logprobs
 from rl_models.types import SamplingParams
-from rl_models.weights.manifest import WeightBundle
-from rl_models.weights.sync import WeightSynchronizer
 
 CONFIG = GenerationConfig(max_new_tokens=8, start_deadline_s=120, call_deadline_s=60)
-
-
-class Trainer:
-    """An actor that hands out the weights of a model folder."""
-
-    def __init__(self, folder) -> None:
-        # A local class travels by value: workers cannot import a test module.
-        class Exporter:
-            def __init__(self, folder: str) -> None:
-                self.model = AutoModelForCausalLM.from_pretrained(folder)
-
-            def export_weights(self, damage: bool) -> WeightBundle:
-                bundle = WeightBundle.pack(self.model.named_parameters())
-                if not damage:
-                    return bundle
-                buffers = {"float32": bundle.buffers["float32"].copy()}
-                buffers["float32"][-1] += 1
-                return dataclasses.replace(bundle, buffers=buffers)
-
-        actor_class = ray.remote(num_cpus=0)(Exporter)
-        self.actor = actor_class.remote(str(folder))
-        self.damage = False
-
-    def export_weights(self):
-        return self.actor.export_weights.remote(self.damage)
 
 
 def make_data(num_prompts=5, group=4):
@@ -127,45 +94,6 @@ def test_bad_rows_are_refused(policy):
         policy.generate(data, sampling=SamplingParams(temperature=-1.0))
     with pytest.raises(ContextLengthError, match="lower max_new_tokens"):
         policy.generate(data, sampling=SamplingParams(max_new_tokens=1000))
-
-
-def test_weights_travel_between_actors_and_are_verified(policy, tmp_path):
-    other = build_tiny_model(tmp_path, seed=5)
-    trainer = Trainer(other)
-    sync = WeightSynchronizer(trainer, policy)
-    assert sync.is_stale
-    assert sync.sync_weights(version=3) == policy.weight_version == 3
-    assert not sync.is_stale
-    output = policy.generate(make_data())
-    assert output["weight_version"].unique().tolist() == [3]
-    truth = reference_logprobs(other, output["output_ids"])
-    sampled = output["logprobs"] != 0
-    assert (output["logprobs"] - truth)[sampled].abs().max() < 1e-5
-
-    sync.mark_stale()
-    trainer.damage = True
-    message = r"replica 0.*model\.norm\.weight.*replica 1"
-    with pytest.raises(WeightSyncError, match=message):
-        sync.sync_weights()
-    assert sync.is_stale
-    assert policy.weight_version == 3
-    with pytest.raises(GenerationError, match="last weight update failed"):
-        policy.generate(make_data())
-    with pytest.raises(ConfigError, match="got 2 with version 3"):
-        sync.sync_weights(version=2)
-    trainer.damage = False
-    assert sync.sync_weights() == 4
-    assert rows(policy.generate(make_data())) == rows(output)
-    ray.kill(trainer.actor)
-
-
-def test_weights_of_another_model_name_tensor_and_replica(policy):
-    version = policy.weight_version
-    bundle = WeightBundle.pack([("model.norm.weight", torch.zeros(7))])
-    with pytest.raises(
-        WeightSyncError, match=r"replica 1.*embed_tokens.weight is miss"
-    ):
-        policy.update_weights([ray.put(bundle)], version + 1)
 
 
 def test_what_can_be_known_is_refused_before_a_process_starts(cluster, tiny_folder):

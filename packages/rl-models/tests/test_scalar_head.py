@@ -17,6 +17,7 @@ from rl_models.ops.scalar_head import load_scalar_model
 from rl_models.policy.huggingface_policy import HuggingFacePolicy
 from rl_models.training.dtensor import DTensorTrainingBackend
 from rl_models.types import LossInputType, LossType
+from rl_models.weights.request import WeightRequest
 
 SETTINGS = {
     "head": "value",
@@ -239,8 +240,8 @@ def test_two_ranks_equal_one(tiny_model, make_batch, tmp_path):
         )
         with pytest.raises(ConfigError, match=r"get_logprobs.*head lm: got 'value'"):
             two.get_logprobs(data)
-        with pytest.raises(ConfigError, match=r"export_weights.*head lm"):
-            two.export_weights()
+        with pytest.raises(ConfigError, match=r"start_weight_export.*head lm"):
+            two.start_weight_export(WeightRequest(1))
         with pytest.raises(BatchError, match=r"multiple of 2.*got 7; use 8"):
             two.train(data, _by_value(Apart))
         assert two.shutdown()

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import pytest
-import ray
 import torch
 
 from rl_distributed.errors import BatchError, ConfigError
 from rl_distributed.timing import Timer
+from rl_distributed.transfer import receive_tensors
 from rl_distributed.virtual_cluster import RayVirtualCluster
 from rl_models.config import PolicyConfig
 from rl_models.errors import ContextLengthError, ModelLoadError
 from rl_models.policy.huggingface_policy import HuggingFacePolicy
 from rl_models.policy.preflight import check_policy
 from rl_models.training.dtensor import DTensorTrainingBackend
+from rl_models.weights.receiving import MessageReceiver
+from rl_models.weights.request import WeightRequest
 
 SETTINGS = {
     "train_micro_batch_size": 3,
@@ -57,8 +59,12 @@ def test_two_ranks_equal_one(two_ranks, tiny_model, make_batch, nll_loss, tmp_pa
         total = sum(result["all_mb_metrics"]["loss"])
         assert total == pytest.approx(result["loss"].item(), abs=1e-6)
         assert sum(result["all_mb_metrics"]["rows"]) == 16
-    bundle = ray.get(two_ranks.export_weights(), timeout=60)
-    weights = dict(bundle.tensors())
+    # Several buckets, so that both ranks gather for each of them.
+    request = WeightRequest(1, bucket_bytes=8192)
+    export = two_ranks.start_weight_export(request)
+    assert len(export.messages) > 3
+    weights = receive_tensors(MessageReceiver(export.messages)).read()
+    export.wait(60.0)
     assert set(weights) == set(one.model.parameters)
     for name, parameter in one.model.parameters.items():
         torch.testing.assert_close(weights[name], parameter, atol=1e-5, rtol=0)

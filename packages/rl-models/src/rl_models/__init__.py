@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         WeightSyncError,
     )
     from rl_models.generation.config import GenerationConfig
+    from rl_models.generation.vllm.config import VllmConfig
     from rl_models.interfaces import (
         GenerationBackend,
         GenerationInterface,
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from rl_models.policy.generation_policy import GenerationPolicy
     from rl_models.policy.huggingface_policy import HuggingFacePolicy
     from rl_models.policy.training_policy import TrainingPolicy
+    from rl_models.policy.vllm_generation import VllmGeneration
     from rl_models.registry import (
         get_generation_backend,
         get_training_backend,
@@ -60,7 +62,7 @@ if TYPE_CHECKING:
         TrainOutput,
         ValueOutputSpec,
     )
-    from rl_models.weights.manifest import WeightBundle
+    from rl_models.weights.config import ProbeConfig, WeightSyncConfig
     from rl_models.weights.sync import WeightSynchronizer
 
 __all__ = [
@@ -86,6 +88,7 @@ __all__ = [
     "OptimizerConfig",
     "PolicyConfig",
     "PolicyInterface",
+    "ProbeConfig",
     "ReferenceLogprobOutputSpec",
     "SamplingParams",
     "SchedulerConfig",
@@ -98,7 +101,9 @@ __all__ = [
     "TrainingPolicy",
     "UnsupportedModelError",
     "ValueOutputSpec",
-    "WeightBundle",
+    "VllmConfig",
+    "VllmGeneration",
+    "WeightSyncConfig",
     "WeightSyncError",
     "WeightSynchronizer",
     "__version__",
@@ -132,6 +137,7 @@ _MODULE_OF_NAMES = {
         "WeightSyncError",
     ],
     "generation.config": ["GenerationConfig"],
+    "generation.vllm.config": ["VllmConfig"],
     "interfaces": [
         "GenerationBackend",
         "GenerationInterface",
@@ -145,6 +151,7 @@ _MODULE_OF_NAMES = {
     "policy.generation_policy": ["GenerationPolicy"],
     "policy.huggingface_policy": ["HuggingFacePolicy"],
     "policy.training_policy": ["TrainingPolicy"],
+    "policy.vllm_generation": ["VllmGeneration"],
     "registry": [
         "get_generation_backend",
         "get_training_backend",
@@ -163,7 +170,7 @@ _MODULE_OF_NAMES = {
         "TrainOutput",
         "ValueOutputSpec",
     ],
-    "weights.manifest": ["WeightBundle"],
+    "weights.config": ["ProbeConfig", "WeightSyncConfig"],
     "weights.sync": ["WeightSynchronizer"],
 }
 _MODULES = {

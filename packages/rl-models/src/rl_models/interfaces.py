@@ -9,7 +9,7 @@ other.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from rl_distributed.batched_data_dict import BatchedDataDict
     from rl_distributed.timing import Timer
-    from rl_models.weights.manifest import WeightBundle
+    from rl_models.weights.request import Pending, WeightRequest
 
 __all__ = [
     "GenerationBackend",
@@ -207,12 +207,17 @@ class GenerationInterface(ABC):
         """Frees what only generation needs."""
 
     @abstractmethod
-    def update_weights(self, bundles: list[Any], version: int) -> None:
-        """Loads weights of `version` on every replica and checks that each confirms.
+    def start_weight_update(self, source: Any, request: WeightRequest) -> Pending:
+        """Has every replica load a version.
+
+        The wait for it ends when every replica has confirmed the version and the same
+        manifest, or with a `WeightSyncError` that says which refused, and why. Until it
+        has succeeded, `generate` refuses.
 
         Args:
-            bundles: Object references to `WeightBundle`, passed through unopened.
-            version: The version that the replicas serve from now on.
+            source: References to the messages of `TrainingPolicy.start_weight_export`,
+                passed on unopened, or a link that `open_weight_link` was given.
+            request: The version, and how it travels.
         """
 
     @property
@@ -261,11 +266,6 @@ class TrainingBackend(Protocol):
         """[B, S] numbers of a scalar head for this rank's shard."""
         ...
 
-    def save_checkpoint(
-        self,
-        weights_path: Path,
-        optimizer_path: Path | None = None,
-        tokenizer_path: Path | None = None,
     def get_topk_logits(
         self,
         data: BatchedDataDict[Any],
@@ -277,6 +277,11 @@ class TrainingBackend(Protocol):
         """Columns of `TopkOutputSpec` for this rank's shard."""
         ...
 
+    def save_checkpoint(
+        self,
+        weights_path: Path,
+        optimizer_path: Path | None = None,
+        tokenizer_path: Path | None = None,
     ) -> None:
         """Writes this rank's part of a checkpoint."""
         ...
@@ -287,8 +292,17 @@ class TrainingBackend(Protocol):
         """Loads this rank's part of a checkpoint."""
         ...
 
-    def export_weights(self) -> WeightBundle | None:
-        """Full weights in Hugging Face names on rank 0, None on the other ranks."""
+    def weight_specs(self) -> Mapping[str, Tensor]:
+        """What `export_weights` gives, in the same order, without data (`meta`)."""
+        ...
+
+    def export_weights(self, precision: str) -> Iterator[tuple[str, Tensor]]:
+        """Whole weights in Hugging Face names, tied ones once, on every rank.
+
+        Gathered one by one, so that every rank must take the iterator to its end. The
+        caller casts floating-point tensors to `precision`; a backend that computes with
+        rounded weights gives these.
+        """
         ...
 
     def shutdown(self) -> None:
@@ -313,8 +327,16 @@ class GenerationBackend(Protocol):
         """Samples one continuation per row."""
         ...
 
-    def load_weights(self, bundle: WeightBundle, version: int) -> int:
-        """Checks and loads weights, and gives back the version that it now serves."""
+    def load_weights(self, tensors: Iterator[tuple[str, Tensor]], version: int) -> int:
+        """Loads weights, and gives back the version that it now serves.
+
+        Args:
+            tensors: Verified one by one, in Hugging Face names; tied ones come once. It
+                must be taken to its end, and raises there at the latest if anything is
+                missing; the version is served only after that. Tensors may lie in
+                memory that others read: copy them.
+            version: What the weights are called.
+        """
         ...
 
     def shutdown(self) -> None:

@@ -18,7 +18,6 @@ from rl_distributed.batched_data_dict import BatchedDataDict
 from rl_models.interfaces import GenerationBackend, TrainingBackend
 from rl_models.modelbuild import ModelBuildConfig, TokenizerBuildConfig, build_model
 from rl_models.types import LossInputType, LossType
-from rl_models.weights.manifest import WeightBundle
 
 __all__ = [
     "ContractError",
@@ -165,7 +164,7 @@ def _check_weight_update(
         (name, torch.zeros_like(value)) for name, value in model.named_parameters()
     ]
     _require(
-        backend.load_weights(WeightBundle.pack(zeros), 3) == 3,
+        backend.load_weights(iter(zeros), 3) == 3,
         "load_weights must give back the version that is served",
     )
     output = backend.generate(data)
@@ -257,9 +256,13 @@ def _check_exports(
     data: Mapping[str, Any],
     logprobs: torch.Tensor,
 ) -> None:
-    bundle = backend.export_weights()
-    _require(bundle is not None, "rank 0 must export its weights")
-    weights = dict(bundle.tensors()) if bundle is not None else {}
+    weights = dict(backend.export_weights("float32"))
+    specs = backend.weight_specs()
+    _require(
+        [(n, v.shape, v.dtype) for n, v in specs.items()]
+        == [(n, v.shape, v.dtype) for n, v in weights.items()],
+        "weight_specs must name what export_weights gives, in its order",
+    )
     target = folder / "weights"
     backend.save_checkpoint(str(target))
     saved = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)

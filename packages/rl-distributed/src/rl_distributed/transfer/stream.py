@@ -18,19 +18,17 @@ from contextlib import contextmanager, suppress
 import torch
 
 from rl_distributed.errors import DeadlineExceededError, DistributedError, TransferError
-from rl_distributed.tensor_buffers import carried
 from rl_distributed.transfer.manifest import (
     Manifest,
     TensorEntry,
     digest_of,
     dtype_name,
 )
+from rl_distributed.transfer.messages import tensor_messages
 from rl_distributed.transfer.protocol import Header, ReceivingEnd, SendingEnd
 
 __all__ = ["TensorStream", "receive_tensors", "send_tensors"]
 
-# Every tensor begins where any dtype may, and on a cache line of its own.
-_ALIGNMENT = 64
 _ABORT_DEADLINE_S = 10.0
 _SHOWN = 5
 
@@ -41,6 +39,7 @@ def send_tensors(
     *,
     label: str = "",
     bucket_bytes: int = 64 << 20,
+    dtype: torch.dtype | None = None,
     deadline_s: float = 120.0,
 ) -> Manifest:
     """Send tensors to all receivers of a link.
@@ -53,6 +52,7 @@ def send_tensors(
         tensors: Dense tensors of any dtype, shape and device, by unique names.
         label: What receivers find in the manifest, such as a version.
         bucket_bytes: Tensors travel together up to this size; a larger one alone.
+        dtype: Floating-point tensors are cast to it on the way; None: sent as they are.
         deadline_s: How long the whole transfer may take.
 
     Returns:
@@ -63,24 +63,20 @@ def send_tensors(
             gone.
         DeadlineExceededError: The receivers were too slow.
     """
-    if bucket_bytes < 1:
-        raise TransferError(f"bucket_bytes must be positive: got {bucket_bytes}")
     until_s = time.monotonic() + deadline_s
-    pairs = tensors.items() if isinstance(tensors, Mapping) else tensors
-    sent: list[TensorEntry] = []
+    messages = tensor_messages(
+        tensors, end.buffer, label=label, bucket_bytes=bucket_bytes, dtype=dtype
+    )
     number = 0
+    header = Header("end", 0, label)
     try:
-        for bucket in _buckets(pairs, bucket_bytes):
-            entries, block = _pack(end, bucket)
-            header = Header("block", number, label, entries)
-            first = f"tensor {bucket[0][0]!r}"
-            left_s = _left_s(until_s, f"before {first}")
-            with _naming(f"{first} could not be sent"):
+        for header, block in messages:
+            is_end = header.kind == "end"
+            what = "the manifest" if is_end else f"tensor {header.entries[0].name!r}"
+            left_s = _left_s(until_s, f"before {what}")
+            with _naming(f"{what} could not be sent"):
                 end.send(header, block, deadline_s=left_s)
-            sent += entries
             number += 1
-        last = Header("end", number, label, tuple(sent))
-        end.send(last, None, deadline_s=_left_s(until_s, "before the manifest"))
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
         with suppress(DistributedError):
@@ -89,7 +85,7 @@ def send_tensors(
             late = isinstance(error, DeadlineExceededError)
             end.send(abort, None, deadline_s=0.1 if late else _ABORT_DEADLINE_S)
         raise
-    return Manifest(tuple(sent), label)
+    return Manifest(header.entries, label)
 
 
 def receive_tensors(
@@ -208,59 +204,6 @@ class TensorStream:
                 f"{', '.join(problems[:_SHOWN])}{more}"
             )
         return found
-
-
-def _buckets(
-    pairs: Iterable[tuple[str, torch.Tensor]], bucket_bytes: int
-) -> Iterator[list[tuple[str, torch.Tensor]]]:
-    seen: set[str] = set()
-    bucket: list[tuple[str, torch.Tensor]] = []
-    size = 0
-    for name, tensor in pairs:
-        if name in seen:
-            raise TransferError(f"tensor {name!r} occurs twice; names must be unique")
-        if tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized:
-            raise TransferError(
-                f"tensor {name!r} must be dense and have values: got {tensor.layout} "
-                f"on {tensor.device}; convert it before it is sent"
-            )
-        seen.add(name)
-        needed = _aligned(tensor.nbytes)
-        if bucket and size + needed > bucket_bytes:
-            yield bucket
-            bucket, size = [], 0
-        bucket.append((name, tensor))
-        size += needed
-    if bucket:
-        yield bucket
-
-
-def _aligned(num_bytes: int) -> int:
-    return -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
-
-
-def _pack(
-    end: SendingEnd, bucket: list[tuple[str, torch.Tensor]]
-) -> tuple[tuple[TensorEntry, ...], torch.Tensor]:
-    """Copy the tensors of a bucket into one block."""
-    block = end.buffer(sum(_aligned(tensor.nbytes) for _, tensor in bucket))
-    entries = []
-    start = 0
-    for name, tensor in bucket:
-        values = carried(tensor)
-        place = block[start : start + tensor.nbytes]
-        place.view(values.dtype).view(values.shape).copy_(values)
-        entries.append(
-            TensorEntry(
-                name,
-                dtype_name(tensor.dtype),
-                tuple(tensor.shape),
-                digest_of(place),
-                start,
-            )
-        )
-        start += _aligned(tensor.nbytes)
-    return tuple(entries), block
 
 
 def _unpack(

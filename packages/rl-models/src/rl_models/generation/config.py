@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 from rl_distributed.config import Config
 from rl_models.generation.vllm.config import VllmConfig
 from rl_models.types import SamplingParams
+from rl_models.weights.config import WeightSyncConfig
 
 __all__ = ["GenerationConfig"]
 
@@ -17,7 +18,8 @@ class GenerationConfig(Config):
     """Section `policy.generation`: the backend, and how it samples."""
 
     backend: str = "huggingface"
-    """Name of a registered generation backend."""
+    """Name of a registered generation backend; `auto`: `vllm` on GPUs where its
+    environment is built, else `huggingface`."""
     max_new_tokens: int = Field(gt=0)
     """At most so many tokens are generated per row."""
     temperature: float = Field(1.0, gt=0)
@@ -58,6 +60,8 @@ class GenerationConfig(Config):
     max_restarts: int = Field(3, ge=0)
     """How often lost replicas are started again, all together; those lost later stay
     away, and what they were sampling goes to the others."""
+    weight_sync: WeightSyncConfig = Field(default_factory=WeightSyncConfig)
+    """How the trainer's weights get here."""
     backend_options: dict[str, Any] = Field(default_factory=dict)
     """Further settings, whose meaning the backend defines."""
     vllm: VllmConfig = Field(default_factory=VllmConfig)

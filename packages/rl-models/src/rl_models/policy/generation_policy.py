@@ -2,35 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
-
 from rl_distributed.batched_data_dict import BatchedDataDict
-from rl_distributed.errors import BatchError, ConfigError
 from rl_distributed.virtual_cluster import RayVirtualCluster
 from rl_distributed.workers.builder import RayWorkerBuilder
 from rl_distributed.workers.future import MultiWorkerFuture
 from rl_distributed.workers.group import RayWorkerGroup
+from rl_distributed.workers.policy import FailFast
 from rl_models.checkpoint.model_folder import check_model_folder
-from rl_models.errors import GenerationError, WeightSyncError
+from rl_models.errors import GenerationError
+from rl_models.generation.choice import choose_backend
 from rl_models.generation.config import GenerationConfig
 from rl_models.generation.noise import derive_seeds
 from rl_models.generation.sampling import check_sampling_params
 from rl_models.interfaces import GenerationInterface, Path
-from rl_models.policy.generation_worker import LoadReport
-from rl_models.policy.row_sharding import split_rows
+from rl_models.policy.backend_traits import (
+    hosting_of,
+    replicas_per_node,
+    rows_at_once,
+)
+from rl_models.policy.generation_rows import check_versions, columns_to_sample
+from rl_models.policy.replica_server import ReplicaServer
+from rl_models.policy.replicas import Replicas
+from rl_models.policy.row_queue import serve_parts
+from rl_models.policy.row_sharding import num_parts, split_rows
+from rl_models.policy.weight_updates import WeightUpdates
 from rl_models.registry import get_generation_backend
 from rl_models.types import GenerationDatumSpec, GenerationOutputSpec, SamplingParams
 
 __all__ = ["GenerationPolicy"]
 
-_WORKER = "rl_models.policy.generation_worker.GenerationWorker"
-_COLUMNS = ("input_ids", "input_lengths", "seeds", "stop_strings")
 
-
-class GenerationPolicy(GenerationInterface):
+class GenerationPolicy(WeightUpdates, GenerationInterface):
     """A model that samples, on one replica per bundle of a cluster.
 
     Args:
@@ -60,28 +65,64 @@ class GenerationPolicy(GenerationInterface):
         hf_config_overrides: Mapping[str, Any] | None = None,
         name_prefix: str = "generation",
     ) -> None:
+        self._cluster = cluster
+        self._name_prefix = name_prefix
         self._pad_token_id = 0
         context = self._begin(
             config, model_name, tokenizer_name, load_weights, hf_config_overrides
         )
+        self._start(context)
+
+    def _start(self, context: dict[str, Any]) -> None:
+        """Start the workers and have them load the model."""
+        config, hosting = self.config, self._hosting
+        builder = RayWorkerBuilder(hosting.worker_class, config.to_dict(), context)
+        if hosting.calls_at_once > 1:
+            # Besides these, one for updates and one for what else there is to ask.
+            builder = builder.with_options(max_concurrency=hosting.calls_at_once + 2)
         self.group = RayWorkerGroup(
-            cluster,
-            RayWorkerBuilder(_WORKER, config.to_dict(), context),
-            workers_per_node=_replicas_per_node(cluster, config.num_replicas),
-            name_prefix=name_prefix,
+            self._cluster,
+            builder,
+            workers_per_node=replicas_per_node(self._cluster, config.num_replicas),
+            name_prefix=self._name_prefix,
+            env_vars=hosting.variables,
             start_deadline_s=config.start_deadline_s,
             call_deadline_s=config.call_deadline_s,
+            failure_policy=FailFast(heartbeat_limit_s=config.heartbeat_limit_s),
+        )
+        self.replicas = Replicas(
+            self.group,
+            self._revive,
+            max_restarts=config.max_restarts,
+            deadline_s=config.start_deadline_s,
         )
         try:
-            replicas = list(range(self.num_replicas))
+            ranks = list(range(self.group.world_size))
             self._pad_token_id = self._await(
                 "setup",
-                self.group.run_all_workers_multiple_data("setup", replica=replicas),
+                self.group.run_all_workers_multiple_data("setup", replica=ranks),
                 config.start_deadline_s,
             )[0]
         except BaseException:
             self.group.shutdown(force=True)
             raise
+
+    def _revive(self, rank: int) -> bool:
+        """Make a new process of a lost replica what it was; True if it can serve.
+
+        Only the weights of the model's folder can be read again here.
+        """
+        can_serve = self._version == 0 and bool(self._context["load_weights"])
+        context = {**self._context, "load_weights": can_serve}
+        reference = self.group.run_single_worker_single_data(
+            "setup",
+            rank,
+            replica=rank,
+            config=self.config.to_dict(),
+            context=context,
+        )
+        self._await("setup", [reference], self.config.start_deadline_s, [rank])
+        return can_serve
 
     def _begin(
         self,
@@ -92,18 +133,22 @@ class GenerationPolicy(GenerationInterface):
         hf_config_overrides: Mapping[str, Any] | None,
     ) -> dict[str, Any]:
         """Check the settings, reset the versions, and give what replicas are told."""
-        get_generation_backend(config.backend)
+        on_gpu = self._cluster.use_gpus
+        self.config = config = choose_backend(config, on_gpu=on_gpu)
+        backend = get_generation_backend(config.backend)
         check_model_folder(str(model_name))
-        self.config = config
+        self._hosting = hosting_of(backend, config, on_gpu=on_gpu)
         self._version = 0
-        self._is_consistent = True
+        self._refusal = ""
         self._num_calls = 0
-        return {
+        self._restore: Callable[[], None] | None = None
+        self._context = {
             "model_name": str(model_name),
             "tokenizer_name": None if tokenizer_name is None else str(tokenizer_name),
             "load_weights": load_weights,
             "hf_config_overrides": dict(hf_config_overrides or {}),
         }
+        return self._context
 
     def reload(
         self,
@@ -116,6 +161,8 @@ class GenerationPolicy(GenerationInterface):
     ) -> None:
         """Begin anew with another config and model, in the same processes.
 
+        A backend that needs other processes gets new ones.
+
         Args:
             config: See the class; `num_replicas` is not read again.
             model_name: See the class.
@@ -127,22 +174,31 @@ class GenerationPolicy(GenerationInterface):
             RegistryError: As the constructor.
             ModelLoadError: Likewise.
         """
+        before = self._hosting
         context = self._begin(
             config, model_name, tokenizer_name, load_weights, hf_config_overrides
         )
-        references = self.group.run_all_workers_multiple_data(
-            "setup",
-            replica=list(range(self.num_replicas)),
-            common_kwargs={"config": config.to_dict(), "context": context},
-        )
-        self._pad_token_id = self._await("setup", references, config.start_deadline_s)[
-            0
+        if self._hosting != before:
+            self.shutdown()
+            self._start(context)
+            return
+        config = self.config
+        live = self.replicas.settle()
+        references = [
+            self.group.run_single_worker_single_data(
+                "setup", rank, replica=rank, config=config.to_dict(), context=context
+            )
+            for rank in live
         ]
+        self._pad_token_id = self._await(
+            "setup", references, config.start_deadline_s, live
+        )[0]
+        self.replicas.updated(live)
 
     @property
     def num_replicas(self) -> int:
-        """Copies of the model."""
-        return self.group.world_size
+        """Copies of the model that serve, or will when they are up again."""
+        return self.group.world_size - self.replicas.num_away
 
     @property
     def weight_version(self) -> int:
@@ -162,65 +218,76 @@ class GenerationPolicy(GenerationInterface):
         number of replicas. Rows without a column `seeds` get seeds from `config.seed`
         and the number of calls so far.
         """
-        rows = self._checked(data)
+        if self._refusal:
+            raise GenerationError(
+                f"Nothing is generated: {self._refusal} Call "
+                "WeightSynchronizer.sync_weights() first."
+            )
+        rows = columns_to_sample(data)
         if sampling is not None:
             check_sampling_params(sampling)
         if "seeds" not in rows:
             rows["seeds"] = derive_seeds(self.config.seed, self._num_calls, rows.size)
         self._num_calls += 1
-        parts = [(0, rows.size)]
-        if self.num_replicas > 1:
-            parts = split_rows(rows["input_ids"].cpu().numpy(), self.num_replicas)
-        busy = [replica for replica, (start, end) in enumerate(parts) if end > start]
-        references = [
-            self.group.run_single_worker_single_data(
-                "generate",
-                replica,
-                data=rows if len(busy) == 1 else rows.slice(*parts[replica]),
-                greedy=greedy,
-                sampling=sampling,
-                first_row=parts[replica][0],
-            )
-            for replica in busy
-        ]
-        outputs = self._await("generate", references, replicas=busy)
-        self._check_versions(outputs)
+        oldest = self._version
+        parts = self._parts(rows)
+        server = ReplicaServer(
+            self.group,
+            self.replicas,
+            [
+                {
+                    "data": rows if len(parts) == 1 else rows.slice(start, end),
+                    "greedy": greedy,
+                    "sampling": sampling,
+                    "first_row": start,
+                }
+                for start, end in parts
+            ],
+            calls_at_once=self._hosting.calls_at_once,
+            deadline_s=self.config.call_deadline_s,
+            restore=self._restore_weights,
+        )
+        outputs = serve_parts(len(parts), server)
+        check_versions(outputs, oldest)
         if len(outputs) == 1:
             only: BatchedDataDict[GenerationOutputSpec] = outputs[0]
             return only
         return BatchedDataDict.from_batches(
-            outputs, pad_value_dict={"output_ids": self._pad_token_id}
+            outputs,
+            pad_value_dict={"output_ids": self._pad_token_id, "token_versions": -1},
         )
 
-    def _checked(self, data: BatchedDataDict[Any]) -> BatchedDataDict[Any]:
-        """The columns that replicas need."""
-        if not self._is_consistent:
+    def _parts(self, rows: BatchedDataDict[Any]) -> list[tuple[int, int]]:
+        """Contiguous parts of the rows; equal prompts stay together where they can."""
+        count = num_parts(
+            rows.size,
+            len(self.replicas.live) or 1,
+            rows_at_once(self.config),
+            self._hosting.calls_at_once,
+        )
+        if count == 1:
+            return [(0, rows.size)]
+        parts = split_rows(rows["input_ids"].cpu().numpy(), count)
+        return [(start, end) for start, end in parts if end > start]
+
+    def restore_weights_by(self, restore: Callable[[], None]) -> None:
+        """Say how replicas get the weights again that are served.
+
+        Args:
+            restore: Updates all live replicas with the same version as before; raises
+                where the trainer has other weights by now. It is called when a lost
+                replica has come back and no other serves.
+        """
+        self._restore = restore
+
+    def _restore_weights(self) -> None:
+        """Bring replicas that came back without weights to serve, as nobody does."""
+        if self._restore is None:
             raise GenerationError(
-                "The last weight update failed, so the replicas may hold different "
-                "weights. Call WeightSynchronizer.sync_weights() again first."
+                "All generation replicas were lost, and those that came back have no "
+                "weights yet. Call WeightSynchronizer.sync_weights()."
             )
-        missing = [name for name in _COLUMNS[:2] if name not in data]
-        if missing:
-            raise BatchError(
-                f"The batch lacks {' and '.join(missing)}; it has "
-                f"{', '.join(map(str, data.keys()))}."
-            )
-        rows: BatchedDataDict[Any] = BatchedDataDict(
-            {name: data[name] for name in _COLUMNS if name in data}
-        )
-        if not rows.size:
-            raise BatchError("The batch has no rows; generate needs at least one.")
-        return rows
-
-    def _check_versions(self, outputs: list[BatchedDataDict[Any]]) -> None:
-        for part in outputs:
-            served = torch.unique(part["weight_version"]).tolist()
-            if served != [self._version]:
-                raise GenerationError(
-                    f"A replica sampled with weights of version {served}, but all have "
-                    f"confirmed version {self._version}. Was it updated by somebody "
-                    "else? Call WeightSynchronizer.sync_weights()."
-                )
+        self._restore()
 
     def _await(
         self,
@@ -236,71 +303,19 @@ class GenerationPolicy(GenerationInterface):
         results: list[Any] = self.group.get_all_worker_results(future, deadline_s=limit)
         return results
 
-    def update_weights(self, bundles: list[Any], version: int) -> None:
-        """Load weights on every replica and check that each confirms the same.
-
-        Args:
-            bundles: One reference to a `WeightBundle` (or the bundle). It is passed on
-                unopened, so the weights do not go through this process.
-            version: What the replicas call these weights.
-
-        Raises:
-            WeightSyncError: A replica refused; the message says which, and why. Until
-                an update succeeds, `generate` refuses as well.
-        """
-        if len(bundles) != 1:
-            raise ConfigError(
-                "update_weights takes one bundle, which holds all weights: got "
-                f"{len(bundles)}."
-            )
-        self._is_consistent = False
-        references = self.group.run_all_workers_single_data(
-            "load_weights", bundle=bundles[0], version=version
-        )
-        reports = self._await("load_weights", references)
-        _check_reports(reports, version)
-        self._version = version
-        self._is_consistent = True
-
     def prepare_for_generation(self) -> None:
-        """Nothing to do: weights stay loaded, and the cache is taken when needed."""
+        """Nothing to do: a replica takes the memory that it freed when it is needed."""
 
     def finish_generation(self) -> None:
         """Free the memory of the replicas' caches."""
-        references = self.group.run_all_workers_single_data("release_memory")
-        self._await("release_memory", references)
+        live = self.replicas.live
+        references = [
+            self.group.run_single_worker_single_data("release_memory", rank)
+            for rank in live
+        ]
+        self._await("release_memory", references, replicas=live)
 
     def shutdown(self) -> bool:
         """End the workers; True if nothing went wrong."""
+        self.replicas.close()
         return bool(self.group.shutdown(cleanup_method="shutdown"))
-
-
-def _check_reports(reports: list[LoadReport], version: int) -> None:
-    problems = [report.problem for report in reports if report.problem]
-    if problems:
-        raise WeightSyncError(" ".join(problems))
-    for report in reports:
-        if report.version != version or report.digest != reports[0].digest:
-            raise WeightSyncError(
-                f"generation replica {report.replica} confirmed version "
-                f"{report.version} with manifest {report.digest}, but version "
-                f"{version} with manifest {reports[0].digest} was sent."
-            )
-
-
-def _replicas_per_node(
-    cluster: RayVirtualCluster, num_replicas: int | None
-) -> list[int] | None:
-    """Fill the nodes in order; None uses every bundle."""
-    if num_replicas is None:
-        return None
-    counts = list(cluster.bundle_counts)
-    if num_replicas > sum(counts):
-        raise ConfigError(
-            f"generation.num_replicas must not exceed the bundles of the cluster: got "
-            f"{num_replicas} with {sum(counts)}; lower it, or enlarge the cluster."
-        )
-    used: list[int] = []
-    for count in counts:
-        used.append(min(count, num_replicas - sum(used)))
-    return used

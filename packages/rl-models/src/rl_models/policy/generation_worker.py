@@ -2,33 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from rl_distributed.batched_data_dict import BatchedDataDict
-from rl_distributed.errors import BatchError
-from rl_models.errors import WeightSyncError
+from rl_distributed.errors import BatchError, DistributedError
+from rl_distributed.logging import get_logger
+from rl_distributed.transfer import TensorLink
+from rl_models.errors import GenerationError
 from rl_models.registry import get_generation_backend
 from rl_models.types import GenerationDatumSpec, GenerationOutputSpec, SamplingParams
-from rl_models.weights.manifest import WeightBundle
+from rl_models.weights.receiving import (
+    WeightReceiver,
+    changed_tensors,
+    failure_text,
+)
+from rl_models.weights.request import LoadReport, WeightRequest
 
-__all__ = ["GenerationWorker", "LoadReport"]
+__all__ = ["GenerationWorker"]
 
-
-@dataclass(frozen=True, slots=True)
-class LoadReport:
-    """What a replica says about weights that it was given."""
-
-    replica: int
-    version: int | None
-    """The version that it serves now; None if it refused."""
-    digest: str
-    """Digest of the manifest that it saw."""
-    problem: str = ""
-    """Why it refused."""
+_logger = get_logger(__name__)
 
 
 class GenerationWorker:
@@ -50,6 +45,8 @@ class GenerationWorker:
         self._context = dict(context)
         self._replica = replica
         self._backend: Any = None
+        self._receiver = WeightReceiver("")
+        self._refusal = ""
 
     def setup(
         self,
@@ -75,6 +72,8 @@ class GenerationWorker:
             torch.set_num_threads(threads)
         self._backend = get_generation_backend(str(self._config["backend"]))()
         self._backend.setup(self._config, replica=self._replica, **self._context)
+        self._receiver = WeightReceiver(f"generation replica {self._replica}")
+        self._refusal = ""
         return int(getattr(self._backend, "pad_token_id", 0))
 
     def generate(
@@ -85,6 +84,11 @@ class GenerationWorker:
         first_row: int = 0,
     ) -> BatchedDataDict[GenerationOutputSpec]:
         """Continue this replica's rows, which begin at `first_row` of the batch."""
+        if self._refusal:
+            raise GenerationError(
+                f"generation replica {self._replica} does not serve, because its last "
+                f"weight update failed: {self._refusal} Sync the weights again."
+            )
         try:
             output: BatchedDataDict[GenerationOutputSpec] = self._backend.generate(
                 data, greedy=greedy, sampling=sampling
@@ -95,14 +99,43 @@ class GenerationWorker:
             raise
         return output
 
-    def load_weights(self, bundle: WeightBundle, version: int) -> LoadReport:
-        """Load verified weights; a refusal is reported, not raised."""
+    def open_weight_link(self, link: TensorLink, index: int, deadline_s: float) -> None:
+        """Join the link that `load_weights` uses from now on."""
+        self._receiver.open(link, index, deadline_s)
+
+    def load_weights(
+        self, source: TensorLink | Sequence[Any], request: WeightRequest
+    ) -> LoadReport:
+        """Load verified weights; a refusal is reported, not raised.
+
+        After one, `generate` raises until a version is loaded without an error.
+        """
         replica = int(self._replica or 0)
         try:
-            served = int(self._backend.load_weights(bundle, version))
-        except WeightSyncError as error:
-            return LoadReport(replica, None, bundle.digest, str(error))
-        return LoadReport(replica, served, bundle.digest)
+            weights = self._receiver.weights(source, request)
+            served = int(self._backend.load_weights(iter(weights), request.version))
+            manifest = weights.manifest()
+            self._receiver.accept(manifest)
+        except Exception as error:
+            # Whatever it is: the weights may be neither the old ones nor the new.
+            self._refusal = failure_text(error)
+            self._receiver.close()  # a sender that waits learns of it at once
+            if not isinstance(error, DistributedError):
+                _logger.exception("loading %s failed", request.label)
+            return LoadReport(replica, None, problem=self._refusal)
+        self._refusal = ""
+        return LoadReport(replica, served, manifest.digest)
+
+    def changed_weights(self) -> list[str] | None:
+        """Tensors that the engine holds otherwise than they were sent.
+
+        Returns:
+            Their names; None if the backend cannot tell what it holds.
+        """
+        loaded = getattr(self._backend, "loaded_weights", None)
+        if loaded is None or self._receiver.manifest is None:
+            return None
+        return changed_tensors(self._receiver.manifest, loaded())
 
     def release_memory(self) -> None:
         """Let the backend free what only generation needs, if it can."""
@@ -113,5 +146,6 @@ class GenerationWorker:
     def shutdown(self) -> None:
         """Free the engine."""
         if self._backend is not None:
+            self._receiver.close()
             self._backend.shutdown()
             self._backend = None

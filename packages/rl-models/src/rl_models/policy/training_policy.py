@@ -24,11 +24,12 @@ from rl_models.policy.heads import (
     check_scalar_head,
 )
 from rl_models.policy.preflight import check_policy
+from rl_models.policy.weight_exports import WeightExports
 from rl_models.types import (
     LogprobOutputSpec,
     ReferenceLogprobOutputSpec,
-    TrainOutput,
     TopkOutputSpec,
+    TrainOutput,
     ValueOutputSpec,
 )
 
@@ -38,7 +39,7 @@ _AXIS = "data_parallel"
 _WORKER = "rl_models.policy.worker.TrainingWorker"
 
 
-class TrainingPolicy(PolicyInterface):
+class TrainingPolicy(WeightExports, PolicyInterface):
     """A model that is trained by one worker per bundle of a cluster.
 
     Args:
@@ -72,6 +73,7 @@ class TrainingPolicy(PolicyInterface):
             check_lm_head(config, "init_reference_model")
         self.config = config
         self._has_reference = init_reference_model
+        self._bucket_counts = {}
         builder = RayWorkerBuilder(
             _WORKER,
             config.to_dict(),
@@ -116,6 +118,7 @@ class TrainingPolicy(PolicyInterface):
         check_policy(config, self.num_ranks)
         self.config = config
         self._has_reference = init_reference_model
+        self._bucket_counts.clear()
         self._call_all(
             "setup",
             deadline_s=config.start_deadline_s,
@@ -357,14 +360,6 @@ class TrainingPolicy(PolicyInterface):
                 "input_lengths must be from 1 to the width of input_ids "
                 f"({width}): got {int(lengths.min())} to {longest}"
             )
-
-    def export_weights(self) -> Any:
-        """Starts an export; gives a reference to rank 0's `WeightBundle`.
-
-        The weights stay in the object store: pass the reference on, unopened.
-        """
-        check_lm_head(self.config, "export_weights")
-        return self.group.run_all_workers_single_data("export_weights")[0]
 
     def prepare_for_training(self) -> None:
         """Brings weights and optimizer state to where training needs them."""

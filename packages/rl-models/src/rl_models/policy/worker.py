@@ -6,9 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from rl_distributed.batched_data_dict import BatchedDataDict
+from rl_distributed.ports import PortAllocator
+from rl_distributed.transfer import TensorLink
 from rl_models.interfaces import LossFunction
 from rl_models.registry import get_training_backend
-from rl_models.weights.manifest import WeightBundle
+from rl_models.training.process_group import Ranks
+from rl_models.weights.request import WeightRequest
+from rl_models.weights.sending import Message, WeightSender
 
 __all__ = ["TrainingWorker"]
 
@@ -37,6 +41,7 @@ class TrainingWorker:
             "optimizer_path": optimizer_path,
         }
         self._backend: Any = None
+        self._sender = WeightSender(lambda precision: iter(()), False)
 
     def setup(self, config: Mapping[str, Any] | None = None, **arguments: Any) -> None:
         """Loads the model; every rank must be called, because ranks join here.
@@ -51,6 +56,8 @@ class TrainingWorker:
             self._config, self._arguments = config, arguments
         self._backend = get_training_backend(str(self._config["backend"]))()
         self._backend.setup(self._config, **self._arguments)
+        is_first = Ranks.from_environment().is_first
+        self._sender = WeightSender(self._backend.export_weights, is_first)
 
     def train(
         self,
@@ -73,13 +80,6 @@ class TrainingWorker:
         logprobs = self._backend.get_logprobs(data, mbs=mbs, reference=reference)
         return BatchedDataDict({"logprobs": logprobs})
 
-    def get_values(self, data: BatchedDataDict[Any], mbs: int) -> BatchedDataDict[Any]:
-        """Numbers of a scalar head for this rank's shard as column `values`."""
-        return BatchedDataDict({"values": self._backend.get_values(data, mbs=mbs)})
-
-    def export_weights(self) -> WeightBundle | None:
-        """Whole weights on rank 0, None on the others; every rank must be called."""
-        bundle: WeightBundle | None = self._backend.export_weights()
     def get_topk_logits(
         self,
         data: BatchedDataDict[Any],
@@ -93,7 +93,34 @@ class TrainingWorker:
         )
         return BatchedDataDict(columns)
 
-        return bundle
+    def get_values(self, data: BatchedDataDict[Any], mbs: int) -> BatchedDataDict[Any]:
+        """Numbers of a scalar head for this rank's shard as column `values`."""
+        return BatchedDataDict({"values": self._backend.get_values(data, mbs=mbs)})
+
+    def num_weight_buckets(self, request: WeightRequest) -> int:
+        """How many calls of `export_weights` bring all weights."""
+        return self._sender.num_buckets(self._backend.weight_specs(), request)
+
+    def export_weights(
+        self, request: WeightRequest, index: int, is_last: bool
+    ) -> list[Message] | None:
+        """Bucket `index` of the weights on rank 0, None on the others.
+
+        Every rank must be called, for one bucket after the other.
+        """
+        return self._sender.messages(request, index, is_last)
+
+    def free_port(self) -> int:
+        """A port of this machine for a link."""
+        return PortAllocator().allocate("weight links")[0]
+
+    def open_weight_link(self, link: TensorLink, deadline_s: float) -> None:
+        """Join the link that `send_weights` uses from now on."""
+        self._sender.open(link, deadline_s)
+
+    def send_weights(self, link: TensorLink, request: WeightRequest) -> str | None:
+        """Send all weights; gives the manifest's digest on rank 0."""
+        return self._sender.send(link, request)
 
     def save_checkpoint(
         self,
@@ -125,5 +152,6 @@ class TrainingWorker:
     def shutdown(self) -> None:
         """Leaves the process group."""
         if self._backend is not None:
+            self._sender.close()
             self._backend.shutdown()
             self._backend = None

@@ -1,65 +1,66 @@
-"""Copying a verified bundle into a model."""
+"""Copying a verified stream of tensors into a module."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import torch
 
 from rl_models.errors import WeightSyncError
-from rl_models.weights.manifest import WeightBundle
 
-__all__ = ["load_bundle"]
+__all__ = ["load_tensors", "loaded_tensors"]
+
+_SHOWN = 5
 
 
-def load_bundle(
-    model: torch.nn.Module, bundle: WeightBundle, version: int, receiver: str
+def load_tensors(
+    model: torch.nn.Module, tensors: Iterator[tuple[str, torch.Tensor]], receiver: str
 ) -> None:
-    """Check everything about a bundle, then copy it; on an error nothing is changed.
+    """Copy each tensor to its place; what has no place, or misses its tensor, raises.
 
     Args:
-        model: Its parameters keep their storage.
-        bundle: Weights by the model's own parameter names. Parameters that share their
-            storage (tied embeddings) need only one of their names.
-        version: The version that the receiver was told to load.
+        model: Its parameters and saved buffers keep their storage.
+        tensors: By the model's own names. Parameters that share their storage (tied
+            embeddings) need only one of their names. It is taken to its end.
         receiver: Who loads; named in errors.
 
     Raises:
-        WeightSyncError: Another version, a damaged tensor, a name that is missing or
-            unknown, or another shape.
+        WeightSyncError: A name that is missing or unknown, or another shape. The model
+            then holds neither the old weights nor the new ones.
     """
-    if bundle.version is not None and bundle.version != version:
-        raise WeightSyncError(
-            f"{receiver} was told to load weights of version {version}, but the bundle "
-            f"holds version {bundle.version}. Nothing was loaded."
-        )
-    bundle.verify(receiver)
-    names = dict(model.named_parameters(remove_duplicate=False))
-    problems = _mismatches(names, bundle)
-    if problems:
-        shown = "; ".join(problems[:5]) + ("; ..." if len(problems) > 5 else "")
-        raise WeightSyncError(
-            f"The weights of version {version} do not fit the model of {receiver}: "
-            f"{shown}. Trainer and generator must be built from the same model; "
-            "nothing was loaded."
-        )
+    places = _places(model)
+    covered: set[int] = set()
+    problems = []
     with torch.no_grad():
-        for name, tensor in bundle.tensors():
-            names[name].copy_(tensor)
+        for name, tensor in tensors:
+            place = places.get(name)
+            if place is None:
+                problems.append(f"{name} is unknown")
+            elif place.shape != tensor.shape:
+                have, got = tuple(place.shape), tuple(tensor.shape)
+                problems.append(f"{name} has shape {got} instead of {have}")
+                covered.add(id(place))
+            else:
+                place.copy_(tensor)
+                covered.add(id(place))
+    absent = [name for name, place in places.items() if id(place) not in covered]
+    problems += [f"{name} is missing" for name in absent]
+    if problems:
+        shown = "; ".join(problems[:_SHOWN]) + ("; ..." if len(problems) > 5 else "")
+        raise WeightSyncError(
+            f"The weights do not fit the model of {receiver}: {shown}. Trainer and "
+            "generator must be built from the same model."
+        )
 
 
-def _mismatches(
-    names: dict[str, torch.nn.Parameter], bundle: WeightBundle
-) -> list[str]:
-    sent = {entry.name: entry for entry in bundle.entries}
-    covered = {id(names[name]) for name in sent if name in names}
-    problems = [f"{name} is missing" for name in _uncovered(names, covered)]
-    for name, entry in sent.items():
-        if name not in names:
-            problems.append(f"{name} is unknown")
-        elif tuple(names[name].shape) != entry.shape:
-            have = tuple(names[name].shape)
-            problems.append(f"{name} has shape {entry.shape} instead of {have}")
-    return problems
+def loaded_tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """All parameters and saved buffers, tied ones under each of their names."""
+    yield from _places(model).items()
 
 
-def _uncovered(names: dict[str, torch.nn.Parameter], covered: set[int]) -> list[str]:
-    return [name for name, value in names.items() if id(value) not in covered]
+def _places(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {
+        name: value
+        for name, value in model.state_dict(keep_vars=True).items()
+        if isinstance(value, torch.Tensor)
+    }

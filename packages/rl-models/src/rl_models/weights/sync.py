@@ -1,32 +1,58 @@
 """Bringing a trainer's weights to its generators, verified.
 
 ```
-driver:  sync_weights() -- export_weights --> trainer ranks     (gather, pack, digest)
-         reference  <------------------------ rank 0
-         reference + version ---------------> every replica     (fetch, check, load)
-         all confirm? <---------------------- version, manifest digest
+driver:  sync_weights()  --request----> trainer ranks     gather, cast, pack, digest
+                         --request----> every replica     check, load, bucket by bucket
+         all confirm? <---------------- version, digest of the manifest
+         probe due?   --fixed rows----> every replica, trainer: log-probs agree?
 ```
-The weights go from the trainer's process through Ray's object store to the replicas;
-the driver handles the reference alone.
+Both sides run at the same time; the weights never pass through the driver. It waits for
+both with one deadline. When one side fails, the other gets a few seconds more, so that
+the message names who is to blame. Where replicas were lost, those that are left or come
+back get the weights in a second try.
 """
 
 from __future__ import annotations
 
+import time
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
-from rl_distributed.errors import ConfigError
+from rl_distributed.errors import (
+    ConfigError,
+    WorkerDiedError,
+    WorkerHungError,
+)
+from rl_distributed.logging import get_logger
 from rl_distributed.timing import Timer
+from rl_distributed.transfer import TensorLink
+from rl_models.errors import WeightSyncError
 from rl_models.interfaces import GenerationInterface
+from rl_models.weights.config import WeightSyncConfig
+from rl_models.weights.links import WeightLinks, failure_of, join_failures
+from rl_models.weights.probe import Probe
+from rl_models.weights.request import Pending, WeightRequest
 
-__all__ = ["WeightSource", "WeightSynchronizer"]
+__all__ = ["TrainerLostError", "WeightSource", "WeightSynchronizer"]
+
+_logger = get_logger(__name__)
+
+# Beyond the deadline of the transfer, the workers only have to answer.
+_GRACE_S = 5.0
+_AFTER_FAILURE_S = 5.0
+
+
+class TrainerLostError(WeightSyncError):
+    """A training worker is gone, or hangs, so there is nothing to send."""
 
 
 class WeightSource(Protocol):
     """A policy that can hand out its weights, such as `TrainingPolicy`."""
 
-    def export_weights(self) -> Any:
-        """A reference to a `WeightBundle` with all weights."""
+    def start_weight_export(
+        self, request: WeightRequest, link: TensorLink | None = None
+    ) -> Pending:
+        """Has the weights sent over a link; without one, as messages."""
         ...
 
 
@@ -34,14 +60,29 @@ class WeightSynchronizer:
     """Keeps a generator's weights those of a trainer, by version.
 
     Args:
-        policy: Where weights come from.
+        policy: Where weights come from; a probe also needs its `get_logprobs`.
         generation: Where they go.
+        config: How; None: `weight_sync` of the generation config.
     """
 
-    def __init__(self, policy: WeightSource, generation: GenerationInterface) -> None:
+    def __init__(
+        self,
+        policy: WeightSource,
+        generation: GenerationInterface,
+        config: WeightSyncConfig | None = None,
+    ) -> None:
+        own = getattr(generation, "config", None)
         self.policy = policy
         self.generation = generation
+        self.config = config or getattr(own, "weight_sync", None) or WeightSyncConfig()
+        self._precision = str(getattr(own, "precision", "float32"))
+        self._links = WeightLinks(self.config, policy, generation)
+        self._probe = Probe(self.config.probe, policy, generation)
+        self._num_syncs = 0
         self._is_stale = True
+        restore_by = getattr(generation, "restore_weights_by", None)
+        if restore_by is not None:
+            restore_by(self.restore_weights)
 
     @property
     def is_stale(self) -> bool:
@@ -61,7 +102,7 @@ class WeightSynchronizer:
         """Send the trainer's present weights to every replica.
 
         Args:
-            timer: Receives the span `weight_sync`.
+            timer: Receives the spans `weight_sync` and `weight_sync/probe`.
             version: What these weights are called; None counts on by one. A resumed
                 run passes the number of optimizer steps behind it.
 
@@ -70,8 +111,8 @@ class WeightSynchronizer:
 
         Raises:
             ConfigError: The version is not newer than the one that is served.
-            WeightSyncError: A replica refused; its old weights are not served either,
-                until a sync succeeds.
+            WeightSyncError: A replica refused, a worker is gone, or the log-probs of a
+                probe differ; nothing is generated then until a sync succeeds.
         """
         served = self.generation.weight_version
         new = served + 1 if version is None else version
@@ -82,10 +123,73 @@ class WeightSynchronizer:
             )
         self._is_stale = True
         with _span(timer, "weight_sync"):
-            reference = self.policy.export_weights()
-            self.generation.update_weights([reference], new)
+            self._transfer_or_retry(new)
+        if self._probe.is_due(self._num_syncs):
+            with _span(timer, "weight_sync/probe"):
+                self._probe.check(new)
+        self._num_syncs += 1
         self._is_stale = False
         return new
+
+    def close(self) -> None:
+        """Give up the link, if there is one."""
+        self._links.close()
+
+    def restore_weights(self) -> None:
+        """Send the version that is served again, to replicas that came back.
+
+        Raises:
+            WeightSyncError: The trainer has other weights by now.
+        """
+        if self._is_stale:
+            raise WeightSyncError(
+                "The replicas were lost after the trainer's weights had changed: what "
+                "they served cannot be had again. Sync the weights."
+            )
+        self._is_stale = True
+        self._transfer(self.generation.weight_version)
+        self._is_stale = False
+
+    def _transfer_or_retry(self, version: int) -> None:
+        """Try again, once, where replicas were lost: they come back, or stay away."""
+        processes = getattr(self.generation, "live_processes", None)
+        before = None if processes is None else processes()
+        try:
+            self._transfer(version)
+        except WeightSyncError as error:
+            if processes is None or isinstance(error, TrainerLostError):
+                raise
+            if processes() == before:
+                raise
+            _logger.warning("%s They are sent once more.", error)
+            self._transfer(version)
+
+    def _transfer(self, version: int) -> None:
+        limit_s = self.config.deadline_s
+        request = WeightRequest(
+            version, self._precision, self.config.bucket_bytes, limit_s
+        )
+        link = self._links.joined(version)
+        export = self.policy.start_weight_export(request, link)
+        source = export.messages if link is None else link
+        update = self.generation.start_weight_update(source, request)
+        until_s = time.monotonic() + limit_s + _GRACE_S
+        refused = failure_of(update, until_s - time.monotonic())
+        if refused is None and link is None:
+            return  # the replicas have all messages, so the trainer has made them
+        left_s = until_s - time.monotonic()
+        failed = failure_of(export, left_s if refused is None else _AFTER_FAILURE_S)
+        failures = [error for error in (failed, refused) if error is not None]
+        if not failures:
+            return
+        self._links.drop()
+        lost = isinstance(failed, WorkerDiedError | WorkerHungError)
+        if not lost:
+            failures.reverse()  # what the replicas say comes first
+        kind = TrainerLostError if lost else WeightSyncError
+        raise kind(
+            f"The {request.label} were not synchronised: {join_failures(failures)}"
+        ) from failures[0]
 
 
 def _span(timer: Timer | None, label: str) -> AbstractContextManager[Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -30,8 +30,7 @@ from rl_models.types import (
     GenerationOutputSpec,
     SamplingParams,
 )
-from rl_models.weights.loading import load_bundle
-from rl_models.weights.manifest import WeightBundle
+from rl_models.weights.loading import load_tensors, loaded_tensors
 
 __all__ = ["HuggingFaceGenerationBackend"]
 
@@ -210,13 +209,19 @@ class HuggingFaceGenerationBackend:
             }
         )
 
-    def load_weights(self, bundle: WeightBundle, version: int) -> int:
-        """Check the bundle, copy it into the model, and serve it as `version`."""
-        load_bundle(self.model, bundle, version, receiver=self.name)
+    def load_weights(
+        self, tensors: Iterator[tuple[str, torch.Tensor]], version: int
+    ) -> int:
+        """Copy every tensor into the model, and serve it as `version`."""
+        load_tensors(self.model, tensors, receiver=self.name)
         self._decoder.refresh()
         self._has_weights = True
         self.weight_version = version
         return version
+
+    def loaded_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """What the model holds, by the names that weights come in."""
+        return loaded_tensors(self.model)
 
     def release_memory(self) -> None:
         """Free the cache's memory; the next call takes it again."""

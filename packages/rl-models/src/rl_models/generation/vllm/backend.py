@@ -234,9 +234,12 @@ class VllmGenerationBackend:
             WeightSyncError: Weights are missing, unknown or of another shape. Nothing
                 is generated then until an update succeeds.
         """
-        self._has_weights = False
         self.wake()
-        self.engine.load(tensors, version)
+        try:
+            self.engine.load(tensors, version)
+        except BaseException:
+            self._has_weights = False
+            raise
         self.weight_version = version
         self._has_weights = True
         return version

@@ -57,7 +57,6 @@ from rl_models.training.process_group import (
     leave_process_group,
 )
 from rl_models.types import LossInputType
-from rl_models.weights.manifest import WeightBundle
 
 __all__ = ["DTensorTrainingBackend"]
 
@@ -180,6 +179,7 @@ class DTensorTrainingBackend:
             return {"logits": forward_logits(self.model, part["input_ids"])}
         if loss_fn.input_type is LossInputType.VALUE:
             needed = needed_for_values(part)
+            return {"values": forward_values(self.model, part["input_ids"], needed)}
         if loss_fn.input_type is LossInputType.DISTILLATION:
             return student_inputs(
                 self.model,
@@ -187,7 +187,6 @@ class DTensorTrainingBackend:
                 self.config.logprob_temperature,
                 needs_entropy=getattr(loss_fn, "needs_entropy", False),
             )
-            return {"values": forward_values(self.model, part["input_ids"], needed)}
         logprobs = forward_logprobs(
             self.model,
             part["input_ids"],
@@ -256,13 +255,13 @@ class DTensorTrainingBackend:
             values[rows.start : rows.stop, : result.shape[1]] = result.cpu()
         self.model.free_gathered()
         return values
+
     def get_topk_logits(
         self, data: Any, *, k: int, mbs: int, temperature: float | None = None
     ) -> dict[str, Tensor]:
         """Columns of this shard; see `TrainingBackend.get_topk_logits`."""
         chosen = temperature or self.config.logprob_temperature
         return topk_of_shard(self.model, data, k=k, mbs=mbs, temperature=chosen)
-
 
     def save_checkpoint(
         self,
@@ -301,15 +300,21 @@ class DTensorTrainingBackend:
         elif weights_path is not None:
             load_weights_into(self.model, self.config, weights_path)
 
-    def export_weights(self) -> WeightBundle | None:
-        """Whole weights in Hugging Face names on rank 0, None on the others."""
-        dtype = DTYPES[self.config.precision]
-        tensors = _cast(self.model.full_tensors(), dtype)
-        if self.ranks.is_first:
-            return WeightBundle.pack(tensors)
-        for _ in tensors:  # take part in the collectives
-            pass
-        return None
+    def weight_specs(self) -> dict[str, Tensor]:
+        """What `export_weights` gives, as tensors without data."""
+        return {
+            name: torch.empty(value.shape, dtype=value.dtype, device="meta")
+            for name, value in self.model.whole_shapes().items()
+        }
+
+    def export_weights(self, precision: str) -> Iterator[tuple[str, Tensor]]:
+        """Whole weights in Hugging Face names; see `TrainingBackend.export_weights`."""
+        own = self.config.precision
+        # What is computed with is what counts, even where it is sent more precisely.
+        rounds = own not in ("float32", precision)
+        for name, value in self.model.full_tensors():
+            rounded = rounds and value.is_floating_point()
+            yield name, value.to(DTYPES[own]) if rounded else value
 
     def finish_training(self) -> None:
         """Frees gradients and, on a GPU, cached memory."""
@@ -320,13 +325,6 @@ class DTensorTrainingBackend:
     def shutdown(self) -> None:
         """Leaves the process group."""
         leave_process_group()
-
-
-def _cast(
-    tensors: Iterator[tuple[str, Tensor]], dtype: torch.dtype
-) -> Iterator[tuple[str, Tensor]]:
-    for name, value in tensors:
-        yield name, value.to(dtype) if value.is_floating_point() else value
 
 
 def _global_batches(data: Any, rows_per_batch: int) -> Iterator[Any]:

@@ -169,16 +169,18 @@ class RankModel:
         for module in self._fsdp_modules():
             module.reshard()
 
+    def whole_shapes(self) -> dict[str, Tensor]:
+        """Each parameter and saved buffer once, for its whole shape and its dtype."""
+        saved = self.module.state_dict(keep_vars=True)
+        buffers = {n: b for n, b in self.module.named_buffers() if n in saved}
+        return {**self.parameters, **buffers}
+
     def full_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Each parameter and saved buffer once, unsharded; collective on all ranks."""
         self.free_gathered()
-        for name, parameter in self.parameters.items():
-            value = parameter.detach()
+        for name, tensor in self.whole_shapes().items():
+            value = tensor.detach()
             yield name, value.full_tensor() if isinstance(value, DTensor) else value
-        saved = self.module.state_dict(keep_vars=True)
-        for name, buffer in self.module.named_buffers():
-            if name in saved:
-                yield name, buffer
 
 
 def _decoder_layers(model: Any) -> list[nn.Module]:

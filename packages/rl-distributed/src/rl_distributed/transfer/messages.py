@@ -1,0 +1,132 @@
+"""The messages of one transfer, made one by one: what `stream` sends over a link.
+
+```
+tensors -> buckets by bytes -> cast, pack, digest -> block ... -> end: manifest
+```
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+import torch
+
+from rl_distributed.errors import TransferError
+from rl_distributed.tensor_buffers import carried
+from rl_distributed.transfer.manifest import TensorEntry, digest_of, dtype_name
+from rl_distributed.transfer.protocol import Header
+
+__all__ = ["tensor_buckets", "tensor_messages"]
+
+# Every tensor begins where any dtype may, and on a cache line of its own.
+_ALIGNMENT = 64
+
+Pairs = Iterable[tuple[str, torch.Tensor]]
+
+
+def tensor_messages(
+    tensors: Mapping[str, torch.Tensor] | Pairs,
+    buffer: Callable[[int], torch.Tensor],
+    *,
+    label: str = "",
+    bucket_bytes: int = 64 << 20,
+    dtype: torch.dtype | None = None,
+) -> Iterator[tuple[Header, torch.Tensor | None]]:
+    """Header and block of each message of a transfer, when they are asked for.
+
+    `send_tensors` puts them into a link. Who calls it himself has another way to bring
+    them, in order, to a `ReceivingEnd` that `receive_tensors` reads.
+
+    Args:
+        tensors: Dense tensors by unique names; an iterable is consumed on the way.
+        buffer: Gives `[num_bytes]` uint8 for the next block. It may give the same
+            memory again: a block is done with when the next message is asked for.
+        label: What receivers find in the manifest.
+        bucket_bytes: Tensors travel together up to this size; a larger one alone.
+        dtype: Floating-point tensors are cast to it while they are packed.
+
+    Yields:
+        A message for each bucket, then the end with the entries of all.
+
+    Raises:
+        TransferError: A name occurs twice, or a tensor is not dense.
+    """
+    if bucket_bytes < 1:
+        raise TransferError(f"bucket_bytes must be positive: got {bucket_bytes}")
+    pairs = tensors.items() if isinstance(tensors, Mapping) else tensors
+    sent: list[TensorEntry] = []
+    number = 0
+    for bucket in tensor_buckets(_checked(pairs), bucket_bytes, dtype):
+        block = buffer(sum(_aligned(_num_bytes(t, dtype)) for _, t in bucket))
+        entries = _pack(bucket, block, dtype)
+        yield Header("block", number, label, entries), block
+        sent += entries
+        number += 1
+    yield Header("end", number, label, tuple(sent)), None
+
+
+def tensor_buckets(
+    pairs: Pairs, bucket_bytes: int, dtype: torch.dtype | None = None
+) -> Iterator[list[tuple[str, torch.Tensor]]]:
+    """The tensors that travel together; it looks at their shapes and dtypes only."""
+    bucket: list[tuple[str, torch.Tensor]] = []
+    size = 0
+    for name, tensor in pairs:
+        needed = _aligned(_num_bytes(tensor, dtype))
+        if bucket and size + needed > bucket_bytes:
+            yield bucket
+            bucket, size = [], 0
+        bucket.append((name, tensor))
+        size += needed
+    if bucket:
+        yield bucket
+
+
+def _checked(pairs: Pairs) -> Iterator[tuple[str, torch.Tensor]]:
+    seen: set[str] = set()
+    for name, tensor in pairs:
+        if name in seen:
+            raise TransferError(f"tensor {name!r} occurs twice; names must be unique")
+        if tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized:
+            raise TransferError(
+                f"tensor {name!r} must be dense and have values: got {tensor.layout} "
+                f"on {tensor.device}; convert it before it is sent"
+            )
+        seen.add(name)
+        yield name, tensor
+
+
+def _sent_as(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.dtype:
+    if dtype is None or not tensor.is_floating_point():
+        return tensor.dtype
+    return dtype
+
+
+def _num_bytes(tensor: torch.Tensor, dtype: torch.dtype | None) -> int:
+    return tensor.numel() * _sent_as(tensor, dtype).itemsize
+
+
+def _aligned(num_bytes: int) -> int:
+    return -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
+
+
+def _pack(
+    bucket: list[tuple[str, torch.Tensor]],
+    block: torch.Tensor,
+    dtype: torch.dtype | None,
+) -> tuple[TensorEntry, ...]:
+    """Copy the tensors of a bucket into one block."""
+    entries = []
+    start = 0
+    for name, tensor in bucket:
+        sent_as = _sent_as(tensor, dtype)
+        num_bytes = _num_bytes(tensor, dtype)
+        place = block[start : start + num_bytes]
+        values = carried(tensor) if sent_as == tensor.dtype else tensor.detach()
+        as_sent = values.dtype if sent_as == tensor.dtype else sent_as
+        place.view(as_sent).view(values.shape).copy_(values)
+        digest = digest_of(place)
+        shape = tuple(tensor.shape)
+        entries.append(TensorEntry(name, dtype_name(sent_as), shape, digest, start))
+        start += _aligned(num_bytes)
+    return tuple(entries)

@@ -1,0 +1,71 @@
+"""Which backend samples: what the setting `auto` means, and what this process can run.
+
+The rule of `auto` is what `python -m benchmarks.generation` measures:
+
+- on a CPU `huggingface`, which was two to seven times faster at every size measured;
+- on GPUs `vllm`, if its environment is there already, else `huggingface`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+
+from rl_distributed.actor_environments import (
+    BuiltEnvironment,
+    DriverEnvironment,
+    EnvironmentStore,
+)
+from rl_distributed.errors import DistributedError
+from rl_distributed.logging import get_logger
+from rl_models.environments import VLLM
+from rl_models.generation.config import GenerationConfig
+
+__all__ = ["choose_backend", "for_this_process"]
+
+_logger = get_logger(__name__)
+
+_FALLBACK = "huggingface"
+
+
+def choose_backend(config: GenerationConfig, *, on_gpu: bool) -> GenerationConfig:
+    """The config with a backend that is a name.
+
+    Args:
+        config: The generation config.
+        on_gpu: Whether replicas have GPUs.
+    """
+    if config.backend != "auto":
+        return config
+    name = "vllm" if on_gpu and _has_vllm() else _FALLBACK
+    _logger.info("generation.backend auto: %s", name)
+    return config.model_copy(update={"backend": name})
+
+
+def for_this_process(config: GenerationConfig) -> GenerationConfig:
+    """The config for a backend that runs here and not in a worker.
+
+    vLLM lives in an environment of its own. Where this is not that one, a few rows are
+    sampled by the backend `huggingface`, which gives the same log-probs.
+    """
+    config = choose_backend(config, on_gpu=False)
+    if config.backend != "vllm" or _is_installed():
+        return config
+    return config.model_copy(update={"backend": _FALLBACK})
+
+
+def _is_installed() -> bool:
+    return importlib.util.find_spec("vllm") is not None
+
+
+def _has_vllm() -> bool:
+    """Whether a worker with vLLM could start without building anything."""
+    try:
+        environment = VLLM.resolve()
+        if isinstance(environment, DriverEnvironment):
+            return _is_installed()
+        if not isinstance(environment, BuiltEnvironment):
+            return True
+        return EnvironmentStore().find(environment.key()).state == "ready"
+    except DistributedError as error:
+        _logger.info("generation.backend auto: no vllm, because %s", error)
+        return False

@@ -1,0 +1,78 @@
+"""A generation policy that runs vLLM, from the config of a policy or its section."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from rl_distributed.errors import ConfigError
+from rl_distributed.virtual_cluster import RayVirtualCluster
+from rl_models.config import PolicyConfig
+from rl_models.generation.config import GenerationConfig
+from rl_models.interfaces import Path
+from rl_models.policy.generation_policy import GenerationPolicy
+
+__all__ = ["VllmGeneration"]
+
+
+class VllmGeneration(GenerationPolicy):
+    """A `GenerationPolicy` whose replicas run vLLM, whatever the config's backend is.
+
+    ```python
+    generator = VllmGeneration(cluster, PolicyConfig(model_name=..., generation=...))
+    ```
+
+    Args:
+        cluster: Where the replicas run.
+        config: The config of a policy, from whose section `generation` it is taken,
+            with the policy's model, tokenizer and overrides; or that section alone.
+        model_name: Folder or hub name of the model; None: the policy's.
+        tokenizer_name: The same for its tokenizer; None: the policy's, or the model's.
+        load_weights: See `GenerationPolicy`.
+        hf_config_overrides: See `GenerationPolicy`; None: the policy's.
+        name_prefix: Name of the group of workers.
+
+    Raises:
+        ConfigError: There is no section `generation`, or no model.
+        ActorEnvironmentError: vLLM's environment cannot be built.
+    """
+
+    def __init__(
+        self,
+        cluster: RayVirtualCluster,
+        config: PolicyConfig | GenerationConfig,
+        *,
+        model_name: Path | None = None,
+        tokenizer_name: Path | None = None,
+        load_weights: bool = True,
+        hf_config_overrides: Mapping[str, Any] | None = None,
+        name_prefix: str = "generation",
+    ) -> None:
+        if isinstance(config, GenerationConfig):
+            section: GenerationConfig | None = config
+        else:
+            section = config.generation
+            model_name = model_name or config.model_name
+            tokenizer_name = tokenizer_name or config.tokenizer.name
+            if hf_config_overrides is None:
+                hf_config_overrides = config.hf_config_overrides
+        if section is None:
+            raise ConfigError(
+                "VllmGeneration needs the section generation of the policy's config: "
+                "got null; give it max_new_tokens."
+            )
+        if model_name is None:
+            raise ConfigError(
+                "VllmGeneration needs model_name beside a GenerationConfig: got None; "
+                "name the model, or pass the whole PolicyConfig."
+            )
+        super().__init__(
+            cluster,
+            section.model_copy(update={"backend": "vllm"}),
+            model_name=os.fspath(model_name),
+            tokenizer_name=tokenizer_name,
+            load_weights=load_weights,
+            hf_config_overrides=hf_config_overrides,
+            name_prefix=name_prefix,
+        )

@@ -1,0 +1,198 @@
+"""What a generation policy does in a weight sync: its replicas load and confirm.
+
+A replica that is lost meanwhile is left to `Replicas`, which brings it back; the others
+serve the new version if they have confirmed it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import ray
+
+from rl_distributed.batched_data_dict import BatchedDataDict
+from rl_distributed.errors import (
+    DeadlineExceededError,
+    DistributedError,
+    WorkerDiedError,
+    WorkerHungError,
+)
+from rl_distributed.transfer import TensorLink
+from rl_distributed.workers.group import RayWorkerGroup
+from rl_models.errors import WeightSyncError
+from rl_models.policy.replicas import Replicas
+from rl_models.types import GenerationOutputSpec, SamplingParams
+from rl_models.weights.request import LoadReport, Pending, WeightRequest
+
+__all__ = ["WeightUpdates"]
+
+_PROBE_DEADLINE_S = 120.0
+_LOOK_S = 1.0
+_LOSSES = (WorkerDiedError, WorkerHungError)
+
+
+class WeightUpdates:
+    """The part of `GenerationPolicy` that `WeightSynchronizer` uses."""
+
+    group: RayWorkerGroup
+    replicas: Replicas
+    _version: int
+    _refusal: str
+    """Why `generate` refuses; empty: it does not."""
+
+    @property
+    def node_ids(self) -> set[str]:
+        """Nodes of Ray that the replicas run on."""
+        return {seat.slot.node_id for seat in self.group.seats}
+
+    @property
+    def uses_gpus(self) -> bool:
+        """Whether each replica has a GPU."""
+        return bool(self.group.cluster.use_gpus)
+
+    def live_processes(self) -> list[tuple[int, int]]:
+        """Each live replica, and how many processes it has had before.
+
+        Replicas that are being started are waited for.
+        """
+        return [(rank, self.group.incarnation(rank)) for rank in self.replicas.settle()]
+
+    def open_weight_link(self, link: TensorLink, deadline_s: float) -> Pending:
+        """Has every live replica join a link for `start_weight_update`."""
+        method = "open_weight_link"
+        live = self.replicas.settle()
+        common = {"link": link, "deadline_s": deadline_s}
+        calls = self._call(
+            method, {rank: {**common, "index": i} for i, rank in enumerate(live)}
+        )
+
+        def finish(left_s: float) -> None:
+            joined, failures = self._results(method, calls, left_s)
+            _raise_first(failures)
+            if len(joined) < len(live):
+                raise WeightSyncError("A replica was lost before it joined the link.")
+
+        return Pending(finish)
+
+    def start_weight_update(self, source: Any, request: WeightRequest) -> Pending:
+        """Has every live replica load weights; see `GenerationInterface`."""
+        method = "load_weights"
+        arguments = {"source": source, "request": request}
+        calls = self._call(method, dict.fromkeys(self.replicas.settle(), arguments))
+
+        def finish(left_s: float) -> None:
+            try:
+                reports, failures = self._results(method, calls, left_s)
+                _check_reports(list(reports.values()), request.version)
+                _raise_first(_but_losses(failures) if reports else failures)
+                if not reports:
+                    raise WeightSyncError("All generation replicas were lost.")
+            except BaseException as error:
+                self._refusal = f"the last weight update failed: {error}"
+                raise
+            self.replicas.updated(list(reports))
+            self._version = request.version
+            self._refusal = ""
+
+        return Pending(finish)
+
+    def refuse(self, reason: str) -> None:
+        """Generate nothing until weights are updated without a failure."""
+        self._refusal = reason
+
+    def generate_on_each(
+        self, rows: BatchedDataDict[Any], sampling: SamplingParams
+    ) -> dict[int, BatchedDataDict[GenerationOutputSpec]]:
+        """The same rows on every serving replica at the same time, by replica."""
+        arguments = {"data": rows, "sampling": sampling}
+        calls = self._call("generate", dict.fromkeys(self.replicas.serving, arguments))
+        outputs, failures = self._results("generate", calls, _PROBE_DEADLINE_S)
+        _raise_first(_but_losses(failures))
+        return outputs
+
+    def changed_weights(self, replica: int) -> list[str] | None:
+        """Tensors that a replica holds otherwise than they were sent, by name.
+
+        None: its backend cannot tell.
+        """
+        method = "changed_weights"
+        found, _ = self._results(
+            method, self._call(method, {replica: {}}), _PROBE_DEADLINE_S
+        )
+        names: list[str] | None = found.get(replica)
+        return names
+
+    def _call(
+        self, method: str, arguments: Mapping[int, Mapping[str, Any]]
+    ) -> dict[int, Any]:
+        """Call replicas, each with its arguments; who is lost by now is left out."""
+        calls = {}
+        for rank, own in arguments.items():
+            try:
+                calls[rank] = self.group.run_single_worker_single_data(
+                    method, rank, **own
+                )
+            except _LOSSES as error:
+                self.replicas.lose(rank, error)
+        return calls
+
+    def _results(
+        self, method: str, calls: Mapping[int, Any], left_s: float
+    ) -> tuple[dict[int, Any], list[DistributedError]]:
+        """Results by replica, and why others have none; all are waited for."""
+        until_s = time.monotonic() + left_s
+        pending = dict(calls)
+        results: dict[int, Any] = {}
+        failures: list[DistributedError] = []
+        while pending and time.monotonic() < until_s:
+            slice_s = min(_LOOK_S, max(until_s - time.monotonic(), 0.0))
+            ready, _ = ray.wait(
+                list(pending.values()), num_returns=len(pending), timeout=slice_s
+            )
+            for rank in [rank for rank, call in pending.items() if call in ready]:
+                call = pending.pop(rank)
+                try:
+                    results[rank] = ray.get(call)
+                except ray.exceptions.RayError as error:
+                    failures.append(self._failure(error, call, method, rank))
+        if pending:
+            failures.append(
+                DeadlineExceededError(
+                    f"generation replica {', '.join(map(str, pending))} did not end "
+                    f"{method!r} within {left_s:.3g} s"
+                )
+            )
+        return results, failures
+
+    def _failure(
+        self, error: BaseException, call: Any, method: str, rank: int
+    ) -> DistributedError:
+        what = f"method {method!r} of group {self.group.name!r}"
+        found = self.group.supervisor.explain(error, what, [call], method)
+        if isinstance(found, _LOSSES):
+            self.replicas.lose(rank, found)
+        return found
+
+
+def _but_losses(failures: list[DistributedError]) -> list[DistributedError]:
+    return [error for error in failures if not isinstance(error, _LOSSES)]
+
+
+def _raise_first(failures: list[DistributedError]) -> None:
+    if failures:
+        raise failures[0]
+
+
+def _check_reports(reports: list[LoadReport], version: int) -> None:
+    problems = [report.problem for report in reports if report.problem]
+    if problems:
+        raise WeightSyncError(" ".join(problems))
+    for report in reports:
+        if report.version != version or report.digest != reports[0].digest:
+            raise WeightSyncError(
+                f"generation replica {report.replica} confirmed version "
+                f"{report.version} with manifest {report.digest}, but version "
+                f"{version} with manifest {reports[0].digest} was sent."
+            )

@@ -1,0 +1,186 @@
+"""Which way weights take: a link between trainer and replicas, or references.
+
+| transport     | from rank 0 to the replicas                                    |
+|---------------|----------------------------------------------------------------|
+| object_store  | results of calls, one per bucket, which the driver passes on   |
+| shared_memory | files under /dev/shm                                           |
+| collective    | a process group of its own: gloo, on GPUs NCCL                 |
+| cuda_ipc      | handles of memory of the GPU that all of them use              |
+| file          | safetensors, removed when all have loaded them                 |
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from rl_distributed.errors import (
+    ConfigError,
+    DeadlineExceededError,
+    DistributedError,
+)
+from rl_distributed.logging import get_logger
+from rl_distributed.transfer import (
+    CollectiveLink,
+    CudaIpcLink,
+    FileLink,
+    SharedMemoryLink,
+    TensorLink,
+)
+from rl_models.errors import WeightSyncError
+from rl_models.weights.config import WeightSyncConfig
+from rl_models.weights.request import Pending
+
+__all__ = ["WeightLinks", "failure_of", "join_failures"]
+
+_logger = get_logger(__name__)
+
+_ATTEMPTS = 2
+_GRACE_S = 5.0
+_PORT_S = 0.3
+_SHORTEST_S = 0.1
+
+
+class WeightLinks:
+    """Makes links between a trainer and its replicas, and keeps the last one.
+
+    Args:
+        config: Which transport, and its settings.
+        policy: The side that sends.
+        generation: The side that receives.
+    """
+
+    def __init__(self, config: WeightSyncConfig, policy: Any, generation: Any) -> None:
+        self._config = config
+        self._policy = policy
+        self._generation = generation
+        self._link: TensorLink | None = None
+        self._members: Any = None
+        self._folder: Path | None = None
+
+    def joined(self, version: int) -> TensorLink | None:
+        """A link that both sides have joined; None: the way needs none.
+
+        Raises:
+            ConfigError: The transport cannot connect where the workers run.
+            WeightSyncError: They did not come together, also not over a second link.
+        """
+        if self._config.transport in ("auto", "object_store"):
+            return None
+        members = self._generation.live_processes()
+        if self._config.transport == "file" or members != self._members:
+            # Files are for one version. A replica that was replaced joins anew.
+            self.drop()
+        if self._link is None:
+            self._link = self._join(version, len(members))
+            self._members = members
+        return self._link
+
+    def drop(self) -> None:
+        """Give the link up; the next sync makes another."""
+        link, self._link = self._link, None
+        if link is not None:
+            link.close()
+
+    def close(self) -> None:
+        """Give up what is held."""
+        self.drop()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = None
+
+    def _join(self, version: int, count: int) -> TensorLink:
+        failures: list[DistributedError] = []
+        limit_s = self._config.link_deadline_s
+        for _ in range(_ATTEMPTS):
+            link = self._make(version, count)
+            failures = self._open(link, limit_s)
+            if not failures:
+                return link
+            link.close()
+            _logger.warning("a link for weights did not come up: %s", failures[0])
+        raise WeightSyncError(
+            f"Trainer and replicas did not come together over {link}: "
+            f"{join_failures(failures)}"
+        ) from failures[0]
+
+    def _open(self, link: TensorLink, limit_s: float) -> list[DistributedError]:
+        """Have both sides join; gives why they did not."""
+        until_s = time.monotonic() + limit_s + _GRACE_S
+        sender = self._policy.open_weight_link(link, limit_s)
+        if isinstance(link, CollectiveLink):
+            # Who joins a port that another program has taken is lost for some time.
+            failed = failure_of(sender, _PORT_S)
+            if failed is not None and not isinstance(failed, DeadlineExceededError):
+                return [failed]
+        receivers = self._generation.open_weight_link(link, limit_s)
+        sides = (sender, receivers)
+        found = [failure_of(side, until_s - time.monotonic()) for side in sides]
+        return [error for error in found if error is not None]
+
+    def _make(self, version: int, count: int) -> TensorLink:
+        transport = self._config.transport
+        if transport == "collective":
+            return self._collective(count)
+        if transport == "file":
+            return FileLink(
+                str(self._files() / f"version-{version}"), count, keep_files=False
+            )
+        self._check_one_machine()
+        if transport == "cuda_ipc":
+            return CudaIpcLink.create(count)
+        return SharedMemoryLink.create(count)
+
+    def _files(self) -> Path:
+        if self._config.folder is not None:
+            return Path(self._config.folder)
+        self._check_one_machine()
+        if self._folder is None:
+            self._folder = Path(tempfile.mkdtemp(prefix="rl-weights-"))
+        return self._folder
+
+    def _collective(self, count: int) -> TensorLink:
+        address, port = self._policy.weight_link_address()
+        if self._is_one_machine():
+            address = "127.0.0.1"
+        on_gpus = self._policy.uses_gpus and self._generation.uses_gpus
+        return CollectiveLink(address, port, count, "nccl" if on_gpus else "gloo")
+
+    def _nodes(self) -> set[str]:
+        return set(self._policy.node_ids) | set(self._generation.node_ids)
+
+    def _is_one_machine(self) -> bool:
+        return self._nodes() == {ray.get_runtime_context().get_node_id()}
+
+    def _check_one_machine(self) -> None:
+        if not self._is_one_machine():
+            raise ConfigError(
+                f"weight_sync.transport {self._config.transport!r} needs the driver, "
+                "the trainer and all replicas on one machine"
+                + (
+                    ", unless weight_sync.folder names a folder that all nodes see"
+                    if self._config.transport == "file"
+                    else ""
+                )
+                + f": got workers on {len(self._nodes())} nodes; use 'object_store' or "
+                "'collective'"
+            )
+
+
+def failure_of(side: Pending, left_s: float) -> DistributedError | None:
+    """Wait for calls; gives why they failed."""
+    try:
+        side.wait(max(left_s, _SHORTEST_S))
+    except DistributedError as error:
+        return error
+    return None
+
+
+def join_failures(failures: list[DistributedError]) -> str:
+    """Several failures as one text, each once."""
+    return " ".join(dict.fromkeys(str(error).strip() for error in failures))

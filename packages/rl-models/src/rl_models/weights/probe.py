@@ -1,0 +1,184 @@
+"""Does every replica compute what the trainer computes? Fixed rows tell.
+
+```
+fixed prompts -> each replica samples a few tokens -> its log-probs
+                                     same rows     -> the trainer's log-probs
+                                                      |difference| within tolerance?
+```
+Digests prove that the right bytes arrived; the probe proves that the engine computes
+with them. A part of an engine that still holds older weights (a packed copy of a tied
+matrix, a cache of prompts) shows here. The rows are the same each time, and longer than
+a block of a prefix cache where the context allows, so that a cache which outlived an
+update is hit.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import AutoConfig
+
+from rl_distributed.batched_data_dict import BatchedDataDict
+from rl_models.errors import WeightSyncError
+from rl_models.ops.causal_lm import context_length
+from rl_models.types import SamplingParams
+from rl_models.weights.config import ProbeConfig
+
+__all__ = ["Probe", "probe_rows"]
+
+_LONGEST_PROMPT = 160
+_SHOWN = 5
+# Largest and mean difference of log-probs, by how many sides compute in bfloat16: where
+# one does, the other lacks its rounding errors altogether.
+_TOLERANCES = {0: (1e-4, 1e-4), 1: (1e-1, 2e-2), 2: (5e-2, 1e-2)}
+
+
+def probe_rows(
+    vocab_size: int, longest: int, *, prompt_limit: int = _LONGEST_PROMPT
+) -> BatchedDataDict[Any]:
+    """Four prompts of three lengths, always the same for a vocabulary and a length.
+
+    Args:
+        vocab_size: Ids are below it.
+        longest: Tokens that a prompt may have.
+        prompt_limit: At most so many, whatever the context.
+    """
+    width = max(1, min(longest, prompt_limit))
+    generator = torch.Generator().manual_seed(0)
+    input_ids = torch.randint(0, vocab_size, (4, width), generator=generator)
+    input_lengths = torch.tensor([width, width, max(1, width // 2), min(8, width)])
+    input_ids[torch.arange(width) >= input_lengths[:, None]] = 0
+    return BatchedDataDict(
+        {
+            "input_ids": input_ids,
+            "input_lengths": input_lengths,
+            "seeds": torch.arange(4),
+        }
+    )
+
+
+class Probe:
+    """Compares the log-probs of a trainer with those of its replicas.
+
+    Args:
+        config: How often, and what may differ.
+        policy: A `TrainingPolicy`.
+        generation: A `GenerationPolicy`.
+    """
+
+    def __init__(self, config: ProbeConfig, policy: Any, generation: Any) -> None:
+        self._config = config
+        self._policy = policy
+        self._generation = generation
+        self._rows: BatchedDataDict[Any] | None = None
+        self._num_new = config.num_new_tokens
+
+    def is_due(self, num_syncs: int) -> bool:
+        """Whether to probe after a sync that so many have gone before."""
+        period = self._config.period
+        return period > 0 and num_syncs % period == 0
+
+    def check(self, version: int) -> None:
+        """Compare every replica with the trainer.
+
+        Raises:
+            WeightSyncError: A replica differs; the message names it, and the tensors
+                that it holds otherwise than they were sent, if it can tell. It does not
+                generate until a sync succeeds.
+        """
+        if self._rows is None:
+            self._rows = self._fixed_rows()
+        sampling = SamplingParams(
+            self._policy.config.logprob_temperature, 1.0, None, self._num_new
+        )
+        outputs = self._generation.generate_on_each(self._rows, sampling)
+        problems = []
+        for (replica, output), logprobs in zip(
+            outputs.items(), self._trainer_logprobs(list(outputs.values())), strict=True
+        ):
+            problem = self._difference(output, logprobs)
+            if problem:
+                problems.append(
+                    f"Generation replica {replica} does not compute with the weights "
+                    f"of version {version}: {problem}; {self._culprits(replica)}."
+                )
+        if problems:
+            self._generation.refuse(" ".join(problems))
+            raise WeightSyncError(
+                " ".join(problems) + " Nothing is generated until a sync succeeds; "
+                "weight_sync.probe holds the tolerances."
+            )
+
+    def _fixed_rows(self) -> BatchedDataDict[Any]:
+        settings, sampler = self._policy.config, self._generation.config
+        overrides = dict(settings.hf_config_overrides)
+        config = AutoConfig.from_pretrained(settings.model_name, **overrides)
+        limits = (
+            settings.max_total_sequence_length,
+            sampler.max_context_length,
+            context_length(config),
+        )
+        longest = min(limit for limit in limits if limit is not None)
+        self._num_new = max(1, min(self._config.num_new_tokens, longest // 2))
+        vocab_size = config.get_text_config().vocab_size
+        return probe_rows(vocab_size, longest - self._num_new)
+
+    def _trainer_logprobs(
+        self, outputs: list[BatchedDataDict[Any]]
+    ) -> list[torch.Tensor]:
+        """[4, S] log-probs for each replica's rows; equal rows are computed once."""
+        known: dict[bytes, torch.Tensor] = {}
+        results = []
+        for output in outputs:
+            key = output["output_ids"].numpy().tobytes()
+            if key not in known:
+                known[key] = self._policy.get_logprobs(_as_rows(output))["logprobs"]
+            results.append(known[key])
+        return results
+
+    def _difference(
+        self, output: BatchedDataDict[Any], logprobs: torch.Tensor
+    ) -> str | None:
+        mask = _as_rows(output)["token_mask"] != 0
+        apart = (output["logprobs"].double() - logprobs.double())[mask].abs()
+        most, mean = float(apart.max()), float(apart.mean())
+        sides = (self._policy.config.precision, self._generation.config.precision)
+        default = _TOLERANCES[sides.count("bfloat16")]
+        allowed_most = self._config.max_difference or default[0]
+        allowed_mean = self._config.mean_difference or default[1]
+        # Not a number must fail as well.
+        if most <= allowed_most and mean <= allowed_mean:
+            return None
+        return (
+            f"log-probs of {len(apart)} probe tokens differ from the trainer's by "
+            f"{most:.3g} at most and {mean:.3g} on average (allowed are "
+            f"{allowed_most:g} and {allowed_mean:g})"
+        )
+
+    def _culprits(self, replica: int) -> str:
+        names = self._generation.changed_weights(replica)
+        if names is None:
+            return "its engine cannot read weights back, so the tensor is not known"
+        if not names:
+            return (
+                "all tensors that it holds are those that were sent, so what is wrong "
+                "is a cache, a packed copy, or the trainer's export"
+            )
+        more = ", ..." if len(names) > _SHOWN else ""
+        return f"it holds other values of {', '.join(names[:_SHOWN])}{more}"
+
+
+def _as_rows(output: BatchedDataDict[Any]) -> BatchedDataDict[Any]:
+    """The sampled rows as the trainer takes them."""
+    totals = output["unpadded_sequence_lengths"]
+    starts = totals - output["generation_lengths"]
+    columns = torch.arange(output["output_ids"].shape[1])
+    mask = (columns >= starts[:, None]) & (columns < totals[:, None])
+    return BatchedDataDict(
+        {
+            "input_ids": output["output_ids"],
+            "input_lengths": totals,
+            "token_mask": mask.long(),
+        }
+    )

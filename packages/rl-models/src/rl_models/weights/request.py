@@ -1,0 +1,59 @@
+"""What trainer and replicas are told about one sync, and what they answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+__all__ = ["LoadReport", "Pending", "WeightRequest"]
+
+
+@dataclass(frozen=True, slots=True)
+class WeightRequest:
+    """One version of the weights that is to be sent and loaded."""
+
+    version: int
+    """What the weights are called."""
+    precision: str = "float32"
+    """Data type that floating-point tensors have on the way: the generator's."""
+    bucket_bytes: int = 32 << 20
+    """Tensors travel together up to this size."""
+    deadline_s: float = 600.0
+    """How long the transfer may take, on each side."""
+
+    @property
+    def label(self) -> str:
+        """What the manifest is called."""
+        return f"weights of version {self.version}"
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The data type itself."""
+        dtype: torch.dtype = getattr(torch, self.precision)
+        return dtype
+
+
+@dataclass(frozen=True, slots=True)
+class LoadReport:
+    """What a replica says about weights that it was given."""
+
+    replica: int
+    version: int | None
+    """The version that it serves now; None if it refused."""
+    digest: str = ""
+    """Digest of the manifest of what it received."""
+    problem: str = ""
+    """Why it refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """Calls of workers that have begun."""
+
+    wait: Callable[[float], Any]
+    """Waits so many seconds for their end; raises what a worker raised."""
+    messages: tuple[Any, ...] = ()
+    """References to what they hand out on the way; they are passed on unopened."""

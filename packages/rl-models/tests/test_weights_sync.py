@@ -1,0 +1,275 @@
+"""Trainer and replicas as workers: every way of the weights, and what goes wrong."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from contextlib import contextmanager, suppress
+
+import pytest
+import torch
+
+from rl_distributed.batched_data_dict import BatchedDataDict
+from rl_distributed.errors import ConfigError
+from rl_distributed.timing import Timer
+from rl_distributed.virtual_cluster import RayVirtualCluster
+from rl_models.errors import GenerationError, WeightSyncError
+from rl_models.generation.config import GenerationConfig
+from rl_models.policy.generation_policy import GenerationPolicy
+from rl_models.policy.huggingface_policy import HuggingFacePolicy
+from rl_models.testing import TokenCrossEntropy
+from rl_models.weights.config import ProbeConfig, WeightSyncConfig
+from rl_models.weights.sync import WeightSynchronizer
+
+TRANSPORTS = ["object_store", "shared_memory", "collective", "file"]
+SMALL = {"bucket_bytes": 8192, "deadline_s": 60.0}
+
+
+@pytest.fixture(scope="module")
+def cluster(ray_cluster):
+    with RayVirtualCluster([2], use_gpus=False, max_colocated_worker_groups=4) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def trainer(cluster, tiny_folder):
+    made = HuggingFacePolicy(
+        tiny_folder,
+        cluster,
+        max_total_sequence_length=64,
+        optimizer={"kwargs": {"lr": 1e-2}},
+    )
+    yield made
+    made.shutdown()  # the last test has killed one of its processes
+
+
+def replicas(cluster, folder, **settings):
+    config = GenerationConfig(
+        max_new_tokens=8,
+        start_deadline_s=120,
+        call_deadline_s=60,
+        stop_token_ids=[],
+        **settings,
+    )
+    return GenerationPolicy(cluster, config, model_name=folder, load_weights=False)
+
+
+@pytest.fixture(scope="module")
+def generation(cluster, tiny_folder):
+    made = replicas(cluster, tiny_folder)
+    yield made
+    assert made.shutdown()
+
+
+def prompts(num_rows=6):
+    generator = torch.Generator().manual_seed(0)
+    return BatchedDataDict(
+        {
+            "input_ids": torch.randint(3, 16, (num_rows, 9), generator=generator),
+            "input_lengths": torch.full((num_rows,), 9),
+        }
+    )
+
+
+def learn(trainer, seed):
+    """One optimizer step that moves every weight."""
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(3, 16, (4, 12), generator=generator)
+    mask = torch.ones(4, 12)
+    mask[:, 0] = 0
+    rows = BatchedDataDict(
+        {
+            "input_ids": ids,
+            "input_lengths": torch.full((4,), 12),
+            "token_mask": mask,
+            "sample_mask": torch.ones(4),
+        }
+    )
+    trainer.train(rows, TokenCrossEntropy())
+
+
+def disagreement(trainer, generation):
+    """Largest difference of the log-probs of what the replicas sample."""
+    output = generation.generate(prompts())
+    rows = BatchedDataDict(
+        {
+            "input_ids": output["output_ids"],
+            "input_lengths": output["unpadded_sequence_lengths"],
+        }
+    )
+    sampled = output["logprobs"] != 0
+    assert sampled.any()
+    logprobs = trainer.get_logprobs(rows)["logprobs"]
+    return (logprobs - output["logprobs"])[sampled].abs().max().item()
+
+
+def make_sync(trainer, generation, **settings):
+    return WeightSynchronizer(
+        trainer, generation, WeightSyncConfig(**{**SMALL, **settings})
+    )
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_every_way_brings_every_version(trainer, generation, transport):
+    sync = make_sync(trainer, generation, transport=transport, probe={"period": 2})
+    assert sync.is_stale
+    timer = Timer()
+    for number in range(3):
+        learn(trainer, number)
+        sync.mark_stale()
+        assert sync.is_stale
+        assert sync.sync_weights(timer) == generation.weight_version
+        assert not sync.is_stale
+        assert disagreement(trainer, generation) < 1e-5
+    spans = timer.get_timing_metrics("count")
+    assert spans["weight_sync"] == 3
+    assert spans["weight_sync/probe"] == 2
+    learn(trainer, 9)
+    assert disagreement(trainer, generation) > 1e-2
+    sync.close()
+
+
+def test_versions_only_rise(trainer, generation):
+    sync = make_sync(trainer, generation)
+    before = generation.weight_version
+    assert sync.sync_weights(version=before + 5) == before + 5
+    with pytest.raises(ConfigError, match=f"got {before + 5} with version"):
+        sync.sync_weights(version=before + 5)
+
+
+class Spoiling:
+    """A trainer whose messages lack the part of a bucket."""
+
+    def __init__(self, trainer):
+        self.trainer = trainer
+        self.config = trainer.config
+
+    def start_weight_export(self, request, link=None):
+        export = self.trainer.start_weight_export(request, link)
+        return type(export)(export.wait, export.messages[:1] + export.messages[2:])
+
+
+def test_a_truncated_transfer_is_refused_until_a_sync_succeeds(trainer, generation):
+    sync = make_sync(Spoiling(trainer), generation, probe={"period": 0})
+    before = generation.weight_version
+    with pytest.raises(WeightSyncError, match=r"replica 0.*came where.*replica 1"):
+        sync.sync_weights()
+    assert sync.is_stale
+    assert generation.weight_version == before
+    with pytest.raises(GenerationError, match="last weight update failed"):
+        generation.generate(prompts())
+    # The replica itself refuses too, whoever asks.
+    alone = generation.group.run_single_worker_single_data(
+        "generate", 1, data=prompts()
+    )
+    with pytest.raises(Exception, match="replica 1 does not serve"):
+        generation.group.get_all_worker_results([alone])
+    assert make_sync(trainer, generation).sync_weights() == before + 1
+    assert disagreement(trainer, generation) < 1e-5
+
+
+class Elsewhere:
+    """A trainer whose log-probs are those of other weights."""
+
+    def __init__(self, trainer, offset):
+        self.trainer = trainer
+        self.config = trainer.config
+        self.offset = offset
+        self.start_weight_export = trainer.start_weight_export
+
+    def get_logprobs(self, rows):
+        logprobs = self.trainer.get_logprobs(rows)["logprobs"]
+        return BatchedDataDict({"logprobs": logprobs + self.offset})
+
+
+@pytest.mark.parametrize("offset", [2e-4, float("nan")])
+def test_a_probe_that_disagrees_stops_generation(trainer, generation, offset):
+    sync = make_sync(Elsewhere(trainer, offset), generation)
+    with pytest.raises(
+        WeightSyncError, match=r"replica 0 does not compute.*those that were sent"
+    ):
+        sync.sync_weights()
+    with pytest.raises(GenerationError, match="replica 1 does not compute"):
+        generation.generate(prompts())
+    loose = ProbeConfig(max_difference=1e-3, mean_difference=1e-3)
+    if offset == offset:
+        sync = make_sync(Elsewhere(trainer, offset), generation, probe=loose.to_dict())
+        sync.sync_weights()
+    make_sync(trainer, generation).sync_weights()
+    assert disagreement(trainer, generation) < 1e-5
+
+
+@contextmanager
+def port_in_use():
+    with socket.socket() as listener:
+        listener.bind(("", 0))
+        listener.listen()
+        yield listener.getsockname()[1]
+
+
+def test_a_port_that_is_taken_is_followed_by_another(trainer, generation, monkeypatch):
+    found = trainer.weight_link_address
+    with port_in_use() as taken:
+        ports = [taken]
+        monkeypatch.setattr(
+            trainer,
+            "weight_link_address",
+            lambda: (found()[0], ports.pop() if ports else found()[1]),
+        )
+        sync = make_sync(
+            trainer, generation, transport="collective", link_deadline_s=3.0
+        )
+        assert sync.sync_weights() == generation.weight_version
+        assert not ports
+        sync.close()
+    assert disagreement(trainer, generation) < 1e-5
+
+
+class Deadly:
+    """A trainer during whose syncs a process is killed."""
+
+    def __init__(self, trainer):
+        self.trainer = trainer
+        self.config = trainer.config
+        self.victim = None
+
+    def __getattr__(self, name):
+        return getattr(self.trainer, name)
+
+    def start_weight_export(self, request, link=None):
+        if self.victim is not None:
+            with suppress(ProcessLookupError):  # the second try
+                os.kill(self.victim, signal.SIGKILL)
+        return self.trainer.start_weight_export(request, link)
+
+
+@pytest.mark.parametrize("transport", ["object_store", "shared_memory"])
+def test_a_replica_that_dies_during_a_sync_does_not_stop_it(
+    trainer, generation, transport
+):
+    killing = Deadly(trainer)
+    sync = make_sync(killing, generation, transport=transport, probe={"period": 1})
+    before = sync.sync_weights()
+    learn(trainer, 1)
+    killing.victim = generation.group.worker_pids[0]
+    assert sync.sync_weights() == before + 1
+    assert generation.weight_version == before + 1
+    assert disagreement(trainer, generation) < 1e-5
+    killing.victim = None
+    learn(trainer, 2)
+    assert sync.sync_weights() == before + 2
+    assert len(generation.live_processes()) == 2
+    assert disagreement(trainer, generation) < 1e-5
+    sync.close()
+
+
+def test_a_trainer_that_dies_during_a_sync_is_named(trainer, generation):
+    sync = make_sync(trainer := Deadly(trainer), generation)
+    sync.sync_weights()
+    trainer.victim = trainer.group.worker_pids[0]
+    with pytest.raises(WeightSyncError, match=r"worker 0 of group 'policy'.*SIGKILL"):
+        sync.sync_weights()
+    assert sync.is_stale
+    with pytest.raises(GenerationError, match="last weight update failed"):
+        generation.generate(prompts())
