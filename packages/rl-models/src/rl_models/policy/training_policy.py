@@ -165,7 +165,7 @@ class TrainingPolicy(WeightExports, PolicyInterface):
         mbs = mbs or self.config.train_micro_batch_size
         group: int = getattr(loss_fn, "rows_per_group", 1)
         mbs += -mbs % group
-        with _span(timer, "policy_training/shard"):
+        with _span(timer, "policy_training/sharding_data"):
             data, gbs = self._fit_ranks(data, gbs, group)
             budget = _train_budget(self.config)
             budget["rows_per_group"] = group
@@ -312,13 +312,15 @@ class TrainingPolicy(WeightExports, PolicyInterface):
         part: BatchedDataDict[Any] = BatchedDataDict(
             {name: data[name] for name in names if name in data}
         )
-        with _span(timer, "policy_logprobs/shard"):
+        reference = arguments.get("reference", False)
+        prefix = "get_reference_policy_logprobs" if reference else method
+        with _span(timer, f"{prefix}/shard_data"):
             extra = -num_rows % self.num_ranks
             if extra:
                 part = _with_extra_rows(part, extra)
             budget = _logprob_budget(self.config)
             shards, order = self._shard(part, part.size, budget)
-        with _span(timer, "policy_logprobs/compute"):
+        with _span(timer, f"{prefix}/compute"):
             mbs = micro_batch_size or self.config.logprob_batch_size
             parts = self._call_sharded(method, shards, mbs=mbs, **arguments)
         joined = parts[0] if len(parts) == 1 else BatchedDataDict.from_batches(parts)
