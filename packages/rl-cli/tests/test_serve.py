@@ -134,7 +134,7 @@ def test_settings_come_from_options_keys_and_the_environment(
     assert _run(["serve", "m", *arguments, "--dtype", "bfloat16"], False) == 1
     config = FakeServer.made.config
     assert (config.num_replicas, config.max_model_len) == (2, 64)
-    assert (config.dtype, config.vllm) == ("bfloat16", {"max_num_seqs": 8})
+    assert (config.dtype, config.vllm.max_num_seqs) == ("bfloat16", 8)
     assert config.api_key is not None
     assert config.api_key.get_secret_value() == "hidden"
     captured = capsys.readouterr()

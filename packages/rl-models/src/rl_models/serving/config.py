@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ipaddress
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field, SecretStr, field_validator
 
 from rl_distributed.config import Config
 from rl_models.generation.config import GenerationConfig
+from rl_models.generation.vllm.config import VllmConfig
 
 __all__ = ["DType", "ServeConfig", "is_loopback"]
 
@@ -40,8 +41,8 @@ class ServeConfig(Config):
     """Threads per replica on a CPU; null: one per processor."""
     seed: int = 0
     """Seed of the engines, for requests that bring none."""
-    vllm: dict[str, Any] = Field(default_factory=dict)
-    """Settings of the engine: section `policy.generation.vllm` of a training run."""
+    vllm: VllmConfig = Field(default_factory=VllmConfig)
+    """The engine of each replica, as in a training run."""
     request_deadline_s: float = Field(600.0, gt=0)
     """A request that has not ended by then gets an error."""
     max_body_bytes: int = Field(16 * _MIB, gt=0)
@@ -79,7 +80,7 @@ class ServeConfig(Config):
                 "max_context_length": self.max_model_len,
                 "num_threads": self.num_threads,
                 "seed": self.seed,
-                "vllm": {**self.vllm, "async_engine": True},
+                "vllm": {**self.vllm.to_dict(), "async_engine": True},
             },
             source="the settings of the server",
         )
