@@ -315,6 +315,8 @@ def draw(record: Mapping[str, Any], target: Path) -> None:
     axes.set_title(record["title"])
     axes.set_xlabel("training step")
     axes.set_ylabel(record["label"])
+    if all(0 <= value <= 1 for run in runs for value in run["values"]):
+        axes.set_ylim(-0.02, 1.02)
     axes.grid(alpha=0.3)
     axes.legend()
     figure.savefig(target)
