@@ -12,6 +12,7 @@ import torch
 from rl_distributed import BatchedDataDict
 from rl_distributed.errors import ConfigError
 from rl_models import GenerationConfig, get_generation_backend
+from rl_models.generation.choice import for_this_process
 from rl_models.tokens.tokenizer import decode_rows, load_tokenizer, pad_token_id
 
 __all__ = ["Sample", "sample"]
@@ -60,6 +61,7 @@ def sample(
     input_ids = torch.full((len(rows), int(lengths.max())), pad_token_id(tokenizer))
     for index, row in enumerate(rows):
         input_ids[index, : len(row)] = torch.tensor(row)
+    config = for_this_process(config)
     backend = get_generation_backend(config.backend)()
     backend.setup(config.to_dict(), model_name=str(model))
     try:
