@@ -180,6 +180,7 @@ def test_of_files_with_columns_and_a_validation_per_source(tokenizer, tmp_path):
         ({"mixture": ["a"], "columns": {"prompt": "q"}}, "belong to the sources"),
         ({"path": "a", "columns": {"x": "c", "y": "c"}}, "two names to one column"),
         ([{"path": "a", "weight": 0}], "greater than 0"),
+        (["a", {"path": "b", "weigth": 1}], "did you mean 'weight'.*source 2"),
     ],
 )
 def test_bad_configurations(train, message):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -178,7 +179,17 @@ class DataConfig(Config):
     @field_validator("train", "validation", mode="before")
     @classmethod
     def _path_alone(cls, value: Any) -> Any:
-        return {"mixture": value} if isinstance(value, list | tuple) else value
+        if not isinstance(value, list | tuple):
+            return value
+        # Checked one by one, so that a message names the source and its nearest key.
+        return {
+            "mixture": [
+                SourceConfig.from_dict(dict(source), source=f"source {number}")
+                if isinstance(source, Mapping)
+                else source
+                for number, source in enumerate(value, start=1)
+            ]
+        }
 
     @field_validator("roles_to_train_on", mode="before")
     @classmethod

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rl_algorithms.data.sources import load_configured
+from rl_algorithms.data.loading import load_sources
 from rl_cli.compose import RunOutcome
 from rl_cli.run_config import Run
 from rl_cli.run_folder import RunFolder
@@ -41,7 +41,8 @@ def answer(run: Run, folder: RunFolder, outcome: RunOutcome) -> list[Answer]:
     generation = config.policy.generation
     if before is None or source is None or generation is None:
         return []
-    rows = list(load_configured(source)[0])[: run.report.num_samples]
+    first, *_ = load_sources(None, source)
+    rows = list(first.first(run.report.num_samples).rows)
     key = config.data.input_key or "prompt"
     prompts = [row[key] for row in rows if isinstance(row.get(key), str)]
     if len(prompts) < len(rows) or not prompts:
