@@ -29,20 +29,37 @@ if TYPE_CHECKING:
         Mixture,
         load_dataset_any,
     )
+    from rl_algorithms.distillation.config import (
+        DistillationConfig,
+        DistillationSettings,
+    )
+    from rl_algorithms.distillation.trainer import DistillationTrainer
     from rl_algorithms.dpo.config import DPOConfig, DPOSettings
     from rl_algorithms.dpo.trainer import DPOTrainer
     from rl_algorithms.errors import AlgorithmError, DataError
+    from rl_algorithms.evaluation import EvalConfig, EvaluationResult, evaluate
     from rl_algorithms.grpo.config import GRPOConfig, GRPOSettings
     from rl_algorithms.grpo.trainer import GRPOTrainer
     from rl_algorithms.losses import (
         ClippedPGLossConfig,
         ClippedPGLossFn,
+        DistillationLossConfig,
+        DistillationLossFn,
         DPOLossConfig,
         DPOLossFn,
+        MseValueLossConfig,
+        MseValueLossFn,
         NLLLossFn,
+        PreferenceLossConfig,
+        PreferenceLossFn,
         calculate_kl,
         masked_mean,
     )
+    from rl_algorithms.ppo.config import PPOConfig, PPOSettings
+    from rl_algorithms.ppo.trainer import PPOTrainer
+    from rl_algorithms.presets import Preset, preset_names, register_preset
+    from rl_algorithms.rm.config import RMConfig, RMSettings
+    from rl_algorithms.rm.trainer import RMTrainer
     from rl_algorithms.rollout import RolloutConfig, RolloutEngine, RolloutResult
     from rl_algorithms.sft.config import SFTConfig, SFTSettings
     from rl_algorithms.sft.trainer import SFTTrainer
@@ -71,7 +88,14 @@ __all__ = [
     "DataConfig",
     "DataError",
     "DataModule",
+    "DistillationConfig",
+    "DistillationLossConfig",
+    "DistillationLossFn",
+    "DistillationSettings",
+    "DistillationTrainer",
     "EnvConfig",
+    "EvalConfig",
+    "EvaluationResult",
     "GRPOAdvantageEstimator",
     "GRPOConfig",
     "GRPOSettings",
@@ -80,7 +104,18 @@ __all__ = [
     "Interrupted",
     "LoggingCallback",
     "Mixture",
+    "MseValueLossConfig",
+    "MseValueLossFn",
     "NLLLossFn",
+    "PPOConfig",
+    "PPOSettings",
+    "PPOTrainer",
+    "PreferenceLossConfig",
+    "PreferenceLossFn",
+    "RMConfig",
+    "RMSettings",
+    "RMTrainer",
+    "Preset",
     "RawRewardAdvantageEstimator",
     "RolloutConfig",
     "RolloutEngine",
@@ -97,10 +132,13 @@ __all__ = [
     "algorithm_names",
     "calculate_baseline_and_std_per_prompt",
     "calculate_kl",
+    "evaluate",
     "get_algorithm",
     "load_dataset_any",
     "masked_mean",
+    "preset_names",
     "register_algorithm",
+    "register_preset",
     "train",
 ]
 
@@ -121,9 +159,12 @@ _NAMES_OF_MODULE = {
         "Mixture",
         "load_dataset_any",
     ],
+    "distillation.config": ["DistillationConfig", "DistillationSettings"],
+    "distillation.trainer": ["DistillationTrainer"],
     "dpo.config": ["DPOConfig", "DPOSettings"],
     "dpo.trainer": ["DPOTrainer"],
     "errors": ["AlgorithmError", "DataError"],
+    "evaluation": ["EvalConfig", "EvaluationResult", "evaluate"],
     "grpo.config": ["GRPOConfig", "GRPOSettings"],
     "grpo.trainer": ["GRPOTrainer"],
     "losses": [
@@ -131,10 +172,21 @@ _NAMES_OF_MODULE = {
         "ClippedPGLossFn",
         "DPOLossConfig",
         "DPOLossFn",
+        "DistillationLossConfig",
+        "DistillationLossFn",
+        "MseValueLossConfig",
+        "MseValueLossFn",
         "NLLLossFn",
+        "PreferenceLossConfig",
+        "PreferenceLossFn",
         "calculate_kl",
         "masked_mean",
     ],
+    "ppo.config": ["PPOConfig", "PPOSettings"],
+    "ppo.trainer": ["PPOTrainer"],
+    "rm.config": ["RMConfig", "RMSettings"],
+    "rm.trainer": ["RMTrainer"],
+    "presets": ["Preset", "preset_names", "register_preset"],
     "rollout": ["RolloutConfig", "RolloutEngine", "RolloutResult"],
     "sft.config": ["SFTConfig", "SFTSettings"],
     "sft.trainer": ["SFTTrainer"],

@@ -7,48 +7,41 @@ pairs -> [log-probs of the reference, once] -> rows -> train
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 from torch import Tensor
 
-from rl_algorithms.data import DataModule
-from rl_algorithms.dpo.config import DPOConfig
+from rl_algorithms.dpo.config import DPOConfig, DPOSettings
 from rl_algorithms.dpo.reference import (
     ReferenceLogprobs,
     answer_logprobs,
     reference_identity,
 )
 from rl_algorithms.losses.dpo import DPOLossFn
-from rl_algorithms.trainers.base import BaseTrainer
 from rl_algorithms.trainers.components import Needs, resume_paths
-from rl_algorithms.trainers.data_limits import keep_small_data
-from rl_algorithms.trainers.schedule import EarlyStop, ValidationSchedule
-from rl_algorithms.trainers.training_rows import (
-    count_tokens,
-    pad_to_plan,
-    train_metrics,
-)
-from rl_algorithms.trainers.validation import ValidationResult
+from rl_algorithms.trainers.pair_trainer import PairTrainer
 from rl_distributed.batched_data_dict import BatchedDataDict
 from rl_distributed.logging import get_logger
-from rl_distributed.metrics import reduce_metrics
-from rl_distributed.metrics.values import Mean, Sum
 
 __all__ = ["DPOTrainer"]
 
 _logger = get_logger(__name__)
 _CACHE_FILE = "reference_logprobs.npz"
 _PAIRS_PER_CALL = 512
-_SHARES = ("loss", "preference_loss", "sft_loss")
 
 
-class DPOTrainer(BaseTrainer[DPOConfig]):
+class DPOTrainer(PairTrainer[DPOConfig]):
     """Direct preference optimisation (Rafailov et al., 2305.18290) and its forms."""
 
     algorithm: ClassVar[str] = "dpo"
     config_class: ClassVar[type[DPOConfig]] = DPOConfig
+    loss_parts: ClassVar[tuple[str, ...]] = ("loss", "preference_loss", "sft_loss")
+
+    @property
+    def _pairs(self) -> DPOSettings:
+        return self.config.dpo
 
     def _needs(self, has_environment: bool) -> Needs:
         return Needs(reference_policy=not self._precomputes)
@@ -57,70 +50,15 @@ class DPOTrainer(BaseTrainer[DPOConfig]):
     def _precomputes(self) -> bool:
         return self.config.dpo.precompute_reference_logprobs
 
-    def _load_data(self, dataset: Any, val_dataset: Any) -> tuple[Any, Any]:
-        settings = self.config.dpo
-        size = settings.val_global_batch_size
-        data = DataModule(
-            keep_small_data(self.config.data, dataset, self.plan.num_prompts),
-            self.components.tokenizer,
-            kind="preferences",
-            batch_size=self.plan.num_prompts,
-            val_batch_size=size,
-            max_length=self.config.policy.max_total_sequence_length,
-            seed=self.config.seed,
-            train=dataset,
-            validation=val_dataset,
-            max_val_rows=settings.val_batches and settings.val_batches * size,
-        )
-        self._data = data
-        return data.train_loader, data.validation_loader()
-
-    def _limits(self) -> tuple[int | None, int | None]:
-        return self.config.dpo.max_num_epochs, self.config.dpo.max_num_steps
-
-    def _validation_schedule(self) -> ValidationSchedule:
-        s = self.config.dpo
-        return ValidationSchedule(
-            s.val_period, s.val_start_at, s.val_at_start, s.val_at_end
-        )
-
-    def _early_stop(self) -> EarlyStop:
-        s = self.config.dpo
-        metric, threshold = s.stop_at_validation_metric, s.stop_at_validation_threshold
-        if metric is None or threshold is None:
-            return EarlyStop()
-        return EarlyStop(metric, threshold, higher_is_better="loss" not in metric)
-
     def _build_loss(self) -> DPOLossFn:
         return DPOLossFn(self.config.loss_fn)
 
     def _setup_algorithm(self) -> None:
-        self._loss = self._build_loss()
+        super()._setup_algorithm()
         self._reference: ReferenceLogprobs | None = None
 
-    def _train_step(self, batch: Any) -> Mapping[str, Any]:
-        metrics: dict[str, Any] = dict(count_tokens(batch))
-        rows, rows_per_step = pad_to_plan(batch, self.plan, rows_per_sample=2)
+    def _complete(self, rows: BatchedDataDict[Any]) -> None:
         rows["reference_policy_logprobs"] = self._reference_logprobs(rows)
-        output = self.train_policy(rows, self._loss, rows_per_step)
-        return metrics | train_metrics(output)
-
-    def _validate(self, loader: Any) -> ValidationResult:
-        """Measure the loss and its metrics over all held-out pairs."""
-        found = []
-        for batch in loader:
-            batch["reference_policy_logprobs"] = self._reference_logprobs(batch)
-            output = self.components.policy.train(
-                batch, self._loss, eval_mode=True, gbs=batch.size
-            )
-            metrics = train_metrics(output)
-            num_pairs = float(batch["sample_mask"].sum()) / 2
-            for name in _SHARES:
-                metrics[name] = Mean(float(metrics[name]) * num_pairs, num_pairs)
-            for name in ("grad_norm", "lr", "num_valid_samples"):
-                metrics.pop(name, None)
-            found.append(metrics | {"num_valid_samples": Sum(num_pairs)})
-        return ValidationResult(reduce_metrics(found))
 
     # The reference --------------------------------------------------------------
 

@@ -5,6 +5,7 @@
 | cluster     | `cluster`                   | placement groups of Ray            |
 | policy      | `policy`                    | training workers                   |
 | critic      | `critic`                    | further training workers           |
+| teacher     | `teacher`                   | further workers that train nothing |
 | generation  | `policy.generation`         | generation workers, same bundles   |
 | environment | `env`, a function, an object | a Ray actor, or the driver if given |
 | sync        | policy and generation       | the driver                         |
@@ -30,6 +31,7 @@ from rl_distributed.errors import ConfigError
 from rl_distributed.logging import get_logger
 from rl_distributed.ray_start import init_ray
 from rl_distributed.virtual_cluster import RayVirtualCluster
+from rl_envs.reward_lists import RewardFns
 from rl_models.config import PolicyConfig
 from rl_models.policy.preflight import check_policy
 from rl_models.tokens.tokenizer import load_tokenizer
@@ -52,6 +54,8 @@ class Needs:
     """It compares with the initial weights."""
     critic: bool = False
     """It trains a second model, that of the section `critic`."""
+    teacher: bool = False
+    """It asks a frozen model, that of the section `teacher`."""
 
 
 @dataclass(frozen=True)
@@ -65,11 +69,12 @@ class Components:
     tokenizer: Any = None
     sync: Any = None
     critic: Any = None
+    teacher: Any = None
 
 
 def choose_environment(
     config: TrainerConfig,
-    reward_fn: Callable[..., Any] | None,
+    reward_fn: RewardFns | None,
     environment: Any,
 ) -> Any:
     """Return what scores answers: a function, an object, or the section `env`.
@@ -98,12 +103,15 @@ def check_components(config: TrainerConfig, given: Components, needs: Needs) -> 
         check_policy(config.policy, config.num_ranks)
     if needs.critic and given.critic is None:
         check_policy(_section(config, "critic"), config.num_ranks)
+    if needs.teacher and given.teacher is None:
+        check_policy(_section(config, "teacher"), config.num_ranks)
     if needs.generation and given.generation is None:
         if config.policy.generation is None:
             raise ConfigError(
                 "policy.generation is null, but the run samples: give it max_new_tokens"
             )
-        rl_models.get_generation_backend(config.policy.generation.backend)
+        if config.policy.generation.backend != "auto":
+            rl_models.get_generation_backend(config.policy.generation.backend)
     if needs.environment and config.env is not None:
         rl_envs.env_registry.get(config.env.name)
 
@@ -208,7 +216,7 @@ class _Starter:
         if _is_environment(chosen):
             return chosen
         settings = self._config.env
-        if callable(chosen):
+        if chosen is not settings:
             remote = rl_envs.RemoteEnvironment(chosen)
         else:
             assert settings is not None
@@ -253,31 +261,28 @@ def start_components(
     starter = _Starter(config, closing if pool is None else pool.closing)
     jobs: dict[str, Callable[[], Any]] = {}
     cluster = given.cluster
-    num_groups = 1 + needs.generation + needs.critic
+    num_groups = 1 + needs.generation + needs.critic + needs.teacher
     kept: dict[str, Any] = {}
     if pool is not None:
         kept = pool.kept_for(config.cluster, num_groups)
         cluster = cluster or kept.get("cluster")
-    local_env = environment is None or _is_environment(environment)
-    all_given = given.policy is not None and (
-        given.generation is not None or not needs.generation
-    )
-    if cluster is None and not (all_given and local_env):
+    if cluster is None and _starts_anything(given, needs, environment):
         cluster = starter.cluster(num_groups, signals)
-    if given.policy is not None:
-        if checkpoint is not None:
-            given.policy.load_checkpoint(*resume_paths(checkpoint))
-    else:
-        reference = needs.reference_policy
-        jobs["policy"] = lambda: starter.policy(
-            cluster, reference, checkpoint, kept.get("policy")
+    starts: dict[str, Callable[[], Any]] = {
+        "policy": lambda: starter.policy(
+            cluster, needs.reference_policy, checkpoint, kept.get("policy")
         )
-    if needs.critic and given.critic is None:
-        jobs["critic"] = lambda: starter.further_policy(
+    }
+    if needs.critic:
+        starts["critic"] = lambda: starter.further_policy(
             "critic", cluster, checkpoint, kept.get("critic")
         )
-    elif needs.critic and checkpoint is not None:
-        given.critic.load_checkpoint(*resume_paths(checkpoint, "critic"))
+    jobs |= _start_or_resume(starts, given, checkpoint)
+    if needs.teacher and given.teacher is None:
+        # It is never trained, so no checkpoint has it.
+        jobs["teacher"] = lambda: starter.further_policy(
+            "teacher", cluster, None, kept.get("teacher")
+        )
     if needs.generation and given.generation is None:
         jobs["generation"] = lambda: starter.generation(cluster, kept.get("generation"))
     if needs.environment:
@@ -293,8 +298,36 @@ def start_components(
     kept |= {**started, "cluster": cluster}
     if needs.generation:
         sync = rl_models.WeightSynchronizer(parts.policy, parts.generation)
+        starter.close_later("weight sync", sync.close)
         parts = replace(parts, sync=sync)
     return parts
+
+
+def _start_or_resume(
+    starts: dict[str, Callable[[], Any]], given: Components, checkpoint: Path | None
+) -> dict[str, Callable[[], Any]]:
+    """Return what starts the models that were not given; the others are resumed."""
+    for name in starts:
+        if _has(given, name) and checkpoint is not None:
+            getattr(given, name).load_checkpoint(*resume_paths(checkpoint, name))
+    return {name: start for name, start in starts.items() if not _has(given, name)}
+
+
+def _starts_anything(given: Components, needs: Needs, environment: Any) -> bool:
+    """Whether a process must be started."""
+    parts = {
+        "policy": True,
+        "generation": needs.generation,
+        "critic": needs.critic,
+        "teacher": needs.teacher,
+    }
+    missing = [n for n, is_needed in parts.items() if is_needed and not _has(given, n)]
+    local_env = environment is None or _is_environment(environment)
+    return bool(missing) or not local_env
+
+
+def _has(given: Components, name: str) -> bool:
+    return getattr(given, name) is not None
 
 
 def _section(config: TrainerConfig, name: str) -> PolicyConfig:

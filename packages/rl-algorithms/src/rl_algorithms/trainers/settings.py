@@ -43,6 +43,11 @@ def route(cls: type[Config], name: str) -> str:
     if "." in name or name in cls.model_fields:
         return name
     paths = _paths(cls).get(name, ())
+    # Where there is a second model, a plain name means the one that is trained.
+    own = [path for path in paths if path.startswith("policy.")]
+    others = {path.removeprefix("policy.") for path in own}
+    if len(own) == 1 and all(path.partition(".")[2] in others for path in paths):
+        return own[0]
     if len(paths) == 1:
         return paths[0]
     if paths:

@@ -11,7 +11,7 @@ from rl_algorithms.trainers.batch_plan import BatchPlan
 from rl_distributed.batched_data_dict import BatchedDataDict
 from rl_distributed.metrics.values import MetricValue, Sum, as_metric
 
-__all__ = ["count_tokens", "pad_to_plan", "train_metrics"]
+__all__ = ["count_tokens", "join_outputs", "pad_to_plan", "train_metrics"]
 
 
 def pad_to_plan(
@@ -49,6 +49,19 @@ def count_tokens(rows: Mapping[str, Any]) -> dict[str, float]:
         "num_tokens": float(rows["input_lengths"].sum()),
         "num_valid_tokens": float(mask.sum()),
     }
+
+
+def join_outputs(outputs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Put what several calls of `train` return together, as if it had been one."""
+    joined: dict[str, Any] = {
+        name: torch.cat([torch.as_tensor(output[name]).flatten() for output in outputs])
+        for name in ("loss", "grad_norm", "lr")
+    }
+    metrics: dict[str, list[Any]] = {}
+    for output in outputs:
+        for name, values in output["all_mb_metrics"].items():
+            metrics.setdefault(name, []).extend(values)
+    return {**joined, "all_mb_metrics": metrics}
 
 
 def train_metrics(output: Mapping[str, Any]) -> dict[str, Any]:

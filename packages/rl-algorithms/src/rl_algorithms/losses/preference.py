@@ -1,0 +1,126 @@
+"""The reward model's loss: Bradley and Terry's probability of the preferred answer.
+
+With `r_w` and `r_l` the rewards of the chosen and the rejected answer, `m` a margin and
+`c` the weight that centres rewards, the loss of a pair is
+
+```
+-log sigmoid(r_w - r_l - m) + c (r_w + r_l)^2
+```
+
+averaged over the pairs of the global batch. Shapes: B pairs are 2 B rows, chosen and
+rejected in turn; S tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+from rl_algorithms.errors import LossInputError
+from rl_algorithms.losses.columns import column
+from rl_algorithms.losses.preference_config import PreferenceLossConfig
+from rl_algorithms.losses.reductions import masked_mean
+from rl_distributed.metrics.values import Mean, MetricValue, Sum
+from rl_models.types import LossInputType, LossType
+
+__all__ = ["PreferenceLossFn"]
+
+_NAME = "PreferenceLossFn"
+
+
+class PreferenceLossFn:
+    """The Bradley-Terry loss over interleaved pairs.
+
+    Columns of the batch: `value_mask` [2 B, S], 1 at each row's last token, and
+    `sample_mask` [2 B]; a pair counts if both of its rows do.
+
+    Args:
+        cfg: The options, or a mapping of them.
+    """
+
+    loss_type = LossType.SEQUENCE_LEVEL
+    input_type = LossInputType.VALUE
+    rows_per_group = 2
+    """A pair reaches the loss together."""
+
+    def __init__(
+        self, cfg: PreferenceLossConfig | Mapping[str, Any] | None = None
+    ) -> None:
+        if not isinstance(cfg, PreferenceLossConfig):
+            cfg = PreferenceLossConfig.from_dict(dict(cfg or {}), source="loss_fn")
+        self.cfg = cfg
+
+    def __call__(
+        self,
+        data: Mapping[str, Any],
+        global_valid_seqs: Tensor,
+        global_valid_toks: Tensor,
+        **inputs: Tensor,
+    ) -> tuple[Tensor, dict[str, MetricValue]]:
+        """Give this micro-batch's share of the loss, and its metrics.
+
+        Args:
+            data: The columns that the class describes.
+            global_valid_seqs: Rows of the global batch that count, two for each pair.
+            global_valid_toks: Not used.
+            inputs: `values` [2 B, S].
+        """
+        rewards = _rewards(data, inputs)
+        sample_mask = column(data, "sample_mask", needed_by=_NAME).to(rewards.dtype)
+        counts = torch.minimum(sample_mask[0::2], sample_mask[1::2])
+        both = counts.repeat_interleave(2)
+        rewards = rewards.masked_fill(both == 0, 0.0)
+        chosen, rejected = rewards[0::2], rewards[1::2]
+        per_pair = -logsigmoid(chosen - rejected - self.cfg.margin)
+        if self.cfg.center_rewards_coef:
+            centre = (chosen + rejected).square()
+            per_pair = per_pair + self.cfg.center_rewards_coef * centre
+        loss = masked_mean(
+            per_pair, counts, global_normalization_factor=global_valid_seqs / 2
+        )
+        with torch.no_grad():
+            return loss, _metrics(loss, chosen, rejected, counts)
+
+
+def _rewards(data: Mapping[str, Any], inputs: Mapping[str, Tensor]) -> Tensor:
+    """[2 B] the number at the last token of each row."""
+    values = inputs.get("values")
+    if values is None:
+        raise LossInputError(
+            f"{_NAME} is computed from values: got "
+            f"{', '.join(sorted(inputs)) or 'nothing'}; call it with values=[2 B, S]"
+        )
+    if len(values) % 2:
+        raise LossInputError(
+            f"{_NAME} takes rows in pairs, chosen and rejected in turn: got "
+            f"{len(values)} rows"
+        )
+    last = column(data, "value_mask", needed_by=_NAME)
+    if last.shape != values.shape:
+        raise LossInputError(
+            f"column 'value_mask' must be [2 B, S] = {list(values.shape)}: got "
+            f"{list(last.shape)}"
+        )
+    return torch.where(last != 0, values, 0.0).sum(-1)
+
+
+def _metrics(
+    loss: Tensor, chosen: Tensor, rejected: Tensor, counts: Tensor
+) -> dict[str, MetricValue]:
+    columns = {
+        "accuracy": (chosen > rejected).to(chosen.dtype),
+        "rewards_chosen_mean": chosen,
+        "rewards_rejected_mean": rejected,
+        "rewards_margin_mean": chosen - rejected,
+    }
+    sums = (torch.stack(list(columns.values())) * counts).sum(-1)
+    numbers = torch.cat((sums, torch.stack((counts.sum(), loss.detach())))).tolist()
+    count, share = numbers[-2:]
+    metrics: dict[str, MetricValue] = {
+        name: Mean(total, count) for name, total in zip(columns, numbers, strict=False)
+    }
+    return {**metrics, "loss": Sum(share), "num_valid_samples": Sum(count)}

@@ -1,0 +1,122 @@
+"""The critic's loss: squared distance to the returns, with PPO's clipping.
+
+With `v` the value of the state in which a token was chosen, `v_old` that before the
+step and `R` the return, the loss of a token is
+
+```
+scale / 2 * max((v - R)^2, (clip(v, v_old - c, v_old + c) - R)^2)
+```
+
+averaged over the trained tokens of the global batch. Shapes: B rows, S tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rl_algorithms.errors import LossInputError
+from rl_algorithms.losses.columns import column, next_token_column
+from rl_algorithms.losses.reductions import masked_mean
+from rl_algorithms.losses.value_config import MseValueLossConfig
+from rl_distributed.metrics.values import Mean, MetricValue, Sum
+from rl_models.types import LossInputType, LossType
+
+__all__ = ["MseValueLossFn"]
+
+_NAME = "MseValueLossFn"
+
+
+class MseValueLossFn:
+    """Squared error of the values of a critic.
+
+    Columns of the batch, [B, S]: `returns` of each token, `token_mask`, `sample_mask`
+    [B]; with clipping also `values`, what `get_values` gave before the step.
+
+    Args:
+        cfg: The options, or a mapping of them.
+    """
+
+    loss_type = LossType.TOKEN_LEVEL
+    input_type = LossInputType.VALUE
+
+    def __init__(
+        self, cfg: MseValueLossConfig | Mapping[str, Any] | None = None
+    ) -> None:
+        if not isinstance(cfg, MseValueLossConfig):
+            cfg = MseValueLossConfig.from_dict(dict(cfg or {}), source="value_loss_fn")
+        self.cfg = cfg
+
+    def __call__(
+        self,
+        data: Mapping[str, Any],
+        global_valid_seqs: Tensor,
+        global_valid_toks: Tensor,
+        **inputs: Tensor,
+    ) -> tuple[Tensor, dict[str, MetricValue]]:
+        """Give this micro-batch's share of the loss, and its metrics.
+
+        Args:
+            data: The columns that the class describes.
+            global_valid_seqs: Not used.
+            global_valid_toks: Trained tokens of the global batch.
+            inputs: `values` [B, S]; entry i is that of the state after tokens 0 to i.
+        """
+        values = _values(inputs)
+        token_mask = next_token_column(data, "token_mask", values, needed_by=_NAME)
+        sample_mask = column(data, "sample_mask", needed_by=_NAME)
+        mask = token_mask.to(values.dtype) * sample_mask.to(values.dtype)[:, None]
+        masked_out = mask == 0
+        values = values.masked_fill(masked_out, 0.0)
+        returns = self._returns(data, values).masked_fill(masked_out, 0.0)
+        error = (values - returns).square()
+        clipped = masked_out.new_zeros(())
+        if self.cfg.cliprange is not None:
+            old = column(data, "values", needed_by=_NAME)[:, :-1].detach()
+            old = old.to(values.dtype).masked_fill(masked_out, 0.0)
+            low, high = old - self.cfg.cliprange, old + self.cfg.cliprange
+            held = torch.minimum(torch.maximum(values, low), high)
+            clipped = (held - returns).square() > error
+            error = torch.maximum(error, (held - returns).square())
+        loss = (0.5 * self.cfg.scale) * masked_mean(
+            error, mask, global_normalization_factor=global_valid_toks
+        )
+        with torch.no_grad():
+            return loss, _metrics(loss, values, returns, clipped, mask)
+
+    @staticmethod
+    def _returns(data: Mapping[str, Any], like: Tensor) -> Tensor:
+        returns = next_token_column(data, "returns", like, needed_by=_NAME)
+        return returns.detach().to(like.dtype)
+
+
+def _values(inputs: Mapping[str, Tensor]) -> Tensor:
+    """[B, S - 1]: the values of the states in which tokens 1 to S - 1 were chosen."""
+    values = inputs.get("values")
+    if values is None:
+        raise LossInputError(
+            f"{_NAME} is computed from values: got "
+            f"{', '.join(sorted(inputs)) or 'nothing'}; call it with values=[B, S]"
+        )
+    return values[:, :-1]
+
+
+def _metrics(
+    loss: Tensor, values: Tensor, returns: Tensor, clipped: Tensor, mask: Tensor
+) -> dict[str, MetricValue]:
+    columns = {
+        "value_mean": values,
+        "return_mean": returns,
+        "value_error": (values - returns).abs(),
+        "value_clip_fraction": clipped.to(values.dtype).expand_as(values),
+    }
+    totals = [(value * mask).sum() for value in columns.values()]
+    numbers = torch.stack([*totals, mask.sum(), loss.detach()]).tolist()
+    count, share = numbers[-2:]
+    metrics: dict[str, MetricValue] = {
+        name: Mean(total, count) for name, total in zip(columns, numbers, strict=False)
+    }
+    return {**metrics, "loss": Sum(share)}

@@ -1,0 +1,1 @@
+"""Proximal policy optimisation with a critic (PPO)."""

@@ -1,0 +1,126 @@
+"""Configuration of PPO."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Self
+
+from pydantic import Field, model_validator
+
+from rl_algorithms.advantages.config import RewardScalingConfig, RewardShapingConfig
+from rl_algorithms.losses.config import ClippedPGLossConfig
+from rl_algorithms.losses.value_config import MseValueLossConfig
+from rl_algorithms.trainers.rollout_config import (
+    RolloutTrainerConfig,
+    SamplingSettings,
+    with_generation,
+)
+from rl_distributed.config import merge_configs
+from rl_models.config import PolicyConfig
+
+__all__ = ["PPOConfig", "PPOSettings"]
+
+
+class PPOSettings(SamplingSettings):
+    """Section `ppo`."""
+
+    num_generations_per_prompt: int = Field(1, gt=0)
+    """Answers that are sampled to each prompt."""
+    ppo_epochs: int = Field(4, gt=0)
+    """Passes over the answers of a step, in optimizer steps of
+    `policy.train_global_batch_size` rows; the order changes with each pass."""
+    critic_warmup_steps: int = Field(0, ge=0)
+    """So many first steps train the critic alone."""
+    gae_gamma: float = Field(1.0, ge=0.0, le=1.0)
+    """Discount per sampled token."""
+    gae_lambda: float = Field(0.95, ge=0.0, le=1.0)
+    """0 trusts the critic alone, 1 the rewards alone."""
+    gae_lambda_value: float | None = Field(None, ge=0.0, le=1.0)
+    """Lambda of the returns that the critic learns (2504.05118 takes 1); null: that of
+    the advantages."""
+    normalize_advantages: bool = True
+    """Shift and scale advantages to mean 0 and deviation 1 over the step's tokens."""
+    reward_scaling: RewardScalingConfig | None = None
+    """Map rewards to another range first; null: leave them."""
+    reward_shaping: RewardShapingConfig | None = None
+    """Penalties for long answers; null: none."""
+    overlong_filtering: bool = False
+    """Leave answers out of the loss that the length limit cut off."""
+
+    @model_validator(mode="after")
+    def _check_warmup(self) -> Self:
+        if (
+            self.max_num_steps is not None
+            and self.critic_warmup_steps >= self.max_num_steps
+        ):
+            raise ValueError(
+                "critic_warmup_steps must be less than max_num_steps "
+                f"({self.max_num_steps}), or the policy would never be trained: got "
+                f"{self.critic_warmup_steps}"
+            )
+        return self
+
+
+class PPOConfig(RolloutTrainerConfig):
+    """Everything a PPO run needs."""
+
+    output_dir: str = "runs/ppo"
+    """Folder of the run; see `TrainerConfig`."""
+    ppo: PPOSettings = Field(default_factory=PPOSettings)
+    """The algorithm."""
+    critic: PolicyConfig
+    """The critic. What is not given is as in `policy`, the model included; the head is
+    `value`."""
+    loss_fn: ClippedPGLossConfig = Field(
+        default_factory=lambda: ClippedPGLossConfig(reference_policy_kl_penalty=0.0)
+    )
+    """The policy's loss."""
+    value_loss_fn: MseValueLossConfig = Field(default_factory=MseValueLossConfig)
+    """The critic's loss."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in(cls, data: Any) -> Any:
+        filled = with_generation(data)
+        complete = isinstance(filled, Mapping) and isinstance(
+            filled.get("policy"), Mapping
+        )
+        return {**filled, "critic": _critic_section(filled)} if complete else filled
+
+    @model_validator(mode="after")
+    def _check_critic(self) -> Self:
+        if self.critic.head != "value":
+            raise ValueError(
+                f"critic.head must be value: got {self.critic.head!r}; leave it out"
+            )
+        longest = self.policy.max_total_sequence_length
+        if self.critic.max_total_sequence_length < longest:
+            raise ValueError(
+                "critic.max_total_sequence_length must be at least that of the policy "
+                f"({longest}): got {self.critic.max_total_sequence_length}"
+            )
+        return self
+
+
+def _critic_section(data: Mapping[str, Any]) -> Any:
+    """Return the section `critic` with everything that it leaves to `policy`."""
+    given = data.get("critic")
+    if given is not None and not isinstance(given, Mapping):
+        return given
+    given = dict(given or {})
+    base = {k: v for k, v in data["policy"].items() if k not in ("generation", "head")}
+    # Arguments of one class say nothing about another.
+    for section in ("optimizer", "scheduler"):
+        own = given.get(section)
+        if isinstance(own, Mapping) and "name" in own:
+            base.pop(section, None)
+    for one, other in _EXCLUSIVE:
+        if given.get(one) is not None and other not in given:
+            base.pop(other, None)
+    return {"head": "value", **merge_configs(base, given)}
+
+
+_EXCLUSIVE = (
+    ("dynamic_batching", "sequence_packing"),
+    ("sequence_packing", "dynamic_batching"),
+)

@@ -1,0 +1,139 @@
+"""From scored answers to rows that policy and critic train on: pure functions.
+
+Shapes: N rows, S tokens.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rl_algorithms.advantages import scale_rewards, shape_rewards
+from rl_algorithms.advantages.gae import gae, state_values, token_rewards, whiten
+from rl_algorithms.filters import mask_overlong
+from rl_algorithms.ppo.config import PPOSettings
+from rl_algorithms.seeds import mix, permutation
+from rl_distributed.batched_data_dict import BatchedDataDict
+from rl_distributed.metrics.values import Mean
+
+__all__ = ["add_advantages", "final_rewards", "rows_of_epoch", "trainable_rows"]
+
+_COLUMNS = (
+    "input_ids",
+    "input_lengths",
+    "token_mask",
+    "sample_mask",
+    "generation_logprobs",
+    "final_rewards",
+)
+
+
+def final_rewards(
+    rows: BatchedDataDict[Any], settings: PPOSettings
+) -> tuple[Tensor, dict[str, Any]]:
+    """Return the [N] rewards after scaling and shaping, and metrics."""
+    metrics: dict[str, Any] = {}
+    rewards = rows["rewards"].to(torch.float32)
+    if settings.reward_scaling is not None:
+        rewards, clamped = scale_rewards(rewards, settings.reward_scaling)
+        metrics["rewards_clamped_rate"] = Mean(float(clamped), float(len(rewards)))
+    if settings.reward_shaping is not None:
+        rewards = shape_rewards(
+            rewards,
+            rows["generation_lengths"],
+            rows["truncated"],
+            settings.reward_shaping,
+        )
+        metrics["shaped_reward"] = Mean.of(rewards.tolist())
+    return rewards, metrics
+
+
+def trainable_rows(
+    rows: BatchedDataDict[Any], settings: PPOSettings
+) -> tuple[BatchedDataDict[Any] | None, dict[str, Any]]:
+    """Keep the rows and columns that are trained on.
+
+    Args:
+        rows: Columns of `RolloutResult.rows`.
+        settings: Scaling, shaping and filters.
+
+    Returns:
+        The rows with column `final_rewards`, or None when none is left, and metrics.
+    """
+    rewards, metrics = final_rewards(rows, settings)
+    keep = rows["sample_mask"] != 0
+    if settings.overlong_filtering:
+        kept, dropped = mask_overlong(rows["sample_mask"], rows["truncated"])
+        keep &= kept != 0
+        metrics["overlong_filtered_rate"] = dropped / len(rewards)
+    found: BatchedDataDict[Any] = BatchedDataDict(
+        {name: rows[name] for name in _COLUMNS if name in rows}
+    )
+    found["final_rewards"] = rewards
+    indices = keep.nonzero().flatten()
+    if not len(indices):
+        return None, metrics
+    if len(indices) < len(keep):
+        found = found.select_indices(indices)
+    return found, metrics
+
+
+def add_advantages(rows: BatchedDataDict[Any], settings: PPOSettings) -> dict[str, Any]:
+    """Add the columns `advantages` and `returns` [N, S].
+
+    Args:
+        rows: Columns `final_rewards`, `values`, `token_mask`, `sample_mask`, and
+            `kl_penalty` where the KL divergence is taken from the reward.
+        settings: Gamma, lambda, and whether advantages are normalised.
+
+    Returns:
+        Metrics.
+    """
+    mask = rows["token_mask"] * rows["sample_mask"][:, None]
+    mask[:, 0] = 0
+    rewards = token_rewards(
+        rows["final_rewards"], rows["token_mask"], rows.get("kl_penalty")
+    )
+    values = state_values(rows["values"])
+    gamma, lam = settings.gae_gamma, settings.gae_lambda
+    advantages, returns = gae(rewards, values, rows["token_mask"], gamma=gamma, lam=lam)
+    lam_value = settings.gae_lambda_value
+    if lam_value is not None and lam_value != lam:
+        _, returns = gae(
+            rewards, values, rows["token_mask"], gamma=gamma, lam=lam_value
+        )
+    metrics = _metrics(advantages, returns, values, mask != 0)
+    if settings.normalize_advantages:
+        advantages = whiten(advantages, mask)
+    rows["advantages"] = advantages.to(torch.float32)
+    rows["returns"] = returns.to(torch.float32)
+    return metrics
+
+
+def rows_of_epoch(
+    rows: BatchedDataDict[Any], *, seed: int, step: int, epoch: int
+) -> BatchedDataDict[Any]:
+    """Return the rows in an order that seed, step and pass determine."""
+    order = permutation(rows.size, seed=int(mix(seed, step)), epoch=epoch)
+    return rows.select_indices(order.tolist())
+
+
+def _metrics(
+    advantages: Tensor, returns: Tensor, values: Tensor, counts: Tensor
+) -> dict[str, Any]:
+    if not bool(counts.any()):
+        return {}
+    a, r, v = advantages[counts], returns[counts], values[counts].double()
+    spread = float(r.var(correction=0))
+    metrics = {
+        "advantages/min": float(a.min()),
+        "advantages/mean": float(a.mean()),
+        "advantages/max": float(a.max()),
+        "returns/mean": float(r.mean()),
+    }
+    if spread > 0:
+        unexplained = float((r - v).var(correction=0))
+        metrics["critic/explained_variance"] = 1.0 - unexplained / spread
+    return metrics

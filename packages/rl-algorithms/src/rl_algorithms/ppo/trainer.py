@@ -1,0 +1,105 @@
+"""The PPO trainer.
+
+```
+prompts -> rollouts -> values -> log-probs -> [KL] -> GAE -> passes: critic, policy
+```
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from rl_algorithms.grpo.rows import add_kl_penalty
+from rl_algorithms.losses import ClippedPGLossFn, MseValueLossFn
+from rl_algorithms.ppo.config import PPOConfig, PPOSettings
+from rl_algorithms.ppo.rows import add_advantages, rows_of_epoch, trainable_rows
+from rl_algorithms.trainers.components import Needs
+from rl_algorithms.trainers.rollout_trainer import RolloutTrainer
+from rl_algorithms.trainers.training_rows import (
+    count_tokens,
+    join_outputs,
+    pad_to_plan,
+    train_metrics,
+)
+from rl_distributed.batched_data_dict import BatchedDataDict
+
+__all__ = ["PPOTrainer"]
+
+
+class PPOTrainer(RolloutTrainer[PPOConfig]):
+    """Proximal policy optimisation with a critic (Schulman et al., 1707.06347)."""
+
+    algorithm: ClassVar[str] = "ppo"
+    config_class: ClassVar[type[PPOConfig]] = PPOConfig
+
+    @property
+    def _sampling(self) -> PPOSettings:
+        return self.config.ppo
+
+    def _needs(self, has_environment: bool) -> Needs:
+        reference = self.config.loss_fn.needs_reference_logprobs
+        needs = super()._needs(has_environment)
+        return replace(needs, reference_policy=reference, critic=True)
+
+    def _build_loss(self) -> ClippedPGLossFn:
+        return ClippedPGLossFn(self.config.loss_fn)
+
+    def _setup_algorithm(self) -> None:
+        super()._setup_algorithm()
+        self._value_loss = MseValueLossFn(self.config.value_loss_fn)
+
+    def _train_step(self, batch: Any) -> Mapping[str, Any]:
+        self.sync_weights()
+        sampled, metrics = self._run_rollouts(batch, 0)
+        rows, row_metrics = trainable_rows(sampled, self.config.ppo)
+        metrics |= row_metrics
+        if rows is None:
+            # Every answer failed or was cut off: there is nothing to learn from.
+            return metrics
+        rows, rows_per_step = pad_to_plan(rows, self.plan)
+        metrics |= count_tokens(rows)
+        with self.phase("value_inference"):
+            found = self.components.critic.get_values(rows, timer=self.timer)
+            rows["values"] = found["values"]
+        self._add_logprobs(rows)
+        with self.phase("advantage_calculation"):
+            if self.config.loss_fn.use_kl_in_reward:
+                metrics |= add_kl_penalty(rows, self.config.loss_fn)
+            metrics |= add_advantages(rows, self.config.ppo)
+        return metrics | self._train_models(rows, rows_per_step)
+
+    def _add_logprobs(self, rows: BatchedDataDict[Any]) -> None:
+        """Add the log-probs before the step, and those of the reference if needed."""
+        policy = self.components.policy
+        with self.phase("policy_and_reference_logprobs"):
+            rows["prev_logprobs"] = policy.get_logprobs(rows)["logprobs"]
+            if self.config.loss_fn.needs_reference_logprobs:
+                reference = policy.get_reference_policy_logprobs(rows)
+                rows["reference_policy_logprobs"] = reference["reference_logprobs"]
+
+    def _train_models(
+        self, rows: BatchedDataDict[Any], rows_per_step: int
+    ) -> dict[str, Any]:
+        """Pass over the rows several times; both models see the same order."""
+        settings = self.config.ppo
+        trains_policy = self.state.step >= settings.critic_warmup_steps
+        values, policies = [], []
+        for epoch in range(settings.ppo_epochs):
+            shuffled = rows_of_epoch(
+                rows, seed=self.config.seed, step=self.state.step, epoch=epoch
+            )
+            with self.phase("value_training"):
+                values.append(
+                    self.components.critic.train(
+                        shuffled, self._value_loss, gbs=rows_per_step
+                    )
+                )
+            if trains_policy:
+                policies.append(self.train_policy(shuffled, self._loss, rows_per_step))
+        found = train_metrics(join_outputs(values))
+        metrics = {f"critic/{name}": value for name, value in found.items()}
+        if policies:
+            metrics |= train_metrics(join_outputs(policies))
+        return metrics

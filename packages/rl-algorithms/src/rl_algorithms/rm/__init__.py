@@ -1,0 +1,1 @@
+"""Reward models (RM): a number for an answer, learned from preferences."""

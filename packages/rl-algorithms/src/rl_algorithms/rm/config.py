@@ -1,0 +1,50 @@
+"""Configuration of reward-model training."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Self
+
+from pydantic import Field, model_validator
+
+from rl_algorithms.losses.preference_config import PreferenceLossConfig
+from rl_algorithms.trainers.config import TrainerConfig
+from rl_algorithms.trainers.pair_config import PairSettings
+
+__all__ = ["RMConfig", "RMSettings"]
+
+
+class RMSettings(PairSettings):
+    """Section `rm`."""
+
+
+class RMConfig(TrainerConfig):
+    """Everything that training a reward model needs.
+
+    `policy` is the reward model: its head is `reward`. `policy.train_global_batch_size`
+    counts pairs. `policy.train_micro_batch_size` counts rows, two for each pair, and is
+    rounded up to whole pairs.
+    """
+
+    output_dir: str = "runs/rm"
+    """Folder of the run; see `TrainerConfig`."""
+    rm: RMSettings = Field(default_factory=RMSettings)
+    """The algorithm."""
+    loss_fn: PreferenceLossConfig = Field(default_factory=PreferenceLossConfig)
+    """The loss."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in(cls, data: Any) -> Any:
+        if not isinstance(data, Mapping) or not isinstance(data.get("policy"), Mapping):
+            return data
+        return {**data, "policy": {"head": "reward", **data["policy"]}}
+
+    @model_validator(mode="after")
+    def _check_head(self) -> Self:
+        if self.policy.head == "lm":
+            raise ValueError(
+                "policy.head must be reward (or value, a number for every token): got "
+                "'lm'; leave it out"
+            )
+        return self

@@ -1,0 +1,105 @@
+"""What all trainers that learn from pairs have in common: data, steps, validation.
+
+Shapes: B pairs are 2 B rows, chosen and rejected in turn.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from rl_algorithms.data import DataModule
+from rl_algorithms.trainers.algorithm import ConfigT
+from rl_algorithms.trainers.base import BaseTrainer
+from rl_algorithms.trainers.data_limits import keep_small_data
+from rl_algorithms.trainers.pair_config import PairSettings
+from rl_algorithms.trainers.schedule import EarlyStop, ValidationSchedule
+from rl_algorithms.trainers.training_rows import (
+    count_tokens,
+    pad_to_plan,
+    train_metrics,
+)
+from rl_algorithms.trainers.validation import ValidationResult
+from rl_distributed.batched_data_dict import BatchedDataDict
+from rl_distributed.metrics import reduce_metrics
+from rl_distributed.metrics.values import Mean, Sum
+
+__all__ = ["PairTrainer"]
+
+
+class PairTrainer(BaseTrainer[ConfigT]):
+    """Base of the trainers that learn which of two answers is the better one."""
+
+    loss_parts: ClassVar[tuple[str, ...]] = ("loss",)
+    """Metrics that are means over pairs, though a micro-batch gives its share of it."""
+
+    @property
+    @abstractmethod
+    def _pairs(self) -> PairSettings:
+        """The algorithm's section of the configuration."""
+
+    @abstractmethod
+    def _complete(self, rows: BatchedDataDict[Any]) -> None:
+        """Add the columns that the loss needs besides tokens and masks."""
+
+    def _load_data(self, dataset: Any, val_dataset: Any) -> tuple[Any, Any]:
+        settings = self._pairs
+        size = settings.val_global_batch_size
+        data = DataModule(
+            keep_small_data(self.config.data, dataset, self.plan.num_prompts),
+            self.components.tokenizer,
+            kind="preferences",
+            batch_size=self.plan.num_prompts,
+            val_batch_size=size,
+            max_length=self.config.policy.max_total_sequence_length,
+            seed=self.config.seed,
+            train=dataset,
+            validation=val_dataset,
+            max_val_rows=settings.val_batches and settings.val_batches * size,
+        )
+        self._data = data
+        return data.train_loader, data.validation_loader()
+
+    def _limits(self) -> tuple[int | None, int | None]:
+        return self._pairs.max_num_epochs, self._pairs.max_num_steps
+
+    def _validation_schedule(self) -> ValidationSchedule:
+        s = self._pairs
+        return ValidationSchedule(
+            s.val_period, s.val_start_at, s.val_at_start, s.val_at_end
+        )
+
+    def _early_stop(self) -> EarlyStop:
+        s = self._pairs
+        metric, threshold = s.stop_at_validation_metric, s.stop_at_validation_threshold
+        if metric is None or threshold is None:
+            return EarlyStop()
+        return EarlyStop(metric, threshold, higher_is_better="loss" not in metric)
+
+    def _setup_algorithm(self) -> None:
+        self._loss = self._build_loss()
+
+    def _train_step(self, batch: Any) -> Mapping[str, Any]:
+        metrics: dict[str, Any] = dict(count_tokens(batch))
+        rows, rows_per_step = pad_to_plan(batch, self.plan, rows_per_sample=2)
+        self._complete(rows)
+        output = self.train_policy(rows, self._loss, rows_per_step)
+        return metrics | train_metrics(output)
+
+    def _validate(self, loader: Any) -> ValidationResult:
+        """Measure the loss and its metrics over all held-out pairs."""
+        found = []
+        for batch in loader:
+            self._complete(batch)
+            output = self.components.policy.train(
+                batch, self._loss, eval_mode=True, gbs=batch.size
+            )
+            metrics = train_metrics(output)
+            num_pairs = float(batch["sample_mask"].sum()) / 2
+            for name in self.loss_parts:
+                metrics[name] = Mean(float(metrics[name]) * num_pairs, num_pairs)
+            for name in ("grad_norm", "lr", "num_valid_samples"):
+                metrics.pop(name, None)
+            found.append(metrics | {"num_valid_samples": Sum(num_pairs)})
+        return ValidationResult(reduce_metrics(found))
