@@ -20,8 +20,8 @@ VOCABULARY = 29
 
 @pytest.fixture(scope="session")
 def ray_cluster() -> Iterator[None]:
-    """One local Ray with two CPUs."""
-    with local_ray(2):
+    """One local Ray; as many CPUs as all groups of the tests take together."""
+    with local_ray(4):
         yield
 
 
@@ -93,3 +93,68 @@ def nll_loss() -> Any:
             return loss, {"loss": loss.detach(), "rows": float(mask.shape[0])}
 
     return NegativeLogprob()
+
+
+@pytest.fixture(scope="session")
+def vllm_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Qwen2 with room for prompts longer than a block of vLLM's cache."""
+    folder = tmp_path_factory.mktemp("models") / "long"
+    return build_tiny_model(folder, max_position_embeddings=512)
+
+
+@pytest.fixture(scope="session")
+def vllm_engine(ray_cluster: None, vllm_folder: Path) -> Iterator[Callable[..., Any]]:
+    """The only synchronous vLLM engine: runs functions of the backend in its process.
+
+    A function must be local to its test, so that it reaches the process by value.
+    """
+    from rl_distributed.virtual_cluster import RayVirtualCluster  # noqa: PLC0415
+    from rl_distributed.workers import (  # noqa: PLC0415
+        RayWorkerBuilder,
+        RayWorkerGroup,
+    )
+    from rl_models.environments import VLLM  # noqa: PLC0415
+    from rl_models.generation.config import GenerationConfig  # noqa: PLC0415
+    from rl_models.generation.vllm import engine_variables  # noqa: PLC0415
+
+    config = GenerationConfig(
+        backend="vllm",
+        max_new_tokens=24,
+        vllm={"kv_cache_gib": 0.125, "max_num_seqs": 64},  # type: ignore[arg-type]
+    )
+
+    class Host:
+        def __init__(self, settings: dict[str, Any], folder: str) -> None:
+            from rl_models.generation.vllm import (  # noqa: PLC0415
+                VllmGenerationBackend,
+            )
+
+            self.backend = VllmGenerationBackend()
+            self.backend.setup(settings, model_name=folder)
+
+        def run(self, work: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+            return work(self.backend, *arguments)
+
+    with (
+        RayVirtualCluster(
+            [1], use_gpus=False, max_colocated_worker_groups=2
+        ) as cluster,
+        RayWorkerGroup(
+            cluster,
+            RayWorkerBuilder(Host, config.to_dict(), str(vllm_folder)).with_options(
+                environment=VLLM
+            ),
+            name_prefix="engine",
+            env_vars=engine_variables(config, on_gpu=False),
+            start_deadline_s=300,
+        ) as group,
+    ):
+
+        def run(work: Callable[..., Any], *arguments: Any) -> Any:
+            reference = group.run_single_worker_single_data(
+                "run", 0, work=work, arguments=arguments
+            )
+            (result,) = group.get_all_worker_results([reference], deadline_s=200)
+            return result
+
+        yield run
