@@ -11,7 +11,8 @@ rl_distributed.DistributedError
 │   └── LossInputError       ValueError         a column that a loss needs is missing
 └── AlgorithmError           RuntimeError       training cannot go on
     ├── RolloutError                            too many rows of a rollout failed
-    └── NoLearningSignalError                   no group of answers differs in reward
+    ├── NoLearningSignalError                   no group of answers differs in reward
+    └── MismatchError                           sampler and trainer compute differently
 ```
 
 Each also inherits the builtin that it replaces, and all can be pickled, because they
@@ -29,6 +30,7 @@ __all__ = [
     "DatasetNotFoundError",
     "EmptyDatasetError",
     "LossInputError",
+    "MismatchError",
     "NoLearningSignalError",
     "PromptTooLongError",
     "RolloutError",
@@ -69,3 +71,7 @@ class RolloutError(AlgorithmError):
 
 class NoLearningSignalError(AlgorithmError):
     """All answers of every group earn the same reward, so nothing can be learned."""
+
+
+class MismatchError(AlgorithmError):
+    """The log-probs of sampler and trainer differ by more than `mismatch.limit`."""

@@ -84,7 +84,7 @@ class GRPOTrainer(RolloutTrainer[GRPOConfig]):
             metrics |= mask_disagreement(train_rows, threshold)
         metrics |= count_tokens(train_rows)
         output = self.train_policy(train_rows, self._loss, rows_per_step)
-        return metrics | train_metrics(output)
+        return metrics | self._mismatch.report(train_metrics(output))
 
     def _sample(self, batch: Any) -> tuple[BatchedDataDict[Any] | None, dict[str, Any]]:
         """Sample answers to a batch; with dynamic sampling, to as many as it takes.

@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from rl_algorithms.losses.mismatch import log_ratios_by_position
 from rl_algorithms.losses.policy_terms import MAX_LOG_RATIO, PolicyTerms
 from rl_distributed.metrics.values import Max, Mean, MetricValue, Min, Sum
 
@@ -47,6 +48,10 @@ def policy_metrics(loss: Tensor, terms: PolicyTerms) -> dict[str, MetricValue]:
     metrics: dict[str, MetricValue] = {
         name: Mean(total, count) for name, total in zip(means, numbers, strict=False)
     }
+    if terms.generation is not None:
+        log_ratio = take(terms.prev) - take(terms.generation)
+        positions = trained % terms.prev.shape[1] + 1
+        metrics |= log_ratios_by_position(log_ratio, positions)
     metrics["loss"] = Sum(value)
     metrics["num_valid_samples"] = Sum(num_rows)
     if extrema:  # A micro-batch without trained tokens has no smallest ratio.

@@ -101,5 +101,5 @@ class PPOTrainer(RolloutTrainer[PPOConfig]):
         found = train_metrics(join_outputs(values))
         metrics = {f"critic/{name}": value for name, value in found.items()}
         if policies:
-            metrics |= train_metrics(join_outputs(policies))
+            metrics |= self._mismatch.report(train_metrics(join_outputs(policies)))
         return metrics

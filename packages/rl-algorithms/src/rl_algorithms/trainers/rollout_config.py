@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 
 from rl_algorithms.rollout.config import RolloutSettings
 from rl_algorithms.trainers.config import TrainerConfig
+from rl_algorithms.trainers.mismatch import MismatchConfig
 from rl_distributed.config import Config
 from rl_models.config import PolicyConfig
 
@@ -80,6 +81,8 @@ class RolloutTrainerConfig(TrainerConfig):
 
     rollout: RolloutSettings = Field(default_factory=RolloutSettings)
     """What to do about conversations that do not go as planned."""
+    mismatch: MismatchConfig = Field(default_factory=MismatchConfig)
+    """What log-probs of sampler and trainer may differ by."""
 
     @model_validator(mode="after")
     def _check_branches(self) -> Self:

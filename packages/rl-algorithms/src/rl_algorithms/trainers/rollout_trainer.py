@@ -12,6 +12,7 @@ from rl_algorithms.trainers.base import BaseTrainer
 from rl_algorithms.trainers.batch_plan import BatchPlan
 from rl_algorithms.trainers.components import Needs
 from rl_algorithms.trainers.data_limits import keep_small_data
+from rl_algorithms.trainers.mismatch import MismatchMonitor
 from rl_algorithms.trainers.rollout_config import (
     RolloutTrainerConfig,
     SamplingSettings,
@@ -88,17 +89,20 @@ class RolloutTrainer(BaseTrainer[RolloutConfigT]):
 
     def _early_stop(self) -> EarlyStop:
         s = self._sampling
-        if s.stop_at_validation_threshold is None:
+        metric, threshold = s.stop_at_validation_metric, s.stop_at_validation_threshold
+        if metric is None or threshold is None:
             return EarlyStop()
-        return EarlyStop(s.stop_at_validation_metric, s.stop_at_validation_threshold)
+        return EarlyStop(metric, threshold, higher_is_better="loss" not in metric)
 
     def _setup_algorithm(self) -> None:
         self._loss = self._build_loss()
+        self._mismatch = MismatchMonitor(self.config.mismatch)
         self._rollouts = RolloutEngine(
             self.components.generation,
             self.components.environment,
             self.components.tokenizer,
             RolloutConfig(
+                **dict(self.config.rollout),
                 max_turns=self._sampling.max_rollout_turns,
                 max_total_sequence_length=self.config.policy.max_total_sequence_length,
             ),

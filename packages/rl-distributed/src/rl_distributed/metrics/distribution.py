@@ -182,7 +182,7 @@ class Distribution(MetricValue):
             return math.nan
         wanted = max(1, math.ceil(count * percent / 100))
         seen = 0
-        for value, number in self._sorted():
+        for value, number in self.points():
             seen += number
             if seen >= wanted:
                 return min(max(value, self.smallest), self.largest)
@@ -196,7 +196,7 @@ class Distribution(MetricValue):
         """
         if not self.count:
             raise MetricError("a histogram needs a finite number: got none")
-        values, numbers = zip(*self._sorted(), strict=True)
+        values, numbers = zip(*self.points(), strict=True)
         placed = np.clip(values, self.smallest, self.largest)
         counts, edges = np.histogram(
             placed,
@@ -216,8 +216,11 @@ class Distribution(MetricValue):
             numbers[f"{name}/num_nonfinite"] = float(self.num_nonfinite)
         return numbers
 
-    def _sorted(self) -> list[tuple[float, int]]:
-        """Return (value, number) of every bucket, smallest value first."""
+    def points(self) -> list[tuple[float, int]]:
+        """Return (value, number) of every bucket, smallest value first.
+
+        The value is within 1 % of each observation in the bucket.
+        """
         below = sorted(self.negative_buckets.items(), reverse=True)
         pairs = [(-_middle(index), number) for index, number in below]
         if self.num_zeros:

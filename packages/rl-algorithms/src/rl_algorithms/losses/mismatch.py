@@ -1,0 +1,42 @@
+"""How far the log-probs of trainer and sampler lie apart, where a loss sees both."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from rl_distributed.metrics.distribution import Distribution
+
+__all__ = ["LOG_RATIO", "POSITION_EDGES", "log_ratios_by_position", "position_label"]
+
+LOG_RATIO = "mismatch/log_ratio"
+"""Under this, and the label of a bucket, a loss reports the log-ratios."""
+POSITION_EDGES = (64, 256, 1024, 4096)
+"""Where buckets of positions in a row begin, after the first."""
+
+
+def position_label(bucket: int) -> str:
+    """Name of a bucket: its first and last position, such as `pos_64_255`."""
+    first = 0 if bucket == 0 else POSITION_EDGES[bucket - 1]
+    if bucket == len(POSITION_EDGES):
+        return f"pos_{first}_up"
+    return f"pos_{first}_{POSITION_EDGES[bucket] - 1}"
+
+
+def log_ratios_by_position(
+    log_ratio: Tensor, positions: Tensor
+) -> dict[str, Distribution]:
+    """Distributions of `log p_trainer - log p_sampler`, which add up over batches.
+
+    Args:
+        log_ratio: [N] one number per trained token.
+        positions: [N] where it stands in its row.
+    """
+    ratios, places = log_ratio.detach().cpu(), positions.cpu()
+    buckets = torch.bucketize(places, torch.tensor(POSITION_EDGES), right=True)
+    return {
+        f"{LOG_RATIO}/{position_label(bucket)}": Distribution.of(
+            ratios[buckets == bucket]
+        )
+        for bucket in buckets.unique().tolist()
+    }
