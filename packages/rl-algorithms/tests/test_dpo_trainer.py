@@ -169,6 +169,7 @@ class TestDPO:
         (ROWS, {"reference_policy_kl_penalty": -1}, "greater than 0"),
         (ROWS, {"max_num_steps": None, "max_num_epochs": None}, "never end"),
         (ROWS, {"stop_at_validation_metric": "val:loss"}, "belong together"),
+        (ROWS, {"data": {"streaming": True}}, "precompute_reference_logprobs"),
     ],
 )
 def test_bad_input_is_found_before_a_model_is_loaded(

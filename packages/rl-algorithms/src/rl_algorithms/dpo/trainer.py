@@ -23,6 +23,7 @@ from rl_algorithms.losses.dpo import DPOLossFn
 from rl_algorithms.trainers.components import Needs, resume_paths
 from rl_algorithms.trainers.pair_trainer import PairTrainer
 from rl_distributed.batched_data_dict import BatchedDataDict
+from rl_distributed.errors import ConfigError
 from rl_distributed.logging import get_logger
 
 __all__ = ["DPOTrainer"]
@@ -49,6 +50,14 @@ class DPOTrainer(PairTrainer[DPOConfig]):
     @property
     def _precomputes(self) -> bool:
         return self.config.dpo.precompute_reference_logprobs
+
+    def _load_data(self, dataset: Any, val_dataset: Any) -> tuple[Any, Any]:
+        if self._precomputes and (self.config.data.streaming or callable(dataset)):
+            raise ConfigError(
+                "dpo.precompute_reference_logprobs needs all pairs before the first "
+                "step, which a stream (data.streaming) does not have: set it to false"
+            )
+        return super()._load_data(dataset, val_dataset)
 
     def _build_loss(self) -> DPOLossFn:
         return DPOLossFn(self.config.loss_fn)

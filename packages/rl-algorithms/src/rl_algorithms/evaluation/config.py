@@ -8,6 +8,7 @@ from typing import Any, Self
 from pydantic import Field, model_validator
 
 from rl_algorithms.data.config import DataConfig, DatasetConfig
+from rl_algorithms.rollout.config import RolloutSettings
 from rl_algorithms.trainers.config import EnvConfig
 from rl_distributed.config import Config
 from rl_distributed.virtual_cluster import ClusterConfig
@@ -31,6 +32,10 @@ class EvalConfig(Config):
         default_factory=lambda: GenerationConfig(max_new_tokens=DEFAULT_MAX_NEW_TOKENS)
     )
     """The backend, and how it samples; the `val_` settings are not read."""
+    max_rollout_turns: int = Field(1, gt=0)
+    """Answers per conversation, where the environment goes on."""
+    rollout: RolloutSettings = Field(default_factory=RolloutSettings)
+    """What to do about conversations that do not go as planned."""
     cluster: ClusterConfig = Field(default_factory=ClusterConfig)
     """The machines."""
     num_generations: int = Field(1, gt=0)
@@ -70,6 +75,11 @@ class EvalConfig(Config):
             raise ValueError(
                 "greedy gives the same answer each time: got num_generations "
                 f"{self.num_generations} with greedy=true; set one of them"
+            )
+        if self.rollout.on_template_rewrite == "branch":
+            raise ValueError(
+                "rollout.on_template_rewrite=branch makes several rows of a "
+                "conversation, which an evaluation cannot count: use error"
             )
         wrong = [k for k in self.ks or [] if not 1 <= k <= self.num_generations]
         if wrong or self.ks == []:

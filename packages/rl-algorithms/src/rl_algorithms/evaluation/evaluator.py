@@ -9,7 +9,7 @@ number, and not on batches, replicas or the other datasets.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ from rl_distributed.logging import get_logger
 from rl_distributed.metrics import reduce_metrics, to_floats
 from rl_distributed.ray_start import init_ray
 from rl_distributed.virtual_cluster import RayVirtualCluster
+from rl_envs.reward_lists import RewardFns
 from rl_models.checkpoint.model_folder import check_model_folder
 from rl_models.tokens.tokenizer import load_tokenizer
 
@@ -47,7 +48,7 @@ _STEP = -2
 def evaluate(
     model: str | Path,
     dataset: Any = None,
-    reward_fn: Callable[..., Any] | None = None,
+    reward_fn: RewardFns | None = None,
     *,
     datasets: Mapping[str, Any] | None = None,
     environment: Any = None,
@@ -69,7 +70,8 @@ def evaluate(
             are the run's unless they are given.
         dataset: Prompts: a list of dicts, a data set, a file, a folder, a hub name, or
             a `Mixture`, whose parts are measured one by one.
-        reward_fn: Rewards an answer; see `rl_envs.FunctionalRewardWrapper`.
+        reward_fn: Rewards an answer, a function or several; see
+            `rl_envs.FunctionalRewardWrapper`.
         datasets: Several sources by name.
         environment: An environment object, used and left open.
         generation: A `GenerationInterface` to use instead of making one; it has the
@@ -86,7 +88,8 @@ def evaluate(
     cfg = build_config(EvalConfig, settings, base=base)
     scorer = _choose_scorer(cfg, reward_fn, environment)
     if generation is None:
-        rl_models.get_generation_backend(cfg.generation.backend)
+        if cfg.generation.backend != "auto":
+            rl_models.get_generation_backend(cfg.generation.backend)
         check_model_folder(target.model)
     tokenizer = load_tokenizer(target.model)
     prompts = _load_prompts(cfg, dataset, datasets, tokenizer)
@@ -98,7 +101,7 @@ def evaluate(
             started,
             _start_environment(cfg, scorer, closing),
             tokenizer,
-            RolloutConfig(),
+            RolloutConfig(**dict(cfg.rollout), max_turns=cfg.max_rollout_turns),
             use_chat_template=cfg.data.apply_chat_template,
         )
         found = {
@@ -112,7 +115,7 @@ def evaluate(
 
 
 def _choose_scorer(
-    cfg: EvalConfig, reward_fn: Callable[..., Any] | None, environment: Any
+    cfg: EvalConfig, reward_fn: RewardFns | None, environment: Any
 ) -> Any:
     """Return the function or the object; None for the section `env`."""
     if reward_fn is not None and environment is not None:

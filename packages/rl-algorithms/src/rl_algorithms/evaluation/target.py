@@ -50,6 +50,9 @@ class EvaluationTarget:
         generation = (run.get("policy") or {}).get("generation")
         if generation:
             found["generation"] = generation
+        for section in run.values():
+            if isinstance(section, Mapping) and "max_rollout_turns" in section:
+                found["max_rollout_turns"] = section["max_rollout_turns"]
         return found if run else {}
 
 

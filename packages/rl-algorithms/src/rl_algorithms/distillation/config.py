@@ -1,0 +1,101 @@
+"""Configuration of distillation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self
+
+from pydantic import Field, model_validator
+
+from rl_algorithms.losses.distillation_config import DistillationLossConfig
+from rl_algorithms.trainers.rollout_config import (
+    RolloutTrainerConfig,
+    SamplingSettings,
+    check_generation,
+    with_generation,
+)
+from rl_models.config import PolicyConfig
+
+__all__ = ["DistillationConfig", "DistillationSettings"]
+
+_OF_THE_STUDENT = (
+    "max_total_sequence_length",
+    "precision",
+    "logprob_batch_size",
+    "num_threads",
+    "dynamic_batching",
+    "sequence_packing",
+)
+"""What the teacher takes over from `policy` where its own section says nothing."""
+
+
+class DistillationSettings(SamplingSettings):
+    """Section `distillation`."""
+
+    on_policy: bool = True
+    """Train on answers that the student samples; false: on the answers in the data,
+    which nothing is sampled for."""
+    num_generations_per_prompt: int = Field(1, gt=0)
+    """Answers that the student samples to each prompt."""
+    topk_logits_k: int = Field(64, gt=0)
+    """How many of its most probable tokens the teacher gives at each position; at most
+    the vocabulary."""
+
+    @model_validator(mode="after")
+    def _check_off_policy(self) -> Self:
+        if not self.on_policy and self.num_generations_per_prompt != 1:
+            raise ValueError(
+                "num_generations_per_prompt belongs to on_policy=true: got "
+                f"{self.num_generations_per_prompt} with on_policy=false; leave it out"
+            )
+        return self
+
+
+class DistillationConfig(RolloutTrainerConfig):
+    """Everything a distillation needs; `policy` is the student."""
+
+    output_dir: str = "runs/distillation"
+    """Folder of the run; see `TrainerConfig`."""
+    teacher: PolicyConfig
+    """The teacher, which is never trained; a plain name or folder will do. What it does
+    not say about lengths, precision and batches is that of `policy`."""
+    distillation: DistillationSettings = Field(default_factory=DistillationSettings)
+    """The algorithm."""
+    loss_fn: DistillationLossConfig = Field(default_factory=DistillationLossConfig)
+    """The loss."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in(cls, data: Any) -> Any:
+        """Sample answers of half the context; fit the teacher to the student."""
+        if not isinstance(data, Mapping) or not isinstance(data.get("policy"), Mapping):
+            return data
+        settings = data.get("distillation")
+        if not (isinstance(settings, Mapping) and settings.get("on_policy") is False):
+            data = with_generation(data)
+        policy, filled = data["policy"], dict(data)
+        teacher = filled.get("teacher")
+        if isinstance(teacher, str | Path):
+            teacher = {"model_name": str(teacher)}
+        if isinstance(teacher, Mapping):
+            own = {name: policy[name] for name in _OF_THE_STUDENT if name in policy}
+            filled["teacher"] = own | dict(teacher)
+        return filled
+
+    @model_validator(mode="after")
+    def _check_teacher(self) -> Self:
+        longest = self.policy.max_total_sequence_length
+        if self.teacher.max_total_sequence_length < longest:
+            raise ValueError(
+                "teacher.max_total_sequence_length must be at least that of policy "
+                f"({longest}): got {self.teacher.max_total_sequence_length}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_generation(self) -> Self:
+        """What is sampled must fit, but only where anything is."""
+        if self.distillation.on_policy:
+            check_generation(self.policy)
+        return self

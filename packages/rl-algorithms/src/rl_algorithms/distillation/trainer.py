@@ -1,0 +1,155 @@
+"""The trainer of distillation.
+
+```
+prompts -> the student's answers -> the teacher's top k -> rows -> train -> sync
+```
+Off-policy the answers are those of the data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from rl_algorithms.data import DataModule
+from rl_algorithms.distillation.config import DistillationConfig, DistillationSettings
+from rl_algorithms.distillation.unscored import Unscored
+from rl_algorithms.distillation.vocabulary import check_same_vocabulary
+from rl_algorithms.losses.distillation import DistillationLossFn
+from rl_algorithms.trainers.components import Needs
+from rl_algorithms.trainers.data_limits import keep_small_data
+from rl_algorithms.trainers.rollout_trainer import RolloutTrainer
+from rl_algorithms.trainers.training_rows import (
+    count_tokens,
+    pad_to_plan,
+    train_metrics,
+)
+from rl_algorithms.trainers.validation import ValidationResult
+from rl_distributed.batched_data_dict import BatchedDataDict
+from rl_models.tokens.tokenizer import load_tokenizer
+
+__all__ = ["DistillationTrainer"]
+
+_COLUMNS = ("input_ids", "input_lengths", "token_mask", "sample_mask")
+# Validation samples with the noise of this step number, which no training step has.
+_VALIDATION_STEP = -1
+
+
+class DistillationTrainer(RolloutTrainer[DistillationConfig]):
+    """Teaches a student the distribution of a teacher (Agarwal et al., 2306.13649)."""
+
+    algorithm: ClassVar[str] = "distillation"
+    config_class: ClassVar[type[DistillationConfig]] = DistillationConfig
+
+    @property
+    def _sampling(self) -> DistillationSettings:
+        return self.config.distillation
+
+    def _needs(self, has_environment: bool) -> Needs:
+        samples = self._sampling.on_policy
+        return Needs(
+            generation=samples, environment=samples and has_environment, teacher=True
+        )
+
+    def _load_data(self, dataset: Any, val_dataset: Any) -> tuple[Any, Any]:
+        settings, teacher = self._sampling, self.config.teacher
+        tokenizer = self.components.tokenizer
+        name = teacher.tokenizer.name or teacher.model_name
+        check_same_vocabulary(tokenizer, load_tokenizer(name))
+        self._k = min(settings.topk_logits_k, len(tokenizer.get_vocab()))
+        if settings.on_policy:
+            return super()._load_data(dataset, val_dataset)
+        data = DataModule(
+            keep_small_data(self.config.data, dataset, self.plan.num_prompts),
+            tokenizer,
+            kind="demonstrations",
+            batch_size=self.plan.num_prompts,
+            val_batch_size=settings.val_batch_size,
+            max_length=self.config.policy.max_total_sequence_length,
+            seed=self.config.seed,
+            train=dataset,
+            validation=val_dataset,
+            max_val_rows=settings.max_val_samples,
+        )
+        return data.train_loader, data.validation_loader()
+
+    def _build_loss(self) -> DistillationLossFn:
+        return DistillationLossFn(self.config.loss_fn)
+
+    def _setup_algorithm(self) -> None:
+        self._is_scored = self.components.environment is not None
+        if not self._sampling.on_policy:
+            self._loss = self._build_loss()
+            return
+        if not self._is_scored:
+            self.components = replace(self.components, environment=Unscored())
+        super()._setup_algorithm()
+
+    def _train_step(self, batch: Any) -> Mapping[str, Any]:
+        rows, metrics = batch, dict[str, Any]()
+        if self._sampling.on_policy:
+            self.sync_weights()
+            rows, metrics = self._run_rollouts(batch, 0)
+            rows = _to_train_on(rows)
+        if not self._is_scored:
+            metrics = {k: v for k, v in metrics.items() if not k.startswith("reward")}
+        metrics |= count_tokens(rows)
+        rows, rows_per_step = pad_to_plan(rows, self.plan)
+        with self.phase("teacher_logprob_inference"):
+            self._ask_teacher(rows)
+        output = self.train_policy(rows, self._loss, rows_per_step)
+        return metrics | train_metrics(output)
+
+    def _ask_teacher(self, rows: BatchedDataDict[Any]) -> None:
+        """Add the teacher's columns, at the student's temperature."""
+        temperature = self.config.policy.logprob_temperature
+        rows |= self.components.teacher.get_topk_logits(
+            rows, self._k, temperature=temperature
+        )
+
+    def _validate(self, loader: Any) -> ValidationResult:
+        """Measure answers where something scores them, else the loss."""
+        if self._is_scored:
+            return super()._validate(loader)
+        if self._sampling.on_policy:
+            self.sync_weights()
+            loader = self._answers(loader)
+        return ValidationResult(self._loss_of(loader))
+
+    def _answers(self, loader: Iterable[Any]) -> Iterator[BatchedDataDict[Any]]:
+        """The student's answers to held-out prompts."""
+        generation = self.config.policy.generation
+        assert generation is not None
+        greedy, first = self._sampling.val_greedy, 0
+        for batch in loader:
+            result = self._rollouts.run(
+                batch,
+                num_generations=self._sampling.val_num_generations_per_prompt,
+                seed=self.config.seed,
+                step=_VALIDATION_STEP,
+                first_prompt_index=first,
+                greedy=greedy,
+                sampling=None
+                if greedy
+                else generation.sampling_params(validation=True),
+            )
+            first += batch.size
+            yield _to_train_on(result.rows)
+
+    def _loss_of(self, batches: Iterable[BatchedDataDict[Any]]) -> dict[str, float]:
+        """Return the loss over all tokens of the batches."""
+        total = count = 0.0
+        for rows in batches:
+            self._ask_teacher(rows)
+            num_tokens = count_tokens(rows)["num_valid_tokens"]
+            output = self.components.policy.train(
+                rows, self._loss, eval_mode=True, gbs=rows.size
+            )
+            total += float(output["loss"].mean()) * num_tokens
+            count += num_tokens
+        return {"val_loss": total / count if count else 0.0, "num_tokens": count}
+
+
+def _to_train_on(rows: BatchedDataDict[Any]) -> BatchedDataDict[Any]:
+    return BatchedDataDict({name: rows[name] for name in _COLUMNS})

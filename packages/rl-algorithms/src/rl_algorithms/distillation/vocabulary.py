@@ -1,0 +1,34 @@
+"""Whether two tokenizers mean the same by a token."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rl_distributed.errors import ConfigError
+
+__all__ = ["check_same_vocabulary"]
+
+
+def check_same_vocabulary(student: Any, teacher: Any) -> None:
+    """Compare two tokenizers token by token.
+
+    A divergence is taken token by token, so token i must be the same text for both.
+
+    Args:
+        student: The student's tokenizer.
+        teacher: The teacher's tokenizer.
+
+    Raises:
+        ConfigError: They differ; the message names a token.
+    """
+    ours, theirs = student.get_vocab(), teacher.get_vocab()
+    if ours == theirs:
+        return
+    odd = sorted(ours.items() ^ theirs.items(), key=lambda item: item[1])
+    token, number = odd[0]
+    raise ConfigError(
+        "teacher and policy must have the same vocabulary: they have "
+        f"{len(theirs)} and {len(ours)} tokens and differ in {len(odd)} entries, the "
+        f"first being token {number} ({token!r}); use a teacher of the same model "
+        "family"
+    )
