@@ -83,6 +83,9 @@ def test_chat_template_learns_what_the_model_writes(chat):
         [{"messages": TALK}], chat, DataConfig(roles_to_train_on=["user"])
     )
     assert shown(users, chat)[1] == "<u>a\n<u>c\n"
+    everyone = DataConfig.from_dict({"roles_to_train_on": "all"})
+    (whole,) = process_demonstrations([{"messages": TALK}], chat, everyone)
+    assert shown(whole, chat)[1] == "<u>a\nbb\n<u>c\ndd\n"
     (pair,) = process_demonstrations([{"prompt": "x", "answer": "y"}], chat)
     assert shown(pair, chat) == ("<u>x\n<a>y\n", "y\n")
 
