@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+import rl_algorithms as rl
 from rl_algorithms.api import algorithm_settings, get_algorithm
 from rl_algorithms.grpo.config import GRPOConfig
 from rl_algorithms.presets import Preset, find_preset, preset_names, register_preset
@@ -90,3 +91,17 @@ def test_presets_of_ones_own():
     for taken in ("dapo", "reinforce++"):
         with pytest.raises(ConfigError, match="choose another name"):
             register_preset(Preset(taken, "grpo", "Mine", {}))
+
+
+def test_train_puts_the_preset_beneath_its_settings(monkeypatch):
+    monkeypatch.setattr(rl.GRPOTrainer, "fit", lambda trainer, *args, **kw: trainer)
+
+    def trained(**settings) -> GRPOConfig:
+        return rl.train("m", [], algorithm="dapo", **settings).config
+
+    built = trained(ratio_clip_max=0.5, config={"seed": 5})
+    assert built.grpo.use_dynamic_sampling
+    assert (built.loss_fn.ratio_clip_max, built.seed) == (0.5, 5)
+    # A whole configuration is taken as it is.
+    whole = GRPOConfig.from_dict(MODEL)
+    assert not trained(config=whole).grpo.use_dynamic_sampling

@@ -44,7 +44,7 @@ def train(
     as_json: bool,
     quiet: bool,
 ) -> int:
-    """Train by a RECIPE (a name or a .yaml file) or by an ALGORITHM.
+    """Train by a RECIPE (a name or a .yaml file), an ALGORITHM or a PRESET of one.
 
     KEY=VALUE changes a key of the configuration, +KEY=VALUE adds one to a mapping, ~KEY
     removes one. `rl config show NAME` lists them all. With --json the last line of
@@ -56,6 +56,7 @@ def train(
       rl train quickstart seed=7 stages.grpo.grpo.num_prompts_per_step=32
       rl train quickstart --resume
       rl train grpo --config my.yaml policy.model_name=path/to/model
+      rl train dapo policy.model_name=path/to/model data.train=rows.jsonl env.name=mine
       rl train sft policy.model_name=path/to/model data.train=rows.jsonl
     """
     began_s = time.monotonic()
