@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from rl_distributed.batched_data_dict import BatchedDataDict
+from rl_distributed.errors import ActorEnvironmentError
 from rl_distributed.virtual_cluster import RayVirtualCluster
 from rl_distributed.workers.builder import RayWorkerBuilder
 from rl_distributed.workers.future import MultiWorkerFuture
@@ -80,16 +81,24 @@ class GenerationPolicy(WeightUpdates, GenerationInterface):
         if hosting.calls_at_once > 1:
             # Besides these, one for updates and one for what else there is to ask.
             builder = builder.with_options(max_concurrency=hosting.calls_at_once + 2)
-        self.group = RayWorkerGroup(
-            self._cluster,
-            builder,
-            workers_per_node=replicas_per_node(self._cluster, config.num_replicas),
-            name_prefix=self._name_prefix,
-            env_vars=hosting.variables,
-            start_deadline_s=config.start_deadline_s,
-            call_deadline_s=config.call_deadline_s,
-            failure_policy=FailFast(heartbeat_limit_s=config.heartbeat_limit_s),
-        )
+        try:
+            self.group = RayWorkerGroup(
+                self._cluster,
+                builder,
+                workers_per_node=replicas_per_node(self._cluster, config.num_replicas),
+                name_prefix=self._name_prefix,
+                env_vars=hosting.variables,
+                start_deadline_s=config.start_deadline_s,
+                call_deadline_s=config.call_deadline_s,
+                failure_policy=FailFast(heartbeat_limit_s=config.heartbeat_limit_s),
+            )
+        except ActorEnvironmentError as error:
+            module = hosting.worker_class.rpartition(".")[0]
+            error.add_note(
+                f"The backend {config.backend} runs in an environment of its own; "
+                f"build it ahead of the run by: rl env build {module}"
+            )
+            raise
         self.replicas = Replicas(
             self.group,
             self._revive,
