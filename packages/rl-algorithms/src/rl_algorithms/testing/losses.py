@@ -8,7 +8,7 @@ must be those of the whole batch, however that is cut, ordered, padded or spread
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from random import Random
 from typing import Any
 
@@ -17,85 +17,15 @@ from torch import Tensor
 
 from rl_algorithms.testing.batches import LossBatch
 from rl_algorithms.testing.examples import ConformanceError, for_examples
-from rl_distributed.metrics.values import Sum, as_metric
+from rl_algorithms.testing.loss_case import LossCase, Reference, check_close
 from rl_distributed.packing import PackingAlgorithm, get_packer
 
 __all__ = ["LOSS_CHECKS", "check_loss"]
 
-Reference = Callable[
-    [Mapping[str, Tensor], Mapping[str, Tensor], Mapping[str, Tensor]], Tensor | float
-]
 _JUNK = 1e3
 _STEP = 1e-6
 _NUM_DIRECTIONS = 6
 _ALWAYS_THERE = ("input_ids", "input_lengths", "token_mask", "sample_mask")
-
-
-class _Case:
-    """A loss under test."""
-
-    def __init__(
-        self,
-        loss_fn: Any,
-        make_batch: Callable[[int], LossBatch],
-        reference: Reference,
-        masks: Collection[str],
-        optional: Collection[str],
-        compare_metrics: bool,
-    ) -> None:
-        self.loss_fn, self.make_batch, self.reference = loss_fn, make_batch, reference
-        self.masks, self.optional = masks, optional
-        self.compare_metrics = compare_metrics
-
-    def run(
-        self,
-        batch: LossBatch,
-        cut: Callable[[LossBatch], Iterable[LossBatch]] = lambda batch: (batch,),
-    ) -> tuple[Tensor, dict[str, Tensor], dict[str, Any]]:
-        """Return loss, gradients and metrics of the parts that `cut` makes."""
-        leaves = {
-            name: value.detach().clone().requires_grad_()
-            for name, value in batch.inputs.items()
-        }
-        num_seqs, num_toks = batch.counts()
-        whole = LossBatch(batch.data, leaves, batch.rows_per_unit)
-        total = torch.zeros((), dtype=torch.float64)
-        metrics: dict[str, Any] = {}
-        for part in cut(whole):
-            loss, found = self.loss_fn(
-                dict(part.data), num_seqs, num_toks, **dict(part.inputs)
-            )
-            total = total + loss.double()
-            for name, value in found.items():
-                metric = as_metric(value, name=name, plain=Sum)
-                metrics[name] = (
-                    metrics[name].merge(metric) if name in metrics else metric
-                )
-        grads = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
-        return (
-            total.detach(),
-            {
-                name: torch.zeros_like(leaf) if grad is None else grad
-                for (name, leaf), grad in zip(leaves.items(), grads, strict=True)
-            },
-            metrics,
-        )
-
-    def same(
-        self,
-        check: str,
-        what: str,
-        batch: LossBatch,
-        cut: Callable[[LossBatch], Iterable[LossBatch]],
-    ) -> None:
-        """Fail unless the parts of a batch are worth what the batch is worth."""
-        want, want_grads, want_metrics = self.run(batch)
-        got, grads, metrics = self.run(batch, cut)
-        _close(check, f"the loss depends on {what}", got, want)
-        for name, grad in grads.items():
-            _close(check, f"the gradient depends on {what}", grad, want_grads[name])
-        if self.compare_metrics:
-            _close_metrics(check, what, metrics, want_metrics)
 
 
 def check_loss(
@@ -134,7 +64,7 @@ def check_loss(
     Raises:
         ConformanceError: A rule is broken; `.check` names it.
     """
-    case = _Case(loss_fn, make_batch, reference, masks, optional, compare_metrics)
+    case = LossCase(loss_fn, make_batch, reference, masks, optional, compare_metrics)
     for name in LOSS_CHECKS if checks is None else checks:
         check = _CHECKS[name]
         for_examples(
@@ -143,13 +73,15 @@ def check_loss(
         )
 
 
-def _value(case: _Case, batch: LossBatch, random: Random) -> None:
+def _value(case: LossCase, batch: LossBatch, random: Random) -> None:
     """The value is that of the reference."""
     want = _number(case.reference(batch.data, batch.inputs, batch.inputs))
-    _close("value", "the loss is not that of the reference", case.run(batch)[0], want)
+    check_close(
+        "value", "the loss is not that of the reference", case.run(batch)[0], want
+    )
 
 
-def _gradient(case: _Case, batch: LossBatch, random: Random) -> None:
+def _gradient(case: LossCase, batch: LossBatch, random: Random) -> None:
     """The gradient is that of the reference, by central differences.
 
     Along random directions, that of a masked position included: it has no gradient.
@@ -171,7 +103,7 @@ def _gradient(case: _Case, batch: LossBatch, random: Random) -> None:
             ]
             want = (ends[0] - ends[1]) / (2 * _STEP)
             got = (grads[name] * direction).sum()
-            _close(
+            check_close(
                 "gradient",
                 f"the gradient with respect to {name} is not that of the reference",
                 got,
@@ -181,18 +113,18 @@ def _gradient(case: _Case, batch: LossBatch, random: Random) -> None:
             )
 
 
-def _float32(case: _Case, batch: LossBatch, random: Random) -> None:
+def _float32(case: LossCase, batch: LossBatch, random: Random) -> None:
     """In float32 it is the same to five digits."""
     want, want_grads, _ = case.run(batch)
     got, grads, _ = case.run(batch.cast(torch.float32))
     message = "float32 inputs give another {}"
-    _close("float32", message.format("loss"), got, want, rtol=1e-4, atol=1e-5)
+    check_close("float32", message.format("loss"), got, want, rtol=1e-4, atol=1e-5)
     for name, grad in grads.items():
         want_grad = want_grads[name]
-        _close("float32", message.format("gradient"), grad, want_grad, 1e-3, 1e-5)
+        check_close("float32", message.format("gradient"), grad, want_grad, 1e-3, 1e-5)
 
 
-def _pure(case: _Case, batch: LossBatch, random: Random) -> None:
+def _pure(case: LossCase, batch: LossBatch, random: Random) -> None:
     """It changes no column, and a second call gives the same bits."""
     before = {name: value.clone() for name, value in batch.data.items()}
     first, second = case.run(batch)[0], case.run(batch)[0]
@@ -203,7 +135,7 @@ def _pure(case: _Case, batch: LossBatch, random: Random) -> None:
         raise ConformanceError("pure", f"two calls gave {first} and {second}")
 
 
-def _padding(case: _Case, batch: LossBatch, random: Random) -> None:
+def _padding(case: LossCase, batch: LossBatch, random: Random) -> None:
     """Columns behind the longest row change nothing, whatever they hold."""
     if batch.width is None:
         return
@@ -212,13 +144,13 @@ def _padding(case: _Case, batch: LossBatch, random: Random) -> None:
     case.same("padding", what, batch, lambda b: [b.with_width(width, _JUNK)])
 
 
-def _row_order(case: _Case, batch: LossBatch, random: Random) -> None:
+def _row_order(case: LossCase, batch: LossBatch, random: Random) -> None:
     """The order of rows changes nothing."""
     index = torch.cat(_shuffled(batch, random))
     case.same("row_order", "the order of rows", batch, lambda b: [b.rows(index)])
 
 
-def _micro_batches(case: _Case, batch: LossBatch, random: Random) -> None:
+def _micro_batches(case: LossCase, batch: LossBatch, random: Random) -> None:
     """Cut anywhere, each micro-batch as narrow as it may be, it is the same."""
     units = _units(batch)
     size = random.randint(1, len(units))
@@ -226,7 +158,7 @@ def _micro_batches(case: _Case, batch: LossBatch, random: Random) -> None:
     case.same("micro_batches", what, batch, lambda b: _cut(b, units, size))
 
 
-def _packing(case: _Case, batch: LossBatch, random: Random) -> None:
+def _packing(case: LossCase, batch: LossBatch, random: Random) -> None:
     """Put into bins by length, as packed and dynamic micro-batches are."""
     units = _shuffled(batch, random)
     lengths = [int(batch.lengths()[unit].sum()) for unit in units]
@@ -243,7 +175,7 @@ def _packing(case: _Case, batch: LossBatch, random: Random) -> None:
     )
 
 
-def _data_parallel(case: _Case, batch: LossBatch, random: Random) -> None:
+def _data_parallel(case: LossCase, batch: LossBatch, random: Random) -> None:
     """Spread over ranks, with rows that do not count where the rows do not divide."""
     units = _shuffled(batch, random)
     num_ranks, size = random.randint(2, 5), random.randint(1, 3)
@@ -265,7 +197,7 @@ def _data_parallel(case: _Case, batch: LossBatch, random: Random) -> None:
     case.same("data_parallel", f"the {num_ranks} ranks it ran on", batch, spread)
 
 
-def _all_masked(case: _Case, batch: LossBatch, random: Random) -> None:
+def _all_masked(case: LossCase, batch: LossBatch, random: Random) -> None:
     """A batch in which nothing counts is worth exactly 0 and has no gradient."""
     for name in case.masks:
         if name not in batch.data:
@@ -286,7 +218,7 @@ def _all_masked(case: _Case, batch: LossBatch, random: Random) -> None:
                 )
 
 
-def _missing_columns(case: _Case, batch: LossBatch, random: Random) -> None:
+def _missing_columns(case: LossCase, batch: LossBatch, random: Random) -> None:
     """Without a column that it reads a loss fails; it makes nothing up."""
     want = case.run(batch)[0]
     for name in sorted({*batch.data} - {*_ALWAYS_THERE, *case.optional}):
@@ -295,12 +227,12 @@ def _missing_columns(case: _Case, batch: LossBatch, random: Random) -> None:
             got = case.run(LossBatch(data, batch.inputs, batch.rows_per_unit))[0]
         except Exception:  # whichever: it was loud
             continue
-        _close(
+        check_close(
             "missing_columns", f"without column {name!r} the loss goes on", got, want
         )
 
 
-_CHECKS: dict[str, Callable[[_Case, LossBatch, Random], None]] = {
+_CHECKS: dict[str, Callable[[LossCase, LossBatch, Random], None]] = {
     "value": _value,
     "gradient": _gradient,
     "float32": _float32,
@@ -339,35 +271,3 @@ def _cut(batch: LossBatch, units: Sequence[Tensor], size: int) -> Iterable[LossB
 
 def _number(value: Tensor | float) -> Tensor:
     return torch.as_tensor(value, dtype=torch.float64).detach()
-
-
-def _close(
-    check: str,
-    message: str,
-    got: Tensor,
-    want: Tensor,
-    rtol: float = 1e-9,
-    atol: float = 1e-11,
-) -> None:
-    if not torch.allclose(got.double(), want.double(), rtol=rtol, atol=atol):
-        shown = [v.item() if v.dim() == 0 else v.tolist() for v in (got, want)]
-        raise ConformanceError(check, f"{message}: got {shown[0]}, not {shown[1]}")
-
-
-def _close_metrics(
-    check: str, what: str, got: Mapping[str, Any], want: Mapping[str, Any]
-) -> None:
-    for name in sorted({*got, *want}):
-        values = [
-            float(metrics[name])
-            if name in metrics and not metrics[name].is_empty
-            else None
-            for metrics in (got, want)
-        ]
-        if values[0] == values[1]:
-            continue
-        if None in values or not math.isclose(*values, rel_tol=1e-7, abs_tol=1e-9):  # type: ignore[arg-type]
-            raise ConformanceError(
-                check,
-                f"metric {name!r} depends on {what}: got {values[0]}, not {values[1]}",
-            )
