@@ -67,7 +67,10 @@ def algorithm_settings(
     Where `name` is an algorithm and no preset, the settings are what they are.
     """
     preset = None if name in _ALGORITHMS else find_preset(name)
-    return dict(settings or {}) if preset is None else preset.under(settings or {})
+    if preset is not None:
+        return preset.under(settings or {})
+    # A document keeps where each key was written.
+    return settings if isinstance(settings, dict) else dict(settings or {})
 
 
 def suggest_algorithm(name: str, others: Iterable[str] = ()) -> str:

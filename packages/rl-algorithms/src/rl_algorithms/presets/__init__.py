@@ -37,7 +37,7 @@ class Preset:
 
     def under(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Return a tree of settings that begins with those of the preset."""
-        return dict(merge_configs(self.settings, settings))
+        return merge_configs(self.settings, settings)
 
 
 _registered: dict[str, Preset] = {}
