@@ -380,6 +380,8 @@ def test_weights_are_replaced_verified_and_counted(tmp_path, tiny_folder):
         some = [pair for pair in weights.items() if "embed_tokens" not in pair[0]]
         with pytest.raises(WeightSyncError, match=r"embed_tokens\.weight is missing"):
             backend.load_weights(iter(some), 6)
+        with pytest.raises(GenerationError, match="last update failed"):
+            backend.generate(data)
 
 
 def test_no_row_is_sampled_before_the_first_weights(tiny_folder):

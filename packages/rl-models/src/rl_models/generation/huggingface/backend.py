@@ -116,7 +116,7 @@ class HuggingFaceGenerationBackend:
         """
         if not self._has_weights:
             raise GenerationError(
-                f"{self.name} was started without weights and has not received any. "
+                f"{self.name} was started without weights, or its last update failed. "
                 "Call WeightSynchronizer.sync_weights() before generate()."
             )
         params = sampling or self.config.sampling_params()
@@ -213,6 +213,7 @@ class HuggingFaceGenerationBackend:
         self, tensors: Iterator[tuple[str, torch.Tensor]], version: int
     ) -> int:
         """Copy every tensor into the model, and serve it as `version`."""
+        self._has_weights = False
         load_tensors(self.model, tensors, receiver=self.name)
         self._decoder.refresh()
         self._has_weights = True
