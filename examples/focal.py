@@ -43,9 +43,6 @@ class FocalTrainer(BaseTrainer[SFTConfig]):
         )
         return data.train_loader, None
 
-    def _limits(self) -> tuple[int | None, int | None]:
-        return self.config.sft.max_num_epochs, self.config.sft.max_num_steps
-
     def _setup_algorithm(self) -> None:
         self._loss = self._build_loss()
 

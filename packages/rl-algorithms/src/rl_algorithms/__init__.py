@@ -68,6 +68,7 @@ if TYPE_CHECKING:
     from rl_algorithms.trainers.config import EnvConfig, TrainerConfig
     from rl_algorithms.trainers.pool import WorkerPool
     from rl_algorithms.trainers.result import History, TrainResult
+    from rl_algorithms.trainers.run_settings import RunSettings
     from rl_algorithms.trainers.signals import Interrupted
     from rl_algorithms.trainers.state import TrainerState
     from rl_algorithms.trainers.validation import ValidationResult
@@ -120,6 +121,7 @@ __all__ = [
     "RolloutConfig",
     "RolloutEngine",
     "RolloutResult",
+    "RunSettings",
     "SFTConfig",
     "SFTSettings",
     "SFTTrainer",
@@ -195,6 +197,7 @@ _NAMES_OF_MODULE = {
     "trainers.config": ["EnvConfig", "TrainerConfig"],
     "trainers.pool": ["WorkerPool"],
     "trainers.result": ["History", "TrainResult"],
+    "trainers.run_settings": ["RunSettings"],
     "trainers.signals": ["Interrupted"],
     "trainers.state": ["TrainerState"],
     "trainers.validation": ["ValidationResult"],

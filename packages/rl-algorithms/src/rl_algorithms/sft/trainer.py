@@ -13,7 +13,6 @@ from rl_algorithms.trainers.answers import validate_by_answers
 from rl_algorithms.trainers.base import BaseTrainer
 from rl_algorithms.trainers.components import Needs
 from rl_algorithms.trainers.data_limits import keep_small_data
-from rl_algorithms.trainers.schedule import EarlyStop, ValidationSchedule
 from rl_algorithms.trainers.training_rows import (
     count_tokens,
     pad_to_plan,
@@ -81,22 +80,6 @@ class SFTTrainer(BaseTrainer[SFTConfig]):
         )
         self.sample_prompt = prompts.train_dataset[0]
         return loader, prompts.train_loader
-
-    def _limits(self) -> tuple[int | None, int | None]:
-        return self.config.sft.max_num_epochs, self.config.sft.max_num_steps
-
-    def _validation_schedule(self) -> ValidationSchedule:
-        s = self.config.sft
-        return ValidationSchedule(
-            s.val_period, s.val_start_at, s.val_at_start, s.val_at_end
-        )
-
-    def _early_stop(self) -> EarlyStop:
-        s = self.config.sft
-        metric, threshold = s.stop_at_validation_metric, s.stop_at_validation_threshold
-        if metric is None or threshold is None:
-            return EarlyStop()
-        return EarlyStop(metric, threshold, higher_is_better="loss" not in metric)
 
     def _build_loss(self) -> NLLLossFn:
         return NLLLossFn()

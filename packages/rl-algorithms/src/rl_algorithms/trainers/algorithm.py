@@ -10,6 +10,7 @@ from rl_algorithms.trainers.batch_plan import BatchPlan
 from rl_algorithms.trainers.components import Components, Needs
 from rl_algorithms.trainers.config import TrainerConfig
 from rl_algorithms.trainers.loss import StaticLoss
+from rl_algorithms.trainers.run_settings import RunSettings
 from rl_algorithms.trainers.schedule import EarlyStop, ValidationSchedule
 from rl_algorithms.trainers.validation import ValidationResult
 
@@ -89,13 +90,31 @@ class Algorithm(ABC, Generic[ConfigT]):
         It may set `sample_prompt`, a row on which the reward function is tried.
         """
 
+    @property
+    def _settings(self) -> RunSettings:
+        """The section of the configuration that says how long to train.
+
+        Default: the one section that is a `RunSettings`; without it one pass over the
+        data, and no validation.
+        """
+        values = (getattr(self.config, name) for name in type(self.config).model_fields)
+        found = [value for value in values if isinstance(value, RunSettings)]
+        return found[0] if len(found) == 1 else RunSettings(val_period=0)
+
     def _validation_schedule(self) -> ValidationSchedule:
         """Say when to validate."""
-        return ValidationSchedule()
+        s = self._settings
+        return ValidationSchedule(
+            s.val_period, s.val_start_at, s.val_at_start, s.val_at_end
+        )
 
     def _early_stop(self) -> EarlyStop:
         """Say which validation ends the run."""
-        return EarlyStop()
+        s = self._settings
+        metric, goal = s.stop_at_validation_metric, s.stop_at_validation_threshold
+        if metric is None or goal is None:
+            return EarlyStop()
+        return EarlyStop(metric, goal, higher_is_better="loss" not in metric)
 
     def _validate(self, loader: Any) -> ValidationResult:
         """Measure the policy on the batches of a loader, without training."""
@@ -103,4 +122,4 @@ class Algorithm(ABC, Generic[ConfigT]):
 
     def _limits(self) -> tuple[int | None, int | None]:
         """Return the largest number of epochs and of steps."""
-        return 1, None
+        return self._settings.max_num_epochs, self._settings.max_num_steps

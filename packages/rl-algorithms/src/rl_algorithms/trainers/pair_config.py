@@ -2,52 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Self
+from pydantic import Field
 
-from pydantic import Field, model_validator
-
-from rl_distributed.config import Config
+from rl_algorithms.trainers.run_settings import RunSettings
 
 __all__ = ["PairSettings"]
 
 
-class PairSettings(Config):
+class PairSettings(RunSettings):
     """For how long pairs are learned, and how it is measured."""
 
-    max_num_epochs: int | None = Field(1, gt=0)
-    """Passes over the pairs; null: no limit."""
-    max_num_steps: int | None = Field(None, gt=0)
-    """Optimizer steps; null: no limit."""
-    val_period: int = Field(10, ge=0)
-    """Steps between two validations; 0: none."""
-    val_start_at: int = -1
-    """No periodic validation before this step."""
-    val_at_start: bool = False
-    """Also validate before the first step."""
-    val_at_end: bool = False
-    """Also validate after the last step."""
     val_global_batch_size: int = Field(32, gt=0)
     """Pairs per validation batch."""
     val_batches: int | None = Field(8, gt=0)
     """At most so many validation batches; null: all."""
-    stop_at_validation_metric: str | None = None
-    """`val:accuracy`, `val:loss`, ...: its goal ends the run; null: none."""
-    stop_at_validation_threshold: float | None = None
-    """The goal; a loss must fall to it, anything else must rise to it."""
-
-    @model_validator(mode="after")
-    def _check_limits(self) -> Self:
-        if self.max_num_epochs is None and self.max_num_steps is None:
-            raise ValueError(
-                "max_num_epochs and max_num_steps are both null: the run would never "
-                "end; set one of them"
-            )
-        if (self.stop_at_validation_metric is None) != (
-            self.stop_at_validation_threshold is None
-        ):
-            raise ValueError(
-                "stop_at_validation_metric and stop_at_validation_threshold belong "
-                f"together: got {self.stop_at_validation_metric!r} and "
-                f"{self.stop_at_validation_threshold!r}"
-            )
-        return self

@@ -14,7 +14,6 @@ from rl_algorithms.trainers.algorithm import ConfigT
 from rl_algorithms.trainers.base import BaseTrainer
 from rl_algorithms.trainers.data_limits import keep_small_data
 from rl_algorithms.trainers.pair_config import PairSettings
-from rl_algorithms.trainers.schedule import EarlyStop, ValidationSchedule
 from rl_algorithms.trainers.training_rows import (
     count_tokens,
     pad_to_plan,
@@ -60,22 +59,6 @@ class PairTrainer(BaseTrainer[ConfigT]):
         )
         self._data = data
         return data.train_loader, data.validation_loader()
-
-    def _limits(self) -> tuple[int | None, int | None]:
-        return self._pairs.max_num_epochs, self._pairs.max_num_steps
-
-    def _validation_schedule(self) -> ValidationSchedule:
-        s = self._pairs
-        return ValidationSchedule(
-            s.val_period, s.val_start_at, s.val_at_start, s.val_at_end
-        )
-
-    def _early_stop(self) -> EarlyStop:
-        s = self._pairs
-        metric, threshold = s.stop_at_validation_metric, s.stop_at_validation_threshold
-        if metric is None or threshold is None:
-            return EarlyStop()
-        return EarlyStop(metric, threshold, higher_is_better="loss" not in metric)
 
     def _setup_algorithm(self) -> None:
         self._loss = self._build_loss()

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from rl_algorithms.rollout.config import RolloutSettings
 from rl_algorithms.trainers.config import TrainerConfig
 from rl_algorithms.trainers.mismatch import MismatchConfig
-from rl_distributed.config import Config
+from rl_algorithms.trainers.run_settings import RunSettings
 from rl_models.config import PolicyConfig
 
 __all__ = [
@@ -21,27 +21,15 @@ __all__ = [
 ]
 
 
-class SamplingSettings(Config):
+class SamplingSettings(RunSettings):
     """How many prompts and answers, for how long, and how it is measured."""
 
     num_prompts_per_step: int = Field(32, gt=0)
     """Prompts per step."""
     num_generations_per_prompt: int = Field(8, gt=0)
     """Answers that are sampled to each prompt: the group."""
-    max_num_epochs: int | None = Field(1, gt=0)
-    """Passes over the prompts; null: no limit."""
-    max_num_steps: int | None = Field(None, gt=0)
-    """Steps; null: no limit."""
     max_rollout_turns: int = Field(1, gt=0)
     """Answers per conversation, where the environment goes on."""
-    val_period: int = Field(10, ge=0)
-    """Steps between two validations; 0: none."""
-    val_start_at: int = -1
-    """No periodic validation before this step."""
-    val_at_start: bool = False
-    """Also validate before the first step."""
-    val_at_end: bool = False
-    """Also validate after the last step."""
     val_batch_size: int = Field(256, gt=0)
     """Prompts per call of the generator in a validation."""
     max_val_samples: int | None = Field(256, gt=0)
@@ -50,27 +38,6 @@ class SamplingSettings(Config):
     """Answers per held-out prompt."""
     val_greedy: bool = True
     """Take the most probable token in a validation instead of sampling."""
-    stop_at_validation_metric: str | None = None
-    """Name such as `val:accuracy` whose goal ends the run; null: none."""
-    stop_at_validation_threshold: float | None = None
-    """The goal."""
-
-    @model_validator(mode="after")
-    def _check_limits(self) -> Self:
-        if self.max_num_epochs is None and self.max_num_steps is None:
-            raise ValueError(
-                "max_num_epochs and max_num_steps are both null: the run would never "
-                "end; set one of them"
-            )
-        if (self.stop_at_validation_metric is None) != (
-            self.stop_at_validation_threshold is None
-        ):
-            raise ValueError(
-                "stop_at_validation_metric and stop_at_validation_threshold belong "
-                f"together: got {self.stop_at_validation_metric!r} and "
-                f"{self.stop_at_validation_threshold!r}"
-            )
-        return self
 
 
 class RolloutTrainerConfig(TrainerConfig):

@@ -17,7 +17,6 @@ from rl_algorithms.trainers.rollout_config import (
     RolloutTrainerConfig,
     SamplingSettings,
 )
-from rl_algorithms.trainers.schedule import EarlyStop, ValidationSchedule
 from rl_algorithms.trainers.validation import ValidationResult
 from rl_distributed.batched_data_dict import BatchedDataDict
 from rl_distributed.errors import ConfigError
@@ -77,22 +76,6 @@ class RolloutTrainer(BaseTrainer[RolloutConfigT]):
         )
         self.sample_prompt = data.train_dataset[0]
         return data.train_loader, data.validation_loader()
-
-    def _limits(self) -> tuple[int | None, int | None]:
-        return self._sampling.max_num_epochs, self._sampling.max_num_steps
-
-    def _validation_schedule(self) -> ValidationSchedule:
-        s = self._sampling
-        return ValidationSchedule(
-            s.val_period, s.val_start_at, s.val_at_start, s.val_at_end
-        )
-
-    def _early_stop(self) -> EarlyStop:
-        s = self._sampling
-        metric, threshold = s.stop_at_validation_metric, s.stop_at_validation_threshold
-        if metric is None or threshold is None:
-            return EarlyStop()
-        return EarlyStop(metric, threshold, higher_is_better="loss" not in metric)
 
     def _setup_algorithm(self) -> None:
         self._loss = self._build_loss()

@@ -1,0 +1,50 @@
+"""How long a run trains and when it validates: the same keys for every algorithm."""
+
+from __future__ import annotations
+
+from typing import Self
+
+from pydantic import Field, model_validator
+
+from rl_distributed.config import Config
+
+__all__ = ["RunSettings"]
+
+
+class RunSettings(Config):
+    """Base of the section of an algorithm; the trainer loop reads these keys."""
+
+    max_num_epochs: int | None = Field(1, gt=0)
+    """Passes over the data; null: no limit."""
+    max_num_steps: int | None = Field(None, gt=0)
+    """Steps; null: no limit."""
+    val_period: int = Field(10, ge=0)
+    """Steps between two validations; 0: none."""
+    val_start_at: int = -1
+    """No periodic validation before this step."""
+    val_at_start: bool = False
+    """Also validate before the first step."""
+    val_at_end: bool = False
+    """Also validate after the last step."""
+    stop_at_validation_metric: str | None = None
+    """Name such as `val:accuracy` or `val:val_loss` whose goal ends the run; null:
+    none."""
+    stop_at_validation_threshold: float | None = None
+    """The goal; a loss must fall to it, anything else must rise to it."""
+
+    @model_validator(mode="after")
+    def _check_limits(self) -> Self:
+        if self.max_num_epochs is None and self.max_num_steps is None:
+            raise ValueError(
+                "max_num_epochs and max_num_steps are both null: the run would never "
+                "end; set one of them"
+            )
+        if (self.stop_at_validation_metric is None) != (
+            self.stop_at_validation_threshold is None
+        ):
+            raise ValueError(
+                "stop_at_validation_metric and stop_at_validation_threshold belong "
+                f"together: got {self.stop_at_validation_metric!r} and "
+                f"{self.stop_at_validation_threshold!r}"
+            )
+        return self
