@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import random
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -24,6 +25,8 @@ from matplotlib.figure import Figure
 
 from rl_algorithms import TrainResult, WorkerPool, get_algorithm
 from rl_algorithms.api import algorithm_settings
+from rl_algorithms.data.config import DatasetConfig, TasksConfig
+from rl_algorithms.data.sources import load_configured
 from rl_algorithms.evaluation import evaluate
 from rl_algorithms.presets import find_preset
 from rl_distributed import load_config, merge_configs
@@ -236,6 +239,74 @@ def distillation(folder: Path, seed: int, pool: WorkerPool) -> Curve:
     return curve_of(result, "val:accuracy", teacher=taught.metrics["val:accuracy"])
 
 
+def ppo(folder: Path, seed: int, pool: WorkerPool) -> Curve:
+    """Sort better by what a critic says of each token; both begin with one model."""
+    start = Sorting.start(folder / "start", seed, pool)
+    settings = Sorting.sampling()
+    settings["ppo"] = settings.pop("grpo")
+    passes, rows = 2, 256
+    num_updates = NUM_STEPS * passes * 512 // rows
+    changes = {
+        "policy": {
+            "train_global_batch_size": rows,
+            "optimizer": {"kwargs": {"lr": 1e-3}},
+            "scheduler": {"kwargs": {"total_steps": num_updates}},
+        },
+        "critic": {"optimizer": {"kwargs": {"lr": 2e-3}}},
+        "ppo": {"ppo_epochs": passes, "critic_warmup_steps": 4},
+    }
+    settings = merge_configs(with_model(settings, start), changes)
+    return curve_of(train("ppo", settings, folder / "run", seed, pool), "val:accuracy")
+
+
+def orders(folder: Path, seed: int) -> dict[str, Any]:
+    """Return the data of pairs: the digits in their order, and in any other one."""
+    rng = random.Random(seed)
+    files = {}
+    for part, num_rows in (("train", 4096), ("held_out", 512)):
+        tasks = TasksConfig(
+            world="sorting", part=part, num_rows=num_rows, settings={"num_digits": 6}
+        )
+        rows, _ = load_configured(DatasetConfig(tasks=tasks))
+        lines = []
+        for row in rows:
+            right = sorted(row["prompt"].removesuffix("="))
+            wrong = rng.sample(right, len(right))
+            if wrong != right:
+                pair = {"chosen": "".join(right), "rejected": "".join(wrong)}
+                lines.append(json.dumps({"prompt": row["prompt"], **pair}))
+        files[part] = folder / f"{part}.jsonl"
+        files[part].write_text("\n".join(lines))
+    return {"train": str(files["train"]), "validation": str(files["held_out"])}
+
+
+def reward_model(folder: Path, seed: int, pool: WorkerPool) -> Curve:
+    """Tell digits in their order from digits in another one."""
+    start = Sorting.start(folder / "start", seed, pool)
+    settings = {
+        "policy": {
+            "max_total_sequence_length": 16,
+            "train_global_batch_size": 128,
+            "train_micro_batch_size": 256,
+            "optimizer": {"kwargs": {"lr": 2e-3, "betas": [0.9, 0.99]}},
+            "scheduler": {"warmup_steps": 10},
+        },
+        "data": orders(folder, seed),
+        "rm": {
+            "max_num_epochs": None,
+            "max_num_steps": NUM_STEPS,
+            "val_period": NUM_STEPS // 10,
+            "val_at_start": True,
+            "val_at_end": True,
+            "val_global_batch_size": 512,
+            "val_batches": None,
+        },
+        "checkpointing": {"enabled": False},
+    }
+    result = train("rm", with_model(settings, start), folder / "run", seed, pool)
+    return curve_of(result, "val:accuracy")
+
+
 EXPERIMENTS: dict[str, Experiment] = {
     "grpo": on_sorting(
         "grpo",
@@ -260,6 +331,8 @@ EXPERIMENTS: dict[str, Experiment] = {
     "reinforce_plus_plus": on_sorting(
         "reinforce_plus_plus", "REINFORCE++", num_generations=1
     ),
+    "ppo": Experiment("PPO", "held-out accuracy", ppo),
+    "rm": Experiment("Reward model", "held-out pairs in the right order", reward_model),
     "dpo": Experiment("DPO", "held-out pairs in the right order", dpo),
     "distillation": Experiment(
         "On-policy distillation", "held-out accuracy", distillation

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from rl_cli import compose
 from rl_cli.run_config import load_run, recipe_names, run_from_dict
 from rl_distributed import UserError
 
@@ -144,3 +145,18 @@ def test_recipe_without_stages_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text("title: x\nstages: {}\n")
     assert "at least one stage" in refused(str(path))
+
+
+def test_a_critic_begins_with_the_model_that_is_handed_on():
+    data = {
+        "seed": 1,
+        "policy": {"model_name": "(handed on)"},
+        "critic": {"model_name": "(handed on)", "head": "value"},
+        "teacher": {"model_name": "large"},
+        "early_stop": None,
+    }
+    found = compose._with_model(data, "runs/sft/model")
+    assert found == {
+        "policy": {"model_name": "runs/sft/model"},
+        "critic": {"model_name": "runs/sft/model"},
+    }

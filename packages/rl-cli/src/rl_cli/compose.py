@@ -108,12 +108,23 @@ def _trainer(
     stage: Stage, folder: RunFolder, model: Path | None, pool: WorkerPool
 ) -> BaseTrainer[Any]:
     changes: dict[str, Any] = {"output_dir": str(folder.stage(stage.name))}
+    data = stage.config.to_dict()
     if model is not None:
-        changes["policy"] = {"model_name": str(model)}
-    data = merge_configs(stage.config.to_dict(), changes)
+        changes |= _with_model(data, str(model))
+    data = merge_configs(data, changes)
     cls = get_algorithm(stage.algorithm)
     config = cls.config_class.from_dict(data, source=f"stage {stage.name}")
     return cls(config, pool=pool)
+
+
+def _with_model(data: dict[str, Any], model: str) -> dict[str, Any]:
+    """Put the model handed on into each section that has the policy's, as a critic."""
+    name = data["policy"]["model_name"]
+    return {
+        key: {"model_name": model}
+        for key, section in data.items()
+        if isinstance(section, dict) and section.get("model_name") == name
+    }
 
 
 def _train(

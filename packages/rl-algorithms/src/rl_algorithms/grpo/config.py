@@ -19,7 +19,7 @@ from rl_algorithms.trainers.rollout_config import (
     with_generation,
 )
 
-__all__ = ["GRPOConfig", "GRPOSettings"]
+__all__ = ["GRPOConfig", "GRPOSettings", "with_lengths"]
 
 
 class GRPOSettings(SamplingSettings):
@@ -97,7 +97,7 @@ class GRPOConfig(RolloutTrainerConfig):
         complete = isinstance(filled, Mapping) and isinstance(
             filled.get("policy"), Mapping
         )
-        return _with_lengths(dict(filled)) if complete else filled
+        return with_lengths(dict(filled), "grpo") if complete else filled
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -125,21 +125,26 @@ class GRPOConfig(RolloutTrainerConfig):
         return self
 
 
-def _with_lengths(data: dict[str, Any]) -> dict[str, Any]:
-    """Fill in the lengths that follow from the longest answer."""
+def with_lengths(data: dict[str, Any], section: str) -> dict[str, Any]:
+    """Fill in the lengths that follow from the longest answer.
+
+    Args:
+        data: A whole configuration.
+        section: Where `reward_shaping` is.
+    """
     generation = data["policy"]["generation"]
     limit = (
         generation.get("max_new_tokens") if isinstance(generation, Mapping) else None
     )
     if not isinstance(limit, int):
         return data
-    loss, grpo = data.get("loss_fn"), data.get("grpo")
+    loss, own = data.get("loss_fn"), data.get(section)
     wanted = "fixed_length_normalizer"
     if isinstance(loss, Mapping) and loss.get(wanted) == "max_new_tokens":
         data["loss_fn"] = {**loss, wanted: limit}
-    if isinstance(grpo, Mapping) and isinstance(grpo.get("reward_shaping"), Mapping):
-        shaping = _with_overlong_lengths(grpo["reward_shaping"], limit)
-        data["grpo"] = {**grpo, "reward_shaping": shaping}
+    if isinstance(own, Mapping) and isinstance(own.get("reward_shaping"), Mapping):
+        shaping = _with_overlong_lengths(own["reward_shaping"], limit)
+        data[section] = {**own, "reward_shaping": shaping}
     return data
 
 

@@ -8,6 +8,7 @@ from typing import Any, Self
 from pydantic import Field, model_validator
 
 from rl_algorithms.advantages.config import RewardScalingConfig, RewardShapingConfig
+from rl_algorithms.grpo.config import with_lengths
 from rl_algorithms.losses.config import ClippedPGLossConfig
 from rl_algorithms.losses.value_config import MseValueLossConfig
 from rl_algorithms.trainers.rollout_config import (
@@ -85,7 +86,10 @@ class PPOConfig(RolloutTrainerConfig):
         complete = isinstance(filled, Mapping) and isinstance(
             filled.get("policy"), Mapping
         )
-        return {**filled, "critic": _critic_section(filled)} if complete else filled
+        if not complete:
+            return filled
+        filled = with_lengths(dict(filled), "ppo")
+        return {**filled, "critic": _critic_section(filled)}
 
     @model_validator(mode="after")
     def _check_critic(self) -> Self:

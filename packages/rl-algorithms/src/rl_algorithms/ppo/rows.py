@@ -28,6 +28,8 @@ _COLUMNS = (
     "generation_logprobs",
     "final_rewards",
 )
+_MIN_SPREAD = 1e-8
+"""Returns that differ by less than its root leave nothing to explain."""
 
 
 def final_rewards(
@@ -133,7 +135,7 @@ def _metrics(
         "advantages/max": float(a.max()),
         "returns/mean": float(r.mean()),
     }
-    if spread > 0:
+    if spread > _MIN_SPREAD:
         unexplained = float((r - v).var(correction=0))
         metrics["critic/explained_variance"] = 1.0 - unexplained / spread
     return metrics

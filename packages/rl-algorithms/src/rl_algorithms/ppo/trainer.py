@@ -65,7 +65,7 @@ class PPOTrainer(RolloutTrainer[PPOConfig]):
             rows["values"] = found["values"]
         self._add_logprobs(rows)
         with self.phase("advantage_calculation"):
-            if self.config.loss_fn.use_kl_in_reward:
+            if self.config.loss_fn.has_kl_reward:
                 metrics |= add_kl_penalty(rows, self.config.loss_fn)
             metrics |= add_advantages(rows, self.config.ppo)
         return metrics | self._train_models(rows, rows_per_step)
