@@ -4,8 +4,8 @@ The rule of `auto` is what `python -m benchmarks.generation` measures:
 
 - on a CPU `huggingface`: two to seven times faster up to a million parameters, and
   about as fast from ten million on (vLLM pays a fixed price per step there);
-- on GPUs, which were not measured, `vllm`, which is made for them, if its environment is
-  there already; else `huggingface`.
+- on GPUs, which were not measured, `vllm`, which is made for them, if its environment
+  is there already; else `huggingface`.
 """
 
 from __future__ import annotations

@@ -176,6 +176,8 @@ class AsyncEngine:
             request_id=f"row-{next(self._numbers)}",
         ):
             last = output
+        if last is None:
+            raise GenerationError("vLLM ended a row without a word about it")
         return last
 
     def load(self, tensors: Tensors, version: int) -> None:
