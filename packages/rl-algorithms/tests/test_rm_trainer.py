@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
@@ -10,6 +12,7 @@ import rl_algorithms as rl
 from rl_algorithms.rm.config import RMConfig
 from rl_algorithms.testing import check_trainer
 from rl_distributed.errors import ConfigError, UserError
+from rl_envs import check_reward_fn
 
 # The better answer begins with a larger digit than the worse one.
 PAIRS = [
@@ -73,6 +76,17 @@ class TestTraining:
                     input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]
                 ).logits[:, 0]
 
+        # So does the reward function that is made of it.
+        score = pickle.loads(
+            pickle.dumps(rl.RewardModelFn(result.model_path, batch_size=7))
+        )
+        prompts, answers = (
+            [p[name] for p in HELD_OUT] for name in ("prompt", "chosen")
+        )
+        assert score(prompts, answers) == pytest.approx(
+            scores("chosen").tolist(), abs=1e-4
+        )
+        check_reward_fn(score, {"prompt": prompts[0]})
         right = (scores("chosen") > scores("rejected")).float().mean().item()
         assert right == pytest.approx(accuracy[-1], abs=1e-6)
 
@@ -119,6 +133,10 @@ class TestBadInput:
         config = RMConfig.from_dict({"policy": {"model_name": "m"}})
         assert config.policy.head == "reward"
         assert RMConfig.from_dict(config.to_dict()) == config
+
+    def test_no_model_to_score_with(self, tmp_path):
+        with pytest.raises(UserError, match="does not exist"):
+            rl.RewardModelFn(tmp_path / "nowhere")
 
     @pytest.mark.parametrize(
         ("rows", "message"),

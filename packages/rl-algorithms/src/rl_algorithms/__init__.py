@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from rl_algorithms.ppo.trainer import PPOTrainer
     from rl_algorithms.presets import Preset, preset_names, register_preset
     from rl_algorithms.rm.config import RMConfig, RMSettings
+    from rl_algorithms.rm.scoring import RewardModelFn
     from rl_algorithms.rm.trainer import RMTrainer
     from rl_algorithms.rollout import RolloutConfig, RolloutEngine, RolloutResult
     from rl_algorithms.sft.config import SFTConfig, SFTSettings
@@ -118,6 +119,7 @@ __all__ = [
     "RMTrainer",
     "Preset",
     "RawRewardAdvantageEstimator",
+    "RewardModelFn",
     "RolloutConfig",
     "RolloutEngine",
     "RolloutResult",
@@ -187,6 +189,7 @@ _NAMES_OF_MODULE = {
     "ppo.config": ["PPOConfig", "PPOSettings"],
     "ppo.trainer": ["PPOTrainer"],
     "rm.config": ["RMConfig", "RMSettings"],
+    "rm.scoring": ["RewardModelFn"],
     "rm.trainer": ["RMTrainer"],
     "presets": ["Preset", "preset_names", "register_preset"],
     "rollout": ["RolloutConfig", "RolloutEngine", "RolloutResult"],

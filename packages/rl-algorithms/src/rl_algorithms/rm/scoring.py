@@ -1,0 +1,105 @@
+"""A saved reward model as a reward function."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rl_algorithms.data.collate import pad_rows
+from rl_algorithms.data.config import DataConfig
+from rl_algorithms.data.encoding import (
+    TextEncoder,
+    encode_conversations,
+    render_conversation,
+    uses_chat_template,
+)
+from rl_models.checkpoint.model_folder import check_model_folder
+from rl_models.ops.scalar_head import load_scalar_model
+from rl_models.tokens.tokenizer import load_tokenizer
+
+__all__ = ["RewardModelFn"]
+
+
+class RewardModelFn:
+    """Scores answers with a reward model; to be given as `reward_fn`.
+
+    ```python
+    rl.train(model, prompts, rl.RewardModelFn("runs/rm/checkpoints/step_100/..."))
+    ```
+
+    It reads prompt and answer as `RMTrainer` does, by the chat template if the model's
+    tokenizer has one, and is loaded on first use, where the environment runs.
+
+    Args:
+        model_path: Folder of a model with such a head: `TrainResult.model_path`.
+        batch_size: Rows per forward pass.
+        config: How texts become tokens, as in training; default: the defaults.
+    """
+
+    def __init__(
+        self,
+        model_path: str | Path,
+        *,
+        batch_size: int = 32,
+        config: DataConfig | None = None,
+    ) -> None:
+        check_model_folder(model_path)
+        self.model_path = str(model_path)
+        self.batch_size = batch_size
+        self.config = config if config is not None else DataConfig()
+        self._loaded: tuple[Any, Any] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_loaded": None}
+
+    def __call__(self, prompts: list[str], responses: list[str]) -> list[float]:
+        """Return the reward of each answer."""
+        if self._loaded is None:
+            model = load_scalar_model(self.model_path, "reward")
+            self._loaded = model, load_tokenizer(self.model_path)
+        model, tokenizer = self._loaded
+        rows = self._tokens(tokenizer, prompts, responses)
+        order = sorted(range(len(rows)), key=lambda row: len(rows[row]))
+        rewards = [0.0] * len(rows)
+        for first in range(0, len(order), self.batch_size):
+            chosen = order[first : first + self.batch_size]
+            found = _scores(model, [rows[row] for row in chosen])
+            for row, reward in zip(chosen, found, strict=True):
+                rewards[row] = reward
+        return rewards
+
+    def _tokens(
+        self, tokenizer: Any, prompts: list[str], responses: list[str]
+    ) -> list[list[int]]:
+        if uses_chat_template(self.config, tokenizer):
+            rendered = [
+                render_conversation(
+                    tokenizer,
+                    [
+                        {"role": "user", "content": prompt},
+                        {"role": "assistant", "content": response},
+                    ],
+                    [1],
+                )
+                for prompt, response in zip(prompts, responses, strict=True)
+            ]
+            return [ids for ids, _ in encode_conversations(tokenizer, rendered)]
+        encoder = TextEncoder(tokenizer, self.config.add_bos)
+        end = [tokenizer.eos_token_id] if self.config.add_eos else []
+        return [
+            start + rest + end
+            for start, rest in zip(
+                encoder.starts(prompts), encoder.continuations(responses), strict=True
+            )
+        ]
+
+
+@torch.no_grad()
+def _scores(model: Any, rows: list[list[int]]) -> list[float]:
+    ids, lengths = pad_rows([torch.tensor(row) for row in rows], pad_value=0)
+    # Attention is causal, so what pads a row at its end changes nothing before it.
+    last = torch.arange(len(rows)) * ids.shape[1] + lengths - 1
+    scores: list[float] = model(input_ids=ids, positions=last, use_cache=False).tolist()
+    return scores
