@@ -21,6 +21,7 @@ import pytest
 import yaml
 
 from rl_algorithms import GRPOConfig, algorithm_names, get_algorithm
+from rl_algorithms.presets import find_preset
 from rl_cli.main import cli
 from rl_cli.run_config import RecipeConfig, load_run, recipe_names
 from rl_distributed.config import load_config
@@ -140,17 +141,17 @@ def test_commands_parse_and_their_keys_exist(line: str) -> None:
     if not arguments:
         return
     parsed = command.make_context(context.info_name, arguments, parent=context.parent)
-    known = [*recipe_names(), *algorithm_names()]
     name = parsed.params.get("name", parsed.params.get("algorithm"))
     if name is None or name.endswith(".yaml") or name in PLACEHOLDERS:
         return
-    assert name in known
+    algorithm = name in algorithm_names() or find_preset(name) is not None
+    assert algorithm or name in recipe_names()
     overrides = parsed.params.get("overrides") or ()
     wrong = "num_promts_per_step" in line  # shown for its message
     if not overrides or wrong:
         return
     placeholders = [o.replace("=...", "=1") for o in overrides]
-    if name in algorithm_names():
+    if algorithm:
         placeholders.append("++policy.model_name=model")
     load_run(name, None, placeholders)
 
