@@ -149,6 +149,10 @@ def _check_output(data: Mapping[str, Any], output: Mapping[str, Any]) -> None:
     _require(
         bool((logprobs[~is_new] == 0).all()), "logprobs must be 0 where nothing is new"
     )
+    _require(
+        torch.equal(output["token_versions"], torch.where(is_new, 0, -1)),
+        "token_versions must be the version where a token is new, -1 elsewhere",
+    )
     for row, length in enumerate(lengths.tolist()):
         _require(
             torch.equal(ids[row, :length], data["input_ids"][row, :length]),
