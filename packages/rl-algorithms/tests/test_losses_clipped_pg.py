@@ -328,6 +328,34 @@ def test_score_function_gradient_of_the_kl_is_the_exact_one(kind):
     torch.testing.assert_close(grad, exact, rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.parametrize("shift", [0.0, 0.7])
+def test_entropy_bonus_is_the_exact_entropy_on_average(shift):
+    """Averaged over the old policy, value and gradient are those of the entropy."""
+    logits = torch.tensor([0.3, -0.2, 1.0], dtype=torch.float64, requires_grad=True)
+    old = (logits.detach() + torch.tensor([shift, 0.0, -shift])).log_softmax(0)
+    logp = logits.log_softmax(0)
+    exact = -(logp.exp() * logp).sum()
+    (exact_grad,) = torch.autograd.grad(exact, logits, retain_graph=True)
+    loss_fn = ClippedPGLossFn({"reference_policy_kl_penalty": 0, "entropy_coef": 0.5})
+    total = torch.zeros((), dtype=torch.float64)
+    for i in range(3):
+        data = {
+            "token_mask": torch.tensor([[0.0, 1.0]], dtype=torch.float64),
+            "sample_mask": torch.ones(1, dtype=torch.float64),
+            "advantages": torch.zeros(1, dtype=torch.float64),
+            "prev_logprobs": torch.stack([old[i] * 0, old[i]])[None],
+        }
+        one = torch.tensor(1.0)
+        loss, metrics = loss_fn(
+            data, one, one, next_token_logprobs=logp[i].reshape(1, 1)
+        )
+        assert "entropy_bonus" in metrics
+        total = total + old[i].exp() * loss
+    (grad,) = torch.autograd.grad(total, logits)
+    torch.testing.assert_close(total, -0.5 * exact)
+    torch.testing.assert_close(grad, -0.5 * exact_grad, rtol=1e-10, atol=1e-12)
+
+
 def test_on_policy_is_the_plain_policy_gradient():
     """Without previous log-probs the ratio is 1 with the gradient of log p."""
     data, current = make_batch()
