@@ -182,3 +182,17 @@ def test_other_things_are_refused() -> None:
         check_environment(lambda prompt, response: 0)  # type: ignore[arg-type]
     with pytest.raises(EnvironmentContractError, match="at least one conversation"):
         check_environment(FunctionalRewardWrapper(lambda r: 0), [], [])
+
+
+def test_groups_and_tools_are_checked() -> None:
+    class Odd(Scripted):
+        def score_groups(self, message_logs: Any, metadata: Any) -> Any:
+            return [torch.zeros(2) for _ in message_logs]
+
+        def tool_schemas(self) -> Any:
+            return ["search"]
+
+    with pytest.raises(EnvironmentContractError) as caught:
+        check_environment(Odd())
+    assert "rewards must have shape [1]: got [2]" in str(caught.value)
+    assert "tool_schemas must return a list of mappings" in str(caught.value)

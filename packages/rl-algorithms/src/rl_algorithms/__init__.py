@@ -61,7 +61,14 @@ if TYPE_CHECKING:
     from rl_algorithms.rm.config import RMConfig, RMSettings
     from rl_algorithms.rm.scoring import RewardModelFn
     from rl_algorithms.rm.trainer import RMTrainer
-    from rl_algorithms.rollout import RolloutConfig, RolloutEngine, RolloutResult
+    from rl_algorithms.rollout import (
+        Outcome,
+        RetryConfig,
+        RolloutConfig,
+        RolloutEngine,
+        RolloutResult,
+        RolloutSettings,
+    )
     from rl_algorithms.sft.config import SFTConfig, SFTSettings
     from rl_algorithms.sft.trainer import SFTTrainer
     from rl_algorithms.trainers.base import BaseTrainer
@@ -109,6 +116,7 @@ __all__ = [
     "MseValueLossConfig",
     "MseValueLossFn",
     "NLLLossFn",
+    "Outcome",
     "PPOConfig",
     "PPOSettings",
     "PPOTrainer",
@@ -120,9 +128,11 @@ __all__ = [
     "Preset",
     "RawRewardAdvantageEstimator",
     "RewardModelFn",
+    "RetryConfig",
     "RolloutConfig",
     "RolloutEngine",
     "RolloutResult",
+    "RolloutSettings",
     "RunSettings",
     "SFTConfig",
     "SFTSettings",
@@ -192,7 +202,14 @@ _NAMES_OF_MODULE = {
     "rm.scoring": ["RewardModelFn"],
     "rm.trainer": ["RMTrainer"],
     "presets": ["Preset", "preset_names", "register_preset"],
-    "rollout": ["RolloutConfig", "RolloutEngine", "RolloutResult"],
+    "rollout": [
+        "Outcome",
+        "RetryConfig",
+        "RolloutConfig",
+        "RolloutEngine",
+        "RolloutResult",
+        "RolloutSettings",
+    ],
     "sft.config": ["SFTConfig", "SFTSettings"],
     "sft.trainer": ["SFTTrainer"],
     "trainers.base": ["BaseTrainer"],

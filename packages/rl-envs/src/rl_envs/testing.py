@@ -267,7 +267,13 @@ class _Check:
             if deterministic:
                 self._check_repetition(whole)
                 self._check_independence(whole)
+            self._check_groups(whole)
             self._check_metrics(whole)
+        tools = self.report.call("tool_schemas", self.env.tool_schemas)
+        self.report.check(
+            isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools),
+            f"tool_schemas must return a list of mappings: got {tools!r:.80}",
+        )
         for _ in range(2):
             self.report.call("shutdown", self.env.shutdown)
         return self.report.problems
@@ -299,6 +305,23 @@ class _Check:
                 f"rows must be independent: {field} of row {row} differ when it is "
                 "alone in the batch",
             )
+
+    def _check_groups(self, whole: Any) -> None:
+        """Each conversation as the only answer to its prompt."""
+        groups = self.report.call(
+            "score_groups",
+            lambda: self.env.score_groups(
+                [[log] for log in self.logs], [[row] for row in whole.metadata]
+            ),
+        )
+        if groups is None or not self.report.check(
+            isinstance(groups, list) and len(groups) == len(self.logs),
+            "score_groups must return None or a list with one entry per prompt: got "
+            f"{groups!r:.80} for {len(self.logs)} prompts",
+        ):
+            return
+        for rewards in groups:
+            _check_rewards(self.report, rewards, 1, self.allow_unscored)
 
     def _check_metrics(self, whole: Any) -> None:
         batch = {"rewards": total_reward(whole.rewards)}
@@ -334,8 +357,9 @@ def check_environment(
 
     It checks types, lengths, dtypes, shapes and finite rewards of what `step` returns;
     an empty batch; that the arguments are left alone; that equal calls have equal
-    results and rows do not depend on each other; that results can be pickled; metrics;
-    and that `shutdown` may be called twice.
+    results and rows do not depend on each other; that results can be pickled; what
+    `score_groups` and `tool_schemas` return; metrics; and that `shutdown` may be called
+    twice.
 
     Args:
         env: The environment.
