@@ -21,7 +21,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from typing import Any
 from processes import session_processes
 
 import rl_algorithms as rl
+from rl_algorithms.api import algorithm_settings
 from rl_models import ModelBuildConfig, build_model
 
 NUM_STEPS, SAVE_PERIOD = 12, 2
@@ -81,38 +82,51 @@ CASES = {
     "sft": Case(ANSWERS, EXAMPLES),
     "dpo": Case(PAIRS, EXAMPLES),
     "rm": Case(PAIRS, EXAMPLES),
-    "distillation": Case(PROMPTS, SAMPLING),
+    "distillation": Case(PROMPTS, {**SAMPLING, "topk_logits_k": 8}),
 }
 
 
 def make_model(folder: Path) -> Path:
-    """Build the model; its context has room for every case."""
+    """Build the model and, beside it, a teacher; every case fits into their context."""
     config = ModelBuildConfig(
         hidden_size=16,
         num_hidden_layers=1,
         num_attention_heads=2,
         max_position_embeddings=32,
     )
+    build_model(config, folder / "teacher", seed=4)
     return Path(build_model(config, folder / "model", seed=3))
 
 
-def train(name: str, model: Path, folder: Path, **options: Any) -> rl.TrainResult:
+def train(
+    name: str,
+    model: Path,
+    folder: Path,
+    *,
+    num_steps: int = NUM_STEPS,
+    resume: Any = False,
+    callbacks: Sequence[rl.Callback] = (),
+    pool: rl.WorkerPool | None = None,
+) -> rl.TrainResult:
     """Make the small run of an algorithm, or go on with it."""
     case = CASES[name]
     settings = {**COMMON, **case.settings}
     if name == "distillation":
-        settings["teacher"] = {"model_name": str(model)}
-    steps = options.pop("num_steps", NUM_STEPS)
-    return rl.train(
+        settings["teacher"] = str(model.with_name("teacher"))
+    trainer_class = rl.get_algorithm(name)
+    config = trainer_class.from_pretrained(
         model,
-        case.rows,
-        make_reward() if case.rewarded else None,
-        algorithm=name,
-        val_dataset=case.rows[:4],
-        max_num_steps=steps,
+        config=algorithm_settings(name),
+        max_num_steps=num_steps,
         output_dir=str(folder),
         **settings,
-        **options,
+    ).config
+    return trainer_class(config, pool=pool).fit(
+        case.rows,
+        val_dataset=case.rows[:4],
+        reward_fn=make_reward() if case.rewarded else None,
+        resume=resume,
+        callbacks=callbacks,
     )
 
 

@@ -23,10 +23,10 @@ NUM_STEPS = 5
 MOMENTS = {"grpo": "policy_training", "ppo": "generation"}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _ray() -> Iterator[None]:
-    with local_ray(num_cpus=2):
-        yield
+@pytest.fixture(scope="module")
+def pool() -> Iterator[rl.WorkerPool]:
+    with local_ray(num_cpus=2), rl.WorkerPool() as pool:
+        yield pool
 
 
 @pytest.fixture(scope="module")
@@ -48,10 +48,10 @@ class Copy(rl.Callback):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", rl.algorithm_names())
 def test_goes_on_bitwise_from_what_a_kill_leaves(
-    name: str, model: Path, tmp_path: Path
+    name: str, model: Path, tmp_path: Path, pool: rl.WorkerPool
 ) -> None:
     copy = Copy(MOMENTS.get(name, "policy_training"), tmp_path / "killed")
-    arguments = {"num_steps": NUM_STEPS}
+    arguments: dict[str, Any] = {"num_steps": NUM_STEPS, "pool": pool}
     whole = resume_check.train(
         name, model, tmp_path / "whole", callbacks=[copy], **arguments
     )
