@@ -55,7 +55,7 @@ class ServeConfig(Config):
     """A replica that does not serve by then is reported."""
     update_deadline_s: float = Field(600.0, gt=0)
     """A weight update of a replica that has not ended by then has failed."""
-    hang_deadline_s: float = Field(30.0, gt=0)
+    hang_deadline_s: float = Field(8.0, gt=0)
     """A replica that gives no sign of life for so long is ended and replaced."""
     max_restarts: int = Field(3, ge=0)
     """How often within an hour a replica is replaced before it is dropped."""
@@ -66,7 +66,7 @@ class ServeConfig(Config):
         key = "x" if value is None else value.get_secret_value()
         if not key or not key.isascii() or any(c.isspace() for c in key):
             raise ValueError(
-                "api_key must be ASCII text without spaces, or null: got one that is "
+                "must be ASCII text without spaces, or null: got one that is "
                 "empty or holds other characters"
             )
         return value

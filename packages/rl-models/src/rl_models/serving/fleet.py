@@ -36,8 +36,10 @@ _LAST_WAIT_S = 30.0
 class Process(Protocol):
     """One process of a replica; its methods block, and raise DistributedError."""
 
-    pid: int | None
-    """Its number on this machine, once it is up."""
+    @property
+    def pid(self) -> int | None:
+        """Its number on this machine, once it is up."""
+        ...
 
     def start(self) -> str:
         """Bring it up; gives the URL of its server."""

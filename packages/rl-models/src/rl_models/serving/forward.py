@@ -122,7 +122,7 @@ class Forwarder:
         return ApiError(
             504,
             f"The request did not end within {self._deadline_s:g} s; ask for fewer "
-            "tokens, or start the server with a longer --request-deadline.",
+            "tokens, or start the server with a larger request_deadline_s.",
             "deadline_exceeded",
         )
 

@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 _WORKER = "rl_models.serving.replica.ServingReplica"
 _ENGINE = "rl_models.generation.vllm"
-_KEY_VARIABLE = "VLLM_API_KEY"
+_KEY_VARIABLE = "RL_REPLICA_KEY"
 # A start imports large libraries, some with Python's lock held.
 _HEARTBEAT_S = 120.0
 _STOP_S = 15.0
@@ -55,13 +55,23 @@ class RayProcess:
         self._name = f"serve-{replica}"
         self._config = config
         self._on_gpu = has_gpu()
-        self._arguments = (model, model_name, config.dtype, self._on_gpu)
+        self._arguments = (
+            model,
+            model_name,
+            config.dtype,
+            self._on_gpu,
+            _KEY_VARIABLE,
+        )
         self._key = key
         self._group: RayWorkerGroup | None = None
         self._cluster: RayVirtualCluster | None = None
         self._children: list[psutil.Process] = []
-        self.pid: int | None = None
+        self._process: psutil.Process | None = None
+
+    @property
+    def pid(self) -> int | None:
         """Its number on this machine, once it is up."""
+        return None if self._process is None else self._process.pid
 
     def start(self) -> str:
         """Bring it up; gives the URL of its server."""
@@ -98,7 +108,7 @@ class RayProcess:
         for pid in said["pids"]:
             with suppress(psutil.NoSuchProcess):
                 self._children.append(psutil.Process(pid))
-        self.pid = self._group.worker_pids[0]
+        self._process = psutil.Process(self._group.worker_pids[0])
         return f"http://127.0.0.1:{said['port']}"
 
     def load_weights(self, weights: FolderWeights, version: int) -> str:
@@ -116,6 +126,10 @@ class RayProcess:
 
     def stop(self, *, at_once: bool) -> None:
         """End it and all that it has started."""
+        if at_once and self._process is not None:
+            # One that hangs would keep its requests from being told for seconds.
+            with suppress(psutil.NoSuchProcess):
+                self._process.kill()
         try:
             if self._group is not None:
                 self._group.shutdown("stop", _STOP_S, force=at_once)

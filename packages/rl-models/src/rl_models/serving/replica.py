@@ -16,12 +16,14 @@ import logging
 import os
 import socket
 import threading
+import time
 from collections.abc import Coroutine, Mapping
 from typing import Any
 
 from rl_models.errors import GenerationError
 from rl_models.generation.config import GenerationConfig
 from rl_models.generation.vllm.engine_args import engine_args
+from rl_models.serving.gate import Gate
 from rl_models.serving.version_stamp import VersionStamp
 
 __all__ = ["EXTENSION", "ServingReplica"]
@@ -30,6 +32,8 @@ logger = logging.getLogger(__name__)
 
 EXTENSION = "rl_models.serving.extension.ServingExtension"
 _WATCH_EVERY_S = 0.5
+# A step of a large model on a CPU takes many seconds.
+_ENGINE_SILENCE_S = 120.0
 _ENGINE_GONE = 70
 # Longer than the router keeps an idle connection, so that it never meets one that is
 # just being closed.
@@ -45,8 +49,7 @@ class ServingReplica:
         model_name: What requests call it.
         dtype: Data type that vLLM is told; "auto" is that of the model.
         on_gpu: Whether the engine runs on GPUs.
-        address: Address to listen on.
-        api_key_variable: Variable with the key that requests must bring.
+        key_variable: Environment variable with the key that requests must bring.
     """
 
     def __init__(
@@ -56,17 +59,16 @@ class ServingReplica:
         model_name: str,
         dtype: str,
         on_gpu: bool,
-        address: str = "127.0.0.1",
-        api_key_variable: str = "VLLM_API_KEY",
+        key_variable: str,
     ) -> None:
         self._config = GenerationConfig.from_dict(dict(config), source="the server")
         self._model, self._model_name, self._dtype = model, model_name, dtype
         self._on_gpu = on_gpu
-        self._address = address
-        self._key = os.environ.get(api_key_variable, "")
+        self._key = os.environ[key_variable]
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._port = 0
+        self._is_updating = False
 
     def start(self, deadline_s: float) -> dict[str, Any]:
         """Load the model and begin to listen; gives port and processes."""
@@ -136,7 +138,6 @@ class ServingReplica:
             "worker_extension_cls": EXTENSION,
             "served_model_name": [self._model_name],
             "disable_log_stats": False,
-            "api_key": [self._key] if self._key else None,
             "disable_fastapi_docs": True,
         }
         for name, value in ours.items():
@@ -156,10 +157,10 @@ class ServingReplica:
         await init_app_state(engine, app.state, arguments, tasks)
         self._stamp = VersionStamp(app, engine)
         listener = socket.socket()
-        listener.bind((self._address, 0))
+        listener.bind(("127.0.0.1", 0))
         self._port = listener.getsockname()[1]
         settings = uvicorn.Config(
-            self._stamp,
+            Gate(self._stamp, self._key),
             log_level="warning",
             access_log=False,
             timeout_keep_alive=_KEEP_ALIVE_S,
@@ -174,12 +175,30 @@ class ServingReplica:
             await asyncio.sleep(0.01)
 
     async def _end_with_the_engine(self) -> None:
+        """Watch the engine: its process, and whether that still answers."""
+        asked = asyncio.create_task(self._engine.is_paused())
+        asked_s = time.monotonic()
         while not self._engine.errored:
             await asyncio.sleep(_WATCH_EVERY_S)
-        logger.error("the engine's process is gone; ending the replica")
+            if asked.done() or self._is_updating:
+                asked.cancel()
+                asked = asyncio.create_task(self._engine.is_paused())
+                asked_s = time.monotonic()
+            elif time.monotonic() - asked_s > _ENGINE_SILENCE_S:
+                break
+        logger.error("the engine is gone or does not answer; ending the replica")
         os._exit(_ENGINE_GONE)
 
     async def _update(
+        self, folder: str, entries: list[tuple[str, list[Any]]], version: int
+    ) -> str:
+        self._is_updating = True
+        try:
+            return await self._replace_weights(folder, entries, version)
+        finally:
+            self._is_updating = False
+
+    async def _replace_weights(
         self, folder: str, entries: list[tuple[str, list[Any]]], version: int
     ) -> str:
         engine = self._engine

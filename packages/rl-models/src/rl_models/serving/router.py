@@ -194,7 +194,7 @@ class Router:
             problem = ApiError(
                 413,
                 f"The body is larger than {limit} bytes; send less, or start the "
-                "server with a larger --max-body-bytes.",
+                "server with a larger max_body_bytes.",
                 "body_too_large",
             )
         except web.HTTPException as error:
@@ -239,7 +239,7 @@ class Router:
             raise ApiError(
                 429,
                 f"{self._config.max_requests} requests are in progress; come back "
-                "later, or start the server with a larger --max-requests.",
+                "later, or start the server with a larger max_requests.",
                 "too_many_requests",
             )
         tokens = estimated_tokens(request.path, fields)
