@@ -212,6 +212,15 @@ class TestReferenceLogprobs:
         assert known.add([wider, other_mask], self.compute) == 1
         assert self.asked == 1
 
+    def test_an_interruption_keeps_what_was_computed(self, tmp_path):
+        def batches():
+            yield self.rows([[1, 2]])
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            ReferenceLogprobs(tmp_path / "file.npz", "m").add(batches(), self.compute)
+        assert len(ReferenceLogprobs(tmp_path / "file.npz", "m")) == 1
+
     def test_the_file_is_used_by_the_same_reference_only(self, tmp_path, caplog):
         rows = self.rows([[1, 2], [3, 4]])
         ReferenceLogprobs(tmp_path / "file.npz", "model").add([rows], self.compute)

@@ -64,19 +64,21 @@ class ReferenceLogprobs:
             How many rows were computed.
         """
         before = len(self._sums)
-        for batch in batches:
-            missing: dict[bytes, int] = {}
-            for row, digest in enumerate(_digests(batch)):
-                if digest not in self._sums:
-                    missing.setdefault(digest, row)
-            if missing:
-                rows = batch.select_indices(list(missing.values()))
-                values = compute(rows).double().tolist()
-                self._sums.update(zip(missing, values, strict=True))
-        added = len(self._sums) - before
-        if added:
-            self._write()
-        return added
+        try:
+            for batch in batches:
+                missing: dict[bytes, int] = {}
+                for row, digest in enumerate(_digests(batch)):
+                    if digest not in self._sums:
+                        missing.setdefault(digest, row)
+                if missing:
+                    rows = batch.select_indices(list(missing.values()))
+                    values = compute(rows).double().tolist()
+                    self._sums.update(zip(missing, values, strict=True))
+        finally:
+            # What was computed before an interruption need not be computed again.
+            if len(self._sums) > before:
+                self._write()
+        return len(self._sums) - before
 
     def column(self, rows: BatchedDataDict[Any]) -> Tensor:
         """Return the [N] float64 sums of rows.
