@@ -115,6 +115,7 @@ def test_named_rewards_reach_gdpo_and_its_filter():
     assert train.size == 2
     assert train["advantages"][0] < 0 < train["advantages"][1]
     assert metrics["zero_variance_rate"] == 0.5
+    assert float(metrics["reward/right"]) == 0.75
     assert not rows_with_variance(rows["rewards"], rows["group_index"]).any()
 
 

@@ -143,6 +143,9 @@ def _rewards(
         metrics["shaped_reward"] = Mean.of(rewards.tolist())
     if named := named_rewards(rows):
         columns["named_rewards"] = named
+        for name, values in named.items():
+            known = (rows["sample_mask"] != 0) & values.isfinite()
+            metrics[name] = Mean.of(values[known].tolist())
     if "kl_penalty" in rows:
         columns["kl_penalty"] = rows["kl_penalty"]
     return rewards, columns, metrics
