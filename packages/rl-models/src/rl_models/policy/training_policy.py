@@ -116,6 +116,8 @@ class TrainingPolicy(WeightExports, PolicyInterface):
             ModelLoadError: Likewise.
         """
         check_policy(config, self.num_ranks)
+        if init_reference_model:
+            check_lm_head(config, "init_reference_model")
         self.config = config
         self._has_reference = init_reference_model
         self._bucket_counts.clear()
