@@ -95,13 +95,14 @@ class ObservationEncoder:
         """
         if not self._variables or not self._use_template or not logs:
             return None
-        texts = [self._render(log) for log in logs]
-        if texts[0] == render_chat(self._tokenizer, logs[0]):
+        if self._render(logs[0]) == render_chat(self._tokenizer, logs[0]):
             _logger.warning(
                 "the chat template does not show tools to the model; use one that "
                 "does, or describe them in the system prompt"
             )
-        return self._encoder.continuations(texts)
+            self._variables = {}
+            return None
+        return self._encoder.continuations([self._render(log) for log in logs])
 
     def encode(self, turns: Sequence[Turn]) -> list[Continuation]:
         """Return how each conversation goes on.
