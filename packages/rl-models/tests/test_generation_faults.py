@@ -27,7 +27,7 @@ CONFIG = GenerationConfig(
 )
 
 
-def make_rows(num_rows=1024):
+def make_rows(num_rows=512):
     generator = torch.Generator().manual_seed(1)
     return BatchedDataDict(
         input_ids=torch.randint(3, 13, (num_rows, 9), generator=generator),
