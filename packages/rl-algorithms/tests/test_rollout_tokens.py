@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from rl_algorithms.errors import RolloutError
 from rl_algorithms.rollout import (
-    Branch,
     Outcome,
     RolloutConfig,
     RolloutEngine,
@@ -255,6 +254,10 @@ def test_branches_become_rows_that_share_the_advantage():
     mask = unfolded["token_mask"].bool()
     assert (unfolded["token_versions"][~mask] == -1).all()
     assert (unfolded["generation_logprobs"][mask] < 0).all()
+    per_token = train.copy()
+    per_token["advantages"] = torch.ones_like(rows["token_mask"])
+    with pytest.raises(RolloutError, match="'advantages' has a value for each token"):
+        unfold_branches(per_token)
     # Without branches nothing changes.
     plain = train.select_indices([1])
     assert unfold_branches(plain)["input_ids"].tolist() == [
@@ -274,11 +277,6 @@ def test_a_branch_without_room_ends_as_truncated():
     assert result.rows["branches"] == [()]
     assert result.rows["outcome"].tolist() == [Outcome.TRUNCATED]
     assert scripted.row_texts(tokenizer, result.rows) == ["|u:a|a:<ccccc>d<eos>"]
-
-
-def test_a_branch_is_a_plain_value():
-    part = Branch(*(torch.zeros(2) for _ in range(4)))
-    assert part.input_ids.tolist() == [0.0, 0.0]
 
 
 TOOLS = TEMPLATE.replace(

@@ -11,12 +11,13 @@ Shapes: N rows, S tokens wide.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from rl_algorithms.errors import RolloutError
 from rl_distributed.batched_data_dict import BatchedDataDict
 
 __all__ = ["Branch", "unfold_branches"]
@@ -36,6 +37,19 @@ class Branch:
     """[T] int64, -1 elsewhere."""
 
 
+_COLUMNS = tuple(field.name for field in fields(Branch))
+
+
+def _refuse_token_columns(rows: BatchedDataDict[Any]) -> None:
+    for name, column in rows.items():
+        if name not in _COLUMNS and isinstance(column, Tensor) and column.dim() > 1:
+            raise RolloutError(
+                f"column {name!r} has a value for each token, which the parts of a "
+                "conversation that its chat template rewrote do not have: leave out "
+                "what makes it, or set rollout.on_template_rewrite=error"
+            )
+
+
 def unfold_branches(
     rows: BatchedDataDict[Any], *, pad_token_id: int = 0
 ) -> BatchedDataDict[Any]:
@@ -51,6 +65,9 @@ def unfold_branches(
 
     Returns:
         Rows without the column `branches`.
+
+    Raises:
+        RolloutError: There are branches, and a column of tokens that they do not have.
     """
     if "branches" not in rows:
         return rows
@@ -63,9 +80,9 @@ def unfold_branches(
     owner = [index for index, row in enumerate(branches) for _ in row]
     added = rows.select_indices(owner)
     lengths = [len(part.input_ids) for part in parts]
-    columns = ("input_ids", "token_mask", "generation_logprobs", "token_versions")
     pads = {"input_ids": pad_token_id, "token_versions": -1}
-    for name in columns:
+    _refuse_token_columns(rows)
+    for name in _COLUMNS:
         if name not in rows:
             continue
         column = torch.full(
