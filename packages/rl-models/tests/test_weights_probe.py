@@ -273,6 +273,11 @@ def test_the_period_of_the_probe(trainer, generation):
     for _ in range(7):
         sync.sync_weights()
     assert probed == [1, 4, 7]
+    generation.live_processes = lambda: [(0, 0), (1, 1)]
+    sync.sync_weights()
+    assert probed[3:] == [8]
+    sync.sync_weights()
+    assert probed[3:] == [8]
 
 
 def test_probe_rows_are_fixed_and_longer_than_a_cache_block():

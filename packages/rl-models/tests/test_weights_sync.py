@@ -20,6 +20,7 @@ from rl_models.policy.generation_policy import GenerationPolicy
 from rl_models.policy.huggingface_policy import HuggingFacePolicy
 from rl_models.testing import TokenCrossEntropy
 from rl_models.weights.config import ProbeConfig, WeightSyncConfig
+from rl_models.weights.links import WeightLinks
 from rl_models.weights.sync import WeightSynchronizer
 
 TRANSPORTS = ["object_store", "shared_memory", "collective", "file"]
@@ -50,6 +51,7 @@ def replicas(cluster, folder, **settings):
         start_deadline_s=120,
         call_deadline_s=60,
         stop_token_ids=[],
+        max_restarts=10,
         **settings,
     )
     return GenerationPolicy(cluster, config, model_name=folder, load_weights=False)
@@ -258,10 +260,54 @@ def test_a_replica_that_dies_during_a_sync_does_not_stop_it(
     assert disagreement(trainer, generation) < 1e-5
     killing.victim = None
     learn(trainer, 2)
+    assert generation.replicas.settle() == [0, 1]
     assert sync.sync_weights() == before + 2
-    assert len(generation.live_processes()) == 2
+    assert generation.replicas.serving == [0, 1]
     assert disagreement(trainer, generation) < 1e-5
     sync.close()
+
+
+def test_replicas_that_were_all_lost_get_the_same_weights_again(trainer, generation):
+    sync = make_sync(trainer, generation)
+    version = sync.sync_weights()
+    for process in generation.group.worker_pids:
+        os.kill(process, signal.SIGKILL)
+    assert disagreement(trainer, generation) < 1e-5
+    assert generation.weight_version == version
+    sync.mark_stale()
+    with pytest.raises(WeightSyncError, match="had changed"):
+        sync.restore_weights()
+
+
+class Apart:
+    """A side of a sync whose workers are on these nodes."""
+
+    uses_gpus = False
+
+    def __init__(self, *nodes):
+        self.node_ids = set(nodes)
+
+    def live_processes(self):
+        return [(0, 0)]
+
+    def weight_link_address(self):
+        return "10.0.0.1", 25000
+
+
+def test_what_needs_one_machine_says_so(ray_cluster):
+    for transport in ("shared_memory", "cuda_ipc", "file"):
+        config = WeightSyncConfig(transport=transport)
+        links = WeightLinks(config, Apart("a", "b"), Apart("b", "c"))
+        with pytest.raises(ConfigError, match=f"'{transport}' needs.*on 3 nodes"):
+            links.joined(1)
+    links = WeightLinks(
+        WeightSyncConfig(transport="file", folder="/nfs/w"), Apart("a"), Apart("b")
+    )
+    assert links._make(3, 1).folder == "/nfs/w/version-3"
+    config = WeightSyncConfig(transport="collective")
+    link = WeightLinks(config, Apart("a"), Apart("b"))._make(3, 2)
+    assert (link.address, link.num_receivers, link.backend) == ("10.0.0.1", 2, "gloo")
+    assert WeightLinks(WeightSyncConfig(), Apart("a"), Apart("b")).joined(1) is None
 
 
 def test_a_trainer_that_dies_during_a_sync_is_named(trainer, generation):
@@ -269,6 +315,8 @@ def test_a_trainer_that_dies_during_a_sync_is_named(trainer, generation):
     sync.sync_weights()
     trainer.victim = trainer.group.worker_pids[0]
     with pytest.raises(WeightSyncError, match=r"worker 0 of group 'policy'.*SIGKILL"):
+        sync.sync_weights()
+    with pytest.raises(WeightSyncError, match="worker 0 of group 'policy'"):
         sync.sync_weights()
     assert sync.is_stale
     with pytest.raises(GenerationError, match="last weight update failed"):

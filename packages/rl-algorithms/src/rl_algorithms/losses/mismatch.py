@@ -38,5 +38,5 @@ def log_ratios_by_position(
         f"{LOG_RATIO}/{position_label(bucket)}": Distribution.of(
             ratios[buckets == bucket]
         )
-        for bucket in buckets.unique().tolist()
+        for bucket in torch.unique(buckets).tolist()
     }

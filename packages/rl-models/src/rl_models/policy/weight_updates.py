@@ -53,16 +53,17 @@ class WeightUpdates:
         return bool(self.group.cluster.use_gpus)
 
     def live_processes(self) -> list[tuple[int, int]]:
-        """Each live replica, and how many processes it has had before.
+        """Each live replica, and how many processes it has had before."""
+        return [(rank, self.group.incarnation(rank)) for rank in self._live()]
 
-        Replicas that are being started are waited for.
-        """
-        return [(rank, self.group.incarnation(rank)) for rank in self.replicas.settle()]
+    def _live(self) -> list[int]:
+        """Replicas that can load weights; where there is none, one is waited for."""
+        return self.replicas.live or self.replicas.settle()
 
     def open_weight_link(self, link: TensorLink, deadline_s: float) -> Pending:
         """Has every live replica join a link for `start_weight_update`."""
         method = "open_weight_link"
-        live = self.replicas.settle()
+        live = self._live()
         common = {"link": link, "deadline_s": deadline_s}
         calls = self._call(
             method, {rank: {**common, "index": i} for i, rank in enumerate(live)}
@@ -80,7 +81,7 @@ class WeightUpdates:
         """Has every live replica load weights; see `GenerationInterface`."""
         method = "load_weights"
         arguments = {"source": source, "request": request}
-        calls = self._call(method, dict.fromkeys(self.replicas.settle(), arguments))
+        calls = self._call(method, dict.fromkeys(self._live(), arguments))
 
         def finish(left_s: float) -> None:
             try:

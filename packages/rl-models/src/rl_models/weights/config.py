@@ -19,7 +19,8 @@ class ProbeConfig(Config):
     """Section `policy.generation.weight_sync.probe`: do both sides compute the same?"""
 
     period: int = Field(50, ge=0)
-    """The first sync is probed, then every so many; 0: none."""
+    """The first sync is probed, then every so many, and the first of a replica that was
+    started again; 0: none."""
     num_new_tokens: int = Field(8, gt=0)
     """Tokens that each probe row samples."""
     max_difference: float | None = Field(None, gt=0)
@@ -38,7 +39,7 @@ class WeightSyncConfig(Config):
     on one GPU; `file`: safetensors in `folder`; `auto`: `object_store`."""
     folder: str | None = None
     """Folder of transport `file`, which all nodes see; null: a temporary one."""
-    bucket_bytes: int = Field(32 << 20, gt=0)
+    bucket_bytes: int = Field(16 << 20, gt=0)
     """Tensors travel together up to this size; while replicas load one bucket, the
     trainer packs the next."""
     deadline_s: float = Field(600.0, gt=0)

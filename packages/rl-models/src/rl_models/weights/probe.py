@@ -74,10 +74,15 @@ class Probe:
         self._rows: BatchedDataDict[Any] | None = None
         self._num_new = config.num_new_tokens
 
-    def is_due(self, num_syncs: int) -> bool:
-        """Whether to probe after a sync that so many have gone before."""
+    def is_due(self, num_syncs: int, *, is_new: bool = False) -> bool:
+        """Whether to probe after a sync that so many have gone before.
+
+        Args:
+            num_syncs: Syncs before it.
+            is_new: Whether a replica is another process than at the last probe.
+        """
         period = self._config.period
-        return period > 0 and num_syncs % period == 0
+        return period > 0 and (is_new or num_syncs % period == 0)
 
     def check(self, version: int) -> None:
         """Compare every replica with the trainer.

@@ -19,7 +19,7 @@ class WeightRequest:
     """What the weights are called."""
     precision: str = "float32"
     """Data type that floating-point tensors have on the way: the generator's."""
-    bucket_bytes: int = 32 << 20
+    bucket_bytes: int = 16 << 20
     """Tensors travel together up to this size."""
     deadline_s: float = 600.0
     """How long the transfer may take, on each side."""

@@ -79,6 +79,7 @@ class WeightSynchronizer:
         self._links = WeightLinks(self.config, policy, generation)
         self._probe = Probe(self.config.probe, policy, generation)
         self._num_syncs = 0
+        self._probed_processes: Any = None
         self._is_stale = True
         restore_by = getattr(generation, "restore_weights_by", None)
         if restore_by is not None:
@@ -124,9 +125,12 @@ class WeightSynchronizer:
         self._is_stale = True
         with _span(timer, "weight_sync"):
             self._transfer_or_retry(new)
-        if self._probe.is_due(self._num_syncs):
+        processes = self._processes()
+        is_new = processes != self._probed_processes
+        if self._probe.is_due(self._num_syncs, is_new=is_new):
             with _span(timer, "weight_sync/probe"):
                 self._probe.check(new)
+            self._probed_processes = processes
         self._num_syncs += 1
         self._is_stale = False
         return new
@@ -152,17 +156,19 @@ class WeightSynchronizer:
 
     def _transfer_or_retry(self, version: int) -> None:
         """Try again, once, where replicas were lost: they come back, or stay away."""
-        processes = getattr(self.generation, "live_processes", None)
-        before = None if processes is None else processes()
+        before = self._processes()
         try:
             self._transfer(version)
         except WeightSyncError as error:
-            if processes is None or isinstance(error, TrainerLostError):
-                raise
-            if processes() == before:
+            if isinstance(error, TrainerLostError) or self._processes() == before:
                 raise
             _logger.warning("%s They are sent once more.", error)
             self._transfer(version)
+
+    def _processes(self) -> Any:
+        """Which processes the replicas are; None where the generator does not say."""
+        processes = getattr(self.generation, "live_processes", None)
+        return None if processes is None else processes()
 
     def _transfer(self, version: int) -> None:
         limit_s = self.config.deadline_s
@@ -170,7 +176,12 @@ class WeightSynchronizer:
             version, self._precision, self.config.bucket_bytes, limit_s
         )
         link = self._links.joined(version)
-        export = self.policy.start_weight_export(request, link)
+        try:
+            export = self.policy.start_weight_export(request, link)
+        except (WorkerDiedError, WorkerHungError) as error:
+            raise TrainerLostError(
+                f"The {request.label} were not synchronised: {error}"
+            ) from error
         source = export.messages if link is None else link
         update = self.generation.start_weight_update(source, request)
         until_s = time.monotonic() + limit_s + _GRACE_S
