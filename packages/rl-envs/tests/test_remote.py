@@ -237,3 +237,5 @@ def test_tools_and_groups_in_another_process() -> None:
         assert result.rewards["reward/known"].tolist() == [0.0, 1.0, 1.0]
         scores = remote.score_groups([logs[1:], logs[2:]], [[{}] * 2, [{}]])
     assert [part["reward/longest"].tolist() for part in scores] == [[0.0, 1.0], [1.0]]
+    with RemoteEnvironment(ToolEnvironment([double], known)) as remote:
+        assert remote.score_groups([logs[1:]], [[{}] * 2]) is None

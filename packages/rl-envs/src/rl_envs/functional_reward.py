@@ -18,8 +18,9 @@ from rl_envs.interfaces import (
     prompt_text,
 )
 from rl_envs.metrics import reward_metrics
-from rl_envs.reward_call import RewardRows, Score
+from rl_envs.reward_call import Score
 from rl_envs.reward_lists import RewardFns, make_reward_call
+from rl_envs.reward_rows import RewardRows
 
 __all__ = ["FunctionalRewardWrapper", "check_reward_fn"]
 

@@ -199,6 +199,9 @@ class RemoteEnvironment(EnvironmentInterface[Any]):
             return None
         groups = [[_as_text(log) for log in group] for group in message_logs]
         parts = self._call_in_chunks("score_groups", groups, [*map(list, metadata)])
+        if any(part is None for part in parts):
+            # A wrapper has the method, and the environment inside does not.
+            return None
         return [rewards for part in parts for rewards in part]
 
     def tool_schemas(self) -> list[dict[str, Any]]:

@@ -17,10 +17,10 @@ import math
 import threading
 import traceback
 from collections.abc import Awaitable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from rl_envs.errors import RewardCallError, RewardError, RewardValueError
+from rl_envs.reward_rows import RewardRows, short
 from rl_envs.reward_signature import (
     RewardFn,
     RewardSignature,
@@ -28,7 +28,7 @@ from rl_envs.reward_signature import (
     inspect_reward_fn,
 )
 
-__all__ = ["RewardCall", "RewardRows", "Score"]
+__all__ = ["RewardCall", "Score"]
 
 Score: TypeAlias = float | dict[str, float | None] | None
 """One row's reward, rewards by name (None where one does not apply to the row), or None
@@ -37,61 +37,6 @@ where the row was not scored."""
 _TRL_ONLY = frozenset(
     {"completion_ids", "completions_ids", "trainer_state", "log_extra"}
 )
-
-
-@dataclass(frozen=True, slots=True)
-class RewardRows:
-    """The rows of a batch as a reward function may want them."""
-
-    prompts: Sequence[str]
-    responses: Sequence[str]
-    columns: Sequence[Mapping[str, Any]]
-    """Per row: the data set's columns."""
-    messages: Sequence[Sequence[Mapping[str, Any]]] = ()
-    """Per row: the conversation; empty where no function asks for it."""
-
-    @property
-    def has_message_prompts(self) -> bool:
-        """Whether the data set's prompts are messages."""
-        return bool(self.columns) and isinstance(self.columns[0].get("prompt"), list)
-
-    def _split(self) -> list[int]:
-        """Return how many messages of each row come before the policy's first."""
-        return [
-            int(columns.get("num_prompt_messages", len(log) - 1))
-            for log, columns in zip(self.messages, self.columns, strict=True)
-        ]
-
-    def __len__(self) -> int:
-        return len(self.responses)
-
-    def by_role(self) -> dict[str, Sequence[Any]]:
-        """Return the lists by the role of the parameter that takes them."""
-        return {
-            "prompt": self.prompts,
-            "response": self.responses,
-            "messages": self.messages,
-            "metadata": self.columns,
-            **(self._message_roles() if len(self.messages) else {}),
-        }
-
-    def _message_roles(self) -> dict[str, Sequence[Any]]:
-        parts = [*zip(self.messages, self._split(), strict=True)]
-        return {
-            "prompt_messages": [log[:split] for log, split in parts],
-            "response_messages": [log[split:] for log, split in parts],
-        }
-
-    def describe(self, row: int) -> str:
-        """Show one row in a message."""
-        return (
-            f"row {row} (prompt {_short(self.prompts[row])}, "
-            f"response {_short(self.responses[row])})"
-        )
-
-
-def _short(text: str, limit: int = 60) -> str:
-    return repr(text if len(text) <= limit else f"{text[: limit - 3]}...")
 
 
 def _remedy(column: str) -> str:
@@ -339,7 +284,7 @@ class RewardCall:
             )
             raise RewardValueError(
                 f"reward function {self.name!r} returned {type(raw).__name__} "
-                f"{_short(str(raw))}{part} for {rows.describe(row)}; {remedy}"
+                f"{short(str(raw))}{part} for {rows.describe(row)}; {remedy}"
             )
         try:
             number = float(value)

@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 from rl_envs.errors import RewardError, RewardValueError
-from rl_envs.reward_call import RewardCall, RewardRows, Score
+from rl_envs.reward_call import RewardCall, Score
+from rl_envs.reward_rows import RewardRows
 from rl_envs.reward_signature import RewardFn
 
 __all__ = ["RewardFns", "RewardList", "make_reward_call"]

@@ -13,7 +13,8 @@ from decimal import Decimal, InvalidOperation
 from typing import Any
 
 from rl_envs.errors import RewardError
-from rl_envs.reward_call import RewardCall, RewardRows, Score
+from rl_envs.reward_call import RewardCall, Score
+from rl_envs.reward_rows import RewardRows
 from rl_envs.reward_signature import RewardFn
 
 __all__ = [
