@@ -31,6 +31,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
         (["no/such/folder"], "no/such/folder"),
         (["MODEL", "num_replica=2"], "num_replicas"),
         (["MODEL", "vllm.max_num_seq=2"], "max_num_seqs"),
+        (["MODEL", "vllm.tensor_parallel_size=2"], "has one GPU: got 2"),
         (["MODEL", "--api-key", "two words"], "api_key"),
         (["MODEL", "--replicas", "2", "num_replicas=3"], "num_replicas is given twice"),
         (["MODEL", "--port", "70000"], "70000"),

@@ -71,6 +71,16 @@ class ServeConfig(Config):
             )
         return value
 
+    @field_validator("vllm")
+    @classmethod
+    def _check_engine(cls, value: VllmConfig) -> VllmConfig:
+        if value.tensor_parallel_size != 1:
+            raise ValueError(
+                "tensor_parallel_size must be 1, because a replica of a server has one "
+                f"GPU: got {value.tensor_parallel_size}; use more replicas"
+            )
+        return value
+
     def generation(self) -> GenerationConfig:
         """The settings of each replica's engine, as a generation config."""
         return GenerationConfig.from_dict(
