@@ -122,6 +122,20 @@ def test_ctrl_c_drains_and_is_no_failure(
 
 
 @pytest.mark.usefixtures("fake")
+def test_ctrl_c_while_it_starts_ends_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(
+        FakeServer, "start", lambda self: signal.raise_signal(signal.SIGINT)
+    )
+    assert _run(["serve", "m"], False) == 130
+    captured = capsys.readouterr()
+    assert captured.err.splitlines()[-1] == "stopped before it served"
+    assert captured.out == ""
+    assert FakeServer.made.calls == ["bind", "stop 0.0"]
+
+
+@pytest.mark.usefixtures("fake")
 def test_settings_come_from_options_keys_and_the_environment(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -59,7 +59,10 @@ def serve(
       RL_API_KEY=secret rl serve model --host 0.0.0.0 --replicas 2
       rl serve model request_deadline_s=60 vllm.max_num_seqs=64
     """
-    from rl_algorithms.trainers.signals import SignalGuard  # noqa: PLC0415
+    from rl_algorithms.trainers.signals import (  # noqa: PLC0415
+        Interrupted,
+        SignalGuard,
+    )
 
     terminal = Terminal(quiet=quiet)
     # Neither an import nor the start of Ray survives an exception in its middle.
@@ -71,6 +74,9 @@ def serve(
         server = _server(model, settings, overrides)
         try:
             return _run(server, guard, terminal, as_json)
+        except Interrupted as error:
+            terminal.note("stopped before it served")
+            return error.exit_code
         finally:
             guard.close()
             server.stop(0.0)
