@@ -208,10 +208,19 @@ def run_and_kill(name: str, model: Path, folder: Path, where: Kill | None) -> bo
 
 
 def result_of(folder: Path) -> rl.TrainResult:
-    """Return what a finished run left."""
-    history = rl.History.read(folder / "metrics.jsonl", up_to=NUM_STEPS)
-    newest = folder / "checkpoints" / f"step_{NUM_STEPS}"
-    return rl.TrainResult({}, history, newest, folder, NUM_STEPS, "")
+    """Return what a finished run left.
+
+    A run that was killed before its first checkpoint begins again in a new folder,
+    `<folder>-2` and so on.
+    """
+    newest = f"checkpoints/step_{NUM_STEPS}"
+    (done,) = [
+        path
+        for path in folder.parent.glob(f"{folder.name}*")
+        if (path / newest).is_dir()
+    ]
+    history = rl.History.read(done / "metrics.jsonl", up_to=NUM_STEPS)
+    return rl.TrainResult({}, history, done / newest, done, NUM_STEPS, "")
 
 
 def check(
