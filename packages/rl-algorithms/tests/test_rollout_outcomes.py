@@ -431,3 +431,20 @@ def test_a_reward_first_named_in_a_retry(tokenizer):
     engine, _ = make(tokenizer, Late(None), retry={"max_attempts": 2})
     rows = run(engine, tokenizer).rows
     assert rows["reward/x"].tolist() == [1.0] * 4
+
+
+def test_a_further_answer_needs_its_room(tokenizer):
+    """Generators refuse prompts that leave less than their longest answer."""
+    for room, num_turns in ((1, 3), (4, 2), (7, 1)):
+        engine, generator = make(
+            tokenizer,
+            Judge(lambda log, info: (0.5, False, "b")),
+            max_turns=9,
+            max_total_sequence_length=10,
+            min_answer_room=room,
+        )
+        rows = run(engine, tokenizer, prompts=["a"], num_generations=1).rows
+        assert rows["num_turns"].tolist() == [num_turns]
+        assert rows["outcome"].tolist() == [Outcome.TRUNCATED]
+        for call in generator.calls[1:]:
+            assert int(call["input_lengths"].max()) + room <= 10

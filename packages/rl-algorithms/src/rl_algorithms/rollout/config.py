@@ -58,3 +58,6 @@ class RolloutConfig(RolloutSettings):
     """Answers per conversation; with 1 the environment only judges."""
     max_total_sequence_length: int | None = Field(default=None, ge=2)
     """Tokens of a whole conversation; a longer one ends as truncated."""
+    min_answer_room: int = Field(default=1, ge=1)
+    """Tokens that a further answer must have room for, as generators may refuse less; a
+    conversation without that room ends as truncated."""

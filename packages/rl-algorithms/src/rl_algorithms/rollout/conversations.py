@@ -190,10 +190,12 @@ class Conversations:
         verdict: Verdict,
         observations: ObservationEncoder,
         max_length: int | None,
+        min_room: int = 1,
     ) -> None:
         """Append the observations to the rows that go on, and let the others rest.
 
-        Rows that this leaves no room for another answer end as truncated.
+        Rows that this leaves less than `min_room` tokens for another answer end as
+        truncated.
         """
         rows = self._active_rows()
         places = self.unfinished[rows].nonzero().flatten().tolist()
@@ -215,7 +217,7 @@ class Conversations:
         ):
             if not after.is_branch:
                 appended[i] = after.tokens
-            elif max_length is not None and len(after.tokens) >= max_length:
+            elif max_length is not None and len(after.tokens) + min_room > max_length:
                 self._end_truncated(active[i : i + 1])
             else:
                 part = self.tokens.branch(row, max_length)
@@ -225,7 +227,8 @@ class Conversations:
         added = self.tokens.lengths[active] - before
         self._env_tokens[active] += added.clamp(min=0)
         if max_length is not None:
-            self._end_truncated(active[self.tokens.lengths[active] >= max_length])
+            room = max_length - self.tokens.lengths[active]
+            self._end_truncated(active[room < min_room])
         self._active = active[self.unfinished[active]]
 
     def _end_truncated(self, rows: Tensor) -> None:

@@ -244,7 +244,10 @@ class RolloutEngine:
         rows.add_verdict(verdict)
         if not last:
             rows.go_on(
-                verdict, self._observations, self.config.max_total_sequence_length
+                verdict,
+                self._observations,
+                self.config.max_total_sequence_length,
+                self.config.min_answer_room,
             )
 
     # Finishing ----------------------------------------------------------------------

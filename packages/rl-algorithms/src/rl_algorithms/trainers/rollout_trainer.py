@@ -88,9 +88,15 @@ class RolloutTrainer(BaseTrainer[RolloutConfigT]):
                 **dict(self.config.rollout),
                 max_turns=self._sampling.max_rollout_turns,
                 max_total_sequence_length=self.config.policy.max_total_sequence_length,
+                min_answer_room=self._longest_answer(),
             ),
             use_chat_template=self.config.data.apply_chat_template,
         )
+
+    def _longest_answer(self) -> int:
+        generation = self.config.policy.generation
+        assert generation is not None
+        return generation.max_new_tokens
 
     def _run_rollouts(
         self, batch: Any, first: int
