@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 
 import rl_algorithms as rl
 from rl_algorithms.api import algorithm_settings
+from rl_algorithms.testing import check_trainer
 
 ROWS = [{"prompt": f"{a}+{b}="} for a in range(8) for b in range(8)]
 
@@ -61,3 +63,37 @@ def test_each_preset_trains(name, pool, tiny_model, tmp_path):
     assert math.isfinite(numbers["train:loss"])
     assert 0 < numbers["train:grad_norm"] < math.inf
     assert ("train:kl_penalty" in numbers) == config.loss_fn.needs_reference_logprobs
+
+
+def test_resume_with_everything_at_once(pool, tiny_model, tmp_path):
+    """Batches that dynamic sampling drew, and the reference policy, come back."""
+
+    def make(steps: int, folder: Path) -> rl.GRPOTrainer:
+        return rl.GRPOTrainer.from_pretrained(
+            tiny_model,
+            config=algorithm_settings("dapo"),
+            max_num_steps=steps,
+            max_num_epochs=None,
+            num_prompts_per_step=4,
+            num_generations_per_prompt=4,
+            max_total_sequence_length=16,
+            max_new_tokens=4,
+            train_global_batch_size=8,
+            reference_policy_kl_penalty=0.1,
+            use_kl_in_reward=True,
+            entropy_coef=0.01,
+            seq_logprob_error_threshold=2.0,
+            lr=1e-2,
+            save_period=1,
+            output_dir=str(folder),
+        )
+
+    def fit(trainer, callbacks, resume):
+        return trainer.fit(
+            ROWS[:10],
+            reward_fn=lambda prompt, response: float("1" in response),
+            callbacks=callbacks,
+            resume=resume,
+        )
+
+    check_trainer(make, fit, tmp_path)

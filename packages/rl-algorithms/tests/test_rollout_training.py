@@ -1,0 +1,70 @@
+"""Conversations of several turns with tools, trained on with a real model."""
+
+from __future__ import annotations
+
+import pytest
+
+import rl_algorithms as rl
+from rl_envs import CalculatorTasks
+
+TEMPLATE = (
+    "{% for m in messages %}<{{ m['role'][0] }}>"
+    "{% if m['role'] == 'assistant' and STRIP and not loop.last %}"
+    "{{ m['content'].split('+')[-1] }}{% else %}{{ m['content'] }}{% endif %}"
+    "{% if m['role'] == 'assistant' %}<eos>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<a>{% endif %}"
+)
+TASKS = CalculatorTasks(6, max_number=1, operators="+").train(16)
+
+
+@pytest.fixture(scope="module")
+def calling_model(tmp_path_factory):
+    """A random model of few characters, so that many of its answers call the tool."""
+    from rl_models.modelbuild import (  # noqa: PLC0415
+        ModelBuildConfig,
+        TokenizerBuildConfig,
+        build_model,
+    )
+
+    config = ModelBuildConfig(
+        hidden_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        max_position_embeddings=128,
+        tokenizer=TokenizerBuildConfig(characters="01+[]="),
+    )
+    return build_model(config, tmp_path_factory.mktemp("model") / "calling")
+
+
+def template(*, strips):
+    return TEMPLATE.replace("STRIP", str(strips).lower())
+
+
+@pytest.mark.usefixtures("ray_cluster")
+def test_turns_with_tools_are_trained_on(calling_model, tmp_path):
+    result = rl.train(
+        model=calling_model,
+        dataset=TASKS,
+        max_num_steps=2,
+        max_num_epochs=None,
+        num_prompts_per_step=8,
+        num_generations_per_prompt=4,
+        max_new_tokens=10,
+        max_total_sequence_length=128,
+        max_rollout_turns=3,
+        train_micro_batch_size=16,
+        reference_policy_kl_penalty=0.0,
+        chat_template=template(strips=True),
+        on_template_rewrite="branch",
+        env={"name": "calculator", "settings": {"call_format": "brackets"}},
+        checkpointing={"enabled": False},
+        output_dir=str(tmp_path / "run"),
+    )
+    metrics = result.metrics
+    assert metrics["train:avg_turns_per_sample"] > 1.0
+    assert metrics["train:env/tool_calls_per_sample"] > 0.1
+    assert metrics["train:mean_env_tokens_per_sample"] > 1.0
+    assert metrics["train:num_retried"] == 0.0
+    # The trainer finds what the sampler said.
+    assert metrics["train:token_mult_prob_error"] < 1 + 1e-4
+    assert metrics["train:num_samples"] >= 32
