@@ -1,8 +1,8 @@
 """`python -m benchmarks.weight_sync`: how long weights take from trainer to generator.
 
 One JSON line per model, backend and transport: the median time of a verified sync. With
-the backend vllm also the two things that a sync cannot do without, taken in turn with
-it in the same run: vLLM's own in-place load of the same tensors, from memory of its own
+the backend vllm also the two things that a sync cannot do without, measured after it
+in the same run: vLLM's own in-place load of the same tensors, from memory of its own
 process, and one round trip of the same bytes through Ray's object store. `ratio` is the
 sync over the sum of both.
 """
@@ -160,10 +160,10 @@ def measure(
         }
         if backend == "vllm":
             sides |= baselines(size, config, cluster, model, parts)
-        times: dict[str, list[float]] = {name: [] for name in sides}
-        for _ in range(options.rounds + WARMUP_ROUNDS):
-            for name, run in sides.items():
-                times[name].append(run())
+        times: dict[str, list[float]] = {}
+        # A trainer has one link at a time, so each transport has its turn.
+        for name, run in sides.items():
+            times[name] = [run() for _ in range(options.rounds + WARMUP_ROUNDS)]
     medians = {n: statistics.median(t[WARMUP_ROUNDS:]) for n, t in times.items()}
     for transport in options.transports:
         yield line_of(size, backend, transport, medians, options.rounds)
