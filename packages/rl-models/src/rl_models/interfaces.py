@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from rl_models.errors import UnsupportedModelError
 from rl_models.types import (
     GenerationDatumSpec,
     GenerationOutputSpec,
@@ -109,8 +110,14 @@ class PolicyInterface(ABC):
         only positions with mask 1 are computed. Else, with a `token_mask` column, those
         before a token with mask 1: the states in which these tokens are chosen. Without
         both, all tokens of the row. The others are 0.0.
+
+        Raises:
+            UnsupportedModelError: This policy does not offer it; not every one must.
         """
-        raise NotImplementedError(f"{type(self).__name__} has no values")
+        raise UnsupportedModelError(
+            f"{type(self).__name__} has no get_values; train a critic or reward model "
+            "with a policy that has it, such as TrainingPolicy"
+        )
 
     def get_topk_logits(
         self,
@@ -132,8 +139,14 @@ class PolicyInterface(ABC):
             temperature: Divides the logits; default that of the policy's generation.
             micro_batch_size: Rows per forward pass; default `logprob_batch_size`.
             timer: Receives the spans of the call.
+
+        Raises:
+            UnsupportedModelError: This policy does not offer it; not every one must.
         """
-        raise NotImplementedError(f"{type(self).__name__} has no top-k logits")
+        raise UnsupportedModelError(
+            f"{type(self).__name__} has no get_topk_logits; take a teacher policy that "
+            "has it, such as TrainingPolicy"
+        )
 
     @abstractmethod
     def train(

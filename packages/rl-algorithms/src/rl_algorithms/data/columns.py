@@ -11,7 +11,7 @@ from rl_algorithms.data.types import Row, Rows
 from rl_algorithms.errors import ColumnError
 from rl_distributed.suggestion import did_you_mean
 
-__all__ = ["ColumnMap", "find_columns", "messages_of", "text_of"]
+__all__ = ["ColumnMap", "find_column", "find_columns", "messages_of", "text_of"]
 
 _PROMPT_NAMES = ("prompt", "question", "problem", "input", "instruction", "query")
 _ANSWER_NAMES = (
@@ -44,12 +44,14 @@ def find_columns(rows: Rows, config: DataConfig, name: str) -> ColumnMap:
     """
     present = list(rows[0])
     found = ColumnMap(
-        prompt=_find("input_key", config.input_key, _PROMPT_NAMES, present, name),
-        answer=_find("output_key", config.output_key, _ANSWER_NAMES, present, name),
-        messages=_find(
+        prompt=find_column("input_key", config.input_key, _PROMPT_NAMES, present, name),
+        answer=find_column(
+            "output_key", config.output_key, _ANSWER_NAMES, present, name
+        ),
+        messages=find_column(
             "messages_key", config.messages_key, _MESSAGES_NAMES, present, name
         ),
-        text=_find("text_key", config.text_key, ("text",), present, name),
+        text=find_column("text_key", config.text_key, ("text",), present, name),
     )
     if config.messages_key is not None and config.input_key is None:
         found = ColumnMap(None, found.answer, found.messages, None)
@@ -63,13 +65,18 @@ def find_columns(rows: Rows, config: DataConfig, name: str) -> ColumnMap:
     return found
 
 
-def _find(
+def find_column(
     key: str,
     configured: str | None,
     usual: Sequence[str],
     present: list[str],
     name: str,
 ) -> str | None:
+    """The column that `data.<key>` names, else the first usual one that is present.
+
+    Raises:
+        ColumnError: The data set lacks the column that was named.
+    """
     if configured is None:
         return next((column for column in usual if column in present), None)
     if configured in present:

@@ -6,12 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rl_algorithms.data.columns import messages_of, text_of
+from rl_algorithms.data.columns import find_column, messages_of, text_of
 from rl_algorithms.data.config import DataConfig
 from rl_algorithms.data.prompts import PromptFormat
 from rl_algorithms.data.types import Row, Rows
 from rl_algorithms.errors import ColumnError
-from rl_distributed.suggestion import did_you_mean
 
 __all__ = ["Messages", "Pair", "find_pairs"]
 
@@ -59,10 +58,10 @@ def find_pairs(
 def _find_columns(rows: Rows, config: DataConfig, name: str) -> _Columns:
     present = list(rows[0])
     found = _Columns(
-        _find("input_key", config.input_key, _PROMPT, present, name),
-        _find("chosen_key", config.chosen_key, _CHOSEN, present, name),
-        _find("rejected_key", config.rejected_key, _REJECTED, present, name),
-        _find("completions_key", None, _COMPLETIONS, present, name),
+        find_column("input_key", config.input_key, _PROMPT, present, name),
+        find_column("chosen_key", config.chosen_key, _CHOSEN, present, name),
+        find_column("rejected_key", config.rejected_key, _REJECTED, present, name),
+        find_column("completions_key", None, _COMPLETIONS, present, name),
     )
     if found.chosen is not None and found.rejected is not None:
         if found.chosen == found.rejected:
@@ -85,23 +84,6 @@ def _find_columns(rows: Rows, config: DataConfig, name: str) -> _Columns:
             "data.input_key"
         )
     return found
-
-
-def _find(
-    key: str,
-    configured: str | None,
-    usual: Sequence[str],
-    present: list[str],
-    name: str,
-) -> str | None:
-    if configured is None:
-        return next((column for column in usual if column in present), None)
-    if configured in present:
-        return configured
-    raise ColumnError(
-        f"data.{key}={configured!r}: dataset {name} has no such column"
-        f"{did_you_mean(configured, present)}; it has {', '.join(map(repr, present))}"
-    )
 
 
 def _pair(
