@@ -359,3 +359,15 @@ def test_lines_stay_json_when_somebody_formats_the_handlers_anew(
         handler.setFormatter(logging.Formatter("%(message)s"))
     get_logger("any").info("as before")
     assert lines_of(tmp_path / "run.jsonl")[-1]["message"] == "as before"
+
+
+def test_lines_follow_standard_error_when_it_is_replaced() -> None:
+    first, second = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stderr(first):
+        configure_logging("INFO")
+        get_logger("any").warning("to the first")
+    first.close()
+    with contextlib.redirect_stderr(second):
+        get_logger("any").warning("to the second")
+    assert "to the second" in second.getvalue()
+    assert "Traceback" not in second.getvalue()

@@ -91,9 +91,9 @@ def _encode(tokenizer: Any, text: str, chat: bool) -> list[int]:
         rendered = tokenizer.apply_chat_template(
             messages, add_generation_prompt=True, tokenize=False
         )
-        ids = tokenizer(rendered, add_special_tokens=False)["input_ids"]
+        ids = tokenizer(rendered, add_special_tokens=False, verbose=False)["input_ids"]
     else:
-        ids = tokenizer(text)["input_ids"]
+        ids = tokenizer(text, verbose=False)["input_ids"]
     if not ids:
         raise ConfigError(f"The prompt {text!r} has no tokens; give a longer one.")
     return list(ids)

@@ -206,6 +206,18 @@ def _parse_levels(level: str | int) -> tuple[int, dict[str, int]]:
     return number, named
 
 
+class _StandardErrorHandler(logging.StreamHandler[TextIO]):
+    """Write to what `sys.stderr` is now: a stream that replaced it may be closed."""
+
+    @property
+    def stream(self) -> TextIO:
+        return sys.stderr
+
+    @stream.setter
+    def stream(self, value: TextIO) -> None:
+        """Ignore what the base class would keep."""
+
+
 def _open_file(path: Path) -> logging.Handler:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -236,7 +248,7 @@ def configure_logging(
         level: DEBUG, INFO, WARNING, ERROR or CRITICAL, or levels of single loggers and
             what is below them: `INFO,rl_distributed=DEBUG,ray=WARNING`.
         json_path: A file that JSON lines are appended to; its folder is created.
-        stream: Where readable lines go; standard error if None.
+        stream: Where readable lines go; None: what `sys.stderr` is at each line.
         console_format: `text` for people; `json` for programs that collect the output;
             `auto`: text on a terminal, JSON elsewhere.
         console_level: Least level that the terminal shows; None: all of `level`.
@@ -246,7 +258,9 @@ def configure_logging(
     """
     number, named = _parse_levels(level)
     target = stream or sys.stderr
-    console = logging.StreamHandler(target)
+    console = (
+        _StandardErrorHandler() if stream is None else logging.StreamHandler(stream)
+    )
     readable = console_format == "text" or (
         console_format == "auto" and target.isatty()
     )
