@@ -1,0 +1,146 @@
+"""`FailureExplainer`: what really went wrong when a wait for results failed."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import ray
+
+from rl_distributed.errors import DistributedError, WorkerDiedError, WorkerError
+from rl_distributed.workers.failures import (
+    actor_of,
+    cause_of_death,
+    failure_error,
+    translate_failure,
+)
+from rl_distributed.workers.incidents import IncidentLog
+from rl_distributed.workers.launch import LaunchedWorker
+from rl_distributed.workers.reports import WorkerFailure
+
+if TYPE_CHECKING:
+    from rl_distributed.workers.policy import FailurePolicy
+
+__all__ = ["FailureExplainer"]
+
+# How long the loss of a worker may take to be noticed after one that needed it raised.
+_SETTLE_S = 3.0
+
+
+class FailureExplainer:
+    """Finds the root of errors that waits for results of one group end with.
+
+    Args:
+        workers: by rank, as the supervisor keeps them.
+        policy: what to do about failures.
+        log: of the group; a death that a wait noticed first is recorded there.
+    """
+
+    def __init__(
+        self, workers: list[LaunchedWorker], policy: FailurePolicy, log: IncidentLog
+    ) -> None:
+        self._workers = workers
+        self._policy = policy
+        self._log = log
+
+    def explain(
+        self,
+        error: BaseException,
+        what: str,
+        references: Sequence[Any],
+        method_name: str = "",
+    ) -> DistributedError:
+        """Return the error to raise in place of that of Ray.
+
+        Args:
+            error: What `ray.get` raised.
+            what: The call, for the message.
+            references: The results that the wait was for.
+            method_name: The method that was called.
+        """
+        actor_id = str(getattr(error, "actor_id", "") or "")
+        own = translate_failure(error, what)
+        if isinstance(own, WorkerDiedError) and actor_id:
+            return self._explain_death(own, actor_id, error, what, method_name)
+        failure: WorkerFailure | None = getattr(own, "failure", None)
+        if failure is None or not failure.in_process_group:
+            return own
+        return self._explain_raise(own, failure, what, references, method_name)
+
+    def _explain_death(
+        self,
+        own: WorkerError,
+        actor_id: str,
+        error: BaseException,
+        what: str,
+        method_name: str,
+    ) -> DistributedError:
+        root = self._log.root_of(actor_id)
+        if root is None:
+            worker = next((w for w in self._workers if w.actor_id == actor_id), None)
+            if worker is None:
+                # Of another group, whose result was an argument here.
+                return own
+            threading.Thread(
+                target=self._log.record,
+                args=(worker, "died", cause_of_death(error)),
+                name="investigate",
+                daemon=True,
+            ).start()
+            self._log.wait_for(lambda: self._log.root_of(actor_id), _SETTLE_S)
+            root = self._log.root_of(actor_id)
+        return own if root is None else failure_error(root, what, method_name)
+
+    def _explain_raise(
+        self,
+        own: DistributedError,
+        failure: WorkerFailure,
+        what: str,
+        references: Sequence[Any],
+        method_name: str,
+    ) -> DistributedError:
+        """One of those that talk to each other raised: was it the first to fail?"""
+        if failure.lost_a_peer:
+            # Its connection breaks before anybody else knows that the peer is gone.
+            self._log.wait_for(lambda: self._log.incident, _SETTLE_S)
+        incident = self._log.incident
+        if incident is not None and incident.root.kind != "raised":
+            return failure_error(incident.root, what, method_name)
+        finished, waiting = ray.wait(
+            list(dict.fromkeys(references)),
+            num_returns=len(set(references)),
+            timeout=self._policy.release_after_s,
+            fetch_local=False,
+        )
+        if failure.lost_a_peer:
+            own = _first_to_raise(own, finished, what)
+        if waiting:
+            root: WorkerFailure = own.failure  # type: ignore[attr-defined]
+            self._release_waiting(root, {actor_of(ref) for ref in waiting})
+        return own
+
+    def _release_waiting(self, root: WorkerFailure, actors: set[str]) -> None:
+        """End those that wait in a process group for one that raised, and all in it."""
+        self._log.begin(root)
+        cause = f"it waited for {root.label}, which raised"
+        waiting = [w for w in list(self._workers) if w.actor_id in actors]
+        self._log.end(self._log.note_released(waiting, cause))
+        self._log.release()
+
+
+def _first_to_raise(
+    own: DistributedError, finished: Sequence[Any], what: str
+) -> DistributedError:
+    """Return the error of a worker that did not fail for lack of a peer."""
+    for reference in finished:
+        try:
+            ray.get(reference, timeout=_SETTLE_S)
+        except ray.exceptions.RayTaskError as error:
+            other = translate_failure(error, what)
+            failure: WorkerFailure | None = getattr(other, "failure", None)
+            if failure is not None and not failure.lost_a_peer:
+                return other
+        except ray.exceptions.RayError:
+            continue
+    return own

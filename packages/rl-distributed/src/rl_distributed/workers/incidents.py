@@ -1,0 +1,201 @@
+"""`IncidentLog`: which workers of a group have failed, and which failure was the first.
+
+The first failure is the *root* of an incident; what fails because of it, until the
+group has recovered, is reported as the root. Recording a failure ends what is left of
+the process, and releases the others of its process group, which would wait for it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rl_distributed.audit import audit
+from rl_distributed.workers.failures import place_of
+from rl_distributed.workers.launch import LaunchedWorker
+from rl_distributed.workers.processes import end_processes, kill_on_node
+from rl_distributed.workers.reports import FailureKind, WorkerFailure
+from rl_distributed.workers.watch import GroupWatch
+
+if TYPE_CHECKING:
+    from rl_distributed.workers.policy import FailurePolicy
+
+__all__ = ["ASK_S", "END_S", "Incident", "IncidentLog", "released"]
+
+logger = logging.getLogger(__name__)
+
+ASK_S = 2.0
+"""How long a worker that is well may take to answer the watch."""
+END_S = 5.0
+"""How long the end of processes may take."""
+
+
+@dataclass(slots=True)
+class Incident:
+    """What began with the failure of one worker."""
+
+    root: WorkerFailure
+    at: float
+    """`time.monotonic()` of the root."""
+    open_releases: int = 0
+    """Threads that still look for workers to release."""
+
+
+class IncidentLog:
+    """The failures of one group.
+
+    Args:
+        workers: by rank; restarted workers are put in their places.
+        policy: what to do about failures.
+        watch: of the group.
+    """
+
+    def __init__(
+        self, workers: list[LaunchedWorker], policy: FailurePolicy, watch: GroupWatch
+    ) -> None:
+        self.incident: Incident | None = None
+        self.failed: dict[int, WorkerFailure] = {}
+        """Why the present worker of a rank is gone."""
+        self.num_restarts: Counter[int] = Counter()
+        self.is_closed = False
+        self.stop = threading.Event()
+        """Set by `close`; what pauses waits for it."""
+        self._roots: dict[str, WorkerFailure] = {}
+        self._workers = workers
+        self._policy = policy
+        self._watch = watch
+        self._changed = threading.Condition(threading.RLock())
+
+    def close(self) -> None:
+        """Take nothing more in; what ends from now on ends on purpose."""
+        self.is_closed = True
+        self.stop.set()
+
+    # --- entering failures --------------------------------------------------------
+
+    def record(self, worker: LaunchedWorker, kind: FailureKind, cause: str) -> None:
+        """Note that a worker has failed, end what is left of it and release others."""
+        place = place_of(worker.actor_id)
+        if place is None or self.is_closed:
+            return
+        seen = self._watch.seen().get(worker.seat.rank)
+        method = seen.beat.method if seen is not None else ""
+        failure = place.failed(kind, cause, method)
+        if self.note(worker, failure):
+            logger.warning("%s %s: %s", failure.label, kind, cause)
+            audit("worker.failed", failure.label, "failed", kind=kind, cause=cause)
+            self.end([worker])
+            self.release()
+
+    def note(self, worker: LaunchedWorker, failure: WorkerFailure) -> bool:
+        """Enter a failure; False if this process's end was known already."""
+        rank = worker.seat.rank
+        with self._changed:
+            if self.is_closed or rank in self.failed:
+                return False
+            if self._workers[rank] is not worker:
+                return False
+            incident = self.begin(failure)
+            self.failed[rank] = failure
+            self._roots[worker.actor_id] = incident.root
+            self._changed.notify_all()
+        self._watch.forget(rank)
+        return True
+
+    def begin(self, root: WorkerFailure) -> Incident:
+        """Return the incident that is open, or open one."""
+        with self._changed:
+            if self.incident is None:
+                self.incident = Incident(root, time.monotonic())
+            return self.incident
+
+    def note_released(
+        self, workers: Sequence[LaunchedWorker], cause: str
+    ) -> list[LaunchedWorker]:
+        """Enter workers that end because of another; return those that were up."""
+        return [w for w in workers if self.note(w, released(w, cause))]
+
+    def put_in_place(self, fresh: Sequence[LaunchedWorker]) -> None:
+        """Enter workers that were started again; close the incident if none is left."""
+        with self._changed:
+            for worker in fresh:
+                rank = worker.seat.rank
+                self._workers[rank] = worker
+                self.failed.pop(rank, None)
+                self.num_restarts[rank] += 1
+            left = next(iter(self.failed.values()), None)
+            # Another one may have failed since.
+            self.incident = None if left is None else Incident(left, time.monotonic())
+
+    # --- ending and releasing -----------------------------------------------------
+
+    def end(self, workers: Sequence[LaunchedWorker]) -> None:
+        """End processes, wherever they are."""
+        end_processes(workers, END_S, at_once=True)
+        for worker in workers:
+            if worker.process is None:
+                kill_on_node(worker)
+
+    def release(self) -> None:
+        """End the workers that share a process group, which one of them has left."""
+        incident = self.incident
+        if incident is None:
+            return
+        with self._changed:
+            incident.open_releases += 1
+        try:
+            survivors = [
+                worker
+                for worker in list(self._workers)
+                if worker.seat.rank not in self.failed
+            ]
+            beats = self._watch.ask([w.seat.rank for w in survivors], ASK_S)
+            joined = [
+                worker
+                for worker in survivors
+                if (beat := beats.get(worker.seat.rank)) and beat.in_process_group
+            ]
+            if any(beats[worker.seat.rank].method for worker in joined):
+                self.stop.wait(self._policy.release_after_s)
+            cause = (
+                f"it shared a process group with {incident.root.label}, which failed"
+            )
+            self.end(self.note_released(joined, cause))
+        finally:
+            with self._changed:
+                incident.open_releases -= 1
+                self._changed.notify_all()
+
+    # --- asking and waiting -------------------------------------------------------
+
+    def root_of(self, actor_id: str) -> WorkerFailure | None:
+        """Return the root of the incident in which an actor of Ray ended."""
+        return self._roots.get(actor_id)
+
+    def failed_among(self, ranks: Sequence[int] | None = None) -> list[int]:
+        """Return the ranks whose worker is gone, in order; of all if None."""
+        with self._changed:
+            return sorted(
+                rank for rank in self.failed if ranks is None or rank in ranks
+            )
+
+    def wait_for(self, condition: Callable[[], object], timeout_s: float) -> None:
+        """Wait until a condition holds that a change of this log may bring about."""
+        with self._changed:
+            self._changed.wait_for(lambda: bool(condition()), timeout_s)
+
+
+def released(worker: LaunchedWorker, cause: str) -> WorkerFailure:
+    """Return the failure of a worker that is ended because of another."""
+    place = place_of(worker.actor_id)
+    if place is None:
+        description = worker.description
+        return WorkerFailure(
+            "", worker.seat.rank, "", description.pid, "released", cause=cause
+        )
+    return place.failed("released", cause)
