@@ -23,6 +23,7 @@ from pydantic import Field
 from rl_algorithms import TrainerConfig, algorithm_names, get_algorithm
 from rl_algorithms.api import algorithm_settings, suggest_algorithm
 from rl_algorithms.presets import find_preset, preset_names
+from rl_cli.required import fill_required, how_to_set
 from rl_distributed import Config, ConfigError, load_config, merge_configs
 from rl_distributed.config import apply_overrides, parse_overrides
 from rl_distributed.suggestion import did_you_mean
@@ -101,7 +102,13 @@ def recipe_names() -> list[str]:
     return sorted(n.removesuffix(".yaml") for n in names if n.endswith(".yaml"))
 
 
-def load_run(name: str, config: Path | None, overrides: Sequence[str]) -> Run:
+def load_run(
+    name: str,
+    config: Path | None,
+    overrides: Sequence[str],
+    *,
+    complete: bool = True,
+) -> Run:
     """Find a recipe or an algorithm, apply overrides and validate everything.
 
     Args:
@@ -109,6 +116,8 @@ def load_run(name: str, config: Path | None, overrides: Sequence[str]) -> Run:
             preset.
         config: A YAML file for an algorithm (not for a recipe).
         overrides: `key=value`, `+key=value` or `~key`.
+        complete: Refuse an algorithm whose required keys are not all set; False: they
+            are `UNSET` then.
 
     Raises:
         ConfigError: The name, the file, a key or a value is wrong.
@@ -137,7 +146,8 @@ def load_run(name: str, config: Path | None, overrides: Sequence[str]) -> Run:
     data = apply_overrides(
         data, parse_overrides(overrides), get_algorithm(name).config_class
     )
-    return _from_algorithm(name, data, source=str(config or "the command line"))
+    source = str(config or "the command line")
+    return _from_algorithm(name, data, source=source, complete=complete)
 
 
 def run_from_dict(source: Mapping[str, Any]) -> Run:
@@ -251,8 +261,16 @@ def _set_model(merged: dict[str, Any], stage: str, source: str) -> None:
     policy["model_name"] = "(handed on)"
 
 
-def _from_algorithm(name: str, data: Mapping[str, Any], source: str) -> Run:
-    config = get_algorithm(name).config_class.from_dict(dict(data), source=source)
+def _from_algorithm(
+    name: str, data: Mapping[str, Any], source: str, *, complete: bool = True
+) -> Run:
+    schema = get_algorithm(name).config_class
+    filled, missing = fill_required(schema, data)
+    config = schema.from_dict(filled, source=source)
+    if missing and complete:
+        raise ConfigError(
+            f"{name} needs {' and '.join(missing)}: add {how_to_set(missing)}"
+        )
     saved = {"kind": "algorithm", "name": name, "config": config.to_dict()}
     return Run(name, f"{name} on {config.policy.model_name}", config.seed,
                config.output_dir, None, (Stage(name, name, config),), ReportConfig(),

@@ -50,15 +50,19 @@ def show(
 ) -> None:
     """Print the whole configuration, every default included.
 
+    A key that is required and not set is shown as ???.
+
     \b
     Examples:
       rl config show quickstart
+      rl config show dapo
       rl config show quickstart --source > my.yaml
       rl config show dapo policy.model_name=model --json
     """
+    from rl_cli.required import mark_required  # noqa: PLC0415
     from rl_cli.run_config import load_run, to_yaml  # noqa: PLC0415
 
-    run = load_run(name, path, overrides)
+    run = load_run(name, path, overrides, complete=False)
     data = dict(run.source["config"])
     if run.source["kind"] == "recipe" and not source:
         data["common"] = {}
@@ -66,7 +70,9 @@ def show(
             stage.name: {"algorithm": stage.algorithm, **stage.config.to_dict()}
             for stage in run.stages
         }
-    Terminal().raw(json.dumps(data) if as_json else to_yaml(data).rstrip())
+    Terminal().raw(
+        json.dumps(data) if as_json else mark_required(to_yaml(data)).rstrip()
+    )
 
 
 @config.command()

@@ -1,0 +1,88 @@
+"""Keys of a configuration that have no default, and are not set yet."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rl_distributed import Config, ConfigError, merge_configs
+
+__all__ = ["UNSET", "fill_required", "how_to_set", "mark_required"]
+
+UNSET = "???"
+"""Stands in a shown configuration where the user has to set a value."""
+
+
+def fill_required(
+    schema: type[Config], data: Mapping[str, Any]
+) -> tuple[dict[str, Any], list[str]]:
+    """Put `UNSET` where a key is required and not set.
+
+    What a configuration class fills in by itself is left to it: a section that it takes
+    over from another one is not required.
+
+    Args:
+        schema: The class of the configuration.
+        data: The tree of settings.
+
+    Returns:
+        The tree, and the dotted paths of the keys that are not set.
+    """
+    tree = merge_configs({}, data)
+    paths = list(_required(schema))
+    missing = [path for path in paths if _value(tree, path) == UNSET]
+    for path in paths:
+        if path in missing or _value(tree, path) is not None:
+            continue
+        if _is_valid(schema, tree):
+            break
+        section: dict[str, Any] = {}
+        below = section
+        *sections, key = path.split(".")
+        for name in sections:
+            below[name] = below = {}
+        below[key] = UNSET
+        tree = merge_configs(tree, section)
+        missing.append(path)
+    return tree, missing
+
+
+def how_to_set(paths: list[str]) -> str:
+    """Return overrides that set these keys, as one line to copy."""
+    examples = {"model_name": "path/to/model"}
+    keys = [(path, path.rpartition(".")[2]) for path in paths]
+    return " ".join(f"{path}={examples.get(key, 'VALUE')}" for path, key in keys)
+
+
+def mark_required(text: str) -> str:
+    """Say in YAML, beside each value that is not set, that it is required."""
+    return re.sub(rf": {re.escape(UNSET)}$", r"\g<0>  # required", text, flags=re.M)
+
+
+def _required(schema: type[Config], prefix: str = "") -> Iterator[str]:
+    """Every required key; of a required section, those that it requires."""
+    for name, field in schema.model_fields.items():
+        if not field.is_required():
+            continue
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, Config):
+            yield from _required(kind, f"{prefix}{name}.")
+        else:
+            yield prefix + name
+
+
+def _value(tree: Any, path: str) -> Any:
+    for key in path.split("."):
+        if not isinstance(tree, Mapping):
+            return None
+        tree = tree.get(key)
+    return tree
+
+
+def _is_valid(schema: type[Config], tree: Mapping[str, Any]) -> bool:
+    try:
+        schema.from_dict(tree)
+    except ConfigError:
+        return False
+    return True
