@@ -57,6 +57,7 @@ if TYPE_CHECKING:
         CalculatorEnvironment,
         CalculatorTasks,
     )
+    from rl_envs.worlds.math import MathConfig, MathEnvironment
     from rl_envs.worlds.sorting import SortingConfig, SortingEnvironment, SortingTasks
 
 __all__ = [
@@ -103,6 +104,8 @@ __all__ = [
     "CalculatorConfig",
     "CalculatorEnvironment",
     "CalculatorTasks",
+    "MathConfig",
+    "MathEnvironment",
     "EnvironmentContractError",
     "MessageLogError",
     "RewardCallError",
@@ -143,6 +146,7 @@ _MODULES = {
     "tool_functions": "Tool",
     "tools": "ToolEnvironment ToolLimits",
     "worlds.calculator": "CalculatorConfig CalculatorEnvironment CalculatorTasks",
+    "worlds.math": "MathConfig MathEnvironment",
     "worlds.sorting": "SortingConfig SortingEnvironment SortingTasks",
 }
 _MODULE_OF = {

@@ -1,0 +1,178 @@
+"""The judge of mathematical problems."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, MutableMapping, Sequence
+from typing import Any, Literal, TypeAlias
+
+import torch
+from pydantic import Field
+
+from rl_distributed.config import Config
+from rl_envs.errors import MessageLogError
+from rl_envs.interfaces import (
+    EnvironmentInterface,
+    EnvironmentReturn,
+    MessageLog,
+    last_response,
+)
+from rl_envs.metrics import calculate_pass_rate_per_prompt, reward_metrics
+from rl_envs.registry import register_env
+from rl_envs.worlds.math.judge_pool import Judgement, JudgePool
+
+__all__ = ["MathConfig", "MathEnvironment"]
+
+Columns: TypeAlias = Mapping[str, Any]
+
+_COLUMNS = ("ground_truth", "answer")
+# "Answer: B", "Answer: $\boxed{B}$", "the answer is (B)"; the last one counts.
+_CHOICE = re.compile(
+    r"(?:answer\s*(?:is|:)\s*[*$\s(]*(?:\\(?:boxed|text)\{)*|\\boxed\{(?:\\text\{)?)"
+    r"\(?([A-Z])\b",
+    re.IGNORECASE,
+)
+
+
+class MathConfig(Config):
+    """Settings of the math environment."""
+
+    verifier_type: Literal["math", "english_multichoice"] = "math"
+    """`math`: answers are compared by what they mean (math-verify). Or the letter after
+    `Answer:`, or in `\\boxed{}`, is compared."""
+    num_workers: int = Field(default=1, ge=1)
+    """Processes that compare answers by what they mean."""
+    timeout_s: float = Field(default=5.0, gt=0.0)
+    """Seconds that one comparison may take; then the answer counts as wrong, and in the
+    metric `unverified_fraction`."""
+    stop_strings: tuple[str, ...] | None = None
+    """Texts that end a response, beside those of the generation."""
+
+
+@register_env("math")
+class MathEnvironment(EnvironmentInterface[Columns]):
+    """Rewards 1 for an answer that equals the solution, else 0; ends the conversation.
+
+    The solution is the column `ground_truth` of the row, or `answer`: a number, LaTeX
+    with or without delimiters, or a text that ends with `#### answer` as in GSM8K. Of
+    the response the last answer counts, one in `\\boxed{}` before others. Comparison
+    is done by math-verify in processes of their own (`rl-envs[math]`), because a
+    formula may take forever, or all memory, to compare.
+
+    Args:
+        config: The settings, or a mapping of them.
+    """
+
+    config_class = MathConfig
+
+    def __init__(self, config: MathConfig | Mapping[str, Any] | None = None) -> None:
+        if not isinstance(config, MathConfig):
+            config = MathConfig.from_dict(
+                dict(config or {}), source="environment 'math'"
+            )
+        self.config = config
+        self._pool = JudgePool(config.num_workers, config.timeout_s)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.config,)
+
+    def step(
+        self, message_log_batch: Sequence[MessageLog], metadata: Sequence[Columns]
+    ) -> EnvironmentReturn[Columns]:
+        """Judge the last response of each conversation.
+
+        Raises:
+            MessageLogError: A conversation has no response, or a row no solution.
+            ConfigError: math-verify is missing.
+            DeadlineExceededError: A process that compares does not come up.
+        """
+        size = len(message_log_batch)
+        if len(metadata) != size:
+            raise MessageLogError(
+                f"metadata must have one entry per conversation: got {len(metadata)} "
+                f"for {size}"
+            )
+        pairs = [
+            (last_response(log, row=row), _solution(metadata[row], row))
+            for row, log in enumerate(message_log_batch)
+        ]
+        if self.config.verifier_type == "math":
+            judgements = self._pool.judge(pairs)
+        else:
+            judgements = [_judge_choice(*pair) for pair in pairs]
+        stop = self.config.stop_strings
+        return EnvironmentReturn(
+            observations=[
+                {"role": "environment", "content": _verdict(judgement)}
+                for judgement in judgements
+            ],
+            metadata=[
+                {**columns, "correct": judged.correct, "verified": judged.verified}
+                for columns, judged in zip(metadata, judgements, strict=True)
+            ],
+            next_stop_strings=[None if stop is None else list(stop)] * size,
+            rewards=torch.tensor(
+                [float(judgement.correct) for judgement in judgements],
+                dtype=torch.float32,
+            ),
+            terminateds=torch.ones(size, dtype=torch.bool),
+            answers=[judgement.answer for judgement in judgements],
+        )
+
+    def global_post_process_and_metrics(
+        self, batch: MutableMapping[str, Any]
+    ) -> tuple[MutableMapping[str, Any], dict[str, float]]:
+        """Return the batch unchanged, and metrics.
+
+        `accuracy` is the share of right answers, `pass@samples_per_prompt` that of
+        prompts with one at least, `fraction_of_samples_properly_ended` that of answers
+        within the length limit, `unverified_fraction` that of answers which could not
+        be compared in time.
+        """
+        metrics = reward_metrics(batch)
+        judged = [
+            row for row in batch.get("metadata") or () if "correct" in (row or {})
+        ]
+        if judged:
+            metrics["accuracy"] = sum(row["correct"] for row in judged) / len(judged)
+            unverified = sum(not row["verified"] for row in judged)
+            metrics["unverified_fraction"] = unverified / len(judged)
+        elif metrics:
+            rewards = torch.as_tensor(batch.get("rewards", batch.get("total_reward")))
+            metrics["accuracy"] = (rewards == 1.0).double().mean().item()
+        if metrics and "group_index" in batch:
+            rewards = torch.as_tensor(batch["rewards"])
+            metrics["pass@samples_per_prompt"] = calculate_pass_rate_per_prompt(
+                batch["group_index"], rewards == 1.0
+            )
+        if metrics and "truncated" in batch:
+            ended = ~torch.as_tensor(batch["truncated"]).bool()
+            name = "fraction_of_samples_properly_ended"
+            metrics[name] = ended.double().mean().item()
+        return batch, metrics
+
+    def shutdown(self) -> None:
+        """End the processes; a later step starts others."""
+        self._pool.close()
+
+
+def _verdict(judgement: Judgement) -> str:
+    return f"Environment: {'correct' if judgement.correct else 'incorrect'}"
+
+
+def _judge_choice(response: str, solution: str) -> Judgement:
+    letters = _CHOICE.findall(response)
+    answer = letters[-1].upper() if letters else None
+    return Judgement(answer == solution.strip().strip("()").upper(), answer)
+
+
+def _solution(columns: Columns, row: int) -> str:
+    given = columns if isinstance(columns, Mapping) else {}
+    for name in _COLUMNS:
+        value = given.get(name)
+        if isinstance(value, str | int | float) and not isinstance(value, bool):
+            return str(value)
+    raise MessageLogError(
+        f"metadata[{row}] must have the column 'ground_truth' or 'answer', a text or "
+        f"number: it has {sorted(given) if given else columns!r}"
+    )
