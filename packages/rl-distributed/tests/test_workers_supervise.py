@@ -198,6 +198,22 @@ def test_workers_of_a_collective_are_released_and_the_dead_one_is_named(make):
         group.run_all_workers_single_data("port")
 
 
+def test_workers_that_are_not_tied_are_not_released_and_can_be_ended(make):
+    apart = [(0, [0]), (0, [1])]
+    group = make(FailFast(release="tied"), RENDEZVOUS, bundle_indices_list=apart)
+    pids = group.worker_pids
+    os.kill(pids[1], signal.SIGKILL)
+    wait_for(lambda: group.health()[1].failure is not None)
+    incident = group.supervisor.incident
+    wait_for(lambda: not incident.open_releases)
+    assert group.health()[0].failure is None
+    group.end([0, 1], "the other one is gone")
+    assert [worker.failure.kind for worker in group.health()] == ["released", "died"]
+    assert not any(map(is_alive, pids))
+    assert group.restart([0, 1]) == [0, 1]
+    assert call(group, "total", value=2) == [4.0, 4.0]
+
+
 def test_group_with_a_stopped_member_restarts_as_a_whole(make):
     restarted = []
     policy = RestartGroup(

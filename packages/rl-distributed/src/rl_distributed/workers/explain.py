@@ -103,8 +103,8 @@ class FailureExplainer:
         """One of those that talk to each other raised: was it the first to fail?"""
         if failure.lost_a_peer:
             # Its connection breaks before anybody else knows that the peer is gone.
-            self._log.wait_for(lambda: self._log.incident, _SETTLE_S)
-        incident = self._log.incident
+            self._log.wait_for(lambda: self._log.incident_of(failure.rank), _SETTLE_S)
+        incident = self._log.incident_of(failure.rank)
         if incident is not None and incident.root.kind != "raised":
             return failure_error(incident.root, what, method_name)
         finished, waiting = ray.wait(

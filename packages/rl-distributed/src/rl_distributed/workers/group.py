@@ -191,6 +191,17 @@ class RayWorkerGroup(WorkerCalls):
         """
         return self.supervisor.restart(self._group, ranks)
 
+    def end(self, ranks: Sequence[int], cause: str) -> None:
+        """End workers that can do nothing more, as their peer has failed.
+
+        Calls that need them raise `WorkerDiedError`; `restart` starts them again.
+
+        Args:
+            ranks: which workers; those that have failed are left alone.
+            cause: why, for messages.
+        """
+        self.supervisor.end(ranks, cause)
+
     def relaunch(self, ranks: Sequence[int]) -> list[LaunchedWorker]:
         """New processes for these ranks; for the supervisor, which puts them in place.
 

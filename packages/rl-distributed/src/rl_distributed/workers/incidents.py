@@ -149,11 +149,7 @@ class IncidentLog:
         with self._changed:
             incident.open_releases += 1
         try:
-            survivors = [
-                worker
-                for worker in list(self._workers)
-                if worker.seat.rank not in self.failed
-            ]
+            survivors = self._survivors()
             beats = self._watch.ask([w.seat.rank for w in survivors], ASK_S)
             joined = [
                 worker
@@ -171,11 +167,28 @@ class IncidentLog:
                 incident.open_releases -= 1
                 self._changed.notify_all()
 
+    def _survivors(self) -> list[LaunchedWorker]:
+        """Workers that are up and may share a process group with one that is not."""
+        workers = list(self._workers)
+        alive = [w for w in workers if w.seat.rank not in self.failed]
+        if self._policy.release == "group":
+            return alive
+        hit = {w.seat.tied_group for w in workers if w.seat.rank in self.failed}
+        return [worker for worker in alive if worker.seat.tied_group in hit]
+
     # --- asking and waiting -------------------------------------------------------
 
     def root_of(self, actor_id: str) -> WorkerFailure | None:
         """Return the root of the incident in which an actor of Ray ended."""
         return self._roots.get(actor_id)
+
+    def incident_of(self, rank: int) -> Incident | None:
+        """Return the incident that is open, if it can be why this worker failed."""
+        if self._policy.release == "group":
+            return self.incident
+        own = self._workers[rank].seat.tied_group
+        tied = [w.seat.rank for w in self._workers if w.seat.tied_group == own]
+        return self.incident if self.failed_among(tied) else None
 
     def failed_among(self, ranks: Sequence[int] | None = None) -> list[int]:
         """Return the ranks whose worker is gone, in order; of all if None."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from rl_distributed.errors import ConfigError
 
@@ -38,6 +38,9 @@ class FailurePolicy:
     release_after_s: float = 1.0
     """How long workers in a process group get to end a call by themselves once one of
     them has failed."""
+    release: Literal["group", "tied"] = "group"
+    """Which workers share a process group: all of the worker group, or only those that
+    are tied (`bundle_indices_list`)."""
 
     def __post_init__(self) -> None:
         limit = self.heartbeat_limit_s

@@ -335,6 +335,11 @@ class GroupSupervisor:
             )
         return reports
 
+    def end(self, ranks: Sequence[int], cause: str) -> None:
+        """End workers that are up, and enter them as ended because of another."""
+        workers = [self._workers[rank] for rank in ranks]
+        self._log.end(self._log.note_released(workers, cause))
+
     def end_calls(self, actors: set[str], kind: FailureKind, cause: str) -> None:
         """End the workers that go on with a call that nobody wants any more."""
         for worker in list(self._workers):
