@@ -31,7 +31,7 @@ def reference(
     }
 
     def loss(data: Columns, inputs: Columns, held: Columns) -> float:
-        rows = []
+        rows, successes = [], []
         for i in range(len(data["sample_mask"])):
             if not data["sample_mask"][i]:
                 continue
@@ -47,9 +47,15 @@ def reference(
                 if data["token_mask"][i, t + 1]
             ]
             rows.append(row_losses(float(data["advantages"][i]), tokens, cfg))
+            if "rewards" in data and data["rewards"][i] > 0:
+                successes += [-token["new"] for token in tokens]
         if cfg["token_level_loss"]:  # DAPO (2503.14476), eq. 8
             flat = [value for row in rows for value in row]
-            return math.fsum(flat) / len(flat)
+            imitated = 0.0
+            if cfg.get("positive_nll_coef") and successes:  # VAPO (2504.05118)
+                mean = math.fsum(successes) / len(successes)
+                imitated = cfg["positive_nll_coef"] * mean
+            return math.fsum(flat) / len(flat) + imitated
         divisor = cfg.get("fixed_length_normalizer")  # Dr. GRPO (2503.20783)
         means = [math.fsum(row) / (divisor or max(len(row), 1)) for row in rows]
         return math.fsum(means) / len(rows)

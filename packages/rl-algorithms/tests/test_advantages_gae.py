@@ -8,7 +8,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rl_algorithms.advantages.gae import gae, state_values, token_rewards, whiten
+from rl_algorithms.advantages.gae import (
+    final_values,
+    gae,
+    state_values,
+    token_rewards,
+    whiten,
+)
 from rl_algorithms.errors import LossInputError
 
 
@@ -20,7 +26,7 @@ def _rows(seed, num_rows=4, width=9):
     return [torch.from_numpy(x) for x in (rewards, values, mask.astype(np.float32))]
 
 
-def _reference(rewards, values, mask, gamma, lam):
+def _reference(rewards, values, mask, gamma, lam, last=(0.0,) * 4):
     """A_k = sum over l of (gamma lam)^l delta_(k+l), over the actions of each row."""
     advantages = np.zeros(mask.shape)
     for row in range(len(mask)):
@@ -28,7 +34,7 @@ def _reference(rewards, values, mask, gamma, lam):
         for k in range(len(at)):
             total = 0.0
             for l in range(k, len(at)):  # noqa: E741 - as the paper writes it
-                after = values[row, at[l + 1]] if l + 1 < len(at) else 0.0
+                after = values[row, at[l + 1]] if l + 1 < len(at) else last[row]
                 delta = rewards[row, at[l]] + gamma * after - values[row, at[l]]
                 total += (gamma * lam) ** (l - k) * delta
             advantages[row, at[k]] = total
@@ -48,6 +54,35 @@ def test_agrees_with_the_definition(seed, gamma, lam):
     np.testing.assert_allclose(advantages.numpy(), expected, atol=1e-12)
     expected_returns = np.where(mask.numpy() != 0, expected + values.numpy(), 0.0)
     np.testing.assert_allclose(returns.numpy(), expected_returns, atol=1e-12)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    gamma=st.sampled_from([0.9, 1.0]),
+    lam=st.sampled_from([0.0, 0.95, 1.0]),
+)
+def test_a_row_that_was_cut_off_goes_on_with_its_last_value(seed, gamma, lam):
+    """1712.00378: the last delta has gamma times the value of what followed."""
+    rewards, values, mask = _rows(seed)
+    last = np.random.default_rng(seed + 1).normal(size=4)
+    advantages, returns = gae(
+        rewards, values, mask, gamma=gamma, lam=lam, last_values=torch.from_numpy(last)
+    )
+    columns = (rewards.numpy(), values.numpy(), mask.numpy())
+    expected = _reference(*columns, gamma, lam, last)
+    np.testing.assert_allclose(advantages.numpy(), expected, atol=1e-12)
+    expected_returns = np.where(mask.numpy() != 0, expected + values.numpy(), 0.0)
+    np.testing.assert_allclose(returns.numpy(), expected_returns, atol=1e-12)
+
+
+def test_the_last_value_is_that_after_the_last_action():
+    mask = torch.tensor([[0, 1, 1, 0], [0, 1, 0, 1], [0, 1, 1, 0], [0, 0, 0, 0]])
+    values = torch.arange(16.0).view(4, 4)
+    cut_off = torch.tensor([True, True, False, True])
+    assert final_values(values, mask, cut_off).tolist() == [2.0, 7.0, 0.0, 0.0]
+    junk = torch.where(mask != 0, values, torch.nan)
+    assert final_values(junk, mask, cut_off).tolist() == [2.0, 7.0, 0.0, 0.0]
 
 
 @settings(max_examples=40, deadline=None)

@@ -444,6 +444,9 @@ def test_metrics_have_types_and_right_values():
     assert float(metrics["approx_entropy"]) == mean(
         -math.exp(n - g) * n for n, g in zip(new, sampler, strict=True)
     )
+    assert float(metrics["approx_kl"]) == mean(
+        math.exp(n - o) - (n - o) - 1 for n, (o, _) in zip(new, pairs, strict=True)
+    )
     assert float(metrics["probs_ratio"]) == mean(ratios)
     assert float(metrics["clip_fraction"]) == mean(
         float(not 0.8 <= r <= 1.2) for r in ratios

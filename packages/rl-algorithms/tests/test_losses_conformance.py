@@ -6,9 +6,12 @@ import importlib.util
 from pathlib import Path
 
 import pytest
+import torch
 
 from rl_algorithms.losses import ClippedPGLossFn
+from rl_algorithms.ppo.rows import add_nll_weights
 from rl_algorithms.testing import check_loss, token_batch
+from rl_distributed.batched_data_dict import BatchedDataDict
 
 _spec = importlib.util.spec_from_file_location(
     "policy_reference", Path(__file__).with_name("policy_reference.py")
@@ -70,6 +73,26 @@ def test_each_variant_is_its_papers(name):
         token_batch,
         _module.reference(settings),
         # Without them: on-policy; no report of the mismatch.
+        optional=["prev_logprobs"],
+        num_examples=6,
+    )
+
+
+def batch_with_successes(seed):
+    """Rows of which about half succeeded, weighted as PPO weights them."""
+    batch = token_batch(seed)
+    drawn = torch.randn(batch.num_rows, generator=torch.Generator().manual_seed(seed))
+    rows = BatchedDataDict({**batch.data, "rewards": drawn.double()})
+    add_nll_weights(rows, 0.0, batch.num_rows)
+    return batch.replaced(rewards=rows["rewards"], nll_weights=rows["nll_weights"])
+
+
+def test_the_likelihood_of_successes_is_its_papers():
+    settings = {"reference_policy_kl_penalty": 0.0, "positive_nll_coef": 0.3}
+    check_loss(
+        ClippedPGLossFn(settings),
+        batch_with_successes,
+        _module.reference(settings),
         optional=["prev_logprobs"],
         num_examples=6,
     )

@@ -11,7 +11,12 @@ from transformers import AutoModelForTokenClassification
 
 import rl_algorithms as rl
 from rl_algorithms.ppo.config import PPOConfig, PPOSettings
-from rl_algorithms.ppo.rows import add_advantages, rows_of_epoch, trainable_rows
+from rl_algorithms.ppo.rows import (
+    add_advantages,
+    add_nll_weights,
+    rows_of_epoch,
+    trainable_rows,
+)
 from rl_algorithms.testing import check_trainer
 from rl_distributed.batched_data_dict import BatchedDataDict
 from rl_distributed.errors import ConfigError, UserError
@@ -96,6 +101,29 @@ class TestTraining:
         _, losses = first.history.column("train:loss")
         assert len(losses) == 1, "the first step trains no policy"
         assert len(first.history.column("train:critic/loss")[1]) == 2
+
+    def test_passes_end_where_the_policy_has_moved_far(
+        self, tiny_model, tmp_path, pool
+    ):
+        def fit(target_kl):
+            trainer = make(
+                tiny_model,
+                tmp_path / f"run{target_kl}",
+                1,
+                pool,
+                ppo_epochs=3,
+                target_kl=target_kl,
+                bootstrap_truncated=True,
+                positive_nll_coef=0.1,
+            )
+            return trainer.fit(ROWS, reward_fn=reward).metrics
+
+        strict, lax = fit(1e-9), fit(1e9)
+        assert strict["train:policy_passes"] == 1
+        assert lax["train:policy_passes"] == 3
+        assert 1e-9 < strict["train:approx_kl"] < lax["train:approx_kl"] < 1e9
+        assert strict["train:critic/loss"] == lax["train:critic/loss"]
+        assert "train:positive_nll" in strict
 
     def test_kl_in_the_reward(self, tiny_model, tmp_path, pool):
         result = make(
@@ -199,6 +227,44 @@ class TestRows:
             sum(map(sum, returns)) / 6, abs=1e-6
         )
 
+    def test_a_cut_off_row_goes_on_with_the_value_of_its_last_state(self):
+        values = torch.tensor([[0.0] * 4, [9.0, 0.25, 0.5, 0.75], [0.0] * 4])
+        found = []
+        for bootstrap in (False, True):
+            rows, _ = trainable_rows(rollout_rows(), PPOSettings())
+            rows["values"] = values
+            settings = PPOSettings(
+                gae_gamma=0.5,
+                gae_lambda=0.5,
+                gae_lambda_value=0.25,
+                normalize_advantages=False,
+                bootstrap_truncated=bootstrap,
+            )
+            add_advantages(rows, settings)
+            found.append((rows["advantages"], rows["returns"]))
+        (advantages, returns), (with_value, with_value_returns) = found
+        # Of row 2 alone, which the limit cut off; its actions are tokens 2 and 3.
+        gained = 0.5 * 0.75
+        expected = torch.zeros(3, 4)
+        expected[1, 2:] = torch.tensor([0.25 * gained, gained])
+        torch.testing.assert_close(with_value - advantages, expected)
+        expected[1, 2] = 0.125 * gained
+        torch.testing.assert_close(with_value_returns - returns, expected)
+
+    def test_successes_weigh_as_much_as_all_tokens_of_an_optimizer_step(self):
+        rows = BatchedDataDict(
+            rewards=torch.tensor([1.0, 0.0, 0.5, 0.0, 0.0, 3.0]),
+            sample_mask=torch.tensor([1.0, 1.0, 1.0, 1.0, 1.0, 0.0]),
+            token_mask=torch.tensor(
+                [[1, 1, 1], [0, 0, 1], [0, 0, 1], [0, 1, 1], [0, 1, 0], [0, 1, 1]]
+            ).float(),
+        )
+        add_nll_weights(rows, 0.0, 3)
+        # Tokens 2 + 1 + 1, of which 3 are of successes; then none is.
+        assert rows["nll_weights"].tolist() == pytest.approx([4 / 3, 0, 4 / 3, 0, 0, 0])
+        add_nll_weights(rows, 0.5, 3)
+        assert rows["nll_weights"].tolist() == pytest.approx([2, 0, 0, 0, 0, 0])
+
     def test_rows_that_do_not_count_do_not_normalise(self):
         rows, _ = trainable_rows(rollout_rows(), PPOSettings())
         rows["values"] = torch.zeros(3, 4)
@@ -265,6 +331,18 @@ class TestConfig:
                 "never be trained",
             ),
             ({"ppo": {"gae_lambda": 1.5}}, "gae_lambda"),
+            ({"ppo": {"ppo_epochs": 1, "target_kl": 0.1}}, "got ppo_epochs=1"),
+            (
+                {
+                    "ppo": {"target_kl": 0.1},
+                    "loss_fn": {"force_on_policy_ratio": True},
+                },
+                "leave one of them out",
+            ),
+            (
+                {"loss_fn": {"positive_nll_coef": 0.1, "token_level_loss": False}},
+                "mean over tokens",
+            ),
             ({"critic": {"modle_name": "x"}}, "modle_name"),
             ({"value_loss_fn": {"cliprange": -1}}, "cliprange"),
         ],

@@ -3,7 +3,7 @@
 The actions of a row are its sampled tokens, in order: those with `token_mask` 1. What
 lies between two of them (what the environment said between two turns) is part of the
 transition and no step of its own, so gamma and lambda do not count it. With
-`V_k` the value of the state in which action k is chosen, n actions and `V_(n+1) = 0`:
+`V_k` the value of the state in which action k is chosen, and n actions:
 
 ```
 delta_k = r_k + gamma V_(k+1) - V_k
@@ -11,8 +11,9 @@ A_k     = delta_k + gamma lambda A_(k+1)
 return  = A_k + V_k
 ```
 
-The last action ends the episode, also where a length limit cut it off. Everything is
-computed in float64. Shapes: N rows, S tokens.
+The last action ends the episode, so `V_(n+1) = 0`, unless the caller says otherwise: of
+a row that a limit cut off it may be what the critic says of its last state (Pardo et
+al., 1712.00378). Everything is computed in float64. Shapes: N rows, S tokens.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from torch.nn.functional import pad
 
 from rl_algorithms.errors import LossInputError
 
-__all__ = ["gae", "state_values", "token_rewards", "whiten"]
+__all__ = ["final_values", "gae", "state_values", "token_rewards", "whiten"]
 
 
 def state_values(values: Tensor) -> Tensor:
@@ -36,6 +37,23 @@ def state_values(values: Tensor) -> Tensor:
         [N, S] with 0.0 at position 0.
     """
     return pad(values[:, :-1], (1, 0))
+
+
+def final_values(values: Tensor, token_mask: Tensor, cut_off: Tensor) -> Tensor:
+    """Return what the critic says of the state after the last action of each row.
+
+    Args:
+        values: [N, S] of `get_values`: entry i is that after tokens 0 to i.
+        token_mask: [N, S] 1 on actions.
+        cut_off: [N] whether the row went on, had no limit ended it.
+
+    Returns:
+        [N], 0.0 where the row ended by itself or has no action.
+    """
+    actions = _actions(token_mask)
+    last = _last_action(actions)
+    found = values.gather(1, last.clamp(min=0)).squeeze(1)
+    return torch.where(cut_off & (last.squeeze(1) >= 0), found, 0.0)
 
 
 def token_rewards(
@@ -53,8 +71,8 @@ def token_rewards(
     """
     actions = _actions(token_mask)
     columns = torch.arange(actions.shape[1])
-    last = torch.where(actions, columns, -1).amax(dim=1, keepdim=True)
-    found = torch.where(actions & (columns == last), rewards.double()[:, None], 0.0)
+    ends = actions & (columns == _last_action(actions))
+    found = torch.where(ends, rewards.double()[:, None], 0.0)
     if kl_penalty is None:
         return found
     return found - torch.where(actions, kl_penalty.double(), 0.0)
@@ -67,6 +85,7 @@ def gae(
     *,
     gamma: float = 1.0,
     lam: float = 0.95,
+    last_values: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Estimate advantages and returns of all actions.
 
@@ -76,6 +95,8 @@ def gae(
         token_mask: [N, S] 1 on actions; what the others hold plays no part.
         gamma: Discount of an action's future.
         lam: 0 trusts the values alone, 1 the rewards alone.
+        last_values: [N] of the state after a row's last action, see `final_values`;
+            default 0.0, the end of the episode.
 
     Returns:
         Advantages and returns, [N, S] float64 each, 0.0 where there is no action.
@@ -95,6 +116,8 @@ def gae(
     acts = actions.T.contiguous()
     advantages = torch.zeros_like(v)
     following = next_value = v.new_zeros(v.shape[1])
+    if last_values is not None:
+        next_value = last_values.to(v)
     for i in reversed(range(v.shape[0])):
         delta = r[i] + gamma * next_value - v[i]
         following = torch.where(acts[i], delta + gamma * lam * following, following)
@@ -121,6 +144,12 @@ def whiten(advantages: Tensor, mask: Tensor) -> Tensor:
     scale = torch.where(std > 1e-8 * taken.abs().amax(), std, 1.0)
     whitened = (advantages.double() - taken.mean()) / scale
     return torch.where(counts, whitened, 0.0).to(advantages.dtype)
+
+
+def _last_action(actions: Tensor) -> Tensor:
+    """[N, 1] column of each row's last action, -1 without one."""
+    columns = torch.arange(actions.shape[1])
+    return torch.where(actions, columns, -1).amax(dim=1, keepdim=True)
 
 
 def _actions(token_mask: Tensor) -> Tensor:

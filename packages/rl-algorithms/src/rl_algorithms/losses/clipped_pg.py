@@ -2,7 +2,8 @@
 
 With `r = p_new / p_old` per token (GSPO: per sequence) and advantage `A`, the loss of a
 token is `max(-A r, -A clip(r, 1 - min, 1 + max))`, to which a KL term to a reference
-policy and an entropy bonus may be added. `ClippedPGLossConfig` lists the variants.
+policy, an entropy bonus and the likelihood of answers that succeeded may be added.
+`ClippedPGLossConfig` lists the variants.
 
 Shapes: B rows, T = S - 1 next-token positions.
 """
@@ -33,7 +34,9 @@ class ClippedPGLossFn:
     on-policy, so the current log-probs without gradient stand in);
     `generation_logprobs` (optional unless an importance correction is on, and then the
     mismatch of sampler and trainer is reported); `reference_policy_logprobs` (needed
-    when the loss has a KL term).
+    when the loss has a KL term); `nll_weights` [B] (needed with `positive_nll_coef`: 0
+    for rows that did not succeed, and for the others the trained tokens of the global
+    batch over those of all rows that did).
 
     Args:
         cfg: The options, or a mapping of them.
@@ -72,6 +75,8 @@ class ClippedPGLossFn:
             per_token = per_token + cfg.reference_policy_kl_penalty * terms.kl
         if terms.entropy is not None:
             per_token = per_token - cfg.entropy_coef * terms.entropy
+        if terms.nll is not None:
+            per_token = per_token + cfg.positive_nll_coef * terms.nll
         loss = self._aggregate(per_token, terms, global_valid_seqs, global_valid_toks)
         with torch.no_grad():
             return loss, policy_metrics(loss, terms)

@@ -67,6 +67,9 @@ class ClippedPGLossConfig(Config):
     estimates are those of the weights before the step, and carry no gradient."""
     entropy_coef: float = Field(default=0.0, ge=0.0)
     """Weight of an entropy bonus, estimated from the sampled tokens; 0: none."""
+    positive_nll_coef: float = Field(default=0.0, ge=0.0)
+    """Weight of the negative log-likelihood of the answers that succeeded, a mean over
+    their tokens (VAPO, 2504.05118, takes 0.1); needs `nll_weights`; 0: none."""
 
     use_importance_sampling_correction: bool = False
     """Weight the loss by trainer over sampler; needs `generation_logprobs`."""
@@ -106,6 +109,11 @@ class ClippedPGLossConfig(Config):
             raise ValueError(
                 "fixed_length_normalizer needs a sequence-level loss: set "
                 "token_level_loss to false"
+            )
+        if self.positive_nll_coef > 0 and not self.token_level_loss:
+            raise ValueError(
+                "positive_nll_coef weights a mean over tokens: set token_level_loss to "
+                "true"
             )
         if self.use_cispo and not self.token_level_loss:
             raise ValueError("use_cispo needs token_level_loss: set it to true")

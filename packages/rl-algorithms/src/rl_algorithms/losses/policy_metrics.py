@@ -23,19 +23,24 @@ def policy_metrics(loss: Tensor, terms: PolicyTerms) -> dict[str, MetricValue]:
         return values.detach().flatten().index_select(0, trained)
 
     weights, logprobs = take(tokens.mask), take(tokens.logprobs)
+    prev = take(terms.prev)
+    moved = logprobs - prev
     ratio, clipped = take(terms.ratio), take(terms.clipped_ratio)
     means = {
         "probs_ratio": ratio,
         "probs_ratio_clamped": clipped,
         "clip_fraction": (ratio != clipped).to(ratio.dtype),
         "approx_entropy": -logprobs,
+        "approx_kl": torch.expm1(moved.clamp(max=MAX_LOG_RATIO)) - moved,
     }
     if terms.kl is not None:
         means["kl_penalty"] = take(terms.kl)
     if terms.entropy is not None:
         means["entropy_bonus"] = take(terms.entropy)
+    if terms.nll is not None:
+        means["positive_nll"] = take(terms.nll)
     if terms.generation is not None:
-        means |= _mismatch(logprobs, take(terms.prev), take(terms.generation))
+        means |= _mismatch(logprobs, prev, take(terms.generation))
     if terms.weights is not None and terms.outside is not None:
         means["sampling_importance_ratio"] = take(terms.weights)
         means["is_oob_ratio"] = take(terms.outside).to(ratio.dtype)
@@ -49,7 +54,7 @@ def policy_metrics(loss: Tensor, terms: PolicyTerms) -> dict[str, MetricValue]:
         name: Mean(total, count) for name, total in zip(means, numbers, strict=False)
     }
     if terms.generation is not None:
-        log_ratio = take(terms.prev) - take(terms.generation)
+        log_ratio = prev - take(terms.generation)
         positions = trained % terms.prev.shape[1] + 1
         metrics |= log_ratios_by_position(log_ratio, positions)
     metrics["loss"] = Sum(value)

@@ -47,6 +47,9 @@ class PolicyTerms:
     """[B, T] estimates, before the penalty weight."""
     entropy: Tensor | None = None
     """[B, T] estimates, before the weight of the bonus."""
+    nll: Tensor | None = None
+    """[B, T] of the answers that succeeded; the mean over all tokens is that over
+    theirs."""
 
     @classmethod
     def read(
@@ -71,6 +74,8 @@ class PolicyTerms:
             terms.kl = _kl(data, terms, cfg)
         if cfg.entropy_coef > 0:
             terms.entropy = _entropy(terms)
+        if cfg.positive_nll_coef > 0:
+            terms.nll = _positive_nll(data, tokens)
         return terms
 
 
@@ -155,3 +160,14 @@ def _entropy(terms: PolicyTerms) -> Tensor:
     curr = tokens.blank(tokens.logprobs)
     weight = _bounded_exp(curr - tokens.blank(terms.prev))
     return weight - weight.detach() - weight * curr
+
+
+def _positive_nll(data: Mapping[str, Any], tokens: TokenColumns) -> Tensor:
+    weights = column(data, "nll_weights", needed_by=f"{_NAME} with positive_nll_coef")
+    rows = tokens.logprobs.shape[0]
+    if weights.shape != (rows,):
+        raise LossInputError(
+            f"column 'nll_weights' must be [B] = [{rows}]: got {list(weights.shape)}"
+        )
+    nll = -tokens.blank(tokens.logprobs)
+    return weights.to(nll.dtype).unsqueeze(1) * nll

@@ -11,6 +11,7 @@ from rl_algorithms.advantages.config import RewardScalingConfig, RewardShapingCo
 from rl_algorithms.grpo.config import with_lengths
 from rl_algorithms.losses.config import ClippedPGLossConfig
 from rl_algorithms.losses.value_config import MseValueLossConfig
+from rl_algorithms.trainers.mismatch import MismatchConfig
 from rl_algorithms.trainers.rollout_config import (
     RolloutTrainerConfig,
     SamplingSettings,
@@ -39,6 +40,14 @@ class PPOSettings(SamplingSettings):
     gae_lambda_value: float | None = Field(None, ge=0.0, le=1.0)
     """Lambda of the returns that the critic learns (2504.05118 takes 1); null: that of
     the advantages."""
+    bootstrap_truncated: bool = False
+    """Of an answer that the length limit cut off, take the critic's value of its last
+    state for what would have followed (1712.00378). false: the answer ends there, as it
+    does wherever the same limit holds when the model is used."""
+    target_kl: float | None = Field(None, gt=0.0)
+    """The policy makes no further pass over the answers of a step once its mean KL
+    divergence from the policy that the step began with is above this; null: it makes
+    all. The critic always does."""
     normalize_advantages: bool = True
     """Shift and scale advantages to mean 0 and deviation 1 over the step's tokens."""
     reward_scaling: RewardScalingConfig | None = None
@@ -47,6 +56,9 @@ class PPOSettings(SamplingSettings):
     """Penalties for long answers; null: none."""
     overlong_filtering: bool = False
     """Leave answers out of the loss that the length limit cut off."""
+    positive_above: float = 0.0
+    """With `loss_fn.positive_nll_coef`: an answer succeeded if its reward, before
+    scaling and shaping, is above this."""
 
     @model_validator(mode="after")
     def _check_warmup(self) -> Self:
@@ -78,6 +90,8 @@ class PPOConfig(RolloutTrainerConfig):
     """The policy's loss."""
     value_loss_fn: MseValueLossConfig = Field(default_factory=MseValueLossConfig)
     """The critic's loss."""
+    mismatch: MismatchConfig = Field(default_factory=MismatchConfig)
+    """What log-probs of sampler and trainer may differ by."""
 
     @model_validator(mode="before")
     @classmethod
@@ -90,6 +104,23 @@ class PPOConfig(RolloutTrainerConfig):
             return filled
         filled = with_lengths(dict(filled), "ppo")
         return {**filled, "critic": _critic_section(filled)}
+
+    @model_validator(mode="after")
+    def _check_passes(self) -> Self:
+        """Refuse a bound that could not end anything."""
+        if self.ppo.target_kl is None:
+            return self
+        if self.ppo.ppo_epochs == 1:
+            raise ValueError(
+                "ppo.target_kl ends the passes after the first one: got ppo_epochs=1; "
+                "leave it out (null)"
+            )
+        if self.loss_fn.force_on_policy_ratio:
+            raise ValueError(
+                "ppo.target_kl is compared with the policy before the step, which "
+                "loss_fn.force_on_policy_ratio does not look at: leave one of them out"
+            )
+        return self
 
     @model_validator(mode="after")
     def _check_critic(self) -> Self:

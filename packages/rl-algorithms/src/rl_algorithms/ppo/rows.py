@@ -11,14 +11,26 @@ import torch
 from torch import Tensor
 
 from rl_algorithms.advantages import scale_rewards, shape_rewards
-from rl_algorithms.advantages.gae import gae, state_values, token_rewards, whiten
+from rl_algorithms.advantages.gae import (
+    final_values,
+    gae,
+    state_values,
+    token_rewards,
+    whiten,
+)
 from rl_algorithms.filters import mask_overlong
 from rl_algorithms.ppo.config import PPOSettings
 from rl_algorithms.seeds import mix, permutation
 from rl_distributed.batched_data_dict import BatchedDataDict
 from rl_distributed.metrics.values import Mean
 
-__all__ = ["add_advantages", "final_rewards", "rows_of_epoch", "trainable_rows"]
+__all__ = [
+    "add_advantages",
+    "add_nll_weights",
+    "final_rewards",
+    "rows_of_epoch",
+    "trainable_rows",
+]
 
 _COLUMNS = (
     "input_ids",
@@ -27,6 +39,8 @@ _COLUMNS = (
     "sample_mask",
     "generation_logprobs",
     "final_rewards",
+    "truncated",
+    "rewards",
 )
 _MIN_SPREAD = 1e-8
 """Returns that differ by less than its root leave nothing to explain."""
@@ -86,9 +100,11 @@ def add_advantages(rows: BatchedDataDict[Any], settings: PPOSettings) -> dict[st
     """Add the columns `advantages` and `returns` [N, S].
 
     Args:
-        rows: Columns `final_rewards`, `values`, `token_mask`, `sample_mask`, and
-            `kl_penalty` where the KL divergence is taken from the reward.
-        settings: Gamma, lambda, and whether advantages are normalised.
+        rows: Columns `final_rewards`, `values`, `token_mask`, `sample_mask`,
+            `truncated`, and `kl_penalty` where the KL divergence is taken from the
+            reward.
+        settings: Gamma, lambda, what follows a cut-off answer, and whether advantages
+            are normalised.
 
     Returns:
         Metrics.
@@ -99,13 +115,18 @@ def add_advantages(rows: BatchedDataDict[Any], settings: PPOSettings) -> dict[st
         rows["final_rewards"], rows["token_mask"], rows.get("kl_penalty")
     )
     values = state_values(rows["values"])
-    gamma, lam = settings.gae_gamma, settings.gae_lambda
-    advantages, returns = gae(rewards, values, rows["token_mask"], gamma=gamma, lam=lam)
-    lam_value = settings.gae_lambda_value
+    after = None
+    if settings.bootstrap_truncated:
+        after = final_values(rows["values"], rows["token_mask"], rows["truncated"])
+
+    def estimate(lam: float) -> tuple[Tensor, Tensor]:
+        gamma, actions = settings.gae_gamma, rows["token_mask"]
+        return gae(rewards, values, actions, gamma=gamma, lam=lam, last_values=after)
+
+    lam, lam_value = settings.gae_lambda, settings.gae_lambda_value
+    advantages, returns = estimate(lam)
     if lam_value is not None and lam_value != lam:
-        _, returns = gae(
-            rewards, values, rows["token_mask"], gamma=gamma, lam=lam_value
-        )
+        _, returns = estimate(lam_value)
     metrics = _metrics(advantages, returns, values, mask != 0)
     if settings.normalize_advantages:
         advantages = whiten(advantages, mask)
@@ -120,6 +141,24 @@ def rows_of_epoch(
     """Return the rows in an order that seed, step and pass determine."""
     order = permutation(rows.size, seed=int(mix(seed, step)), epoch=epoch)
     return rows.select_indices(order.tolist())
+
+
+def add_nll_weights(
+    rows: BatchedDataDict[Any], threshold: float, rows_per_step: int
+) -> None:
+    """Add the column `nll_weights` [N] that `ClippedPGLossFn` describes.
+
+    Args:
+        rows: Columns `rewards`, `token_mask` and `sample_mask`, in their order.
+        threshold: Rows whose reward is above it succeeded.
+        rows_per_step: Rows of each optimizer step, in which the weights add up.
+    """
+    counted = rows["token_mask"][:, 1:] != 0
+    tokens = (counted.sum(1) * rows["sample_mask"]).view(-1, rows_per_step)
+    succeeded = (rows["rewards"] > threshold).view(-1, rows_per_step)
+    good = (tokens * succeeded).sum(1, keepdim=True)
+    share = torch.where(good > 0, tokens.sum(1, keepdim=True) / good, 0.0)
+    rows["nll_weights"] = (share * succeeded).flatten()
 
 
 def _metrics(

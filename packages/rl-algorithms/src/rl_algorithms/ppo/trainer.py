@@ -14,8 +14,14 @@ from typing import Any, ClassVar
 from rl_algorithms.grpo.rows import add_kl_penalty
 from rl_algorithms.losses import ClippedPGLossFn, MseValueLossFn
 from rl_algorithms.ppo.config import PPOConfig, PPOSettings
-from rl_algorithms.ppo.rows import add_advantages, rows_of_epoch, trainable_rows
+from rl_algorithms.ppo.rows import (
+    add_advantages,
+    add_nll_weights,
+    rows_of_epoch,
+    trainable_rows,
+)
 from rl_algorithms.trainers.components import Needs
+from rl_algorithms.trainers.mismatch import MismatchMonitor
 from rl_algorithms.trainers.rollout_trainer import RolloutTrainer
 from rl_algorithms.trainers.training_rows import (
     count_tokens,
@@ -48,6 +54,7 @@ class PPOTrainer(RolloutTrainer[PPOConfig]):
 
     def _setup_algorithm(self) -> None:
         super()._setup_algorithm()
+        self._mismatch = MismatchMonitor(self.config.mismatch)
         self._value_loss = MseValueLossFn(self.config.value_loss_fn)
 
     def _train_step(self, batch: Any) -> Mapping[str, Any]:
@@ -97,9 +104,22 @@ class PPOTrainer(RolloutTrainer[PPOConfig]):
                     )
                 )
             if trains_policy:
-                policies.append(self.train_policy(shuffled, self._loss, rows_per_step))
+                self._weigh_successes(shuffled, rows_per_step)
+                output = self.train_policy(shuffled, self._loss, rows_per_step)
+                policies.append(output)
+                trains_policy = not self._has_moved_far(output)
         found = train_metrics(join_outputs(values))
-        metrics = {f"critic/{name}": value for name, value in found.items()}
+        metrics: dict[str, Any] = {f"critic/{name}": v for name, v in found.items()}
         if policies:
             metrics |= self._mismatch.report(train_metrics(join_outputs(policies)))
+            metrics["policy_passes"] = float(len(policies))
         return metrics
+
+    def _weigh_successes(self, rows: BatchedDataDict[Any], rows_per_step: int) -> None:
+        if self.config.loss_fn.positive_nll_coef > 0:
+            add_nll_weights(rows, self.config.ppo.positive_above, rows_per_step)
+
+    def _has_moved_far(self, output: Mapping[str, Any]) -> bool:
+        """Whether a pass over the rows left the policy that they were sampled with."""
+        target = self.config.ppo.target_kl
+        return target is not None and train_metrics(output)["approx_kl"].value > target
