@@ -41,6 +41,35 @@ def template(*, strips):
 
 
 @pytest.mark.usefixtures("ray_cluster")
+def test_a_student_practises_with_tools(calling_model, tmp_path):
+    result = rl.train(
+        model=calling_model,
+        dataset=TASKS,
+        algorithm="distillation",
+        teacher=str(calling_model),
+        topk_logits_k=100,
+        max_num_steps=1,
+        num_prompts_per_step=8,
+        num_generations_per_prompt=4,
+        max_new_tokens=10,
+        max_total_sequence_length=128,
+        max_rollout_turns=3,
+        train_micro_batch_size=16,
+        chat_template=template(strips=False),
+        env={"name": "calculator", "settings": {"call_format": "brackets"}},
+        checkpointing={"enabled": False},
+        output_dir=str(tmp_path / "run"),
+    )
+    metrics = result.metrics
+    assert metrics["train:avg_turns_per_sample"] > 1.0
+    assert metrics["train:env/tool_calls_per_sample"] > 0.1
+    assert metrics["train:mean_env_tokens_per_sample"] > 1.0
+    # What the tools said is not imitated.
+    assert metrics["train:num_unmasked_tokens"] == metrics["train:num_generated_tokens"]
+    assert metrics["train:loss"] == pytest.approx(0.0, abs=1e-6)
+
+
+@pytest.mark.usefixtures("ray_cluster")
 def test_turns_with_tools_are_trained_on(calling_model, tmp_path):
     result = rl.train(
         model=calling_model,

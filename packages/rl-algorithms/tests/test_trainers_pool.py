@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+
 import psutil
 import pytest
 
 import rl_algorithms as rl
+from rl_algorithms.trainers.components import Components, Needs, start_components
 from rl_algorithms.trainers.config import EnvConfig
+from rl_algorithms.trainers.signals import SignalGuard
 from rl_distributed import ClusterConfig
 
 ROWS = [{"prompt": f"{a}+1=", "answer": str(a + 1)} for a in range(8)]
@@ -67,6 +71,33 @@ def test_an_environment_is_kept_for_its_own_section_only() -> None:
         # A stage without an environment, then one with the last section again.
         assert not pool.keeps_environment(None)
         assert not pool.keeps_environment(sorting)
+
+
+def test_an_environment_object_is_left_to_its_maker() -> None:
+    closed: list[str] = []
+
+    class Own(Part):
+        def step(self) -> None:
+            """What makes it an environment."""
+
+    own = Own("own", closed)
+    config = rl.GRPOConfig.from_dict({"policy": {"model_name": "m"}})
+    config = config.replace(env=EnvConfig(name="sorting"))
+    with rl.WorkerPool() as pool:
+        for _ in range(2):
+            parts = start_components(
+                config,
+                Components(policy=object()),
+                Needs(environment=True),
+                ExitStack(),
+                checkpoint=None,
+                environment=own,
+                signals=SignalGuard(),
+                pool=pool,
+            )
+            assert parts.environment is own
+        assert "environment" not in pool.parts
+    assert not closed
 
 
 @pytest.mark.usefixtures("ray_cluster")

@@ -15,6 +15,7 @@ from rl_algorithms.trainers.rollout_config import (
     check_generation,
     with_generation,
 )
+from rl_algorithms.trainers.unread import OF_PAIRS
 from rl_models.config import PolicyConfig
 
 __all__ = ["DistillationConfig", "DistillationSettings"]
@@ -28,6 +29,26 @@ _OF_THE_STUDENT = (
     "sequence_packing",
 )
 """What the teacher takes over from `policy` where its own section says nothing."""
+
+
+_OF_TRAINING = (
+    "train_global_batch_size",
+    "train_micro_batch_size",
+    "max_grad_norm",
+    "max_skipped_steps",
+    "optimizer",
+    "scheduler",
+    "generation",
+)
+"""What a model that is never trained does not read."""
+_OF_SAMPLING = (
+    "env",
+    "rollout",
+    "distillation.max_rollout_turns",
+    "distillation.val_num_generations_per_prompt",
+    "distillation.val_greedy",
+)
+"""What a student that learns from the answers of the data does not read."""
 
 
 class DistillationSettings(SamplingSettings):
@@ -64,6 +85,13 @@ class DistillationConfig(RolloutTrainerConfig):
     """The algorithm."""
     loss_fn: DistillationLossConfig = Field(default_factory=DistillationLossConfig)
     """The loss."""
+
+    def unread(self) -> tuple[str, ...]:
+        """Return the keys of models that learn, and of students that sample."""
+        teacher = tuple(f"teacher.{name}" for name in _OF_TRAINING)
+        if self.distillation.on_policy:
+            return (*super().unread(), *teacher)
+        return (*OF_PAIRS, *_OF_SAMPLING, *teacher)
 
     @model_validator(mode="before")
     @classmethod

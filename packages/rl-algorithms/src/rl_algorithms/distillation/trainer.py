@@ -27,6 +27,7 @@ from rl_algorithms.trainers.training_rows import (
 )
 from rl_algorithms.trainers.validation import ValidationResult
 from rl_distributed.batched_data_dict import BatchedDataDict
+from rl_distributed.errors import ConfigError
 from rl_models.tokens.tokenizer import load_tokenizer
 
 __all__ = ["DistillationTrainer"]
@@ -48,6 +49,12 @@ class DistillationTrainer(RolloutTrainer[DistillationConfig]):
 
     def _needs(self, has_environment: bool) -> Needs:
         samples = self._sampling.on_policy
+        if samples and not has_environment and self._sampling.max_rollout_turns > 1:
+            raise ConfigError(
+                "distillation.max_rollout_turns needs an environment that goes on "
+                f"after an answer: got {self._sampling.max_rollout_turns} without one; "
+                "name it in the section env, pass it to fit, or leave the turns out (1)"
+            )
         return Needs(
             generation=samples, environment=samples and has_environment, teacher=True
         )
@@ -94,6 +101,9 @@ class DistillationTrainer(RolloutTrainer[DistillationConfig]):
             rows = _to_train_on(rows)
         if not self._is_scored:
             metrics = {k: v for k, v in metrics.items() if not k.startswith("reward")}
+        if not rows.size:
+            # No conversation went as planned: there is nothing to learn from.
+            return metrics
         metrics |= count_tokens(rows)
         rows, rows_per_step = pad_to_plan(rows, self.plan)
         with self.phase("teacher_logprob_inference"):
@@ -141,6 +151,8 @@ class DistillationTrainer(RolloutTrainer[DistillationConfig]):
         """Return the loss over all tokens of the batches."""
         total = count = 0.0
         for rows in batches:
+            if not rows.size:
+                continue
             self._ask_teacher(rows)
             num_tokens = count_tokens(rows)["num_valid_tokens"]
             output = self.components.policy.train(
@@ -152,4 +164,7 @@ class DistillationTrainer(RolloutTrainer[DistillationConfig]):
 
 
 def _to_train_on(rows: BatchedDataDict[Any]) -> BatchedDataDict[Any]:
-    return BatchedDataDict({name: rows[name] for name in _COLUMNS})
+    """Keep the rows and columns that count."""
+    found: BatchedDataDict[Any] = BatchedDataDict({n: rows[n] for n in _COLUMNS})
+    kept = (rows["sample_mask"] != 0).nonzero().flatten()
+    return found if len(kept) == found.size else found.select_indices(kept)

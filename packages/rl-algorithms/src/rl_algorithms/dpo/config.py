@@ -5,8 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from rl_algorithms.losses.dpo_config import DPOLossConfig
-from rl_algorithms.trainers.config import TrainerConfig
-from rl_algorithms.trainers.pair_config import PairSettings
+from rl_algorithms.trainers.pair_config import PairSettings, PairTrainerConfig
 
 __all__ = ["DPOConfig", "DPOSettings"]
 
@@ -20,7 +19,7 @@ class DPOSettings(PairSettings):
     and ask it in each step; right for a run that sees a part of its data only."""
 
 
-class DPOConfig(TrainerConfig):
+class DPOConfig(PairTrainerConfig):
     """Everything a DPO run needs.
 
     `policy.train_global_batch_size` counts pairs. `policy.train_micro_batch_size`

@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 from rl_algorithms.data.config import DataConfig, DatasetConfig
 from rl_algorithms.rollout.config import RolloutSettings
 from rl_algorithms.trainers.config import EnvConfig
+from rl_algorithms.trainers.unread import refuse_unread
 from rl_distributed.config import Config
 from rl_distributed.virtual_cluster import ClusterConfig
 from rl_models.generation.config import GenerationConfig
@@ -17,6 +18,14 @@ from rl_models.generation.config import GenerationConfig
 __all__ = ["EvalConfig"]
 
 DEFAULT_MAX_NEW_TOKENS = 256
+_OF_TRAINING = (
+    "data.train",
+    "data.validation",
+    "data.split_validation_size",
+    "data.shuffle",
+    "data.drop_last",
+)
+"""Keys of data that are not read: the prompts are those of `datasets`, in order."""
 
 
 class EvalConfig(Config):
@@ -71,6 +80,7 @@ class EvalConfig(Config):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        refuse_unread(self, _OF_TRAINING)
         if self.is_greedy and self.num_generations > 1:
             raise ValueError(
                 "greedy gives the same answer each time: got num_generations "

@@ -13,6 +13,7 @@ from rl_algorithms.advantages.config import (
     RewardShapingConfig,
 )
 from rl_algorithms.losses.config import ClippedPGLossConfig
+from rl_algorithms.trainers.mismatch import MismatchConfig
 from rl_algorithms.trainers.rollout_config import (
     RolloutTrainerConfig,
     SamplingSettings,
@@ -89,6 +90,8 @@ class GRPOConfig(RolloutTrainerConfig):
     """The algorithm."""
     loss_fn: ClippedPGLossConfig = Field(default_factory=ClippedPGLossConfig)
     """The loss."""
+    mismatch: MismatchConfig = Field(default_factory=MismatchConfig)
+    """What log-probs of sampler and trainer may differ by."""
 
     @model_validator(mode="before")
     @classmethod
@@ -109,6 +112,11 @@ class GRPOConfig(RolloutTrainerConfig):
                 "grpo.skip_reference_policy_logprobs_calculation needs "
                 "loss_fn.reference_policy_kl_penalty=0: got "
                 f"{self.loss_fn.reference_policy_kl_penalty}"
+            )
+        if self.loss_fn.positive_nll_coef > 0:
+            raise ValueError(
+                "loss_fn.positive_nll_coef belongs to ppo: got "
+                f"{self.loss_fn.positive_nll_coef}; leave it out (0)"
             )
         branches = self.rollout.on_template_rewrite == "branch"
         if self.loss_fn.has_kl_reward and branches:

@@ -18,6 +18,7 @@ from rl_algorithms.grpo.rows import add_kl_penalty, build_rows, mask_disagreemen
 from rl_algorithms.losses import ClippedPGLossFn
 from rl_algorithms.rollout import unfold_branches
 from rl_algorithms.trainers.components import Needs
+from rl_algorithms.trainers.mismatch import MismatchMonitor
 from rl_algorithms.trainers.rollout_trainer import RolloutTrainer
 from rl_algorithms.trainers.training_rows import (
     count_tokens,
@@ -50,6 +51,7 @@ class GRPOTrainer(RolloutTrainer[GRPOConfig]):
 
     def _setup_algorithm(self) -> None:
         super()._setup_algorithm()
+        self._mismatch = MismatchMonitor(self.config.mismatch)
         self._estimator = make_advantage_estimator(self.config.grpo.adv_estimator)
 
     def _train_step(self, batch: Any) -> Mapping[str, Any]:

@@ -8,8 +8,7 @@ from typing import Any, Self
 from pydantic import Field, model_validator
 
 from rl_algorithms.losses.preference_config import PreferenceLossConfig
-from rl_algorithms.trainers.config import TrainerConfig
-from rl_algorithms.trainers.pair_config import PairSettings
+from rl_algorithms.trainers.pair_config import PairSettings, PairTrainerConfig
 
 __all__ = ["RMConfig", "RMSettings"]
 
@@ -18,7 +17,7 @@ class RMSettings(PairSettings):
     """Section `rm`."""
 
 
-class RMConfig(TrainerConfig):
+class RMConfig(PairTrainerConfig):
     """Everything that training a reward model needs.
 
     `policy` is the reward model: its head is `reward`. `policy.train_global_batch_size`

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from typing import Self
+
+from pydantic import Field, model_validator
 
 from rl_algorithms.trainers.config import TrainerConfig
 from rl_algorithms.trainers.run_settings import RunSettings
+from rl_algorithms.trainers.unread import OF_PAIRS
 
 __all__ = ["SFTConfig", "SFTSettings"]
 
@@ -32,3 +35,16 @@ class SFTConfig(TrainerConfig):
     """Folder of the run; see `TrainerConfig`."""
     sft: SFTSettings = Field(default_factory=SFTSettings)
     """The algorithm."""
+
+    def unread(self) -> tuple[str, ...]:
+        """Return the keys of other algorithms."""
+        return OF_PAIRS
+
+    @model_validator(mode="after")
+    def _check_env(self) -> Self:
+        if self.env is not None and self.policy.generation is None:
+            raise ValueError(
+                "env scores the answers of validations, and policy.generation says how "
+                "they are sampled: give it max_new_tokens, or leave env out"
+            )
+        return self

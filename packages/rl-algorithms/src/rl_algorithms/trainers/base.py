@@ -44,7 +44,11 @@ from rl_algorithms.trainers.run_folder import (
     claim_run_folder,
     find_resume,
 )
-from rl_algorithms.trainers.schedule import Patience, count_steps
+from rl_algorithms.trainers.schedule import (
+    Patience,
+    check_measured,
+    count_steps,
+)
 from rl_algorithms.trainers.settings import build_config
 from rl_algorithms.trainers.signals import Interrupted, SignalGuard
 from rl_algorithms.trainers.state import TrainerState
@@ -220,7 +224,7 @@ class BaseTrainer(TrainerLoop[ConfigT]):
         scorer = choose_environment(config, reward_fn, environment)
         self.needs = self._needs(has_environment=scorer is not None)
         self._call("on_phase", "data", 0, 0)
-        check_components(config, self.given, self.needs)
+        check_components(config, self.given, self.needs, scorer)
         self.components = with_tokenizer(self.given, config)
         self._loader, self._val_loader = self._load_data(dataset, val_dataset)
         if reward_fn is not None and self.sample_prompt is not None:
@@ -228,6 +232,9 @@ class BaseTrainer(TrainerLoop[ConfigT]):
         self._signals.raise_pending()
         self._schedule = self._validation_schedule()
         self._patience = Patience.of(config)
+        has_data = self._val_loader is not None
+        for metric in (self._patience.metric, self._early_stop().metric):
+            check_measured(metric, self._schedule, has_data=has_data)
         max_epochs, max_steps = self._limits()
         # A stream has no length.
         length = len(self._loader) if hasattr(self._loader, "__len__") else None

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from rl_algorithms.data.config import DataConfig
+from rl_algorithms.trainers.unread import refuse_unread
 from rl_distributed.checkpoint import CheckpointingConfig
 from rl_distributed.config import Config
 from rl_distributed.metrics import LoggerConfig
@@ -71,6 +72,15 @@ class TrainerConfig(Config):
     of the GPU where its name is known, else no such metric."""
     logger: LoggerConfig = Field(default_factory=LoggerConfig)
     """Where metrics go."""
+
+    def unread(self) -> tuple[str, ...]:
+        """Return the keys that the algorithm does not read; set, they are refused."""
+        return ()
+
+    @model_validator(mode="after")
+    def _check_unread(self) -> Self:
+        refuse_unread(self, self.unread())
+        return self
 
     @property
     def num_ranks(self) -> int:

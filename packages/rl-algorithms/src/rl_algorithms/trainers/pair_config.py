@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from pydantic import Field
 
+from rl_algorithms.trainers.config import TrainerConfig
 from rl_algorithms.trainers.run_settings import RunSettings
+from rl_algorithms.trainers.unread import OF_CONVERSATIONS
 
-__all__ = ["PairSettings"]
+__all__ = ["PairSettings", "PairTrainerConfig"]
 
 
 class PairSettings(RunSettings):
@@ -16,3 +18,12 @@ class PairSettings(RunSettings):
     """Pairs per validation batch."""
     val_batches: int | None = Field(8, gt=0)
     """At most so many validation batches; null: all."""
+
+
+class PairTrainerConfig(TrainerConfig):
+    """A run that learns from pairs, and samples nothing."""
+
+    def unread(self) -> tuple[str, ...]:
+        """Return the keys of algorithms that sample or imitate."""
+        columns = ("data.output_key", "data.messages_key", "data.text_key")
+        return ("env", "policy.generation", *columns, *OF_CONVERSATIONS)

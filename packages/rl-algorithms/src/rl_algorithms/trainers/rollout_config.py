@@ -9,8 +9,8 @@ from pydantic import Field, model_validator
 
 from rl_algorithms.rollout.config import RolloutSettings
 from rl_algorithms.trainers.config import TrainerConfig
-from rl_algorithms.trainers.mismatch import MismatchConfig
 from rl_algorithms.trainers.run_settings import RunSettings
+from rl_algorithms.trainers.unread import OF_CONVERSATIONS, OF_PAIRS
 from rl_models.config import PolicyConfig
 
 __all__ = [
@@ -48,8 +48,10 @@ class RolloutTrainerConfig(TrainerConfig):
 
     rollout: RolloutSettings = Field(default_factory=RolloutSettings)
     """What to do about conversations that do not go as planned."""
-    mismatch: MismatchConfig = Field(default_factory=MismatchConfig)
-    """What log-probs of sampler and trainer may differ by."""
+
+    def unread(self) -> tuple[str, ...]:
+        """Return the keys of algorithms that imitate, or learn from pairs."""
+        return ("data.add_eos", *OF_CONVERSATIONS, *OF_PAIRS)
 
     @model_validator(mode="after")
     def _check_branches(self) -> Self:

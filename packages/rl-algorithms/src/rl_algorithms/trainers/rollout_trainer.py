@@ -12,7 +12,6 @@ from rl_algorithms.trainers.base import BaseTrainer
 from rl_algorithms.trainers.batch_plan import BatchPlan
 from rl_algorithms.trainers.components import Needs
 from rl_algorithms.trainers.data_limits import keep_small_data
-from rl_algorithms.trainers.mismatch import MismatchMonitor
 from rl_algorithms.trainers.rollout_config import (
     RolloutTrainerConfig,
     SamplingSettings,
@@ -79,7 +78,6 @@ class RolloutTrainer(BaseTrainer[RolloutConfigT]):
 
     def _setup_algorithm(self) -> None:
         self._loss = self._build_loss()
-        self._mismatch = MismatchMonitor(self.config.mismatch)
         self._rollouts = RolloutEngine(
             self.components.generation,
             self.components.environment,

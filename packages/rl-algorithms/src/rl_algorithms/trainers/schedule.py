@@ -13,7 +13,13 @@ if TYPE_CHECKING:
     from rl_algorithms.trainers.config import TrainerConfig
     from rl_algorithms.trainers.state import TrainerState
 
-__all__ = ["EarlyStop", "Patience", "ValidationSchedule", "count_steps"]
+__all__ = [
+    "EarlyStop",
+    "Patience",
+    "ValidationSchedule",
+    "check_measured",
+    "count_steps",
+]
 
 
 @dataclass(frozen=True)
@@ -51,6 +57,27 @@ class ValidationSchedule:
     def ever(self) -> bool:
         """Whether any validation can happen."""
         return self.period > 0 or self.at_start or self.at_end
+
+
+def check_measured(
+    metric: str | None, schedule: ValidationSchedule, *, has_data: bool
+) -> None:
+    """Check that there will be validations where one is to end the run.
+
+    Args:
+        metric: What is to end it; None: nothing.
+        schedule: When the run validates.
+        has_data: Whether there are held-out data.
+
+    Raises:
+        ConfigError: Nothing would ever measure the metric.
+    """
+    if metric is not None and not (has_data and schedule.ever):
+        raise ConfigError(
+            f"{metric} is to end the run, and no validation would measure it: give "
+            "held-out data (data.validation, or val_dataset) and a val_period, or "
+            "leave early_stop and stop_at_validation_metric out"
+        )
 
 
 @dataclass(frozen=True)
