@@ -21,43 +21,22 @@ def grpo(
     baton: Baton, folder: Path,
 ) -> dict[str, Any]:  # fmt: skip
     """Train `steps` steps by TRL's GRPOTrainer; returns its last log entry."""
-    warnings.simplefilter("ignore")
-    from datasets import Dataset
-    from transformers import AutoModelForCausalLM, AutoTokenizer
     from trl import GRPOConfig, GRPOTrainer
 
-    torch.set_num_threads(threads)
     config = GRPOConfig(
-        output_dir=str(folder / "trl"),
+        **_settings(folder / "trl", steps),
         per_device_train_batch_size=work.num_samples,
         num_generations=work.num_generations,
         max_completion_length=work.new_tokens,
         generation_kwargs={"min_new_tokens": work.new_tokens} if work.fixed else None,
         beta=0.0,
-        learning_rate=1e-6,
         max_grad_norm=1.0,
-        max_steps=steps,
-        bf16=False,
-        gradient_checkpointing=False,
-        use_cpu=True,
-        logging_steps=max(steps, 1),
-        save_strategy="no",
-        report_to=[],
-        disable_tqdm=True,
-        seed=1,
     )
-    trainer = GRPOTrainer(
-        model=AutoModelForCausalLM.from_pretrained(model),
-        processing_class=AutoTokenizer.from_pretrained(model),
+    trainer = _train(
+        GRPOTrainer, config, model, [{"prompt": row["prompt"]} for row in rows],
+        threads, baton,
         reward_funcs=lambda completions, **_: [reward(text) for text in completions],
-        args=config,
-        train_dataset=Dataset.from_list([{"prompt": row["prompt"]} for row in rows]),
-        callbacks=[_turns(baton)],
-    )
-    try:
-        trainer.train()
-    finally:
-        baton.leave(SIDE)
+    )  # fmt: skip
     return dict(trainer.state.log_history[-2])
 
 
@@ -66,38 +45,13 @@ def sft(
     baton: Baton, folder: Path,
 ) -> None:  # fmt: skip
     """Train `steps` steps by TRL's SFTTrainer on prompt/completion rows."""
-    warnings.simplefilter("ignore")
-    from datasets import Dataset
-    from transformers import AutoModelForCausalLM, AutoTokenizer
     from trl import SFTConfig, SFTTrainer
 
-    torch.set_num_threads(threads)
     config = SFTConfig(
-        output_dir=str(folder / "trl-sft"),
-        per_device_train_batch_size=batch_size,
-        learning_rate=1e-6,
-        max_steps=steps,
-        bf16=False,
-        gradient_checkpointing=False,
-        use_cpu=True,
-        logging_steps=max(steps, 1),
-        save_strategy="no",
-        report_to=[],
-        disable_tqdm=True,
-        seed=1,
+        **_settings(folder / "trl-sft", steps), per_device_train_batch_size=batch_size
     )
     pairs = [{"prompt": row["prompt"], "completion": row["answer"]} for row in rows]
-    trainer = SFTTrainer(
-        model=AutoModelForCausalLM.from_pretrained(model),
-        processing_class=AutoTokenizer.from_pretrained(model),
-        args=config,
-        train_dataset=Dataset.from_list(pairs),
-        callbacks=[_turns(baton)],
-    )
-    try:
-        trainer.train()
-    finally:
-        baton.leave(SIDE)
+    _train(SFTTrainer, config, model, pairs, threads, baton)
 
 
 def dpo(
@@ -105,39 +59,63 @@ def dpo(
     baton: Baton, folder: Path,
 ) -> None:  # fmt: skip
     """Train `steps` steps by TRL's DPOTrainer; the reference is asked in each step."""
-    warnings.simplefilter("ignore")
-    from datasets import Dataset
-    from transformers import AutoModelForCausalLM, AutoTokenizer
     from trl import DPOConfig, DPOTrainer
 
-    torch.set_num_threads(threads)
     config = DPOConfig(
-        output_dir=str(folder / "trl-dpo"),
+        **_settings(folder / "trl-dpo", steps),
         per_device_train_batch_size=batch_size,
-        learning_rate=1e-6,
         max_length=256,
-        max_steps=steps,
-        bf16=False,
-        gradient_checkpointing=False,
-        use_cpu=True,
-        logging_steps=max(steps, 1),
-        save_strategy="no",
-        report_to=[],
-        disable_tqdm=True,
-        seed=1,
     )
-    trainer = DPOTrainer(
-        model=AutoModelForCausalLM.from_pretrained(model),
-        ref_model=AutoModelForCausalLM.from_pretrained(model),
+    reference = _load(model)
+    _train(DPOTrainer, config, model, rows, threads, baton, ref_model=reference)
+
+
+def _settings(folder: Path, steps: int) -> dict[str, Any]:
+    """Return what all three peers have in common."""
+    return {
+        "output_dir": str(folder),
+        "learning_rate": 1e-6,
+        "max_steps": steps,
+        "bf16": False,
+        "gradient_checkpointing": False,
+        "use_cpu": True,
+        "logging_steps": max(steps, 1),
+        "save_strategy": "no",
+        "report_to": [],
+        "disable_tqdm": True,
+        "seed": 1,
+    }
+
+
+def _train(
+    trainer_class: Any, config: Any, model: Path, rows: list[dict[str, str]],
+    threads: int, baton: Baton, **parts: Any,
+) -> Any:  # fmt: skip
+    """Train a model on rows, in turn with the other side; returns the trainer."""
+    warnings.simplefilter("ignore")
+    from datasets import Dataset
+    from transformers import AutoTokenizer
+
+    torch.set_num_threads(threads)
+    trainer = trainer_class(
+        model=_load(model),
         processing_class=AutoTokenizer.from_pretrained(model),
         args=config,
         train_dataset=Dataset.from_list(rows),
         callbacks=[_turns(baton)],
+        **parts,
     )
     try:
         trainer.train()
     finally:
         baton.leave(SIDE)
+    return trainer
+
+
+def _load(model: Path) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(model)
 
 
 def _turns(baton: Baton) -> Any:

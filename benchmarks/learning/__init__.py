@@ -1,0 +1,1 @@
+"""Curves of small models that learn by each method."""

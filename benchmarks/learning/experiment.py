@@ -1,0 +1,62 @@
+"""What is measured of a method: one training, one curve."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rl_algorithms import TrainResult, WorkerPool, get_algorithm
+from rl_algorithms.api import algorithm_settings
+from rl_distributed import merge_configs
+
+__all__ = ["Curve", "Experiment", "curve_of", "train", "with_model"]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One run: a number over the steps, and levels to compare it with."""
+
+    steps: list[int]
+    values: list[float]
+    levels: Mapping[str, float] = field(default_factory=dict)
+    """Horizontal lines by label, for example what the teacher reaches."""
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A method on its small task."""
+
+    title: str
+    label: str
+    """What the curve shows."""
+    run: Callable[[Path, int, WorkerPool], Curve]
+    """Trains in an empty folder with a seed, in the processes of a pool."""
+
+
+def train(
+    algorithm: str,
+    settings: Mapping[str, Any],
+    folder: Path,
+    seed: int,
+    pool: WorkerPool,
+    environment: Any = None,
+) -> TrainResult:
+    """Train once by an algorithm or preset; the data sets come from the settings."""
+    cls = get_algorithm(algorithm)
+    own = {"output_dir": str(folder), "seed": seed}
+    tree = algorithm_settings(algorithm, merge_configs(settings, own))
+    trainer = cls(cls.config_class.from_dict(tree, source=algorithm), pool=pool)
+    return trainer.fit(environment=environment)
+
+
+def curve_of(result: TrainResult, metric: str, **levels: float) -> Curve:
+    """Return a metric of a run's history."""
+    steps, values = result.history.column(metric)
+    return Curve(steps, values, levels)
+
+
+def with_model(settings: Mapping[str, Any], model: Path) -> dict[str, Any]:
+    """Return settings that train this model."""
+    return dict(merge_configs(settings, {"policy": {"model_name": str(model)}}))
