@@ -4,8 +4,11 @@ A backend class says so by attributes that it may leave out:
 
 - `worker_class`: path of the worker class, whose environment has what it imports;
 - `check_config(config, on_gpu=...)`: raises where a setting cannot work;
+- `check_model(config, model_config)`: the same for what the model's `config.json` says;
 - `process_variables(config, on_gpu=...)`: environment variables of its process;
-- `calls_at_once(config)`: calls of `generate` that run in one replica at a time.
+- `calls_at_once(config)`: calls of `generate` that run in one replica at a time;
+- `workers_per_replica(config)`: workers that hold one model together. Each is given its
+  `place` in the replica by `setup`.
 """
 
 from __future__ import annotations
@@ -14,11 +17,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rl_distributed.errors import ConfigError
-from rl_distributed.virtual_cluster import RayVirtualCluster
 from rl_models.generation.config import GenerationConfig
 
-__all__ = ["Hosting", "hosting_of", "replicas_per_node", "rows_at_once"]
+__all__ = ["Hosting", "check_model", "hosting_of", "rows_at_once"]
 
 _WORKER = "rl_models.policy.generation_worker.GenerationWorker"
 
@@ -32,6 +33,8 @@ class Hosting:
     """Environment variables of the process."""
     calls_at_once: int
     """Calls of `generate` that run in one replica at a time."""
+    workers_per_replica: int = 1
+    """Workers that hold one model together."""
 
 
 def hosting_of(
@@ -52,11 +55,32 @@ def hosting_of(
         check(config, on_gpu=on_gpu)
     variables = getattr(backend, "process_variables", None)
     at_once = getattr(backend, "calls_at_once", None)
+    size = getattr(backend, "workers_per_replica", None)
     return Hosting(
         getattr(backend, "worker_class", _WORKER),
         {} if variables is None else dict(variables(config, on_gpu=on_gpu)),
         1 if at_once is None else int(at_once(config)),
+        1 if size is None else int(size(config)),
     )
+
+
+def check_model(
+    backend: type[Any], config: GenerationConfig, model_config: Mapping[str, Any]
+) -> None:
+    """Refuse a model that the backend cannot take with these settings.
+
+    Args:
+        backend: Its class.
+        config: The generation config.
+        model_config: What the model's `config.json` says, overrides included; empty
+            for a model that is not in a folder.
+
+    Raises:
+        ConfigError: It cannot; before a process is started.
+    """
+    check = getattr(backend, "check_model", None)
+    if check is not None:
+        check(config, model_config)
 
 
 def rows_at_once(config: GenerationConfig) -> int | None:
@@ -64,25 +88,3 @@ def rows_at_once(config: GenerationConfig) -> int | None:
     if config.backend == "vllm":
         return config.vllm.max_num_seqs
     return config.max_batch_size
-
-
-def replicas_per_node(
-    cluster: RayVirtualCluster, num_replicas: int | None
-) -> list[int] | None:
-    """Fill the nodes in order; None uses every bundle.
-
-    Raises:
-        ConfigError: There are not so many bundles.
-    """
-    if num_replicas is None:
-        return None
-    counts = list(cluster.bundle_counts)
-    if num_replicas > sum(counts):
-        raise ConfigError(
-            f"generation.num_replicas must not exceed the bundles of the cluster: got "
-            f"{num_replicas} with {sum(counts)}; lower it, or enlarge the cluster."
-        )
-    used: list[int] = []
-    for count in counts:
-        used.append(min(count, num_replicas - sum(used)))
-    return used

@@ -2,30 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rl_distributed.batched_data_dict import BatchedDataDict
 from rl_distributed.errors import ActorEnvironmentError
 from rl_distributed.virtual_cluster import RayVirtualCluster
 from rl_distributed.workers.builder import RayWorkerBuilder
-from rl_distributed.workers.future import MultiWorkerFuture
+from rl_distributed.workers.future import MultiWorkerFuture, fetch
 from rl_distributed.workers.group import RayWorkerGroup
 from rl_distributed.workers.policy import FailFast
-from rl_models.checkpoint.model_folder import check_model_folder
+from rl_models.checkpoint.model_folder import read_model_config
 from rl_models.errors import GenerationError
 from rl_models.generation.choice import choose_backend
 from rl_models.generation.config import GenerationConfig
 from rl_models.generation.noise import derive_seeds
 from rl_models.generation.sampling import check_sampling_params
 from rl_models.interfaces import GenerationInterface, Path
-from rl_models.policy.backend_traits import (
-    hosting_of,
-    replicas_per_node,
-    rows_at_once,
-)
+from rl_models.policy.backend_traits import check_model, hosting_of, rows_at_once
 from rl_models.policy.generation_rows import check_versions, columns_to_sample
 from rl_models.policy.replica_server import ReplicaServer
+from rl_models.policy.replica_workers import (
+    ReplicaCall,
+    ReplicaWorkers,
+    replica_layout,
+)
 from rl_models.policy.replicas import Replicas
 from rl_models.policy.row_queue import serve_parts
 from rl_models.policy.row_sharding import num_parts, split_rows
@@ -37,7 +38,10 @@ __all__ = ["GenerationPolicy"]
 
 
 class GenerationPolicy(WeightUpdates, GenerationInterface):
-    """A model that samples, on one replica per bundle of a cluster.
+    """A model that samples, on replicas over the bundles of a cluster.
+
+    A replica takes one bundle, or as many neighbouring ones as the backend shares a
+    model among (`vllm.tensor_parallel_size`).
 
     Args:
         cluster: Where the replicas run.
@@ -53,6 +57,7 @@ class GenerationPolicy(WeightUpdates, GenerationInterface):
     Raises:
         RegistryError: The backend is unknown; before any process is started.
         ModelLoadError: The model folder is missing; likewise.
+        ConfigError: Settings that cannot work; likewise.
     """
 
     def __init__(
@@ -69,15 +74,17 @@ class GenerationPolicy(WeightUpdates, GenerationInterface):
         self._cluster = cluster
         self._name_prefix = name_prefix
         self._pad_token_id = 0
-        context = self._begin(
+        self._begin(
             config, model_name, tokenizer_name, load_weights, hf_config_overrides
         )
-        self._start(context)
+        self._start()
 
-    def _start(self, context: dict[str, Any]) -> None:
+    def _start(self) -> None:
         """Start the workers and have them load the model."""
         config, hosting = self.config, self._hosting
-        builder = RayWorkerBuilder(hosting.worker_class, config.to_dict(), context)
+        builder = RayWorkerBuilder(
+            hosting.worker_class, config.to_dict(), self._context
+        )
         if hosting.calls_at_once > 1:
             # Besides these, one for updates and one for what else there is to ask.
             builder = builder.with_options(max_concurrency=hosting.calls_at_once + 2)
@@ -85,12 +92,14 @@ class GenerationPolicy(WeightUpdates, GenerationInterface):
             self.group = RayWorkerGroup(
                 self._cluster,
                 builder,
-                workers_per_node=replicas_per_node(self._cluster, config.num_replicas),
+                **self._layout(),
                 name_prefix=self._name_prefix,
                 env_vars=hosting.variables,
                 start_deadline_s=config.start_deadline_s,
                 call_deadline_s=config.call_deadline_s,
-                failure_policy=FailFast(heartbeat_limit_s=config.heartbeat_limit_s),
+                failure_policy=FailFast(
+                    heartbeat_limit_s=config.heartbeat_limit_s, release="tied"
+                ),
             )
         except ActorEnvironmentError as error:
             module = hosting.worker_class.rpartition(".")[0]
@@ -99,38 +108,45 @@ class GenerationPolicy(WeightUpdates, GenerationInterface):
                 f"build it ahead of the run by: rl env build {module}"
             )
             raise
+        self.workers = ReplicaWorkers(self.group, hosting.workers_per_replica)
         self.replicas = Replicas(
-            self.group,
+            self.workers,
             self._revive,
             max_restarts=config.max_restarts,
             deadline_s=config.start_deadline_s,
         )
         try:
-            ranks = list(range(self.group.world_size))
-            self._pad_token_id = self._await(
-                "setup",
-                self.group.run_all_workers_multiple_data("setup", replica=ranks),
-                config.start_deadline_s,
-            )[0]
+            self._set_up(range(self.workers.num_replicas))
         except BaseException:
             self.group.shutdown(force=True)
             raise
 
-    def _revive(self, rank: int) -> bool:
-        """Make a new process of a lost replica what it was; True if it can serve.
+    def _layout(self) -> dict[str, Any]:
+        """Where the workers go, as arguments of their group."""
+        size = self._hosting.workers_per_replica
+        return replica_layout(self._cluster, self.config.num_replicas, size)
+
+    def _set_up(self, replicas: Sequence[int]) -> None:
+        """Have replicas load the model."""
+        calls = self.workers.set_up(replicas, self.config.to_dict(), self._context)
+        pad_token_ids = self._await("setup", calls, self.config.start_deadline_s)
+        self._pad_token_id = pad_token_ids[0]
+
+    def _revive(self, replica: int) -> bool:
+        """Make new processes of a lost replica what it was; True if it can serve.
 
         Only the weights of the model's folder can be read again here.
         """
         can_serve = self._version == 0 and bool(self._context["load_weights"])
         context = {**self._context, "load_weights": can_serve}
-        reference = self.group.run_single_worker_single_data(
-            "setup",
-            rank,
-            replica=rank,
-            config=self.config.to_dict(),
-            context=context,
-        )
-        self._await("setup", [reference], self.config.start_deadline_s, [rank])
+        (call,) = self.workers.set_up([replica], self.config.to_dict(), context)
+        what = f"setup of generation replica {replica}"
+        try:
+            # Not by the group, whose waits end with the failure of any other replica.
+            fetch(list(call.references.values()), what, self.config.start_deadline_s)
+        except BaseException:
+            self.workers.end(replica, f"{what} failed")
+            raise
         return can_serve
 
     def _begin(
@@ -140,13 +156,16 @@ class GenerationPolicy(WeightUpdates, GenerationInterface):
         tokenizer_name: Path | None,
         load_weights: bool,
         hf_config_overrides: Mapping[str, Any] | None,
-    ) -> dict[str, Any]:
-        """Check the settings, reset the versions, and give what replicas are told."""
+    ) -> None:
+        """Check the settings, reset the versions, and note what replicas are told."""
         on_gpu = self._cluster.use_gpus
         self.config = config = choose_backend(config, on_gpu=on_gpu)
         backend = get_generation_backend(config.backend)
-        check_model_folder(str(model_name))
+        overrides = dict(hf_config_overrides or {})
         self._hosting = hosting_of(backend, config, on_gpu=on_gpu)
+        model_config = read_model_config(str(model_name))
+        if model_config is not None:
+            check_model(backend, config, {**model_config, **overrides})
         self._version = 0
         self._refusal = ""
         self._num_calls = 0
@@ -155,9 +174,8 @@ class GenerationPolicy(WeightUpdates, GenerationInterface):
             "model_name": str(model_name),
             "tokenizer_name": None if tokenizer_name is None else str(tokenizer_name),
             "load_weights": load_weights,
-            "hf_config_overrides": dict(hf_config_overrides or {}),
+            "hf_config_overrides": overrides,
         }
-        return self._context
 
     def reload(
         self,
@@ -184,30 +202,22 @@ class GenerationPolicy(WeightUpdates, GenerationInterface):
             ModelLoadError: Likewise.
         """
         before = self._hosting
-        context = self._begin(
+        self._begin(
             config, model_name, tokenizer_name, load_weights, hf_config_overrides
         )
         if self._hosting != before:
+            self._layout()  # raises while there is still something to go on with
             self.shutdown()
-            self._start(context)
+            self._start()
             return
-        config = self.config
         live = self.replicas.settle()
-        references = [
-            self.group.run_single_worker_single_data(
-                "setup", rank, replica=rank, config=config.to_dict(), context=context
-            )
-            for rank in live
-        ]
-        self._pad_token_id = self._await(
-            "setup", references, config.start_deadline_s, live
-        )[0]
+        self._set_up(live)
         self.replicas.updated(live)
 
     @property
     def num_replicas(self) -> int:
         """Copies of the model that serve, or will when they are up again."""
-        return self.group.world_size - self.replicas.num_away
+        return self.workers.num_replicas - self.replicas.num_away
 
     @property
     def weight_version(self) -> int:
@@ -241,7 +251,7 @@ class GenerationPolicy(WeightUpdates, GenerationInterface):
         oldest = self._version
         parts = self._parts(rows)
         server = ReplicaServer(
-            self.group,
+            self.workers,
             self.replicas,
             [
                 {
@@ -299,15 +309,12 @@ class GenerationPolicy(WeightUpdates, GenerationInterface):
         self._restore()
 
     def _await(
-        self,
-        method: str,
-        references: list[Any],
-        deadline_s: float | None = None,
-        replicas: list[int] | None = None,
+        self, method: str, calls: Sequence[ReplicaCall], deadline_s: float | None = None
     ) -> list[Any]:
-        """Results of calls of all replicas, or of some."""
-        called = list(range(len(references))) if replicas is None else replicas
-        future = MultiWorkerFuture(references, called, called, method)
+        """Results of calls of replicas, those of all their workers."""
+        references = {rank: r for call in calls for rank, r in call.references.items()}
+        ranks = list(references)
+        future = MultiWorkerFuture(list(references.values()), ranks, ranks, method)
         limit = deadline_s or self.config.call_deadline_s
         results: list[Any] = self.group.get_all_worker_results(future, deadline_s=limit)
         return results
@@ -317,12 +324,8 @@ class GenerationPolicy(WeightUpdates, GenerationInterface):
 
     def finish_generation(self) -> None:
         """Free the memory of the replicas' caches."""
-        live = self.replicas.live
-        references = [
-            self.group.run_single_worker_single_data("release_memory", rank)
-            for rank in live
-        ]
-        self._await("release_memory", references, replicas=live)
+        method = "release_memory"
+        self._await(method, [self.workers.call(method, r) for r in self.replicas.live])
 
     def shutdown(self) -> bool:
         """End the workers; True if nothing went wrong."""

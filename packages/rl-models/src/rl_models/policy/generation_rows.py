@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ from rl_distributed.batched_data_dict import BatchedDataDict
 from rl_distributed.errors import BatchError
 from rl_models.errors import GenerationError
 
-__all__ = ["check_versions", "columns_to_sample"]
+__all__ = ["check_same_rows", "check_versions", "columns_to_sample", "rows_digest"]
 
 _NEEDED = ("input_ids", "input_lengths")
 _COLUMNS = (*_NEEDED, "seeds", "stop_strings")
@@ -51,3 +52,29 @@ def check_versions(outputs: Sequence[BatchedDataDict[Any]], oldest: int) -> None
                 f"confirmed version {oldest}. Was it updated by somebody else? "
                 "Call WeightSynchronizer.sync_weights()."
             )
+
+
+def rows_digest(output: BatchedDataDict[Any]) -> int:
+    """A number that differs where sampled tokens do, of all workers of a replica."""
+    return zlib.crc32(output["output_ids"].contiguous().numpy().tobytes())
+
+
+def check_same_rows(
+    output: BatchedDataDict[Any], digests: Sequence[int], replica: int
+) -> None:
+    """Workers that hold one model together must sample the same tokens.
+
+    Args:
+        output: The rows of the first of them.
+        digests: `rows_digest` of what the others came to.
+        replica: Which replica they are.
+
+    Raises:
+        GenerationError: They went apart: later tokens are of no model at all.
+    """
+    if any(digest != rows_digest(output) for digest in digests):
+        raise GenerationError(
+            f"The workers of generation replica {replica} sampled different tokens of "
+            "the same rows, so that their parts of the model do not fit together. They "
+            "must have GPUs and software of the same kind."
+        )

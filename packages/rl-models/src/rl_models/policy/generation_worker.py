@@ -12,6 +12,8 @@ from rl_distributed.errors import BatchError, DistributedError
 from rl_distributed.logging import get_logger
 from rl_distributed.transfer import TensorLink
 from rl_models.errors import GenerationError
+from rl_models.generation.replica_rank import ReplicaRank
+from rl_models.policy.generation_rows import rows_digest
 from rl_models.registry import get_generation_backend
 from rl_models.types import GenerationDatumSpec, GenerationOutputSpec, SamplingParams
 from rl_models.weights.receiving import (
@@ -47,6 +49,7 @@ class GenerationWorker:
         self._backend: Any = None
         self._receiver = WeightReceiver("")
         self._refusal = ""
+        self._place: ReplicaRank | None = None
 
     def setup(
         self,
@@ -72,7 +75,9 @@ class GenerationWorker:
             torch.set_num_threads(threads)
         self._backend = get_generation_backend(str(self._config["backend"]))()
         self._backend.setup(self._config, replica=self._replica, **self._context)
-        self._receiver = WeightReceiver(f"generation replica {self._replica}")
+        self._place = self._context.get("place")
+        rank = "" if self._place is None else f", rank {self._place.rank}"
+        self._receiver = WeightReceiver(f"generation replica {self._replica}{rank}")
         self._refusal = ""
         return int(getattr(self._backend, "pad_token_id", 0))
 
@@ -82,8 +87,12 @@ class GenerationWorker:
         greedy: bool = False,
         sampling: SamplingParams | None = None,
         first_row: int = 0,
-    ) -> BatchedDataDict[GenerationOutputSpec]:
-        """Continue this replica's rows, which begin at `first_row` of the batch."""
+    ) -> BatchedDataDict[GenerationOutputSpec] | int:
+        """Continue this replica's rows, which begin at `first_row` of the batch.
+
+        Of several workers that hold its model only the first returns the rows; the
+        others return their digest.
+        """
         if self._refusal:
             raise GenerationError(
                 f"generation replica {self._replica} does not serve, because its last "
@@ -97,7 +106,8 @@ class GenerationWorker:
             if first_row:
                 error.add_note(f"(counted from row {first_row} of the whole batch)")
             raise
-        return output
+        is_first = self._place is None or self._place.leads
+        return output if is_first else rows_digest(output)
 
     def open_weight_link(self, link: TensorLink, index: int, deadline_s: float) -> None:
         """Join the link that `load_weights` uses from now on."""

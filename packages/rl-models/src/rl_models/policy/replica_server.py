@@ -9,7 +9,8 @@ from typing import Any
 import ray
 
 from rl_distributed.errors import DistributedError, WorkerDiedError, WorkerHungError
-from rl_distributed.workers.group import RayWorkerGroup
+from rl_models.policy.generation_rows import check_same_rows
+from rl_models.policy.replica_workers import ReplicaCall, ReplicaWorkers
 from rl_models.policy.replicas import Replicas
 from rl_models.policy.row_queue import ReplicaLostError
 
@@ -25,7 +26,7 @@ class ReplicaServer:
     """Hands parts to replicas as calls of their workers.
 
     Args:
-        group: The workers.
+        workers: What replicas consist of.
         replicas: Which of them serve.
         calls: Arguments of the call of each part.
         calls_at_once: Calls that one replica takes at a time.
@@ -35,7 +36,7 @@ class ReplicaServer:
 
     def __init__(
         self,
-        group: RayWorkerGroup,
+        workers: ReplicaWorkers,
         replicas: Replicas,
         calls: Sequence[Mapping[str, Any]],
         *,
@@ -43,7 +44,7 @@ class ReplicaServer:
         deadline_s: float,
         restore: Callable[[], None],
     ) -> None:
-        self._group = group
+        self._workers = workers
         self._replicas = replicas
         self._calls = calls
         self._calls_at_once = calls_at_once
@@ -61,7 +62,7 @@ class ReplicaServer:
     def begin(self, part: int, replica: int) -> Hashable:
         """Call the worker."""
         try:
-            reference: Hashable = self._group.run_single_worker_single_data(
+            return self._workers.call(
                 _METHOD,
                 replica,
                 call_deadline_s=self._deadline_s,
@@ -69,28 +70,37 @@ class ReplicaServer:
             )
         except _LOSSES as error:
             raise ReplicaLostError(replica, error) from error
-        return reference
 
-    def finished(self, tickets: Sequence[Hashable]) -> Sequence[Hashable]:
+    def finished(self, tickets: Sequence[Any]) -> Sequence[Hashable]:
         """Calls that have ended; those of a lost worker end with its process."""
-        ready, _ = ray.wait(list(tickets), num_returns=1, timeout=_LOOK_S)
-        done: list[Hashable] = ready
-        return done
+        return self._workers.finished(tickets, _LOOK_S)
 
     def result(self, ticket: Any, replica: int) -> Any:
-        """What the call returned."""
+        """The rows that the call returned.
+
+        Raises:
+            ReplicaLostError: The replica is gone.
+            GenerationError: Its workers do not agree.
+        """
         try:
-            return ray.get(ticket, timeout=_FETCH_S)
+            output, *digests = self._workers.results(ticket, _FETCH_S)
+            check_same_rows(output, digests, replica)
+            return output
+        except _LOSSES as error:
+            raise ReplicaLostError(replica, error) from error
         except ray.exceptions.RayError as error:
             explained = self._explained(error, ticket)
         if isinstance(explained, _LOSSES):
             raise ReplicaLostError(replica, explained)
         raise explained
 
-    def _explained(self, error: BaseException, ticket: Any) -> DistributedError:
-        what = f"method {_METHOD!r} of group {self._group.name!r}"
-        supervisor = self._group.supervisor
-        return supervisor.explain(error, what, [ticket], _METHOD)
+    def _explained(self, error: BaseException, call: ReplicaCall) -> DistributedError:
+        group = self._workers.group
+        what = f"method {_METHOD!r} of group {group.name!r}"
+        # Workers that wait for one that raised alone are ended: they would meet its
+        # next call in the midst of this one.
+        called = list(call.references.values())
+        return group.supervisor.explain(error, what, called, _METHOD)
 
     def lost(self, error: ReplicaLostError) -> None:
         """Have the replica started again."""

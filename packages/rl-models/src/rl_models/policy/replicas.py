@@ -1,7 +1,7 @@
 """Which replicas of a generator serve; lost ones are started again beside the others.
 
-A replica is lost when its process is gone, gives no sign of life, or is past the
-deadline of a call. A thread brings it back: new process, model, and where the weights
+A replica is lost when a process of it is gone, gives no sign of life, or is past the
+deadline of a call. A thread brings it back: new processes, model, and where the weights
 are still those of the model's folder, it serves at once. Else it serves from the next
 weight update on, which comes early where nobody else is left.
 """
@@ -14,8 +14,8 @@ from collections.abc import Callable, Collection, Sequence
 
 from rl_distributed.errors import DistributedError
 from rl_distributed.logging import get_logger
-from rl_distributed.workers.group import RayWorkerGroup
 from rl_models.errors import GenerationError
+from rl_models.policy.replica_workers import ReplicaWorkers
 
 __all__ = ["Replicas"]
 
@@ -25,11 +25,11 @@ _LOOK_S = 0.5
 
 
 class Replicas:
-    """The state of each replica, by rank.
+    """The state of each replica, by number.
 
     Args:
-        group: Their workers.
-        revive: Makes a replica of a new process; called with its rank, in a thread.
+        workers: What they consist of.
+        revive: Makes a replica of new processes; called with its number, in a thread.
             True if it has the weights that are served.
         max_restarts: Restarts of all replicas together; later ones stay away.
         deadline_s: How long one restart may take.
@@ -37,18 +37,18 @@ class Replicas:
 
     def __init__(
         self,
-        group: RayWorkerGroup,
+        workers: ReplicaWorkers,
         revive: Callable[[int], bool],
         *,
         max_restarts: int,
         deadline_s: float,
     ) -> None:
-        self._group = group
+        self._workers = workers
         self._revive = revive
         self._left = max_restarts
         self._deadline_s = deadline_s
         self._changed = threading.Condition()
-        self._serving = set(range(group.world_size))
+        self._serving = set(range(workers.num_replicas))
         self._waiting: set[int] = set()
         self._reviving: dict[int, float] = {}
         self._away: dict[int, str] = {}
@@ -73,57 +73,63 @@ class Replicas:
         with self._changed:
             return len(self._away)
 
-    def lose(self, rank: int, cause: BaseException) -> None:
+    def lose(self, replica: int, cause: BaseException) -> None:
         """Note a loss and begin to bring the replica back, if there are tries left."""
         with self._changed:
-            if self._is_closed or rank not in self._serving | self._waiting:
+            if self._is_closed or replica not in self._serving | self._waiting:
                 return
-            self._serving.discard(rank)
-            self._waiting.discard(rank)
+            self._serving.discard(replica)
+            self._waiting.discard(replica)
             first = str(cause).strip().splitlines()[0]
+            work = self._workers.end
             if self._left <= 0:
-                self._away[rank] = first
+                self._away[replica] = first
                 _logger.warning(
                     "generation replica %d is lost and stays away, because "
                     "generation.max_restarts is used up: %s",
-                    rank,
+                    replica,
                     first,
                 )
             else:
                 self._left -= 1
-                self._reviving[rank] = time.monotonic()
+                self._reviving[replica] = time.monotonic()
+                work = self._bring_back
                 _logger.warning(
-                    "generation replica %d is lost and started again: %s", rank, first
+                    "generation replica %d is lost and started again: %s",
+                    replica,
+                    first,
                 )
-                threading.Thread(
-                    target=self._bring_back, args=(rank,), name="revive", daemon=True
-                ).start()
+            threading.Thread(
+                target=work, args=(replica, first), name="revive", daemon=True
+            ).start()
             self._changed.notify_all()
 
-    def _bring_back(self, rank: int) -> None:
+    def _bring_back(self, replica: int, cause: str) -> None:
         began = time.monotonic()
         problem = ""
         serves = False
         num_updates = self._num_updates
         try:
-            self._group.restart([rank])
-            serves = self._revive(rank)
+            self._workers.restart(replica, cause)
+            serves = self._revive(replica)
         except DistributedError as error:
             problem = str(error).strip().splitlines()[0]
         except Exception as error:
             # Whatever it is, it must not leave others waiting for this replica.
             problem = f"{type(error).__name__}: {error}"
         with self._changed:
-            self._reviving.pop(rank, None)
+            self._reviving.pop(replica, None)
             if problem:
-                self._away[rank] = f"it could not be started again: {problem}"
-                _logger.warning("generation replica %d stays away: %s", rank, problem)
+                self._away[replica] = f"it could not be started again: {problem}"
+                _logger.warning(
+                    "generation replica %d stays away: %s", replica, problem
+                )
             else:
                 is_current = serves and num_updates == self._num_updates
-                (self._serving if is_current else self._waiting).add(rank)
+                (self._serving if is_current else self._waiting).add(replica)
                 _logger.info(
                     "generation replica %d is back after %.1f s",
-                    rank,
+                    replica,
                     time.monotonic() - began,
                 )
             self._changed.notify_all()
@@ -157,12 +163,12 @@ class Replicas:
             while not holds() and time.monotonic() < end:
                 self._changed.wait(_LOOK_S)
 
-    def updated(self, ranks: Collection[int]) -> None:
+    def updated(self, replicas: Collection[int]) -> None:
         """These replicas have the weights that are served from now on, no others."""
         with self._changed:
             self._num_updates += 1
             live = self._serving | self._waiting
-            self._serving = live & set(ranks)
+            self._serving = live & set(replicas)
             self._waiting = live - self._serving
             self._changed.notify_all()
 

@@ -7,7 +7,8 @@ serve the new version if they have confirmed it.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import ray
@@ -22,6 +23,7 @@ from rl_distributed.errors import (
 from rl_distributed.transfer import TensorLink
 from rl_distributed.workers.group import RayWorkerGroup
 from rl_models.errors import WeightSyncError
+from rl_models.policy.replica_workers import ReplicaWorkers
 from rl_models.policy.replicas import Replicas
 from rl_models.types import GenerationOutputSpec, SamplingParams
 from rl_models.weights.request import LoadReport, Pending, WeightRequest
@@ -37,6 +39,7 @@ class WeightUpdates:
     """The part of `GenerationPolicy` that `WeightSynchronizer` uses."""
 
     group: RayWorkerGroup
+    workers: ReplicaWorkers
     replicas: Replicas
     _version: int
     _refusal: str
@@ -53,21 +56,25 @@ class WeightUpdates:
         return bool(self.group.cluster.use_gpus)
 
     def live_processes(self) -> list[tuple[int, int]]:
-        """Each live replica, and how many processes it has had before."""
-        return [(rank, self.group.incarnation(rank)) for rank in self._live()]
+        """Each worker of live replicas, and how many processes it has had before."""
+        return [(rank, self.group.incarnation(rank)) for rank in self._live_workers()]
 
     def _live(self) -> list[int]:
         """Replicas that can load weights; where there is none, one is waited for."""
         return self.replicas.live or self.replicas.settle()
 
+    def _live_workers(self) -> list[int]:
+        """Workers of these replicas, by rank; each loads weights of its own."""
+        return [
+            rank for replica in self._live() for rank in self.workers.ranks(replica)
+        ]
+
     def open_weight_link(self, link: TensorLink, deadline_s: float) -> Pending:
         """Has every live replica join a link for `start_weight_update`."""
         method = "open_weight_link"
-        live = self._live()
-        common = {"link": link, "deadline_s": deadline_s}
-        calls = self._call(
-            method, {rank: {**common, "index": i} for i, rank in enumerate(live)}
-        )
+        live = self._live_workers()
+        places = {rank: {"index": index} for index, rank in enumerate(live)}
+        calls = self._call(method, places, link=link, deadline_s=deadline_s)
 
         def finish(left_s: float) -> None:
             joined, failures = self._results(method, calls, left_s)
@@ -80,24 +87,34 @@ class WeightUpdates:
     def start_weight_update(self, source: Any, request: WeightRequest) -> Pending:
         """Has every live replica load weights; see `GenerationInterface`."""
         method = "load_weights"
-        arguments = {"source": source, "request": request}
-        calls = self._call(method, dict.fromkeys(self._live(), arguments))
+        calls = self._call(
+            method,
+            {rank: {} for rank in self._live_workers()},
+            source=source,
+            request=request,
+        )
 
         def finish(left_s: float) -> None:
             try:
                 reports, failures = self._results(method, calls, left_s)
                 _check_reports(list(reports.values()), request.version)
-                _raise_first(_but_losses(failures) if reports else failures)
-                if not reports:
+                whole = self._whole(reports)
+                _raise_first(_but_losses(failures) if whole else failures)
+                if not whole:
                     raise WeightSyncError("All generation replicas were lost.")
             except BaseException as error:
                 self._refusal = f"the last weight update failed: {error}"
                 raise
-            self.replicas.updated(list(reports))
+            self.replicas.updated(whole)
             self._version = request.version
             self._refusal = ""
 
         return Pending(finish)
+
+    def _whole(self, results: Mapping[int, Any]) -> list[int]:
+        """Replicas all of whose workers have answered."""
+        counts = Counter(map(self.workers.replica_of, results))
+        return [replica for replica, n in counts.items() if n == self.workers.size]
 
     def refuse(self, reason: str) -> None:
         """Generate nothing until weights are updated without a failure."""
@@ -107,42 +124,50 @@ class WeightUpdates:
         self, rows: BatchedDataDict[Any], sampling: SamplingParams
     ) -> dict[int, BatchedDataDict[GenerationOutputSpec]]:
         """The same rows on every serving replica at the same time, by replica."""
-        arguments = {"data": rows, "sampling": sampling}
-        calls = self._call("generate", dict.fromkeys(self.replicas.serving, arguments))
+        serving = self.replicas.serving
+        ranks = [rank for replica in serving for rank in self.workers.ranks(replica)]
+        calls = self._call(
+            "generate", {rank: {} for rank in ranks}, data=rows, sampling=sampling
+        )
         outputs, failures = self._results("generate", calls, _PROBE_DEADLINE_S)
         _raise_first(_but_losses(failures))
-        return outputs
+        firsts = {r: self.workers.ranks(r)[0] for r in self._whole(outputs)}
+        return {replica: outputs[rank] for replica, rank in firsts.items()}
 
     def changed_weights(self, replica: int) -> list[str] | None:
         """Tensors that a replica holds otherwise than they were sent, by name.
 
         None: its backend cannot tell.
         """
+        if self.workers.size > 1:
+            return None  # each worker holds a part of a tensor
         method = "changed_weights"
-        found, _ = self._results(
-            method, self._call(method, {replica: {}}), _PROBE_DEADLINE_S
-        )
-        names: list[str] | None = found.get(replica)
+        calls = self._call(method, {rank: {} for rank in self.workers.ranks(replica)})
+        found, _ = self._results(method, calls, _PROBE_DEADLINE_S)
+        names: list[str] | None = next(iter(found.values()), None)
         return names
 
     def _call(
-        self, method: str, arguments: Mapping[int, Mapping[str, Any]]
+        self, method: str, own: Mapping[int, Mapping[str, Any]], **common: Any
     ) -> dict[int, Any]:
-        """Call replicas, each with its arguments; who is lost by now is left out."""
-        calls = {}
-        for rank, own in arguments.items():
+        """Call workers, by rank; who is lost by now is left out with its replica."""
+        calls: dict[int, Any] = {}
+        for replica in dict.fromkeys(map(self.workers.replica_of, own)):
+            ranks = self.workers.ranks(replica)
             try:
-                calls[rank] = self.group.run_single_worker_single_data(
-                    method, rank, **own
+                call = self.workers.call(
+                    method, replica, own=[own[rank] for rank in ranks], **common
                 )
             except _LOSSES as error:
-                self.replicas.lose(rank, error)
+                self.replicas.lose(replica, error)
+            else:
+                calls.update(call.references)
         return calls
 
     def _results(
         self, method: str, calls: Mapping[int, Any], left_s: float
     ) -> tuple[dict[int, Any], list[DistributedError]]:
-        """Results by replica, and why others have none; all are waited for."""
+        """Results by worker, and why others have none; all are waited for."""
         until_s = time.monotonic() + left_s
         pending = dict(calls)
         results: dict[int, Any] = {}
@@ -161,11 +186,14 @@ class WeightUpdates:
         if pending:
             failures.append(
                 DeadlineExceededError(
-                    f"generation replica {', '.join(map(str, pending))} did not end "
+                    f"generation replica {self._named(pending)} did not end "
                     f"{method!r} within {left_s:.3g} s"
                 )
             )
         return results, failures
+
+    def _named(self, ranks: Iterable[int]) -> str:
+        return ", ".join(map(str, dict.fromkeys(map(self.workers.replica_of, ranks))))
 
     def _failure(
         self, error: BaseException, call: Any, method: str, rank: int
@@ -173,7 +201,7 @@ class WeightUpdates:
         what = f"method {method!r} of group {self.group.name!r}"
         found = self.group.supervisor.explain(error, what, [call], method)
         if isinstance(found, _LOSSES):
-            self.replicas.lose(rank, found)
+            self.replicas.lose(self.workers.replica_of(rank), found)
         return found
 
 

@@ -15,6 +15,7 @@ from rl_models.environments import has_gpu
 from rl_models.errors import GenerationError
 from rl_models.generation.config import GenerationConfig
 from rl_models.generation.noise import derive_seeds
+from rl_models.generation.replica_rank import ReplicaRank
 from rl_models.generation.rows import check_rows, stop_strings_of
 from rl_models.generation.sampling import check_sampling_params
 from rl_models.generation.vllm.engine_args import (
@@ -23,6 +24,7 @@ from rl_models.generation.vllm.engine_args import (
     engine_variables,
 )
 from rl_models.generation.vllm.engines import Engine, make_engine
+from rl_models.generation.vllm.model_shards import check_shards
 from rl_models.generation.vllm.requests import (
     Completion,
     join_rows,
@@ -61,13 +63,20 @@ class VllmGenerationBackend:
             ConfigError: A setting that has no effect, or that is not supported.
         """
         check_engine_config(config, on_gpu=on_gpu)
-        size = config.vllm.tensor_parallel_size
-        if size > 1:
-            raise ConfigError(
-                "generation.vllm.tensor_parallel_size must be 1 where replicas are "
-                f"workers of a group, each of which has one GPU: got {size}; use more "
-                "replicas"
-            )
+
+    @staticmethod
+    def check_model(config: GenerationConfig, model_config: Mapping[str, Any]) -> None:
+        """Refuse a model that cannot be cut into shards, by its `config.json`.
+
+        Raises:
+            ConfigError: A number of heads or columns is not divisible.
+        """
+        check_shards(config.vllm.tensor_parallel_size, model_config)
+
+    @staticmethod
+    def workers_per_replica(config: GenerationConfig) -> int:
+        """Workers that hold one model together."""
+        return config.vllm.tensor_parallel_size
 
     @staticmethod
     def process_variables(config: GenerationConfig, *, on_gpu: bool) -> dict[str, str]:
@@ -99,6 +108,7 @@ class VllmGenerationBackend:
         load_weights: bool = True,
         hf_config_overrides: Mapping[str, Any] | None = None,
         replica: int = 0,
+        place: ReplicaRank | None = None,
         **context: Any,
     ) -> None:
         """Build the engine.
@@ -111,6 +121,7 @@ class VllmGenerationBackend:
                 does not read the folder's weights.
             hf_config_overrides: Fields of the model's `config.json` to replace.
             replica: Number of this replica, for messages.
+            place: Which of its processes this is; they wait for each other here.
             context: What other backends need.
 
         Raises:
@@ -128,6 +139,7 @@ class VllmGenerationBackend:
             tokenizer_name=tokenizer_name,
             load_weights=load_weights,
             hf_config_overrides=hf_config_overrides,
+            place=place,
             on_gpu=on_gpu,
         )
         # Where this is no worker of a group, nobody has set them.
@@ -135,21 +147,17 @@ class VllmGenerationBackend:
             os.environ.setdefault(name, value)
         self.tokenizer = load_tokenizer(tokenizer_name or model_name)
         self.pad_token_id = pad_token_id(self.tokenizer)
-        self._engine = self._build(arguments)
+        self._engine = self._build(arguments, place)
         self._stop_token_ids = self.config.stop_token_ids
         if self._stop_token_ids is None:
             self._stop_token_ids = stop_token_ids(
                 self.tokenizer, _generation_config(model_name)
             )
 
-    def _build(self, arguments: dict[str, Any]) -> Engine:
+    def _build(self, arguments: dict[str, Any], place: ReplicaRank | None) -> Engine:
         engine = self.config.vllm
         try:
-            return make_engine(
-                arguments,
-                is_async=engine.async_engine,
-                in_process=engine.tensor_parallel_size == 1,
-            )
+            return make_engine(arguments, is_async=engine.async_engine, place=place)
         except (TypeError, ValueError) as error:
             raise ConfigError(
                 f"vLLM refuses the settings of {self.name}: {error}. The cache is set "

@@ -13,6 +13,8 @@ __all__ = ["VllmConfig"]
 # What has a place of its own, here or in the sections around it.
 _OWN_KEYS = {
     "async_scheduling": "vllm.async_engine",
+    "data_parallel_size": "generation.num_replicas",
+    "distributed_executor_backend": "vllm.tensor_parallel_size",
     "dtype": "generation.precision",
     "enable_prefix_caching": "vllm.enable_prefix_caching",
     "enable_sleep_mode": "vllm.enable_sleep_mode",
@@ -40,7 +42,8 @@ class VllmConfig(Config):
     """`AsyncLLM` in place of `LLM`: weights can be updated while rows are sampled. Its
     engine is a process of its own, which takes longer to start."""
     tensor_parallel_size: int = Field(1, gt=0)
-    """GPUs that share one replica; 1 on a CPU."""
+    """Workers, each with a bundle of the cluster, that hold the model of one replica
+    together; it must divide the bundles, and the heads of the model."""
     enforce_eager: bool | None = None
     """Run the model's layers without compilation and CUDA graphs; null: on a CPU."""
     gpu_memory_utilization: float = Field(0.6, gt=0, le=1)
@@ -87,5 +90,15 @@ class VllmConfig(Config):
             raise ValueError(
                 "enable_sleep_mode must be false with async_engine: rows may be in the "
                 "engine at any time; got true for both"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_ranks(self) -> VllmConfig:
+        if self.tensor_parallel_size > 1 and self.async_engine:
+            raise ValueError(
+                "async_engine must be false with tensor_parallel_size above 1: every "
+                "worker of a replica plans the same steps by itself, which AsyncLLM "
+                f"does not; got true with {self.tensor_parallel_size}"
             )
         return self

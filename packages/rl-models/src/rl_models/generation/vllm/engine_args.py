@@ -13,11 +13,13 @@ from typing import Any
 
 from rl_distributed.errors import ConfigError
 from rl_models.generation.config import GenerationConfig
+from rl_models.generation.replica_rank import ReplicaRank
 from rl_models.generation.vllm.config import VllmConfig
 
 __all__ = ["EXTENSION", "check_engine_config", "engine_args", "engine_variables"]
 
 EXTENSION = "rl_models.generation.vllm.extension.WeightExtension"
+_EXECUTOR = "rl_models.generation.vllm.rank_executor.RankExecutor"
 _GIB = 1 << 30
 _CPU_CACHE_GIB = 1.0
 _SEEDS = 1 << 31
@@ -49,11 +51,6 @@ def check_engine_config(config: GenerationConfig, *, on_gpu: bool) -> None:
 
 
 def _check_cpu(engine: VllmConfig) -> None:
-    if engine.tensor_parallel_size > 1:
-        raise ConfigError(
-            "generation.vllm.tensor_parallel_size must be 1 on a CPU: got "
-            f"{engine.tensor_parallel_size}; use more replicas"
-        )
     if engine.enable_sleep_mode:
         raise ConfigError(
             "generation.vllm.enable_sleep_mode must be false on a CPU, where vLLM has "
@@ -68,6 +65,7 @@ def engine_args(
     tokenizer_name: str | os.PathLike[str] | None = None,
     load_weights: bool = True,
     hf_config_overrides: Mapping[str, Any] | None = None,
+    place: ReplicaRank | None = None,
     on_gpu: bool,
 ) -> dict[str, Any]:
     """Keyword arguments of vLLM's `EngineArgs`, `AsyncEngineArgs` and `LLM`.
@@ -78,6 +76,7 @@ def engine_args(
         tokenizer_name: The same for its tokenizer; None takes the model's.
         load_weights: False leaves the weights undefined until the first update.
         hf_config_overrides: Fields of the model's `config.json` to replace.
+        place: Which of the processes of a tensor-parallel replica this is.
         on_gpu: Whether the engine runs on GPUs.
 
     Raises:
@@ -95,7 +94,7 @@ def engine_args(
         "seed": config.seed % _SEEDS,
         "max_model_len": config.max_context_length,
         "hf_overrides": dict(hf_config_overrides or {}),
-        "tensor_parallel_size": engine.tensor_parallel_size,
+        **_parallel_args(engine, place, on_gpu),
         "enforce_eager": is_eager(engine, on_gpu),
         "max_num_seqs": engine.max_num_seqs,
         "max_num_batched_tokens": engine.max_num_batched_tokens,
@@ -121,17 +120,40 @@ def engine_args(
     return {**arguments, **engine.engine_args}
 
 
+def _parallel_args(
+    engine: VllmConfig, place: ReplicaRank | None, on_gpu: bool
+) -> dict[str, Any]:
+    size = engine.tensor_parallel_size
+    if size != (1 if place is None else place.size):
+        raise ConfigError(
+            f"generation.vllm.tensor_parallel_size must be 1 in a process by itself: "
+            f"got {size}; use GenerationPolicy, which starts so many for each replica"
+        )
+    if place is None:
+        return {}
+    arguments: dict[str, Any] = {
+        "tensor_parallel_size": size,
+        "distributed_executor_backend": _EXECUTOR,
+    }
+    if on_gpu:
+        # Its kernels look for the GPUs of the others, which a worker does not see.
+        arguments["disable_custom_all_reduce"] = True
+    return arguments
+
+
 def engine_variables(config: GenerationConfig, *, on_gpu: bool) -> dict[str, str]:
     """Environment variables that the engine's process needs before it imports torch."""
     engine = config.vllm
-    in_process = not engine.async_engine and engine.tensor_parallel_size == 1
     variables = {
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
         "VLLM_LOGGING_LEVEL": engine.log_level,
         # One process: it starts in a third of the time and the weights need no pipe.
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0" if in_process else "1",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "1" if engine.async_engine else "0",
     }
+    if engine.tensor_parallel_size > 1:
+        # As its own all-reduce kernels, see `_parallel_args`.
+        variables["VLLM_ALLREDUCE_USE_SYMM_MEM"] = "0"
     if on_gpu:
         return variables
     # Replicas share the processors, and Ray knows nothing of bound cores.

@@ -17,6 +17,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 
 from rl_models.errors import GenerationError, WeightSyncError
+from rl_models.generation.replica_rank import ReplicaRank
 from rl_models.generation.vllm.requests import RowRequest
 from rl_models.generation.vllm.weight_file import WeightFile
 
@@ -62,23 +63,26 @@ class Engine(Protocol):
 
 
 def make_engine(
-    arguments: dict[str, Any], *, is_async: bool, in_process: bool
+    arguments: dict[str, Any], *, is_async: bool, place: ReplicaRank | None = None
 ) -> Engine:
     """Build an engine; the process has its variables already."""
     if is_async:
         return AsyncEngine(arguments)
-    return SyncEngine(arguments, in_process=in_process)
+    return SyncEngine(arguments, place)
 
 
 class SyncEngine:
     """`vllm.LLM`: one batch after the other."""
 
-    def __init__(self, arguments: dict[str, Any], *, in_process: bool) -> None:
+    def __init__(
+        self, arguments: dict[str, Any], place: ReplicaRank | None = None
+    ) -> None:
         from vllm import LLM  # noqa: PLC0415
 
+        if place is not None:
+            _take_place(place)
         self._llm: Any = LLM(**arguments)
         self._llm.llm_engine.set_weight_version("0")
-        self._in_process = in_process
 
     @property
     def context_length(self) -> int:
@@ -96,12 +100,7 @@ class SyncEngine:
 
     def load(self, tensors: Tensors, version: int) -> None:
         """Replace all weights, forget what was computed with the old ones."""
-        if self._in_process:
-            self._llm.collective_rpc("rl_load_weights", args=(tensors,))
-        else:
-            with WeightFile(tensors) as file:
-                problems = self._llm.collective_rpc("rl_load_file", args=file.arguments)
-            _check(problems)
+        self._llm.collective_rpc("rl_load_weights", args=(tensors,))
         if not self._llm.reset_prefix_cache():
             raise WeightSyncError("vLLM did not reset its prefix cache")
         self._llm.llm_engine.set_weight_version(str(version))
@@ -217,6 +216,12 @@ class AsyncEngine:
         self._loop.call_soon_threadsafe(engine.shutdown, _STOP_S)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(2 * _STOP_S)
+
+
+def _take_place(place: ReplicaRank) -> None:
+    from rl_models.generation.vllm.rank_executor import RankExecutor  # noqa: PLC0415
+
+    RankExecutor.place = place
 
 
 def _check(problems: Sequence[str]) -> None:

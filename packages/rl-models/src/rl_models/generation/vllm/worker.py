@@ -26,7 +26,7 @@ class VllmGenerationWorker(GenerationWorker):
         greedy: bool = False,
         sampling: SamplingParams | None = None,
         first_row: int = 0,
-    ) -> BatchedDataDict[GenerationOutputSpec]:
+    ) -> BatchedDataDict[GenerationOutputSpec] | int:
         """See `GenerationWorker.generate`."""
         try:
             return super().generate(data, greedy, sampling, first_row)

@@ -1,0 +1,214 @@
+"""One replica whose model is held by two workers, with the real engine."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+
+import pytest
+import ray
+import torch
+
+from rl_distributed.batched_data_dict import BatchedDataDict
+from rl_distributed.errors import ConfigError, WorkerDiedError
+from rl_distributed.virtual_cluster import RayVirtualCluster
+from rl_models import PolicyConfig, VllmGeneration
+from rl_models.errors import GenerationError
+from rl_models.generation.config import GenerationConfig
+from rl_models.generation.replica_rank import ReplicaRank
+from rl_models.generation.vllm import VllmConfig
+from rl_models.generation.vllm.engine_args import engine_args, engine_variables
+from rl_models.generation.vllm.model_shards import check_shards
+from rl_models.policy import replica_workers
+from rl_models.policy.generation_rows import check_same_rows, rows_digest
+from rl_models.policy.replica_workers import (
+    ReplicaCall,
+    ReplicaWorkers,
+    replica_layout,
+)
+from rl_models.policy.worker import TrainingWorker
+from rl_models.testing import build_tiny_model, reference_logprobs
+from rl_models.weights.request import Pending
+from rl_models.weights.sync import WeightSynchronizer
+
+CONFIG = GenerationConfig(
+    backend="vllm",
+    max_new_tokens=24,
+    stop_token_ids=[],
+    vllm={"kv_cache_gib": 0.125, "max_num_seqs": 16, "tensor_parallel_size": 2},
+)
+PLACE = ReplicaRank(1, 2, "127.0.0.1", 4242)
+
+
+class Trainer:
+    """One rank of a trainer in this process, with other weights than the replica."""
+
+    def __init__(self, folder):
+        self.config = PolicyConfig(model_name=str(folder), max_total_sequence_length=64)
+        self.worker = TrainingWorker(self.config.to_dict())
+        self.worker.setup()
+
+    def start_weight_export(self, request, link=None):
+        assert link is None
+        messages = self.worker.export_weights(request, 0, is_last=True)
+        return Pending(lambda left_s: [None], (messages,))
+
+    def get_logprobs(self, rows):
+        return self.worker.get_logprobs(rows, mbs=8)
+
+
+@pytest.fixture(scope="module")
+def policy(ray_cluster, tiny_folder):
+    with RayVirtualCluster([2], use_gpus=False) as cluster:
+        made = VllmGeneration(cluster, CONFIG, model_name=tiny_folder)
+        yield made
+        assert made.shutdown()
+
+
+def make_rows(num_rows):
+    generator = torch.Generator().manual_seed(1)
+    return BatchedDataDict(
+        input_ids=torch.randint(3, 13, (num_rows, 9), generator=generator),
+        input_lengths=torch.full((num_rows,), 9),
+        seeds=torch.arange(num_rows),
+    )
+
+
+def apart(folder, output):
+    truth = reference_logprobs(folder, output["output_ids"])
+    sampled = output["token_versions"] >= 0
+    return (output["logprobs"].double() - truth)[sampled].abs().max()
+
+
+@pytest.mark.slow
+def test_two_workers_are_one_replica_that_is_updated_and_lost_as_a_whole(
+    policy, tiny_folder, tmp_path
+):
+    assert policy.num_replicas == 1
+    grid = policy.group.sharding_annotations
+    assert grid.get_ranks_by_coord(data_parallel=0) == [0, 1]
+    assert [seat.tied_group for seat in policy.group.seats] == [0, 0]
+    first = policy.generate(make_rows(24))
+    assert apart(tiny_folder, first) < 1e-5
+
+    other = build_tiny_model(tmp_path / "other", seed=5)
+    sync = WeightSynchronizer(Trainer(other), policy, CONFIG.weight_sync)
+    assert sync.sync_weights() == 1
+    second = policy.generate(make_rows(24))
+    assert second["token_versions"].unique().tolist() == [-1, 1]
+    assert apart(other, second) < 1e-5
+    assert apart(tiny_folder, second) > 1e-2
+
+    # Rank 1 answers nothing by itself; rank 0 can only wait for it.
+    expected = policy.generate(make_rows(256))
+    pids = policy.group.worker_pids
+
+    def kill():
+        end = time.monotonic() + 30
+        pause = threading.Event()
+        while policy.group.health()[1].method != "generate":
+            assert time.monotonic() < end
+            pause.wait(0.02)
+        os.kill(pids[1], signal.SIGKILL)
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    output = policy.generate(make_rows(256))
+    thread.join()
+    assert torch.equal(output["output_ids"], expected["output_ids"])
+    assert torch.equal(output["logprobs"], expected["logprobs"])
+    assert output["weight_version"].unique().tolist() == [1]
+    assert [policy.group.incarnation(rank) for rank in (0, 1)] == [1, 1]
+    assert not set(pids) & set(policy.group.worker_pids)
+    assert policy.replicas.serving == [0]
+
+
+@pytest.mark.slow
+def test_the_same_processes_take_another_model(policy, vllm_folder):
+    pids = policy.group.worker_pids
+    policy.reload(CONFIG, model_name=vllm_folder)
+    assert apart(vllm_folder, policy.generate(make_rows(8))) < 1e-5
+    assert policy.group.worker_pids == pids
+
+
+def test_each_rank_has_an_engine_of_its_own():
+    arguments = engine_args(CONFIG, model_name="m", place=PLACE, on_gpu=False)
+    assert arguments["tensor_parallel_size"] == 2
+    assert arguments["distributed_executor_backend"].endswith(".RankExecutor")
+    assert "disable_custom_all_reduce" not in arguments
+    assert engine_args(CONFIG, model_name="m", place=PLACE, on_gpu=True)[
+        "disable_custom_all_reduce"
+    ]
+    variables = engine_variables(CONFIG, on_gpu=True)
+    assert variables["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
+    assert variables["VLLM_ALLREDUCE_USE_SYMM_MEM"] == "0"
+    with pytest.raises(ConfigError, match="must be 1 in a process by itself: got 2"):
+        engine_args(CONFIG, model_name="m", on_gpu=True)
+
+
+def test_what_cannot_be_cut_is_refused_before_anything_starts(tiny_folder):
+    with pytest.raises(ConfigError, match="async_engine must be false with tensor_par"):
+        VllmConfig(async_engine=True, tensor_parallel_size=2)
+    with pytest.raises(ConfigError, match=r"set vllm\.tensor_parallel_size"):
+        VllmConfig(engine_args={"distributed_executor_backend": "mp"})
+    check_shards(4, {"num_attention_heads": 8, "num_key_value_heads": 2})
+    check_shards(2, {})
+    for model_config, words in (
+        ({"num_attention_heads": 6}, "divide num_attention_heads .*: got 4 with 6; u"),
+        (
+            {"num_attention_heads": 12, "num_key_value_heads": 6},
+            "num_key_value_heads of the model: got 4 with 6; use 3",
+        ),
+        ({"text_config": {"intermediate_size": 9}}, "intermediate_size .*; use 3"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            check_shards(4, model_config)
+    three = CONFIG.model_copy(update={"vllm": VllmConfig(tensor_parallel_size=3)})
+    cluster = RayVirtualCluster([3], use_gpus=False)
+    with pytest.raises(ConfigError, match="num_attention_heads of the model: got 3"):
+        VllmGeneration(cluster, three, model_name=tiny_folder)
+    with pytest.raises(ConfigError, match="bundles of the generation cluster: got 2 w"):
+        VllmGeneration(cluster, CONFIG, model_name=tiny_folder)
+    with pytest.raises(ConfigError, match=r"num_replicas .* by 3 for each: got 2 with"):
+        replica_layout(cluster, 2, 3)
+
+
+def test_workers_that_went_apart_are_found():
+    output = BatchedDataDict(output_ids=torch.tensor([[3, 4], [5, 6]]))
+    other = BatchedDataDict(output_ids=torch.tensor([[3, 4], [5, 7]]))
+    check_same_rows(output, [], 0)
+    check_same_rows(output, [rows_digest(output)], 0)
+    with pytest.raises(GenerationError, match="generation replica 3 sampled different"):
+        check_same_rows(output, [rows_digest(output), rows_digest(other)], 3)
+
+
+@pytest.mark.slow
+def test_a_worker_that_fails_alone_ends_the_call_of_its_replica(
+    ray_cluster, monkeypatch
+):
+    monkeypatch.setattr(replica_workers, "_ALONE_S", 0.1)
+
+    def wait_for_peer():
+        threading.Event().wait(600)
+
+    def fail():
+        raise ValueError("no memory left")
+
+    workers = ReplicaWorkers(None, 2)
+    waiting = ray.remote(num_cpus=0)(wait_for_peer).remote()
+    try:
+        call = ReplicaCall(0, {0: waiting, 1: ray.remote(num_cpus=0)(fail).remote()})
+        assert workers.finished([call], 60) == [call]
+        with pytest.raises(WorkerDiedError, match=r"(?s)replica 0 failed .*no memory"):
+            workers.results(call, 60)
+    finally:
+        ray.cancel(waiting, force=True)
+    # Where both fail it is the rows that are wrong.
+    both = [ray.remote(num_cpus=0)(fail).remote() for _ in range(2)]
+    ray.wait(both, num_returns=2, timeout=60)
+    call = ReplicaCall(0, dict(enumerate(both)))
+    assert workers.finished([call], 60) == [call]
+    with pytest.raises(ray.exceptions.RayTaskError, match="no memory"):
+        workers.results(call, 60)
