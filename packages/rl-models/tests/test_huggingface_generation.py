@@ -31,6 +31,7 @@ from rl_models.testing import (
 )
 from rl_models.tokens.tokenizer import load_tokenizer
 from rl_models.types import SamplingParams
+from rl_models.weights.loading import loaded_tensors
 
 NEVER = 10**6  # An id that no model has: rows end at the limit.
 
@@ -375,7 +376,7 @@ def test_weights_are_replaced_verified_and_counted(tmp_path, tiny_folder):
         assert output["weight_version"].tolist() == [5] * 8
         assert largest_error(other, output) < 1e-5
         assert largest_error(tiny_folder, output) > 1e-2
-        held = dict(backend.loaded_weights())
+        held = dict(loaded_tensors(backend.model))
         assert torch.equal(held["lm_head.weight"], weights["model.embed_tokens.weight"])
         some = [pair for pair in weights.items() if "embed_tokens" not in pair[0]]
         with pytest.raises(WeightSyncError, match=r"embed_tokens\.weight is missing"):

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from contextlib import contextmanager
+
 import pytest
 import torch
 
 from rl_distributed.batched_data_dict import BatchedDataDict
+from rl_distributed.transfer import Manifest, TensorEntry, digest_of
+from rl_distributed.transfer.manifest import dtype_name
 from rl_models.config import PolicyConfig
 from rl_models.errors import WeightSyncError
 from rl_models.generation.config import GenerationConfig
@@ -67,13 +72,49 @@ class Engine:
             backend.load_weights(iter(weights), version)
 
         self.version += 1
+        self.sent = weights
         self.run(work, weights, self.version)
 
     def changed_weights(self, replica):
-        return None
+        def work(backend, manifest):
+            return backend.changed_weights(manifest)
+
+        entries = (
+            TensorEntry(
+                name, dtype_name(value.dtype), tuple(value.shape), digest(value)
+            )
+            for name, value in self.sent
+        )
+        return self.run(work, Manifest(tuple(entries)))
 
     def refuse(self, reason):
         self.refusal = reason
+
+
+def digest(tensor):
+    return digest_of(tensor.contiguous().view(-1).view(torch.uint8))
+
+
+@contextmanager
+def loading_otherwise(engine, old=(), swapped=None):
+    """The engine loads old values of some tensors, and others at wrong places."""
+
+    def patch(backend, old, swapped):
+        def load_weights(tensors, version):
+            renamed = ((swapped.get(name, name), value) for name, value in tensors)
+            mixed = ((name, old.get(name, value)) for name, value in renamed)
+            return type(backend).load_weights(backend, mixed, version)
+
+        backend.load_weights = load_weights
+
+    def restore(backend):
+        del backend.load_weights
+
+    engine.run(patch, dict(old), {**(swapped or {})})
+    try:
+        yield
+    finally:
+        engine.run(restore)
 
 
 @pytest.fixture
@@ -95,10 +136,55 @@ def test_updates_pass_the_probe(both):
 
 
 def test_weights_that_were_not_loaded(both):
-    _, engine, probe = both
-    with pytest.raises(WeightSyncError, match=r"replica 0 does not.*version 2.*read"):
-        probe.check(2)
+    trainer, engine, probe = both
+    with loading_otherwise(engine, old=engine.sent):
+        engine.load(trainer.weights())
+        with pytest.raises(
+            WeightSyncError,
+            match=r"replica 0 does not compute.*of version 2.*other values of "
+            r"model\.embed_tokens\.weight, (\S+, ){4}\.\.\.",
+        ):
+            probe.check(2)
     assert "replica 0" in engine.refusal
+    engine.load(trainer.weights())
+    probe.check(3)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "model.embed_tokens.weight",
+        "model.layers.1.self_attn.v_proj.weight",
+        "model.layers.0.self_attn.q_proj.bias",
+        "model.layers.1.mlp.gate_proj.weight",
+        "model.layers.0.mlp.down_proj.weight",
+        "model.norm.weight",
+    ],
+)
+def test_a_tensor_that_the_engine_drops_is_named(both, name):
+    trainer, engine, probe = both
+    old = [(each, value) for each, value in engine.sent if each == name]
+    with loading_otherwise(engine, old=old):
+        engine.load(trainer.weights())
+        assert engine.changed_weights(0) == [name]
+        with pytest.raises(WeightSyncError, match=f"other values of {re.escape(name)}"):
+            probe.check(2)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        [f"model.layers.{layer}.self_attn.o_proj.weight" for layer in (0, 1)],
+        [f"model.layers.1.mlp.{part}_proj.weight" for part in ("gate", "up")],
+    ],
+)
+def test_tensors_that_the_engine_swaps_are_named(both, names):
+    trainer, engine, probe = both
+    with loading_otherwise(engine, swapped=dict(zip(names, names[::-1], strict=True))):
+        engine.load(trainer.weights())
+        with pytest.raises(WeightSyncError) as caught:
+            probe.check(2)
+    assert f"it holds other values of {', '.join(names)}." in str(caught.value)
 
 
 def test_a_prefix_cache_that_was_not_reset(both):
@@ -113,7 +199,7 @@ def test_a_prefix_cache_that_was_not_reset(both):
     engine.run(keep_cache)
     try:
         engine.load(trainer.weights())
-        with pytest.raises(WeightSyncError, match=r"replica 0 does not compute"):
+        with pytest.raises(WeightSyncError, match=r"replica 0 does not.* a cache, a"):
             probe.check(2)
     finally:
         engine.run(restore)
@@ -144,7 +230,7 @@ def test_a_tied_head_that_was_not_packed_again(both):
     engine.run(keep_head)
     try:
         engine.load(trainer.weights())
-        with pytest.raises(WeightSyncError, match=r"replica 0 does not compute"):
+        with pytest.raises(WeightSyncError, match=r"replica 0 does not.* a cache, a"):
             probe.check(2)
     finally:
         engine.run(restore)

@@ -16,6 +16,7 @@ from rl_models.policy.generation_worker import GenerationWorker
 from rl_models.policy.worker import TrainingWorker
 from rl_models.testing import TokenCrossEntropy, build_tiny_model
 from rl_models.weights.config import WeightSyncConfig
+from rl_models.weights.loading import loaded_tensors
 from rl_models.weights.probe import probe_rows
 from rl_models.weights.request import Pending
 from rl_models.weights.sync import WeightSynchronizer
@@ -120,7 +121,7 @@ def sync(trainer, generation):
 
 
 def held(backend):
-    return dict(backend.loaded_weights())
+    return dict(loaded_tensors(backend.model))
 
 
 O_PROJ = "model.layers.{}.self_attn.o_proj.weight"

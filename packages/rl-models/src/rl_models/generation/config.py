@@ -55,7 +55,7 @@ class GenerationConfig(Config):
     call_deadline_s: float = Field(3600.0, gt=0)
     """A call of a replica that has not ended by then is taken for hung: the replica is
     replaced, and its rows go to others."""
-    heartbeat_limit_s: float = Field(10.0, gt=0)
+    heartbeat_limit_s: float = Field(6.0, gt=0)
     """A replica that gives no sign of life for so long is taken for hung."""
     max_restarts: int = Field(3, ge=0)
     """How often lost replicas are started again, all together; those lost later stay

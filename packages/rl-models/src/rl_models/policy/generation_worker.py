@@ -16,11 +16,7 @@ from rl_models.generation.replica_rank import ReplicaRank
 from rl_models.policy.generation_rows import rows_digest
 from rl_models.registry import get_generation_backend
 from rl_models.types import GenerationDatumSpec, GenerationOutputSpec, SamplingParams
-from rl_models.weights.receiving import (
-    WeightReceiver,
-    changed_tensors,
-    failure_text,
-)
+from rl_models.weights.receiving import WeightReceiver, failure_text
 from rl_models.weights.request import LoadReport, WeightRequest
 
 __all__ = ["GenerationWorker"]
@@ -142,10 +138,11 @@ class GenerationWorker:
         Returns:
             Their names; None if the backend cannot tell what it holds.
         """
-        loaded = getattr(self._backend, "loaded_weights", None)
-        if loaded is None or self._receiver.manifest is None:
+        changed = getattr(self._backend, "changed_weights", None)
+        if changed is None or self._receiver.manifest is None:
             return None
-        return changed_tensors(self._receiver.manifest, loaded())
+        names: list[str] | None = changed(self._receiver.manifest)
+        return names
 
     def release_memory(self) -> None:
         """Let the backend free what only generation needs, if it can."""

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 
 from rl_distributed.batched_data_dict import BatchedDataDict
+from rl_distributed.transfer import Manifest
 from rl_models.errors import GenerationError
 from rl_models.generation.config import GenerationConfig
 from rl_models.generation.huggingface.decoders import Decoder, make_decoder
@@ -31,6 +32,7 @@ from rl_models.types import (
     SamplingParams,
 )
 from rl_models.weights.loading import load_tensors, loaded_tensors
+from rl_models.weights.receiving import changed_tensors
 
 __all__ = ["HuggingFaceGenerationBackend"]
 
@@ -220,9 +222,9 @@ class HuggingFaceGenerationBackend:
         self.weight_version = version
         return version
 
-    def loaded_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """What the model holds, by the names that weights come in."""
-        return loaded_tensors(self.model)
+    def changed_weights(self, manifest: Manifest) -> list[str]:
+        """Tensors of a manifest that the model holds otherwise, by name."""
+        return changed_tensors(manifest, loaded_tensors(self.model))
 
     def release_memory(self) -> None:
         """Free the cache's memory; the next call takes it again."""

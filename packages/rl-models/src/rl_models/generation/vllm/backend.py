@@ -11,6 +11,7 @@ import torch
 
 from rl_distributed.batched_data_dict import BatchedDataDict
 from rl_distributed.errors import ConfigError
+from rl_distributed.transfer import Manifest
 from rl_models.environments import has_gpu
 from rl_models.errors import GenerationError
 from rl_models.generation.config import GenerationConfig
@@ -251,6 +252,18 @@ class VllmGenerationBackend:
         self.weight_version = version
         self._has_weights = True
         return version
+
+    def changed_weights(self, manifest: Manifest) -> list[str] | None:
+        """Tensors that the engine holds otherwise than they were sent, by name.
+
+        Args:
+            manifest: What was sent.
+
+        Returns:
+            Their names; None: quantized weights, or others that the engine keeps in a
+            form of its own, cannot be compared.
+        """
+        return self.engine.changed([entry.to_json() for entry in manifest.entries])
 
     def release_memory(self) -> None:
         """Free the GPU's memory, with `enable_sleep_mode`; a CPU keeps its own."""

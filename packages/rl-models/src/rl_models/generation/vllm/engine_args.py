@@ -148,8 +148,10 @@ def engine_variables(config: GenerationConfig, *, on_gpu: bool) -> dict[str, str
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
         "VLLM_LOGGING_LEVEL": engine.log_level,
-        # One process: it starts in a third of the time and the weights need no pipe.
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "1" if engine.async_engine else "0",
+        # As few processes as there can be, for a fast start: the model of `LLM` is in
+        # the worker's own, that of `AsyncLLM` in the process of its engine, which stays
+        # apart from the event loop; else a CPU's has one more below it.
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     }
     if engine.tensor_parallel_size > 1:
         # As its own all-reduce kernels, see `_parallel_args`.

@@ -49,6 +49,17 @@ class Engine(Protocol):
         """Replace all weights, forget what was computed with the old ones."""
         ...
 
+    def changed(self, entries: Sequence[list[Any]]) -> list[str] | None:
+        """Tensors held otherwise than these entries of a manifest say, by name.
+
+        None: it cannot be told.
+        """
+        ...
+
+    def processes(self) -> list[int]:
+        """Numbers of the processes that the engine has of its own."""
+        ...
+
     def sleep(self) -> None:
         """Free the memory of the GPU."""
         ...
@@ -104,6 +115,14 @@ class SyncEngine:
         if not self._llm.reset_prefix_cache():
             raise WeightSyncError("vLLM did not reset its prefix cache")
         self._llm.llm_engine.set_weight_version(str(version))
+
+    def changed(self, entries: Sequence[list[Any]]) -> list[str] | None:
+        """Tensors held otherwise than these entries of a manifest say, by name."""
+        return _joined(self._llm.collective_rpc("rl_changed_weights", args=(entries,)))
+
+    def processes(self) -> list[int]:
+        """Numbers of the processes that the engine has of its own."""
+        return []
 
     def sleep(self) -> None:
         """Free the memory of the GPU."""
@@ -204,6 +223,15 @@ class AsyncEngine:
                 await self._llm.pause_generation(mode="abort", clear_cache=True)
             await self._llm.resume_generation()
 
+    def changed(self, entries: Sequence[list[Any]]) -> list[str] | None:
+        """Tensors held otherwise than these entries of a manifest say, by name."""
+        call = self._llm.collective_rpc("rl_changed_weights", args=(entries,))
+        return _joined(self._run(call))
+
+    def processes(self) -> list[int]:
+        """Numbers of the processes that the engine has of its own."""
+        return _process_ids(self._llm)
+
     def sleep(self) -> None:
         """Nothing: rows may be in the engine at any time."""
 
@@ -229,3 +257,18 @@ def _check(problems: Sequence[str]) -> None:
     found = [problem for problem in problems if problem]
     if found:
         raise WeightSyncError(found[0])
+
+
+def _joined(answers: Sequence[list[str] | None]) -> list[str] | None:
+    """What any of the processes found; None if one of them cannot tell."""
+    names: dict[str, None] = {}
+    for answer in answers:
+        if answer is None:
+            return None
+        names.update(dict.fromkeys(answer))
+    return list(names)
+
+
+def _process_ids(engine: Any) -> list[int]:
+    manager = engine.engine_core.resources.engine_manager
+    return [process.pid for process in manager.processes]

@@ -13,7 +13,10 @@ from typing import Any
 import torch
 from vllm.platforms import current_platform
 
+from rl_distributed.transfer.manifest import Manifest, TensorEntry
 from rl_models.errors import WeightSyncError
+from rl_models.generation.vllm.held_weights import held_tensors
+from rl_models.weights.receiving import changed_tensors
 
 __all__ = ["WeightExtension", "load_into", "missing_weights"]
 
@@ -60,6 +63,30 @@ class WeightExtension:
         except WeightSyncError as error:
             return str(error)
         return ""
+
+    def rl_changed_weights(self, entries: Sequence[list[Any]]) -> list[str] | None:
+        """Tensors that the model holds otherwise than they were sent, by name.
+
+        Args:
+            entries: `TensorEntry.to_json()` of each that was sent.
+
+        Returns:
+            Their names; None: weights in a form of their own cannot be compared.
+        """
+        model = self.model_runner.get_model()
+        if not _is_plain(model):
+            return None
+        manifest = Manifest(tuple(map(TensorEntry.from_json, entries)))
+        dtypes = {entry.name: entry.torch_dtype for entry in manifest.entries}
+        found: list[str] = []
+
+        def held() -> Iterator[tuple[str, torch.Tensor]]:
+            for name, tensor in held_tensors(model, dtypes):
+                found.append(name)
+                yield name, tensor.to(dtypes[name])
+
+        changed = changed_tensors(manifest, held())
+        return changed if len(found) == len(dtypes) else None
 
     def _reload(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
         self.reload_weights(weights_iterator=tensors)

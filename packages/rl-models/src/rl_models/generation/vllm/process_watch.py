@@ -1,0 +1,86 @@
+"""Notices that a process of vLLM's engine has ended or stands still."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+__all__ = ["ProcessWatch"]
+
+_LOOK_S = 1.0
+# A process that somebody stops for a moment is let go on.
+_STOPPED_S = 4.0
+
+
+class ProcessWatch:
+    """Watches processes from a thread, until one fails or the watch is closed.
+
+    Args:
+        processes: Their numbers; they are on this machine.
+        on_loss: Called with what is wrong, in the thread or by `check`. A process that
+            stood still has been killed by then.
+
+    Raises:
+        ProcessLookupError: One of them is gone already.
+    """
+
+    def __init__(
+        self, processes: Sequence[int], on_loss: Callable[[str], None]
+    ) -> None:
+        self._on_loss = on_loss
+        self._handles = {os.pidfd_open(number): number for number in processes}
+        self._wake_out, self._wake_in = os.pipe()
+        self._thread = threading.Thread(
+            target=self._run, name="engine-watch", daemon=True
+        )
+        self._thread.start()
+
+    def check(self) -> None:
+        """Look now: what failed because a process is gone may come here first."""
+        self._look(0.0)
+
+    def close(self) -> None:
+        """End the thread; the processes may end from now on."""
+        os.write(self._wake_in, b".")
+        self._thread.join()
+        for handle in (*self._handles, self._wake_in, self._wake_out):
+            os.close(handle)
+
+    def _run(self) -> None:
+        stopped_s = 0.0
+        while self._look(_LOOK_S):
+            stopped = [n for n in self._handles.values() if _is_stopped(n)]
+            stopped_s = stopped_s + _LOOK_S if stopped else 0.0
+            if stopped_s >= _STOPPED_S:
+                with suppress(ProcessLookupError):
+                    os.kill(stopped[0], signal.SIGKILL)
+                self._on_loss(
+                    f"process {stopped[0]} of vLLM's engine stood still (SIGSTOP) for "
+                    f"{stopped_s:.0f} s"
+                )
+                return
+
+    def _look(self, timeout_s: float) -> bool:
+        """Wait for an end; whether all goes on."""
+        watched = [self._wake_out, *self._handles]
+        ready, _, _ = select.select(watched, [], [], timeout_s)
+        if self._wake_out in ready:
+            return False
+        if ready:
+            number = self._handles[ready[0]]
+            self._on_loss(f"process {number} of vLLM's engine has ended")
+        return not ready
+
+
+def _is_stopped(number: int) -> bool:
+    try:
+        status = Path(f"/proc/{number}/stat").read_text()
+    except OSError:
+        return False
+    # The name before it may hold anything.
+    return status.rpartition(")")[2].split()[0] == "T"
