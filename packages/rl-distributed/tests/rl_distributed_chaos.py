@@ -288,6 +288,8 @@ def run(seconds: float, seed: int) -> dict[str, object]:
         ):
             while time.monotonic() - began < seconds:
                 driver.round(cluster, names[driver.counts["rounds"] % len(names)])
+    if not (driver.counts["results"] and tormentor.counts["kill"]):
+        raise ChaosError("nothing was proven: no call has returned, or none was killed")
     return {
         "seed": seed,
         "seconds": round(time.monotonic() - began, 1),

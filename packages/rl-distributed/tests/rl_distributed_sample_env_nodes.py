@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 
 import ray
-from ray.cluster_utils import Cluster
 from rl_distributed_sample_environments import Scaler, overlay
+from rl_distributed_simulated import simulated_nodes
 
 from rl_distributed import RayVirtualCluster, RayWorkerBuilder, RayWorkerGroup
 from rl_distributed.actor_environments import EnvironmentStore
@@ -21,8 +21,10 @@ from rl_distributed.actor_environments import EnvironmentStore
 def main(wheels: str, folder: str) -> None:
     os.environ.pop("RL_ENV_ROOT", None)
     os.environ["XDG_CACHE_HOME"] = f"{folder}/first"
-    nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
-    nodes.add_node(num_cpus=1, env_vars={"XDG_CACHE_HOME": f"{folder}/second"})
+    nodes, _ = simulated_nodes(
+        {"num_cpus": 1},
+        {"num_cpus": 1, "env_vars": {"XDG_CACHE_HOME": f"{folder}/second"}},
+    )
     try:
         nodes.connect()
         environment = overlay(wheels, "2.0", preflight_deadline_s=120)

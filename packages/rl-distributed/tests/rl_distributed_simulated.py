@@ -6,6 +6,8 @@ from typing import Any
 
 from ray.cluster_utils import Cluster
 
+from rl_distributed.ray_processes import only_needed_processes
+
 
 def simulated_nodes(*nodes: dict, attempts: int = 3) -> tuple[Any, list[Any]]:
     """A cluster of several nodes on this machine, each with the given arguments.
@@ -15,7 +17,8 @@ def simulated_nodes(*nodes: dict, attempts: int = 3) -> tuple[Any, list[Any]]:
     for attempt in range(attempts):
         cluster = Cluster()
         try:
-            return cluster, [cluster.add_node(**arguments) for arguments in nodes]
+            with only_needed_processes(log_monitor=False):
+                return cluster, [cluster.add_node(**arguments) for arguments in nodes]
         except Exception:
             cluster.shutdown()
             if attempt == attempts - 1:

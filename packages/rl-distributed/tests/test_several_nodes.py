@@ -98,6 +98,14 @@ def test_colocated_groups_take_turns(found):
     assert found["colocated"] == [[2] * 8, True]
 
 
+def test_failures_of_a_worker_on_another_node_are_noticed(found):
+    assert found["far_failures"] == [
+        ["WorkerHungError", True, True],
+        ["WorkerDiedError", True, True],
+    ]
+    assert found["far_group_answers"]
+
+
 def test_ports_on_nodes_that_share_a_machine_differ(found):
     assert len(found["ports"]) == 15
     assert len(set(found["ports"])) == 15

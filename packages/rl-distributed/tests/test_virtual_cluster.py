@@ -6,6 +6,7 @@ import re
 import psutil
 import pytest
 import ray
+from ray._private.node import Node
 
 from rl_distributed import ray_start
 from rl_distributed.errors import (
@@ -15,6 +16,7 @@ from rl_distributed.errors import (
     ResourceInsufficientError,
     UserError,
 )
+from rl_distributed.ray_processes import only_needed_processes
 from rl_distributed.virtual_cluster import ClusterConfig, RayVirtualCluster, init_ray
 
 
@@ -67,6 +69,27 @@ def test_ray_listens_on_loopback_only(ray_cluster):
     }
     assert addresses
     assert all(ip.removeprefix("::ffff:").startswith("127.") for ip in addresses)
+
+
+def test_a_local_cluster_has_only_the_processes_that_it_needs(ray_cluster):
+    commands = [
+        " ".join(process.cmdline())
+        for process in psutil.Process().children(recursive=True)
+    ]
+    assert any("gcs_server" in command for command in commands)
+    for script in ("monitor.py", "log_monitor.py", "dashboard.py"):
+        assert not [command for command in commands if f"/{script}" in command]
+
+
+@pytest.mark.parametrize("log_monitor", [False, True])
+def test_ray_starts_all_processes_outside_the_block(log_monitor):
+    names = ("start_monitor", "start_api_server", "start_log_monitor")
+    before = [vars(Node)[name] for name in names]
+    with only_needed_processes(log_monitor=log_monitor):
+        inside = [vars(Node)[name] for name in names]
+    assert [vars(Node)[name] for name in names] == before
+    same = [a is b for a, b in zip(inside, before, strict=True)]
+    assert same == [False, False, log_monitor]
 
 
 def test_second_start_is_without_effect(ray_cluster):

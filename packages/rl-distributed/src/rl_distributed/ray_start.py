@@ -40,6 +40,7 @@ from rl_distributed.ray_attach import (
     find_local_cluster,
 )
 from rl_distributed.ray_output import route_ray_output
+from rl_distributed.ray_processes import only_needed_processes
 from rl_distributed.security import (
     TlsFiles,
     check_certificates,
@@ -261,7 +262,11 @@ def _start_local(
     while True:
         before = set(_ray_children())
         try:
-            with deferred_signals(), _on_loopback():
+            with (
+                deferred_signals(),
+                _on_loopback(),
+                only_needed_processes(log_monitor=common["log_to_driver"]),
+            ):
                 ray.init(
                     **common,
                     address="local",

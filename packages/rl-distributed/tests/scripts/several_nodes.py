@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -12,6 +13,7 @@ os.environ["RAY_AUTH_MODE"] = "token"
 os.environ["RAY_AUTH_TOKEN"] = "0123456789abcdef0123456789abcdef"
 sys.path.append(str(Path(__file__).parents[1]))
 
+import psutil
 import ray
 from rl_distributed_simulated import simulated_nodes
 
@@ -21,9 +23,10 @@ from rl_distributed import (
     RayWorkerBuilder,
     RayWorkerGroup,
     ResourceManager,
+    RestartWorker,
     init_ray,
 )
-from rl_distributed.errors import DistributedError
+from rl_distributed.errors import DistributedError, WorkerError
 from rl_distributed.resources import GroupRequest, ResourceConfig
 
 # The node of the driver is in another domain than the two that lie together.
@@ -126,6 +129,35 @@ def colocated_in_turn(found):
         found["colocated"] = [answers, manager.is_colocated("one", "other")]
 
 
+def far_worker(found):
+    """A worker on another node is stopped, then killed; its process is out of reach."""
+    own = ray.get_runtime_context().get_node_id()
+    found["far_failures"] = []
+    with (
+        RayVirtualCluster([1, 1, 1], use_gpus=False) as cluster,
+        RayWorkerGroup(
+            cluster,
+            RayWorkerBuilder("rl_distributed_sample_workers.Counter"),
+            name_prefix="far",
+            failure_policy=RestartWorker(heartbeat_limit_s=4),
+        ) as group,
+    ):
+        far = max(s.rank for s in group.seats if s.slot.node_id != own)
+        for number in (signal.SIGSTOP, signal.SIGKILL):
+            pid = group.worker_pids[far]
+            call = group.run_single_worker_single_data("wait", far)
+            os.kill(pid, number)
+            try:
+                group.get_all_worker_results([call], deadline_s=60)
+            except WorkerError as error:
+                is_him = error.failure.pid == pid and error.failure.rank == far
+                gone = not psutil.pid_exists(pid)
+                found["far_failures"].append([type(error).__name__, is_him, gone])
+        call = group.run_all_workers_single_data("pid")
+        answers = group.get_all_worker_results(call, deadline_s=60)
+        found["far_group_answers"] = answers == group.worker_pids
+
+
 def ports(found):
     with RayVirtualCluster([1, 1, 1], use_gpus=False) as cluster:
         pairs = [
@@ -159,6 +191,7 @@ def main() -> None:
             model_parallel,
             collective_over_nodes,
             colocated_in_turn,
+            far_worker,
             ports,
         ):
             began = time.monotonic()

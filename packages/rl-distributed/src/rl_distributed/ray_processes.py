@@ -1,0 +1,51 @@
+"""Which processes Ray starts beside those that a cluster of one machine needs.
+
+Ray starts an autoscaler, the server of its dashboard and a reader of the workers'
+output with every cluster, and waits for some of them, also where they have nothing to
+do: one machine cannot grow, and the other two can be switched off by arguments that
+only silence them. Together they are a third of what a start costs, and most of an end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from ray._private.node import Node
+
+__all__ = ["only_needed_processes"]
+
+
+@contextmanager
+def only_needed_processes(*, log_monitor: bool) -> Iterator[None]:
+    """Have a cluster that is started inside the block do without these processes.
+
+    A version of Ray that starts them in another way starts them all.
+
+    Args:
+        log_monitor: whether the output of workers is to reach this process.
+    """
+    instead: dict[str, Callable[..., None]] = {
+        "start_monitor": _start_nothing,
+        "start_api_server": _start_no_server,
+    }
+    if not log_monitor:
+        instead["start_log_monitor"] = _start_nothing
+    before = {name: vars(Node)[name] for name in instead if name in vars(Node)}
+    for name in before:
+        setattr(Node, name, instead[name])
+    try:
+        yield
+    finally:
+        for name, method in before.items():
+            setattr(Node, name, method)
+
+
+def _start_nothing(node: Node, *args: Any, **kwargs: Any) -> None:
+    del node, args, kwargs
+
+
+def _start_no_server(node: Node, *args: Any, **kwargs: Any) -> None:
+    del args, kwargs
+    node._webui_url = ""
