@@ -15,7 +15,7 @@ from rl_distributed.batched_data_dict import BatchedDataDict
 from rl_distributed.errors import ConfigError, WorkerDiedError
 from rl_distributed.virtual_cluster import RayVirtualCluster
 from rl_models import PolicyConfig, VllmGeneration
-from rl_models.errors import GenerationError
+from rl_models.errors import GenerationError, WeightSyncError
 from rl_models.generation.config import GenerationConfig
 from rl_models.generation.replica_rank import ReplicaRank
 from rl_models.generation.vllm import VllmConfig
@@ -28,9 +28,10 @@ from rl_models.policy.replica_workers import (
     ReplicaWorkers,
     replica_layout,
 )
+from rl_models.policy.weight_updates import WeightUpdates
 from rl_models.policy.worker import TrainingWorker
 from rl_models.testing import build_tiny_model, reference_logprobs
-from rl_models.weights.request import Pending
+from rl_models.weights.request import LoadReport, Pending, WeightRequest
 from rl_models.weights.sync import WeightSynchronizer
 
 CONFIG = GenerationConfig(
@@ -138,12 +139,13 @@ def test_each_rank_has_an_engine_of_its_own():
     assert arguments["tensor_parallel_size"] == 2
     assert arguments["distributed_executor_backend"].endswith(".RankExecutor")
     assert "disable_custom_all_reduce" not in arguments
-    assert engine_args(CONFIG, model_name="m", place=PLACE, on_gpu=True)[
-        "disable_custom_all_reduce"
-    ]
+    gpu = engine_args(CONFIG, model_name="m", place=PLACE, on_gpu=True)
+    assert gpu["disable_custom_all_reduce"]
+    assert gpu["compilation_config"]["pass_config"] == {"fuse_allreduce_rms": False}
     variables = engine_variables(CONFIG, on_gpu=True)
     assert variables["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
-    assert variables["VLLM_ALLREDUCE_USE_SYMM_MEM"] == "0"
+    for name in ("SYMM_MEM", "FLASHINFER"):
+        assert variables[f"VLLM_ALLREDUCE_USE_{name}"] == "0"
     with pytest.raises(ConfigError, match="must be 1 in a process by itself: got 2"):
         engine_args(CONFIG, model_name="m", on_gpu=True)
 
@@ -212,3 +214,38 @@ def test_a_worker_that_fails_alone_ends_the_call_of_its_replica(
     assert workers.finished([call], 60) == [call]
     with pytest.raises(ray.exceptions.RayTaskError, match="no memory"):
         workers.results(call, 60)
+
+
+class Confirmations(WeightUpdates):
+    """Two replicas of two workers, whose answers to an update are given."""
+
+    def __init__(self, reports):
+        self.reports = reports
+        self.group = self.replicas = self
+        self.workers = ReplicaWorkers(self, 2)
+        self.live = [0, 1]
+        self.have = []
+
+    def run_single_worker_single_data(self, method, rank, **arguments):
+        return ray.put(self.reports[rank])
+
+    def updated(self, replicas):
+        self.have = replicas
+
+
+@pytest.mark.slow
+def test_every_worker_confirms_what_it_loaded(ray_cluster):
+    right = [LoadReport(rank // 2, 4, "aa") for rank in range(4)]
+    request = WeightRequest(4)
+    policy = Confirmations(right)
+    policy.start_weight_update([], request).wait(60)
+    assert policy.have == [0, 1]
+    for wrong, words in (
+        (LoadReport(1, 4, "bb"), "replica 1 confirmed version 4 with manifest bb"),
+        (LoadReport(1, 3, "aa"), "replica 1 confirmed version 3"),
+        (LoadReport(1, None, problem="rank 1 got half"), "rank 1 got half"),
+    ):
+        policy = Confirmations([*right[:3], wrong])
+        with pytest.raises(WeightSyncError, match=words):
+            policy.start_weight_update([], request).wait(60)
+        assert policy.have == []

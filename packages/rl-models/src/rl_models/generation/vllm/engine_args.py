@@ -136,8 +136,11 @@ def _parallel_args(
         "distributed_executor_backend": _EXECUTOR,
     }
     if on_gpu:
-        # Its kernels look for the GPUs of the others, which a worker does not see.
+        # NCCL adds up in one order for all. Other ways look for the GPUs of the other
+        # ranks, which a worker does not see, or promise no order, by which ranks that
+        # sample for themselves would go apart.
         arguments["disable_custom_all_reduce"] = True
+        arguments["compilation_config"] = {"pass_config": {"fuse_allreduce_rms": False}}
     return arguments
 
 
@@ -154,8 +157,9 @@ def engine_variables(config: GenerationConfig, *, on_gpu: bool) -> dict[str, str
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     }
     if engine.tensor_parallel_size > 1:
-        # As its own all-reduce kernels, see `_parallel_args`.
+        # See `_parallel_args`.
         variables["VLLM_ALLREDUCE_USE_SYMM_MEM"] = "0"
+        variables["VLLM_ALLREDUCE_USE_FLASHINFER"] = "0"
     if on_gpu:
         return variables
     # Replicas share the processors, and Ray knows nothing of bound cores.
