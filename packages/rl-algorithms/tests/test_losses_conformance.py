@@ -10,7 +10,7 @@ import torch
 
 from rl_algorithms.losses import ClippedPGLossFn
 from rl_algorithms.ppo.rows import add_nll_weights
-from rl_algorithms.testing import check_loss, token_batch
+from rl_algorithms.testing import ConformanceError, check_loss, token_batch
 from rl_distributed.batched_data_dict import BatchedDataDict
 
 _spec = importlib.util.spec_from_file_location(
@@ -96,3 +96,24 @@ def test_the_likelihood_of_successes_is_its_papers():
         optional=["prev_logprobs"],
         num_examples=6,
     )
+
+
+class WeighsInTheMicroBatch(ClippedPGLossFn):
+    """Takes the share of successes from the micro-batch that it is given."""
+
+    def __call__(self, data, global_valid_seqs, global_valid_toks, **inputs):
+        rows = BatchedDataDict(data)
+        add_nll_weights(rows, 0.0, len(data["rewards"]))
+        return super().__call__(rows, global_valid_seqs, global_valid_toks, **inputs)
+
+
+def test_successes_of_the_micro_batch_alone_are_caught():
+    settings = {"reference_policy_kl_penalty": 0.0, "positive_nll_coef": 0.3}
+    with pytest.raises(ConformanceError) as caught:
+        check_loss(
+            WeighsInTheMicroBatch(settings),
+            batch_with_successes,
+            _module.reference(settings),
+            checks=["micro_batches"],
+        )
+    assert caught.value.check == "micro_batches"
