@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import threading
+import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 from transformers.utils import logging as transformers_logging
@@ -96,6 +101,37 @@ def nll_loss() -> Any:
 
 
 @pytest.fixture(scope="session")
+def signal_in_generation() -> Callable[..., AbstractContextManager[None]]:
+    """Signals a replica's process, or another one, once the replica generates."""
+
+    @contextmanager
+    def signalling(
+        policy: Any, rank: int, number: int, process: int | None = None
+    ) -> Iterator[None]:
+        missed: list[str] = []
+
+        def run() -> None:
+            end = time.monotonic() + 60
+            pause = threading.Event()
+            while policy.group.health()[rank].method != "generate":
+                if time.monotonic() > end:
+                    missed.append(f"replica {rank} did not generate")
+                    return
+                pause.wait(0.02)
+            os.kill(process or policy.group.worker_pids[rank], number)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        try:
+            yield
+        finally:
+            thread.join()
+        assert not missed
+
+    return signalling
+
+
+@pytest.fixture(scope="session")
 def vllm_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny Qwen2 with room for prompts longer than a block of vLLM's cache."""
     folder = tmp_path_factory.mktemp("models") / "long"
@@ -103,58 +139,54 @@ def vllm_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def vllm_engine(ray_cluster: None, vllm_folder: Path) -> Iterator[Callable[..., Any]]:
-    """The only synchronous vLLM engine: runs functions of the backend in its process.
+def vllm_policy(ray_cluster: None, vllm_folder: Path) -> Iterator[Any]:
+    """Two replicas with vLLM, the only ones of the session: an engine starts slowly.
 
-    A function must be local to its test, so that it reaches the process by value.
+    Their weights and settings are those that the test before has left.
     """
     from rl_distributed.virtual_cluster import RayVirtualCluster  # noqa: PLC0415
-    from rl_distributed.workers import (  # noqa: PLC0415
-        RayWorkerBuilder,
-        RayWorkerGroup,
-    )
-    from rl_models.environments import VLLM  # noqa: PLC0415
+    from rl_models import PolicyConfig, VllmGeneration  # noqa: PLC0415
     from rl_models.generation.config import GenerationConfig  # noqa: PLC0415
-    from rl_models.generation.vllm import engine_variables  # noqa: PLC0415
 
     config = GenerationConfig(
         backend="vllm",
         max_new_tokens=24,
+        max_restarts=20,
         vllm={"kv_cache_gib": 0.125, "max_num_seqs": 64},  # type: ignore[arg-type]
     )
+    with RayVirtualCluster([2], use_gpus=False) as cluster:
+        policy = VllmGeneration(
+            cluster, PolicyConfig(model_name=str(vllm_folder), generation=config)
+        )
+        yield policy
+        assert policy.shutdown()
 
-    class Host:
-        def __init__(self, settings: dict[str, Any], folder: str) -> None:
-            from rl_models.generation.vllm import (  # noqa: PLC0415
-                VllmGenerationBackend,
-            )
 
-            self.backend = VllmGenerationBackend()
-            self.backend.setup(settings, model_name=folder)
+@pytest.fixture(scope="session")
+def in_replica(vllm_policy: Any) -> Callable[..., Any]:
+    """Runs functions of the worker in the process of a replica.
 
-        def run(self, work: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-            return work(self.backend, *arguments)
+    A function must be local to its test, so that it reaches the process by value.
+    """
 
-    with (
-        RayVirtualCluster(
-            [1], use_gpus=False, max_colocated_worker_groups=2
-        ) as cluster,
-        RayWorkerGroup(
-            cluster,
-            RayWorkerBuilder(Host, config.to_dict(), str(vllm_folder)).with_options(
-                environment=VLLM
-            ),
-            name_prefix="engine",
-            env_vars=engine_variables(config, on_gpu=False),
-            start_deadline_s=300,
-        ) as group,
-    ):
+    def run(replica: int, work: Callable[..., Any], *arguments: Any) -> Any:
+        def call(host: Any, arguments: tuple[Any, ...]) -> Any:
+            return work(host._worker, *arguments)
 
-        def run(work: Callable[..., Any], *arguments: Any) -> Any:
-            reference = group.run_single_worker_single_data(
-                "run", 0, work=work, arguments=arguments
-            )
-            (result,) = group.get_all_worker_results([reference], deadline_s=200)
-            return result
+        handle = vllm_policy.group.workers[replica]
+        return ray.get(handle.__ray_call__.remote(call, arguments), timeout=200)
 
-        yield run
+    return run
+
+
+@pytest.fixture(scope="session")
+def vllm_engine(in_replica: Callable[..., Any]) -> Callable[..., Any]:
+    """Runs functions of the backend in the process of replica 0; see `in_replica`."""
+
+    def run(work: Callable[..., Any], *arguments: Any) -> Any:
+        def call(worker: Any, *arguments: Any) -> Any:
+            return work(worker._backend, *arguments)
+
+        return in_replica(0, call, *arguments)
+
+    return run
