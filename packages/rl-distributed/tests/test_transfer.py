@@ -4,6 +4,7 @@ import json
 import multiprocessing
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -36,6 +37,7 @@ from rl_distributed.transfer import (
     receive_tensors,
     send_tensors,
 )
+from rl_distributed.transfer.manifest import ROW_BYTES, Digest
 from rl_distributed.transfer.messages import tensor_messages
 from rl_distributed.virtual_cluster import RayVirtualCluster
 from rl_distributed.workers import RayWorkerBuilder, RayWorkerGroup
@@ -318,6 +320,16 @@ def test_the_digest_finds_any_changed_byte(size: int, data: st.DataObject) -> No
     assert digest_of(original[:-1]) != digest
 
 
+def test_the_digest_can_be_made_of_pieces() -> None:
+    original = torch.randint(0, 256, (40 * ROW_BYTES + 77,), dtype=torch.uint8)
+    digest = Digest()
+    for piece in torch.split(original, 3 * ROW_BYTES):
+        digest.update(piece)
+    assert digest.hexdigest() == digest_of(original)
+    with pytest.raises(ValueError, match="only the last piece"):
+        digest.update(original)
+
+
 def test_the_digest_finds_parts_that_changed_places() -> None:
     table = torch.arange(200 * 1024).view(200, 1024)
     digest = digest_of(table.view(-1).view(torch.uint8))
@@ -333,7 +345,7 @@ def test_the_digest_finds_parts_that_changed_places() -> None:
 # ------------------------------------------------------------------------ shared memory
 
 
-def test_a_block_is_freed_once_it_is_taken() -> None:
+def test_a_message_is_removed_once_it_is_taken() -> None:
     with SharedMemoryLink.create(max_blocks=1) as link:
         sender, receiver = link.sender(), link.receiver()
         messages = Path(link.folder)
@@ -347,6 +359,71 @@ def test_a_block_is_freed_once_it_is_taken() -> None:
             assert not list(messages.glob("message-*"))
 
 
+def blocks_in(link: SharedMemoryLink) -> set[str]:
+    return {path.name for path in Path(link.folder).glob("block-*")}
+
+
+@pytest.mark.parametrize("is_private", [True, False])
+def test_memory_is_used_again_when_no_tensor_of_it_is_left(is_private: bool) -> None:
+    with SharedMemoryLink.create(max_blocks=1, is_private=is_private) as link:
+        sender, receiver = link.sender(), link.receiver()
+        kept: list[torch.Tensor] = []
+
+        def send(value: float, size: int = 2000) -> torch.Tensor:
+            tensors = {"a": torch.full((size,), value)}
+            # The end of a transfer waits until its block is taken.
+            thread = threading.Thread(
+                target=send_tensors, args=(sender, tensors), daemon=True
+            )
+            thread.start()
+            (tensor,) = receive_tensors(receiver, deadline_s=30).read().values()
+            thread.join(30)
+            return tensor
+
+        for value in range(6):
+            assert send(value).eq(value).all()
+        assert len(blocks_in(link)) <= 2
+        for value in range(6):
+            kept.append(send(value))
+        assert all(tensor.eq(value).all() for value, tensor in enumerate(kept))
+        many = blocks_in(link)
+        assert len(many) >= 6
+        part = kept[0][5:9]
+        kept.clear()
+        send(6.0)
+        for value in range(6):
+            send(value, 3000)  # there is too little room for it in the others
+        assert part.eq(0).all()
+        assert len(blocks_in(link)) <= 6
+        receiver = link.receiver()
+        for value in range(20):
+            send(value)
+        assert part.eq(0).all()
+
+
+def test_memory_that_runs_out_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    allocate, room = os.posix_fallocate, 10_000
+
+    def posix_fallocate(file: int, begin: int, size: int) -> None:
+        folder = Path(os.readlink(f"/proc/self/fd/{file}")).parent
+        used = sum(path.stat().st_size for path in folder.glob("block-*"))
+        if used + size > room:
+            raise OSError(28, "No space left on device")
+        allocate(file, begin, size)
+
+    monkeypatch.setattr(os, "posix_fallocate", posix_fallocate)
+    with SharedMemoryLink.create() as link:
+        sender = link.sender()
+        for size in (6_000, 7_000):  # the first is given up for the second
+            assert sender.buffer(size).numel() == size
+        assert len(blocks_in(link)) == 1
+        with pytest.raises(ResourceInsufficientError, match="room for a block of 11"):
+            sender.buffer(11_000)
+        assert not blocks_in(link)
+    assert SharedMemoryLink.room() > 0
+    assert SharedMemoryLink.room(Path("/nowhere")) == 0
+
+
 def test_a_write_in_place_is_seen_by_nobody_else() -> None:
     with SharedMemoryLink.create(2) as link:
         ends = [link.receiver(index) for index in range(2)]
@@ -354,6 +431,19 @@ def test_a_write_in_place_is_seen_by_nobody_else() -> None:
         first, second = [receive_tensors(end).read()["a"] for end in ends]
     first.zero_()
     assert second.sum() == 5000
+
+
+def test_memory_that_is_mapped_once_is_that_of_all() -> None:
+    def make(count: int) -> SharedMemoryLink:
+        return SharedMemoryLink.create(count, is_private=False)
+
+    check_transfer(make)
+    with make(2) as link:
+        ends = [link.receiver(index) for index in range(2)]
+        send_tensors(link.sender(), {"a": torch.ones(5000)})
+        first, second = [receive_tensors(end).read()["a"] for end in ends]
+    first.zero_()
+    assert second.sum() == 0
 
 
 def test_the_death_of_a_receiver_names_the_tensor() -> None:
@@ -514,12 +604,13 @@ def test_floating_tensors_are_cast_on_the_way() -> None:
         "a": torch.tensor([1.0, 1.0 + 2**-20]),
         "b": torch.arange(3),
         "c": torch.full((2, 2), 0.1, dtype=torch.float64),
+        "of many pieces": torch.randn(700_001),
     }
     with SharedMemoryLink.create() as link:
         receiver = link.receiver()
         send_tensors(link.sender(), tensors, dtype=torch.bfloat16)
         received = receive_tensors(receiver).read()
-    for name in ("a", "c"):
+    for name in ("a", "c", "of many pieces"):
         assert torch.equal(received[name], tensors[name].bfloat16())
         assert received[name].dtype == torch.bfloat16
     assert torch.equal(received["b"], tensors["b"])

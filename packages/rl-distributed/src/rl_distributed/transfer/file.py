@@ -70,7 +70,7 @@ class FileLink:
         """The sending end; a folder takes one sender at a time."""
         folder = Path(self.folder)
         folder.mkdir(parents=True, exist_ok=True)
-        return FileSender(folder)
+        return FileSender(folder, is_durable=self.keep_files)
 
     def receiver(self, index: int = 0, *, deadline_s: float = 60.0) -> FileReceiver:
         """A receiving end; files serve any number of them."""
@@ -101,8 +101,9 @@ class FileLink:
 class FileSender:
     """Writes each block as a file in the format of safetensors."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, is_durable: bool = True) -> None:
         self._folder = folder
+        self._is_durable = is_durable
         self._announced = folder / "sender.json"
         announce(self._announced)
         self._number = len(list(folder.glob("message-*")))
@@ -117,12 +118,13 @@ class FileSender:
     def send(
         self, header: Header, block: torch.Tensor | None, *, deadline_s: float
     ) -> None:
-        """Write the message, wait until the disk has it, then give it its name."""
+        """Write the message, to the disk if it is to stay, then give it its name."""
         path = self._folder / f"message-{self._number:08d}"
         try:
             if block is None:
                 text = header.to_json()
-                replace_file(path.with_suffix(".json"), text, durable=True)
+                durable = self._is_durable
+                replace_file(path.with_suffix(".json"), text, durable=durable)
             else:
                 self._write(path.with_suffix(".safetensors"), header, block)
         except OSError as error:
@@ -152,8 +154,9 @@ class FileSender:
             file.write(len(text).to_bytes(_LENGTH_BYTES, "little") + text)
             for entry in entries:
                 file.write(data[entry.start : entry.start + entry.num_bytes])
-            file.flush()
-            os.fsync(file.fileno())
+            if self._is_durable:
+                file.flush()
+                os.fsync(file.fileno())
         part.replace(path)
 
 
@@ -198,8 +201,8 @@ def _read(path: Path) -> tuple[Header, torch.Tensor] | None:
         return Header.from_json(text), torch.empty(0, dtype=torch.uint8)
     if not block.exists():
         return None
-    whole = map_file(block)
     try:
+        whole = torch.frombuffer(map_file(block), dtype=torch.uint8)
         length = int.from_bytes(whole[:_LENGTH_BYTES].numpy().tobytes(), "little")
         begin = _LENGTH_BYTES + length
         table = json.loads(whole[_LENGTH_BYTES:begin].numpy().tobytes())

@@ -4,7 +4,7 @@
 <folder>/sender.json        who sends: host, process, whether it has closed
          receiver-<i>.json  who receives
          message-<n>.*      message n; renamed to this name once it is whole
-         taken-<i>          the number of messages that receiver i has taken
+         taken-<i>          `Taken` of receiver i
 ```
 A receiver waits for the file of its next message and looks now and then whether the
 sender still lives, which can only be known on the same machine.
@@ -18,28 +18,55 @@ import os
 import socket
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import psutil
-import torch
 
 from rl_distributed.errors import DeadlineExceededError, TransferError
 
 __all__ = [
+    "Taken",
     "announce",
     "map_file",
     "own_process",
     "process_is_gone",
     "reason_for_silence",
     "replace_file",
+    "taken_in",
     "wait_for",
 ]
 
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.0005, 0.02
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.0002, 0.02
+# What has been waited for so long may come this much later.
+_PAUSE_SHARE = 0.1
 _WATCH_EVERY_S = 0.25
 
 FoundT = TypeVar("FoundT")
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What a receiver has taken."""
+
+    next: int = 0
+    """The message that it takes next."""
+    held: tuple[int, ...] = ()
+    """Earlier ones of which it still has tensors, where it says so."""
+
+    def to_text(self) -> str:
+        """All numbers as text."""
+        return " ".join(map(str, (self.next, *self.held)))
+
+
+def taken_in(path: Path) -> Taken:
+    """What a file says; without one, nothing is taken yet."""
+    try:
+        following, *held = map(int, path.read_text(encoding="utf-8").split())
+    except FileNotFoundError:
+        return Taken()
+    return Taken(following, tuple(held))
 
 
 def own_process() -> dict[str, Any]:
@@ -83,17 +110,17 @@ def announce(path: Path, *, closed: bool = False) -> None:
     replace_file(path, json.dumps({**own_process(), "closed": closed}))
 
 
-def map_file(path: Path) -> torch.Tensor:
-    """A file as `[N]` uint8 in memory of its own: writes are seen by nobody else.
+def map_file(path: Path, *, is_private: bool = True) -> mmap.mmap:
+    """The memory of a file, which stays valid after the file is removed.
 
-    The memory is read from the file's pages, and a page is copied when it is first
-    written to. It stays valid after the file is removed.
+    Args:
+        path: The file; not an empty one.
+        is_private: Writes are seen by nobody else: memory is that of the file until a
+            page is first written to, and is copied then. False: it is that of the file.
     """
-    with path.open("rb") as file:
-        if os.fstat(file.fileno()).st_size == 0:
-            return torch.empty(0, dtype=torch.uint8)
-        memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-    return torch.frombuffer(memory, dtype=torch.uint8)
+    access = mmap.ACCESS_COPY if is_private else mmap.ACCESS_WRITE
+    with path.open("rb" if is_private else "r+b") as file:
+        return mmap.mmap(file.fileno(), 0, access=access)
 
 
 def wait_for(
@@ -115,7 +142,7 @@ def wait_for(
         DeadlineExceededError: Nothing came in time.
     """
     began_s = time.monotonic()
-    watched_s, pause_s = began_s, _FIRST_PAUSE_S
+    watched_s = began_s
     while True:
         found = attempt()
         if found is not None:
@@ -131,8 +158,8 @@ def wait_for(
                 raise TransferError(f"{reason} while waiting for {what}")
         if now_s - began_s > deadline_s:
             raise DeadlineExceededError(f"{what} did not come within {deadline_s:g} s")
-        time.sleep(pause_s)
-        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+        pause_s = max(_PAUSE_SHARE * (now_s - began_s), _FIRST_PAUSE_S)
+        time.sleep(min(pause_s, _LONGEST_PAUSE_S))
 
 
 def reason_for_silence(path: Path, who: str) -> str | None:

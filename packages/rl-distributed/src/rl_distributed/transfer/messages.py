@@ -13,13 +13,21 @@ import torch
 
 from rl_distributed.errors import TransferError
 from rl_distributed.tensor_buffers import carried
-from rl_distributed.transfer.manifest import TensorEntry, digest_of, dtype_name
+from rl_distributed.transfer.manifest import (
+    ROW_BYTES,
+    Digest,
+    TensorEntry,
+    digest_of,
+    dtype_name,
+)
 from rl_distributed.transfer.protocol import Header
 
 __all__ = ["tensor_buckets", "tensor_messages"]
 
 # Every tensor begins where any dtype may, and on a cache line of its own.
 _ALIGNMENT = 64
+# So much is copied, and read again for its digest while a cache of the CPU has it.
+_PIECE_BYTES = 62 * ROW_BYTES
 
 Pairs = Iterable[tuple[str, torch.Tensor]]
 
@@ -124,9 +132,24 @@ def _pack(
         place = block[start : start + num_bytes]
         values = carried(tensor) if sent_as == tensor.dtype else tensor.detach()
         as_sent = values.dtype if sent_as == tensor.dtype else sent_as
-        place.view(as_sent).view(values.shape).copy_(values)
-        digest = digest_of(place)
+        digest = _copy(values, place.view(as_sent))
         shape = tuple(tensor.shape)
         entries.append(TensorEntry(name, dtype_name(sent_as), shape, digest, start))
         start += _aligned(num_bytes)
     return tuple(entries)
+
+
+def _copy(values: torch.Tensor, place: torch.Tensor) -> str:
+    """Copy values to a flat place; gives the digest of its bytes."""
+    is_near = values.device.type == place.device.type == "cpu"
+    if not is_near or not values.is_contiguous():
+        place.view(values.shape).copy_(values)
+        return digest_of(place.view(torch.uint8))
+    digest = Digest()
+    size = _PIECE_BYTES // place.element_size()
+    flat = values.view(-1)
+    pairs = zip(torch.split(flat, size), torch.split(place, size), strict=True)
+    for source, part in pairs:
+        part.copy_(source)
+        digest.update(part.view(torch.uint8))
+    return digest.hexdigest()

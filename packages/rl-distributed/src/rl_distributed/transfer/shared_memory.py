@@ -2,11 +2,16 @@
 
 The sender packs straight into a file under `/dev/shm`, and receivers map it: the bytes
 are written once, whatever the number of receivers.
+
+```
+<folder>/block-<k>    memory for blocks, written again when no receiver needs it
+         message-<n>  header of message n, and the file of its block
+```
 """
 
 from __future__ import annotations
 
-import mmap
+import json
 import os
 import secrets
 import shutil
@@ -16,36 +21,43 @@ from typing import Self
 
 import torch
 
-from rl_distributed.errors import ResourceInsufficientError, TransferError
+from rl_distributed.errors import TransferError
 from rl_distributed.transfer.folder import (
+    Taken,
     announce,
-    map_file,
     own_process,
     process_is_gone,
     reason_for_silence,
     replace_file,
+    taken_in,
     wait_for,
 )
 from rl_distributed.transfer.protocol import Header
+from rl_distributed.transfer.segments import MappedBlocks, Segment, Segments
 
 __all__ = ["SharedMemoryLink", "SharedMemoryReceiver", "SharedMemorySender"]
 
 _SHARED_MEMORY = Path("/dev/shm")
 _PREFIX = "rl-transfer"
-_LENGTH_BYTES = 8
+# Beside those on the way: one that is filled, and two whose last tensors are in use.
+_MORE_SEGMENTS = 3
 
 
 @dataclass(frozen=True)
 class SharedMemoryLink:
     """A link whose ends are on one machine; `create` makes it.
 
-    At most `max_blocks` blocks exist that a receiver has not taken. A block's memory is
-    freed when all receivers have taken it and no tensor of it is left.
+    At most `max_blocks` blocks exist that a receiver has not taken. The memory of a
+    block is used again when all receivers have taken it and no tensor of it is left; it
+    is freed when the link is closed.
     """
 
     folder: str
     num_receivers: int = 1
     max_blocks: int = 2
+    is_private: bool = True
+    """Whether nobody else sees what a receiver writes to its tensors in place. Where it
+    may be seen, memory is mapped once and not for each block."""
 
     @classmethod
     def create(
@@ -53,6 +65,7 @@ class SharedMemoryLink:
         num_receivers: int = 1,
         *,
         max_blocks: int = 2,
+        is_private: bool = True,
         parent: Path = _SHARED_MEMORY,
     ) -> Self:
         """Make the link's folder, readable by this user alone.
@@ -75,7 +88,14 @@ class SharedMemoryLink:
         )
         folder = parent / name
         folder.mkdir(mode=0o700)
-        return cls(str(folder), num_receivers, max_blocks)
+        return cls(str(folder), num_receivers, max_blocks, is_private)
+
+    @staticmethod
+    def room(parent: Path = _SHARED_MEMORY) -> int:
+        """Bytes of shared memory that are free; 0 where this user cannot have any."""
+        if not os.access(parent, os.W_OK | os.X_OK):
+            return 0
+        return shutil.disk_usage(parent).free
 
     def sender(self, *, deadline_s: float = 60.0) -> SharedMemorySender:
         """The sending end; on the machine of the folder."""
@@ -107,46 +127,46 @@ class SharedMemoryLink:
 
 
 class SharedMemorySender:
-    """Writes each message as a file: block, header, length of the header."""
+    """Fills a segment with each block, and writes a message that names it."""
 
     def __init__(self, link: SharedMemoryLink) -> None:
         self._link = link
         self._folder = Path(link.folder)
         self._announced = self._folder / "sender.json"
         announce(self._announced)
-        self._sent = self._kept = _lowest_taken(link)
-        self._part = self._folder / ".block.part"
-        self._memory: mmap.mmap | None = None
+        self._sent = self._kept = min(each.next for each in _all_taken(link))
+        self._segments = Segments(
+            self._folder,
+            _lowest_unused(self._folder),
+            link.max_blocks + _MORE_SEGMENTS,
+        )
+        self._segment: Segment | None = None
 
     def buffer(self, num_bytes: int) -> torch.Tensor:
-        """Memory of a new file, which becomes the message."""
+        """Memory that all receivers are done with, which becomes the message."""
         if num_bytes == 0:
-            self._memory = None
+            self._segment = None
             return torch.empty(0, dtype=torch.uint8)
-        with self._part.open("w+b") as file:
-            try:
-                # Without it, running out of memory would kill the process.
-                os.posix_fallocate(file.fileno(), 0, num_bytes)
-            except OSError as error:
-                raise ResourceInsufficientError(
-                    f"{self._folder.parent} has no room for a block of {num_bytes} "
-                    f"bytes ({error.strerror}); send smaller buckets, allow fewer "
-                    "blocks, or give the machine more shared memory"
-                ) from error
-            self._memory = mmap.mmap(file.fileno(), num_bytes)
-        return torch.frombuffer(self._memory, dtype=torch.uint8)
+        taken = _all_taken(self._link)
+
+        def is_done(message: int) -> bool:
+            return all(message < t.next and message not in t.held for t in taken)
+
+        self._segment = self._segments.take(num_bytes, is_done)
+        return self._segment.memory[:num_bytes]
 
     def send(
         self, header: Header, block: torch.Tensor | None, *, deadline_s: float
     ) -> None:
         """Wait for room, then publish the message."""
         self._wait_for_receivers(self._link.max_blocks - 1, deadline_s)
-        text = header.to_json().encode()
-        mode = "ab" if block is not None and block.numel() else "wb"
-        with self._part.open(mode) as file:
-            file.write(text + len(text).to_bytes(_LENGTH_BYTES, "little"))
-        self._memory = None
-        self._part.replace(_message(self._folder, self._sent))
+        segment, self._segment = self._segment, None
+        place = ["", 0]
+        if segment is not None and block is not None:
+            segment.message = self._sent
+            place = [segment.path.name, block.numel()]
+        text = json.dumps([*place, header.to_json()])
+        replace_file(_message(self._folder, self._sent), text)
         self._sent += 1
 
     def close(self) -> None:
@@ -162,7 +182,7 @@ class SharedMemorySender:
         """Wait until at most `most` messages are not taken; remove the others."""
 
         def few_left() -> int | None:
-            lowest = _lowest_taken(self._link)
+            lowest = min(each.next for each in _all_taken(self._link))
             return lowest if self._sent - lowest <= most else None
 
         def watch() -> str | None:
@@ -181,17 +201,19 @@ class SharedMemorySender:
 
 
 class SharedMemoryReceiver:
-    """Maps each message."""
+    """Maps the block of each message."""
 
     def __init__(self, link: SharedMemoryLink, index: int) -> None:
         self._folder = Path(link.folder)
         self._announced = self._folder / f"receiver-{index}.json"
         announce(self._announced)
-        self._taken = self._folder / f"taken-{index}"
-        self._next = _number_in(self._taken)
+        self._path = self._folder / f"taken-{index}"
+        before = taken_in(self._path)
+        self._next = before.next
+        self._blocks = MappedBlocks(self._folder, before.held, link.is_private)
 
     def receive(self, *, deadline_s: float) -> tuple[Header, torch.Tensor]:
-        """The next message; its block is memory of this process alone."""
+        """The next message; whose memory its block is, the link says."""
         message = self.take(deadline_s=deadline_s)
         self.acknowledge()
         return message
@@ -200,21 +222,22 @@ class SharedMemoryReceiver:
         """The next message, which the sender keeps until `acknowledge`."""
         path = _message(self._folder, self._next)
         sender = self._folder / "sender.json"
-        whole = wait_for(
-            lambda: map_file(path) if path.exists() else None,
+        text = wait_for(
+            lambda: path.read_text(encoding="utf-8") if path.exists() else None,
             lambda: reason_for_silence(sender, "the sender"),
             f"message {self._next} in {self._folder}",
             deadline_s,
         )
-        body = whole.numel() - _LENGTH_BYTES
-        length = int.from_bytes(whole[body:].numpy().tobytes(), "little")
-        text = whole[body - length : body].numpy().tobytes()
-        return Header.from_json(text), whole[: body - length]
+        name, num_bytes, header = json.loads(text)
+        block = torch.empty(0, dtype=torch.uint8)
+        if name:
+            block = self._blocks.open(self._next, name, num_bytes)
+        return Header.from_json(header), block
 
     def acknowledge(self) -> None:
         """Tell the sender that the message is taken."""
         self._next += 1
-        replace_file(self._taken, str(self._next))
+        replace_file(self._path, Taken(self._next, self._blocks.held()).to_text())
 
     def close(self) -> None:
         """Say that nothing more will be taken."""
@@ -226,17 +249,16 @@ def _message(folder: Path, number: int) -> Path:
     return folder / f"message-{number:08d}"
 
 
-def _number_in(path: Path) -> int:
-    try:
-        return int(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return 0
-
-
-def _lowest_taken(link: SharedMemoryLink) -> int:
-    """How many messages all receivers have taken."""
+def _all_taken(link: SharedMemoryLink) -> list[Taken]:
+    """What each receiver has taken."""
     folder = Path(link.folder)
-    return min(_number_in(folder / f"taken-{i}") for i in range(link.num_receivers))
+    return [taken_in(folder / f"taken-{i}") for i in range(link.num_receivers)]
+
+
+def _lowest_unused(folder: Path) -> int:
+    """A number above those of all segments of earlier senders."""
+    numbers = [int(path.name.split("-")[1]) for path in folder.glob("block-*")]
+    return max(numbers, default=-1) + 1
 
 
 def _check_folder(folder: str) -> None:
