@@ -77,9 +77,6 @@ class RayProcess:
         """Bring it up; gives the URL of its server."""
         generation = self._config.generation()
         variables = engine_variables(generation, on_gpu=self._on_gpu)
-        # The engine is a process of its own in any case; this keeps vLLM from giving
-        # it a further one for the model, which takes longer to start.
-        variables["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
         variables[_KEY_VARIABLE] = self._key
         builder = RayWorkerBuilder(_WORKER, generation.to_dict(), *self._arguments)
         builder = builder.with_options(
