@@ -37,7 +37,7 @@ from rl_distributed.transfer import (
     receive_tensors,
     send_tensors,
 )
-from rl_distributed.transfer.manifest import ROW_BYTES, Digest
+from rl_distributed.transfer.manifest import piece_bytes
 from rl_distributed.transfer.messages import tensor_messages
 from rl_distributed.virtual_cluster import RayVirtualCluster
 from rl_distributed.workers import RayWorkerBuilder, RayWorkerGroup
@@ -320,14 +320,25 @@ def test_the_digest_finds_any_changed_byte(size: int, data: st.DataObject) -> No
     assert digest_of(original[:-1]) != digest
 
 
-def test_the_digest_can_be_made_of_pieces() -> None:
-    original = torch.randint(0, 256, (40 * ROW_BYTES + 77,), dtype=torch.uint8)
-    digest = Digest()
-    for piece in torch.split(original, 3 * ROW_BYTES):
-        digest.update(piece)
-    assert digest.hexdigest() == digest_of(original)
-    with pytest.raises(ValueError, match="only the last piece"):
-        digest.update(original)
+@pytest.mark.parametrize("num_bytes", [0, 7, 8192, 40 * 8192 + 77, 1_000_000])
+@pytest.mark.parametrize("begin", [0, 3])
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_the_digest_of_bytes_that_are_written_meanwhile(
+    num_bytes: int, begin: int, num_threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = torch.randint(0, 256, (num_bytes,), dtype=torch.uint8)
+    digest = digest_of(original)
+    place = torch.zeros(begin + num_bytes, dtype=torch.uint8)[begin:]
+    monkeypatch.setattr(torch, "get_num_threads", lambda: num_threads)
+
+    def fill() -> Iterator[None]:
+        for start in range(0, num_bytes, piece_bytes()):
+            part = slice(start, start + piece_bytes())
+            place[part] = original[part]
+            yield
+
+    assert digest_of(place, fill()) == digest
+    assert torch.equal(place, original)
 
 
 def test_the_digest_finds_parts_that_changed_places() -> None:

@@ -4,27 +4,24 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 __all__ = [
-    "ROW_BYTES",
-    "Digest",
     "Manifest",
     "TensorEntry",
     "digest_of",
     "dtype_name",
+    "piece_bytes",
 ]
 
 _COLUMNS = 1024
-ROW_BYTES = 8 * _COLUMNS
-"""Digests are made of pieces of so many bytes."""
-# Both sums of a part are made while it lies in a cache of the CPU. Where torch has
-# several threads, it shares larger parts out to them, which costs more than it takes.
-_ROWS_AT_ONCE = 62
-_ROWS_FOR_ONE_THREAD = 31
+_ROW_BYTES = 8 * _COLUMNS
+# Both sums of a piece are made while it lies in a cache of the CPU.
+_ROWS_AT_ONCE, _ROWS_AMONG_THREADS = 62, 31
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,51 +111,15 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-class Digest:
-    """Makes the digest of bytes that come in pieces; `digest_of` says what it is."""
-
-    def __init__(self) -> None:
-        self._num_bytes = 0
-        self._rows: list[torch.Tensor] = []
-        self._columns: torch.Tensor | None = None
-        self._rest = b""
-
-    def update(self, data: torch.Tensor) -> None:
-        """Add `[N]` uint8 without gaps; the last piece alone may end within a row."""
-        if self._num_bytes % ROW_BYTES:
-            raise ValueError(
-                f"only the last piece may be no multiple of {ROW_BYTES} bytes: "
-                f"{self._num_bytes} came before one of {data.numel()}"
-            )
-        self._num_bytes += data.numel()
-        whole = data.numel() // ROW_BYTES * ROW_BYTES
-        if whole:
-            self._add(data[:whole])
-        if whole < data.numel():
-            self._rest = data[whole:].cpu().numpy().tobytes()
-
-    def hexdigest(self) -> str:
-        """The digest of all pieces."""
-        digest = hashlib.blake2b(self._num_bytes.to_bytes(8, "little"), digest_size=8)
-        if self._columns is not None:
-            digest.update(torch.cat(self._rows).cpu().numpy().data)
-            digest.update(self._columns.cpu().numpy().data)
-        digest.update(self._rest)
-        return digest.hexdigest()
-
-    def _add(self, words: torch.Tensor) -> None:
-        if words.storage_offset() % 8:
-            words = words.clone()
-        table = words.view(torch.int64).view(-1, _COLUMNS)
-        parts = torch.split(table, _rows_at_once(table))
-        if self._columns is None:
-            self._columns = table.new_zeros(_COLUMNS)
-        for part in parts:
-            self._columns += part.sum(0)
-            self._rows.append(part.sum(1))
+def piece_bytes() -> int:
+    """How many bytes of a CPU's memory `digest_of` reads at once."""
+    # Where torch has several threads, it shares larger pieces out to them, which costs
+    # more than it takes.
+    rows = _ROWS_AT_ONCE if torch.get_num_threads() == 1 else _ROWS_AMONG_THREADS
+    return rows * _ROW_BYTES
 
 
-def digest_of(data: torch.Tensor) -> str:
+def digest_of(data: torch.Tensor, fill: Iterator[object] | None = None) -> str:
     """A digest of bytes that is made about as fast as memory is read.
 
     The bytes are laid out as a table of 64-bit words with 1024 columns; BLAKE2b of the
@@ -169,16 +130,45 @@ def digest_of(data: torch.Tensor) -> str:
 
     Args:
         data: `[N]` uint8, without gaps.
+        fill: Each step of it writes the next `piece_bytes()` of `data`, in a CPU's
+            memory. They are read right after it, while a cache has them.
 
     Returns:
         16 hexadecimal digits.
     """
-    digest = Digest()
-    digest.update(data)
+    steps = iter(()) if fill is None else fill
+    if data.storage_offset() % 8:
+        _take_all(steps)
+        data = data.clone()
+    whole = data.numel() // _ROW_BYTES * _ROW_BYTES
+    digest = hashlib.blake2b(data.numel().to_bytes(8, "little"), digest_size=8)
+    if whole:
+        table = data[:whole].view(torch.int64).view(-1, _COLUMNS)
+        rows, columns = _sums(table, steps)
+        digest.update(rows.cpu().numpy().data)
+        digest.update(columns.cpu().numpy().data)
+    _take_all(steps)
+    digest.update(data[whole:].cpu().numpy().data)
     return digest.hexdigest()
 
 
-def _rows_at_once(table: torch.Tensor) -> int:
-    if table.device.type != "cpu":
-        return len(table)
-    return _ROWS_AT_ONCE if torch.get_num_threads() == 1 else _ROWS_FOR_ONE_THREAD
+def _sums(
+    table: torch.Tensor, steps: Iterator[object]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Sums of the rows and of the columns."""
+    is_near = table.device.type == "cpu"
+    at_once = piece_bytes() // _ROW_BYTES if is_near else len(table)
+    rows, columns = table.new_empty(len(table)), table.new_zeros(_COLUMNS)
+    more = torch.empty_like(columns)
+    parts = zip(torch.split(table, at_once), torch.split(rows, at_once), strict=True)
+    for part, part_rows in parts:
+        next(steps, None)
+        torch.sum(part, 0, out=more)
+        columns += more
+        torch.sum(part, 1, out=part_rows)
+    return rows, columns
+
+
+def _take_all(steps: Iterator[object]) -> None:
+    for _ in steps:
+        pass

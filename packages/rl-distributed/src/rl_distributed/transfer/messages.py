@@ -14,11 +14,10 @@ import torch
 from rl_distributed.errors import TransferError
 from rl_distributed.tensor_buffers import carried
 from rl_distributed.transfer.manifest import (
-    ROW_BYTES,
-    Digest,
     TensorEntry,
     digest_of,
     dtype_name,
+    piece_bytes,
 )
 from rl_distributed.transfer.protocol import Header
 
@@ -26,8 +25,6 @@ __all__ = ["tensor_buckets", "tensor_messages"]
 
 # Every tensor begins where any dtype may, and on a cache line of its own.
 _ALIGNMENT = 64
-# So much is copied, and read again for its digest while a cache of the CPU has it.
-_PIECE_BYTES = 62 * ROW_BYTES
 
 Pairs = Iterable[tuple[str, torch.Tensor]]
 
@@ -141,15 +138,18 @@ def _pack(
 
 def _copy(values: torch.Tensor, place: torch.Tensor) -> str:
     """Copy values to a flat place; gives the digest of its bytes."""
+    data = place.view(torch.uint8)
     is_near = values.device.type == place.device.type == "cpu"
     if not is_near or not values.is_contiguous():
         place.view(values.shape).copy_(values)
-        return digest_of(place.view(torch.uint8))
-    digest = Digest()
-    size = _PIECE_BYTES // place.element_size()
-    flat = values.view(-1)
-    pairs = zip(torch.split(flat, size), torch.split(place, size), strict=True)
+        return digest_of(data)
+    return digest_of(data, _copied(values.view(-1), place))
+
+
+def _copied(values: torch.Tensor, place: torch.Tensor) -> Iterator[None]:
+    """Copy piece by piece."""
+    size = piece_bytes() // place.element_size()
+    pairs = zip(torch.split(values, size), torch.split(place, size), strict=True)
     for source, part in pairs:
         part.copy_(source)
-        digest.update(part.view(torch.uint8))
-    return digest.hexdigest()
+        yield
