@@ -7,12 +7,14 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 from processes import session_processes
+from small_run import long_grpo, write_recipe
 
 COMMAND_DEADLINE_S = 280.0
 
@@ -36,15 +38,15 @@ def command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "rl_cli", *arguments]
 
 
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Start `rl ...` in a session of its own, in a folder of its own."""
+@contextmanager
+def starter(folder: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Start `rl ...` in sessions of their own, of which nothing is left in the end."""
     started: list[subprocess.Popen[str]] = []
 
     def run(*arguments: str, **options: Any) -> subprocess.Popen[str]:
         process = subprocess.Popen(
             command(*arguments),
-            cwd=options.pop("cwd", tmp_path),
+            cwd=options.pop("cwd", folder),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -56,13 +58,28 @@ def start(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
         started.append(process)
         return process
 
-    yield run
-    for process in started:
-        for other in session_processes(process):
-            other.send_signal(signal.SIGKILL)
-        if process.poll() is None:
-            process.kill()
-        process.communicate()
+    try:
+        yield run
+    finally:
+        for process in started:
+            for other in session_processes(process):
+                other.send_signal(signal.SIGKILL)
+            if process.poll() is None:
+                process.kill()
+            process.communicate()
+
+
+def to_end(process: subprocess.Popen[str], deadline_s: float) -> Finished:
+    """Wait for the end of a command."""
+    out, err = process.communicate(timeout=deadline_s)
+    return Finished(process.returncode, out, err)
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Start `rl ...` in a session of its own, in a folder of its own."""
+    with starter(tmp_path) as run:
+        yield run
 
 
 @pytest.fixture
@@ -70,8 +87,18 @@ def rl(start: Callable[..., subprocess.Popen[str]]) -> Callable[..., Finished]:
     """Run `rl ...` to its end."""
 
     def run(*arguments: str, deadline_s: float = COMMAND_DEADLINE_S) -> Finished:
-        process = start(*arguments)
-        out, err = process.communicate(timeout=deadline_s)
-        return Finished(process.returncode, out, err)
+        return to_end(start(*arguments), deadline_s)
 
     return run
+
+
+@pytest.fixture(scope="session")
+def whole_run(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    """An undisturbed run of `long_grpo`, made once: `json` says what it ended with."""
+    folder = tmp_path_factory.mktemp("whole")
+    path = write_recipe(folder, long_grpo())
+    with starter(folder) as run:
+        process = run("train", path, "--json", f"output_dir={folder}/out")
+        done = to_end(process, COMMAND_DEADLINE_S)
+    assert done.code == 0, done.err
+    return done

@@ -61,6 +61,14 @@ def recipe(**stages: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def long_grpo(**changes: Any) -> dict[str, Any]:
+    """A run whose GRPO stage is long enough to be killed in."""
+    data = recipe()
+    data["stages"]["grpo"]["grpo"] |= {"max_num_steps": 6, **changes}
+    data["stages"]["grpo"]["checkpointing"] = {"save_period": 2, "keep_latest_k": 9}
+    return data
+
+
 def write_recipe(folder: Path, data: dict[str, Any]) -> str:
     """Write a recipe and return its path."""
     path = folder / "small.yaml"

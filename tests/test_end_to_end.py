@@ -10,40 +10,22 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from small_run import recipe, write_recipe
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rl_models.generation.config import GenerationConfig
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("run")
-
-
-@pytest.fixture
-def finished(rl: Callable[..., Any], folder: Path) -> dict[str, Any]:
-    """The result of one run, made once for the module."""
-    path = folder / "finished.json"
-    if not path.exists():
-        recipe_path = write_recipe(folder, recipe())
-        done = rl("train", recipe_path, "--json", f"output_dir={folder}/out")
-        assert done.code == 0, done.err
-        path.write_text(json.dumps({"result": done.json, "err": done.err}))
-    return json.loads(path.read_text())
-
-
 @pytest.mark.slow
-def test_run_ends_with_one_json_object_and_a_report(finished: dict[str, Any]) -> None:
-    result = finished["result"]
+def test_run_ends_with_one_json_object_and_a_report(whole_run: Any) -> None:
+    result = whole_run.json
     assert set(result) == {"run_dir", "checkpoint", "wall_s", "seed", "metrics"}
     assert {"accuracy_start", "accuracy", "steps"} <= set(result["metrics"])
-    assert result["metrics"]["steps"] == 4
+    assert result["metrics"]["steps"] == 6
     run_dir = Path(result["run_dir"])
     for name in ("result.json", "samples.json", "curve.png", "config.yaml", "run.json"):
         assert (run_dir / name).stat().st_size > 0
     for said in ("warmup", "grpo", "reward", "accuracy", "tok/s", "checkpoint"):
-        assert said in finished["err"]
+        assert said in whole_run.err
     lines = (run_dir / "logs" / "run.jsonl").read_text().splitlines()
     assert {json.loads(line)["pid"] for line in lines if line}
     samples = json.loads((run_dir / "samples.json").read_text())["samples"]
@@ -53,9 +35,9 @@ def test_run_ends_with_one_json_object_and_a_report(finished: dict[str, Any]) ->
 
 @pytest.mark.slow
 def test_checkpoint_loads_in_plain_transformers_and_in_rl_generate(
-    finished: dict[str, Any], rl: Callable[..., Any]
+    whole_run: Any, rl: Callable[..., Any]
 ) -> None:
-    checkpoint = finished["result"]["checkpoint"]
+    checkpoint = whole_run.json["checkpoint"]
     model = AutoModelForCausalLM.from_pretrained(checkpoint)
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
     ids = tokenizer("312=", return_tensors="pt")["input_ids"]
@@ -67,8 +49,8 @@ def test_checkpoint_loads_in_plain_transformers_and_in_rl_generate(
 
 
 @pytest.mark.slow
-def test_weights_of_stages_are_handed_on(finished: dict[str, Any]) -> None:
-    run_dir = Path(finished["result"]["run_dir"])
+def test_weights_of_stages_are_handed_on(whole_run: Any) -> None:
+    run_dir = Path(whole_run.json["run_dir"])
     built = load_file(run_dir / "model" / "model.safetensors")
     stages = [
         json.loads((run_dir / "stages" / f"{name}.json").read_text())

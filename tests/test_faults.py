@@ -16,7 +16,7 @@ import pytest
 import torch
 from processes import session_processes
 from safetensors.torch import load_file
-from small_run import recipe, write_recipe
+from small_run import long_grpo, write_recipe
 
 DEADLINE_S = 280.0
 
@@ -34,23 +34,16 @@ def model_weights(run_dir: Path, step: int) -> dict[str, torch.Tensor]:
     return load_file(folder / "policy" / "weights" / "model.safetensors")
 
 
-def long_grpo(**changes: Any) -> dict[str, Any]:
-    """A run whose GRPO stage is long enough to be killed in."""
-    data = recipe()
-    data["stages"]["grpo"]["grpo"] |= {"max_num_steps": 6, **changes}
-    data["stages"]["grpo"]["checkpointing"] = {"save_period": 2, "keep_latest_k": 9}
-    return data
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_killed_and_resumed_equals_never_killed_bitwise(
-    start: Callable[..., subprocess.Popen[str]], rl: Callable[..., Any], tmp_path: Path
+    start: Callable[..., subprocess.Popen[str]],
+    rl: Callable[..., Any],
+    whole_run: Any,
+    tmp_path: Path,
 ) -> None:
     path = write_recipe(tmp_path, long_grpo())
-    whole, broken = tmp_path / "whole", tmp_path / "broken"
-    assert rl("train", path, f"output_dir={whole}").code == 0
-
+    whole, broken = Path(whole_run.json["run_dir"]), tmp_path / "broken"
     process = start("train", path, f"output_dir={broken}")
     first = broken / "stages" / "grpo" / "checkpoints" / "step_2"
     wait_until(lambda: first.exists() or process.poll() is not None, "step 2")
@@ -97,27 +90,26 @@ MOMENTS: dict[str, tuple[Callable[[Path, subprocess.Popen[str]], bool], str]] = 
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("moment", list(MOMENTS))
-def test_ctrl_c_keeps_a_checkpoint_and_leaves_no_process(
-    moment: str, start: Callable[..., subprocess.Popen[str]], tmp_path: Path
-) -> None:
+def train_for_long(
+    moment: str, start: Callable[..., subprocess.Popen[str]], folder: Path
+) -> subprocess.Popen[str]:
+    """Start a run that is still in the stage of its moment when that comes."""
+    folder.mkdir()
     data = long_grpo(max_num_steps=4000)
     steps = 4 if moment == "GRPO" else 4000
     data["stages"]["warmup"]["sft"]["max_num_steps"] = steps
-    path = write_recipe(tmp_path, data)
-    out = tmp_path / "out"
-    process = start("train", path, f"output_dir={out}", env=os.environ)
-    has_come, stage = MOMENTS[moment]
-    wait_until(lambda: process.poll() is not None or has_come(out, process), moment)
-    assert process.poll() is None, process.communicate()[1]
-    process.send_signal(signal.SIGINT)
+    path = write_recipe(folder, data)
+    return start("train", path, f"output_dir={folder / 'out'}", env=os.environ)
+
+
+def check_interrupted(moment: str, process: subprocess.Popen[str], out: Path) -> None:
     _, err = process.communicate(timeout=DEADLINE_S)
-    assert process.returncode == 130, err
-    assert "nterrupted" in err
-    assert "Traceback" not in err
+    assert process.returncode == 130, f"{moment}: {err}"
+    assert "nterrupted" in err, moment
+    assert "Traceback" not in err, moment
+    stage = MOMENTS[moment][1]
     if stage:
-        assert "step_" in err
+        assert "step_" in err, moment
         assert (out / "stages" / stage / "checkpoints").is_dir()
     wait_until(
         lambda: (
@@ -127,5 +119,37 @@ def test_ctrl_c_keeps_a_checkpoint_and_leaves_no_process(
                 if p.status() != psutil.STATUS_ZOMBIE
             ]
         ),
-        "the last process to end",
+        f"the last process to end ({moment})",
     )
+
+
+# Runs of one group go side by side, which saves time; their moments come in this order.
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    "moments", [("start", "imports", "Ray"), ("warm-up", "GRPO")], ids=", ".join
+)
+def test_ctrl_c_keeps_a_checkpoint_and_leaves_no_process(
+    moments: tuple[str, ...],
+    start: Callable[..., subprocess.Popen[str]],
+    tmp_path: Path,
+) -> None:
+    runs = {m: train_for_long(m, start, tmp_path / m) for m in moments}
+    for moment, process in runs.items():
+        has_come, out = MOMENTS[moment][0], tmp_path / moment / "out"
+        wait_until(
+            lambda has_come=has_come, process=process, out=out: (  # type: ignore[misc]
+                process.poll() is not None or has_come(out, process)
+            ),
+            moment,
+        )
+        assert process.poll() is None, f"{moment}: {process.communicate()[1]}"
+        process.send_signal(signal.SIGINT)
+    for moment, process in runs.items():
+        check_interrupted(moment, process, tmp_path / moment / "out")
+
+
+def test_every_moment_has_its_turn(request: pytest.FixtureRequest) -> None:
+    function = request.module.test_ctrl_c_keeps_a_checkpoint_and_leaves_no_process
+    (groups,) = [m.args[1] for m in function.pytestmark if m.name == "parametrize"]
+    assert [moment for group in groups for moment in group] == list(MOMENTS)
