@@ -44,18 +44,22 @@ def filled(pool: rl.WorkerPool, closed: list[str]) -> None:
 def test_what_is_kept_serves_the_same_cluster_only() -> None:
     closed: list[str] = []
     pool = rl.WorkerPool()
-    assert not pool.kept_for(ONE, 1)
+    assert not pool.kept_for(ONE, ("policy",))
     filled(pool, closed)
-    assert pool.kept_for(ClusterConfig(), 1)
+    assert pool.kept_for(ClusterConfig(), ("policy",))
     assert not closed
-    assert not pool.kept_for(TWO, 1)
+    assert not pool.kept_for(TWO, ("policy",))
     assert closed == ["environment", "policy", "cluster"]
     filled(pool, closed)
     # A further group needs another share of each bundle.
-    assert not pool.kept_for(TWO, 2)
+    assert not pool.kept_for(TWO, ("policy", "teacher"))
     assert len(closed) == 6
+    filled(pool, closed)
+    # The place of one model is not free for another.
+    assert not pool.kept_for(TWO, ("policy", "critic"))
+    assert len(closed) == 9
     pool.close()
-    assert len(closed) == 6
+    assert len(closed) == 9
 
 
 def test_an_environment_is_kept_for_its_own_section_only() -> None:

@@ -173,13 +173,14 @@ def start_components(
     starter = Starter(config, closing if pool is None else pool.closing)
     jobs: dict[str, Callable[[], Any]] = {}
     cluster = given.cluster
-    num_groups = 1 + needs.generation + needs.critic + needs.teacher
+    further = ("generation", "critic", "teacher")
+    groups = ("policy", *(name for name in further if getattr(needs, name)))
     kept: dict[str, Any] = {}
     if pool is not None:
-        kept = pool.kept_for(config.cluster, num_groups)
+        kept = pool.kept_for(config.cluster, groups)
         cluster = cluster or kept.get("cluster")
     if cluster is None and _starts_anything(given, needs, environment):
-        cluster = starter.cluster(num_groups, signals)
+        cluster = starter.cluster(len(groups), signals)
     starts: dict[str, Callable[[], Any]] = {
         "policy": lambda: starter.policy(
             cluster, needs.reference_policy, checkpoint, kept.get("policy")

@@ -17,7 +17,7 @@ class WorkerPool:
 
     A process that has imported torch and transformers is worth seconds. The next
     trainer with the same cluster loads its own model and settings into the processes
-    that are there; with another cluster it starts new ones.
+    that are there; with another cluster, or other models, it starts new ones.
 
     ```python
     with WorkerPool() as pool:
@@ -34,7 +34,7 @@ class WorkerPool:
         """Gets the calls that close what is kept."""
         self.parts: dict[str, Any] = {}
         """What is kept, by the names of `Components`; always the same dictionary."""
-        self._key: tuple[Config, int] | None = None
+        self._key: tuple[Config, tuple[str, ...]] | None = None
         self._env: EnvConfig | None = None
 
     def __enter__(self) -> WorkerPool:
@@ -48,12 +48,16 @@ class WorkerPool:
     ) -> None:
         self.close()
 
-    def kept_for(self, cluster: Config, num_groups: int) -> dict[str, Any]:
+    def kept_for(self, cluster: Config, groups: tuple[str, ...]) -> dict[str, Any]:
         """What is kept for such a cluster; what is there for another one is closed.
 
         What the next trainer is to find is put into the result.
+
+        Args:
+            cluster: The section of the configuration.
+            groups: Names of the worker groups that share it.
         """
-        key = (cluster, num_groups)
+        key = (cluster, groups)
         if self._key is not None and self._key != key:
             self.release()
         self._key = key
