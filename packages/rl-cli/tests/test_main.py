@@ -32,7 +32,18 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_unknown_command_is_a_user_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert _run(["trian"], False) == 2
-    assert "trian" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "no command 'trian'" in said
+    assert "did you mean 'train'?" in said
+
+
+def test_a_key_that_is_given_as_an_option_is_shown_as_key(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert _run(["train", "quickstart", "--seed", "7"], False) == 2
+    assert "seed=VALUE" in capsys.readouterr().err
+    assert _run(["doctor", "--seed", "7"], False) == 2
+    assert "seed=VALUE" not in capsys.readouterr().err
 
 
 class _Raising:

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from rl_cli import compose
-from rl_cli.run_config import load_run, recipe_names, run_from_dict
+from rl_cli.run_config import check_run, load_run, recipe_names, run_from_dict
 from rl_distributed import UserError
 
 
@@ -160,3 +160,47 @@ def test_a_critic_begins_with_the_model_that_is_handed_on():
         "policy": {"model_name": "runs/sft/model"},
         "critic": {"model_name": "runs/sft/model"},
     }
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("stages.grpo.policy.generation.backend=vlm", "'vllm'"),
+        ("stages.grpo.policy.backend=dtensr", "'dtensor'"),
+        ("stages.grpo.policy.optimizer.kwargs.lrr=1e-3", "lrr"),
+        ("stages.grpo.policy.optimizer.kwargs.betas=3", "policy.optimizer.kwargs"),
+        ("stages.grpo.policy.optimizer.name=torch.optim.Adamw", "torch.optim.Adamw"),
+        ("stages.grpo.policy.scheduler.name=cosin", "policy.scheduler.name"),
+        ("stages.grpo.env.name=sort", "'sorting'"),
+        ("stages.grpo.data.train.tasks.world=sort", "'sorting'"),
+        ("stages.grpo.data.train.tasks.settings.num_digit=4", "num_digits"),
+    ],
+)
+def test_what_the_last_stage_names_is_checked_before_the_first_begins(
+    override: str, said: str
+) -> None:
+    run = load_run("quickstart", None, [override])
+    with pytest.raises(UserError) as caught:
+        check_run(run)
+    assert said in str(caught.value)
+    assert caught.value.__notes__ == ["in stage grpo"]
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("policy.model_name=/no/such", "/no/such"),
+        ("data.train=nofile.jsonl", "nofile.jsonl"),
+        ("data.validation=[{path: data/a/b/c}]", "data/a/b/c"),
+    ],
+)
+def test_missing_files_are_found_without_a_run(override: str, said: str) -> None:
+    run = load_run("sft", None, ["policy.model_name=org/name", override])
+    with pytest.raises(UserError, match=said) as caught:
+        check_run(run)
+    assert not getattr(caught.value, "__notes__", [])
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_every_recipe_names_what_there_is(name: str) -> None:
+    check_run(load_run(name, None, []))

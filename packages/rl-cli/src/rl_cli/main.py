@@ -6,6 +6,7 @@ Commands are imported when they are called, so that `rl --help` is instant. Exit
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import os
 import sys
@@ -44,6 +45,17 @@ class LazyGroup(click.Group):
         module, attribute = COMMANDS[cmd_name][0].split(":")
         command: click.Command = getattr(importlib.import_module(module), attribute)
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command that is called; of an unknown one, name the nearest."""
+        name = args[0]
+        if name not in COMMANDS and not name.startswith("-"):
+            near = difflib.get_close_matches(name, COMMANDS, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            ctx.fail(f"there is no command {name!r}{hint}")
+        return super().resolve_command(ctx, args)
 
     def format_commands(
         self, ctx: click.Context, formatter: click.HelpFormatter
@@ -95,6 +107,7 @@ def _run(arguments: list[str], debug: bool) -> int:
         return _report_interruption(error)
     except click.ClickException as error:
         error.show()
+        _hint_at_key(error)
         return error.exit_code
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -102,6 +115,17 @@ def _run(arguments: list[str], debug: bool) -> int:
     except Exception as error:
         return _report(error, debug)
     return result if isinstance(result, int) else 0
+
+
+def _hint_at_key(error: click.ClickException) -> None:
+    """Say how a key is set, to whoever tries it as an option."""
+    if not isinstance(error, click.NoSuchOption) or error.possibilities:
+        return
+    command = error.ctx.command if error.ctx is not None else None
+    if command is None or all(p.name != "overrides" for p in command.params):
+        return
+    key = error.option_name.lstrip("-").replace("-", "_")
+    _say(f"Keys of the configuration have no dashes: {key}=VALUE")
 
 
 def _report_interruption(error: BaseException | None) -> int:

@@ -23,9 +23,11 @@ from pydantic import Field
 from rl_algorithms import TrainerConfig, algorithm_names, get_algorithm
 from rl_algorithms.api import algorithm_settings, suggest_algorithm
 from rl_algorithms.presets import find_preset, preset_names
+from rl_algorithms.trainers.components import check_names
 from rl_cli.required import fill_required, how_to_set
 from rl_distributed import Config, ConfigError, load_config, merge_configs
 from rl_distributed.config import apply_overrides, parse_overrides
+from rl_distributed.errors import UserError
 from rl_distributed.suggestion import did_you_mean
 from rl_models import ModelBuildConfig
 
@@ -34,6 +36,7 @@ __all__ = [
     "ReportConfig",
     "Run",
     "Stage",
+    "check_run",
     "load_run",
     "recipe_names",
     "run_from_dict",
@@ -148,6 +151,21 @@ def load_run(
     )
     source = str(config or "the command line")
     return _from_algorithm(name, data, source=source, complete=complete)
+
+
+def check_run(run: Run) -> None:
+    """Check what every stage names, the last one too, before the first one begins.
+
+    Raises:
+        UserError: There is no such backend, environment, optimizer, data file ...
+    """
+    for stage in run.stages:
+        try:
+            check_names(stage.config)
+        except UserError as error:
+            if len(run.stages) > 1:
+                error.add_note(f"in stage {stage.name}")
+            raise
 
 
 def run_from_dict(source: Mapping[str, Any]) -> Run:

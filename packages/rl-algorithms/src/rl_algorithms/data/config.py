@@ -176,6 +176,12 @@ class DataConfig(Config):
     drop_last: bool = True
     """Leave out the last, smaller training batch of an epoch."""
 
+    @property
+    def sources(self) -> list[SourceConfig]:
+        """Every source by itself, those of mixtures too."""
+        given = [part for part in (self.train, self.validation) if part is not None]
+        return [source for part in given for source in part.mixture or [part]]
+
     @field_validator("train", "validation", mode="before")
     @classmethod
     def _path_alone(cls, value: Any) -> Any:

@@ -38,6 +38,7 @@ from rl_envs.registry import create_task_source
 __all__ = [
     "Files",
     "as_row",
+    "check_sources",
     "describe_source",
     "load_configured",
     "load_dataset_any",
@@ -103,6 +104,21 @@ def load_configured(config: SourceConfig) -> tuple[Rows, str]:
     }
     rows = parts[tasks.part](tasks.num_rows)
     return with_columns(rows, config), f"tasks of {tasks.world!r} ({tasks.part})"
+
+
+def check_sources(sources: Iterable[SourceConfig]) -> None:
+    """Find what cannot be loaded, without loading anything.
+
+    Raises:
+        DatasetNotFoundError: A file or folder is not there.
+        RegistryError: A world of tasks is unknown.
+        ConfigError: Its settings do not fit.
+    """
+    for source in sources:
+        if source.path is not None:
+            _check_path(source.path)
+        elif source.tasks is not None:
+            create_task_source(source.tasks.world, source.tasks.settings)
 
 
 def with_columns(rows: Rows, config: SourceConfig) -> Rows:
@@ -221,12 +237,19 @@ def locate(
         return Files([place])
     if place.is_dir():
         return _from_folder(place, split)
-    if place.suffix in ENDINGS or not _HUB_NAME.fullmatch(path):
+    _check_path(path)
+    return _from_hub(path, split, subset, streaming)
+
+
+def _check_path(path: str) -> None:
+    """Refuse what is neither there nor may be the name of a hub dataset."""
+    place = Path(path).expanduser()
+    may_be_on_hub = place.suffix not in ENDINGS and _HUB_NAME.fullmatch(path)
+    if not place.exists() and not may_be_on_hub:
         raise DatasetNotFoundError(
             f"dataset {path!r} does not exist: there is no such file or folder "
             f"(looked in {Path.cwd()}); correct the path"
         )
-    return _from_hub(path, split, subset, streaming)
 
 
 def _read_files(files: Files) -> Rows:

@@ -87,9 +87,10 @@ def validate(name: str, overrides: tuple[str, ...], path: Path | None) -> None:
       rl config validate quickstart seed=3
       rl config validate my-recipe.yaml
     """
-    from rl_cli.run_config import load_run  # noqa: PLC0415
+    from rl_cli.run_config import check_run, load_run  # noqa: PLC0415
 
     run = load_run(name, path, overrides)
+    check_run(run)
     stages = ", ".join(f"{stage.name} ({stage.algorithm})" for stage in run.stages)
     Terminal().raw(f"{run.name} is valid: {stages}")
 

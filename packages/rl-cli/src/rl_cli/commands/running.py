@@ -12,7 +12,7 @@ from rl_cli.compose import RunOutcome, carry_out
 from rl_cli.console import Terminal
 from rl_cli.display import RunDisplay
 from rl_cli.report import curve, samples, summary
-from rl_cli.run_config import Run, load_run
+from rl_cli.run_config import Run, check_run, load_run
 from rl_cli.run_folder import RunFolder
 from rl_distributed import ConfigError, configure_logging
 
@@ -76,6 +76,7 @@ def _run_and_folder(
 ) -> tuple[Run, RunFolder]:
     if resume is None:
         run = load_run(name, config, overrides)
+        check_run(run)
         return run, RunFolder.create(run)
     if overrides or config is not None:
         raise ConfigError(

@@ -7,7 +7,21 @@ from rl_models.checkpoint.model_folder import check_model_folder, folder_context
 from rl_models.config import PolicyConfig
 from rl_models.registry import get_training_backend
 
-__all__ = ["check_policy"]
+__all__ = ["check_policy", "check_training_settings"]
+
+
+def check_training_settings(config: PolicyConfig) -> None:
+    """Checks what needs no model: the training backend, and what it checks itself.
+
+    A backend class may have a static method `check_config(config)`.
+
+    Raises:
+        ConfigError: The backend refuses a setting.
+        RegistryError: The backend is unknown.
+    """
+    check = getattr(get_training_backend(config.backend), "check_config", None)
+    if check is not None:
+        check(config)
 
 
 def check_policy(config: PolicyConfig, num_ranks: int) -> None:
@@ -18,12 +32,12 @@ def check_policy(config: PolicyConfig, num_ranks: int) -> None:
         num_ranks: Workers that share the rows of a batch.
 
     Raises:
-        ConfigError: A batch size or length is impossible.
+        ConfigError: A batch size or length is impossible, or a setting is refused.
         ModelLoadError: The model folder is missing or incomplete.
         RegistryError: The backend is unknown.
     """
     _check_global_batch(config.train_global_batch_size, num_ranks)
-    get_training_backend(config.backend)
+    check_training_settings(config)
     if config.tokenizer.name is not None and config.tokenizer.name.startswith("/"):
         check_model_folder(config.tokenizer.name)
     overridden = config.hf_config_overrides.get("max_position_embeddings")

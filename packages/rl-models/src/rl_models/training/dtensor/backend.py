@@ -74,6 +74,17 @@ class DTensorTrainingBackend:
         self._reference: RankModel | None = None
         self._skipped_in_a_row = 0
 
+    @staticmethod
+    def check_config(config: PolicyConfig) -> None:
+        """Checks the optimizer and the schedule, by making them for one number.
+
+        Raises:
+            ConfigError: A class or an argument of it does not exist or does not fit.
+        """
+        number = {"number": torch.nn.Parameter(torch.zeros(1))}
+        optimizer = build_optimizer(config.optimizer, number, torch.device("cpu"))
+        build_scheduler(config.scheduler, optimizer)
+
     def setup(
         self,
         config: Mapping[str, Any],

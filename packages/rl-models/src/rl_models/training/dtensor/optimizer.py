@@ -49,7 +49,12 @@ def build_optimizer(
     chosen = {"fused", "foreach", "capturable", "differentiable"} & set(kwargs)
     if "fused" in accepted and not chosen and device.type in ("cpu", "cuda"):
         kwargs["fused"] = True
-    optimizer: Optimizer = optimizer_class(list(parameters.values()), **kwargs)
+    try:
+        optimizer: Optimizer = optimizer_class(list(parameters.values()), **kwargs)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"policy.optimizer.kwargs does not fit {config.name}: {error}"
+        ) from error
     return optimizer
 
 
