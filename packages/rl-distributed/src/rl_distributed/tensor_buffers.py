@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,6 +39,10 @@ _NUMPY_HAS = frozenset(
         *(torch.complex64, torch.complex128),
     )
 )
+# Types that hold no tensor, and those whose items are looked at; a subclass may mean
+# something else by its items.
+_PLAIN = frozenset((str, int, float, bool, bytes, type(None)))
+_CONTAINERS = frozenset((dict, list, tuple))
 
 
 class _Leaf:
@@ -114,7 +118,7 @@ def own_memory(value: Any) -> Any:
     """
     if isinstance(value, torch.Tensor):
         return value.clone() if _is_borrowed(value) else value
-    if not isinstance(value, list) or not any(map(_is_borrowed, _leaves(value))):
+    if not isinstance(value, list) or not any(map(_is_borrowed, _tensors(value))):
         return value
     return _rebuilt(value, own_memory)
 
@@ -149,20 +153,21 @@ def _is_borrowed(value: Any) -> bool:
     )
 
 
-def _children(value: Any) -> Iterable[Any] | None:
-    """The items of a plain container; other types may mean something else by them."""
-    if type(value) is dict:
-        return value.values()
-    return value if type(value) in (list, tuple) else None
+def _tensors(value: Any) -> list[torch.Tensor]:
+    """All tensors in nested plain containers, in their order.
 
-
-def _leaves(value: Any) -> Iterator[Any]:
-    """All values in nested containers that are no container themselves."""
-    for item in _children(value) or ():
-        if _children(item) is None:
-            yield item
-        else:
-            yield from _leaves(item)
+    Most lists hold texts and numbers, thousands of them: these are passed by first.
+    """
+    found: list[torch.Tensor] = []
+    for item in value.values() if type(value) is dict else value:
+        kind = type(item)
+        if kind in _PLAIN:
+            continue
+        if kind in _CONTAINERS:
+            found += _tensors(item)
+        elif isinstance(item, torch.Tensor):
+            found.append(item)
+    return found
 
 
 def _rebuilt(value: Any, change: Callable[[Any], Any]) -> Any:
@@ -179,7 +184,7 @@ def _is_leaf(value: Any) -> bool:
 
 
 def _encode_list(column: list[Any]) -> Any:
-    tensors = [item for item in _leaves(column) if _is_leaf(item)]
+    tensors = [tensor for tensor in _tensors(column) if _is_dense(tensor)]
     if not tensors:
         return column
     dtypes = list(dict.fromkeys(tensor.dtype for tensor in tensors))
