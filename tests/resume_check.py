@@ -1,6 +1,6 @@
 """`python tests/resume_check.py ALGORITHM ...`: is resuming after a kill bitwise exact?
 
-For each algorithm or preset (default: all algorithms) a small run is made undisturbed.
+For each algorithm or preset (default: all of both) a small run is made undisturbed.
 Then the same run is killed by SIGKILL, with everything that it started, at five moments
 drawn by `--seed`: some time after some phase of some step has begun. After each kill it
 is resumed. In the end weights, optimizer state and the metrics of all steps must be the
@@ -30,6 +30,7 @@ from processes import session_processes
 
 import rl_algorithms as rl
 from rl_algorithms.api import algorithm_settings
+from rl_algorithms.presets import preset_names
 from rl_models import ModelBuildConfig, build_model
 
 NUM_STEPS, SAVE_PERIOD = 12, 2
@@ -57,7 +58,7 @@ SAMPLING: dict[str, Any] = {
 EXAMPLES: dict[str, Any] = {"train_global_batch_size": 4}
 
 
-def make_reward() -> Callable[[str, str], float]:
+def make_reward() -> Callable[..., Any]:
     """Make a reward function that travels by value: workers cannot import this file."""
 
     def reward(prompt: str, response: str) -> float:
@@ -66,19 +67,37 @@ def make_reward() -> Callable[[str, str], float]:
     return reward
 
 
+def make_rewards() -> Callable[..., Any]:
+    """Make a function that gives two rewards."""
+
+    def rewards(prompt: str, response: str) -> dict[str, float]:
+        digits = [int(letter) for letter in response if letter.isdigit()]
+        return {"sum": sum(digits) / 40, "varied": len(set(response)) / 4}
+
+    return rewards
+
+
 @dataclass(frozen=True)
 class Case:
     """The small run of an algorithm."""
 
     rows: list[dict[str, str]]
     settings: dict[str, Any]
-    rewarded: bool = False
+    make_reward: Callable[[], Callable[..., Any]] | None = None
 
 
 CASES = {
-    "grpo": Case(PROMPTS, {**SAMPLING, "reference_policy_kl_penalty": 0.05}, True),
-    "dapo": Case(PROMPTS, SAMPLING, True),
-    "ppo": Case(PROMPTS, {**SAMPLING, "ppo_epochs": 2}, True),
+    "grpo": Case(
+        PROMPTS, {**SAMPLING, "reference_policy_kl_penalty": 0.05}, make_reward
+    ),
+    **{name: Case(PROMPTS, SAMPLING, make_reward) for name in preset_names()},
+    "gdpo": Case(PROMPTS, SAMPLING, make_rewards),
+    "reinforce_plus_plus": Case(
+        PROMPTS,
+        {**SAMPLING, "num_prompts_per_step": 16, "num_generations_per_prompt": 1},
+        make_reward,
+    ),
+    "ppo": Case(PROMPTS, {**SAMPLING, "ppo_epochs": 2}, make_reward),
     "sft": Case(ANSWERS, EXAMPLES),
     "dpo": Case(PAIRS, EXAMPLES),
     "rm": Case(PAIRS, EXAMPLES),
@@ -124,7 +143,7 @@ def train(
     return trainer_class(config, pool=pool).fit(
         case.rows,
         val_dataset=case.rows[:4],
-        reward_fn=make_reward() if case.rewarded else None,
+        reward_fn=case.make_reward() if case.make_reward else None,
         resume=resume,
         callbacks=callbacks,
     )
@@ -258,7 +277,7 @@ def main() -> int:
         train(name, Path(model), Path(folder), resume="auto", callbacks=callbacks)
         return 0
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("names", nargs="*", default=rl.algorithm_names())
+    parser.add_argument("names", nargs="*", default=list(CASES))
     parser.add_argument("--kills", type=int, default=5)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
