@@ -2,11 +2,14 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 
 from rl_cli.main import _run
+from rl_cli.run_config import load_run
+from rl_cli.run_folder import RunFolder
 from rl_models import ModelBuildConfig, build_model
 
 
@@ -30,6 +33,34 @@ def test_one_prompt_prints_its_answer(
     assert _run(["generate", model, "12=", "--max-new-tokens", "5"], False) == 0
     (line,) = capsys.readouterr().out.splitlines()
     assert set(line) <= set("0123456789=")
+
+
+def test_answers_fill_the_context_that_is_left_unless_a_length_is_given(
+    model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _run(["generate", model, "12=", "--json", "-n", "8"], False) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert all(row["num_tokens"] <= 32 - 3 for row in rows)
+    assert _run(["generate", model, "12=", "--max-new-tokens", "128"], False) == 2
+    assert "leaves room for 0 beside max_new_tokens=128" in capsys.readouterr().err
+
+
+def test_an_interrupted_run_answers_from_its_newest_checkpoint(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = RunFolder.create(
+        load_run("quickstart", None, [f"output_dir={tmp_path / 'run'}"])
+    )
+    assert _run(["generate", str(folder.path), "12="], False) == 2
+    assert "has no checkpoint yet" in capsys.readouterr().err
+    for step in ("step_9", "step_10"):
+        weights = folder.stage("warmup") / "checkpoints" / step / "policy" / "weights"
+        weights.mkdir(parents=True)
+    shutil.copytree(model, weights, dirs_exist_ok=True)
+    assert _run(["generate", str(folder.path), "12=", "--greedy"], False) == 0
+    from_run = capsys.readouterr().out
+    assert _run(["generate", model, "12=", "--greedy"], False) == 0
+    assert capsys.readouterr().out == from_run
 
 
 def test_json_samples_are_reproducible_and_counted(

@@ -34,7 +34,7 @@ def model_of_run(name: str) -> str:
             return str(result["checkpoint"])
         if any((folder.stage(stage.name) / "checkpoints").glob("step_*")):
             return str(folder.stage(stage.name))
-    raise ConfigError(f"the run {name!r} has no checkpoint yet: nothing to evaluate")
+    raise ConfigError(f"the run {name!r} has no checkpoint yet: it was not trained")
 
 
 def eval_config(

@@ -139,7 +139,7 @@ def load_run(
     if name not in known and find_preset(name) is None:
         raise ConfigError(
             f"{name!r} is neither a recipe nor an algorithm"
-            f"{suggest_algorithm(name, recipe_names())} Recipes: "
+            f"{suggest_algorithm(name, recipe_names()) or '.'} Recipes: "
             f"{', '.join(recipe_names())}. Algorithms: {', '.join(known)}. Presets: "
             f"{', '.join(preset_names())}. A recipe of your own is given by its path, "
             f"ending in .yaml."

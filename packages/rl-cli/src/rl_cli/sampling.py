@@ -12,6 +12,7 @@ import torch
 from rl_distributed import BatchedDataDict
 from rl_distributed.errors import ConfigError
 from rl_models import GenerationConfig, get_generation_backend
+from rl_models.checkpoint.model_folder import folder_context_length
 from rl_models.generation.choice import for_this_process
 from rl_models.tokens.tokenizer import decode_rows, load_tokenizer, pad_token_id
 
@@ -40,6 +41,7 @@ def sample(
     greedy: bool = False,
     num_samples: int = 1,
     chat: bool | None = None,
+    shorten: bool = False,
 ) -> list[Sample]:
     """Answer every prompt `num_samples` times, prompts in order.
 
@@ -50,6 +52,8 @@ def sample(
         greedy: Take the most probable token.
         num_samples: Answers per prompt.
         chat: Format prompts with the chat template; None: if the model has one.
+        shorten: Let answers be shorter than `config` says where the context of the
+            model leaves less.
     """
     tokenizer = load_tokenizer(model)
     if chat and not tokenizer.chat_template:
@@ -61,6 +65,10 @@ def sample(
     input_ids = torch.full((len(rows), int(lengths.max())), pad_token_id(tokenizer))
     for index, row in enumerate(rows):
         input_ids[index, : len(row)] = torch.tensor(row)
+    context = folder_context_length(model) if shorten else None
+    if context is not None and context > int(lengths.max()):
+        room = context - int(lengths.max())
+        config = config.replace(max_new_tokens=min(config.max_new_tokens, room))
     config = for_this_process(config)
     backend = get_generation_backend(config.backend)()
     backend.setup(config.to_dict(), model_name=str(model))

@@ -10,9 +10,11 @@ from typing import Any
 
 import click
 
+_LONGEST_ANSWER = 128
+
 
 @click.command()
-@click.argument("model")
+@click.argument("model", metavar="MODEL|RUN")
 @click.argument("prompts", nargs=-1, metavar="[PROMPT ...]")
 @click.option(
     "--file",
@@ -21,8 +23,9 @@ import click
 )
 @click.option("-n", "--num-samples", type=click.IntRange(1), default=1,
               show_default=True, help="Answers per prompt.")  # fmt: skip
-@click.option("--max-new-tokens", type=click.IntRange(1), default=128,
-              show_default=True, help="Longest answer, in tokens.")  # fmt: skip
+@click.option("--max-new-tokens", type=click.IntRange(1),
+              help="Longest answer, in tokens; default: 128, or what the context of "
+              "the model leaves.")  # fmt: skip
 @click.option("--greedy", is_flag=True, help="Take the most probable token.")
 @click.option("--temperature", type=float, default=1.0, show_default=True)
 @click.option("--top-p", type=float, default=1.0, show_default=True)
@@ -39,19 +42,21 @@ def generate(
     prompts: tuple[str, ...],
     file: Path | None,
     num_samples: int,
+    max_new_tokens: int | None,
     greedy: bool,
     chat: bool | None,
     as_json: bool,
     **sampling: Any,
 ) -> None:
-    """Sample answers from MODEL, a folder or a hub name.
+    """Sample answers from MODEL, a folder or a hub name, or from what a RUN trained.
 
     Prompts come from the arguments, from --file, or from standard input, one per line.
     MODEL may be a checkpoint of a run (its folder `policy/weights`, or the checkpoint).
+    Of a RUN, its folder, the best checkpoint of the last stage is taken.
 
     \b
     Examples:
-      rl generate path/to/checkpoint "31415926=" --greedy
+      rl generate runs/quickstart-001 "314159=" --greedy
       rl generate model "Say hello." -n 4 --temperature 0.7
       cat prompts.txt | rl generate model --json
     """
@@ -61,9 +66,11 @@ def generate(
 
     texts = _prompts(prompts, file)
     sampling["stop_strings"] = list(sampling.pop("stop")) or None
+    sampling["max_new_tokens"] = max_new_tokens or _LONGEST_ANSWER
     config = GenerationConfig.from_dict(sampling, source="the command line")
     answers = sample(_model_folder(model), texts, config, greedy=greedy,
-                     num_samples=num_samples, chat=chat)  # fmt: skip
+                     num_samples=num_samples, chat=chat,
+                     shorten=max_new_tokens is None)  # fmt: skip
     terminal = Terminal()
     for answer in answers:
         if as_json:
@@ -89,6 +96,18 @@ def _prompts(prompts: tuple[str, ...], file: Path | None) -> list[str]:
 
 
 def _model_folder(model: str) -> str:
-    """Find the model within a checkpoint's folder."""
-    inner = Path(model) / "policy" / "weights"
-    return str(inner) if inner.is_dir() else model
+    """Find the model within the folder of a run or of a checkpoint."""
+    from rl_cli.eval_config import model_of_run  # noqa: PLC0415
+
+    path = Path(model_of_run(model))
+    steps = {
+        int(number): folder
+        for folder in path.glob("checkpoints/step_*")
+        if (number := folder.name.removeprefix("step_")).isdigit()
+    }
+    if steps:  # a stage that has not ended: its newest checkpoint
+        path = steps[max(steps)]
+    inner = path / "policy" / "weights"
+    if inner.is_dir():
+        return str(inner)
+    return str(path) if path.is_dir() else model
