@@ -53,7 +53,8 @@ def check_rows(
             f"Row {row} has a prompt of {int(lengths[row])} tokens, but the context of "
             f"{context} tokens leaves room for {max(0, context - limit)} beside "
             f"max_new_tokens={limit} ({len(long)} of {len(lengths)} rows are too "
-            "long). Shorten the prompt, lower max_new_tokens, or take a model with a longer context."
+            "long). Shorten the prompt, lower max_new_tokens, or take a model with a "
+            "longer context."
         )
 
 
