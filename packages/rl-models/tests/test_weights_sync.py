@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ import torch
 from rl_distributed.batched_data_dict import BatchedDataDict
 from rl_distributed.errors import ConfigError
 from rl_distributed.timing import Timer
+from rl_distributed.transfer import SharedMemoryLink
 from rl_distributed.virtual_cluster import RayVirtualCluster
 from rl_models.errors import GenerationError, WeightSyncError
 from rl_models.generation.config import GenerationConfig
@@ -303,11 +305,25 @@ def test_what_needs_one_machine_says_so(ray_cluster):
     links = WeightLinks(
         WeightSyncConfig(transport="file", folder="/nfs/w"), Apart("a"), Apart("b")
     )
-    assert links._make(3, 1).folder == "/nfs/w/version-3"
+    assert links._make("file", 3, 1).folder == "/nfs/w/version-3"
     config = WeightSyncConfig(transport="collective")
-    link = WeightLinks(config, Apart("a"), Apart("b"))._make(3, 2)
+    link = WeightLinks(config, Apart("a"), Apart("b"))._make("collective", 3, 2)
     assert (link.address, link.num_receivers, link.backend) == ("10.0.0.1", 2, "gloo")
     assert WeightLinks(WeightSyncConfig(), Apart("a"), Apart("b")).joined(1) is None
+
+
+def test_auto_shares_memory_where_it_can(trainer, generation, monkeypatch):
+    link_of = WeightLinks(WeightSyncConfig(), trainer, generation).joined
+    link = link_of(1)
+    assert isinstance(link, SharedMemoryLink)
+    assert link_of(2) is link
+    monkeypatch.setattr(SharedMemoryLink, "room", lambda: 64 << 20)
+    assert link_of(3) is link  # what is there does not need more
+    assert WeightLinks(WeightSyncConfig(), trainer, generation).joined(1) is None
+    monkeypatch.setattr(type(generation), "node_ids", {"another"})
+    assert link_of(4) is None
+    assert not Path(link.folder).exists()
+    assert WeightLinks(WeightSyncConfig(), object(), generation).joined(1) is None
 
 
 def test_a_trainer_that_dies_during_a_sync_is_named(trainer, generation):

@@ -36,7 +36,8 @@ class WeightSyncConfig(Config):
     transport: Transport = "auto"
     """`object_store`: Ray's store, any nodes; `shared_memory`: one machine;
     `collective`: broadcast by gloo, on GPUs by NCCL; `cuda_ipc`: trainer and replicas
-    on one GPU; `file`: safetensors in `folder`; `auto`: `object_store`."""
+    on one GPU; `file`: safetensors in `folder`; `auto`: `shared_memory` where all
+    workers are on the driver's machine and 1 GiB of it is free, else `object_store`."""
     folder: str | None = None
     """Folder of transport `file`, which all nodes see; null: a temporary one."""
     bucket_bytes: int = Field(16 << 20, gt=0)

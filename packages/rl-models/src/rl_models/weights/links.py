@@ -3,10 +3,12 @@
 | transport     | from rank 0 to the replicas                                    |
 |---------------|----------------------------------------------------------------|
 | object_store  | results of calls, one per bucket, which the driver passes on   |
-| shared_memory | files under /dev/shm                                           |
+| shared_memory | files under /dev/shm, which are written again and again        |
 | collective    | a process group of its own: gloo, on GPUs NCCL                 |
 | cuda_ipc      | handles of memory of the GPU that all of them use              |
 | file          | safetensors, removed when all have loaded them                 |
+
+`auto` is shared memory on one machine with room for it, else the object store.
 """
 
 from __future__ import annotations
@@ -44,6 +46,9 @@ _ATTEMPTS = 2
 _GRACE_S = 5.0
 _PORT_S = 0.3
 _SHORTEST_S = 0.1
+# A tensor travels in one piece, however large, and a few buckets exist at a time.
+_LEAST_ROOM = 1 << 30
+_BUCKETS_OF_ROOM = 8
 
 
 class WeightLinks:
@@ -70,14 +75,16 @@ class WeightLinks:
             ConfigError: The transport cannot connect where the workers run.
             WeightSyncError: They did not come together, also not over a second link.
         """
-        if self._config.transport in ("auto", "object_store"):
+        transport = self._transport()
+        if transport == "object_store":
+            self.drop()
             return None
         members = self._generation.live_processes()
-        if self._config.transport == "file" or members != self._members:
+        if transport == "file" or members != self._members:
             # Files are for one version. A replica that was replaced joins anew.
             self.drop()
         if self._link is None:
-            self._link = self._join(version, len(members))
+            self._link = self._join(transport, version, len(members))
             self._members = members
         return self._link
 
@@ -94,11 +101,27 @@ class WeightLinks:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None
 
-    def _join(self, version: int, count: int) -> TensorLink:
+    def _transport(self) -> str:
+        """Which way is taken, where the config leaves it open."""
+        if self._config.transport != "auto":
+            return self._config.transport
+        sides = (self._policy, self._generation)
+        if not all(hasattr(side, "open_weight_link") for side in sides):
+            return "object_store"
+        if not self._is_one_machine():
+            return "object_store"
+        if self._link is None and SharedMemoryLink.room() < self._wanted_room():
+            return "object_store"
+        return "shared_memory"
+
+    def _wanted_room(self) -> int:
+        return max(_LEAST_ROOM, _BUCKETS_OF_ROOM * self._config.bucket_bytes)
+
+    def _join(self, transport: str, version: int, count: int) -> TensorLink:
         failures: list[DistributedError] = []
         limit_s = self._config.link_deadline_s
         for _ in range(_ATTEMPTS):
-            link = self._make(version, count)
+            link = self._make(transport, version, count)
             failures = self._open(link, limit_s)
             if not failures:
                 return link
@@ -123,8 +146,7 @@ class WeightLinks:
         found = [failure_of(side, until_s - time.monotonic()) for side in sides]
         return [error for error in found if error is not None]
 
-    def _make(self, version: int, count: int) -> TensorLink:
-        transport = self._config.transport
+    def _make(self, transport: str, version: int, count: int) -> TensorLink:
         if transport == "collective":
             return self._collective(count)
         if transport == "file":
@@ -134,7 +156,8 @@ class WeightLinks:
         self._check_one_machine()
         if transport == "cuda_ipc":
             return CudaIpcLink.create(count)
-        return SharedMemoryLink.create(count)
+        # Backends copy what they load, as they must where it lies in the object store.
+        return SharedMemoryLink.create(count, is_private=False)
 
     def _files(self) -> Path:
         if self._config.folder is not None:

@@ -175,8 +175,8 @@ class WeightSynchronizer:
         request = WeightRequest(
             version, self._precision, self.config.bucket_bytes, limit_s
         )
-        link = self._links.joined(version)
         try:
+            link = self._links.joined(version)
             export = self.policy.start_weight_export(request, link)
         except (WorkerDiedError, WorkerHungError) as error:
             raise TrainerLostError(
