@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,12 +10,14 @@ from pathlib import Path
 import pytest
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "classifier_with_restarts.py"
+# `tools/wheels.py` has the examples run with what a wheel alone installs.
+PYTHON = os.environ.get("RL_EXAMPLE_PYTHON", sys.executable)
 
 
 @pytest.mark.slow
-def test_killed_worker_does_not_change_the_result() -> None:
+def test_killed_worker_does_not_change_the_result(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, EXAMPLE], capture_output=True, text=True, timeout=240
+        [PYTHON, EXAMPLE], cwd=tmp_path, capture_output=True, text=True, timeout=240
     )
     assert done.returncode == 0, done.stderr
     before, _, after = done.stdout.partition("one worker is killed in step 37:\n")

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "embed_text_column.py"
+# `tools/wheels.py` has the examples run with what a wheel alone installs.
+PYTHON = os.environ.get("RL_EXAMPLE_PYTHON", sys.executable)
 
 
 def test_embed_text_column(tmp_path: Path) -> None:
     process = subprocess.Popen(
-        [sys.executable, EXAMPLE, "5001"],
+        [PYTHON, EXAMPLE, "5001"],
         cwd=tmp_path,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -10,12 +10,14 @@ from pathlib import Path
 import pytest
 
 EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "isolated_pipeline.py"
+# `tools/wheels.py` has the examples run with what a wheel alone installs.
+PYTHON = os.environ.get("RL_EXAMPLE_PYTHON", sys.executable)
 
 
 @pytest.mark.slow
 def test_isolated_pipeline(tmp_path: Path) -> None:
     process = subprocess.Popen(
-        [sys.executable, EXAMPLE],
+        [PYTHON, EXAMPLE],
         cwd=tmp_path,
         env={**os.environ, "RL_ENV_ROOT": str(tmp_path / "environments")},
         stdout=subprocess.PIPE,
