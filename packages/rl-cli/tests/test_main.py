@@ -81,6 +81,16 @@ def test_errors_become_one_message_and_an_exit_code(
     assert "Traceback" not in err
 
 
+def test_an_interruption_tells_how_to_go_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    error = Interrupted(2, "/x/step_4")
+    error.add_note("Go on with: rl train quickstart --resume /x")
+    _Raising(monkeypatch, error)
+    assert _run(["doctor"], False) == 130
+    assert capsys.readouterr().err.endswith("rl train quickstart --resume /x\n")
+
+
 def test_debug_shows_the_traceback(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -133,8 +133,8 @@ def _report_interruption(error: BaseException | None) -> int:
     code = getattr(error, "exit_code", 130)
     said = str(error) if error is not None else ""
     _say(f"{said[:1].upper()}{said[1:]}." if said else "Interrupted.")
-    if getattr(error, "checkpoint_path", None) is not None:
-        _say("Go on with: rl train NAME --resume")
+    for note in getattr(error, "__notes__", []):
+        _say(note)
     return int(code)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rl_algorithms.trainers.signals import SignalGuard
+from rl_algorithms.trainers.signals import Interrupted, SignalGuard
 from rl_cli.compose import RunOutcome, carry_out
 from rl_cli.console import Terminal
 from rl_cli.display import RunDisplay
@@ -44,6 +44,10 @@ def run_and_report(
 
     Returns:
         `run_dir`, `checkpoint`, `wall_s`, `seed` and `metrics`, as JSON values.
+
+    Raises:
+        Interrupted: A signal came; where something was saved, a note tells the command
+            that goes on.
     """
     began_s = time.monotonic()
     configure_logging("debug" if debug else "warning")
@@ -58,8 +62,13 @@ def run_and_report(
     terminal.note(f"{run.title}\nrun folder {folder.path}")
     display = RunDisplay(terminal)
     guard.raise_pending()
-    with display.running():
-        outcome = carry_out(run, folder, display, guard, resume=resume is not None)
+    try:
+        with display.running():
+            outcome = carry_out(run, folder, display, guard, resume=resume is not None)
+    except Interrupted as error:
+        if error.checkpoint_path is not None:
+            error.add_note(f"Go on with: rl train {name} --resume {folder.path}")
+        raise
     starts = {stage.name: _started(folder, stage.name) for stage in run.stages}
     wall_s = time.monotonic() - began_s
     result = _result(run, outcome, starts[run.stages[-1].name], wall_s)
