@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import threading
-import time
 
 import pytest
 import torch
@@ -36,23 +33,6 @@ def make_rows(num_rows=512):
     )
 
 
-def signal_in_generation(policy, rank, number):
-    """Signal a replica's process once it is seen to generate; gives the thread."""
-
-    def run():
-        end = time.monotonic() + 30
-        pause = threading.Event()
-        while time.monotonic() < end:
-            if policy.group.health()[rank].method == "generate":
-                os.kill(policy.group.worker_pids[rank], number)
-                return
-            pause.wait(0.02)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    return thread
-
-
 @pytest.fixture(scope="module")
 def expected(ray_cluster, tiny_folder):
     with RayVirtualCluster([1], use_gpus=False) as cluster:
@@ -63,16 +43,16 @@ def expected(ray_cluster, tiny_folder):
 
 
 def test_rows_of_lost_replicas_go_to_others_and_these_come_back(
-    ray_cluster, tiny_folder, expected
+    ray_cluster, tiny_folder, expected, signal_in_generation
 ):
     with RayVirtualCluster([2], use_gpus=False) as cluster:
         policy = GenerationPolicy(cluster, CONFIG, model_name=tiny_folder)
         try:
             pids = policy.group.worker_pids
             for rank, number in ((1, signal.SIGKILL), (0, signal.SIGSTOP)):
-                thread = signal_in_generation(policy, rank, number)
-                assert torch.equal(policy.generate(make_rows())["output_ids"], expected)
-                thread.join()
+                with signal_in_generation(policy, rank, number):
+                    output = policy.generate(make_rows())
+                assert torch.equal(output["output_ids"], expected)
                 assert policy.replicas.settle() == [0, 1]
                 assert policy.replicas.serving == [0, 1]
             assert not set(pids) & set(policy.group.worker_pids)
@@ -82,19 +62,20 @@ def test_rows_of_lost_replicas_go_to_others_and_these_come_back(
 
 
 def test_the_only_replica_is_replaced_until_tries_are_used_up(
-    ray_cluster, tiny_folder, expected
+    ray_cluster, tiny_folder, expected, signal_in_generation
 ):
     config = CONFIG.model_copy(update={"max_restarts": 1})
     with RayVirtualCluster([1], use_gpus=False) as cluster:
         policy = GenerationPolicy(cluster, config, model_name=tiny_folder)
         try:
-            thread = signal_in_generation(policy, 0, signal.SIGKILL)
-            assert torch.equal(policy.generate(make_rows())["output_ids"], expected)
-            thread.join()
-            thread = signal_in_generation(policy, 0, signal.SIGKILL)
-            with pytest.raises(GenerationError, match=r"No generation replica is left"):
+            with signal_in_generation(policy, 0, signal.SIGKILL):
+                output = policy.generate(make_rows())
+            assert torch.equal(output["output_ids"], expected)
+            with (
+                signal_in_generation(policy, 0, signal.SIGKILL),
+                pytest.raises(GenerationError, match=r"No generation replica is left"),
+            ):
                 policy.generate(make_rows())
-            thread.join()
             assert policy.num_replicas == 0
         finally:
             policy.shutdown()
