@@ -38,7 +38,7 @@ CONFIG = GenerationConfig(
     backend="vllm",
     max_new_tokens=24,
     stop_token_ids=[],
-    vllm={"kv_cache_gib": 0.125, "max_num_seqs": 16, "tensor_parallel_size": 2},
+    vllm={"kv_cache_gib": 0.125, "max_num_seqs": 32, "tensor_parallel_size": 2},
 )
 PLACE = ReplicaRank(1, 2, "127.0.0.1", 4242)
 
@@ -97,13 +97,13 @@ def test_two_workers_are_one_replica_that_is_updated_and_lost_as_a_whole(
     other = build_tiny_model(tmp_path / "other", seed=5)
     sync = WeightSynchronizer(Trainer(other), policy, CONFIG.weight_sync)
     assert sync.sync_weights() == 1
-    second = policy.generate(make_rows(24))
-    assert second["token_versions"].unique().tolist() == [-1, 1]
-    assert apart(other, second) < 1e-5
-    assert apart(tiny_folder, second) > 1e-2
+    expected = policy.generate(make_rows(256))
+    assert expected["token_versions"].unique().tolist() == [-1, 1]
+    assert apart(other, expected) < 1e-5
+    assert apart(tiny_folder, expected) > 1e-2
+    assert policy.changed_weights(0) == []
 
     # Rank 1 answers nothing by itself; rank 0 can only wait for it.
-    expected = policy.generate(make_rows(256))
     pids = policy.group.worker_pids
 
     def kill():
