@@ -9,8 +9,18 @@ import pytest
 def ray_cluster():
     from rl_distributed.testing import local_ray  # noqa: PLC0415
 
-    with local_ray(num_cpus=2):
+    # Two CPUs beside those that the pool below keeps.
+    with local_ray(num_cpus=4):
         yield
+
+
+@pytest.fixture(scope="session")
+def pool(ray_cluster):
+    """Processes that all runs of one shape share."""
+    from rl_algorithms import WorkerPool  # noqa: PLC0415
+
+    with WorkerPool() as kept:
+        yield kept
 
 
 @pytest.fixture(scope="session")

@@ -45,12 +45,6 @@ def teacher(tmp_path_factory):
     return build_model(config, tmp_path_factory.mktemp("teacher") / "model", seed=9)
 
 
-@pytest.fixture(scope="module")
-def pool(ray_cluster):
-    with rl.WorkerPool() as kept:
-        yield kept
-
-
 def make(student, teacher, folder, steps, pool, **settings):
     trainer = rl.DistillationTrainer.from_pretrained(
         student,

@@ -47,13 +47,6 @@ class Counted:
         monkeypatch.setattr(TrainingPolicy, name, counting)
 
 
-@pytest.fixture(scope="module")
-def pool(ray_cluster):
-    """Processes that all runs with one worker share."""
-    with rl.WorkerPool() as kept:
-        yield kept
-
-
 def make(model, folder, steps, pool, **settings):
     trainer = rl.DPOTrainer.from_pretrained(
         model, max_num_steps=steps, output_dir=str(folder), **{**DPO, **settings}

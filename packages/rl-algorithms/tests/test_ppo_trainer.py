@@ -39,13 +39,6 @@ def reward(prompt, response):
     return float(response[:1] == "7")
 
 
-@pytest.fixture(scope="module")
-def pool(ray_cluster):
-    """Processes that all runs with one worker share."""
-    with rl.WorkerPool() as kept:
-        yield kept
-
-
 def make(model, folder, steps, pool=None, **settings):
     trainer = rl.PPOTrainer.from_pretrained(
         model, max_num_steps=steps, output_dir=str(folder), **{**PPO, **settings}

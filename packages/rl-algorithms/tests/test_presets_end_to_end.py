@@ -14,12 +14,6 @@ from rl_algorithms.testing import check_trainer
 ROWS = [{"prompt": f"{a}+{b}="} for a in range(8) for b in range(8)]
 
 
-@pytest.fixture(scope="module")
-def pool(ray_cluster):
-    with rl.WorkerPool() as pool:
-        yield pool
-
-
 def reward(prompt: str, response: str) -> float:
     return len(set(response)) / 4
 

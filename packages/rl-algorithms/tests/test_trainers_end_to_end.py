@@ -35,8 +35,19 @@ GRPO = {
 }
 
 
-@pytest.mark.usefixtures("ray_cluster")
+def pooled(pool, trainer):
+    """The same trainer, with the processes of the pool."""
+    return type(trainer)(trainer.config, pool=pool)
+
+
+def train(pool, model, dataset, reward_fn=None, algorithm="grpo", **settings):
+    """`rl.train` with the processes of a pool."""
+    made = rl.get_algorithm(algorithm).from_pretrained(model, **settings)
+    return pooled(pool, made).fit(dataset, reward_fn=reward_fn)
+
+
 class TestGRPO:
+    @pytest.mark.usefixtures("ray_cluster")
     def test_raises_the_reward(self, tiny_model, tmp_path):
         result = rl.train(
             model=tiny_model,
@@ -65,7 +76,7 @@ class TestGRPO:
         answer = model.generate(**ids, max_new_tokens=1, do_sample=False)
         assert tokenizer.decode(answer[0, -1]) == "7"
 
-    def test_trainer_with_callbacks(self, tiny_model, tmp_path):
+    def test_trainer_with_callbacks(self, pool, tiny_model, tmp_path):
         # Program 2 of the public surface: defaults, few rows, a callback.
         trainer = rl.GRPOTrainer.from_pretrained(
             tiny_model,
@@ -73,6 +84,7 @@ class TestGRPO:
             max_total_sequence_length=16,
             output_dir=str(tmp_path / "run"),
         )
+        trainer = pooled(pool, trainer)
         file = tmp_path / "data.jsonl"
         file.write_text("\n".join(json.dumps(row) for row in ROWS))
         result = trainer.fit(
@@ -83,8 +95,9 @@ class TestGRPO:
         assert result.steps == 1
         assert result.metrics["train:kl_penalty"] == pytest.approx(0.0, abs=1e-6)
 
-    def test_filters_and_several_optimizer_steps(self, tiny_model, tmp_path):
-        result = rl.train(
+    def test_filters_and_several_optimizer_steps(self, pool, tiny_model, tmp_path):
+        result = train(
+            pool,
             model=tiny_model,
             dataset=ROWS[:12],
             reward_fn=lambda prompts, responses: [float("1" in r) for r in responses],
@@ -100,8 +113,9 @@ class TestGRPO:
         assert result.metrics["train:num_samples"] % 8 == 0
         assert "timing:policy_and_reference_logprobs" in result.metrics
 
-    def test_no_group_differs(self, tiny_model, tmp_path):
-        result = rl.train(
+    def test_no_group_differs(self, pool, tiny_model, tmp_path):
+        result = train(
+            pool,
             model=tiny_model,
             dataset=ROWS,
             reward_fn=lambda prompt, response: 1.0,
@@ -113,6 +127,7 @@ class TestGRPO:
         assert result.metrics["train:zero_variance_rate"] == 1.0
         assert "train:loss" not in result.metrics
 
+    @pytest.mark.usefixtures("ray_cluster")
     def test_two_workers_and_dynamic_sampling(self, tiny_model, tmp_path):
         result = rl.train(
             model=tiny_model,
@@ -127,11 +142,12 @@ class TestGRPO:
         assert result.metrics["train:num_samples"] == 64
         assert result.metrics["train:dynamic_sampling_num_gen_batches"] >= 1
 
-    def test_keeps_the_contract(self, tiny_model, tmp_path):
+    def test_keeps_the_contract(self, pool, tiny_model, tmp_path):
         def make(steps, folder):
-            return rl.GRPOTrainer.from_pretrained(
+            trainer = rl.GRPOTrainer.from_pretrained(
                 tiny_model, max_num_steps=steps, output_dir=str(folder), **GRPO
             )
+            return pooled(pool, trainer)
 
         def fit(trainer, callbacks, resume):
             reward = lambda prompt, response: float("1" in response)  # noqa: E731
@@ -142,9 +158,8 @@ class TestGRPO:
         check_trainer(make, fit, tmp_path)
 
 
-@pytest.mark.usefixtures("ray_cluster")
 class TestSFT:
-    def test_lowers_the_loss_and_measures_answers(self, tiny_model, tmp_path):
+    def test_lowers_the_loss_and_measures_answers(self, pool, tiny_model, tmp_path):
         trainer = rl.SFTTrainer.from_pretrained(
             tiny_model,
             train_global_batch_size=8,
@@ -156,6 +171,7 @@ class TestSFT:
             lr=3e-3,
             output_dir=str(tmp_path / "run"),
         )
+        trainer = pooled(pool, trainer)
         result = trainer.fit(
             SUMS,
             val_dataset=SUMS[:8],
@@ -170,9 +186,8 @@ class TestSFT:
         assert set(trainer.validation.samples[0]) == {"prompt", "response", "reward"}
 
 
-@pytest.mark.usefixtures("ray_cluster")
 class TestData:
-    def test_mixture_with_a_validation_per_source(self, tiny_model, tmp_path):
+    def test_mixture_with_a_validation_per_source(self, pool, tiny_model, tmp_path):
         trainer = rl.SFTTrainer.from_pretrained(
             tiny_model,
             train_global_batch_size=8,
@@ -185,6 +200,7 @@ class TestData:
             peak_tflops_per_worker=0.1,
             output_dir=str(tmp_path / "run"),
         )
+        trainer = pooled(pool, trainer)
         result = trainer.fit(
             rl.Mixture({"low": SUMS[:16], "high": SUMS[16:]}, {"low": 3, "high": 1}),
             reward_fn=lambda prompt, response: float(len(response)),
@@ -196,12 +212,13 @@ class TestData:
         assert {s["dataset"] for s in trainer.validation.samples} == {"low", "high"}
         assert 0 < result.metrics["performance:train_fp_utilization"] < 1
 
-    def test_endless_stream(self, tiny_model, tmp_path):
+    def test_endless_stream(self, pool, tiny_model, tmp_path):
         def sums():
             for number in itertools.count():
                 yield SUMS[number % 32]
 
-        result = rl.train(
+        result = train(
+            pool,
             tiny_model,
             sums,
             algorithm="sft",
@@ -264,14 +281,16 @@ SCRIPT = """
             if step == 4 and phase == "generation":
                 os.kill(os.getpid(), signal.SIGKILL)
 
-    def run(model, folder, **kwargs):
+    def run(model, folder, pool=None, **kwargs):
         rows = [{"prompt": f"{a}+{b}="} for a in range(5) for b in range(4)]
-        return rl.train(
-            model, rows, reward, output_dir=folder, max_num_steps=6, save_period=1,
+        made = rl.GRPOTrainer.from_pretrained(
+            model, output_dir=folder, max_num_steps=6, save_period=1,
             num_prompts_per_step=8, num_generations_per_prompt=4, max_num_epochs=None,
             max_new_tokens=3, max_total_sequence_length=16, lr=3e-3,
-            reference_policy_kl_penalty=0.0, **kwargs,
+            reference_policy_kl_penalty=0.0,
         )
+        trainer = rl.GRPOTrainer(made.config, pool=pool)
+        return trainer.fit(rows, reward_fn=reward, **kwargs)
 
     if __name__ == "__main__":
         run(sys.argv[1], sys.argv[2], callbacks=[Kill()])
@@ -279,8 +298,7 @@ SCRIPT = """
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("ray_cluster")
-def test_killed_and_resumed_equals_unbroken(tiny_model, tmp_path):
+def test_killed_and_resumed_equals_unbroken(pool, tiny_model, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(SCRIPT))
     killed = subprocess.run(
@@ -294,8 +312,8 @@ def test_killed_and_resumed_equals_unbroken(tiny_model, tmp_path):
     )
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     run = runpy.run_path(str(script), run_name="script")["run"]
-    whole = run(str(tiny_model), str(tmp_path / "whole"))
-    resumed = run(str(tiny_model), str(tmp_path / "killed"), resume=True)
+    whole = run(str(tiny_model), str(tmp_path / "whole"), pool)
+    resumed = run(str(tiny_model), str(tmp_path / "killed"), pool, resume=True)
     assert resumed.steps == 6
     assert resumed.run_dir == tmp_path / "killed"
     digest = weights_digest(resumed.checkpoint_path)
