@@ -1,10 +1,11 @@
 """`python -m benchmarks.weight_sync`: how long weights take from trainer to generator.
 
 One JSON line per model, backend and transport: the median time of a verified sync. With
-the backend vllm also the two things that a sync cannot do without, measured after it
-in the same run: vLLM's own in-place load of the same tensors, from memory of its own
-process, and one round trip of the same bytes through Ray's object store. `ratio` is the
-sync over the sum of both.
+the backend vllm also the two things that a sync cannot do without, measured by turns
+with it: vLLM's own in-place load of the same tensors, from memory of its own process,
+and one round trip of the same bytes through Ray's object store. `ratio` is the sync
+over the sum of both. Memory that is touched first makes the first turns of all three
+slower; they do not count.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ from rl_models import (
 from rl_models.environments import VLLM
 from rl_models.generation.vllm.engine_args import engine_variables
 
-TRANSPORTS = ("object_store", "shared_memory", "collective", "file")
-WARMUP_ROUNDS = 2
+TRANSPORTS = ("auto", "object_store", "shared_memory", "collective", "file")
+WARMUP_ROUNDS = 3
 DEADLINE_S = 300.0
 
 
@@ -154,19 +155,22 @@ def measure(
             cluster, config, model_name=model, load_weights=False
         )
         parts.callback(generation.shutdown)
-        sides: dict[str, Callable[[], float]] = {
-            transport: sync_with(transport, policy, generation, options, parts)
-            for transport in options.transports
-        }
-        if backend == "vllm":
-            sides |= baselines(size, config, cluster, model, parts)
-        times: dict[str, list[float]] = {}
-        # A trainer has one link at a time, so each transport has its turn.
-        for name, run in sides.items():
-            times[name] = [run() for _ in range(options.rounds + WARMUP_ROUNDS)]
-    medians = {n: statistics.median(t[WARMUP_ROUNDS:]) for n, t in times.items()}
-    for transport in options.transports:
-        yield line_of(size, backend, transport, medians, options.rounds)
+        needed = (
+            baselines(size, config, cluster, model, parts) if backend == "vllm" else {}
+        )
+        for transport in options.transports:
+            run = sync_with(transport, policy, generation, options, parts)
+            medians = in_turns({"sync": run, **needed}, options.rounds)
+            yield line_of(size, backend, transport, medians, options.rounds)
+
+
+def in_turns(runs: dict[str, Callable[[], float]], rounds: int) -> dict[str, float]:
+    """Median seconds of each, after the turns that warm it up."""
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(rounds + WARMUP_ROUNDS):
+        for name, run in runs.items():
+            times[name].append(run())
+    return {name: statistics.median(t[WARMUP_ROUNDS:]) for name, t in times.items()}
 
 
 def sync_with(
@@ -177,7 +181,7 @@ def sync_with(
     parts: ExitStack,
 ) -> Callable[[], float]:
     """What runs one sync, and gives its seconds."""
-    settings: dict[str, Any] = {"transport": transport, "probe": {"period": 0}}
+    settings: dict[str, Any] = {"transport": transport}
     if options.bucket_mb:
         settings["bucket_bytes"] = options.bucket_mb << 20
     sync = WeightSynchronizer(policy, generation, WeightSyncConfig.from_dict(settings))
@@ -230,7 +234,7 @@ def line_of(
     size: Size, backend: str, transport: str, medians: dict[str, float], rounds: int
 ) -> dict[str, Any]:
     """The result as it is printed."""
-    sync_s = medians[transport]
+    sync_s = medians["sync"]
     line: dict[str, Any] = {
         "bench": "weight_sync",
         "model": size.name,
