@@ -113,7 +113,11 @@ def signal_in_generation() -> Callable[..., AbstractContextManager[None]]:
         def run() -> None:
             end = time.monotonic() + 60
             pause = threading.Event()
-            while policy.group.health()[rank].method != "generate":
+            # Fresh signs of life: the last ones may be of the call before.
+            ask = policy.group.supervisor.watch.ask
+            while (beat := ask([rank], 1.0).get(rank)) is None or (
+                beat.method != "generate"
+            ):
                 if time.monotonic() > end:
                     missed.append(f"replica {rank} did not generate")
                     return
