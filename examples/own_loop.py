@@ -35,7 +35,7 @@ def reward(prompt: str, response: str) -> float:
 def main(model: str) -> list[float]:
     """Train for one pass over the prompts; returns the mean reward of each step."""
     init_ray(num_cpus=2)
-    cluster = RayVirtualCluster([1], use_gpus=False, max_colocated_worker_groups=2)
+    cluster = RayVirtualCluster([1], use_gpus=False)
     policy = HuggingFacePolicy(
         model_name=model, cluster=cluster, optimizer={"kwargs": {"lr": 3e-3}}
     )

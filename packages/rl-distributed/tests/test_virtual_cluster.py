@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import pickle
 import re
 
@@ -180,6 +181,13 @@ def test_ports_are_unique(ray_cluster):
             cluster.get_available_address_and_port(0, 2)
 
 
+def test_a_signal_to_the_group_of_the_program_spares_its_cluster(ray_cluster):
+    names = ("raylet", "gcs_server")
+    found = [p for p in psutil.Process().children() if p.name() in names]
+    assert len(found) == 2
+    assert os.getpgid(0) not in {os.getpgid(process.pid) for process in found}
+
+
 def test_room_for_groups_is_limited(ray_cluster):
     cluster = RayVirtualCluster([1], max_colocated_worker_groups=2)
     cluster.claim("a", [(0, 0)])
@@ -188,6 +196,18 @@ def test_room_for_groups_is_limited(ray_cluster):
         cluster.claim("c", [(0, 0)])
     cluster.unclaim("a", [(0, 0)])
     cluster.claim("c", [(0, 0)])
+
+
+def test_two_groups_share_a_bundle_where_nothing_is_said(ray_cluster):
+    for use_gpus in (False, True):
+        cluster = RayVirtualCluster([1], use_gpus=use_gpus)
+        assert cluster.bundle.num_cpus == 1
+        cluster.claim("a", [(0, 0)])
+        cluster.claim("b", [(0, 0)])
+        with pytest.raises(ResourceInsufficientError, match="are there"):
+            cluster.claim("c", [(0, 0)])
+        share = cluster.worker_share
+        assert (share.num_cpus, share.num_gpus) == (0.5, 0.5 * use_gpus)
 
 
 def test_worker_shares_fit_a_bundle(ray_cluster):

@@ -96,6 +96,19 @@ def test_two_ranks_equal_one(two_ranks, tiny_model, make_batch, nll_loss, tmp_pa
     assert torch.equal(again["grad_norm"], expected["grad_norm"])
 
 
+def test_two_ranks_begin_anew_together(two_ranks, tiny_model, make_batch, nll_loss):
+    config = PolicyConfig(
+        model_name=str(tiny_model), start_deadline_s=60.0, **SETTINGS, seed=1
+    )
+    one = _one_rank(tiny_model)
+    data = make_batch(16)
+    expected = one.train_step(data, nll_loss, gbs=16, mbs=16)
+    for _ in range(4):
+        two_ranks.reload(config, init_reference_model=True)
+        result = two_ranks.train(data, nll_loss)
+        torch.testing.assert_close(result["loss"], expected["loss"], atol=1e-5, rtol=0)
+
+
 def test_bad_rows_are_named_by_the_driver(two_ranks, make_batch, nll_loss):
     with pytest.raises(ContextLengthError, match="max_total_sequence_length = 32"):
         two_ranks.get_logprobs(make_batch(4, width=60))

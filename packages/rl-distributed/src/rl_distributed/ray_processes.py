@@ -1,4 +1,8 @@
-"""Which processes Ray starts beside those that a cluster of one machine needs.
+"""How the processes of a cluster of one machine are started.
+
+A signal to the group of a program (`timeout`, a shell that ends, `kill -- -PID`) must
+not end its cluster at the same time: the program could keep nothing any more. So they
+have groups of their own; the kernel ends them with the program.
 
 Ray starts an autoscaler, the server of its dashboard and a reader of the workers'
 output with every cluster, and waits for some of them, also where they have nothing to
@@ -12,9 +16,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from ray._private import services
 from ray._private.node import Node
 
-__all__ = ["only_needed_processes"]
+__all__ = ["only_needed_processes", "own_process_groups"]
 
 
 @contextmanager
@@ -40,6 +45,28 @@ def only_needed_processes(*, log_monitor: bool) -> Iterator[None]:
     finally:
         for name, method in before.items():
             setattr(Node, name, method)
+
+
+@contextmanager
+def own_process_groups() -> Iterator[None]:
+    """Give every process that Ray starts inside the block a process group of its own.
+
+    A version of Ray that starts them in another way leaves them in the program's.
+    """
+    before = getattr(services, "ConsolePopen", None)
+    if before is None:
+        yield
+        return
+
+    class Popen(before):  # type: ignore[misc, valid-type]
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **{"process_group": 0, **kwargs})
+
+    services.ConsolePopen = Popen
+    try:
+        yield
+    finally:
+        services.ConsolePopen = before
 
 
 def _start_nothing(node: Node, *args: Any, **kwargs: Any) -> None:

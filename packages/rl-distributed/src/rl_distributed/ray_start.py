@@ -40,7 +40,7 @@ from rl_distributed.ray_attach import (
     find_local_cluster,
 )
 from rl_distributed.ray_output import route_ray_output
-from rl_distributed.ray_processes import only_needed_processes
+from rl_distributed.ray_processes import only_needed_processes, own_process_groups
 from rl_distributed.security import (
     TlsFiles,
     check_certificates,
@@ -266,6 +266,7 @@ def _start_local(
                 deferred_signals(),
                 _on_loopback(),
                 only_needed_processes(log_monitor=common["log_to_driver"]),
+                own_process_groups(),
             ):
                 ray.init(
                     **common,

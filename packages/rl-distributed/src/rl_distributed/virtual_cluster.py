@@ -55,6 +55,7 @@ __all__ = [
 ]
 
 _PORT_ATTEMPTS = 10
+_GROUPS = 2
 
 
 class ClusterConfig(Config):
@@ -90,7 +91,8 @@ class RayVirtualCluster:
         bundle_ct_per_node_list: bundles per node: `[8, 8]` is two nodes with eight.
         use_gpus: one GPU per bundle; None: if the Ray cluster has GPUs.
         max_colocated_worker_groups: how many groups may share a bundle; each gets that
-            fraction of it.
+            fraction of it. With GPUs a bundle has as many CPUs. None: two groups, which
+            share one CPU; 1 refuses a second group.
         num_gpus_per_node: most GPU bundles that one node may be asked for.
         name: what messages call the cluster.
         placement_group_strategy: layout of a unified placement group over all nodes.
@@ -108,7 +110,7 @@ class RayVirtualCluster:
         self,
         bundle_ct_per_node_list: Sequence[int],
         use_gpus: bool | None = None,
-        max_colocated_worker_groups: int = 1,
+        max_colocated_worker_groups: int | None = None,
         num_gpus_per_node: int = 8,
         name: str = "",
         placement_group_strategy: PlacementStrategy = "SPREAD",
@@ -121,7 +123,9 @@ class RayVirtualCluster:
         tls: bool | TlsFiles = False,
     ) -> None:
         self._bundle_counts = list(bundle_ct_per_node_list)
-        self.max_colocated_worker_groups = max_colocated_worker_groups
+        given = max_colocated_worker_groups
+        self.max_colocated_worker_groups = _GROUPS if given is None else given
+        self._cpus_beside_gpu = float(1 if given is None else given)
         self.num_gpus_per_node = num_gpus_per_node
         self.name = name or "cluster"
         self.placement_group_strategy = placement_group_strategy
@@ -144,7 +148,7 @@ class RayVirtualCluster:
         config: ClusterConfig,
         *,
         name: str = "",
-        max_colocated_worker_groups: int = 1,
+        max_colocated_worker_groups: int | None = None,
     ) -> RayVirtualCluster:
         """Build the cluster that a `ClusterConfig` describes."""
         return cls(
@@ -206,8 +210,7 @@ class RayVirtualCluster:
     def bundle(self) -> Bundle:
         """What one bundle reserves."""
         if self.use_gpus:
-            cpus = float(self.max_colocated_worker_groups)
-            return Bundle(cpus, 1.0, self._bundle_resources)
+            return Bundle(self._cpus_beside_gpu, 1.0, self._bundle_resources)
         return Bundle(1.0, 0.0, self._bundle_resources)
 
     @property
@@ -215,7 +218,9 @@ class RayVirtualCluster:
         """What one worker of one group takes of its bundle."""
         # Rounded down to what Ray can count, or the last group would not fit.
         share = (10_000 // self.max_colocated_worker_groups) / 10_000
-        return Bundle(1.0, share) if self.use_gpus else Bundle(share)
+        if not self.use_gpus:
+            return Bundle(share)
+        return Bundle(min(1.0, self._cpus_beside_gpu * share), share)
 
     @property
     def is_shut_down(self) -> bool:

@@ -254,7 +254,11 @@ class TrainingBackend(Protocol):
         weights_path: Path | None = None,
         optimizer_path: Path | None = None,
     ) -> None:
-        """Builds the model from `PolicyConfig.to_dict()`; rank from the environment."""
+        """Builds the model from `PolicyConfig.to_dict()`; rank from the environment.
+
+        Joins the process group of the ranks. A process that is in one already, because
+        another model was here before, stays in it: `join_process_group` does so.
+        """
         ...
 
     def train_step(

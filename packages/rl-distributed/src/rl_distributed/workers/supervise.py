@@ -125,6 +125,14 @@ class GroupSupervisor:
             ).start()
 
     def _investigate(self, event: WatchEvent) -> None:
+        try:
+            self._look_into(event)
+        except Exception:
+            if ray.is_initialized():
+                raise
+            # Ray was shut down meanwhile, and the workers with it: nobody asks.
+
+    def _look_into(self, event: WatchEvent) -> None:
         workers = [
             self._workers[rank]
             for rank, incarnation in event.who

@@ -52,7 +52,10 @@ class TrainingWorker:
             arguments: Those of the constructor.
         """
         if config is not None:
-            self.shutdown()
+            # The ranks stay together: one that left and joined again at the same port
+            # could meet the others where they were before.
+            self._sender.close()
+            self._backend = None
             self._config, self._arguments = config, arguments
         self._backend = get_training_backend(str(self._config["backend"]))()
         self._backend.setup(self._config, **self._arguments)

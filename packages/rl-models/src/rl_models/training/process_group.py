@@ -10,6 +10,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from rl_distributed.errors import ConfigError
 
@@ -57,8 +58,14 @@ class Ranks:
 
 
 def join_process_group(ranks: Ranks, deadline_s: float) -> None:
-    """Joins gloo (CPU) or NCCL (GPU) at `MASTER_ADDR:MASTER_PORT`."""
-    if ranks.world_size == 1 or dist.is_initialized():
+    """Joins gloo (CPU) or NCCL (GPU) at `MASTER_ADDR:MASTER_PORT`.
+
+    A process that is in a group stays in it, with the new deadline.
+    """
+    if ranks.world_size == 1:
+        return
+    if dist.is_initialized():
+        _set_pg_timeout(timedelta(seconds=deadline_s))
         return
     on_gpu = ranks.device.type == "cuda"
     if on_gpu:
