@@ -67,8 +67,10 @@ class ProcessWatch:
 
     def _look(self, timeout_s: float) -> bool:
         """Wait for an end; whether all goes on."""
-        watched = [self._wake_out, *self._handles]
-        ready, _, _ = select.select(watched, [], [], timeout_s)
+        poll = select.poll()
+        for watched in (self._wake_out, *self._handles):
+            poll.register(watched, select.POLLIN)
+        ready = [handle for handle, _ in poll.poll(timeout_s * 1000.0)]
         if self._wake_out in ready:
             return False
         if ready:
