@@ -128,6 +128,7 @@ def test_arguments_come_before_the_run(model: str, tmp_path: Path) -> None:
     ("arguments", "said"),
     [
         (["no/such/folder", "--data", "DATA", "--env", "sorting"], "no/such/folder"),
+        (["no/such/folder"], "no/such/folder"),
         (["MODEL", "--data", "gone.jsonl", "--env", "sorting"], "gone.jsonl"),
         (["MODEL", "--env", "sorting"], "nothing to ask"),
         (["MODEL", "--data", "DATA"], "rewards answers"),

@@ -11,6 +11,7 @@ from rl_algorithms.trainers.settings import build_config
 from rl_cli.run_folder import RunFolder
 from rl_distributed import ConfigError
 from rl_distributed.config import apply_overrides, parse_overrides
+from rl_models.checkpoint.model_folder import check_model_folder
 
 __all__ = ["eval_config", "model_of_run"]
 
@@ -55,8 +56,11 @@ def eval_config(
 
     Raises:
         ConfigError: A key or a value is wrong.
+        ModelLoadError: There is no such model folder.
     """
-    base = find_target(model).settings()
+    target = find_target(model)
+    check_model_folder(target.model)
+    base = target.settings()
     if sources:
         base["datasets"] = _datasets(sources)
     if env is not None:
