@@ -87,7 +87,9 @@ def test_a_run_is_worth_its_last_stage(model: str, tmp_path: Path) -> None:
 
 def test_arguments_come_before_the_run(model: str, tmp_path: Path) -> None:
     checkpoint = tmp_path / "step_1"
-    (checkpoint / "policy" / "weights").mkdir(parents=True)
+    weights = checkpoint / "policy" / "weights"
+    weights.mkdir(parents=True)
+    (weights / "config.json").write_text("{}")
     (checkpoint / "config.yaml").write_text(
         json.dumps(
             {
