@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-import time
+import cProfile
 from typing import Any
 
 import pytest
@@ -142,13 +142,12 @@ def test_mistakes_are_named() -> None:
         create_env("sorting", {"credits": "exact"})
 
 
-def test_512_rows_are_judged_in_less_than_5_ms() -> None:
+def test_a_row_is_judged_in_few_calls() -> None:
+    """Python calls are counted: their number does not depend on the machine."""
     rows = SortingTasks(num_digits=10).train(512)
     logs = [log_of(row["prompt"], row["answer"]) for row in rows]
     environment = SortingEnvironment()
-    best = float("inf")
-    for _ in range(20):
-        begin = time.perf_counter()
-        environment.step(logs, rows)
-        best = min(best, time.perf_counter() - begin)
-    assert best < 0.005
+    profile = cProfile.Profile()
+    profile.runcall(environment.step, logs, rows)
+    calls = sum(entry.callcount for entry in profile.getstats())
+    assert calls < 20 * len(rows)
