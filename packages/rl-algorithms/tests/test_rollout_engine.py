@@ -380,7 +380,7 @@ class Replay:
 
 
 def calls_of(function):
-    """Python calls that a function makes: its cost, whatever the machine does beside."""
+    """Python calls that a function makes: a cost that no machine changes."""
     profile = cProfile.Profile()
     profile.runcall(function)
     return sum(entry.callcount for entry in profile.getstats())
