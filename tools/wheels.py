@@ -66,7 +66,9 @@ def install_and_import(package: str, scratch: Path) -> None:
     run("uv", "venv", "--quiet", "--python", sys.executable, venv)
     python = venv / "bin" / "python"
     wheel = next(DIST.glob(f"{package.replace('-', '_')}-*.whl"))
-    run("uv", "pip", "install", "--quiet", "--python", python, "--no-index",
+    # uv keeps the wheels of a folder by name and version, which stay the same here.
+    fresh = [f"--refresh-package={name}" for name in PACKAGES]
+    run("uv", "pip", "install", "--quiet", "--python", python, "--no-index", *fresh,
         "--find-links", WHEELHOUSE, "--find-links", DIST, wheel)  # fmt: skip
     module = package.replace("-", "_")
     code = f"import {module}; [getattr({module}, name) for name in {module}.__all__]"
