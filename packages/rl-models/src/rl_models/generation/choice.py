@@ -1,6 +1,6 @@
 """Which backend samples: what the setting `auto` means, and what this process can run.
 
-The rule of `auto` is what `python -m benchmarks.generation` gave on two busy cores:
+The rule of `auto` is what `python -m benchmarks.generation` gave on two cores:
 
 - on a CPU `huggingface`: two to seven times faster up to a million parameters, and
   about as fast from ten million on (vLLM pays a fixed price per step there);
