@@ -1,7 +1,4 @@
-"""A short chaos; `nox -s chaos` runs a long one, which can take its place.
-
-`RL_CHAOS_SECONDS` says how long the short one is; 0: none.
-"""
+"""A short chaos; `nox -s chaos` runs a long one."""
 
 from __future__ import annotations
 
@@ -34,7 +31,6 @@ def of_session(session):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(SECONDS == 0, reason="RL_CHAOS_SECONDS is 0")
 @pytest.mark.timeout(SECONDS + EXTRA_S + 60)
 def test_every_call_ends_rightly_while_workers_are_tormented():
     process = subprocess.Popen(

@@ -15,6 +15,7 @@ from rl_envs.interfaces import (
     MessageLog,
     Rewards,
     last_response,
+    num_rows,
     prompt_text,
 )
 from rl_envs.metrics import reward_metrics
@@ -144,12 +145,7 @@ class FunctionalRewardWrapper(EnvironmentInterface[Columns | None]):
             MessageLogError: A conversation has no response, or there is not one
                 metadata per conversation.
         """
-        size = len(message_log_batch)
-        if len(metadata) != size:
-            raise MessageLogError(
-                f"metadata must have one entry per conversation: got {len(metadata)} "
-                f"for {size}"
-            )
+        size = num_rows(message_log_batch, metadata)
         return EnvironmentReturn(
             observations=[{"role": "environment", "content": ""} for _ in range(size)],
             metadata=list(metadata),

@@ -21,6 +21,7 @@ __all__ = [
     "Observation",
     "Rewards",
     "last_response",
+    "num_rows",
     "observation_messages",
     "prompt_text",
     "scored_mask",
@@ -130,6 +131,21 @@ class EnvironmentInterface(ABC, Generic[MetadataT]):
     def shutdown(self) -> None:
         """Give back what the environment holds; calling it again does nothing."""
         return
+
+
+def num_rows(message_log_batch: Sequence[MessageLog], metadata: Sequence[Any]) -> int:
+    """Return the size of a batch.
+
+    Raises:
+        MessageLogError: There is not one entry of metadata for each conversation.
+    """
+    size = len(message_log_batch)
+    if len(metadata) != size:
+        raise MessageLogError(
+            f"metadata must have one entry per conversation: got {len(metadata)} for "
+            f"{size}"
+        )
+    return size
 
 
 def last_response(message_log: MessageLog, *, row: int = 0) -> str:

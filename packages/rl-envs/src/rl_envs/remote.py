@@ -34,12 +34,13 @@ from rl_distributed.errors import (
 from rl_distributed.logging import get_logger
 from rl_distributed.ray_start import init_ray
 from rl_envs.environment_host import Abilities, EnvironmentHost, Outcome
-from rl_envs.errors import EnvironmentContractError, MessageLogError
+from rl_envs.errors import EnvironmentContractError
 from rl_envs.interfaces import (
     EnvironmentInterface,
     EnvironmentReturn,
     MessageLog,
     Rewards,
+    num_rows,
 )
 from rl_envs.registry import EnvFactory, EnvironmentSpec, EnvSettings
 from rl_envs.reward_lists import RewardFns
@@ -176,12 +177,7 @@ class RemoteEnvironment(EnvironmentInterface[Any]):
             WorkerDiedError: The process of a worker is gone.
             DeadlineExceededError: A worker did not answer in time.
         """
-        size = len(message_log_batch)
-        if len(metadata) != size:
-            raise MessageLogError(
-                f"metadata must have one entry per conversation: got {len(metadata)} "
-                f"for {size}"
-            )
+        num_rows(message_log_batch, metadata)
         logs = [_as_text(log) for log in message_log_batch]
         return join_returns(self._call_in_chunks("step", logs, list(metadata)))
 

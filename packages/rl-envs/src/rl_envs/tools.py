@@ -30,6 +30,7 @@ from rl_envs.interfaces import (
     Observation,
     Rewards,
     last_response,
+    num_rows,
 )
 from rl_envs.reward_environments import as_environment
 from rl_envs.tool_calls import JsonToolCallParser, ToolCall, ToolCallParser
@@ -123,12 +124,7 @@ class ToolEnvironment(EnvironmentInterface[Columns | None]):
             MessageLogError: A conversation has no response, or the metadata do not fit.
             Exception: What the judge raises.
         """
-        size = len(message_log_batch)
-        if len(metadata) != size:
-            raise MessageLogError(
-                f"metadata must have one entry per conversation: got {len(metadata)} "
-                f"for {size}"
-            )
+        size = num_rows(message_log_batch, metadata)
         columns = [
             _with_counters(log, row, value)
             for row, (log, value) in enumerate(

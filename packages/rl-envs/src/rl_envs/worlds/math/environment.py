@@ -16,6 +16,7 @@ from rl_envs.interfaces import (
     EnvironmentReturn,
     MessageLog,
     last_response,
+    num_rows,
 )
 from rl_envs.metrics import calculate_pass_rate_per_prompt, reward_metrics
 from rl_envs.registry import register_env
@@ -86,12 +87,7 @@ class MathEnvironment(EnvironmentInterface[Columns]):
             ConfigError: math-verify is missing.
             DeadlineExceededError: A process that compares does not come up.
         """
-        size = len(message_log_batch)
-        if len(metadata) != size:
-            raise MessageLogError(
-                f"metadata must have one entry per conversation: got {len(metadata)} "
-                f"for {size}"
-            )
+        size = num_rows(message_log_batch, metadata)
         pairs = [
             (last_response(log, row=row), _solution(metadata[row], row))
             for row, log in enumerate(message_log_batch)

@@ -14,6 +14,7 @@ from rl_envs.interfaces import (
     EnvironmentReturn,
     MessageLog,
     last_response,
+    num_rows,
 )
 from rl_envs.metrics import reward_metrics
 from rl_envs.registry import register_env
@@ -64,12 +65,7 @@ class SortingEnvironment(EnvironmentInterface[Columns]):
         Raises:
             MessageLogError: A conversation has no response, or a row no answer.
         """
-        size = len(message_log_batch)
-        if len(metadata) != size:
-            raise MessageLogError(
-                f"metadata must have one entry per conversation: got {len(metadata)} "
-                f"for {size}"
-            )
+        size = num_rows(message_log_batch, metadata)
         responses = [
             last_response(log, row=row).strip()
             for row, log in enumerate(message_log_batch)
