@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import queue
@@ -15,6 +16,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from rl_distributed.workers.beats import Beat, proof
 from rl_distributed.workers.watch import GroupWatch
 
 LIMIT_S = 2.0
@@ -63,6 +65,49 @@ def test_beats_arrive_and_are_asked_for():
         seen = watch.seen()[3]
         assert seen.is_connected
         assert events.empty()
+
+
+def test_hello_that_is_not_read_yet_counts():
+    held, held_back, let_go = threading.Event(), threading.Event(), threading.Event()
+
+    def hold(_):
+        held.set()
+        assert let_go.wait(60)
+
+    watch = GroupWatch("test", "127.0.0.1", None, hold)
+    target = watch.target(3, 0)
+    beats = {}
+    try:
+        address = (target.address, target.port)
+        with socket.create_connection(address, timeout=30) as link:
+            challenge = link.makefile("r").readline().strip()
+            watch.add_deadline(0.0, str, lambda: ((3, 0),))
+            assert held.wait(60)
+            hello = [3, 0, proof(target.key, challenge, 3, 0)]
+            link.sendall(
+                json.dumps(hello).encode() + b"\n" + Beat("step").line() + b"\n"
+            )
+            watch.expect(3, 0, None)
+
+            def ask():
+                held_back.set()
+                beats.update(watch.ask([3], 60))
+
+            asking = threading.Thread(target=ask)
+            asking.start()
+            assert held_back.wait(60)
+            let_go.set()
+            asking.join(60)
+    finally:
+        let_go.set()
+        watch.close()
+    assert beats[3].method == "step"
+
+
+def test_question_ends_with_the_watch():
+    with watching() as (watch, _):
+        watch.close()
+        assert watch.ask([0], 60) == {}
 
 
 @pytest.mark.parametrize("is_local", [True, False])

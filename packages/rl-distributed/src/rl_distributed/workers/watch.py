@@ -109,6 +109,8 @@ class GroupWatch:
         self._handles: dict[int, int] = {}
         self._deadlines: list[_CallDeadline] = []
         self._closing = False
+        self._asked = 0
+        self._asked_before_pass = 0
         self._selector = selectors.DefaultSelector()
         self._listener = socket.create_server((address, 0), backlog=1_024)
         self._address, self._port = self._listener.getsockname()[:2]
@@ -176,14 +178,21 @@ class GroupWatch:
     def ask(self, ranks: Collection[int], timeout_s: float) -> dict[int, Beat]:
         """Fresh beats of these workers, as many as come in time."""
         began = time.monotonic()
+        with self._changed:
+            self._asked += 1
+            number = self._asked
         self._wake(b"?")
 
         def answered() -> bool:
-            return all(
-                not (seen := self._seen.get(rank))
-                or not seen.is_connected
-                or seen.at > began
-                for rank in ranks
+            # Who counts as not connected may have said hello, unread so far.
+            return self._closing or (
+                self._asked_before_pass >= number
+                and all(
+                    not (seen := self._seen.get(rank))
+                    or not seen.is_connected
+                    or seen.at > began
+                    for rank in ranks
+                )
             )
 
         with self._changed:
@@ -207,6 +216,7 @@ class GroupWatch:
         """End the thread; may be called more than once."""
         with self._changed:
             self._closing = True
+            self._changed.notify_all()
         self._wake()
         if threading.current_thread() is not self._thread:
             self._thread.join(_CLOSE_S)
@@ -228,8 +238,15 @@ class GroupWatch:
         try:
             while not self._closing:
                 events: list[WatchEvent] = []
-                for key, _ in self._selector.select(self._pause_s()):
+                asked = self._asked
+                pause_s = self._pause_s() if asked == self._asked_before_pass else 0.0
+                for key, _ in self._selector.select(pause_s):
                     self._handle(key.fileobj, key.data, events)
+                if asked != self._asked_before_pass:
+                    # All that had arrived when these asked is read.
+                    with self._changed:
+                        self._asked_before_pass = asked
+                        self._changed.notify_all()
                 # Only after all that has arrived is read: this process may have been
                 # the one that stood still.
                 events += self._overdue(time.monotonic())
