@@ -80,7 +80,11 @@ def tests(session: nox.Session, package: str) -> None:
     # The same examples each time: a change is judged by what it changes. Plain pytest
     # goes on looking for new ones.
     fixed = "--hypothesis-profile=ci"
-    python(session, "-m", "pytest", folder, fixed, *ignored, *cover, *session.posargs)
+    # Real processes on a busy machine: what fails is tried once more, and both tries
+    # are shown, so that a test that needs it is seen.
+    again = ["--reruns=1", "--max-suite-reruns=5", "--rerun-show-tracebacks", "-rfER"]
+    options = [fixed, *again, *ignored, *cover]
+    python(session, "-m", "pytest", folder, *options, *session.posargs)
 
 
 @nox.session
