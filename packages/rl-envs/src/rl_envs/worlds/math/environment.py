@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -20,6 +19,11 @@ from rl_envs.interfaces import (
 )
 from rl_envs.metrics import calculate_pass_rate_per_prompt, reward_metrics
 from rl_envs.registry import register_env
+from rl_envs.worlds.math.choices import (
+    canonical_choice,
+    find_choice,
+    find_english_choice,
+)
 from rl_envs.worlds.math.judge_pool import Judgement, JudgePool
 
 __all__ = ["MathConfig", "MathEnvironment"]
@@ -27,20 +31,21 @@ __all__ = ["MathConfig", "MathEnvironment"]
 Columns: TypeAlias = Mapping[str, Any]
 
 _COLUMNS = ("ground_truth", "answer")
-# "Answer: B", "Answer: $\boxed{B}$", "the answer is (B)"; the last one counts.
-_CHOICE = re.compile(
-    r"(?:answer\s*(?:is|:)\s*[*$\s(]*(?:\\(?:boxed|text)\{)*|\\boxed\{(?:\\text\{)?)"
-    r"\(?([A-Z])\b",
-    re.IGNORECASE,
-)
+_FINDERS = {
+    "english_multichoice": find_english_choice,
+    "multilingual_multichoice": find_choice,
+}
 
 
 class MathConfig(Config):
     """Settings of the math environment."""
 
-    verifier_type: Literal["math", "english_multichoice"] = "math"
+    verifier_type: Literal[
+        "math", "english_multichoice", "multilingual_multichoice"
+    ] = "math"
     """`math`: answers are compared by what they mean (math-verify). Or the letter after
-    `Answer:`, or in `\\boxed{}`, is compared."""
+    `Answer:`, or in `\\boxed{}`, is compared; `multilingual_multichoice` knows the word
+    in some thirty languages, and letters of other scripts."""
     num_workers: int = Field(default=1, ge=1)
     """Processes that compare answers by what they mean."""
     timeout_s: float = Field(default=5.0, gt=0.0)
@@ -95,7 +100,8 @@ class MathEnvironment(EnvironmentInterface[Columns]):
         if self.config.verifier_type == "math":
             judgements = self._pool.judge(pairs)
         else:
-            judgements = [_judge_choice(*pair) for pair in pairs]
+            find = _FINDERS[self.config.verifier_type]
+            judgements = [_judge_choice(*pair, find) for pair in pairs]
         stop = self.config.stop_strings
         return EnvironmentReturn(
             observations=[
@@ -156,10 +162,11 @@ def _verdict(judgement: Judgement) -> str:
     return f"Environment: {'correct' if judgement.correct else 'incorrect'}"
 
 
-def _judge_choice(response: str, solution: str) -> Judgement:
-    letters = _CHOICE.findall(response)
-    answer = letters[-1].upper() if letters else None
-    return Judgement(answer == solution.strip().strip("()").upper(), answer)
+def _judge_choice(
+    response: str, solution: str, find: Callable[[str], str | None]
+) -> Judgement:
+    answer = find(response)
+    return Judgement(answer == canonical_choice(solution), answer)
 
 
 def _solution(columns: Columns, row: int) -> str:

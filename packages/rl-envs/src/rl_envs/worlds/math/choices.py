@@ -1,0 +1,79 @@
+r"""The letter of a multiple choice in a response, in one of some thirty languages.
+
+In other languages the last letter counts that stands in `\boxed{}`, or by itself a few
+words after "answer" in one of them (`choices.toml`). Wide and circled letters and those
+of other scripts stand for Latin ones.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+import unicodedata
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+__all__ = ["canonical_choice", "find_choice", "find_english_choice"]
+
+# "Answer: B", "Answer: $\boxed{B}$", "the answer is (B)".
+_ENGLISH = re.compile(
+    r"(?:answer\s*(?:is|:)\s*[*$\s(]*(?:\\(?:boxed|text)\{)*|\\boxed\{(?:\\text\{)?)"
+    r"\(?([A-Z])\b",
+    re.IGNORECASE,
+)
+_BOXED = r"\\boxed\{(?:\\text\{)?\(?"
+# Signs and words between "answer" and its letter, all on one line.
+_GAP = r"[^\n]{0,40}?"
+
+
+def find_english_choice(response: str) -> str | None:
+    """Return the Latin letter of the last answer, or None."""
+    letters = _ENGLISH.findall(response)
+    return letters[-1].upper() if letters else None
+
+
+def find_choice(response: str) -> str | None:
+    """Return the letter of the last answer in any of the languages, or None."""
+    pattern, _ = _patterns()
+    found = pattern.findall(unicodedata.normalize("NFKC", response))
+    return canonical_choice(found[-1]) if found else None
+
+
+def canonical_choice(letter: str) -> str:
+    """Return what a letter, perhaps in brackets or of another script, stands for."""
+    _, letters = _patterns()
+    text = unicodedata.normalize("NFKC", letter).strip().strip("().").upper()
+    return letters.get(text, text)
+
+
+@cache
+def _patterns() -> tuple[re.Pattern[str], dict[str, str]]:
+    text = Path(__file__).with_name("choices.toml").read_text(encoding="utf-8")
+    data: dict[str, Any] = tomllib.loads(text)
+    words = {_normal(word) for language in data["words"].values() for word in language}
+    letters = {
+        _normal(letter): latin
+        for script in data["letters"].values()
+        for letter, latin in script.items()
+    }
+    # The longest first: one may begin with another.
+    cues = "|".join(re.escape(word) for word in sorted(words, key=len, reverse=True))
+    others = "|".join(re.escape(letter) for letter in letters)
+    # A letter by itself: no part of a word, and without marks that make it another.
+    alone = rf"(?<![^\W\d_])(?:{others})(?![^\W\d_]|{_marks()})"
+    latin = r"(?<![A-Za-z\u00c0-\u024f])[A-J](?![A-Za-z\u00c0-\u024f'])"
+    choice = f"({latin}|{alone})"
+    # Words in any case; a single letter in lower case is often a word.
+    return re.compile(f"(?:(?i:{cues}){_GAP}|{_BOXED}){choice}"), letters
+
+
+def _marks() -> str:
+    """Marks that combine with the letters above."""
+    spans = ("\\u0300-\\u036f", "\\u05b0-\\u05c7", "\\u064b-\\u0655", "\\u0901-\\u0903")
+    more = ("\\u093c-\\u094d", "\\u0981-\\u0983", "\\u09bc-\\u09cd")
+    return f"[{''.join((*spans, *more))}]"
+
+
+def _normal(text: str) -> str:
+    return unicodedata.normalize("NFKC", text)
