@@ -55,6 +55,19 @@ def test_demonstrations_of_files(tokenizer, tmp_path):
     assert module.validation_loader() is None
 
 
+def test_rows_that_do_not_fill_a_step_make_a_smaller_one(tokenizer, tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text("\n".join(map(json.dumps, ROWS)))
+    few = len(ROWS) + 1
+    module = make(tokenizer, DataConfig(), train=str(path), batch_size=few)
+    assert [batch.size for batch in module.train_loader] == [len(ROWS)]
+    # More than one step: the smaller last one is left out.
+    module = make(tokenizer, DataConfig(), train=str(path), batch_size=len(ROWS) - 1)
+    assert [batch.size for batch in module.train_loader] == [len(ROWS) - 1]
+    with pytest.raises(EmptyDatasetError, match="10 rows but a batch takes 11"):
+        make(tokenizer, DataConfig(drop_last=True), train=ROWS, batch_size=few)
+
+
 @pytest.mark.parametrize(("size", "count"), [(3, 3), (0.2, 2)])
 def test_rows_set_aside_are_not_trained_on(tokenizer, size, count):
     module = make(tokenizer, DataConfig(split_validation_size=size))
@@ -88,8 +101,6 @@ def test_bad_input(tokenizer):
         make(tokenizer, train=None)
     with pytest.raises(EmptyDatasetError, match="is empty"):
         make(tokenizer, train=[])
-    with pytest.raises(EmptyDatasetError, match="10 rows but a batch takes 30"):
-        make(tokenizer, batch_size=30)
     with pytest.raises(EmptyDatasetError, match="sets 10 of the 10 rows"):
         make(tokenizer, DataConfig(split_validation_size=10))
     with pytest.raises(PromptTooLongError, match="longer than 1 tokens"):

@@ -55,7 +55,8 @@ def test_a_student_practises_with_tools(calling_model, tmp_path):
         max_total_sequence_length=128,
         max_rollout_turns=3,
         train_micro_batch_size=16,
-        chat_template=template(strips=False),
+        chat_template=template(strips=True),
+        on_template_rewrite="branch",
         env={"name": "calculator", "settings": {"call_format": "brackets"}},
         checkpointing={"enabled": False},
         output_dir=str(tmp_path / "run"),
@@ -64,16 +65,20 @@ def test_a_student_practises_with_tools(calling_model, tmp_path):
     assert metrics["train:avg_turns_per_sample"] > 1.0
     assert metrics["train:env/tool_calls_per_sample"] > 0.1
     assert metrics["train:mean_env_tokens_per_sample"] > 1.0
-    # What the tools said is not imitated.
+    # What the tools said is not imitated, and what was sampled is once, though the
+    # template rewrites it and later rows begin with it.
+    assert metrics["train:mean_branches_per_sample"] > 0.0
     assert metrics["train:num_unmasked_tokens"] == metrics["train:num_generated_tokens"]
     assert metrics["train:loss"] == pytest.approx(0.0, abs=1e-6)
 
 
 @pytest.mark.usefixtures("ray_cluster")
-def test_turns_with_tools_are_trained_on(calling_model, tmp_path):
+@pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
+def test_turns_with_tools_are_trained_on(calling_model, tmp_path, algorithm):
     result = rl.train(
         model=calling_model,
         dataset=TASKS,
+        algorithm=algorithm,
         max_num_steps=2,
         max_num_epochs=None,
         num_prompts_per_step=8,
@@ -82,7 +87,8 @@ def test_turns_with_tools_are_trained_on(calling_model, tmp_path):
         max_total_sequence_length=128,
         max_rollout_turns=3,
         train_micro_batch_size=16,
-        reference_policy_kl_penalty=0.0,
+        reference_policy_kl_penalty=0.1,
+        use_kl_in_reward=True,
         chat_template=template(strips=True),
         on_template_rewrite="branch",
         env={"name": "calculator", "settings": {"call_format": "brackets"}},
@@ -96,4 +102,6 @@ def test_turns_with_tools_are_trained_on(calling_model, tmp_path):
     assert metrics["train:num_retried"] == 0.0
     # The trainer finds what the sampler said.
     assert metrics["train:token_mult_prob_error"] < 1 + 1e-4
-    assert metrics["train:num_samples"] >= 32
+    # The parts of a branched conversation are rows of their own.
+    assert metrics["train:num_samples"] > 32
+    assert metrics["train:kl_penalty"] > 0.0

@@ -7,6 +7,7 @@ import pytest
 import rl_algorithms as rl
 from rl_algorithms.evaluation import EvalConfig
 from rl_algorithms.trainers.settings import build_config
+from rl_algorithms.trainers.unread import idle_lines, of_validation
 from rl_distributed.errors import ConfigError
 
 ENV = {"name": "sorting"}
@@ -14,6 +15,8 @@ GENERATION = {"max_new_tokens": 4}
 OFF_POLICY = {"distillation.on_policy": False}
 UNREAD = [
     ("sft", "env", ENV),
+    ("sft", "sft.val_greedy", False),
+    ("ppo", "ppo.positive_above", 0.5),
     ("sft", "data.chosen_key", "better"),
     ("dpo", "env", ENV),
     ("dpo", "policy.generation", GENERATION),
@@ -139,5 +142,106 @@ def test_what_scores_answers_needs_answers(tiny_model, tmp_path):
             teacher=str(tiny_model),
             max_rollout_turns=2,
             output_dir=str(folder),
+        )
+    assert not folder.exists()
+
+
+KL = "loss_fn.reference_policy_kl_penalty=0: loss_fn"
+IDLE = [
+    (
+        "grpo",
+        {"reference_policy_kl_penalty": 0.0, "reference_policy_kl_type": "k2"},
+        f"{KL}.reference_policy_kl_type='k2'",
+    ),
+    ("ppo", {"use_kl_in_reward": True}, f"{KL}.use_kl_in_reward=True"),
+    (
+        "grpo",
+        {"disable_ppo_ratio": True, "ratio_clip_max": 0.3},
+        "loss_fn.disable_ppo_ratio=true: loss_fn.ratio_clip_max=0.3",
+    ),
+    (
+        "grpo",
+        {"dynamic_sampling_max_gen_batches": 3},
+        "grpo.use_dynamic_sampling=false: grpo.dynamic_sampling_max_gen_batches=3",
+    ),
+    (
+        "distillation",
+        {"rollout.retry.resample": "group"},
+        "rollout.retry.max_attempts=1: rollout.retry.resample='group'",
+    ),
+    (
+        "sft",
+        {"checkpointing": {"enabled": False, "save_period": 3, "keep_latest_k": 2}},
+        "checkpointing.enabled=false: checkpointing.save_period=3, "
+        "checkpointing.keep_latest_k=2",
+    ),
+    (
+        "dpo",
+        {"data.streaming_shuffle_rows": 7},
+        "data.streaming=false: data.streaming_shuffle_rows=7",
+    ),
+]
+
+
+@pytest.mark.parametrize(("algorithm", "settings", "line"), IDLE)
+def test_what_another_key_turns_off_is_named(algorithm, settings, line):
+    whole = config(algorithm, settings)
+    assert list(idle_lines(whole, whole.idle())) == [f"without effect, as {line}"]
+
+
+@pytest.mark.parametrize("algorithm", rl.algorithm_names())
+def test_defaults_are_not_named(algorithm):
+    whole = config(algorithm, {})
+    assert not list(idle_lines(whole, (*whole.idle(), of_validation(whole))))
+
+
+def test_keys_of_validations_without_held_out_data_are_named():
+    whole = config("grpo", {"val_period": 5, "val_greedy": False})
+    assert list(idle_lines(whole, [of_validation(whole)])) == [
+        "without effect, as there are no held-out data: grpo.val_period=5, "
+        "grpo.val_greedy=False"
+    ]
+    whole = config("sft", {"val_period": 0})
+    assert not list(idle_lines(whole, [of_validation(whole)]))
+
+
+ROWS = [{"prompt": "1+1=", "answer": "2"}]
+
+
+@pytest.mark.parametrize("key", ["val_at_start", "val_at_end"])
+def test_a_validation_that_is_asked_for_needs_data(tiny_model, tmp_path, key):
+    folder = tmp_path / "run"
+    with pytest.raises(ConfigError, match=f"{key} asks for a validation"):
+        rl.train(
+            tiny_model,
+            ROWS,
+            algorithm="sft",
+            max_total_sequence_length=32,
+            output_dir=str(folder),
+            **{key: True},
+        )
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({}, "nothing scores them"),
+        ({"reward_fn": lambda prompt, response: 1.0}, "there are no held-out data"),
+    ],
+)
+def test_answers_that_a_validation_samples_are_scored(
+    tiny_model, tmp_path, given, message
+):
+    folder = tmp_path / "run"
+    with pytest.raises(ConfigError, match=message):
+        rl.train(
+            tiny_model,
+            ROWS,
+            algorithm="sft",
+            max_new_tokens=4,
+            max_total_sequence_length=32,
+            output_dir=str(folder),
+            **given,
         )
     assert not folder.exists()

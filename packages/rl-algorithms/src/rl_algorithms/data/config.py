@@ -173,8 +173,9 @@ class DataConfig(Config):
     not be known, so `max_num_steps` must be set."""
     streaming_shuffle_rows: int = Field(default=1000, ge=1)
     """Rows of a stream that are held, processed and shuffled together."""
-    drop_last: bool = True
-    """Leave out the last, smaller training batch of an epoch."""
+    drop_last: bool | None = None
+    """Leave out the last, smaller training batch of an epoch; null: unless it is the
+    only one."""
 
     @property
     def sources(self) -> list[SourceConfig]:

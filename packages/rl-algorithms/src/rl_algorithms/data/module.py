@@ -127,12 +127,25 @@ class DataModule:
             self._batch_size,
             shuffle=config.shuffle,
             seed=self._seed,
-            drop_last=config.drop_last,
+            drop_last=self._drops_last(),
             endless=self._endless,
             collate_fn=self.collate,
             order=order,
             name=f"training dataset {self.train_dataset.name}",
         )
+
+    def _drops_last(self) -> bool:
+        num_rows = len(self.train_dataset)
+        if self.config.drop_last is not None:
+            return self.config.drop_last
+        if 0 < num_rows < self._batch_size:
+            _logger.info(
+                "the data have %d rows, less than a step takes (%d): a step takes all "
+                "of them",
+                num_rows,
+                self._batch_size,
+            )
+        return num_rows >= self._batch_size
 
     def _stream(self, train: Any) -> StreamLoader:
         if train is None and (self.config.train is None or not self.config.train.path):
@@ -144,7 +157,7 @@ class DataModule:
             block_rows=self.config.streaming_shuffle_rows,
             shuffle=self.config.shuffle,
             seed=self._seed,
-            drop_last=self.config.drop_last or self._endless,
+            drop_last=self.config.drop_last is not False or self._endless,
             collate_fn=self.collate,
         )
 

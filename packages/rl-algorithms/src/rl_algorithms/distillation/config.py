@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
@@ -75,6 +75,8 @@ class DistillationSettings(SamplingSettings):
 
 class DistillationConfig(RolloutTrainerConfig):
     """Everything a distillation needs; `policy` is the student."""
+
+    trains_branches: ClassVar[bool] = True
 
     output_dir: str = "runs/distillation"
     """Folder of the run; see `TrainerConfig`."""

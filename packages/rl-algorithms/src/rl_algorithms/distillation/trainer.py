@@ -17,8 +17,8 @@ from rl_algorithms.distillation.config import DistillationConfig, DistillationSe
 from rl_algorithms.distillation.unscored import Unscored
 from rl_algorithms.distillation.vocabulary import check_same_vocabulary
 from rl_algorithms.losses.distillation import DistillationLossFn
+from rl_algorithms.rollout import unfold_branches
 from rl_algorithms.trainers.components import Needs
-from rl_algorithms.trainers.data_limits import keep_small_data
 from rl_algorithms.trainers.rollout_trainer import RolloutTrainer
 from rl_algorithms.trainers.training_rows import (
     count_tokens,
@@ -32,7 +32,7 @@ from rl_models.tokens.tokenizer import load_tokenizer
 
 __all__ = ["DistillationTrainer"]
 
-_COLUMNS = ("input_ids", "input_lengths", "token_mask", "sample_mask")
+_COLUMNS = ("input_ids", "input_lengths", "token_mask", "sample_mask", "branches")
 # Validation samples with the noise of this step number, which no training step has.
 _VALIDATION_STEP = -1
 
@@ -68,7 +68,7 @@ class DistillationTrainer(RolloutTrainer[DistillationConfig]):
         if settings.on_policy:
             return super()._load_data(dataset, val_dataset)
         data = DataModule(
-            keep_small_data(self.config.data, dataset, self.plan.num_prompts),
+            self.config.data,
             tokenizer,
             kind="demonstrations",
             batch_size=self.plan.num_prompts,
@@ -165,6 +165,6 @@ class DistillationTrainer(RolloutTrainer[DistillationConfig]):
 
 def _to_train_on(rows: BatchedDataDict[Any]) -> BatchedDataDict[Any]:
     """Keep the rows and columns that count."""
-    found: BatchedDataDict[Any] = BatchedDataDict({n: rows[n] for n in _COLUMNS})
-    kept = (rows["sample_mask"] != 0).nonzero().flatten()
+    found = unfold_branches(BatchedDataDict({n: rows[n] for n in _COLUMNS}))
+    kept = (found["sample_mask"] != 0).nonzero().flatten()
     return found if len(kept) == found.size else found.select_indices(kept)

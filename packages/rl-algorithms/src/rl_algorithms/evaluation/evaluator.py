@@ -27,7 +27,7 @@ from rl_algorithms.evaluation.config import EvalConfig
 from rl_algorithms.evaluation.result import DatasetEvaluation, EvaluationResult
 from rl_algorithms.evaluation.target import find_target
 from rl_algorithms.rollout import RolloutConfig, RolloutEngine, RolloutResult
-from rl_algorithms.trainers.data_limits import try_reward_fn
+from rl_algorithms.trainers.reward_trial import try_reward_fn
 from rl_algorithms.trainers.settings import build_config
 from rl_distributed.errors import ConfigError
 from rl_distributed.logging import get_logger

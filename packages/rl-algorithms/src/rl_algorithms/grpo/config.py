@@ -19,8 +19,9 @@ from rl_algorithms.trainers.rollout_config import (
     SamplingSettings,
     with_generation,
 )
+from rl_algorithms.trainers.unread import OF_KL, Idle
 
-__all__ = ["GRPOConfig", "GRPOSettings", "with_lengths"]
+__all__ = ["GRPOConfig", "GRPOSettings", "idle_in_loss", "with_lengths"]
 
 
 class GRPOSettings(SamplingSettings):
@@ -93,6 +94,14 @@ class GRPOConfig(RolloutTrainerConfig):
     mismatch: MismatchConfig = Field(default_factory=MismatchConfig)
     """What log-probs of sampler and trainer may differ by."""
 
+    def idle(self) -> tuple[Idle, ...]:
+        """Return what is turned off, besides what is for every algorithm."""
+        found = [*super().idle(), *idle_in_loss(self.loss_fn)]
+        if not self.grpo.use_dynamic_sampling:
+            keys = ("grpo.dynamic_sampling_max_gen_batches",)
+            found.append(Idle("grpo.use_dynamic_sampling=false", keys))
+        return tuple(found)
+
     @model_validator(mode="before")
     @classmethod
     def _fill_in(cls, data: Any) -> Any:
@@ -118,19 +127,24 @@ class GRPOConfig(RolloutTrainerConfig):
                 "loss_fn.positive_nll_coef belongs to ppo: got "
                 f"{self.loss_fn.positive_nll_coef}; leave it out (0)"
             )
-        branches = self.rollout.on_template_rewrite == "branch"
-        if self.loss_fn.has_kl_reward and branches:
-            raise ValueError(
-                "loss_fn.use_kl_in_reward gives each token an advantage of its own, "
-                "and rollout.on_template_rewrite=branch needs one per conversation: "
-                "set use_kl_in_reward to false"
-            )
         if self.loss_fn.has_kl_reward and self.grpo.adv_estimator.name == "gdpo":
             raise ValueError(
                 "loss_fn.use_kl_in_reward changes the sum of the rewards, which "
                 "grpo.adv_estimator.name=gdpo does not read: set it to false"
             )
         return self
+
+
+def idle_in_loss(loss_fn: ClippedPGLossConfig) -> list[Idle]:
+    """Return what options of the loss turn off."""
+    found = []
+    if not loss_fn.needs_reference_logprobs:
+        found.append(Idle("loss_fn.reference_policy_kl_penalty=0", OF_KL))
+    for name in ("disable_ppo_ratio", "force_on_policy_ratio"):
+        if getattr(loss_fn, name):
+            keys = ("loss_fn.ratio_clip_min", "loss_fn.ratio_clip_max")
+            found.append(Idle(f"loss_fn.{name}=true", keys))
+    return found
 
 
 def with_lengths(data: dict[str, Any], section: str) -> dict[str, Any]:

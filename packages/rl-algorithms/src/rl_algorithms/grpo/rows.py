@@ -1,4 +1,8 @@
-"""From scored answers to rows that can be trained on: pure functions."""
+"""From scored answers to rows that can be trained on: pure functions.
+
+Shapes: N conversations, T tokens of the longest one; R rows, S tokens wide. Without
+branches R is N and S is T.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +26,7 @@ from rl_algorithms.filters import (
 from rl_algorithms.grpo.config import GRPOSettings
 from rl_algorithms.losses.config import ClippedPGLossConfig
 from rl_algorithms.losses.kl import calculate_kl
+from rl_algorithms.rollout.timeline import Timeline
 from rl_distributed.batched_data_dict import BatchedDataDict
 from rl_distributed.metrics.values import Mean
 
@@ -34,14 +39,13 @@ _COLUMNS = (
     "sample_mask",
     "generation_logprobs",
     "prev_logprobs",
-    "branches",
 )
 
 
 def add_kl_penalty(
     rows: BatchedDataDict[Any], config: ClippedPGLossConfig
 ) -> dict[str, Any]:
-    """Add column `kl_penalty` [N, S]: what each token's KL takes from the reward.
+    """Add column `kl_penalty` [R, S]: what each token's KL takes from the reward.
 
     Args:
         rows: Columns `prev_logprobs`, `reference_policy_logprobs` and `token_mask`.
@@ -71,25 +75,28 @@ def build_rows(
     """Give each row its advantage, and leave out the rows that do not count.
 
     Args:
-        rows: Columns of `RolloutResult.rows`, and of `add_kl_penalty` if that is used.
+        rows: Columns of `RolloutResult.rows`, branches unfolded, and of
+            `add_kl_penalty` if that is used.
         estimator: Makes advantages of rewards.
         settings: Scaling, shaping and filters.
 
     Returns:
         The columns that training needs, or None when no row is left, and metrics.
     """
-    rewards, columns, metrics = _rewards(rows, settings)
-    valid, groups = rows["sample_mask"], rows["group_index"]
+    timeline = Timeline.of(rows)
+    scored = _conversations(rows, timeline)
+    rewards, columns, metrics = _rewards(scored, settings)
+    valid, groups = scored["sample_mask"], scored["group_index"]
     advantages = estimator.compute_advantage(rewards, groups, valid, **columns)
     by_name = settings.adv_estimator.name == "gdpo"
     named = columns.get("named_rewards") if by_name else None
     varied = rows_with_variance(rewards, groups, valid, named)
     if settings.num_generations_per_prompt > 1:
         metrics["zero_variance_rate"] = 1.0 - float(varied.float().mean())
-    metrics |= _advantage_metrics(advantages, valid, rows["token_mask"])
+    metrics |= _advantage_metrics(advantages, valid, scored["token_mask"])
     keep = valid != 0
     if settings.overlong_filtering:
-        kept, dropped = mask_overlong(valid, rows["truncated"])
+        kept, dropped = mask_overlong(valid, scored["truncated"])
         keep &= kept != 0
         metrics["overlong_filtered_rate"] = dropped / len(rewards)
     if settings.drop_zero_variance_groups:
@@ -97,8 +104,12 @@ def build_rows(
     train: BatchedDataDict[Any] = BatchedDataDict(
         {name: rows[name] for name in _COLUMNS if name in rows}
     )
-    train["advantages"] = advantages
-    return _select(train, keep), metrics
+    train["advantages"] = (
+        timeline.split(advantages)
+        if advantages.dim() == 2
+        else advantages[timeline.conversation]
+    )
+    return _select(train, keep[timeline.conversation]), metrics
 
 
 def mask_disagreement(rows: BatchedDataDict[Any], threshold: float) -> dict[str, Any]:
@@ -120,6 +131,17 @@ def mask_disagreement(rows: BatchedDataDict[Any], threshold: float) -> dict[str,
         threshold,
     )
     return {"seq_logprob_error_masked_rate": Mean(float(dropped), num_valid)}
+
+
+def _conversations(
+    rows: BatchedDataDict[Any], timeline: Timeline
+) -> BatchedDataDict[Any]:
+    """Return N rows, each with the tokens of a whole conversation behind each other."""
+    found = rows.select_indices(timeline.last_row)
+    for name in ("token_mask", "kl_penalty"):
+        if name in rows:
+            found[name] = timeline.join(rows[name])
+    return found
 
 
 def _rewards(

@@ -60,6 +60,7 @@ class GRPOTrainer(RolloutTrainer[GRPOConfig]):
         if rows is None:
             return metrics
         settings, loss_cfg = self.config.grpo, self.config.loss_fn
+        rows = unfold_branches(rows)
         if loss_cfg.has_kl_reward:
             self._add_logprobs(rows, prev=True, reference=True)
         with self.phase("advantage_calculation"):
@@ -70,7 +71,6 @@ class GRPOTrainer(RolloutTrainer[GRPOConfig]):
         if train_rows is None:
             # Nothing differs within any group: there is nothing to learn from.
             return metrics
-        train_rows = unfold_branches(train_rows)
         train_rows, rows_per_step = pad_to_plan(train_rows, self.plan)
         threshold = settings.seq_logprob_error_threshold
         # With one optimizer step the log-probs before the step are those of the step's

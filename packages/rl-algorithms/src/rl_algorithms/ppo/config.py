@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
 from rl_algorithms.advantages.config import RewardScalingConfig, RewardShapingConfig
-from rl_algorithms.grpo.config import with_lengths
+from rl_algorithms.grpo.config import idle_in_loss, with_lengths
 from rl_algorithms.losses.config import ClippedPGLossConfig
 from rl_algorithms.losses.value_config import MseValueLossConfig
 from rl_algorithms.trainers.mismatch import MismatchConfig
@@ -17,6 +17,7 @@ from rl_algorithms.trainers.rollout_config import (
     SamplingSettings,
     with_generation,
 )
+from rl_algorithms.trainers.unread import Idle
 from rl_distributed.config import merge_configs
 from rl_models.config import PolicyConfig
 
@@ -77,6 +78,8 @@ class PPOSettings(SamplingSettings):
 class PPOConfig(RolloutTrainerConfig):
     """Everything a PPO run needs."""
 
+    trains_branches: ClassVar[bool] = True
+
     output_dir: str = "runs/ppo"
     """Folder of the run; see `TrainerConfig`."""
     ppo: PPOSettings = Field(default_factory=PPOSettings)
@@ -92,6 +95,15 @@ class PPOConfig(RolloutTrainerConfig):
     """The critic's loss."""
     mismatch: MismatchConfig = Field(default_factory=MismatchConfig)
     """What log-probs of sampler and trainer may differ by."""
+
+    def unread(self) -> tuple[str, ...]:
+        """Return the keys of other algorithms, and of a term that has no weight."""
+        unused = () if self.loss_fn.positive_nll_coef > 0 else ("ppo.positive_above",)
+        return (*super().unread(), *unused)
+
+    def idle(self) -> tuple[Idle, ...]:
+        """Return what is turned off, besides what is for every algorithm."""
+        return (*super().idle(), *idle_in_loss(self.loss_fn))
 
     @model_validator(mode="before")
     @classmethod

@@ -1,6 +1,7 @@
 """From scored answers to rows that policy and critic train on: pure functions.
 
-Shapes: N rows, S tokens.
+Shapes: N conversations, T tokens of the longest one; R rows, S tokens wide. Without
+branches R is N and S is T.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from rl_algorithms.advantages.gae import (
 )
 from rl_algorithms.filters import mask_overlong
 from rl_algorithms.ppo.config import PPOSettings
+from rl_algorithms.rollout.timeline import Timeline
 from rl_algorithms.seeds import mix, permutation
 from rl_distributed.batched_data_dict import BatchedDataDict
 from rl_distributed.metrics.values import Mean
@@ -41,6 +43,7 @@ _COLUMNS = (
     "final_rewards",
     "truncated",
     "rewards",
+    "branches",
 )
 _MIN_SPREAD = 1e-8
 """Returns that differ by less than its root leave nothing to explain."""
@@ -97,7 +100,11 @@ def trainable_rows(
 
 
 def add_advantages(rows: BatchedDataDict[Any], settings: PPOSettings) -> dict[str, Any]:
-    """Add the columns `advantages` and `returns` [N, S].
+    """Add the columns `advantages` and `returns` [R, S].
+
+    The parts of a branched conversation are one episode: its reward comes with its last
+    token, and the state after the last token of a part is that in which the next part
+    begins.
 
     Args:
         rows: Columns `final_rewards`, `values`, `token_mask`, `sample_mask`,
@@ -111,23 +118,34 @@ def add_advantages(rows: BatchedDataDict[Any], settings: PPOSettings) -> dict[st
     """
     mask = rows["token_mask"] * rows["sample_mask"][:, None]
     mask[:, 0] = 0
-    rewards = token_rewards(
-        rows["final_rewards"], rows["token_mask"], rows.get("kl_penalty")
-    )
-    values = state_values(rows["values"])
+    timeline = Timeline.of(rows)
+    last, actions = timeline.last_row, timeline.join(rows["token_mask"])
+    kl_penalty = timeline.join(rows["kl_penalty"]) if "kl_penalty" in rows else None
+    rewards = token_rewards(rows["final_rewards"][last], actions, kl_penalty)
+    states = state_values(rows["values"])
+    values = timeline.join(states)
     after = None
     if settings.bootstrap_truncated:
-        after = final_values(rows["values"], rows["token_mask"], rows["truncated"])
+        found = timeline.join(rows["values"])
+        after = final_values(found, actions, rows["truncated"][last])
 
     def estimate(lam: float) -> tuple[Tensor, Tensor]:
-        gamma, actions = settings.gae_gamma, rows["token_mask"]
-        return gae(rewards, values, actions, gamma=gamma, lam=lam, last_values=after)
+        found = gae(
+            rewards,
+            values,
+            actions,
+            gamma=settings.gae_gamma,
+            lam=lam,
+            last_values=after,
+        )
+        advantages, returns = (timeline.split(column) for column in found)
+        return advantages, returns
 
     lam, lam_value = settings.gae_lambda, settings.gae_lambda_value
     advantages, returns = estimate(lam)
     if lam_value is not None and lam_value != lam:
         _, returns = estimate(lam_value)
-    metrics = _metrics(advantages, returns, values, mask != 0)
+    metrics = _metrics(advantages, returns, states, mask != 0)
     if settings.normalize_advantages:
         advantages = whiten(advantages, mask)
     rows["advantages"] = advantages.to(torch.float32)

@@ -20,6 +20,7 @@ from rl_algorithms.ppo.rows import (
     rows_of_epoch,
     trainable_rows,
 )
+from rl_algorithms.rollout import unfold_branches
 from rl_algorithms.trainers.components import Needs
 from rl_algorithms.trainers.mismatch import MismatchMonitor
 from rl_algorithms.trainers.rollout_trainer import RolloutTrainer
@@ -65,7 +66,7 @@ class PPOTrainer(RolloutTrainer[PPOConfig]):
         if rows is None:
             # Every answer failed or was cut off: there is nothing to learn from.
             return metrics
-        rows, rows_per_step = pad_to_plan(rows, self.plan)
+        rows, rows_per_step = pad_to_plan(unfold_branches(rows), self.plan)
         metrics |= count_tokens(rows)
         with self.phase("value_inference"):
             found = self.components.critic.get_values(rows, timer=self.timer)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rl_algorithms.rollout.engine import RolloutEngine
     from rl_algorithms.rollout.result import Outcome, RolloutResult, RolloutSample
     from rl_algorithms.rollout.retries import ConfiguredRetry, RetryPolicy
+    from rl_algorithms.rollout.timeline import Timeline
     from rl_algorithms.rollout.versions import mark_stale, staleness
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "RolloutResult",
     "RolloutSample",
     "RolloutSettings",
+    "Timeline",
     "mark_stale",
     "staleness",
     "unfold_branches",
@@ -44,6 +46,7 @@ _MODULES = {
     "RolloutResult": "result",
     "RolloutSample": "result",
     "RolloutSettings": "config",
+    "Timeline": "timeline",
     "mark_stale": "versions",
     "staleness": "versions",
     "unfold_branches": "branches",

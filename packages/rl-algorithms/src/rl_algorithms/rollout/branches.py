@@ -55,8 +55,8 @@ def unfold_branches(
 ) -> BatchedDataDict[Any]:
     """Give each branch a row of its own, behind those that are there.
 
-    It has the row's values in all columns but those of the tokens; so advantages, which
-    belong to a whole conversation, must be there as one number per row.
+    It has the row's values in all columns but those of the tokens. Each sampled token
+    is then in one row, behind the text that it was sampled after.
 
     Args:
         rows: Columns that are trained on, and `branches`, a list of tuples of `Branch`.
@@ -64,7 +64,8 @@ def unfold_branches(
         pad_token_id: What lies behind the end of a row.
 
     Returns:
-        Rows without the column `branches`.
+        Rows without the column `branches`. Where there are any, the columns
+        `conversation_index` and `part_index` tell their places; see `Timeline`.
 
     Raises:
         RolloutError: There are branches, and a column of tokens that they do not have.
@@ -78,7 +79,11 @@ def unfold_branches(
     if not parts:
         return rows
     owner = [index for index, row in enumerate(branches) for _ in row]
+    rows["conversation_index"] = torch.arange(len(branches))
+    rows["part_index"] = torch.tensor([len(row) for row in branches])
     added = rows.select_indices(owner)
+    places = [place for row in branches for place in range(len(row))]
+    added["part_index"] = torch.tensor(places)
     lengths = [len(part.input_ids) for part in parts]
     pads = {"input_ids": pad_token_id, "token_versions": -1}
     _refuse_token_columns(rows)

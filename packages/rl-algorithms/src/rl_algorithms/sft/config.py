@@ -37,8 +37,9 @@ class SFTConfig(TrainerConfig):
     """The algorithm."""
 
     def unread(self) -> tuple[str, ...]:
-        """Return the keys of other algorithms."""
-        return OF_PAIRS
+        """Return the keys of other algorithms, and of answers that nobody samples."""
+        unused = () if self.policy.generation is not None else ("sft.val_greedy",)
+        return (*OF_PAIRS, *unused)
 
     @model_validator(mode="after")
     def _check_env(self) -> Self:

@@ -12,13 +12,13 @@ from rl_algorithms.sft.config import SFTConfig
 from rl_algorithms.trainers.answers import validate_by_answers
 from rl_algorithms.trainers.base import BaseTrainer
 from rl_algorithms.trainers.components import Needs
-from rl_algorithms.trainers.data_limits import keep_small_data
 from rl_algorithms.trainers.training_rows import (
     count_tokens,
     pad_to_plan,
     train_metrics,
 )
 from rl_algorithms.trainers.validation import ValidationResult
+from rl_distributed.errors import ConfigError
 
 __all__ = ["SFTTrainer"]
 
@@ -30,14 +30,20 @@ class SFTTrainer(BaseTrainer[SFTConfig]):
     config_class: ClassVar[type[SFTConfig]] = SFTConfig
 
     def _needs(self, has_environment: bool) -> Needs:
-        samples = has_environment and self.config.policy.generation is not None
+        samples = self.config.policy.generation is not None
+        if samples and not has_environment:
+            raise ConfigError(
+                "policy.generation samples answers in validations, and nothing scores "
+                "them: pass reward_fn or environment to fit, name one in the section "
+                "env, or leave policy.generation out (null)"
+            )
         return Needs(generation=samples, environment=samples)
 
     def _load_data(self, dataset: Any, val_dataset: Any) -> tuple[Any, Any]:
         settings, policy = self.config.sft, self.config.policy
         size = settings.val_global_batch_size
         data = DataModule(
-            keep_small_data(self.config.data, dataset, self.plan.num_prompts),
+            self.config.data,
             self.components.tokenizer,
             kind="demonstrations",
             batch_size=self.plan.num_prompts,
@@ -49,6 +55,12 @@ class SFTTrainer(BaseTrainer[SFTConfig]):
             max_val_rows=settings.val_batches and settings.val_batches * size,
         )
         loader = data.validation_loader()
+        if loader is None and self.needs.generation:
+            raise ConfigError(
+                "policy.generation samples answers in validations, and there are no "
+                "held-out data: give them (data.validation, or val_dataset), or leave "
+                "policy.generation and what scores answers out"
+            )
         if not isinstance(loader, ValidationParts):
             return data.train_loader, loader and self._with_prompts(data, "", loader)
         parts = {

@@ -34,10 +34,10 @@ from rl_algorithms.trainers.components import (
     with_tokenizer,
 )
 from rl_algorithms.trainers.config import TrainerConfig
-from rl_algorithms.trainers.data_limits import try_reward_fn
 from rl_algorithms.trainers.loop import TrainerLoop
 from rl_algorithms.trainers.pool import WorkerPool
 from rl_algorithms.trainers.result import History, TrainResult
+from rl_algorithms.trainers.reward_trial import try_reward_fn
 from rl_algorithms.trainers.run_folder import (
     CHECKPOINTS,
     Resume,
@@ -46,6 +46,7 @@ from rl_algorithms.trainers.run_folder import (
 )
 from rl_algorithms.trainers.schedule import (
     Patience,
+    check_held_out,
     check_measured,
     count_steps,
 )
@@ -53,6 +54,7 @@ from rl_algorithms.trainers.settings import build_config
 from rl_algorithms.trainers.signals import Interrupted, SignalGuard
 from rl_algorithms.trainers.state import TrainerState
 from rl_algorithms.trainers.throughput import Throughput
+from rl_algorithms.trainers.unread import idle_lines, of_validation
 from rl_distributed.config import Config
 from rl_distributed.errors import ConfigError
 from rl_distributed.logging import get_logger
@@ -235,6 +237,10 @@ class BaseTrainer(TrainerLoop[ConfigT]):
         has_data = self._val_loader is not None
         for metric in (self._patience.metric, self._early_stop().metric):
             check_measured(metric, self._schedule, has_data=has_data)
+        check_held_out(self._schedule, has_data=has_data)
+        idle = config.idle() if has_data else (*config.idle(), of_validation(config))
+        for line in idle_lines(config, idle):
+            _logger.warning(line)
         max_epochs, max_steps = self._limits()
         # A stream has no length.
         length = len(self._loader) if hasattr(self._loader, "__len__") else None

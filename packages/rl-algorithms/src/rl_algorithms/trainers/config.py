@@ -7,7 +7,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 
 from rl_algorithms.data.config import DataConfig
-from rl_algorithms.trainers.unread import refuse_unread
+from rl_algorithms.trainers.unread import Idle, refuse_unread
 from rl_distributed.checkpoint import CheckpointingConfig
 from rl_distributed.config import Config
 from rl_distributed.metrics import LoggerConfig
@@ -15,6 +15,17 @@ from rl_distributed.virtual_cluster import ClusterConfig
 from rl_models.config import PolicyConfig
 
 __all__ = ["EarlyStopConfig", "EnvConfig", "TrainerConfig"]
+
+_OF_CHECKPOINTS = tuple(
+    f"checkpointing.{name}"
+    for name in (
+        "save_period",
+        "keep_top_k",
+        "keep_latest_k",
+        "checkpoint_must_save_by",
+        "save_optimizer",
+    )
+)
 
 
 class EnvConfig(Config):
@@ -76,6 +87,25 @@ class TrainerConfig(Config):
     def unread(self) -> tuple[str, ...]:
         """Return the keys that the algorithm does not read; set, they are refused."""
         return ()
+
+    def idle(self) -> tuple[Idle, ...]:
+        """Return what is turned off; keys of it that are set are named in the log."""
+        return tuple(
+            Idle(cause, keys)
+            for cause, is_off, keys in (
+                (
+                    "checkpointing.enabled=false",
+                    not self.checkpointing.enabled,
+                    _OF_CHECKPOINTS,
+                ),
+                (
+                    "data.streaming=false",
+                    not self.data.streaming,
+                    ("data.streaming_shuffle_rows",),
+                ),
+            )
+            if is_off
+        )
 
     @model_validator(mode="after")
     def _check_unread(self) -> Self:

@@ -12,7 +12,6 @@ from typing import Any, ClassVar
 from rl_algorithms.data import DataModule
 from rl_algorithms.trainers.algorithm import ConfigT
 from rl_algorithms.trainers.base import BaseTrainer
-from rl_algorithms.trainers.data_limits import keep_small_data
 from rl_algorithms.trainers.pair_config import PairSettings
 from rl_algorithms.trainers.training_rows import (
     count_tokens,
@@ -46,7 +45,7 @@ class PairTrainer(BaseTrainer[ConfigT]):
         settings = self._pairs
         size = settings.val_global_batch_size
         data = DataModule(
-            keep_small_data(self.config.data, dataset, self.plan.num_prompts),
+            self.config.data,
             self.components.tokenizer,
             kind="preferences",
             batch_size=self.plan.num_prompts,

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from rl_algorithms.rollout.config import RolloutSettings
 from rl_algorithms.trainers.config import TrainerConfig
 from rl_algorithms.trainers.run_settings import RunSettings
-from rl_algorithms.trainers.unread import OF_CONVERSATIONS, OF_PAIRS
+from rl_algorithms.trainers.unread import OF_CONVERSATIONS, OF_PAIRS, Idle
 from rl_models.config import PolicyConfig
 
 __all__ = [
@@ -52,6 +52,15 @@ class RolloutTrainerConfig(TrainerConfig):
     def unread(self) -> tuple[str, ...]:
         """Return the keys of algorithms that imitate, or learn from pairs."""
         return ("data.add_eos", *OF_CONVERSATIONS, *OF_PAIRS)
+
+    def idle(self) -> tuple[Idle, ...]:
+        """Return what is turned off, besides what is for every algorithm."""
+        if self.rollout.retry.max_attempts > 1:
+            return super().idle()
+        retry = tuple(
+            f"rollout.retry.{name}" for name in ("outcomes", "resample", "deadline_s")
+        )
+        return (*super().idle(), Idle("rollout.retry.max_attempts=1", retry))
 
     @model_validator(mode="after")
     def _check_branches(self) -> Self:

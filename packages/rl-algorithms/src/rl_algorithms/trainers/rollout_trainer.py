@@ -11,7 +11,6 @@ from rl_algorithms.trainers.answers import validate_by_answers
 from rl_algorithms.trainers.base import BaseTrainer
 from rl_algorithms.trainers.batch_plan import BatchPlan
 from rl_algorithms.trainers.components import Needs
-from rl_algorithms.trainers.data_limits import keep_small_data
 from rl_algorithms.trainers.rollout_config import (
     RolloutTrainerConfig,
     SamplingSettings,
@@ -60,7 +59,7 @@ class RolloutTrainer(BaseTrainer[RolloutConfigT]):
         settings, policy = self._sampling, self.config.policy
         assert policy.generation is not None
         data = DataModule(
-            keep_small_data(self.config.data, dataset, self.plan.num_prompts),
+            self.config.data,
             self.components.tokenizer,
             kind="prompts",
             batch_size=self.plan.num_prompts,

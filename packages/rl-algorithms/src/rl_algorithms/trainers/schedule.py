@@ -17,6 +17,7 @@ __all__ = [
     "EarlyStop",
     "Patience",
     "ValidationSchedule",
+    "check_held_out",
     "check_measured",
     "count_steps",
 ]
@@ -77,6 +78,21 @@ def check_measured(
             f"{metric} is to end the run, and no validation would measure it: give "
             "held-out data (data.validation, or val_dataset) and a val_period, or "
             "leave early_stop and stop_at_validation_metric out"
+        )
+
+
+def check_held_out(schedule: ValidationSchedule, *, has_data: bool) -> None:
+    """Check that a validation that is asked for by itself has something to measure.
+
+    Raises:
+        ConfigError: It has not.
+    """
+    asked = [n for n in ("at_start", "at_end") if getattr(schedule, n)]
+    if asked and not has_data:
+        raise ConfigError(
+            f"val_{' and val_'.join(asked)} asks for a validation, and there are no "
+            "held-out data: give them (data.validation, data.split_validation_size, or "
+            "val_dataset), or leave it out (false)"
         )
 
 
