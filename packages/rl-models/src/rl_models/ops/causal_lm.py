@@ -12,6 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import is_flash_attn_2_available
 from transformers.utils.logging import disable_progress_bar
 
+from rl_models.checkpoint.hub import check_hub_name
 from rl_models.checkpoint.model_folder import check_model_folder
 from rl_models.errors import ModelLoadError, UnsupportedModelError
 from rl_models.ops.varlen_attention import ATTENTION_NAME
@@ -47,6 +48,8 @@ def load_causal_lm(
     """
     folder = check_model_folder(name_or_path)
     source = str(folder or name_or_path)
+    if folder is None:
+        check_hub_name(source)
     disable_progress_bar()  # a bar per worker and start says nothing
     try:
         config = AutoConfig.from_pretrained(source, **dict(overrides or {}))

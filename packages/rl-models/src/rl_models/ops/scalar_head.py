@@ -25,6 +25,7 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
+from rl_models.checkpoint.hub import check_hub_name
 from rl_models.checkpoint.model_folder import check_model_folder
 from rl_models.errors import ModelLoadError, UnsupportedModelError
 from rl_models.ops.causal_lm import DTYPES, attention_for
@@ -65,7 +66,10 @@ def load_scalar_model(
         ModelLoadError: The folder is missing or incomplete, or the name unknown.
         UnsupportedModelError: The architecture has no such head in transformers.
     """
-    source = str(check_model_folder(name_or_path) or name_or_path)
+    folder = check_model_folder(name_or_path)
+    source = str(folder or name_or_path)
+    if folder is None:
+        check_hub_name(source)
     transformers_logging.disable_progress_bar()
     verbosity = transformers_logging.get_verbosity()
     # It would report the head as missing and the language-model head as unexpected.

@@ -12,6 +12,7 @@ from rl_distributed.workers.builder import RayWorkerBuilder
 from rl_distributed.workers.future import MultiWorkerFuture, fetch
 from rl_distributed.workers.group import RayWorkerGroup
 from rl_distributed.workers.policy import FailFast
+from rl_models.checkpoint.hub import check_hub_name
 from rl_models.checkpoint.model_folder import read_model_config
 from rl_models.errors import GenerationError
 from rl_models.generation.choice import choose_backend
@@ -164,7 +165,9 @@ class GenerationPolicy(WeightUpdates, GenerationInterface):
         overrides = dict(hf_config_overrides or {})
         self._hosting = hosting_of(backend, config, on_gpu=on_gpu)
         model_config = read_model_config(str(model_name))
-        if model_config is not None:
+        if model_config is None:
+            check_hub_name(str(model_name))
+        else:
             check_model(backend, config, {**model_config, **overrides})
         self._version = 0
         self._refusal = ""

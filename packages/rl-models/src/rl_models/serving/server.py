@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args
 from rl_distributed.audit import audited
 from rl_distributed.errors import ConfigError
 from rl_distributed.ray_start import init_ray, shutdown_ray
+from rl_models.checkpoint.hub import check_hub_name
 from rl_models.checkpoint.model_folder import check_model_folder, read_model_config
 from rl_models.serving.balancer import Endpoint
 from rl_models.serving.config import DType, ServeConfig, is_loopback
@@ -55,6 +56,8 @@ class Server:
     ) -> None:
         self.config = config or ServeConfig()
         folder = check_model_folder(_within_checkpoint(model))
+        if folder is None:
+            check_hub_name(str(model))
         self.model = str(model) if folder is None else str(folder.resolve())
         self.model_name = self.config.model_name or _name_of(str(model), folder)
         self.config.generation()

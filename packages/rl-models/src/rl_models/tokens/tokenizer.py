@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from rl_models.checkpoint.hub import check_hub_name
 from rl_models.errors import ModelLoadError
 
 __all__ = ["decode_rows", "load_tokenizer", "pad_token_id", "stop_token_ids"]
@@ -40,6 +41,8 @@ def load_tokenizer(name_or_path: str | Path, chat_template: str | None = None) -
             f"The tokenizer folder {folder} does not exist. Correct the path, or give "
             "a name on the hub such as 'organisation/model'."
         )
+    else:
+        check_hub_name(name)
     # AutoTokenizer goes by the model type for some models, and would replace a
     # tokenizer that was saved with a folder by another with the same vocabulary.
     # (Imported here: it takes seconds, and what is wrong is found before.)

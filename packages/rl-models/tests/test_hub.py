@@ -1,0 +1,89 @@
+"""Names on the hub: a wrong one, or a hub that is not there, is found out at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import pytest
+from huggingface_hub import constants, errors
+
+from rl_models.checkpoint.hub import check_hub_name
+from rl_models.errors import ModelLoadError
+from rl_models.ops.causal_lm import load_causal_lm
+from rl_models.ops.scalar_head import load_scalar_model
+from rl_models.tokens.tokenizer import load_tokenizer
+
+NAME = "nobody/nothing"
+
+
+@pytest.fixture
+def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """An empty cache, and a hub without a network; which names it was asked for."""
+    names: list[str] = []
+
+    def refuse(self: Any, name: str, timeout: float) -> None:
+        names.append(name)
+        raise ConnectionError("no route to host")
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", refuse)
+    return names
+
+
+@pytest.mark.parametrize(
+    "load",
+    [load_tokenizer, load_causal_lm, lambda name: load_scalar_model(name, "value")],
+    ids=["tokenizer", "model", "critic"],
+)
+def test_without_a_network_it_is_asked_once(asked: list[str], load: Any) -> None:
+    with pytest.raises(ModelLoadError) as caught:
+        load(NAME)
+    assert asked == [NAME]
+    message = str(caught.value)
+    for part in (NAME, constants.HF_HUB_CACHE, constants.ENDPOINT, "no route to host"):
+        assert part in message
+    assert "give the path of a folder" in message
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (errors.OfflineModeIsEnabled("off"), "HF_HUB_OFFLINE forbids"),
+        (errors.HFValidationError("bad name"), "knows no such name"),
+    ],
+)
+def test_the_reason_is_told(
+    asked: list[str], monkeypatch: pytest.MonkeyPatch, error: Exception, expected: str
+) -> None:
+    def refuse(self: Any, name: str, timeout: float) -> None:
+        raise error
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", refuse)
+    with pytest.raises(ModelLoadError, match=expected):
+        check_hub_name(NAME)
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        (errors.RepositoryNotFoundError, "knows no such name"),
+        (errors.GatedRepoError, "ask for access"),
+    ],
+)
+def test_what_the_hub_answers_is_told(
+    asked: list[str], monkeypatch: pytest.MonkeyPatch, kind: Any, expected: str
+) -> None:
+    def refuse(self: Any, name: str, timeout: float) -> None:
+        raise kind.__new__(kind)
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", refuse)
+    with pytest.raises(ModelLoadError, match=expected):
+        check_hub_name(NAME)
+
+
+def test_what_the_cache_has_is_not_asked_for(asked: list[str], tmp_path: Path) -> None:
+    (tmp_path / "models--nobody--nothing" / "snapshots" / "1a2b").mkdir(parents=True)
+    check_hub_name(NAME)
+    assert not asked
