@@ -2,10 +2,11 @@
 
 For each algorithm or preset (default: all of both) a small run is made undisturbed.
 Then the same run is killed by SIGKILL, with everything that it started, at five moments
-drawn by `--seed`: some time after some phase of some step has begun. After each kill it
-is resumed. In the end weights, optimizer state and the metrics of all steps must be the
-same to the last bit. One JSON line is printed per algorithm; the exit code is 1 if any
-differs.
+drawn by `--seed`: some time after some phase of some step has begun; with `--phase`,
+after that one has (`validation`, or `checkpointing`, while files are written). After
+each kill it is resumed. In the end weights, optimizer state and the metrics of all
+steps must be the same to the last bit. One JSON line is printed per algorithm; the exit
+code is 1 if any differs.
 """
 
 from __future__ import annotations
@@ -185,13 +186,22 @@ def _learned(result: rl.TrainResult) -> list[dict[str, float]]:
 class Kill(rl.Callback):
     """Ends the process by SIGKILL some time after a phase has begun."""
 
-    def __init__(self, step: int, phase: int, delay_s: float) -> None:
+    def __init__(
+        self, step: int, phase: int, delay_s: float, name: str | None = None
+    ) -> None:
         self._step, self._phase, self._delay_s = step, phase, delay_s
+        self._name = name
         self._seen = 0
+
+    @property
+    def arguments(self) -> list[str]:
+        """What a command line says to make the same."""
+        name = [] if self._name is None else [self._name]
+        return [str(self._step), str(self._phase), str(self._delay_s), *name]
 
     def on_phase(self, trainer: Any, state: Any, phase: str, *where: int) -> None:
         """Start the clock when the moment has come."""
-        if state.step < self._step:
+        if state.step < self._step or self._name not in (None, phase):
             return
         self._seen += 1
         if self._seen == self._phase:
@@ -206,7 +216,7 @@ def run_and_kill(name: str, model: Path, folder: Path, where: Kill | None) -> bo
     """Make the run in a process of its own; return whether it came to its end."""
     command = [sys.executable, __file__, "--child", name, str(model), str(folder)]
     if where is not None:
-        command += [str(where._step), str(where._phase), str(where._delay_s)]
+        command += where.arguments
     process = subprocess.Popen(
         command,
         start_new_session=True,
@@ -242,24 +252,31 @@ def result_of(folder: Path) -> rl.TrainResult:
     return rl.TrainResult({}, history, done / newest, done, NUM_STEPS, "")
 
 
+def draw_kills(name: str, num_kills: int, seed: int, phase: str | None) -> list[Kill]:
+    """Draw the moments of the kills, in their order."""
+    random.seed(f"{seed} {name}")
+    # The last steps are spared, so that no run comes to its end before it is killed.
+    steps = sorted(random.choices(range(NUM_STEPS - 4), k=num_kills))
+    if phase is not None:
+        return [Kill(step, 1, random.uniform(0, 0.05), phase) for step in steps]
+    return [Kill(step, random.randint(1, 4), random.uniform(0, 0.1)) for step in steps]
+
+
 def check(
-    name: str, num_kills: int, seed: int, model: Path, folder: Path
+    name: str, kills: Sequence[Kill], model: Path, folder: Path
 ) -> dict[str, Any]:
     """Compare an undisturbed run with one that was killed."""
     began_s = time.monotonic()
     whole, broken = folder / "whole", folder / "broken"
     run_and_kill(name, model, whole, None)
-    random.seed(f"{seed} {name}")
-    kills = 0
-    # The last steps are spared, so that no run comes to its end before it is killed.
-    for step in sorted(random.choices(range(NUM_STEPS - 4), k=num_kills)):
-        where = Kill(step, random.randint(1, 4), random.uniform(0, 0.1))
-        kills += not run_and_kill(name, model, broken, where)
+    num_kills = 0
+    for where in kills:
+        num_kills += not run_and_kill(name, model, broken, where)
     run_and_kill(name, model, broken, None)
     wrong = differences(result_of(whole), result_of(broken))
     return {
         "algorithm": name,
-        "kills": kills,
+        "kills": num_kills,
         "steps": NUM_STEPS,
         "same": not wrong,
         "differences": wrong[:20],
@@ -273,13 +290,15 @@ def main() -> int:
         name, model, folder, *where = sys.argv[2:]
         callbacks = []
         if where:
-            callbacks = [Kill(int(where[0]), int(where[1]), float(where[2]))]
+            step, phase, delay_s, *in_phase = where
+            callbacks = [Kill(int(step), int(phase), float(delay_s), *in_phase)]
         train(name, Path(model), Path(folder), resume="auto", callbacks=callbacks)
         return 0
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", default=list(CASES))
     parser.add_argument("--kills", type=int, default=5)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--phase", choices=("validation", "checkpointing"))
     options = parser.parse_args()
     unknown = sorted(set(options.names) - set(CASES))
     if unknown:
@@ -288,7 +307,8 @@ def main() -> int:
     for name in options.names:
         with tempfile.TemporaryDirectory() as folder:
             model = make_model(Path(folder))
-            line = check(name, options.kills, options.seed, model, Path(folder))
+            kills = draw_kills(name, options.kills, options.seed, options.phase)
+            line = check(name, kills, model, Path(folder))
         sys.stdout.write(json.dumps(line) + "\n")
         sys.stdout.flush()
         same = same and line["same"]
