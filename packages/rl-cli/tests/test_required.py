@@ -72,3 +72,20 @@ def test_sections_that_are_filled_in_are_not_required() -> None:
     assert "critic" not in tree
     given = {"policy": {"model_name": "m"}, "critic": {"model_name": UNSET}}
     assert fill_required(schema, given)[1] == ["critic.model_name"]
+
+
+def test_keys_without_effect_are_named(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    overrides = (
+        f"policy.model_name={tmp_path}",
+        "loss_fn.reference_policy_kl_penalty=0",
+        "loss_fn.use_kl_in_reward=true",
+    )
+    assert _run(["config", "validate", "grpo", *overrides], False) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "grpo is valid: grpo (grpo)",
+        "grpo: without effect, as loss_fn.reference_policy_kl_penalty=0: "
+        "loss_fn.use_kl_in_reward=True",
+    ]

@@ -82,17 +82,24 @@ def show(
 def validate(name: str, overrides: tuple[str, ...], path: Path | None) -> None:
     """Check a configuration; leaves with 0 when it is right and 2 when it is not.
 
+    What is set although another key turns it off is named.
+
     \b
     Examples:
       rl config validate quickstart seed=3
       rl config validate my-recipe.yaml
     """
+    from rl_algorithms.trainers.unread import idle_lines  # noqa: PLC0415
     from rl_cli.run_config import check_run, load_run  # noqa: PLC0415
 
     run = load_run(name, path, overrides)
     check_run(run)
     stages = ", ".join(f"{stage.name} ({stage.algorithm})" for stage in run.stages)
-    Terminal().raw(f"{run.name} is valid: {stages}")
+    terminal = Terminal()
+    terminal.raw(f"{run.name} is valid: {stages}")
+    for stage in run.stages:
+        for line in idle_lines(stage.config, stage.config.idle()):
+            terminal.raw(f"{stage.name}: {line}")
 
 
 @config.command()
