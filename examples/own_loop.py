@@ -2,8 +2,10 @@
 
     python examples/own_loop.py MODEL_FOLDER
 
-It is GRPO at its plainest: sample a group of answers to each prompt, reward them, train
-on how much better than its group each answer is, and hand the new weights on.
+It is GRPO at its plainest: sample a group of answers to each sum, judge them, train on
+how much better than its group each answer is, and hand the new weights on. vLLM runs in
+an environment of its own, which the first run builds
+(`rl env build rl_models.generation.vllm`).
 """
 
 from __future__ import annotations
@@ -15,41 +17,43 @@ import torch
 from rl_algorithms import BatchedDataLoader, ClippedPGLossConfig, ClippedPGLossFn
 from rl_algorithms.data import process_prompts
 from rl_distributed import BatchedDataDict, RayVirtualCluster, init_ray
-from rl_envs import FunctionalRewardWrapper
+from rl_envs import MathEnvironment
 from rl_models import (
     GenerationConfig,
-    GenerationPolicy,
     HuggingFacePolicy,
+    PolicyConfig,
+    VllmConfig,
+    VllmGeneration,
     WeightSynchronizer,
 )
 from rl_models.tokens.tokenizer import load_tokenizer
 
-GROUP = 8
-
-
-def reward(prompt: str, response: str) -> float:
-    """The share of sevens."""
-    return response.count("7") / max(len(response), 1)
+GROUP = 16
+SUMS = [{"prompt": f"{n % 8}+{7 - n % 8}=", "ground_truth": "7"} for n in range(160)]
 
 
 def main(model: str) -> list[float]:
-    """Train for one pass over the prompts; returns the mean reward of each step."""
+    """Train for one pass over the sums; returns the share of right answers by step."""
     init_ray(num_cpus=2)
-    cluster = RayVirtualCluster([1], use_gpus=False)
+    config = PolicyConfig(
+        model_name=model,
+        generation=GenerationConfig(
+            max_new_tokens=1, vllm=VllmConfig(kv_cache_gib=0.125)
+        ),
+    )
+    cluster = RayVirtualCluster([1])
     policy = HuggingFacePolicy(
-        model_name=model, cluster=cluster, optimizer={"kwargs": {"lr": 3e-3}}
+        model_name=model, cluster=cluster, optimizer={"kwargs": {"lr": 1e-2}}
     )
-    generator = GenerationPolicy(
-        cluster, GenerationConfig(max_new_tokens=6), model_name=model
-    )
+    generator = VllmGeneration(cluster, config)
+    environment = MathEnvironment()
     sync = WeightSynchronizer(policy, generator)
-    environment = FunctionalRewardWrapper(reward)
     loss_fn = ClippedPGLossFn(ClippedPGLossConfig(reference_policy_kl_penalty=0.0))
     tokenizer = load_tokenizer(model)
-    dataset = process_prompts([{"prompt": f"{n} "} for n in range(320)], tokenizer)
+    dataset = process_prompts(SUMS, tokenizer)
 
-    means = []
-    for batch in BatchedDataLoader(dataset, batch_size=16, shuffle=True):
+    shares = []
+    for batch in BatchedDataLoader(dataset, batch_size=8):
         sync.sync_weights()
         prompts = batch.repeat_interleave(GROUP)
         generations = generator.generate(prompts)
@@ -83,13 +87,14 @@ def main(model: str) -> list[float]:
         )
         policy.train(rows, loss_fn)
         sync.mark_stale()
-        means.append(float(rewards.mean()))
+        shares.append(float(rewards.mean()))
+    environment.shutdown()
     generator.shutdown()
     policy.shutdown()
     cluster.shutdown()
-    return means
+    return shares
 
 
 if __name__ == "__main__":
-    rewards = main(sys.argv[1])
-    print(f"reward {rewards[0]:.2f} -> {rewards[-1]:.2f}")
+    shares = main(sys.argv[1])
+    print(f"right answers {shares[0]:.2f} -> {shares[-1]:.2f}")

@@ -60,7 +60,6 @@ def test_five_lines(
         model=model,
         dataset="my-dataset",
         reward_fn=lambda prompt, response: 1.0 if "correct" in response else 0.0,
-        data={"drop_last": False},
     )
     assert result.metrics["train:reward"] == 0.0
     assert result.checkpoint_path == tmp_path / "runs/grpo/checkpoints/step_1"
@@ -71,9 +70,9 @@ def test_five_lines(
 @pytest.mark.usefixtures("_ray")
 def test_own_loop(model: str) -> None:
     program = runpy.run_path(str(ROOT / "examples/own_loop.py"), run_name="own_loop")
-    means = program["main"](model)
-    assert len(means) == 20
-    assert means[-1] > means[0] + 0.1
+    shares = program["main"](model)
+    assert len(shares) == 20
+    assert shares[-1] > shares[0] + 0.3
 
 
 class Sevens(EnvironmentInterface[Any]):
