@@ -64,7 +64,8 @@ def test_rows_of_lost_replicas_go_to_others_and_these_come_back(
 def test_the_only_replica_is_replaced_until_tries_are_used_up(
     ray_cluster, tiny_folder, expected, signal_in_generation
 ):
-    config = CONFIG.model_copy(update={"max_restarts": 1})
+    # A replica without a turn on a busy machine must not count as hung here.
+    config = CONFIG.model_copy(update={"max_restarts": 1, "heartbeat_limit_s": 60.0})
     with RayVirtualCluster([1], use_gpus=False) as cluster:
         policy = GenerationPolicy(cluster, config, model_name=tiny_folder)
         try:

@@ -12,7 +12,7 @@ from rl_distributed.errors import ConfigError, WorkerDiedError, WorkerStartError
 from rl_models.serving.fleet import Fleet
 from rl_models.serving.folder_weights import FolderWeights
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 WEIGHTS = FolderWeights("folder", ())
 OTHER = FolderWeights("other", ())
 

@@ -31,7 +31,8 @@ __all__ = ["JudgePool", "Judgement"]
 _START_S = 120.0
 # Beyond the limit of the process's own alarm.
 _GRACE_S = 2.0
-_END_S = 5.0
+# One with much memory takes a while to be gone.
+_END_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
