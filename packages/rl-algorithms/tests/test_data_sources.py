@@ -120,10 +120,17 @@ def test_hub_names(monkeypatch):
         return datasets.DatasetDict({"train": datasets.Dataset.from_list(ROWS)})
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    monkeypatch.setattr(sources, "why_not_on_hub", lambda name, kind: None)
     assert list(load_dataset_any("org/name", subset="main")) == ROWS
     assert calls == [("org/name", "main", None)]
     with pytest.raises(DatasetNotFoundError, match=r"\(ConnectionError: no route\)"):
         load_dataset_any("org/missing")
+    monkeypatch.setattr(
+        sources, "why_not_on_hub", lambda name, kind: f"no {kind} {name}"
+    )
+    with pytest.raises(DatasetNotFoundError, match="no dataset org/missing"):
+        load_dataset_any("org/missing")
+    assert len(calls) == 2
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import huggingface_hub
 import pytest
 from huggingface_hub import constants, errors
 
-from rl_models.checkpoint.hub import check_hub_name
+from rl_models.checkpoint.hub import check_hub_name, why_not_on_hub
 from rl_models.errors import ModelLoadError
 from rl_models.ops.causal_lm import load_causal_lm
 from rl_models.ops.scalar_head import load_scalar_model
@@ -23,12 +23,12 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """An empty cache, and a hub without a network; which names it was asked for."""
     names: list[str] = []
 
-    def refuse(self: Any, name: str, timeout: float) -> None:
+    def refuse(self: Any, name: str, repo_type: str, timeout: float) -> None:
         names.append(name)
         raise ConnectionError("no route to host")
 
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
-    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", refuse)
+    monkeypatch.setattr(huggingface_hub.HfApi, "repo_info", refuse)
     return names
 
 
@@ -57,10 +57,10 @@ def test_without_a_network_it_is_asked_once(asked: list[str], load: Any) -> None
 def test_the_reason_is_told(
     asked: list[str], monkeypatch: pytest.MonkeyPatch, error: Exception, expected: str
 ) -> None:
-    def refuse(self: Any, name: str, timeout: float) -> None:
+    def refuse(self: Any, name: str, repo_type: str, timeout: float) -> None:
         raise error
 
-    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", refuse)
+    monkeypatch.setattr(huggingface_hub.HfApi, "repo_info", refuse)
     with pytest.raises(ModelLoadError, match=expected):
         check_hub_name(NAME)
 
@@ -75,10 +75,10 @@ def test_the_reason_is_told(
 def test_what_the_hub_answers_is_told(
     asked: list[str], monkeypatch: pytest.MonkeyPatch, kind: Any, expected: str
 ) -> None:
-    def refuse(self: Any, name: str, timeout: float) -> None:
+    def refuse(self: Any, name: str, repo_type: str, timeout: float) -> None:
         raise kind.__new__(kind)
 
-    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", refuse)
+    monkeypatch.setattr(huggingface_hub.HfApi, "repo_info", refuse)
     with pytest.raises(ModelLoadError, match=expected):
         check_hub_name(NAME)
 
@@ -87,3 +87,11 @@ def test_what_the_cache_has_is_not_asked_for(asked: list[str], tmp_path: Path) -
     (tmp_path / "models--nobody--nothing" / "snapshots" / "1a2b").mkdir(parents=True)
     check_hub_name(NAME)
     assert not asked
+
+
+def test_data_sets_are_asked_for_as_such(asked: list[str], tmp_path: Path) -> None:
+    (tmp_path / "models--nobody--nothing" / "snapshots" / "1a2b").mkdir(parents=True)
+    reason = why_not_on_hub(NAME, "dataset")
+    assert reason is not None
+    assert reason.startswith(f"the dataset {NAME!r} is neither a folder here")
+    assert asked == [NAME]

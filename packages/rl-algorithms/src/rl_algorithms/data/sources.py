@@ -34,6 +34,7 @@ from rl_algorithms.errors import (
 )
 from rl_distributed.suggestion import did_you_mean
 from rl_envs.registry import create_task_source
+from rl_models.checkpoint.hub import why_not_on_hub
 
 __all__ = [
     "Files",
@@ -298,6 +299,10 @@ def _pick_split(splits: Mapping[str, Any], split: str | None, name: str) -> Any:
 
 def _from_hub(name: str, split: str | None, subset: str | None, streaming: bool) -> Any:
     datasets = import_module("datasets")
+    kept = Path(datasets.config.HF_DATASETS_CACHE) / name.replace("/", "___")
+    refusal = None if kept.is_dir() else why_not_on_hub(name, "dataset")
+    if refusal is not None:
+        raise DatasetNotFoundError(refusal)
     options = {"streaming": True} if streaming else {}
     try:
         loaded = datasets.load_dataset(name, subset, split=split, **options)
