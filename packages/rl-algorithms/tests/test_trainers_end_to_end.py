@@ -4,18 +4,12 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
-import runpy
-import signal
-import subprocess
-import sys
-import textwrap
 
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import rl_algorithms as rl
-from rl_algorithms.testing import check_trainer, weights_digest
+from rl_algorithms.testing import check_trainer
 from rl_distributed.errors import ConfigError, UserError
 
 ROWS = [{"prompt": f"{a}+{b}="} for a in range(8) for b in range(4)]
@@ -268,53 +262,3 @@ class TestBadInput:
     def test_no_reward(self, tiny_model):
         with pytest.raises(ConfigError, match="reward_fn"):
             rl.train(tiny_model, ROWS)
-
-
-SCRIPT = """
-    import os, signal, sys, rl_algorithms as rl
-
-    def reward(prompt, response):
-        return float("1" in response)
-
-    class Kill(rl.Callback):
-        def on_phase(self, trainer, state, phase, step, total):
-            if step == 4 and phase == "generation":
-                os.kill(os.getpid(), signal.SIGKILL)
-
-    def run(model, folder, pool=None, **kwargs):
-        rows = [{"prompt": f"{a}+{b}="} for a in range(5) for b in range(4)]
-        made = rl.GRPOTrainer.from_pretrained(
-            model, output_dir=folder, max_num_steps=6, save_period=1,
-            num_prompts_per_step=8, num_generations_per_prompt=4, max_num_epochs=None,
-            max_new_tokens=3, max_total_sequence_length=16, lr=3e-3,
-            reference_policy_kl_penalty=0.0,
-        )
-        trainer = rl.GRPOTrainer(made.config, pool=pool)
-        return trainer.fit(rows, reward_fn=reward, **kwargs)
-
-    if __name__ == "__main__":
-        run(sys.argv[1], sys.argv[2], callbacks=[Kill()])
-"""
-
-
-@pytest.mark.slow
-def test_killed_and_resumed_equals_unbroken(pool, tiny_model, tmp_path):
-    script = tmp_path / "script.py"
-    script.write_text(textwrap.dedent(SCRIPT))
-    killed = subprocess.run(
-        [sys.executable, str(script), str(tiny_model), str(tmp_path / "killed")],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=200,
-        cwd=tmp_path,
-        check=False,
-    )
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
-    run = runpy.run_path(str(script), run_name="script")["run"]
-    whole = run(str(tiny_model), str(tmp_path / "whole"), pool)
-    resumed = run(str(tiny_model), str(tmp_path / "killed"), pool, resume=True)
-    assert resumed.steps == 6
-    assert resumed.run_dir == tmp_path / "killed"
-    digest = weights_digest(resumed.checkpoint_path)
-    assert digest == weights_digest(whole.checkpoint_path)
