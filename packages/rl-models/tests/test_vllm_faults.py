@@ -152,6 +152,36 @@ def test_a_stopped_replica_is_noticed_and_serves_once_it_has_the_weights(
     check_rows(vllm_policy.generate(make_rows(64)), trainer, version + 1)
 
 
+def test_a_replica_whose_engine_stalls_is_ended_and_its_rows_go_elsewhere(
+    sync, trainer, vllm_policy, in_replica
+):
+    def block(worker):
+        """The engine waits for ever after some steps; nothing else stands still."""
+        import threading  # noqa: PLC0415
+
+        core = worker._backend.engine._llm.llm_engine.engine_core.engine_core
+        model = core.model_executor.driver_worker
+        execute = model.execute_model
+        left = iter(range(12))
+
+        def execute_or_wait(step):
+            if next(left, None) is None:
+                threading.Event().wait()
+            return execute(step)
+
+        model.execute_model = execute_or_wait
+
+    expected = vllm_policy.generate(make_rows())
+    pids = vllm_policy.group.worker_pids
+    in_replica(1, block)
+    output = vllm_policy.generate(make_rows())
+    assert torch.equal(output["output_ids"], expected["output_ids"])
+    check_rows(output, trainer, vllm_policy.weight_version)
+    assert vllm_policy.replicas.settle() == [0, 1]
+    assert vllm_policy.group.worker_pids[0] == pids[0]
+    assert vllm_policy.group.worker_pids[1] != pids[1]
+
+
 def test_replicas_that_are_killed_in_a_sync_and_in_generation_get_the_weights_again(
     sync, trainer, vllm_policy, signal_in_generation
 ):

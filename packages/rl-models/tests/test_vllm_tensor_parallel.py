@@ -6,7 +6,9 @@ import os
 import signal
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
+import psutil
 import pytest
 import ray
 import torch
@@ -31,6 +33,7 @@ from rl_models.policy.replica_workers import (
 from rl_models.policy.weight_updates import WeightUpdates
 from rl_models.policy.worker import TrainingWorker
 from rl_models.testing import build_tiny_model, reference_logprobs
+from rl_models.types import SamplingParams
 from rl_models.weights.request import LoadReport, Pending, WeightRequest
 from rl_models.weights.sync import WeightSynchronizer
 
@@ -39,6 +42,9 @@ CONFIG = GenerationConfig(
     max_new_tokens=24,
     stop_token_ids=[],
     vllm={"kv_cache_gib": 0.125, "max_num_seqs": 32, "tensor_parallel_size": 2},
+)
+ASYNC = CONFIG.model_copy(
+    update={"vllm": CONFIG.vllm.model_copy(update={"async_engine": True})}
 )
 PLACE = ReplicaRank(1, 2, "127.0.0.1", 4242)
 
@@ -134,11 +140,69 @@ def test_the_same_processes_take_another_model(policy, vllm_folder):
     assert policy.group.worker_pids == pids
 
 
+def wait_for_tokens(policy, count):
+    """Until the leader has so many tokens of some row."""
+
+    def tokens(host):
+        processor = host._worker._backend.engine._llm.output_processor
+        return [
+            state.detokenizer.num_output_tokens()
+            for state in list(processor.request_states.values())
+        ]
+
+    end = time.monotonic() + 60
+    pause = threading.Event()
+    leader = policy.group.workers[0]
+    while max(ray.get(leader.__ray_call__.remote(tokens)), default=0) < count:
+        assert time.monotonic() < end
+        pause.wait(0.005)
+
+
+@pytest.mark.slow
+def test_all_ranks_of_an_async_engine_switch_between_the_same_two_tokens(
+    policy, vllm_folder, tmp_path, signal_in_generation
+):
+    policy.reload(ASYNC, model_name=vllm_folder)
+    folders = {
+        0: vllm_folder,
+        1: build_tiny_model(tmp_path / "1", seed=5, max_position_embeddings=512),
+    }
+    sync = WeightSynchronizer(Trainer(folders[1]), policy, CONFIG.weight_sync)
+    sampling = SamplingParams(max_new_tokens=400)
+    with ThreadPoolExecutor(1) as pool:
+        call = pool.submit(policy.generate, make_rows(8), sampling=sampling)
+        wait_for_tokens(policy, 6)
+        assert sync.sync_weights() == 1
+        output = call.result(timeout=100)
+    versions = output["token_versions"]
+    assert set(versions.unique().tolist()) == {-1, 0, 1}
+    assert (versions[:, 9:409].diff(dim=1) >= 0).all()
+    for version, folder in folders.items():
+        truth = reference_logprobs(folder, output["output_ids"])
+        differences = (output["logprobs"].double() - truth)[versions == version]
+        assert differences.abs().max() < 1e-5
+    assert policy.changed_weights(0) == []
+
+    expected = policy.generate(make_rows(256))
+    assert expected["token_versions"].unique().tolist() == [-1, 1]
+    pids = policy.group.worker_pids
+    processes = [psutil.Process(pid) for pid in pids]
+    processes += processes[0].children(recursive=True)
+    with signal_in_generation(policy, 0, signal.SIGKILL, pids[1]):
+        output = policy.generate(make_rows(256))
+    assert torch.equal(output["output_ids"], expected["output_ids"])
+    assert torch.equal(output["token_versions"], expected["token_versions"])
+    assert not set(pids) & set(policy.group.worker_pids)
+    assert psutil.wait_procs(processes, timeout=60)[1] == []
+
+
 def test_each_rank_has_an_engine_of_its_own():
     arguments = engine_args(CONFIG, model_name="m", place=PLACE, on_gpu=False)
     assert arguments["tensor_parallel_size"] == 2
     assert arguments["distributed_executor_backend"].endswith(".RankExecutor")
     assert "disable_custom_all_reduce" not in arguments
+    led = engine_args(ASYNC, model_name="m", place=PLACE, on_gpu=False)
+    assert led["distributed_executor_backend"].endswith(".LeadingExecutor")
     gpu = engine_args(CONFIG, model_name="m", place=PLACE, on_gpu=True)
     assert gpu["disable_custom_all_reduce"]
     assert gpu["compilation_config"]["pass_config"] == {"fuse_allreduce_rms": False}
@@ -151,8 +215,6 @@ def test_each_rank_has_an_engine_of_its_own():
 
 
 def test_what_cannot_be_cut_is_refused_before_anything_starts(tiny_folder):
-    with pytest.raises(ConfigError, match="async_engine must be false with tensor_par"):
-        VllmConfig(async_engine=True, tensor_parallel_size=2)
     with pytest.raises(ConfigError, match=r"set vllm\.tensor_parallel_size"):
         VllmConfig(engine_args={"distributed_executor_backend": "mp"})
     check_shards(4, {"num_attention_heads": 8, "num_key_value_heads": 2})
@@ -181,7 +243,7 @@ def test_workers_that_went_apart_are_found():
     output = BatchedDataDict(output_ids=torch.tensor([[3, 4], [5, 6]]))
     other = BatchedDataDict(output_ids=torch.tensor([[3, 4], [5, 7]]))
     check_same_rows(output, [], 0)
-    check_same_rows(output, [rows_digest(output)], 0)
+    check_same_rows(output, [rows_digest(output), None], 0)
     with pytest.raises(GenerationError, match="generation replica 3 sampled different"):
         check_same_rows(output, [rows_digest(output), rows_digest(other)], 3)
 

@@ -60,19 +60,20 @@ def rows_digest(output: BatchedDataDict[Any]) -> int:
 
 
 def check_same_rows(
-    output: BatchedDataDict[Any], digests: Sequence[int], replica: int
+    output: BatchedDataDict[Any], digests: Sequence[int | None], replica: int
 ) -> None:
     """Workers that hold one model together must sample the same tokens.
 
     Args:
         output: The rows of the first of them.
-        digests: `rows_digest` of what the others came to.
+        digests: `rows_digest` of what the others came to; None: it was compared token
+            by token already.
         replica: Which replica they are.
 
     Raises:
         GenerationError: They went apart: later tokens are of no model at all.
     """
-    if any(digest != rows_digest(output) for digest in digests):
+    if any(digest not in (None, rows_digest(output)) for digest in digests):
         raise GenerationError(
             f"The workers of generation replica {replica} sampled different tokens of "
             "the same rows, so that their parts of the model do not fit together. They "

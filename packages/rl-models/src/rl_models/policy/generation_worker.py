@@ -83,11 +83,11 @@ class GenerationWorker:
         greedy: bool = False,
         sampling: SamplingParams | None = None,
         first_row: int = 0,
-    ) -> BatchedDataDict[GenerationOutputSpec] | int:
+    ) -> BatchedDataDict[GenerationOutputSpec] | int | None:
         """Continue this replica's rows, which begin at `first_row` of the batch.
 
         Of several workers that hold its model only the first returns the rows; the
-        others return their digest.
+        others return their digest, or None where they do what the first tells them.
         """
         if self._refusal:
             raise GenerationError(

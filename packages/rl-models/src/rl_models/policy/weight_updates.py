@@ -142,8 +142,9 @@ class WeightUpdates:
         method = "changed_weights"
         calls = self._call(method, {rank: {} for rank in self.workers.ranks(replica)})
         found, _ = self._results(method, calls, _PROBE_DEADLINE_S)
-        # Workers that hold one model put its tensors together, and find the same.
-        names: list[str] | None = next(iter(found.values()), None)
+        # Workers that hold one model put its tensors together, and find the same; or
+        # the first asks the others.
+        names: list[str] | None = found.get(self.workers.ranks(replica)[0])
         return names
 
     def _call(

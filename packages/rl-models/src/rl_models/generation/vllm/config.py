@@ -61,6 +61,11 @@ class VllmConfig(Config):
     enable_sleep_mode: bool = False
     """On GPUs: `finish_generation` frees weights and cache, and
     `prepare_for_generation` brings them back. A CPU has no such mode."""
+    stall_limit_s: float | None = Field(None, gt=0)
+    """An engine that has rows to sample and ends no step for so long is taken for hung;
+    null: 6 s, or five times its slowest step so far if that is more. The first eight
+    steps have `start_deadline_s`; on a CPU, time in which the engine is seen to compute
+    counts for a tenth."""
     load_format: str = "auto"
     """How the initial weights are read, a name that vLLM knows; auto: from the model
     folder, or not at all where a trainer sends them before the first row."""
@@ -90,15 +95,5 @@ class VllmConfig(Config):
             raise ValueError(
                 "enable_sleep_mode must be false with async_engine: rows may be in the "
                 "engine at any time; got true for both"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _check_ranks(self) -> VllmConfig:
-        if self.tensor_parallel_size > 1 and self.async_engine:
-            raise ValueError(
-                "async_engine must be false with tensor_parallel_size above 1: every "
-                "worker of a replica plans the same steps by itself, which AsyncLLM "
-                f"does not; got true with {self.tensor_parallel_size}"
             )
         return self

@@ -19,7 +19,7 @@ from rl_models.generation.vllm.config import VllmConfig
 __all__ = ["EXTENSION", "check_engine_config", "engine_args", "engine_variables"]
 
 EXTENSION = "rl_models.generation.vllm.extension.WeightExtension"
-_EXECUTOR = "rl_models.generation.vllm.rank_executor.RankExecutor"
+_EXECUTORS = "rl_models.generation.vllm.rank_executor"
 _GIB = 1 << 30
 _CPU_CACHE_GIB = 1.0
 _SEEDS = 1 << 31
@@ -131,9 +131,10 @@ def _parallel_args(
         )
     if place is None:
         return {}
+    executor = "LeadingExecutor" if engine.async_engine else "RankExecutor"
     arguments: dict[str, Any] = {
         "tensor_parallel_size": size,
-        "distributed_executor_backend": _EXECUTOR,
+        "distributed_executor_backend": f"{_EXECUTORS}.{executor}",
     }
     if on_gpu:
         # NCCL adds up in one order for all. Other ways look for the GPUs of the other
@@ -162,6 +163,8 @@ def engine_variables(config: GenerationConfig, *, on_gpu: bool) -> dict[str, str
         variables["VLLM_ALLREDUCE_USE_FLASHINFER"] = "0"
     if on_gpu:
         return variables
+    # A cache of 1 GiB has a quarter of a million pages, which are slow to touch first.
+    variables["THP_MEM_ALLOC_ENABLE"] = "1"
     # Replicas share the processors, and Ray knows nothing of bound cores.
     variables["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
     if is_eager(engine, on_gpu):

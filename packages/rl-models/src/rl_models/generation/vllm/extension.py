@@ -16,12 +16,17 @@ from vllm.platforms import current_platform
 from rl_distributed.transfer.manifest import Manifest, TensorEntry
 from rl_models.errors import WeightSyncError
 from rl_models.generation.vllm.held_weights import held_tensors
+from rl_models.generation.vllm.process_watch import end_with_parent
+from rl_models.generation.vllm.staged_weights import StagedWeights
 from rl_models.weights.receiving import changed_tensors
 
 __all__ = ["WeightExtension", "load_into", "missing_weights"]
 
 _PLAIN_METHODS = ("UnquantizedLinearMethod", "UnquantizedEmbeddingMethod")
 
+
+# This is the first of ours that runs there.
+end_with_parent()
 
 if current_platform.is_cpu():
     from rl_models.generation.vllm.cpu_layers import adapt_cpu_layers
@@ -34,6 +39,9 @@ class WeightExtension:
 
     model_runner: Any
     reload_weights: Callable[..., None]
+    rl_weights: StagedWeights | None = None
+    """In a worker that receives weights by itself, and takes part in the steps of an
+    engine elsewhere."""
 
     def rl_load_weights(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Replace all weights in place, where the engine is in this process.
@@ -49,20 +57,37 @@ class WeightExtension:
         """Replace all weights by those in a file of raw bytes.
 
         Args:
-            path: The file.
+            path: The file; a worker that receives weights by itself takes its own.
             entries: Name, name of the data type, shape and first byte of each tensor.
 
         Returns:
             What is wrong with them; empty: they are loaded. Errors of another process
             would lose their type on the way.
         """
+        staged = self.rl_weights
+        problem = "the weights could not be loaded"
         try:
+            if staged is not None:
+                path, entries = staged.file()
             with open(path, "rb") as file:
                 memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
             self.rl_load_weights(_tensors_in(memory, entries))
+            problem = ""
         except WeightSyncError as error:
-            return str(error)
-        return ""
+            problem = str(error)
+        finally:
+            if staged is not None:
+                staged.loaded(problem)
+        return problem
+
+    def rl_staged(self, number: int) -> str | None:
+        """What is wrong with the weights of an update; None: they have not all come."""
+        return "" if self.rl_weights is None else self.rl_weights.state(number)
+
+    def rl_drop_staged(self, number: int, problem: str) -> None:
+        """Give up an update, as a rank of the replica has no weights."""
+        if self.rl_weights is not None:
+            self.rl_weights.drop(number, problem)
 
     def rl_changed_weights(self, entries: Sequence[list[Any]]) -> list[str] | None:
         """Tensors that the model holds otherwise than they were sent, by name.

@@ -1,7 +1,11 @@
-"""Notices that a process of vLLM's engine has ended or stands still."""
+"""Notices that a process of vLLM's engine has ended or stands still.
+
+And the other way round: has such a process end with the one that it is for.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import select
 import signal
@@ -10,11 +14,38 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["ProcessWatch"]
+from rl_distributed.logging import get_logger
+
+__all__ = ["ProcessWatch", "end_process", "end_with_parent", "parent_variables"]
+
+_logger = get_logger(__name__)
 
 _LOOK_S = 1.0
 # A process that somebody stops for a moment is let go on.
 _STOPPED_S = 4.0
+_EXIT_CODE = 70
+_PARENT = "RL_ENGINE_OF"
+_PR_SET_PDEATHSIG = 1
+
+
+def parent_variables() -> dict[str, str]:
+    """What to set before an engine is built, for `end_with_parent` in its processes."""
+    return {_PARENT: str(os.getpid())}
+
+
+def end_with_parent() -> None:
+    """Have the system kill this process when the one that has started it is gone.
+
+    Elsewhere than in a process of an engine it does nothing.
+    """
+    if os.environ.get(_PARENT) == str(os.getppid()):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def end_process(problem: str) -> None:
+    """End this process at once, as nothing can go on in it."""
+    _logger.critical("%s, and so this process ends", problem)
+    os._exit(_EXIT_CODE)
 
 
 class ProcessWatch:

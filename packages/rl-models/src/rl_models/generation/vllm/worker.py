@@ -3,32 +3,33 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from rl_distributed.batched_data_dict import BatchedDataDict
-from rl_distributed.logging import get_logger
 from rl_distributed.transfer import TensorLink
-from rl_models.generation.vllm.process_watch import ProcessWatch
+from rl_models.environments import has_gpu
+from rl_models.generation.vllm.process_watch import ProcessWatch, end_process
+from rl_models.generation.vllm.stall_watch import StallWatch, is_at_work
 from rl_models.policy.generation_worker import GenerationWorker
 from rl_models.types import GenerationDatumSpec, GenerationOutputSpec, SamplingParams
 from rl_models.weights.request import LoadReport, WeightRequest
 
 __all__ = ["VllmGenerationWorker"]
 
-_logger = get_logger(__name__)
-
-_EXIT_CODE = 70
-
 
 class VllmGenerationWorker(GenerationWorker):
     """A `GenerationWorker` that ends with its engine, so that both are replaced.
 
-    An engine with processes of its own (`AsyncLLM`) is lost when one of these is;
-    whoever waits for this worker learns of its end at once.
+    An engine with processes of its own (`AsyncLLM`) is lost when one of these is, and
+    any engine when it stalls; whoever waits for this worker learns of its end at once.
     """
 
     _watch: ProcessWatch | None = None
+    _stall_watch: StallWatch | None = None
 
     def setup(
         self,
@@ -38,9 +39,22 @@ class VllmGenerationWorker(GenerationWorker):
     ) -> int:
         """See `GenerationWorker.setup`."""
         pad_token_id = super().setup(replica, config, context)
-        processes = self._backend.engine.processes()
+        engine = self._backend.engine
+        processes = engine.processes()
         if processes:
-            self._watch = ProcessWatch(processes, _end_with_engine)
+            self._watch = ProcessWatch(processes, end_process)
+        watched = processes or [os.getpid()]
+        settings = self._backend.config
+        on_gpu = has_gpu()
+        self._stall_watch = StallWatch(
+            engine.progress,
+            partial(_end_stalled, processes),
+            limit_s=settings.vllm.stall_limit_s,
+            warm_up_s=settings.start_deadline_s,
+            # Who waits for a GPU is at work as well, whether or not the GPU is.
+            is_busy=lambda: not on_gpu and is_at_work(watched),
+        )
+        self._stall_watch.start()
         return pad_token_id
 
     def generate(
@@ -49,8 +63,10 @@ class VllmGenerationWorker(GenerationWorker):
         greedy: bool = False,
         sampling: SamplingParams | None = None,
         first_row: int = 0,
-    ) -> BatchedDataDict[GenerationOutputSpec] | int:
-        """See `GenerationWorker.generate`."""
+    ) -> BatchedDataDict[GenerationOutputSpec] | int | None:
+        """See `GenerationWorker.generate`; None where another has all there is."""
+        if self._backend.engine.follows:
+            return None
         try:
             return super().generate(data, greedy, sampling, first_row)
         except Exception:
@@ -61,6 +77,7 @@ class VllmGenerationWorker(GenerationWorker):
         self, source: TensorLink | Sequence[Any], request: WeightRequest
     ) -> LoadReport:
         """See `GenerationWorker.load_weights`."""
+        self._backend.engine.begin_update()
         report = super().load_weights(source, request)
         if report.problem:
             self._check_engine()
@@ -73,12 +90,17 @@ class VllmGenerationWorker(GenerationWorker):
 
     def shutdown(self) -> None:
         """See `GenerationWorker.shutdown`."""
-        watch, self._watch = self._watch, None
-        if watch is not None:
-            watch.close()
+        watches = (self._watch, self._stall_watch)
+        self._watch = self._stall_watch = None
+        for watch in watches:
+            if watch is not None:
+                watch.close()
         super().shutdown()
 
 
-def _end_with_engine(problem: str) -> None:
-    _logger.critical("%s, and so this one ends", problem)
-    os._exit(_EXIT_CODE)
+def _end_stalled(processes: Sequence[int], problem: str) -> None:
+    for number in processes:
+        # It would not notice that nobody is left to hear of its steps.
+        with suppress(ProcessLookupError):
+            os.kill(number, signal.SIGKILL)
+    end_process(problem)

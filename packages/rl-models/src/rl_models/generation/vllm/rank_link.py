@@ -1,0 +1,196 @@
+"""Calls from the first rank of a replica to the others, in one order for all.
+
+```
+rank 0 --(number, method, arguments)--> every other rank, in its order
+       <--(number, ok, result)--------- each of them
+```
+A connection that ends is the end of the rank behind it; both sides learn of it at once,
+whatever they are doing.
+"""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+import queue
+import secrets
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from multiprocessing.connection import (
+    Connection,
+    answer_challenge,
+    deliver_challenge,
+)
+from typing import Any
+
+__all__ = ["FollowersEnd", "LeadersEnd"]
+
+_MEET_S = 300.0
+
+
+class LeadersEnd:
+    """Where rank 0 waits for the others.
+
+    Args:
+        address: Of this machine.
+        on_loss: Called in a thread when a rank is gone.
+    """
+
+    def __init__(self, address: str, on_loss: Callable[[str], None]) -> None:
+        self._on_loss = on_loss
+        self._server = socket.create_server((address, 0))
+        self._server.settimeout(_MEET_S)
+        self._secret = secrets.token_bytes(32)
+        self._numbers = itertools.count()
+        self._links: list[tuple[Connection[Any, Any], queue.Queue[Any]]] = []
+        self._is_closed = False
+
+    @property
+    def ticket(self) -> tuple[str, int, bytes]:
+        """What another rank needs to come here."""
+        address, port = self._server.getsockname()[:2]
+        return address, port, self._secret
+
+    def accept(self, num_ranks: int) -> None:
+        """Wait until so many others have come.
+
+        Raises:
+            TimeoutError: They have not.
+        """
+        found: dict[int, Connection[Any, Any]] = {}
+        with self._server:
+            while len(found) < num_ranks:
+                connection = _connection(self._server.accept()[0])
+                deliver_challenge(connection, self._secret)
+                answer_challenge(connection, self._secret)
+                found[connection.recv()] = connection
+        for rank, connection in sorted(found.items()):
+            replies: queue.Queue[Any] = queue.Queue()
+            self._links.append((connection, replies))
+            threading.Thread(
+                target=self._read,
+                args=(rank, connection, replies),
+                name="rank-replies",
+                daemon=True,
+            ).start()
+
+    def _read(
+        self, rank: int, connection: Connection[Any, Any], replies: queue.Queue[Any]
+    ) -> None:
+        with suppress(EOFError, OSError):
+            while True:
+                replies.put(connection.recv())
+        if not self._is_closed:
+            self._on_loss(f"rank {rank} of the replica has ended")
+
+    def send(self, method: Any, args: tuple[Any, ...], kwargs: Any) -> int:
+        """Call a method of all others; the number of the call."""
+        number = next(self._numbers)
+        message = pickle.dumps((number, method, args, kwargs), protocol=5)
+        for connection, _ in self._links:
+            connection.send_bytes(message)
+        return number
+
+    def results(self, number: int, timeout_s: float | None) -> list[Any]:
+        """What each of the others returned.
+
+        Raises:
+            RuntimeError: One of them failed.
+            TimeoutError: One did not answer in time.
+        """
+        return [self._result(replies, number, timeout_s) for _, replies in self._links]
+
+    def _result(
+        self, replies: queue.Queue[Any], number: int, timeout_s: float | None
+    ) -> Any:
+        while True:
+            try:
+                answered, is_right, value = replies.get(timeout=timeout_s)
+            except queue.Empty:
+                raise TimeoutError(
+                    f"a rank did not answer within {timeout_s} s"
+                ) from None
+            if answered != number:
+                continue  # of a call that failed here before anybody asked
+            if not is_right:
+                raise RuntimeError(f"another rank failed: {value}")
+            return value
+
+    def end(self, method: str) -> None:
+        """Call a last method of all others, which may end from now on."""
+        self._is_closed = True
+        with suppress(OSError):
+            self.send(method, (), {})
+
+    def close(self) -> None:
+        """End the connections."""
+        self._is_closed = True
+        for connection, _ in self._links:
+            _shut(connection)
+
+
+class FollowersEnd:
+    """The connection of another rank to rank 0.
+
+    Args:
+        rank: Which.
+        ticket: What rank 0 has told.
+        on_loss: Called in a thread when rank 0 is gone.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        ticket: tuple[str, int, bytes],
+        on_loss: Callable[[str], None],
+    ) -> None:
+        address, port, secret = ticket
+        self._on_loss = on_loss
+        self._is_closed = False
+        self._calls: queue.Queue[Any] = queue.Queue()
+        self._connection = _connection(
+            socket.create_connection((address, port), timeout=_MEET_S)
+        )
+        answer_challenge(self._connection, secret)
+        deliver_challenge(self._connection, secret)
+        self._connection.send(rank)
+        threading.Thread(target=self._read, name="rank-calls", daemon=True).start()
+
+    def _read(self) -> None:
+        with suppress(EOFError, OSError):
+            while True:
+                self._calls.put(pickle.loads(self._connection.recv_bytes()))
+        self._calls.put(None)
+        if not self._is_closed:
+            self._on_loss("rank 0 of the replica has ended")
+
+    def calls(self) -> Iterator[tuple[int, Any, tuple[Any, ...], Any]]:
+        """Number, method and arguments of each call, until the connection ends."""
+        while (call := self._calls.get()) is not None:
+            yield call
+
+    def answer(self, number: int, is_right: bool, value: Any) -> None:
+        """Send what a call returned, or how it failed."""
+        with suppress(OSError):
+            self._connection.send((number, is_right, value))
+
+    def close(self) -> None:
+        """Rank 0 may end from now on."""
+        self._is_closed = True
+        _shut(self._connection)
+
+
+def _connection(end: socket.socket) -> Connection[Any, Any]:
+    end.settimeout(None)
+    # A call may be followed by another before it is answered.
+    end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return Connection(end.detach())
+
+
+def _shut(connection: Connection[Any, Any]) -> None:
+    """End the wait of the thread that reads, as closing would not."""
+    kind = (socket.AF_INET, socket.SOCK_STREAM)
+    with suppress(OSError), socket.fromfd(connection.fileno(), *kind) as end:
+        end.shutdown(socket.SHUT_RDWR)

@@ -1,0 +1,196 @@
+"""Notices that an engine which has rows to sample makes no step any more.
+
+A process can hang without standing still and without holding Python's lock: two ranks
+that wait for each other, a thread of the engine that waits for ever. What such an
+engine does not do is to end steps.
+
+A step that only takes long must not be taken for a hang. So the limit follows the
+slowest step that was seen, and is long until some were; and on a CPU, time in which a
+thread of the engine is at work counts for little.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+__all__ = ["EngineProgress", "StallWatch", "is_at_work"]
+
+_LOOK_S = 0.5
+_LEAST_S = 6.0
+_WARM_STEPS = 8
+_FACTOR = 5.0
+# What an interval counts for in which a thread was at work.
+_BUSY_WEIGHT = 0.1
+
+
+class EngineProgress:
+    """What an engine tells of its steps; any thread may.
+
+    Args:
+        clock: Seconds since some moment.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._began_s = clock()
+        self._num_steps = 0
+        self._slowest_s = 0.0
+        self._num_tokens = 0
+        self._most_tokens = 1
+        self._num_pauses = 0
+        self._moves = 0
+
+    @contextmanager
+    def sampling(self, num_tokens: int) -> Iterator[None]:
+        """While rows are sampled whose prompts have so many tokens."""
+        with self._lock:
+            if not self._num_tokens:
+                self._move()
+            self._num_tokens += num_tokens
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._num_tokens -= num_tokens
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """While the engine makes no steps on purpose, as its weights are replaced."""
+        with self._lock:
+            self._num_pauses += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._num_pauses -= 1
+                self._move()
+
+    def step(self) -> None:
+        """A step has ended."""
+        with self._lock:
+            if not self._num_pauses:
+                lasted_s = self._clock() - self._began_s
+                self._slowest_s = max(self._slowest_s, lasted_s)
+            self._num_steps += 1
+            self._most_tokens = max(self._most_tokens, self._num_tokens)
+            self._move()
+
+    def _move(self) -> None:
+        self._moves += 1
+        self._began_s = self._clock()
+
+    def moves(self) -> int | None:
+        """Grows while all is well; None: no step is to be expected now."""
+        with self._lock:
+            is_due = self._num_tokens and not self._num_pauses
+            return self._moves if is_due else None
+
+    def limit_s(self, given_s: float | None, warm_up_s: float) -> float:
+        """How long the next step may take.
+
+        Args:
+            given_s: What the user says; None: what the steps so far say.
+            warm_up_s: The limit of the first few, which may compile or load something.
+        """
+        with self._lock:
+            if self._num_steps < _WARM_STEPS:
+                return max(warm_up_s, given_s or 0.0)
+            if given_s is not None:
+                return given_s
+            # More prompts than ever may make a longer step than ever.
+            growth = max(1.0, self._num_tokens / self._most_tokens)
+            return max(_LEAST_S, _FACTOR * self._slowest_s * growth)
+
+
+class StallWatch:
+    """Watches the steps of an engine from a thread, until they stop or it is closed.
+
+    Args:
+        progress: What the engine tells.
+        on_stall: Called once with what is wrong, in the thread.
+        limit_s: See `EngineProgress.limit_s`.
+        warm_up_s: See `EngineProgress.limit_s`.
+        is_busy: Whether the engine is seen to work, for all that it makes no step.
+    """
+
+    def __init__(
+        self,
+        progress: EngineProgress,
+        on_stall: Callable[[str], None],
+        *,
+        limit_s: float | None,
+        warm_up_s: float,
+        is_busy: Callable[[], bool],
+    ) -> None:
+        self._progress = progress
+        self._on_stall = on_stall
+        self._limit_s = limit_s
+        self._warm_up_s = warm_up_s
+        self._is_busy = is_busy
+        self._moves: int | None = None
+        self._stalled_s = 0.0
+        self._closed = threading.Event()
+        self._thread = threading.Thread(
+            target=self._run, name="stall-watch", daemon=True
+        )
+
+    def start(self) -> None:
+        """Begin to look, in a thread."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread."""
+        self._closed.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        last_s = time.monotonic()
+        while not self._closed.wait(_LOOK_S):
+            now_s = time.monotonic()
+            # Longer if this process had no turn or was stopped, and so the engine.
+            if self.look(min(now_s - last_s, 2.0 * _LOOK_S)):
+                return
+            last_s = now_s
+
+    def look(self, passed_s: float) -> bool:
+        """Look at the steps after some time has passed; whether they have stopped."""
+        moves = self._progress.moves()
+        if moves is None or moves != self._moves:
+            self._moves, self._stalled_s = moves, 0.0
+            return False
+        self._stalled_s += passed_s * (_BUSY_WEIGHT if self._is_busy() else 1.0)
+        limit_s = self._progress.limit_s(self._limit_s, self._warm_up_s)
+        if self._stalled_s < limit_s:
+            return False
+        self._on_stall(
+            f"vLLM's engine has rows to sample and made no step for {limit_s:.3g} s"
+        )
+        return True
+
+
+def is_at_work(processes: Sequence[int]) -> bool:
+    """Whether a thread of these processes runs, waits for its turn, or for a disk.
+
+    Args:
+        processes: Their numbers; the calling thread does not count.
+    """
+    own = threading.get_native_id()
+    return any(
+        int(task.name) != own and _state(task) in ("R", "D")
+        for number in processes
+        for task in Path(f"/proc/{number}/task").glob("[0-9]*")
+    )
+
+
+def _state(task: Path) -> str:
+    try:
+        status = (task / "stat").read_text()
+    except OSError:
+        return ""
+    # The name before it may hold anything.
+    return status.rpartition(")")[2].split()[0]
