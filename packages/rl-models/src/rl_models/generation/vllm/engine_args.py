@@ -163,8 +163,6 @@ def engine_variables(config: GenerationConfig, *, on_gpu: bool) -> dict[str, str
         variables["VLLM_ALLREDUCE_USE_FLASHINFER"] = "0"
     if on_gpu:
         return variables
-    # A cache of 1 GiB has a quarter of a million pages, which are slow to touch first.
-    variables["THP_MEM_ALLOC_ENABLE"] = "1"
     # Replicas share the processors, and Ray knows nothing of bound cores.
     variables["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
     if is_eager(engine, on_gpu):
