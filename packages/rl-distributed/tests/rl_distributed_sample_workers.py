@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import os
 import signal
 import subprocess
 import sys
 import threading
+import time
 
 from rl_distributed.errors import ConfigError
 from rl_distributed.workers.cancellation import is_cancelled
+
+
+def wait_for_file(path):
+    pause = threading.Event()
+    while not os.path.exists(path):
+        pause.wait(0.02)
 
 
 class Sample:
@@ -79,8 +87,8 @@ class Sample:
     def wait(self, seconds=300):
         threading.Event().wait(seconds)
 
-    def wait_and_return(self, seconds, value):
-        self.wait(seconds)
+    def return_when_there(self, path, value):
+        wait_for_file(path)
         return value
 
     def die_on(self, rank):
@@ -173,6 +181,10 @@ class Counter:
             value += 1
             threading.Event().wait(0.01)
 
+    def return_when_there(self, path):
+        wait_for_file(path)
+        return "done"
+
     def write(self, path):
         with open(path, "w") as file:
             file.write("written")
@@ -185,6 +197,18 @@ class Counter:
 
     async def await_for_ever(self):
         await asyncio.sleep(300)
+
+    def compute_with_lock(self, seconds):
+        before = sys.getswitchinterval()
+        sys.setswitchinterval(1e6)
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            pass
+        sys.setswitchinterval(before)
+        return "done"
+
+    def sleep_with_lock(self):
+        ctypes.PyDLL(None).sleep(300)
 
     def fail_with(self, name):
         raise ValueError(f"cannot log in with {os.environ[name]}")

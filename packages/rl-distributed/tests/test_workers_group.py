@@ -3,7 +3,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
 
 import numpy as np
 import psutil
@@ -279,26 +278,29 @@ def test_deadline_names_who_is_late(brittle):
             ],
             deadline_s=0.2,
         )
+    # Also where it has passed before anybody has waited.
+    calls = brittle.run_all_workers_single_data("wait")
+    with pytest.raises(DeadlineExceededError, match=r"worker 0 of group 'brittle'"):
+        results(brittle, calls, deadline_s=1e-9)
+    with pytest.raises(DeadlineExceededError, match="worker 1 of group 'brittle'"):
+        list(brittle.iter_results(calls, deadline_s=1e-9))
     with pytest.raises(ConfigError, match="deadline_s must be positive"):
         results(brittle, [], deadline_s=0)
 
 
 @pytest.mark.parametrize("method", ["fail_on", "die_on"])
 def test_one_failure_is_reported_while_the_others_wait(brittle, method):
-    start = time.monotonic()
+    calls = brittle.run_all_workers_single_data(method, rank=1)
     with pytest.raises(WorkerError, match="worker 1 of group 'brittle'"):
-        results(brittle, brittle.run_all_workers_single_data(method, rank=1))
-    assert time.monotonic() - start < 5
+        results(brittle, calls, deadline_s=60)
 
 
 def test_killed_worker(brittle):
     refs = brittle.run_all_workers_single_data("wait")
     pid = brittle.worker_pids[1]
     os.kill(pid, signal.SIGKILL)
-    start = time.monotonic()
     with pytest.raises(WorkerDiedError) as caught:
-        results(brittle, refs)
-    assert time.monotonic() - start < 5
+        results(brittle, refs, deadline_s=60)
     text = str(caught.value)
     assert f"worker 1 of group 'brittle' (node 127.0.0.1, pid {pid}) is gone" in text
     assert "SYSTEM_ERROR" in text
@@ -367,13 +369,16 @@ def test_constructor_that_fails(cluster, how, error, words):
 
 
 def test_constructor_that_never_ends(cluster):
-    with pytest.raises(WorkerStartError, match=r"start_deadline_s.*its constructor"):
-        RayWorkerGroup(
-            cluster,
-            RayWorkerBuilder(f"{MODULE}.BrokenConstructor", "wait"),
-            workers_per_node=1,
-            start_deadline_s=6,
-        )
+    builder = RayWorkerBuilder(f"{MODULE}.BrokenConstructor", "wait")
+    for deadline_s in (3, 9, 27, 81):
+        with pytest.raises(WorkerStartError, match="start_deadline_s") as caught:
+            RayWorkerGroup(
+                cluster, builder, workers_per_node=1, start_deadline_s=deadline_s
+            )
+        if "its constructor" in str(caught.value):
+            return
+    # On a busy machine a process may need long until it is there at all.
+    raise AssertionError(str(caught.value))
 
 
 def test_interpreter_that_is_missing(cluster):

@@ -87,16 +87,18 @@ def test_every_item_comes_once_and_in_order(samples, sizes):
         assert own == sorted(own)
 
 
-def test_results_of_plain_methods_come_one_by_one(samples):
+def test_results_of_plain_methods_come_one_by_one(samples, tmp_path):
+    path = tmp_path / "go on"
+
     def call():
         return samples.run_all_workers_multiple_data(
-            "wait_and_return", seconds=[1.5, 0], value=["slow", "fast"]
+            "return_when_there", path=[str(path), "/"], value=["slow", "fast"]
         )
 
-    assert [r.value for r in samples.iter_results(call(), ordered=False)] == [
-        "fast",
-        "slow",
-    ]
+    stream = samples.iter_results(call(), ordered=False, deadline_s=60)
+    assert next(stream).value == "fast"
+    path.touch()
+    assert [result.value for result in stream] == ["slow"]
     assert list(samples.iter_results(call())) == [(0, 0, "slow"), (1, 0, "fast")]
 
 
@@ -154,12 +156,14 @@ def test_deadline_of_a_stream(counters):
 
 
 def test_queued_call_is_dropped(counters, tmp_path):
-    running = counters.run_all_workers_single_data("wait", seconds=2)
+    path = tmp_path / "go on"
+    running = counters.run_all_workers_single_data("return_when_there", path=str(path))
     queued = counters.future_of(
         counters.run_all_workers_single_data("write", path=str(tmp_path / "no"))
     )
     # The worker is busy with another call, so it is not ended for this one.
     assert queued.cancel(grace_s=0.2)
+    path.touch()
     assert counters.get_all_worker_results(running) == ["done", "done"]
     with pytest.raises(CallCancelledError, match=r"method 'write'.*was cancelled"):
         queued.get_results()

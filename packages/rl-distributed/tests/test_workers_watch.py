@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 import queue
+import re
 import signal
 import socket
 import subprocess
@@ -40,6 +41,12 @@ def watching(limit_s=None):
         watch.close()
 
 
+def told(events):
+    """What was told but of silence, which a process without a turn keeps as well."""
+    found = [events.get() for _ in range(events.qsize())]
+    return [event for event in found if event.kind != "quiet"]
+
+
 @contextmanager
 def sending(target):
     """A process that sends beats."""
@@ -59,12 +66,12 @@ def sending(target):
 def test_beats_arrive_and_are_asked_for():
     with watching() as (watch, events), sending(watch.target(3, 0)) as process:
         watch.expect(3, 0, process.pid)
-        beat = watch.ask([3], 30)[3]
+        beat = watch.ask([3], 60)[3]
         assert (beat.method, beat.calls) == ("train", ("id",))
         assert 0 <= beat.method_s < 60
         seen = watch.seen()[3]
         assert seen.is_connected
-        assert events.empty()
+        assert told(events) == []
 
 
 def test_hello_that_is_not_read_yet_counts():
@@ -114,9 +121,11 @@ def test_question_ends_with_the_watch():
 def test_end_of_a_process(is_local):
     with watching() as (watch, events), sending(watch.target(0, 1)) as process:
         watch.expect(0, 1, process.pid if is_local else None)
-        watch.ask([0], 30)
+        watch.ask([0], 60)
         process.kill()
-        event = events.get(timeout=5)
+        event = events.get(timeout=60)
+        while event.kind == "quiet":
+            event = events.get(timeout=60)
         assert event.kind == ("died" if is_local else "lost")
         assert event.who == ((0, 1),)
 
@@ -124,13 +133,15 @@ def test_end_of_a_process(is_local):
 def test_process_that_is_stopped():
     with watching(LIMIT_S) as (watch, events), sending(watch.target(0, 0)) as process:
         watch.expect(0, 0, process.pid)
-        watch.ask([0], 30)
+        watch.ask([0], 60)
         os.kill(process.pid, signal.SIGSTOP)
-        began = time.monotonic()
-        event = events.get(timeout=LIMIT_S + 5)
+        event = events.get(timeout=60)
         assert event.kind == "hung"
-        assert time.monotonic() - began > LIMIT_S / 2
-        assert "the limit is 2 s" in event.detail
+        said = re.fullmatch(
+            r"no sign of life for ([\d.]+) s \(the limit is 2 s\)", event.detail
+        )
+        assert said is not None
+        assert float(said[1]) >= LIMIT_S
 
 
 def test_who_has_not_the_key_is_sent_away():
@@ -152,7 +163,7 @@ def test_who_has_not_the_key_is_sent_away():
 def test_former_process_of_a_rank_is_not_mistaken_for_the_present_one():
     with watching() as (watch, _), sending(watch.target(0, 0)) as process:
         watch.expect(0, 0, None)
-        watch.ask([0], 30)
+        watch.ask([0], 60)
         watch.expect(0, 1, None)
         process.kill()
         assert watch.ask([0], 0.5) == {}
@@ -179,13 +190,15 @@ def test_closing_ends_the_thread():
 def test_silence_is_told_of_early_and_once():
     with watching() as (watch, events), sending(watch.target(3, 0)) as process:
         watch.expect(3, 0, process.pid)
-        assert watch.ask([3], 30)
+        assert watch.ask([3], 60)
         os.kill(process.pid, signal.SIGSTOP)
         try:
             event = events.get(timeout=60)
             assert (event.kind, event.who) == ("quiet", ((3, 0),))
             assert "no sign of life for" in event.detail
+            assert watch.ask([3], 0.2) == {}  # looks again, and has nothing to tell
+            assert events.empty()
         finally:
             os.kill(process.pid, signal.SIGCONT)
-        assert watch.ask([3], 30)
-        assert events.empty()
+        assert watch.ask([3], 60)
+        assert told(events) == []

@@ -371,7 +371,7 @@ class _Wait:
         counts = dict.fromkeys(ranks, 0)
         pending = dict(zip(streams, ranks, strict=True))
         while pending:
-            left_s = max(0.0, self._left())
+            left_s = self._left()
             ready, _ = ray.wait(
                 list(pending), num_returns=1, timeout=min(left_s, _LOOK_S)
             )
@@ -411,7 +411,8 @@ class _Wait:
             raise explained from None
 
     def _left(self) -> float:
-        return self._began + self._deadline_s - time.monotonic()
+        # Ray takes a negative time for no limit in one call, for an error in another.
+        return max(0.0, self._began + self._deadline_s - time.monotonic())
 
     def _look_around(self) -> None:
         """Whether a worker has failed that this wait does not itself wait for."""

@@ -150,7 +150,9 @@ class IncidentLog:
             incident.open_releases += 1
         try:
             survivors = self._survivors()
-            beats = self._watch.ask([w.seat.rank for w in survivors], ASK_S)
+            fresh = self._watch.ask([w.seat.rank for w in survivors], ASK_S)
+            # Who has no turn to answer on a busy machine is taken at its last word.
+            beats = {r: seen.beat for r, seen in self._watch.seen().items()} | fresh
             joined = [
                 worker
                 for worker in survivors

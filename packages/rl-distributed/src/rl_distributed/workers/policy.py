@@ -34,7 +34,8 @@ class FailurePolicy:
     heartbeat_limit_s: float | None = 120.0
     """How long a worker may give no sign of life, as when its process is stopped; None:
     for ever. Native code that holds Python's lock, say while it reads a large file,
-    gives none either."""
+    gives none either; a process on this machine that is seen to be at work gets a
+    minute more."""
     release_after_s: float = 1.0
     """How long workers in a process group get to end a call by themselves once one of
     them has failed."""

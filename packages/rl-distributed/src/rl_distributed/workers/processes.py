@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
@@ -16,13 +17,22 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 if TYPE_CHECKING:
     from rl_distributed.workers.launch import LaunchedWorker
 
-__all__ = ["end_processes", "is_stopped", "kill_on_node", "process_state"]
+__all__ = [
+    "end_processes",
+    "is_at_work",
+    "is_stopped",
+    "kill_on_node",
+    "process_state",
+]
 
 logger = logging.getLogger(__name__)
 
 _KILL_GRACE_S = 5.0
 # How long the node of a worker may take to end it.
 _FAR_KILL_S = 5.0
+# Whether a process is at work is seen by so many looks, with pauses between them.
+_LOOKS = 20
+_LOOK_S = 0.05
 
 
 def end_processes(
@@ -90,6 +100,31 @@ def is_stopped(worker: LaunchedWorker) -> bool:
         )
     except psutil.Error:
         return False
+
+
+def is_at_work(worker: LaunchedWorker) -> bool:
+    """Whether a worker computes, waits for a turn to, or waits for a disk.
+
+    At most looks one of its threads must do so: Ray's own are awake now and then. One
+    whose threads all sleep waits for something. Always False of other machines.
+    """
+    if worker.process is None:
+        return False
+    pause = threading.Event()
+    found = 0
+    for _ in range(_LOOKS):
+        found += _has_busy_thread(worker.process.pid)
+        pause.wait(_LOOK_S)
+    return found > _LOOKS / 2
+
+
+def _has_busy_thread(pid: int) -> bool:
+    for path in Path(f"/proc/{pid}/task").glob("*/stat"):
+        with suppress(OSError):
+            # The name before the state may hold anything.
+            if path.read_text().rpartition(")")[2].split()[0] in "RD":
+                return True
+    return False
 
 
 def process_state(worker: LaunchedWorker) -> str:

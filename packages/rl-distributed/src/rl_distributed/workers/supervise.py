@@ -33,7 +33,7 @@ from rl_distributed.workers.failures import cause_of_death, failure_error
 from rl_distributed.workers.incidents import ASK_S, END_S, Incident, IncidentLog
 from rl_distributed.workers.launch import LaunchedWorker
 from rl_distributed.workers.policy import RestartGroup, _Restart
-from rl_distributed.workers.processes import is_stopped, process_state
+from rl_distributed.workers.processes import is_at_work, is_stopped, process_state
 from rl_distributed.workers.reports import (
     FailureKind,
     WorkerFailure,
@@ -53,6 +53,8 @@ logger = logging.getLogger(__name__)
 # How long Ray may take to tell how a process ended.
 _CAUSE_S = 3.0
 _SECOND = 1.0
+# How much longer than its limit one may be silent that is seen to be at work.
+_AT_WORK_S = 60.0
 
 
 class GroupSupervisor:
@@ -148,9 +150,21 @@ class GroupSupervisor:
                     self._log.record(worker, "died", cause)
             elif event.kind == "late":
                 self._log.record(worker, "late", event.detail)
-            elif is_stopped(worker) or not self.watch.ask([worker.seat.rank], ASK_S):
-                # One that only had no turn on a busy machine has answered by now.
+            elif not self._gives_sign_of_life(worker):
                 self._log.record(worker, "hung", event.detail + process_state(worker))
+
+    def _gives_sign_of_life(self, worker: LaunchedWorker) -> bool:
+        """Whether a silent worker only had no turn, or was too busy to say a word.
+
+        On a busy machine an import alone may hold Python's lock for a long time.
+        """
+        end = time.monotonic() + _AT_WORK_S
+        while not is_stopped(worker):
+            if self._log.is_closed or self.watch.ask([worker.seat.rank], ASK_S):
+                return True
+            if time.monotonic() > end or not is_at_work(worker):
+                return False
+        return False
 
     def _tell_of_quiet(self, worker: LaunchedWorker, detail: str) -> None:
         """Say early what may become a failure at the heartbeat limit."""
