@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import session_processes
+from processes import kill_session
 from small_run import long_grpo, write_recipe
 
 COMMAND_DEADLINE_S = 280.0
@@ -62,10 +62,7 @@ def starter(folder: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
         yield run
     finally:
         for process in started:
-            for other in session_processes(process):
-                other.send_signal(signal.SIGKILL)
-            if process.poll() is None:
-                process.kill()
+            kill_session(process)
             process.communicate()
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import json
 import re
 import shlex
 import subprocess
@@ -19,6 +20,7 @@ from typing import Any
 import click
 import pytest
 import yaml
+from processes import kill_session
 
 from rl_algorithms import GRPOConfig, algorithm_names, get_algorithm
 from rl_algorithms.presets import find_preset
@@ -90,16 +92,37 @@ def test_light_programs_run(program: str) -> None:
 
 
 ONE_AFTER_THE_OTHER = """
-import runpy, sys
-for file in sys.argv[1:]:
-    print(file, file=sys.stderr, flush=True)
-    runpy.run_path(file, run_name="__main__")
+import json, runpy, sys
+for words in json.loads(sys.argv[1]):
+    print(*words, file=sys.stderr, flush=True)
+    sys.argv = words
+    runpy.run_path(words[0], run_name="__main__")
 """
+
+
+def run(folder: Path, *programs: list[str]) -> str:
+    """Run Python programs in a folder; returns what they printed.
+
+    All in one process: torch starts once; the last program that is named is at fault.
+    """
+    process = subprocess.Popen(
+        [sys.executable, "-c", ONE_AFTER_THE_OTHER, json.dumps(programs)],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        out, err = process.communicate(timeout=280)
+    finally:
+        kill_session(process)
+    assert process.returncode == 0, err
+    return out
 
 
 @pytest.mark.slow
 def test_programs_with_workers_run(tmp_path: Path) -> None:
-    """All in one process: Ray and torch start once; the last file named is at fault."""
     files = []
     for page in PROGRAMS:
         (program,) = page.values
@@ -107,14 +130,7 @@ def test_programs_with_workers_run(tmp_path: Path) -> None:
             files.append(tmp_path / f"{str(page.id).replace('/', '-')}.py")
             files[-1].write_text(program)
     assert len(files) >= 3
-    done = subprocess.run(
-        [sys.executable, "-c", ONE_AFTER_THE_OTHER, *files],
-        cwd=tmp_path,
-        timeout=240,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
+    run(tmp_path, *([str(file)] for file in files))
 
 
 def test_reward_page_runs_but_for_its_training() -> None:
@@ -252,35 +268,17 @@ def test_readme_keeps_its_promises_of_length() -> None:
 
 
 @pytest.mark.slow
-def test_program_of_the_readme_trains(tmp_path: Path) -> None:
+@pytest.mark.timeout(400)
+def test_program_of_the_readme_and_example_of_an_algorithm_train(
+    tmp_path: Path,
+) -> None:
     program, *_ = blocks(ROOT / "README.md", "python")
     assert "max_num_steps=30" in program
     (tmp_path / "run.py").write_text(program.replace("steps=30", "steps=2"))
-    done = run(tmp_path, "run.py")
-    assert "step_2" in done
-
-
-@pytest.mark.slow
-def test_example_of_an_algorithm_trains(tmp_path: Path) -> None:
     model = str(build_model(ModelBuildConfig(hidden_size=16), tmp_path / "model"))
     rows = [f'{{"prompt": "{n}=", "answer": "{n}"}}' for n in range(700)]
     (tmp_path / "rows.jsonl").write_text("\n".join(rows))
-    done = run(tmp_path, str(ROOT / "examples/focal.py"), model, "rows.jsonl")
-    assert "policy/weights" in done
-
-
-def run(folder: Path, *arguments: str) -> str:
-    """Run a Python program in a folder and return what it printed last."""
-    process = subprocess.Popen(
-        [sys.executable, *arguments],
-        cwd=folder,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        out, err = process.communicate(timeout=150)
-    finally:
-        process.kill()
-    assert process.returncode == 0, err
-    return out.strip().splitlines()[-1]
+    example = [str(ROOT / "examples/focal.py"), model, "rows.jsonl"]
+    *_, readme, focal = run(tmp_path, ["run.py"], example).strip().splitlines()
+    assert "step_2" in readme
+    assert "policy/weights" in focal
