@@ -39,7 +39,8 @@ def refuse(python: str | Path, match: str, **options) -> None:
 
 
 def test_the_drivers_own_interpreter_fits_and_is_asked_once():
-    own = InterpreterEnvironment(sys.executable, imports=("json",))
+    # Nobody else has asked for just this.
+    own = InterpreterEnvironment(sys.executable, imports=("json", "wave"))
     first, second = own.prepare(), own.prepare()
     assert first.runtime_env["py_executable"] == sys.executable
     assert first.runtime_env["env_vars"]["PYTHONPATH"] == ""

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -9,6 +10,7 @@ import threading
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 import rl_distributed_sample_environments as sample
 
@@ -47,6 +49,16 @@ def wait_until(condition, what: str) -> None:
     while not condition():
         assert time.monotonic() < end, f"waited too long for {what}"
         pause.wait(0.01)
+
+
+def at_work_in(folder: Path) -> list[int]:
+    """Processes that were told to do something in a folder."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if any(str(folder) in word for word in process.cmdline()):
+                found.append(process.pid)
+    return found
 
 
 def library_version(python: Path) -> str:
@@ -171,6 +183,9 @@ def test_killed_at_random_points_then_built(store, wheels, tmp_path):
             builder.send_signal(signal.SIGKILL)
             killed += 1
         builder.communicate()
+        # What it had just begun is on its own now: for a moment with the lock, then
+        # with the folder.
+        wait_until(lambda: not at_work_in(store.root), "the rest to end")
         state = store.find(key).state
         assert state in ("ready", "broken", "absent")
         if state == "ready":
