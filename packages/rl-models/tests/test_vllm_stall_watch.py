@@ -72,6 +72,13 @@ def test_the_limit_follows_the_slowest_step(progress, clock):
         assert progress.limit_s(None, 60.0) == 20.0
 
 
+def test_the_first_steps_raise_it_by_less(progress, clock):
+    with progress.sampling(10):
+        steps(progress, clock, 1, 10.0)
+        steps(progress, clock, 8, 0.1)
+        assert progress.limit_s(None, 60.0) == 20.0
+
+
 def test_neither_rest_nor_a_pause_makes_a_step_slow(progress, clock):
     with progress.sampling(10):
         steps(progress, clock, 8, 0.1)

@@ -23,6 +23,8 @@ _LOOK_S = 0.5
 _LEAST_S = 6.0
 _WARM_STEPS = 8
 _FACTOR = 5.0
+# What the first steps count for, which are slower than any like them will be.
+_COLD_WEIGHT = 0.4
 # What an interval counts for in which a thread was at work.
 _BUSY_WEIGHT = 0.1
 
@@ -74,8 +76,10 @@ class EngineProgress:
         """A step has ended."""
         with self._lock:
             if not self._num_pauses:
+                is_cold = self._num_steps < _WARM_STEPS
                 lasted_s = self._clock() - self._began_s
-                self._slowest_s = max(self._slowest_s, lasted_s)
+                counted_s = lasted_s * (_COLD_WEIGHT if is_cold else 1.0)
+                self._slowest_s = max(self._slowest_s, counted_s)
             self._num_steps += 1
             self._most_tokens = max(self._most_tokens, self._num_tokens)
             self._move()
