@@ -155,7 +155,7 @@ def test_a_kill_at_any_moment_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
         finally:
             child.send_signal(signal.SIGKILL)
             rest = child.stdout.read().split()
-            child.wait(30)
+            child.wait(60)
             child.stdout.close()
         reached = int(rest[-1]) if rest else reached
         manager = manager_in(tmp_path)

@@ -363,10 +363,10 @@ def test_a_message_is_removed_once_it_is_taken() -> None:
         for _ in range(2):
             with pytest.raises(DeadlineExceededError, match="the receivers of message"):
                 send_tensors(sender, {"a": torch.ones(9)}, deadline_s=2)
-            header, block = receiver.receive(deadline_s=10)
+            header, block = receiver.receive(deadline_s=60)
             assert header.entries[0].name == "a"
             assert block[:36].view(torch.float32).sum() == 9
-            sender.wait_until_taken(deadline_s=10)
+            sender.wait_until_taken(deadline_s=60)
             assert not list(messages.glob("message-*"))
 
 
@@ -387,8 +387,8 @@ def test_memory_is_used_again_when_no_tensor_of_it_is_left(is_private: bool) -> 
                 target=send_tensors, args=(sender, tensors), daemon=True
             )
             thread.start()
-            (tensor,) = receive_tensors(receiver, deadline_s=30).read().values()
-            thread.join(30)
+            (tensor,) = receive_tensors(receiver, deadline_s=60).read().values()
+            thread.join(60)
             return tensor
 
         for value in range(6):
@@ -485,7 +485,7 @@ def test_a_closed_link_and_a_closed_sender_are_named() -> None:
         sender, receiver = link.sender(), link.receiver()
         sender.close()
         with pytest.raises(TransferError, match=r"the sender \(.*has closed"):
-            receive_tensors(receiver, deadline_s=30).read()
+            receive_tensors(receiver, deadline_s=60).read()
         with pytest.raises(TransferError, match=r"receiver must be in 0\.\.0: got 1"):
             link.receiver(1)
     with pytest.raises(TransferError, match="its link is closed"):
@@ -513,7 +513,7 @@ def test_files_can_be_read_later_and_by_others(tmp_path: Path) -> None:
         send_tensors(sender, tensors)
         sender.close()
     for _ in range(2):
-        received = receive_tensors(link.receiver(), deadline_s=10).read()
+        received = receive_tensors(link.receiver(), deadline_s=60).read()
         assert all(torch.equal(received[name], tensors[name]) for name in tensors)
     (path,) = (tmp_path / "folder").glob("*.safetensors")
     found = safetensors.load_file(path)
@@ -595,9 +595,9 @@ def test_handles_of_gpu_memory_keep_the_contract(
         control = link.control.sender()
         handle = {"gpu": "GPU-2", "size": 4}
         text = json.dumps([Header("block").to_json(), handle])
-        control.send(Header("block", text=text), None, deadline_s=10)
+        control.send(Header("block", text=text), None, deadline_s=60)
         with pytest.raises(ResourceInsufficientError, match="GPU-2 is not visible"):
-            receiver.receive(deadline_s=10)
+            receiver.receive(deadline_s=60)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="is about having no GPU")
