@@ -14,27 +14,20 @@ import ray
 import torch
 
 from rl_distributed.batched_data_dict import BatchedDataDict
-from rl_distributed.errors import ConfigError, WorkerDiedError
+from rl_distributed.errors import ConfigError
 from rl_distributed.virtual_cluster import RayVirtualCluster
 from rl_models import PolicyConfig, VllmGeneration
-from rl_models.errors import GenerationError, WeightSyncError
+from rl_models.errors import WeightSyncError
 from rl_models.generation.config import GenerationConfig
 from rl_models.generation.replica_rank import ReplicaRank
 from rl_models.generation.vllm import VllmConfig
 from rl_models.generation.vllm.engine_args import engine_args, engine_variables
 from rl_models.generation.vllm.model_shards import check_shards
-from rl_models.policy import replica_workers
-from rl_models.policy.generation_rows import check_same_rows, rows_digest
-from rl_models.policy.replica_workers import (
-    ReplicaCall,
-    ReplicaWorkers,
-    replica_layout,
-)
-from rl_models.policy.weight_updates import WeightUpdates
+from rl_models.policy.replica_workers import replica_layout
 from rl_models.policy.worker import TrainingWorker
 from rl_models.testing import build_tiny_model, reference_logprobs
 from rl_models.types import SamplingParams
-from rl_models.weights.request import LoadReport, Pending, WeightRequest
+from rl_models.weights.request import Pending
 from rl_models.weights.sync import WeightSynchronizer
 
 CONFIG = GenerationConfig(
@@ -158,6 +151,39 @@ def wait_for_tokens(policy, count):
         pause.wait(0.005)
 
 
+def refuse_weights_once(policy, rank):
+    """The next weights of a worker end too early."""
+
+    def refuse(host, message):
+        from rl_models.errors import WeightSyncError  # noqa: PLC0415
+
+        receiver = host._worker._receiver
+        receive = receiver.weights
+
+        def some(source, request):
+            receiver.weights = receive
+            weights = receive(source, request)
+            for _ in range(3):
+                yield next(weights)
+            raise WeightSyncError(message)
+
+        receiver.weights = some
+
+    worker = policy.group.workers[rank]
+    ray.get(worker.__ray_call__.remote(refuse, f"rank {rank} got half"))
+
+
+def in_engine(policy, rows):
+    """What the engine samples, whether or not anybody may have it."""
+
+    def generate(host, rows):
+        backend = host._worker._backend
+        backend._has_weights = True
+        return backend.generate(rows)
+
+    return ray.get(policy.group.workers[0].__ray_call__.remote(generate, rows))
+
+
 @pytest.mark.slow
 def test_all_ranks_of_an_async_engine_switch_between_the_same_two_tokens(
     policy, vllm_folder, tmp_path, signal_in_generation
@@ -183,8 +209,18 @@ def test_all_ranks_of_an_async_engine_switch_between_the_same_two_tokens(
         assert differences.abs().max() < 1e-5
     assert policy.changed_weights(0) == []
 
+    # Where one rank is without, none loads.
+    refuse_weights_once(policy, 1)
+    sync = WeightSynchronizer(Trainer(vllm_folder), policy, CONFIG.weight_sync)
+    with pytest.raises(WeightSyncError, match="rank 1 got half"):
+        sync.sync_weights()
+    assert policy.changed_weights(0) == []
+    assert apart(folders[1], in_engine(policy, make_rows(4))) < 1e-5
+    version = sync.sync_weights()
     expected = policy.generate(make_rows(256))
-    assert expected["token_versions"].unique().tolist() == [-1, 1]
+    assert expected["token_versions"].unique().tolist() == [-1, version]
+    assert apart(vllm_folder, expected) < 1e-5
+
     pids = policy.group.worker_pids
     processes = [psutil.Process(pid) for pid in pids]
     processes += processes[0].children(recursive=True)
@@ -237,77 +273,3 @@ def test_what_cannot_be_cut_is_refused_before_anything_starts(tiny_folder):
         VllmGeneration(cluster, CONFIG, model_name=tiny_folder)
     with pytest.raises(ConfigError, match=r"num_replicas .* by 3 for each: got 2 with"):
         replica_layout(cluster, 2, 3)
-
-
-def test_workers_that_went_apart_are_found():
-    output = BatchedDataDict(output_ids=torch.tensor([[3, 4], [5, 6]]))
-    other = BatchedDataDict(output_ids=torch.tensor([[3, 4], [5, 7]]))
-    check_same_rows(output, [], 0)
-    check_same_rows(output, [rows_digest(output), None], 0)
-    with pytest.raises(GenerationError, match="generation replica 3 sampled different"):
-        check_same_rows(output, [rows_digest(output), rows_digest(other)], 3)
-
-
-@pytest.mark.slow
-def test_a_worker_that_fails_alone_ends_the_call_of_its_replica(
-    ray_cluster, monkeypatch
-):
-    monkeypatch.setattr(replica_workers, "_ALONE_S", 0.1)
-
-    def wait_for_peer():
-        threading.Event().wait(600)
-
-    def fail():
-        raise ValueError("no memory left")
-
-    workers = ReplicaWorkers(None, 2)
-    waiting = ray.remote(num_cpus=0)(wait_for_peer).remote()
-    try:
-        call = ReplicaCall(0, {0: waiting, 1: ray.remote(num_cpus=0)(fail).remote()})
-        assert workers.finished([call], 60) == [call]
-        with pytest.raises(WorkerDiedError, match=r"(?s)replica 0 failed .*no memory"):
-            workers.results(call, 60)
-    finally:
-        ray.cancel(waiting, force=True)
-    # Where both fail it is the rows that are wrong.
-    both = [ray.remote(num_cpus=0)(fail).remote() for _ in range(2)]
-    ray.wait(both, num_returns=2, timeout=60)
-    call = ReplicaCall(0, dict(enumerate(both)))
-    assert workers.finished([call], 60) == [call]
-    with pytest.raises(ray.exceptions.RayTaskError, match="no memory"):
-        workers.results(call, 60)
-
-
-class Confirmations(WeightUpdates):
-    """Two replicas of two workers, whose answers to an update are given."""
-
-    def __init__(self, reports):
-        self.reports = reports
-        self.group = self.replicas = self
-        self.workers = ReplicaWorkers(self, 2)
-        self.live = [0, 1]
-        self.have = []
-
-    def run_single_worker_single_data(self, method, rank, **arguments):
-        return ray.put(self.reports[rank])
-
-    def updated(self, replicas):
-        self.have = replicas
-
-
-@pytest.mark.slow
-def test_every_worker_confirms_what_it_loaded(ray_cluster):
-    right = [LoadReport(rank // 2, 4, "aa") for rank in range(4)]
-    request = WeightRequest(4)
-    policy = Confirmations(right)
-    policy.start_weight_update([], request).wait(60)
-    assert policy.have == [0, 1]
-    for wrong, words in (
-        (LoadReport(1, 4, "bb"), "replica 1 confirmed version 4 with manifest bb"),
-        (LoadReport(1, 3, "aa"), "replica 1 confirmed version 3"),
-        (LoadReport(1, None, problem="rank 1 got half"), "rank 1 got half"),
-    ):
-        policy = Confirmations([*right[:3], wrong])
-        with pytest.raises(WeightSyncError, match=words):
-            policy.start_weight_update([], request).wait(60)
-        assert policy.have == []
