@@ -136,6 +136,7 @@ class TestEvaluate:
             max_total_sequence_length=16,
             max_new_tokens=3,
             data={"validation": str(file)},
+            environment=SCORER,
             output_dir=str(tmp_path / "run"),
         )
         result = evaluate(tmp_path / "run", environment=SCORER)
