@@ -21,6 +21,7 @@ from collections.abc import AsyncIterator, Collection, Coroutine, Iterator, Mapp
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
+from rl_distributed.collections_pause import collections_paused
 from rl_distributed.errors import (
     CallCancelledError,
     UserError,
@@ -167,7 +168,12 @@ class WorkerHost:
             self._is_watched = sender.start()
         sys.path += [folder for folder in search_path if folder not in sys.path]
         try:
-            cls = _resolve(target) if isinstance(target, str) else pickle.loads(target)
+            with collections_paused():
+                cls = (
+                    _resolve(target)
+                    if isinstance(target, str)
+                    else pickle.loads(target)
+                )
             overrides = _ask_configuration(cls, configure)
         except Exception as error:
             named = repr(target) if isinstance(target, str) else "its class"

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
+from importlib import import_module
 from typing import Any
 
 import numpy as np
 import torch
 
 from rl_distributed.batched_data_dict import BatchedDataDict
+from rl_distributed.collections_pause import collections_paused
 from rl_distributed.errors import ConfigError
 from rl_distributed.transfer import Manifest
 from rl_models.environments import has_gpu
@@ -20,6 +22,7 @@ from rl_models.generation.replica_rank import ReplicaRank
 from rl_models.generation.rows import check_rows, stop_strings_of
 from rl_models.generation.sampling import check_sampling_params
 from rl_models.generation.vllm.engine_args import (
+    EXTENSION,
     check_engine_config,
     engine_args,
     engine_variables,
@@ -146,6 +149,7 @@ class VllmGenerationBackend:
         # Where this is no worker of a group, nobody has set them.
         for name, value in engine_variables(self.config, on_gpu=on_gpu).items():
             os.environ.setdefault(name, value)
+        self._import_engine()
         self.tokenizer = load_tokenizer(tokenizer_name or model_name)
         self.pad_token_id = pad_token_id(self.tokenizer)
         self._engine = self._build(arguments, place)
@@ -154,6 +158,15 @@ class VllmGenerationBackend:
             self._stop_token_ids = stop_token_ids(
                 self.tokenizer, _generation_config(model_name)
             )
+
+    def _import_engine(self) -> None:
+        """Import what is large; vLLM collects garbage several times as it is built."""
+        engine = "entrypoints.llm"
+        if self.config.vllm.async_engine:
+            engine = "v1.engine.async_llm"
+        with collections_paused():
+            import_module(f"vllm.{engine}")
+            import_module(EXTENSION.rpartition(".")[0])
 
     def _build(self, arguments: dict[str, Any], place: ReplicaRank | None) -> Engine:
         engine = self.config.vllm
