@@ -21,7 +21,7 @@ __all__ = [
 _COLUMNS = 1024
 _ROW_BYTES = 8 * _COLUMNS
 # Both sums of a piece are made while it lies in a cache of the CPU.
-_ROWS_AT_ONCE, _ROWS_AMONG_THREADS = 62, 31
+_ROWS_AT_ONCE, _ROWS_AMONG_THREADS = 64, 31
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,15 +140,16 @@ def digest_of(data: torch.Tensor, fill: Iterator[object] | None = None) -> str:
     if data.storage_offset() % 8:
         _take_all(steps)
         data = data.clone()
-    whole = data.numel() // _ROW_BYTES * _ROW_BYTES
-    digest = hashlib.blake2b(data.numel().to_bytes(8, "little"), digest_size=8)
+    num_bytes = data.numel()
+    whole = num_bytes // _ROW_BYTES * _ROW_BYTES
+    digest = hashlib.blake2b(num_bytes.to_bytes(8, "little"), digest_size=8)
     if whole:
         table = data[:whole].view(torch.int64).view(-1, _COLUMNS)
-        rows, columns = _sums(table, steps)
-        digest.update(rows.cpu().numpy().data)
-        digest.update(columns.cpu().numpy().data)
+        for sums in _sums(table, steps):
+            digest.update(sums.cpu().numpy().data)
     _take_all(steps)
-    digest.update(data[whole:].cpu().numpy().data)
+    if whole < num_bytes:
+        digest.update(data[whole:].cpu().numpy().data)
     return digest.hexdigest()
 
 
@@ -156,17 +157,19 @@ def _sums(
     table: torch.Tensor, steps: Iterator[object]
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Sums of the rows and of the columns."""
-    is_near = table.device.type == "cpu"
-    at_once = piece_bytes() // _ROW_BYTES if is_near else len(table)
-    rows, columns = table.new_empty(len(table)), table.new_zeros(_COLUMNS)
-    more = torch.empty_like(columns)
-    parts = zip(torch.split(table, at_once), torch.split(rows, at_once), strict=True)
-    for part, part_rows in parts:
+    count = len(table)
+    at_once = piece_bytes() // _ROW_BYTES if table.device.type == "cpu" else count
+    if count <= at_once:
         next(steps, None)
-        torch.sum(part, 0, out=more)
-        columns += more
-        torch.sum(part, 1, out=part_rows)
-    return rows, columns
+        return table.sum(1), table.sum(0)
+    rows = table.new_empty(count)
+    columns = table.new_empty(-(-count // at_once), _COLUMNS)
+    for number, begin in enumerate(range(0, count, at_once)):
+        next(steps, None)
+        part = table[begin : begin + at_once]
+        torch.sum(part, 0, out=columns[number])
+        torch.sum(part, 1, out=rows[begin : begin + at_once])
+    return rows, columns.sum(0)
 
 
 def _take_all(steps: Iterator[object]) -> None:

@@ -125,22 +125,22 @@ def _pack(
     start = 0
     for name, tensor in bucket:
         sent_as = _sent_as(tensor, dtype)
-        num_bytes = _num_bytes(tensor, dtype)
+        num_bytes = tensor.numel() * sent_as.itemsize
+        is_cast = sent_as != tensor.dtype
+        values = tensor.detach() if is_cast else carried(tensor)
         place = block[start : start + num_bytes]
-        values = carried(tensor) if sent_as == tensor.dtype else tensor.detach()
-        as_sent = values.dtype if sent_as == tensor.dtype else sent_as
-        digest = _copy(values, place.view(as_sent))
+        digest = _copy(values, place, sent_as if is_cast else values.dtype)
         shape = tuple(tensor.shape)
         entries.append(TensorEntry(name, dtype_name(sent_as), shape, digest, start))
         start += _aligned(num_bytes)
     return tuple(entries)
 
 
-def _copy(values: torch.Tensor, place: torch.Tensor) -> str:
-    """Copy values to a flat place; gives the digest of its bytes."""
-    data = place.view(torch.uint8)
-    is_near = values.device.type == place.device.type == "cpu"
-    if not is_near or not values.is_contiguous():
+def _copy(values: torch.Tensor, data: torch.Tensor, dtype: torch.dtype) -> str:
+    """Copy values to a place of bytes, as a dtype; gives the digest of its bytes."""
+    place = data.view(dtype)
+    is_near = values.device.type == data.device.type == "cpu"
+    if not is_near or data.numel() <= piece_bytes() or not values.is_contiguous():
         place.view(values.shape).copy_(values)
         return digest_of(data)
     return digest_of(data, _copied(values.view(-1), place))
@@ -149,7 +149,6 @@ def _copy(values: torch.Tensor, place: torch.Tensor) -> str:
 def _copied(values: torch.Tensor, place: torch.Tensor) -> Iterator[None]:
     """Copy piece by piece."""
     size = piece_bytes() // place.element_size()
-    pairs = zip(torch.split(values, size), torch.split(place, size), strict=True)
-    for source, part in pairs:
-        part.copy_(source)
+    for begin in range(0, place.numel(), size):
+        place[begin : begin + size].copy_(values[begin : begin + size])
         yield
