@@ -183,6 +183,22 @@ def test_who_waits_is_not_at_work_and_who_computes_is():
     assert not is_at_work([busy.pid])
 
 
+@pytest.mark.parametrize(
+    ("name", "state", "found"),
+    [
+        ("python", "R", "R"),
+        ("ray::a) R (b", "S", "S"),
+        ("gloo_tcp_loop", "R", ""),
+    ],
+)
+def test_threads_that_only_look_out_for_others_do_not_count(
+    tmp_path, name, state, found
+):
+    (tmp_path / "stat").write_text(f"41 ({name}) {state} 1 1\n")
+    assert stall_watch._state(tmp_path) == found
+    assert stall_watch._state(tmp_path / "gone") == ""
+
+
 def test_a_limit_must_be_positive():
     assert VllmConfig(stall_limit_s=2).stall_limit_s == 2.0
     with pytest.raises(ValueError, match="stall_limit_s"):

@@ -27,6 +27,8 @@ _FACTOR = 5.0
 _COLD_WEIGHT = 0.4
 # What an interval counts for in which a thread was at work.
 _BUSY_WEIGHT = 0.1
+# Threads that look out for others all the time, as those of gloo's connections.
+_LOOKOUTS = ("gloo_",)
 
 
 class EngineProgress:
@@ -181,7 +183,8 @@ def is_at_work(processes: Sequence[int]) -> bool:
     """Whether a thread of these processes runs, waits for its turn, or for a disk.
 
     Args:
-        processes: Their numbers; the calling thread does not count.
+        processes: Their numbers; the calling thread does not count, nor do those that
+            look out for other ranks.
     """
     own = threading.get_native_id()
     return any(
@@ -197,4 +200,6 @@ def _state(task: Path) -> str:
     except OSError:
         return ""
     # The name before it may hold anything.
-    return status.rpartition(")")[2].split()[0]
+    start, _, rest = status.rpartition(")")
+    name = start.partition("(")[2]
+    return "" if name.startswith(_LOOKOUTS) else rest.split()[0]
