@@ -48,35 +48,41 @@ def steps(progress, clock, count, seconds):
 def make_watch(progress, *, limit_s=None, is_busy=lambda: False):
     told = []
     watch = StallWatch(
-        progress, told.append, limit_s=limit_s, warm_up_s=60.0, is_busy=is_busy
+        progress,
+        told.append,
+        limit_s=limit_s,
+        warm_up_s=60.0,
+        least_s=6.0,
+        is_busy=is_busy,
     )
     return watch, told
 
 
 def test_the_limit_follows_the_slowest_step(progress, clock):
     with progress.sampling(10):
-        assert progress.limit_s(None, 60.0) == 60.0
+        assert progress.limit_s(None, 60.0, 6.0) == 60.0
         steps(progress, clock, 7, 0.1)
-        assert progress.limit_s(None, 60.0) == 60.0
-        assert progress.limit_s(2.0, 60.0) == 60.0
+        assert progress.limit_s(None, 60.0, 6.0) == 60.0
+        assert progress.limit_s(2.0, 60.0, 6.0) == 60.0
         steps(progress, clock, 1, 0.1)
-        assert progress.limit_s(None, 60.0) == 6.0
-        assert progress.limit_s(2.0, 60.0) == 2.0
+        assert progress.limit_s(None, 60.0, 6.0) == 6.0
+        assert progress.limit_s(None, 60.0, 30.0) == 30.0
+        assert progress.limit_s(2.0, 60.0, 6.0) == 2.0
         steps(progress, clock, 1, 4.0)
-        assert progress.limit_s(None, 60.0) == 20.0
+        assert progress.limit_s(None, 60.0, 6.0) == 20.0
     # Three times as many tokens as ever: only once a step has ended with them.
     with progress.sampling(10), progress.sampling(20):
-        assert progress.limit_s(None, 60.0) == 60.0
-        assert progress.limit_s(2.0, 60.0) == 2.0
+        assert progress.limit_s(None, 60.0, 6.0) == 60.0
+        assert progress.limit_s(2.0, 60.0, 6.0) == 2.0
         steps(progress, clock, 1, 0.1)
-        assert progress.limit_s(None, 60.0) == 20.0
+        assert progress.limit_s(None, 60.0, 6.0) == 20.0
 
 
 def test_the_first_steps_raise_it_by_less(progress, clock):
     with progress.sampling(10):
         steps(progress, clock, 1, 10.0)
         steps(progress, clock, 8, 0.1)
-        assert progress.limit_s(None, 60.0) == 20.0
+        assert progress.limit_s(None, 60.0, 6.0) == 20.0
 
 
 def test_neither_rest_nor_a_pause_makes_a_step_slow(progress, clock):
@@ -89,7 +95,7 @@ def test_neither_rest_nor_a_pause_makes_a_step_slow(progress, clock):
             clock.now += 500.0
             progress.step()
         steps(progress, clock, 1, 0.1)
-    assert progress.limit_s(None, 60.0) == 6.0
+    assert progress.limit_s(None, 60.0, 6.0) == 6.0
 
 
 def test_an_engine_that_makes_no_step_is_told_of_once_its_limit_is_over(
@@ -142,7 +148,12 @@ def test_the_watch_looks_from_a_thread_until_it_is_closed(monkeypatch):
     progress = EngineProgress()
     told = queue.Queue()
     watch = StallWatch(
-        progress, told.put, limit_s=0.05, warm_up_s=60.0, is_busy=lambda: False
+        progress,
+        told.put,
+        limit_s=0.05,
+        warm_up_s=60.0,
+        least_s=6.0,
+        is_busy=lambda: False,
     )
     watch.start()
     with progress.sampling(1):

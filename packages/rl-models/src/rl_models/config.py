@@ -124,9 +124,9 @@ class DTensorConfig(Config):
     """Keep shards of weights and optimizer state in host memory (GPU only)."""
     activation_checkpointing: bool = False
     """Recompute each layer in the backward pass: less memory, a third more time."""
-    reshard_after_forward: bool = True
+    reshard_after_forward: bool | None = None
     """Free gathered weights between forward and backward: less memory, one more
-    all-gather."""
+    all-gather; null: on GPUs."""
     deadline_s: float = Field(600.0, gt=0)
     """A collective that has not ended by then is reported."""
 

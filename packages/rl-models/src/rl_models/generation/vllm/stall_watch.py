@@ -20,7 +20,6 @@ from pathlib import Path
 __all__ = ["EngineProgress", "StallWatch", "is_at_work"]
 
 _LOOK_S = 0.5
-_LEAST_S = 6.0
 _WARM_STEPS = 8
 _FACTOR = 5.0
 # What the first steps count for, which are slower than any like them will be.
@@ -96,12 +95,13 @@ class EngineProgress:
             is_due = self._num_tokens and not self._num_pauses
             return self._moves if is_due else None
 
-    def limit_s(self, given_s: float | None, warm_up_s: float) -> float:
+    def limit_s(self, given_s: float | None, warm_up_s: float, least_s: float) -> float:
         """How long the next step may take.
 
         Args:
             given_s: What the user says; None: what the steps so far say.
             warm_up_s: The limit of the first few, which may compile or load something.
+            least_s: The least that the steps so far can make of it.
         """
         with self._lock:
             if self._num_steps < _WARM_STEPS:
@@ -110,7 +110,7 @@ class EngineProgress:
                 return given_s
             # More prompts than ever may make a longer step than ever.
             growth = max(1.0, self._num_tokens / self._most_tokens)
-            return max(_LEAST_S, _FACTOR * self._slowest_s * growth)
+            return max(least_s, _FACTOR * self._slowest_s * growth)
 
 
 class StallWatch:
@@ -121,6 +121,7 @@ class StallWatch:
         on_stall: Called once with what is wrong, in the thread.
         limit_s: See `EngineProgress.limit_s`.
         warm_up_s: See `EngineProgress.limit_s`.
+        least_s: See `EngineProgress.limit_s`.
         is_busy: Whether the engine is seen to work, for all that it makes no step.
     """
 
@@ -131,12 +132,14 @@ class StallWatch:
         *,
         limit_s: float | None,
         warm_up_s: float,
+        least_s: float,
         is_busy: Callable[[], bool],
     ) -> None:
         self._progress = progress
         self._on_stall = on_stall
         self._limit_s = limit_s
         self._warm_up_s = warm_up_s
+        self._least_s = least_s
         self._is_busy = is_busy
         self._moves: int | None = None
         self._stalled_s = 0.0
@@ -170,7 +173,7 @@ class StallWatch:
             self._moves, self._stalled_s = moves, 0.0
             return False
         self._stalled_s += passed_s * (_BUSY_WEIGHT if self._is_busy() else 1.0)
-        limit_s = self._progress.limit_s(self._limit_s, self._warm_up_s)
+        limit_s = self._progress.limit_s(self._limit_s, self._warm_up_s, self._least_s)
         if self._stalled_s < limit_s:
             return False
         self._on_stall(

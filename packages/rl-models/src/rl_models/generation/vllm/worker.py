@@ -20,6 +20,10 @@ from rl_models.weights.request import LoadReport, WeightRequest
 
 __all__ = ["VllmGenerationWorker"]
 
+_STALL_CPU_S = 6.0
+# A GPU's kernels may be compiled for a new shape in the midst of a run.
+_STALL_GPU_S = 60.0
+
 
 class VllmGenerationWorker(GenerationWorker):
     """A `GenerationWorker` that ends with its engine, so that both are replaced.
@@ -51,6 +55,7 @@ class VllmGenerationWorker(GenerationWorker):
             partial(_end_stalled, processes),
             limit_s=settings.vllm.stall_limit_s,
             warm_up_s=settings.start_deadline_s,
+            least_s=_STALL_GPU_S if on_gpu else _STALL_CPU_S,
             # Who waits for a GPU is at work as well, whether or not the GPU is.
             is_busy=lambda: not on_gpu and is_at_work(watched),
         )

@@ -206,10 +206,13 @@ def _shard(model: Any, config: PolicyConfig, ranks: Ranks) -> None:
             param_dtype=torch.bfloat16, reduce_dtype=torch.float32
         )
     offload = config.dtensor.cpu_offload and ranks.device.type == "cuda"
+    reshards = config.dtensor.reshard_after_forward
+    if reshards is None:
+        reshards = ranks.device.type == "cuda"
     options: dict[str, Any] = {
         "mesh": mesh,
         "mp_policy": policy,
-        "reshard_after_forward": config.dtensor.reshard_after_forward,
+        "reshard_after_forward": reshards,
         "offload_policy": CPUOffloadPolicy() if offload else OffloadPolicy(),
     }
     if not offload:
