@@ -4,6 +4,8 @@ import json
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -478,6 +480,26 @@ def test_what_a_killed_process_left_is_removed() -> None:
         assert list(folder.glob("message-*"))
     SharedMemoryLink.create().close()
     assert not folder.exists()
+
+
+def test_a_link_that_nobody_closes_goes_with_its_process() -> None:
+    code = """
+import os, sys
+from pathlib import Path
+from rl_distributed.transfer import SharedMemoryLink
+links = [SharedMemoryLink.create() for _ in range(2)]
+links[0].close()
+child = os.fork()
+if child == 0:
+    sys.exit(0)
+os.waitpid(child, 0)
+print(links[1].folder, Path(links[1].folder).exists())
+"""
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    folder, existed = done.stdout.split()
+    assert existed == "True"
+    assert not Path(folder).exists()
 
 
 def test_a_closed_link_and_a_closed_sender_are_named() -> None:

@@ -11,6 +11,7 @@ are written once, whatever the number of receivers.
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import secrets
@@ -39,6 +40,8 @@ __all__ = ["SharedMemoryLink", "SharedMemoryReceiver", "SharedMemorySender"]
 
 _SHARED_MEMORY = Path("/dev/shm")
 _PREFIX = "rl-transfer"
+# The folders of links that this process has made and not closed.
+_open_folders: dict[str, int] = {}
 # Beside those on the way: one that is filled, and two whose last tensors are in use.
 _MORE_SEGMENTS = 3
 
@@ -70,7 +73,8 @@ class SharedMemoryLink:
     ) -> Self:
         """Make the link's folder, readable by this user alone.
 
-        What links of processes that were killed have left there is removed.
+        A link that is not closed goes with this process, and what processes that were
+        killed have left is removed here.
         """
         if num_receivers < 1 or max_blocks < 1:
             raise TransferError(
@@ -88,6 +92,7 @@ class SharedMemoryLink:
         )
         folder = parent / name
         folder.mkdir(mode=0o700)
+        _open_folders[str(folder)] = os.getpid()
         return cls(str(folder), num_receivers, max_blocks, is_private)
 
     @staticmethod
@@ -115,6 +120,7 @@ class SharedMemoryLink:
 
     def close(self) -> None:
         """Remove the folder; tensors that were received stay valid."""
+        _open_folders.pop(self.folder, None)
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def __enter__(self) -> Self:
@@ -284,4 +290,12 @@ def _sweep(parent: Path) -> None:
             "started_s": started_s + 0.5,
         }
         if process_is_gone(process):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+@atexit.register
+def _remove_open() -> None:
+    """Remove what this process has not closed; a fork of it has made none of these."""
+    for folder, pid in _open_folders.items():
+        if pid == os.getpid():
             shutil.rmtree(folder, ignore_errors=True)
