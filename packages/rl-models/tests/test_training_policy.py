@@ -33,8 +33,10 @@ def cluster(ray_cluster):
 
 @pytest.fixture(scope="module")
 def two_ranks(cluster, tiny_model):
+    # As it is for a large model on GPUs; other tests have the default of small ones.
+    sharding = {"shard_layers": True, "reshard_after_forward": True}
     policy = HuggingFacePolicy(
-        tiny_model, cluster, init_reference_model=True, **SETTINGS
+        tiny_model, cluster, init_reference_model=True, dtensor=sharding, **SETTINGS
     )
     yield policy
     assert policy.shutdown()

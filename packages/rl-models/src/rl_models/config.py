@@ -127,6 +127,9 @@ class DTensorConfig(Config):
     reshard_after_forward: bool | None = None
     """Free gathered weights between forward and backward: less memory, one more
     all-gather; null: on GPUs."""
+    shard_layers: bool | None = None
+    """Gather the weights of each layer when it is its turn: less memory, more
+    collectives; null: unless all weights take 32 MiB at most."""
     deadline_s: float = Field(600.0, gt=0)
     """A collective that has not ended by then is reported."""
 

@@ -35,6 +35,8 @@ from rl_models.training.process_group import Ranks
 
 __all__ = ["RankModel", "load_model", "load_weights_into", "local_part"]
 
+_SMALL_BYTES = 32 * 1024**2
+
 
 def local_part(tensor: Tensor) -> Tensor:
     """This rank's rows of a sharded tensor, sharing its memory."""
@@ -217,7 +219,11 @@ def _shard(model: Any, config: PolicyConfig, ranks: Ranks) -> None:
     }
     if not offload:
         model.to(ranks.device)
-    for layer in _decoder_layers(model):
+    by_layers = config.dtensor.shard_layers
+    if by_layers is None:
+        size = sum(p.numel() * p.element_size() for p in model.parameters())
+        by_layers = size > _SMALL_BYTES
+    for layer in _decoder_layers(model) if by_layers else ():
         fully_shard(layer, **options)
     fully_shard(model, **options)
     for module in model.modules():
