@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 import queue
-import subprocess
-import sys
-import threading
-import time
 
 import pytest
 
 from rl_models.generation.vllm import stall_watch
 from rl_models.generation.vllm.config import VllmConfig
-from rl_models.generation.vllm.stall_watch import (
-    EngineProgress,
-    StallWatch,
-    is_at_work,
-)
+from rl_models.generation.vllm.stall_watch import EngineProgress, StallWatch
 
 
 class Clock:
@@ -165,49 +157,6 @@ def test_the_watch_looks_from_a_thread_until_it_is_closed(monkeypatch):
     other.start()
     other.close()
     assert told == []
-
-
-def test_who_waits_is_not_at_work_and_who_computes_is():
-    begun = threading.Event()
-    script = "print(flush=True)\nwhile True: pass"
-    with (
-        subprocess.Popen(
-            [sys.executable, "-c", script], stdout=subprocess.PIPE
-        ) as busy,
-        subprocess.Popen(
-            [sys.executable, "-c", "print(flush=True); input()"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        ) as idle,
-    ):
-        try:
-            busy.stdout.readline()
-            idle.stdout.readline()
-            assert is_at_work([idle.pid, busy.pid])
-            end = time.monotonic() + 60
-            while is_at_work([idle.pid]):  # on its way to the wait
-                assert time.monotonic() < end
-                begun.wait(0.01)
-        finally:
-            busy.kill()
-            idle.kill()
-    assert not is_at_work([busy.pid])
-
-
-@pytest.mark.parametrize(
-    ("name", "state", "found"),
-    [
-        ("python", "R", "R"),
-        ("ray::a) R (b", "S", "S"),
-        ("gloo_tcp_loop", "R", ""),
-    ],
-)
-def test_threads_that_only_look_out_for_others_do_not_count(
-    tmp_path, name, state, found
-):
-    (tmp_path / "stat").write_text(f"41 ({name}) {state} 1 1\n")
-    assert stall_watch._state(tmp_path) == found
-    assert stall_watch._state(tmp_path / "gone") == ""
 
 
 def test_a_limit_must_be_positive():

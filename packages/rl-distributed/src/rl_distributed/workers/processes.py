@@ -7,12 +7,13 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from rl_distributed.busy_threads import has_busy_thread
 
 if TYPE_CHECKING:
     from rl_distributed.workers.launch import LaunchedWorker
@@ -113,18 +114,9 @@ def is_at_work(worker: LaunchedWorker) -> bool:
     pause = threading.Event()
     found = 0
     for _ in range(_LOOKS):
-        found += _has_busy_thread(worker.process.pid)
+        found += has_busy_thread(worker.process.pid)
         pause.wait(_LOOK_S)
     return found > _LOOKS / 2
-
-
-def _has_busy_thread(pid: int) -> bool:
-    for path in Path(f"/proc/{pid}/task").glob("*/stat"):
-        with suppress(OSError):
-            # The name before the state may hold anything.
-            if path.read_text().rpartition(")")[2].split()[0] in "RD":
-                return True
-    return False
 
 
 def process_state(worker: LaunchedWorker) -> str:

@@ -13,11 +13,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
-__all__ = ["EngineProgress", "StallWatch", "is_at_work"]
+__all__ = ["EngineProgress", "StallWatch"]
 
 _LOOK_S = 0.5
 _WARM_STEPS = 8
@@ -26,8 +25,6 @@ _FACTOR = 5.0
 _COLD_WEIGHT = 0.4
 # What an interval counts for in which a thread was at work.
 _BUSY_WEIGHT = 0.1
-# Threads that look out for others all the time, as those of gloo's connections.
-_LOOKOUTS = ("gloo_",)
 
 
 class EngineProgress:
@@ -180,29 +177,3 @@ class StallWatch:
             f"vLLM's engine has rows to sample and made no step for {limit_s:.3g} s"
         )
         return True
-
-
-def is_at_work(processes: Sequence[int]) -> bool:
-    """Whether a thread of these processes runs, waits for its turn, or for a disk.
-
-    Args:
-        processes: Their numbers; the calling thread does not count, nor do those that
-            look out for other ranks.
-    """
-    own = threading.get_native_id()
-    return any(
-        int(task.name) != own and _state(task) in ("R", "D")
-        for number in processes
-        for task in Path(f"/proc/{number}/task").glob("[0-9]*")
-    )
-
-
-def _state(task: Path) -> str:
-    try:
-        status = (task / "stat").read_text()
-    except OSError:
-        return ""
-    # The name before it may hold anything.
-    start, _, rest = status.rpartition(")")
-    name = start.partition("(")[2]
-    return "" if name.startswith(_LOOKOUTS) else rest.split()[0]

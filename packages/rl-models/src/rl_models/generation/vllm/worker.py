@@ -10,10 +10,11 @@ from functools import partial
 from typing import Any
 
 from rl_distributed.batched_data_dict import BatchedDataDict
+from rl_distributed.busy_threads import has_busy_thread
 from rl_distributed.transfer import TensorLink
 from rl_models.environments import has_gpu
 from rl_models.generation.vllm.process_watch import ProcessWatch, end_process
-from rl_models.generation.vllm.stall_watch import StallWatch, is_at_work
+from rl_models.generation.vllm.stall_watch import StallWatch
 from rl_models.policy.generation_worker import GenerationWorker
 from rl_models.types import GenerationDatumSpec, GenerationOutputSpec, SamplingParams
 from rl_models.weights.request import LoadReport, WeightRequest
@@ -57,7 +58,7 @@ class VllmGenerationWorker(GenerationWorker):
             warm_up_s=settings.start_deadline_s,
             least_s=_STALL_GPU_S if on_gpu else _STALL_CPU_S,
             # Who waits for a GPU is at work as well, whether or not the GPU is.
-            is_busy=lambda: not on_gpu and is_at_work(watched),
+            is_busy=lambda: not on_gpu and any(map(has_busy_thread, watched)),
         )
         self._stall_watch.start()
         return pad_token_id
