@@ -214,7 +214,10 @@ class Counter:
         raise ValueError(f"cannot log in with {os.environ[name]}")
 
     def say(self, text):
-        os.write(2, text.encode())
+        print("out:", text)  # noqa: T201 (it is what is tested)
+        sys.stdout.buffer.write(f"bytes: {text}\n".encode())
+        sys.stdout.flush()
+        print(text, file=sys.stderr, flush=True)  # noqa: T201
         os.kill(os.getpid(), signal.SIGKILL)
 
 

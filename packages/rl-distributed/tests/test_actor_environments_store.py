@@ -14,9 +14,9 @@ import psutil
 import pytest
 import rl_distributed_sample_environments as sample
 
-from rl_distributed import ActorEnvironmentError, DeadlineExceededError
+from rl_distributed import ActorEnvironmentError, LockHeldError
 from rl_distributed.actor_environments import EnvironmentStore, default_root
-from rl_distributed.actor_environments.file_lock import FileLock, is_locked
+from rl_distributed.file_lock import FileLock
 
 SCRIPT = sample.__file__
 DEADLINE_S = 120
@@ -67,50 +67,6 @@ def library_version(python: Path) -> str:
         [python, "-c", code], capture_output=True, text=True, timeout=DEADLINE_S
     )
     return done.stdout.strip() or done.stderr
-
-
-# --- locks -------------------------------------------------------------------------
-
-
-def test_lock_names_who_holds_it(tmp_path):
-    path = tmp_path / "a.lock"
-    with FileLock(path, 1, "thing"):
-        assert is_locked(path)
-        with (
-            pytest.raises(DeadlineExceededError, match=f"process {os.getpid()} on"),
-            FileLock(path, 0.1, "environment 'x'"),
-        ):
-            pass
-    assert not is_locked(path)
-    with FileLock(path, 0.1, "again"):
-        pass
-    assert not is_locked(tmp_path / "absent")
-
-
-def test_lock_of_a_killed_process_is_free(tmp_path):
-    path = tmp_path / "a.lock"
-    code = (
-        "import sys, pathlib, time\n"
-        "from rl_distributed.actor_environments.file_lock import FileLock\n"
-        "with FileLock(pathlib.Path(sys.argv[1]), 1, 'thing'):\n"
-        "    print('held', flush=True); time.sleep(300)\n"
-    )
-    holder = subprocess.Popen(
-        [sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE, text=True
-    )
-    try:
-        assert holder.stdout is not None
-        assert holder.stdout.readline().strip() == "held"
-        with (
-            pytest.raises(DeadlineExceededError, match=f"process {holder.pid} on"),
-            FileLock(path, 0.1, "environment 'x'"),
-        ):
-            pass
-    finally:
-        holder.kill()
-        holder.communicate()
-    with FileLock(path, 1, "thing"):
-        pass
 
 
 # --- building ----------------------------------------------------------------------
@@ -225,7 +181,7 @@ def test_remains_of_an_interrupted_build_are_broken_then_replaced(store, wheels)
     key = wanted.key()
     (store.root / f".build-{key}-00000000" / "bin").mkdir(parents=True)
     (store.root / key / "bin").mkdir(parents=True)  # no marker: never finished
-    with FileLock(store.root / ".locks" / f"{key}.lock", 1, "the test"):
+    with FileLock(store.root / ".locks" / f"{key}.lock", "the test").held():
         pass
     assert store.find(key).state == "broken"
     assert [e.state for e in store.environments()] == ["broken"]
@@ -261,9 +217,9 @@ def test_build_that_takes_too_long(store, wheels):
 
 def test_waiting_for_another_builder_has_a_deadline(store, wheels):
     wanted = sample.overlay(wheels, build_deadline_s=0.2)
-    with FileLock(store.root / ".locks" / f"{wanted.key()}.lock", 1, "the test"):
+    with FileLock(store.root / ".locks" / f"{wanted.key()}.lock", "the test").held():
         assert store.find(wanted.key()).state == "building"
-        with pytest.raises(DeadlineExceededError, match=r"isolation_sample==1\.0"):
+        with pytest.raises(LockHeldError, match=r"isolation_sample==1\.0"):
             store.ensure(wanted)
 
 
@@ -325,7 +281,7 @@ def test_prune_leaves_what_is_being_built(store, wheels):
     key = sample.overlay(wheels).key()
     (store.root / f".build-{key}-00000000").mkdir(parents=True)
     (store.root / f".trash-{'0' * 32}").mkdir()
-    with FileLock(store.root / ".locks" / f"{key}.lock", 1, "the test"):
+    with FileLock(store.root / ".locks" / f"{key}.lock", "the test").held():
         assert store.prune(0) == []
     assert [e.state for e in store.prune()] == ["broken"]
     assert {path.name for path in store.root.iterdir()} == {".locks"}

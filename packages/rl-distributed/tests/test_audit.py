@@ -20,17 +20,20 @@ from rl_distributed_scripts import SCRIPTS, clean_environment
 from rl_distributed import audit as audit_module
 from rl_distributed.audit import (
     AuditLog,
+    AuditSummary,
     audit,
     audited,
     disable_audit,
     enable_audit,
+    make_audit_key,
     verify_audit_log,
 )
 from rl_distributed.checkpoint import CheckpointingConfig, CheckpointManager
 from rl_distributed.errors import (
     AuditError,
-    DeadlineExceededError,
+    ConfigError,
     DistributedError,
+    LockHeldError,
     ResourceInsufficientError,
     UserError,
 )
@@ -205,6 +208,113 @@ def test_lines_taken_from_the_end_show_by_the_last_digest(ten):
         verify_audit_log(ten, last_digest=summary.last_digest)
 
 
+# --- with a key ---------------------------------------------------------------------
+
+
+@pytest.fixture
+def key(tmp_path):
+    return make_audit_key(tmp_path / "keys" / "audit.key")
+
+
+@pytest.fixture
+def signed(tmp_path, key):
+    file = tmp_path / "signed.jsonl"
+    enable_audit(file, key_file=key)
+    for number in range(10):
+        audit("test", str(number), code=number)
+    yield file
+    disable_audit()
+
+
+def chained_again(lines):
+    """What somebody writes who knows the chain, and not the key."""
+    made, previous = [], None
+    for line in lines:
+        entry = json.loads(line)
+        entry["previous"] = audit_module._digest(previous)
+        previous = json.dumps(entry, ensure_ascii=False).encode()
+        made.append(previous + b"\n")
+    return made
+
+
+FORGERIES = {
+    "last line": lambda lines: [*lines[:-1], lines[-1].replace(b'"9"', b'"7"')],
+    "chain": lambda lines: chained_again([*lines[:4], *lines[5:]]),
+    "no code": lambda lines: [
+        *lines[:-1],
+        lines[-1].partition(b', "hmac"')[0] + b"}\n",
+    ],
+    "added": lambda lines: [*lines, *chained_again([*lines, lines[0]])[-1:]],
+}
+
+
+@pytest.mark.parametrize("change", FORGERIES.values(), ids=FORGERIES)
+def test_a_forgery_shows_by_the_key(signed, key, change):
+    assert verify_audit_log(signed, key_file=key).is_authentic
+    rewrite(signed, change)
+    with pytest.raises(AuditError, match=r"line (10|11|4|5|1) was"):
+        verify_audit_log(signed, key_file=key)
+
+
+def test_without_the_key_only_the_chain_is_checked(signed):
+    summary = verify_audit_log(signed)
+    assert (summary.num_entries, summary.is_authentic) == (10, False)
+    rewrite(signed, FORGERIES["last line"])
+    assert verify_audit_log(signed).num_entries == 10
+
+
+@pytest.mark.parametrize("kept", [0, 8])
+def test_an_emptied_file_shows_by_the_least_length(signed, key, kept):
+    assert verify_audit_log(signed, key_file=key, min_entries=10).num_entries == 10
+    rewrite(signed, lambda lines: lines[:kept])
+    assert verify_audit_log(signed, key_file=key).num_entries == kept
+    with pytest.raises(AuditError, match=f"has {kept} entries, and there were at leas"):
+        verify_audit_log(signed, key_file=key, min_entries=10)
+
+
+def test_another_key_signs_nothing(signed, tmp_path):
+    other = make_audit_key(tmp_path / "other.key")
+    with pytest.raises(AuditError, match=r"line 1 was changed, or was written with an"):
+        verify_audit_log(signed, key_file=other)
+
+
+def test_lines_of_before_the_key_show(ten, key):
+    enable_audit(ten, key_file=key)
+    audit("test", "with the key")
+    assert verify_audit_log(ten).num_entries == 11
+    with pytest.raises(AuditError, match="line 1 was written without the key"):
+        verify_audit_log(ten, key_file=key)
+
+
+def test_keys(tmp_path, key, caplog):
+    assert stat.S_IMODE(key.stat().st_mode) == 0o600
+    with pytest.raises(AuditError, match="is there already"):
+        make_audit_key(key)
+    (tmp_path / "short").write_text("abc\n")
+    with pytest.raises(AuditError, match="holds 3 bytes, and at least 16 are needed"):
+        AuditLog(tmp_path / "log", key_file=tmp_path / "short")
+    with pytest.raises(AuditError, match=r"none cannot be read: .* make_audit_key"):
+        AuditLog(tmp_path / "log", key_file=tmp_path / "none")
+    with pytest.raises(ConfigError, match="key_file needs the chain"):
+        AuditLog(tmp_path / "log", key_file=key, chain=False)
+    key.chmod(0o644)
+    AuditLog(tmp_path / "log", key_file=key)
+    assert "can be read by others: chmod 600" in caplog.text
+
+
+def test_programs_find_the_key_by_its_variable(path, key):
+    program = subprocess.run(
+        [sys.executable, str(SCRIPTS / "write_audit.py"), "3"],
+        env=clean_environment(RL_AUDIT_LOG=str(path), RL_AUDIT_KEY_FILE=str(key)),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert program.returncode == 0, program.stderr
+    summary = verify_audit_log(path, key_file=key, min_entries=3)
+    assert summary == AuditSummary(3, summary.last_digest, is_authentic=True)
+
+
 def test_a_torn_line_stays_and_the_log_goes_on(ten):
     with ten.open("ab") as file:
         file.write(b'{"time": "20')
@@ -250,7 +360,7 @@ def test_the_wait_for_another_writer_ends_and_the_action_goes_on(tmp_path, caplo
     try:
         with file.open("rb") as other:
             fcntl.flock(other, fcntl.LOCK_EX)
-            with pytest.raises(DeadlineExceededError, match="held by another process"):
+            with pytest.raises(LockHeldError, match="held by another process"):
                 AuditLog(file, deadline_s=0.05).append({})
             audit("cluster.place", "c")
     finally:

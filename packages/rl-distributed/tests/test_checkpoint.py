@@ -35,7 +35,8 @@ def save(manager: CheckpointManager, step: int, **info: Any) -> Path:
 
 
 def steps_in(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
+    names = sorted(path.name for path in folder.iterdir())
+    return [name for name in names if name != ".writer.lock"]
 
 
 # Writing and finding
@@ -234,7 +235,7 @@ def test_misuse_is_named(tmp_path: Path) -> None:
         manager.finalize_checkpoint(tmp_path / "tmp_step_1")
     with pytest.raises(CheckpointError, match="does not exist"):
         manager.verify(tmp_path / "step_1")
-    with pytest.raises(CheckpointError, match="cannot be read"):
+    with pytest.raises(CheckpointError, match="does not exist"):
         manager.load_training_info(tmp_path / "step_1")
     with pytest.raises(ConfigError, match="checkpoint_dir must name a folder"):
         CheckpointManager(CheckpointingConfig())
@@ -265,12 +266,17 @@ def test_lower_can_be_better_and_a_missing_metric_ranks_last(
     save(manager, 1, loss=0.5)
     save(manager, 2, loss=0.7)
     with caplog.at_level(logging.WARNING):
+        save(manager, 3, loss=None)
+        assert not caplog.text, "it was not measured, and that is no mistake"
         save(manager, 3)
-    assert "lacks its ranking metric 'loss'" in caplog.text
-    save(manager, 4, loss=math.nan)
-    assert manager.get_best_checkpoint_path() == tmp_path / "step_1"
-    fresh = manager_in(tmp_path, metric_name="unknown")
-    assert fresh.get_best_checkpoint_path() == tmp_path / "step_4"
+        assert "step 3 lacks its ranking metric 'loss'" in caplog.text
+        caplog.clear()
+        save(manager, 4, loss=math.nan)
+        assert manager.get_best_checkpoint_path() == tmp_path / "step_1"
+        assert not caplog.text, "it is said once"
+        fresh = manager_in(tmp_path, metric_name="unknown")
+        assert fresh.get_best_checkpoint_path() == tmp_path / "step_4"
+        assert "no checkpoint in" in caplog.text
 
 
 metrics_by_step = st.dictionaries(
@@ -306,10 +312,70 @@ def test_the_best_and_the_newest_are_always_kept(
     assert rank(metrics, higher_is_better=True)[0] in kept
     assert max(metrics) in kept
     assert len(kept) <= top + latest
+    newest = steps_to_keep(
+        metrics, keep_top_k=None, keep_latest_k=latest, higher_is_better=True
+    )
+    assert newest == set(sorted(metrics)[-latest:])
+    one_newest = steps_to_keep(
+        metrics, keep_top_k=top, keep_latest_k=None, higher_is_better=True
+    )
+    assert one_newest == {
+        *rank(metrics, higher_is_better=True)[:top],
+        max(metrics),
+    }
     everything = steps_to_keep(
-        metrics, keep_top_k=None, keep_latest_k=1, higher_is_better=True
+        metrics, keep_top_k=None, keep_latest_k=None, higher_is_better=True
     )
     assert everything == set(metrics)
+
+
+@pytest.mark.parametrize(
+    ("settings", "kept"),
+    [
+        ({}, [1, 2, 3, 4]),
+        ({"keep_latest_k": 2}, [3, 4]),
+        ({"keep_top_k": 1}, [2, 4]),
+        ({"keep_top_k": 1, "keep_latest_k": 2}, [2, 3, 4]),
+    ],
+)
+def test_what_stays_by_the_settings(
+    tmp_path: Path, settings: dict[str, int], kept: list[int]
+) -> None:
+    manager = manager_in(tmp_path, metric_name="acc", **settings)
+    for step, accuracy in enumerate([0.1, 0.9, 0.5, 0.2], start=1):
+        save(manager, step, acc=accuracy)
+    assert list(manager.list_checkpoints()) == kept
+    # Without a number of best ones nothing goes for not being one of them.
+    if "keep_top_k" not in settings:
+        assert manager.remove_old_checkpoints(exclude_latest=False) == []
+
+
+def test_only_whole_steps_are_listed_and_read(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    manager = manager_in(tmp_path)
+    for step in (0, 6, 8):
+        save(manager, step)
+    (tmp_path / "step_007").mkdir()
+    (tmp_path / "step_9").mkdir()
+    (tmp_path / "step_٣").mkdir()  # a digit, but no ASCII one
+    (tmp_path / "step_10").write_text("a file")
+    (tmp_path / "step_8" / "manifest.json").unlink()
+    assert manager.list_checkpoints() == {
+        0: tmp_path / "step_0",
+        6: tmp_path / "step_6",
+    }
+    assert "step_8 is incomplete: it has no manifest.json" in caplog.text
+    assert manager.get_latest_checkpoint_path() == tmp_path / "step_6"
+    for name in ("step_8", "step_9", "step_007"):
+        with pytest.raises(CheckpointError, match=f"{name} is incomplete"):
+            manager.load_training_info(tmp_path / name)
+    (tmp_path / "step_6" / "policy" / "weights" / "model.bin").unlink()
+    with pytest.raises(CheckpointError, match=r"model\.bin is missing"):
+        manager.load_training_info(tmp_path / "step_6")
+    # The empty folder of another name is nobody's leftover.
+    save(manager, 7)
+    assert "step_007" in steps_in(tmp_path)
 
 
 # In the background
@@ -345,3 +411,31 @@ def test_a_failure_in_the_background_is_raised_once(tmp_path: Path) -> None:
         manager.finalize_pending()
     assert steps_in(tmp_path) == []
     manager.shutdown()
+
+
+def test_the_error_of_a_block_outlives_that_of_a_pending_checkpoint(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def train(failure: BaseException | None) -> None:
+        with manager_in(tmp_path) as manager:
+            path = manager.init_tmp_checkpoint(1, {})
+
+            def fail() -> None:
+                raise OSError(28, os.strerror(28))
+
+            manager.begin_finalization(path, fail)
+            if failure is not None:
+                raise failure
+
+    for failure in (ZeroDivisionError("step 3 diverged"), KeyboardInterrupt()):
+        caplog.clear()
+        with pytest.raises(type(failure)) as caught:
+            train(failure)
+        assert caught.value is failure
+        assert "the disk or quota is full" in caplog.text
+        (note,) = caught.value.__notes__
+        assert "the disk or quota is full" in note
+    with pytest.raises(CheckpointError, match="the disk or quota is full"):
+        train(None)
+    # However it ended, the next one may write.
+    save(manager_in(tmp_path), 2)

@@ -9,6 +9,7 @@ import os
 import random
 import resource
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -123,7 +124,7 @@ KILLED_EVERYWHERE = textwrap.dedent(
                 save(step, stage)
                 check(step)
                 names = sorted(path.name for path in (root / "now").iterdir())
-                assert names == ["step_1", f"step_{step}"], names
+                assert names == [".writer.lock", "step_1", f"step_{step}"], names
         print(number)
         leftovers = root / "now" / "tmp_step_9"
         shutil.copytree(root / "now" / "step_1", leftovers)
@@ -266,7 +267,8 @@ def check_full_disk(manager: CheckpointManager, old: Path, size: int) -> None:
     assert "tmp_step_2 cannot be written: the disk or quota is full" in message
     assert "checkpointing.checkpoint_dir" in message
     assert str(old) in message
-    assert sorted(p.name for p in manager.checkpoint_dir.iterdir()) == ["step_1"]
+    names = sorted(p.name for p in manager.checkpoint_dir.iterdir())
+    assert names == [".writer.lock", "step_1"]
     assert manager.get_latest_checkpoint_path() == old
     manager.verify(old)
 
@@ -337,4 +339,135 @@ def test_a_full_disk_in_a_worker_is_known_by_its_text(tmp_path: Path) -> None:
         )
     with pytest.raises(RuntimeError, match="other"), manager.writing(1, {}):
         raise RuntimeError("other")
+    assert [path.name for path in tmp_path.iterdir()] == [".writer.lock"]
+
+
+# One writer
+
+
+# Saves so many steps, one after the other, and says how each ended.
+RIVAL = textwrap.dedent(
+    """
+    import sys
+    from rl_distributed.checkpoint import CheckpointingConfig, CheckpointManager
+    from rl_distributed.errors import CheckpointError
+
+    folder, name, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
+    manager = CheckpointManager(CheckpointingConfig(checkpoint_dir=folder))
+    print("ready", flush=True)
+    sys.stdin.readline()
+    for step in range(count):
+        try:
+            with manager.writing(step, {"writer": name}) as path:
+                for index in range(20):
+                    (path / f"{name}_{index}").write_text(name * 1000)
+        except CheckpointError as error:
+            print("refused", error, flush=True)
+        else:
+            print("saved", flush=True)
+    print("done", flush=True)
+    sys.stdin.readline()
+    """
+)
+
+
+@contextlib.contextmanager
+def rival(folder: Path, name: str, count: int) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", RIVAL, str(folder), name, str(count)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert said(process) == "ready"
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def said(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+def go_on(process: subprocess.Popen[str]) -> None:
+    assert process.stdin is not None
+    process.stdin.write("\n")
+    process.stdin.flush()
+
+
+def test_of_two_processes_one_writes_and_the_other_is_told(tmp_path: Path) -> None:
+    count = 10
+    with rival(tmp_path, "a", count) as first, rival(tmp_path, "b", count) as second:
+        for process in (first, second):
+            go_on(process)
+        lines = {
+            name: list(iter(lambda process=process: said(process), "done"))
+            for name, process in (("a", first), ("b", second))
+        }
+        (winner,) = [name for name in "ab" if lines[name] == ["saved"] * count]
+        (loser,) = {"a", "b"} - {winner}
+        pid = (first if winner == "a" else second).pid
+        assert len(lines[loser]) == count
+        for line in lines[loser]:
+            assert f"are written by process {pid} on {socket.gethostname()}" in line
+            assert "set checkpointing.checkpoint_dir to another folder" in line
+        reader = manager_in(tmp_path)
+        assert list(reader.list_checkpoints()) == list(range(count))
+        for path in reader.list_checkpoints().values():
+            reader.verify(path)
+            assert {file.name[0] for file in path.glob("?_*")} == {winner}
+            assert reader.load_training_info(path) == {"writer": winner}
+        # A look took no right away; the end of a process, however it comes, does.
+        with pytest.raises(CheckpointError, match=f"process {pid} "):
+            reader.remove_old_checkpoints()
+        process = first if winner == "a" else second
+        process.kill()
+        process.wait(60)
+        with reader.writing(count, {"writer": "c"}):
+            pass
+    assert reader.get_latest_checkpoint_path() == tmp_path / f"step_{count}"
+
+
+def test_two_managers_of_one_process_take_turns(tmp_path: Path) -> None:
+    first, second = manager_in(tmp_path), manager_in(tmp_path)
+    path = first.init_tmp_checkpoint(1, {})
+    (path / "weights").write_text("first")
+    with pytest.raises(CheckpointError, match="written by this very process"):
+        second.init_tmp_checkpoint(1, {})
+    assert (path / "weights").read_text() == "first"
+    first.finalize_checkpoint(path)
+    # Idle, it gives way, and gets the right back as soon as the other is idle.
+    with (
+        second.writing(2, {}),
+        pytest.raises(CheckpointError, match="written by this very process"),
+    ):
+        first.remove_old_checkpoints()
+    with first.writing(3, {}):
+        pass
+    assert list(first.list_checkpoints()) == [1, 2, 3]
+
+
+def test_a_checkpoint_whose_folder_was_taken_over_is_not_finalized(
+    tmp_path: Path,
+) -> None:
+    manager = manager_in(tmp_path)
+    path = manager.init_tmp_checkpoint(1, {})
+    # As after a long suspension, or when somebody cleans up by hand.
+    (tmp_path / ".writer.lock").unlink()
+    with rival(tmp_path, "a", 1) as other:
+        go_on(other)
+        assert said(other) == "saved"
+        path.mkdir(exist_ok=True)
+        with pytest.raises(CheckpointError, match=f"written by process {other.pid}"):
+            manager.finalize_checkpoint(path)
+    assert list(manager.list_checkpoints()) == [0]
+
+
+def test_looking_makes_no_lock(tmp_path: Path) -> None:
+    manager = manager_in(tmp_path)
+    assert manager.get_latest_checkpoint_path() is None
+    assert manager.list_checkpoints() == {}
     assert list(tmp_path.iterdir()) == []

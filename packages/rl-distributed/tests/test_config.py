@@ -53,6 +53,10 @@ class Car(Config):
     home: Path | None = None
 
 
+class Free(Config):
+    anything: Any = None
+
+
 class Fleet(Config):
     car: Car
     """The one car."""
@@ -529,3 +533,128 @@ def test_explain_lists_every_key_with_type_default_and_doc() -> None:
     assert rows["car.tags"].type == "str | list[str]"
     assert rows["car.color"].default == '"red"'
     assert rows["size"].default == "3"
+
+
+# What a few lines can become
+
+
+def powers(first: str, line: str, count: int = 30) -> str:
+    """Lines of which each refers several times to the one before."""
+    lines = [
+        line.replace("BEFORE", f"a{n - 1}").replace("N", f"a{n}")
+        for n in range(1, count)
+    ]
+    return "\n".join([first, *lines])
+
+
+TOO_MUCH = {
+    "aliases": (
+        powers("a0: &a0 [x, x]", "N: &N [*BEFORE, *BEFORE, *BEFORE, *BEFORE]"),
+        r"file\.yaml:9 has aliases that stand for more than 100,000 values",
+    ),
+    "merged aliases": (
+        powers("a0: &a0 {x: 1}", "N: &N {<<: *BEFORE, l: *BEFORE, m: *BEFORE}"),
+        "has aliases that stand for more than 100,000 values",
+    ),
+    "an alias in itself": (
+        "a: &a [1, *a]",
+        r"file\.yaml:1 has the alias \*a in what it stands for",
+    ),
+    "a list": ("a: " + "[" * 3000 + "]" * 3000, "file.yaml:1 nests more than 100"),
+    "a mapping": ("a: " + "{b: " * 3000 + "}" * 3000, "nests more than 100 levels"),
+    "lines": (
+        "\n".join(" " * n + "k:" for n in range(300)),
+        r"file\.yaml:100 nests more than 100 levels",
+    ),
+    "a key": ("? " + "[" * 300 + "]" * 300 + "\n: 1", "nests more than 100 levels"),
+    "references to lists": (
+        powers("a0: [x, x, x, x]", "N: ['${BEFORE}', '${BEFORE}', '${BEFORE}']"),
+        "references together copy more than 100,000 values",
+    ),
+    "references in texts": (
+        powers("a0: xxxx", "N: '${BEFORE}${BEFORE}${BEFORE}'"),
+        "becomes more than 1,000,000 characters",
+    ),
+    "products": (
+        powers("a0: 999", "N: ${mul:${BEFORE},${BEFORE}}"),
+        "the result has more than 1024 bits",
+    ),
+    "a chain of references": (
+        "\n".join(f"a{n}: ${{a{n + 1}}}" for n in range(300)),
+        "refers over more than 50 steps",
+    ),
+    "functions in functions": (
+        "a: " + "${add:1," * 300 + "1" + "}" * 300,
+        "refers over more than 50 steps",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TOO_MUCH)
+def test_what_grows_beyond_measure_is_refused(name: str, tmp_path: Path) -> None:
+    text, expected = TOO_MUCH[name]
+    file = tmp_path / "file.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=expected):
+        load_config(file)
+
+
+def test_ordinary_aliases_and_depths_are_fine(tmp_path: Path) -> None:
+    file = tmp_path / "file.yaml"
+    file.write_text(
+        "base: &base {lr: 1, betas: [0.9, 0.99]}\n"
+        "one: {<<: *base, lr: 2}\n"
+        "all: [*base, *base]\n"
+        f"deep: {'[' * 90}{']' * 90}\n"
+    )
+    loaded = load_config(file)
+    base = {"lr": 1, "betas": [0.9, 0.99]}
+    assert loaded["one"] == {**base, "lr": 2}
+    assert loaded["all"] == [base, base]
+    assert loaded["deep"] != []
+
+
+def test_parents_that_share_parents_are_read_once(tmp_path: Path) -> None:
+    for n in range(40):
+        (tmp_path / f"p{n}.yaml").write_text(
+            f"defaults: [p{n + 1}, p{n + 1}]\nk{n}: {n}\n" if n < 39 else "end: 1\n"
+        )
+    loaded = load_config(tmp_path / "p0.yaml")
+    assert loaded == {"end": 1, **{f"k{n}": n for n in range(39)}}
+    assert loaded.origin(("k3",)) == f"{tmp_path / 'p3.yaml'}:2"
+    for n in range(100):
+        (tmp_path / f"q{n}.yaml").write_text(f"defaults: q{n + 1}\n")
+    with pytest.raises(ConfigError, match="go back more than 50 generations"):
+        load_config(tmp_path / "q0.yaml")
+
+
+def test_data_from_programs_are_bounded_too() -> None:
+    deep: list[Any] = []
+    for _ in range(3000):
+        deep = [deep]
+    around: dict[str, Any] = {}
+    around["self"] = [around, around]
+    for value in (deep, {"a": {"b": deep}}, around):
+        for use in (
+            lambda value=value: Free.from_dict({"anything": value}),
+            lambda value=value: Free(anything=value),
+            lambda value=value: merge_configs({}, {"anything": value}),
+            lambda value=value: apply_overrides({"anything": value}, []),
+        ):
+            with pytest.raises(
+                ConfigError, match=r"anything in .* nests more than 100"
+            ):
+                use()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a=" + "[" * 3000, "nested more than 50 deep"),
+        ("+" + ".".join(["b"] * 3000) + "=1", "the key has more than 100 parts"),
+    ],
+)
+def test_overrides_are_bounded_too(text: str, expected: str) -> None:
+    with pytest.raises(ConfigError, match=expected) as caught:
+        parse_overrides([text])
+    assert len(str(caught.value)) < 500

@@ -47,6 +47,19 @@ def test_a_second_signal_does_not_wait() -> None:
     assert not done
 
 
+def test_a_second_hangup_waits() -> None:
+    came: list[int] = []
+    before = signal.signal(signal.SIGHUP, lambda number, frame: came.append(number))
+    try:
+        with deferred_signals():
+            signal.raise_signal(signal.SIGHUP)
+            signal.raise_signal(signal.SIGHUP)
+            assert came == []
+        assert came == [signal.SIGHUP]
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 def test_handlers_that_the_block_sets_stay() -> None:
     before = signal.getsignal(signal.SIGTERM)
     try:

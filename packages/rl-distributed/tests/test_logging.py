@@ -206,6 +206,8 @@ def test_secrets_are_hidden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         "nested": {"list": [{"api_key": "s5"}]},
         "num_tokens": 512,
         "key": 3,
+        "monkey": "seen",
+        "tokenizer": "a/b",
     }
     with log_context(auth_token="s6"):
         get_logger("x").info("with abcdef0123456789 inside", extra=extra)
@@ -223,6 +225,7 @@ def test_secrets_are_hidden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert {line[name] for name in names} == {"***"}
     assert line["nested"] == {"list": [{"api_key": "***"}]}
     assert (line["num_tokens"], line["key"]) == (512, 3)
+    assert (line["monkey"], line["tokenizer"]) == ("seen", "a/b")
     assert line["message"] == "with *** inside"
     assert "cannot log in with ***" in str(failed["exception"])
 

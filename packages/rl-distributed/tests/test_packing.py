@@ -178,6 +178,11 @@ def test_wrong_lengths_are_refused(
 def test_wrong_settings_are_refused() -> None:
     with pytest.raises(PackingError, match="did you mean 'concatenative'"):
         get_packer("concatenate", 4)
+    for wrong in (object(), 3, None, [], PackingAlgorithm):
+        with pytest.raises(
+            PackingError, match=r"unknown packing algorithm .*known: con"
+        ):
+            get_packer(wrong, 4)  # type: ignore[arg-type]
     with pytest.raises(PackingError, match="bin_capacity must be a positive integer"):
         get_packer("concatenative", 0)
     with pytest.raises(PackingError, match="min_bin_count must be a positive integer"):

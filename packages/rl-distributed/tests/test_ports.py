@@ -14,7 +14,7 @@ from rl_distributed_scripts import SCRIPTS, clean_environment
 
 from rl_distributed.errors import (
     ConfigError,
-    DeadlineExceededError,
+    LockHeldError,
     ResourceInsufficientError,
 )
 from rl_distributed.ports import (
@@ -137,7 +137,9 @@ def test_the_wait_for_others_ends(tmp_path):
     reserve_ports(1, LOW, HIGH, registry=tmp_path)
     with (tmp_path / "lock").open("rb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        with pytest.raises(DeadlineExceededError, match="held by other processes"):
+        with pytest.raises(
+            LockHeldError, match=r"notes of ports .* held by another process"
+        ):
             reserve_ports(1, LOW, HIGH, registry=tmp_path, deadline_s=0.1)
 
 

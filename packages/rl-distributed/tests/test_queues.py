@@ -23,8 +23,10 @@ from rl_distributed.errors import (
     QueueClosedError,
     WorkerDiedError,
 )
-from rl_distributed.queue_host import Answer, QueueHost
+from rl_distributed.queue_host import Answer, ClientOrigin, QueueHost
 from rl_distributed.queues import BoundedQueue
+from rl_distributed.virtual_cluster import RayVirtualCluster
+from rl_distributed.workers import RayWorkerBuilder, RayWorkerGroup, RestartWorker
 
 WAIT_S = 60
 
@@ -147,6 +149,179 @@ def test_a_dead_producer_breaks_the_queue_once_it_is_empty() -> None:
     run(scenario())
 
 
+def origin(process: str, producer: str = "worker 1") -> ClientOrigin:
+    return ClientOrigin(producer, process, f"{producer} in {process}")
+
+
+async def start(host: QueueHost, client: str, where: ClientOrigin) -> Life:
+    """Introduce a client that lives until its `end` is set."""
+    life = Life()
+    host.watch(client, where, life.ping)
+    return life
+
+
+async def death(host: QueueHost, life: Life) -> None:
+    """End a client, and wait until the host has noticed."""
+    life.end.set()
+    while not host._dead():
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("announced", [1, 2])
+def test_a_dead_producer_does_not_close_the_queue_for_others(announced: int) -> None:
+    async def scenario() -> None:
+        host = QueueHost(9, announced, redeliver=False)
+        life = await start(host, "dies", origin("p1", "worker 1"))
+        await start(host, "lives", origin("p2", "worker 2"))
+        assert await host.put("dies", [1], 0) == (1, False)
+        assert await host.put("lives", [2], 0) == (1, False)
+        await death(host, life)
+        assert await host.put("lives", [3, 4], 0) == (2, False)
+        assert (await host.get("c", 9, WAIT_S)).items == [1, 2, 3, 4]
+        waiting = await host.get("c", 1, 0)
+        assert waiting.state == "empty"
+        assert "dead, and not back: worker 1 in p1" in waiting.detail
+        await host.close("lives")
+        broken = await host.get("c", 1, WAIT_S)
+        assert (broken.state, broken.detail) == ("broken", "worker 1 in p1")
+
+    run(scenario())
+
+
+def test_a_producer_that_was_started_again_goes_on() -> None:
+    async def scenario() -> None:
+        host = QueueHost(9, 2, redeliver=False)
+        life = await start(host, "first", origin("p1"))
+        await host.put("first", [1], 0)
+        await host.close("other")
+        await death(host, life)
+        assert (await host.get("c", 9, 0)).items == [1]
+        assert (await host.get("c", 9, WAIT_S)).state == "broken"
+        # Being told is no end: it is back.
+        await start(host, "second", origin("p2"))
+        assert await host.put("second", [2], 0) == (1, False)
+        assert (await host.get("c", 9, 0)).items == [2]
+        assert (await host.get("c", 9, 0)).state == "empty"
+        await host.close("second")
+        assert (await host.get("c", 9, WAIT_S)).state == "closed"
+
+    run(scenario())
+
+
+def test_consumers_wait_for_a_producer_to_come_back() -> None:
+    async def scenario() -> None:
+        host = QueueHost(9, 1, redeliver=False, producer_return_s=WAIT_S / 2)
+        life = await start(host, "first", origin("p1"))
+        await host.put("first", [1], 0)
+        await death(host, life)
+        assert (await host.get("c", 9, 0)).items == [1]
+        assert (await host.get("c", 9, 0.05)).state == "empty"
+        getting = asyncio.create_task(host.get("c", 9, WAIT_S))
+        await asyncio.sleep(0)
+        await start(host, "second", origin("p2"))
+        await host.put("second", [2], 0)
+        assert (await getting).items == [2]
+        # Not for ever.
+        host = QueueHost(9, 1, redeliver=False, producer_return_s=0.1)
+        life = await start(host, "first", origin("p1"))
+        await host.put("first", [1], 0)
+        await death(host, life)
+        await host.get("c", 9, 0)
+        assert (await host.get("c", 9, WAIT_S)).state == "broken"
+
+    run(scenario())
+
+
+def test_what_a_producer_closes_again_counts_once() -> None:
+    async def scenario() -> None:
+        host = QueueHost(9, 2, redeliver=False)
+        life = await start(host, "first", origin("p1"))
+        await host.close("first")
+        life.end.set()
+        await start(host, "second", origin("p2"))
+        await host.put("second", [1], 0)
+        await host.close("second")
+        assert (await host.get("c", 9, 0)).items == [1]
+        assert (await host.get("c", 9, 0)).state == "empty"
+        await host.close("other")
+        assert (await host.get("c", 9, WAIT_S)).state == "closed"
+
+    run(scenario())
+
+
+def test_who_only_puts_need_not_close() -> None:
+    """As where many put and their driver closes when all are done."""
+
+    async def scenario() -> None:
+        host = QueueHost(9, 1, redeliver=False)
+        for number in range(3):
+            await start(host, f"copy {number}", origin("p1"))
+            await start(host, f"other {number}", origin("q1", "worker 2"))
+            await host.put(f"copy {number}", [number], 0)
+            await host.put(f"other {number}", [number], 0)
+        await host.close("driver")
+        assert len((await host.get("c", 9, 0)).items) == 6
+        assert (await host.get("c", 9, 0)).state == "closed"
+        assert await host.put("copy 1", [1], 0) == (0, True)
+
+    run(scenario())
+
+
+def test_the_queue_waits_for_all_that_registered() -> None:
+    async def scenario() -> None:
+        host = QueueHost(9, 1, redeliver=False)
+        await host.register("a1", "a")
+        await host.register("b1", "b")
+        await host.close("a1")
+        waiting = await host.get("c", 1, 0)
+        assert waiting.state == "empty"
+        assert "1 of 1 producers have closed; still open: producer 'b'" in (
+            waiting.detail
+        )
+        # One that comes back under its name is the same.
+        await host.register("b2", "b")
+        assert await host.put("b2", [1], 0) == (1, False)
+        await host.close("b2")
+        assert (await host.get("c", 1, 0)).items == [1]
+        assert (await host.get("c", 1, 0)).state == "closed"
+        assert await host.put("b2", [2], 0) == (0, True)
+
+    run(scenario())
+
+
+def test_a_registered_producer_is_named_when_it_dies() -> None:
+    async def scenario() -> None:
+        host = QueueHost(9, 1, redeliver=False)
+        life = await start(host, "first", origin("p1"))
+        await host.register("first", "a")
+        await host.close("other")
+        await death(host, life)
+        broken = await host.get("c", 1, WAIT_S)
+        assert broken.detail == "producer 'a', worker 1 in p1,"
+        await start(host, "second", origin("p2", "worker 5"))
+        await host.register("second", "a")
+        assert (await host.get("c", 1, 0)).state == "empty"
+        await host.close("second")
+        assert (await host.get("c", 1, 0)).state == "closed"
+
+    run(scenario())
+
+
+def test_a_consumer_that_was_started_again_as_the_same_actor_gives_back() -> None:
+    """Ray starts an actor again under its id, so that pings are answered."""
+
+    async def scenario() -> None:
+        host = QueueHost(9, 1, redeliver=True)
+        await start(host, "first", origin("p1"))
+        await host.put("x", [1, 2], 0)
+        assert (await host.get("first", 2, 0)).items == [1, 2]
+        await start(host, "second", origin("p2"))
+        assert (await host.get("second", 2, WAIT_S)).items == [1, 2]
+        assert (await host.get("first", 2, 0)).detail == "this client died"
+
+    run(scenario())
+
+
 # -------------------------------------------------------------------------- through Ray
 
 
@@ -206,7 +381,7 @@ def test_closing_is_clean(queue: BoundedQueue) -> None:
 def test_a_batch_arrives_bit_by_bit(queue: BoundedQueue) -> None:
     batch = BatchedDataDict(
         a=torch.randn(300, 1000).bfloat16(),
-        t=[torch.ones(2), torch.ones(3)],
+        t=[torch.ones(2), torch.ones(3)] * 150,
         s=["x"] * 300,
     )
     batch["e"] = torch.zeros(300, 0)
@@ -286,8 +461,80 @@ def test_a_producer_that_dies_is_named(ray_cluster: None) -> None:
     queue.shutdown()
 
 
+@pytest.fixture
+def loaders(ray_cluster: None) -> Any:
+    with (
+        RayVirtualCluster([2], use_gpus=False) as cluster,
+        RayWorkerGroup(
+            cluster,
+            RayWorkerBuilder("rl_distributed_sample_queues.Producer"),
+            name_prefix="loaders",
+            failure_policy=RestartWorker(),
+        ) as group,
+    ):
+        yield group
+
+
+def put(group: RayWorkerGroup, queue: BoundedQueue, rank: int, **more: Any) -> None:
+    call = group.run_single_worker_single_data(
+        "put", rank, queue=queue, number=rank, count=2, **more
+    )
+    assert group.get_all_worker_results([call], deadline_s=WAIT_S) == [2]
+
+
+def test_a_worker_that_dies_is_named_by_group_and_rank(loaders: Any) -> None:
+    queue = BoundedQueue.create(9, name="rows", num_producers=2)
+    put(loaders, queue, 0)
+    put(loaders, queue, 1, close=False)
+    pid = loaders.worker_pids[1]
+    os.kill(pid, signal.SIGKILL)
+    assert len(queue.get_many(9)) == 4
+    with pytest.raises(WorkerDiedError) as caught:
+        queue.get(deadline_s=WAIT_S)
+    assert f"worker 1 of group 'loaders' (node 127.0.0.1, pid {pid}) died" in str(
+        caught.value
+    )
+    queue.shutdown()
+
+
+def test_a_worker_that_is_started_again_is_the_same_producer(loaders: Any) -> None:
+    queue = BoundedQueue.create(
+        9, name="rows", num_producers=2, producer_return_s=WAIT_S
+    )
+    put(loaders, queue, 1, close=False)
+    pid = loaders.worker_pids[1]
+    os.kill(pid, signal.SIGKILL)
+    # The other one puts and closes; nothing ends with the dead one.
+    put(loaders, queue, 0)
+    assert sorted(queue.get_many(9)) == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    put(loaders, queue, 1)
+    assert loaders.worker_pids[1] != pid
+    assert list(queue) == [(1, 0), (1, 1)]
+    queue.shutdown()
+
+
+@pytest.mark.usefixtures("ray_cluster")
+def test_producers_by_name() -> None:
+    queue = BoundedQueue.create(9)
+    other = pickle.loads(pickle.dumps(queue))
+    other.register("b", deadline_s=WAIT_S)
+    queue.put(1)
+    queue.close()
+    assert queue.get(deadline_s=WAIT_S) == 1
+    with pytest.raises(DeadlineExceededError, match="still open: producer 'b'"):
+        queue.get(deadline_s=0.1)
+    again = pickle.loads(pickle.dumps(queue))
+    again.register("b", deadline_s=WAIT_S)
+    again.put(2)
+    again.close()
+    assert list(queue) == [2]
+    queue.shutdown()
+
+
 @pytest.mark.usefixtures("ray_cluster")
 def test_sizes_must_be_positive() -> None:
+    with pytest.raises(BatchError, match="producer_return_s must not be negative"):
+        BoundedQueue.create(1, producer_return_s=-1.0)
     for sizes in ((0, 1), (1, 0)):
         with pytest.raises(BatchError, match="must be a positive integer: got 0"):
             BoundedQueue.create(sizes[0], num_producers=sizes[1])

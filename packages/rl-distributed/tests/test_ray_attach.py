@@ -101,6 +101,8 @@ def test_what_is_no_ray_cluster_is_told(answer):
 
 def test_a_head_that_never_answers_ends_in_a_deadline(monkeypatch):
     """It greets as gRPC does, and then is stopped."""
+    # Nobody knows then whether it asks for a token: one is presented from now on.
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     settings = b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
     done = threading.Event()
     monkeypatch.setattr(ray_attach, "_ask_head", lambda *a: done.wait(60))
@@ -156,7 +158,7 @@ def test_a_token_file_without_a_token(monkeypatch, tmp_path, content):
 
 
 @contextlib.contextmanager
-def held_cluster(*arguments):
+def held_cluster(*arguments, **variables):
     """A cluster of one node; gives its address and the folder of its sessions."""
     with ray_folder() as folder:
         process = subprocess.Popen(
@@ -164,7 +166,7 @@ def held_cluster(*arguments):
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env=clean_environment(RAY_TMPDIR=folder),
+            env=clean_environment(RAY_TMPDIR=folder, **variables),
             start_new_session=True,
         )
         try:
@@ -187,6 +189,12 @@ def certificates(tmp_path_factory):
 @pytest.fixture(scope="module")
 def plain():
     with held_cluster() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def without_tokens():
+    with held_cluster(RAY_AUTH_MODE="disabled") as found:
         yield found
 
 
@@ -225,6 +233,28 @@ def test_a_wrong_token_is_explained(request, kind, certificates):
     assert "refuses the token of this process" in found["message"]
     assert "RAY_AUTH_TOKEN_PATH" in found["message"]
     assert "f" * 32 not in found["message"]
+
+
+@pytest.mark.slow
+def test_a_token_is_presented_only_to_a_cluster_that_asks_for_one(without_tokens):
+    # As where an earlier cluster has left a token in the user's home folder.
+    assert join(without_tokens, RAY_AUTH_TOKEN="a" * 32)["answer"] == 42
+    assert join(without_tokens, RAY_AUTH_MODE="disabled")["answer"] == 42
+
+
+@pytest.mark.slow
+def test_tokens_on_this_side_only_are_explained(without_tokens):
+    found = join(without_tokens, **WRONG_TOKEN)
+    assert found["error"] == "SecurityError"
+    assert "runs without token authentication" in found["message"]
+    assert "this process has RAY_AUTH_MODE=token" in found["message"]
+
+
+@pytest.mark.slow
+def test_tokens_on_the_other_side_only_are_explained(plain):
+    found = join(plain, RAY_AUTH_MODE="disabled")
+    assert found["error"] == "SecurityError"
+    assert "refuses the token of this process" in found["message"]
 
 
 @pytest.mark.slow

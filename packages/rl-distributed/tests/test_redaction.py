@@ -12,7 +12,18 @@ from rl_distributed.redaction import (
 
 @pytest.mark.parametrize(
     "name",
-    ["token", "RAY_AUTH_TOKEN", "WANDB_API_KEY", "apiKey", "db-password", "secret_key"],
+    [
+        "token",
+        "RAY_AUTH_TOKEN",
+        "WANDB_API_KEY",
+        "apiKey",
+        "db-password",
+        "secret_key",
+        "api_key_2",
+        "TOKEN1",
+        "PGPASSWORD",
+        "clientSecret",
+    ],
 )
 def test_names_of_secrets(name):
     assert is_secret_name(name)
@@ -20,11 +31,26 @@ def test_names_of_secrets(name):
 
 
 @pytest.mark.parametrize(
-    "name", ["num_tokens", "RAY_AUTH_TOKEN_PATH", "token_ids", "keys", "key", "mode"]
+    "name",
+    [
+        "num_tokens",
+        "RAY_AUTH_TOKEN_PATH",
+        "token_ids",
+        "keys",
+        "key",
+        "mode",
+        "monkey",
+        "tokenizer",
+        "eos_token",
+        "sort_key",
+        "PWD",
+        "",
+        "_1",
+    ],
 )
 def test_other_names(name):
     assert not is_secret_name(name)
-    assert redacted({name: 3}) == {name: 3}
+    assert redacted({name: "value"}) == {name: "value"}
 
 
 @pytest.mark.parametrize(

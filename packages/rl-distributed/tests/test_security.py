@@ -22,11 +22,14 @@ from rl_distributed.errors import ConfigError, SecurityError, UserError
 from rl_distributed.ray_start import init_ray
 from rl_distributed.security import (
     TlsFiles,
+    adopt_token_authentication,
     check_certificates,
-    keep_token_authentication,
+    check_token_settings,
+    forget_adopted_mode,
     make_certificates,
     own_hosts,
     tls_in_use,
+    variables_undone_on_failure,
 )
 from rl_distributed.virtual_cluster import ClusterConfig
 
@@ -251,8 +254,56 @@ def test_an_old_ray_that_cannot_read_again_is_told(monkeypatch):
 def test_authentication_that_is_off_is_told(monkeypatch, caplog):
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     with caplog.at_level(logging.WARNING, logger=security.__name__):
-        keep_token_authentication(attach=False)
+        check_token_settings()
     assert "whoever reaches the cluster's ports can run code" in caplog.text
+
+
+@pytest.fixture
+def open_mode(monkeypatch):
+    """No mode is set, and there is a token; nothing reaches Ray."""
+    monkeypatch.setenv("RAY_AUTH_MODE", "")
+    monkeypatch.delenv("RAY_AUTH_MODE")
+    monkeypatch.setattr(security, "refresh_ray_variables", lambda: None)
+    monkeypatch.setattr(security, "has_token", lambda: True)
+
+
+@pytest.mark.usefixtures("open_mode")
+def test_both_sides_do_the_same_about_tokens(monkeypatch, caplog):
+    with caplog.at_level(logging.WARNING, logger=security.__name__):
+        adopt_token_authentication(False, "h:1")
+    assert "RAY_AUTH_MODE" not in os.environ
+    assert "'h:1' runs without token authentication: whoever" in caplog.text
+    for demands in (True, None):
+        adopt_token_authentication(demands, "h:1")
+        assert os.environ.pop("RAY_AUTH_MODE") == "token"
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    adopt_token_authentication(True, "h:1")
+    assert os.environ["RAY_AUTH_MODE"] == "disabled"
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    with pytest.raises(SecurityError, match="has RAY_AUTH_MODE=token: start"):
+        adopt_token_authentication(False, "h:1")
+
+
+@pytest.mark.usefixtures("open_mode")
+def test_the_mode_of_a_cluster_is_not_that_of_the_next(monkeypatch):
+    def fail() -> None:
+        with variables_undone_on_failure():
+            os.environ["RAY_AUTH_MODE"] = "token"
+            raise UserError("refused")
+
+    with pytest.raises(UserError):
+        fail()
+    assert "RAY_AUTH_MODE" not in os.environ
+    with variables_undone_on_failure():
+        os.environ["RAY_AUTH_MODE"] = "token"
+    forget_adopted_mode()
+    assert "RAY_AUTH_MODE" not in os.environ
+    # What the user has set stays.
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    with variables_undone_on_failure():
+        pass
+    forget_adopted_mode()
+    assert os.environ["RAY_AUTH_MODE"] == "token"
 
 
 def test_tls_is_one_key_of_the_configuration(files):

@@ -122,6 +122,55 @@ def test_all_workers_multiple_data(group):
         )
 
 
+# Every name that a call of a group has itself.
+TAKEN = {
+    "method_name": "a",
+    "worker_idx": 1,
+    "common_kwargs": {"b": 2},
+    "split_kwargs": {"c": 3},
+    "call_deadline_s": 0.5,
+    "run_rank_0_only_axes": ["d"],
+    "in_sharded_axes": "e",
+    "context": 4,
+    "packed": 5,
+    "args": 6,
+    "kwargs": 7,
+}
+
+
+@pytest.mark.parametrize("value", ["plain", "reference"])
+def test_arguments_may_have_names_that_calls_have_themselves(group, value):
+    # A reference among them takes another way.
+    more = {"x": ray.put(1) if value == "reference" else 1}
+    common, expected = {**TAKEN, **more}, {**TAKEN, "x": 1}
+    one = group.run_single_worker_single_data("echo", 1, common_kwargs=common)
+    assert results(group, [one]) == [(1, expected)]
+    all_same = group.run_all_workers_single_data("echo", common_kwargs=common)
+    assert results(group, all_same) == [(0, expected), (1, expected)]
+    split = {name: [value, value] for name, value in TAKEN.items()}
+    each = group.run_all_workers_multiple_data(
+        "echo", split_kwargs=split, common_kwargs=more
+    )
+    assert results(group, each) == [(0, expected), (1, expected)]
+    sharded = group.run_all_workers_sharded_data(
+        "echo", split_kwargs=split, common_kwargs=more, in_sharded_axes=["data"]
+    )
+    assert results(group, sharded) == [(0, expected), (1, expected)]
+
+
+def test_an_argument_is_given_once(group):
+    with pytest.raises(ShardingError, match=r"\['x'\] .* both in common_kwargs and by"):
+        group.run_single_worker_single_data("echo", 0, x=1, common_kwargs={"x": 2})
+    with pytest.raises(ShardingError, match=r"\['x'\] .* both in split_kwargs and by"):
+        group.run_all_workers_multiple_data(
+            "echo", x=[1, 2], split_kwargs={"x": [1, 2]}
+        )
+    with pytest.raises(ShardingError, match=r"\['x'\] .* both in common_kwargs and by"):
+        group.run_all_workers_multiple_data(
+            "echo", split_kwargs={"x": [1, 2]}, common_kwargs={"x": 1}
+        )
+
+
 def test_sharded(group):
     future = group.run_all_workers_sharded_data(
         "add", value=[1, 2], in_sharded_axes=["data"], common_kwargs={"offset": 10}

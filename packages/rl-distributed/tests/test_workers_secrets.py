@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from pathlib import Path
 
 import pytest
 import ray
@@ -12,14 +13,15 @@ from rl_distributed.errors import (
     WorkerMethodError,
     WorkerStartError,
 )
+from rl_distributed.redaction import is_secret_variable
 from rl_distributed.virtual_cluster import RayVirtualCluster
 from rl_distributed.workers import RayWorkerBuilder, RayWorkerGroup, WorkerOptions
-from rl_distributed.workers.host import LaunchOverrides, WorkerIdentity
+from rl_distributed.workers.host import WorkerIdentity
 from rl_distributed.workers.secret_variables import (
-    is_secret_variable,
     scrubbed,
     shown_variables,
 )
+from rl_distributed.workers.worker_class import LaunchOverrides
 
 COUNTER = "rl_distributed_sample_workers.Counter"
 SECRET = "correct-horse-battery"
@@ -55,15 +57,17 @@ def test_worker_has_the_secret_and_nobody_else(cluster, caplog, where):
         assert call(group, "env", names=list(variables)) == variables
         with pytest.raises(WorkerMethodError, match=r"log in with \*\*\*") as raised:
             call(group, "fail_with", name="SERVICE_API_KEY")
-        # What a worker itself writes is its own business; what is shown of it is ours.
         with pytest.raises(WorkerDiedError, match=r"the key is \*\*\*") as died:
-            call(group, "say", text=f"the key is {secret}\n")
+            call(group, "say", text=f"the key is {secret}")
         for error in (raised.value, died.value):
             assert secret not in str(error)
             assert secret not in repr(error.failure)
         shown = repr((group, group.health(), group._launcher._builder.options))
     assert secret not in shown + caplog.text
-    assert logs_with(secret) == [died.value.failure.log_path]
+    assert logs_with(secret) == []
+    printed = Path(died.value.failure.log_path).with_suffix(".out").read_text()
+    assert "out: the key is ***" in printed
+    assert "bytes: the key is ***" in printed
 
 
 def logs_with(text):
@@ -117,7 +121,21 @@ def test_objects_do_not_show_secrets(shown):
 def test_names_of_secrets(name):
     assert is_secret_variable(name)
     assert shown_variables({name: "v"}) == {name: "***"}
-    assert not is_secret_variable("OMP_NUM_THREADS")
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["OMP_NUM_THREADS", "MONKEY", "TOKENIZERS_PARALLELISM", "HF_TOKEN_PATH", "PWD"],
+)
+def test_other_names(name):
+    assert not is_secret_variable(name)
+    assert shown_variables({name: "v"}) == {name: "v"}
+
+
+def test_a_key_of_several_lines_is_hidden_line_by_line():
+    key = "-----BEGIN KEY-----\nMIIEabcdef\n-----END KEY-----"
+    assert scrubbed(key, {"SSH_KEY": key}) == "***"
+    assert scrubbed("first MIIEabcdef then", {"SSH_KEY": key}) == "first *** then"
 
 
 def test_short_values_do_not_blot_out_text():

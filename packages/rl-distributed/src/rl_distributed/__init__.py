@@ -18,6 +18,7 @@ from rl_distributed.errors import (
     ConfigError,
     DeadlineExceededError,
     DistributedError,
+    LockHeldError,
     PackingError,
     QueueClosedError,
     RegistryError,
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
         OverlayEnvironment,
         UvWorkspaceEnvironment,
     )
-    from rl_distributed.audit import enable_audit, verify_audit_log
+    from rl_distributed.audit import enable_audit, make_audit_key, verify_audit_log
     from rl_distributed.batched_data_dict import (
         BatchedDataDict,
         DynamicBatchingArgs,
@@ -64,6 +65,7 @@ if TYPE_CHECKING:
         merge_configs,
         parse_overrides,
     )
+    from rl_distributed.file_lock import FileLock, FolderLock
     from rl_distributed.launch import (
         KubeRayConfig,
         SlurmConfig,
@@ -148,6 +150,7 @@ __all__ = [
     "TlsFiles",
     "enable_audit",
     "kuberay_manifest",
+    "make_audit_key",
     "make_certificates",
     "slurm_script",
     "verify_audit_log",
@@ -192,10 +195,12 @@ __all__ = [
     "load_config",
     "merge_configs",
     "parse_overrides",
-    # checkpoints, metrics, time, logs
+    # locks, checkpoints, metrics, time, logs
     "CheckpointManager",
     "CheckpointingConfig",
     "Distribution",
+    "FileLock",
+    "FolderLock",
     "Histogram",
     "Last",
     "LoggerConfig",
@@ -222,6 +227,7 @@ __all__ = [
     "ConfigError",
     "DeadlineExceededError",
     "DistributedError",
+    "LockHeldError",
     "PackingError",
     "QueueClosedError",
     "RegistryError",
@@ -250,7 +256,7 @@ _MODULES = {
         "OverlayEnvironment",
         "UvWorkspaceEnvironment",
     ),
-    "audit": ("enable_audit", "verify_audit_log"),
+    "audit": ("enable_audit", "make_audit_key", "verify_audit_log"),
     "batched_data_dict": (
         "BatchedDataDict",
         "DynamicBatchingArgs",
@@ -269,6 +275,7 @@ _MODULES = {
         "merge_configs",
         "parse_overrides",
     ),
+    "file_lock": ("FileLock", "FolderLock"),
     "launch": ("KubeRayConfig", "SlurmConfig", "kuberay_manifest", "slurm_script"),
     "logging": ("configure_logging", "get_logger", "log_context"),
     "metrics": (

@@ -44,11 +44,19 @@ class BatchedDataDict(MicroBatches, UserDict[str, Any], Generic[DictT]):
     Pickling moves tensors out of band (see `tensor_buffers`): values only, to the CPU.
     Tensors received through Ray lie in memory that all readers of the object share:
     a write in place changes what the others read. Call `writable` before.
+
+    Columns may be set one after the other, as when all are cut to fewer rows; what
+    needs the number of rows raises while they differ.
+
+    Raises:
+        BatchError: The columns given differ in their number of rows, or one is neither
+            a tensor nor a list nor an array.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._drop_plan()
         super().__init__(*args, **kwargs)
+        _ = self.size
 
     def __setitem__(self, key: str, item: Any) -> None:
         super().__setitem__(key, columns.as_column(key, item))
@@ -111,13 +119,21 @@ class BatchedDataDict(MicroBatches, UserDict[str, Any], Generic[DictT]):
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         state = {key: value for key, value in self.__dict__.items() if key != "data"}
+        for key, column in self.data.items():
+            columns.require_values(f"column {key!r}", column)
         encoded = {key: encode(column) for key, column in self.data.items()}
         return _rebuild, (type(self), encoded, state)
 
     def to(self, device: torch.device | str | int) -> Self:
-        """Move the tensors to a device, in place; returns self."""
+        """Move the tensors to a device, in place; returns self.
+
+        Raises:
+            BatchError: A tensor is on the meta device, and `device` is another one.
+        """
         for key, column in self.data.items():
             if isinstance(column, torch.Tensor):
+                if torch.device(device).type != "meta":
+                    columns.require_values(f"column {key!r}", column)
                 self.data[key] = column.to(device)
         return self
 

@@ -19,6 +19,7 @@ __all__ = [
     "concat_columns",
     "cut_column",
     "repeat_column",
+    "require_values",
     "row_indices",
     "select_rows",
 ]
@@ -69,15 +70,30 @@ def _from_array(name: str, array: np.ndarray[Any, Any]) -> Column:
         ) from None
 
 
+def require_values(name: str, value: Any) -> None:
+    """Raise `BatchError` if `value` is a tensor of the meta device.
+
+    Args:
+        name: What it is, as the message calls it.
+        value: A column or index; anything else passes.
+    """
+    if isinstance(value, torch.Tensor) and value.is_meta:
+        raise BatchError(
+            f"{name} must hold values: it is a tensor on the meta device, which has "
+            "only a shape; make it on a real device, such as cpu"
+        )
+
+
 def row_indices(
     indices: Sequence[int] | torch.Tensor | np.ndarray[Any, Any], num_rows: int
 ) -> np.ndarray[Any, np.dtype[np.int64]]:
     """Row numbers from integers in any order, or from one boolean per row.
 
     Raises:
-        BatchError: An index lies outside the rows, or is no integer.
+        BatchError: An index lies outside the rows, is no integer, or has no value.
     """
     if isinstance(indices, torch.Tensor):
+        require_values("a selection of rows", indices)
         indices = indices.detach().cpu().numpy()
     array = np.asarray(indices)
     if array.size == 0 and array.dtype.kind != "b":

@@ -18,6 +18,7 @@ DistributedError                      root of every error that the framework rai
 │   ├── WorkerHungError    TimeoutError   a worker gives no sign of life
 │   └── CallCancelledError              the call was cancelled by its caller
 ├── DeadlineExceededError  TimeoutError   a wait came to its end
+│   └── LockHeldError                   another process holds a lock
 ├── QueueClosedError       EOFError       all producers have closed, all items are taken
 ├── TransferError          OSError        tensors did not arrive as they were sent
 ├── AuditError             OSError        the audit log is damaged or cannot be written
@@ -30,9 +31,10 @@ cross processes.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rl_distributed.lock_owner import LockOwner
     from rl_distributed.workers.reports import WorkerFailure
 
 __all__ = [
@@ -44,6 +46,7 @@ __all__ = [
     "ConfigError",
     "DeadlineExceededError",
     "DistributedError",
+    "LockHeldError",
     "PackingError",
     "QueueClosedError",
     "RegistryError",
@@ -105,10 +108,20 @@ class AuditError(DistributedError, OSError):
 
 
 class WorkerError(DistributedError, RuntimeError):
-    """A worker of a group failed."""
+    """A worker of a group failed.
+
+    Where a method or constructor raised, `__cause__` is its exception, if that can be
+    pickled.
+    """
 
     failure: WorkerFailure | None = None
     """Rank, node, method and cause for programs to read, where they are known."""
+
+    def __setstate__(self, state: dict[str, Any] | None) -> None:
+        """Put back what Python does not pickle of an exception: its cause."""
+        super().__setstate__(state)
+        if self.failure is not None:
+            self.__cause__ = self.failure.raised()
 
 
 class WorkerStartError(WorkerError):
@@ -133,6 +146,13 @@ class CallCancelledError(WorkerError):
 
 class DeadlineExceededError(DistributedError, TimeoutError):
     """A wait came to its end; the message names who was waited for."""
+
+
+class LockHeldError(DeadlineExceededError):
+    """Another process holds a lock; the message names it."""
+
+    owner: LockOwner | None = None
+    """Process, machine and since when, for programs to read, where they are known."""
 
 
 class QueueClosedError(DistributedError, EOFError):

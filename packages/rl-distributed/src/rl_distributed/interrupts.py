@@ -10,17 +10,18 @@ from types import FrameType
 
 __all__ = ["deferred_signals"]
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @contextmanager
 def deferred_signals() -> Iterator[None]:
-    """Let a block come to its end before SIGINT or SIGTERM takes effect.
+    """Let a block come to its end before SIGINT, SIGTERM or SIGHUP takes effect.
 
     A library that starts processes does not survive an exception that a signal handler
     raises in its middle: some are started, and nobody knows of them. A second signal
-    takes effect at once. In another thread than the main one, which no signal reaches,
-    this does nothing.
+    takes effect at once, unless it is a SIGHUP: a terminal that is closed sends several
+    by itself. In another thread than the main one, which no signal reaches, this does
+    nothing.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -29,7 +30,7 @@ def deferred_signals() -> Iterator[None]:
 
     def remember(number: int, frame: FrameType | None) -> None:
         came.append(number)
-        if len(came) > 1:
+        if len(came) > 1 and number != signal.SIGHUP:
             put_back()
             signal.raise_signal(number)
 

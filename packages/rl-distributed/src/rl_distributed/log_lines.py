@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import math
-import re
 import socket
 import traceback
 from collections.abc import Mapping
@@ -16,6 +15,7 @@ from rl_distributed.redaction import (
     REDACTED,
     hide_values,
     is_secret_name,
+    is_secret_variable,
     redacted,
     secret_values,
 )
@@ -27,8 +27,6 @@ SEEN_ATTRIBUTE = "_rl_distributed_seen"
 _STANDARD_ATTRIBUTES = frozenset(
     vars(logging.LogRecord("", 0, "", 0, "", (), None))
 ) | {"message", "asctime", "taskName", "context", SEEN_ATTRIBUTE, "_ray_timestamp_ns"}
-# In a log any text of such a name is taken for a secret.
-_SECRET_WORD = re.compile("token|key|secret|passw", re.IGNORECASE)
 
 
 class ConsoleFormatter(logging.Formatter):
@@ -104,7 +102,7 @@ def _safe(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return fields without secrets."""
     shown: dict[str, Any] = {}
     for name, value in fields.items():
-        secret = is_secret_name(name) or _SECRET_WORD.search(name)
+        secret = is_secret_name(name) or is_secret_variable(name)
         hidden = secret and isinstance(value, str | bytes) and value
         shown[name] = REDACTED if hidden else redacted(value)
     return shown

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
@@ -25,6 +26,7 @@ from rl_distributed.log_lines import (
     ConsoleFormatter,
     JsonFormatter,
 )
+from rl_distributed.private_files import make_private_folder, private_opener
 
 __all__ = [
     "ConsoleFormatter",
@@ -163,6 +165,15 @@ class _JsonFileHandler(logging.FileHandler):
         super().__init__(path, encoding="utf-8", errors="backslashreplace")
         self._json = JsonFormatter()
 
+    def _open(self) -> TextIOWrapper:
+        return open(
+            self.baseFilename,
+            self.mode,
+            encoding=self.encoding,
+            errors=self.errors,
+            opener=private_opener,
+        )
+
     def format(self, record: logging.LogRecord) -> str:
         # Ray gives the handlers of its own logger a formatter when it starts.
         return self._json.format(record)
@@ -220,7 +231,7 @@ class _StandardErrorHandler(logging.StreamHandler[TextIO]):
 
 def _open_file(path: Path) -> logging.Handler:
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_private_folder(path.parent)
         handler = _JsonFileHandler(path)
     except OSError as error:
         raise ConfigError(
@@ -247,7 +258,8 @@ def configure_logging(
     Args:
         level: DEBUG, INFO, WARNING, ERROR or CRITICAL, or levels of single loggers and
             what is below them: `INFO,rl_distributed=DEBUG,ray=WARNING`.
-        json_path: A file that JSON lines are appended to; its folder is created.
+        json_path: A file that JSON lines are appended to. It and its folder are created
+            for their owner alone.
         stream: Where readable lines go; None: what `sys.stderr` is at each line.
         console_format: `text` for people; `json` for programs that collect the output;
             `auto`: text on a terminal, JSON elsewhere.

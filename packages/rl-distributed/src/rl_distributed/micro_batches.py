@@ -171,7 +171,7 @@ class MicroBatches:
         lengths, longest = sequence_lengths(self.data, args)
         budget = args["max_tokens_per_microbatch"]
         if rows_per_group > 1:
-            lengths, budget = group_lengths(lengths, rows_per_group, args)
+            lengths, budget = group_lengths(lengths, longest, rows_per_group, args)
         if dynamic_batching_args is not None:
             width = longest
             dynamic = dynamic_batching_args.copy()

@@ -429,14 +429,15 @@ def get_packer(
     Raises:
         PackingError: There is no such algorithm, or a number is not positive.
     """
-    if isinstance(algorithm, str):
-        names = [member.value for member in PackingAlgorithm]
-        if algorithm.lower() not in names:
-            raise PackingError(
-                f"unknown packing algorithm {algorithm!r}"
-                f"{did_you_mean(algorithm, names)} (known: {', '.join(names)})"
-            )
+    names = [member.value for member in PackingAlgorithm]
+    if isinstance(algorithm, str) and algorithm.lower() in names:
         algorithm = PackingAlgorithm(algorithm.lower())
+    if not isinstance(algorithm, PackingAlgorithm):
+        hint = did_you_mean(algorithm, names) if isinstance(algorithm, str) else ""
+        raise PackingError(
+            f"unknown packing algorithm {algorithm!r}{hint} (known: "
+            f"{', '.join(names)}); give one of these names, or a PackingAlgorithm"
+        )
     return _PACKERS[algorithm](
         bin_capacity, collect_metrics, min_bin_count, bin_count_multiple, seed
     )

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import json
 import os
 import random
@@ -28,11 +27,9 @@ from pathlib import Path
 
 import psutil
 
-from rl_distributed.errors import (
-    ConfigError,
-    DeadlineExceededError,
-    ResourceInsufficientError,
-)
+from rl_distributed.errors import ConfigError, ResourceInsufficientError
+from rl_distributed.file_lock import FileLock
+from rl_distributed.lock_owner import machine_id
 
 __all__ = [
     "PortAllocator",
@@ -45,7 +42,6 @@ __all__ = [
 _PREFERRED_RANGE = (20_000, 32_768)
 _FEWEST_PORTS = 1_000
 _EPHEMERAL_RANGE_FILE = Path("/proc/sys/net/ipv4/ip_local_port_range")
-_BOOT_FILE = Path("/proc/sys/kernel/random/boot_id")
 # How long a port stays with a process of another machine, which cannot be looked at.
 _LEASE_S = 3_600.0
 _REGISTRY_DEADLINE_S = 20.0
@@ -141,11 +137,9 @@ class PortOwner:
 @cache
 def _machine() -> str:
     try:
-        boot = _BOOT_FILE.read_text(encoding="ascii").strip()
-        namespace = os.readlink("/proc/self/ns/pid")
+        return f"{machine_id()} {os.readlink('/proc/self/ns/pid')}"
     except OSError:
-        return socket.gethostname()
-    return f"{boot} {namespace}"
+        return machine_id()
 
 
 def reserve_ports(
@@ -172,7 +166,7 @@ def reserve_ports(
 
     Raises:
         ResourceInsufficientError: the range has fewer free ports.
-        DeadlineExceededError: other processes held the notes all the time.
+        LockHeldError: other processes held the notes all the time.
     """
     owner = owner or PortOwner.this_process()
     with _registry(registry, deadline_s) as notes_file:
@@ -204,33 +198,14 @@ def _registry(folder: Path | None, deadline_s: float) -> Iterator[Path]:
             f"{folder}, where ports are noted, is not a folder of this user; have it "
             "removed, or set TMPDIR to a folder of your own"
         )
-    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-    lock = os.open(folder / "lock", flags, stat.S_IRUSR | stat.S_IWUSR)
-    try:
-        _take_lock(lock, folder, deadline_s)
-        try:
-            yield folder / "ports.json"
-        finally:
-            # Closing alone would not do where the process was forked meanwhile.
-            fcntl.flock(lock, fcntl.LOCK_UN)
-    finally:
-        os.close(lock)
-
-
-def _take_lock(lock: int, folder: Path, deadline_s: float) -> None:
-    end = time.monotonic() + deadline_s
-    pause = threading.Event()
-    while True:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            if time.monotonic() > end:
-                raise DeadlineExceededError(
-                    f"the notes of ports in {folder} were held by other processes for "
-                    f"{deadline_s:g} s; end one that is stopped while it holds them"
-                ) from None
-            pause.wait(0.005)
+    lock = FileLock(
+        folder / "lock",
+        f"the notes of ports in {folder}",
+        remedy="end that process if it is stopped",
+        mode=stat.S_IRUSR | stat.S_IWUSR,
+    )
+    with lock.held(deadline_s):
+        yield folder / "ports.json"
 
 
 def _read_notes(file: Path) -> list[_Note]:

@@ -6,6 +6,10 @@
 | `get` | items | the consumer's items | an item, the end | `put`, `close`, its time |
 | a watch per actor | pings | a departure | the answer to a ping | the actor's death |
 
+A *client* is one copy of the queue. A *producer* is who puts, through any number of
+clients: a worker or actor, whichever process has its part now, or a name that it has
+registered. So one that was started again goes on as the producer that it was.
+
 Everything runs in one event loop, so that state changes only between awaits.
 """
 
@@ -14,10 +18,10 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-__all__ = ["Answer", "QueueHost"]
+__all__ = ["Answer", "ClientOrigin", "QueueHost"]
 
 _PING_EVERY_S = 0.5
 
@@ -33,27 +37,73 @@ class Answer:
     """Who is waited for, or who died."""
 
 
+@dataclass(frozen=True, slots=True)
+class ClientOrigin:
+    """Where a client is."""
+
+    producer: str
+    """Whom its items are from: the same before and after a restart."""
+    process: str = ""
+    """Its process, another one after a restart; empty: its death is never known."""
+    label: str = ""
+    """What messages call it."""
+
+
+@dataclass(slots=True)
+class _Producer:
+    origin: ClientOrigin
+    """Of its present process."""
+    is_registered: bool = False
+    died_at: float | None = None
+    """Time of the loop; None: it lives, as far as is known."""
+    closed: dict[str, set[str]] = field(default_factory=dict)
+    """The clients that have closed, by process."""
+
+    @property
+    def num_closed(self) -> int:
+        """How often it counts as closed: what it closes again after a restart, once."""
+        return max(map(len, self.closed.values()), default=0)
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether it died before it had closed, and is not back."""
+        return self.died_at is not None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it lives and has not closed since it was started."""
+        return not self.is_dead and not self.closed.get(self.origin.process)
+
+
 class QueueHost:
     """Holds the items of a queue.
 
     Args:
         max_items: The most items that wait at a time.
-        num_producers: How many clients must close it.
+        num_producers: How often the queue must be closed before it is over.
         redeliver: Whether items that a consumer has not confirmed are given to others
             when it dies.
+        producer_return_s: How long consumers wait for a dead producer to come back,
+            once nobody else puts any more.
     """
 
-    def __init__(self, max_items: int, num_producers: int, redeliver: bool) -> None:
+    def __init__(
+        self,
+        max_items: int,
+        num_producers: int,
+        redeliver: bool,
+        producer_return_s: float = 0.0,
+    ) -> None:
         self._max_items = max_items
         self._num_producers = num_producers
         self._redeliver = redeliver
+        self._return_s = producer_return_s
         self._items: deque[Any] = deque()
         self._unconfirmed: dict[str, list[Any]] = {}
-        self._labels: dict[str, str] = {}
-        self._producers: set[str] = set()
-        self._closed: set[str] = set()
-        self._died: dict[str, str] = {}
+        self._origins: dict[str, ClientOrigin] = {}
+        self._producers: dict[str, _Producer] = {}
         self._changed = asyncio.Condition()
+        self._num_changes = 0
         self._watches: dict[str, asyncio.Task[None]] = {}
         self._gone: set[str] = set()
 
@@ -65,9 +115,10 @@ class QueueHost:
         Returns:
             How many were accepted, and whether the queue is closed.
         """
-        self._producers.add(client)
         accepted = 0
-        until_s = asyncio.get_running_loop().time() + wait_s
+        until_s = _now() + wait_s
+        if not self._is_closed(client):
+            self._begin(client)
         while accepted < len(items) and not self._is_closed(client):
             room = self._max_items - len(self._items)
             if room > 0:
@@ -75,28 +126,37 @@ class QueueHost:
                 self._items.extend(part)
                 accepted += len(part)
                 await self._notify()
-            elif not await self._wait(until_s, lambda: self._has_room(client)):
+            elif _now() >= until_s:
                 break
+            else:
+                await self._wait_for_change(until_s)
         return accepted, self._is_closed(client)
 
     async def get(self, client: str, most: int, wait_s: float) -> Answer:
         """Up to `most` items once there is one; confirms what the client got before."""
         await self.confirm(client)
-        until_s = asyncio.get_running_loop().time() + wait_s
-        await self._wait(until_s, lambda: bool(self._items) or self._is_over())
-        if client in self._gone:
-            return Answer("empty", detail="this client died")
-        if self._items:
-            taken = [self._items.popleft() for _ in range(min(most, len(self._items)))]
-            if self._redeliver and client in self._watches:
-                self._unconfirmed[client] = taken
-            await self._notify()
-            return Answer("items", taken)
-        if not self._is_over():
-            return Answer("empty", detail=self._waited_for())
-        if self._died:
-            return Answer("broken", detail=", ".join(self._died.values()))
-        return Answer("closed")
+        until_s = _now() + wait_s
+        while True:
+            if client in self._gone:
+                return Answer("empty", detail="this client died")
+            if self._items:
+                return Answer("items", await self._take(client, most))
+            ends_at = self._ends_at()
+            if ends_at is not None and _now() >= ends_at:
+                dead = ", ".join(p.origin.label for p in self._dead())
+                return Answer("broken" if dead else "closed", detail=dead)
+            if _now() >= until_s:
+                return Answer("empty", detail=self._waited_for())
+            await self._wait_for_change(
+                until_s if ends_at is None else min(until_s, ends_at)
+            )
+
+    async def _take(self, client: str, most: int) -> list[Any]:
+        taken = [self._items.popleft() for _ in range(min(most, len(self._items)))]
+        if self._redeliver and client in self._watches:
+            self._unconfirmed[client] = taken
+        await self._notify()
+        return taken
 
     async def confirm(self, client: str) -> None:
         """The client is done with what it got."""
@@ -105,71 +165,149 @@ class QueueHost:
 
     async def close(self, client: str) -> None:
         """The client puts no more."""
-        self._producers.add(client)
-        self._closed.add(client)
+        producer = self._begin(client)
+        producer.closed.setdefault(producer.origin.process, set()).add(client)
+        await self._notify()
+
+    async def register(self, client: str, name: str) -> None:
+        """The client puts as the producer of this name until that closes.
+
+        One of the name that has died goes on with it.
+        """
+        origin = self._origin(client)
+        label = f"producer {name!r}"
+        if origin.label:
+            label += f", {origin.label},"
+        self._origins[client] = replace(origin, producer=f"name {name}", label=label)
+        self._begin(client).is_registered = True
         await self._notify()
 
     def qsize(self) -> int:
         """The number of items that wait."""
         return len(self._items)
 
+    # --- who lives ----------------------------------------------------------------
+
     def watch(
-        self, client: str, label: str, ping: Callable[[], Awaitable[bool]]
+        self,
+        client: str,
+        origin: ClientOrigin | str,
+        ping: Callable[[], Awaitable[bool]],
     ) -> None:
         """Keep looking whether a client lives.
 
         Args:
             client: Its key.
-            label: What messages call it.
+            origin: Where it is; a text is a label for one that never comes back.
             ping: Returns False once the client is known to be dead.
         """
-        self._labels[client] = label
+        if isinstance(origin, str):
+            origin = ClientOrigin(client, client, origin)
+        self._origins[client] = origin
         self._watches[client] = asyncio.create_task(self._watch(client, ping))
+        for other, earlier in list(self._origins.items()):
+            same = earlier.producer == origin.producer
+            if same and earlier.process != origin.process:
+                # It was started again, perhaps as the same actor, which still answers.
+                self._retire(other)
 
     async def _watch(self, client: str, ping: Callable[[], Awaitable[bool]]) -> None:
-        while await ping():
+        while client not in self._gone and await ping():
             await asyncio.sleep(_PING_EVERY_S)
-        # A call of the client that still waits must not take anything any more.
-        self._gone.add(client)
-        label = self._labels[client]
-        if client in self._producers and client not in self._closed:
-            self._died[client] = label
-            self._closed.add(client)
-        # What it has not confirmed is older than what waits.
-        self._items.extendleft(reversed(self._unconfirmed.pop(client, [])))
+        self._retire(client)
+        origin = self._origins[client]
+        producer = self._producers.get(origin.producer)
+        # Another process may have its part by now.
+        if producer and producer.is_open and producer.origin.process == origin.process:
+            producer.died_at = _now()
         await self._notify()
 
+    def _retire(self, client: str) -> None:
+        """Have a client of a process that is gone take and hold nothing any more."""
+        self._gone.add(client)
+        # What it has not confirmed is older than what waits.
+        self._items.extendleft(reversed(self._unconfirmed.pop(client, [])))
+
+    def _origin(self, client: str) -> ClientOrigin:
+        return self._origins.get(client) or ClientOrigin(f"client {client}")
+
+    def _begin(self, client: str) -> _Producer:
+        """Note that a client's producer is there, or there again."""
+        origin = self._origin(client)
+        producer = self._producers.setdefault(origin.producer, _Producer(origin))
+        producer.origin, producer.died_at = origin, None
+        return producer
+
+    def _dead(self) -> list[_Producer]:
+        return [p for p in self._producers.values() if p.is_dead]
+
+    # --- the end ------------------------------------------------------------------
+
     def _is_closed(self, client: str) -> bool:
-        return client in self._closed or len(self._closed) >= self._num_producers
+        """Whether nothing more is taken from a client."""
+        producer = self._producers.get(self._origin(client).producer)
+        closed = {} if producer is None else producer.closed
+        return any(client in some for some in closed.values()) or self._all_closed()
 
-    def _has_room(self, client: str) -> bool:
-        return len(self._items) < self._max_items or self._is_closed(client)
+    def _all_closed(self) -> bool:
+        """Whether it was closed as often as announced, and by all that registered."""
+        producers = self._producers.values()
+        if any(p.is_registered and (p.is_open or p.is_dead) for p in producers):
+            return False
+        return sum(p.num_closed for p in producers) >= self._num_producers
 
-    def _is_over(self) -> bool:
-        """Whether no item will ever come again."""
-        all_closed = len(self._closed) >= self._num_producers
-        return all_closed and not self._items and not self._unconfirmed
+    def _ends_at(self) -> float | None:
+        """When no item comes any more, by the time of the loop; None: not known."""
+        if self._items or self._unconfirmed:
+            return None
+        dead = self._dead()
+        if not self._all_closed():
+            producers = self._producers.values()
+            live = any(p.is_open and self._is_known(p) for p in producers)
+            ends = sum(p.num_closed or p.is_dead for p in producers)
+            if not dead or live or ends < self._num_producers:
+                return None
+        last = max((p.died_at for p in dead if p.died_at is not None), default=None)
+        return float("-inf") if last is None else last + self._return_s
+
+    @staticmethod
+    def _is_known(producer: _Producer) -> bool:
+        """Whether it is known to be at work: it registered, or its process is watched.
+
+        A task or driver that has put something may have ended since.
+        """
+        return producer.is_registered or bool(producer.origin.process)
 
     def _waited_for(self) -> str:
+        closed = sum(p.num_closed for p in self._producers.values())
+        text = f"{closed} of {self._num_producers} producers have closed"
+        registered = [p for p in self._producers.values() if p.is_registered]
+        if waiting := [p.origin.label for p in registered if p.is_open]:
+            text += f"; still open: {', '.join(waiting)}"
+        if dead := [p.origin.label for p in self._dead()]:
+            text += f"; dead, and not back: {', '.join(dead)}"
         held = {
-            self._labels.get(client, client): len(items)
+            self._origin(client).label or client: len(items)
             for client, items in self._unconfirmed.items()
         }
-        text = f"{len(self._closed)} of {self._num_producers} producers have closed"
         if held:
             listed = ", ".join(f"{who} has {count}" for who, count in held.items())
             text += f"; not confirmed yet: {listed}"
         return text
 
-    async def _wait(self, until_s: float, ready: Callable[[], bool]) -> bool:
-        left_s = until_s - asyncio.get_running_loop().time()
+    async def _wait_for_change(self, until_s: float) -> None:
+        seen = self._num_changes
         try:
-            async with asyncio.timeout(max(left_s, 0.0)), self._changed:
-                await self._changed.wait_for(ready)
+            async with asyncio.timeout(max(until_s - _now(), 0.0)), self._changed:
+                await self._changed.wait_for(lambda: self._num_changes != seen)
         except TimeoutError:
-            return False
-        return True
+            return
 
     async def _notify(self) -> None:
         async with self._changed:
+            self._num_changes += 1
             self._changed.notify_all()
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

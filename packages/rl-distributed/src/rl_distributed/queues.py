@@ -4,6 +4,7 @@
 producer --put--> [actor: up to max_items wait] --get--> consumer
          blocks while it is full              blocks while it is empty
 close() of the last producer -> consumers take what is left -> QueueClosedError
+a producer dies -> the others go on; started again, it goes on as the one it was
 ```
 Items keep the order in which they came in, and each goes to one consumer. They travel
 as bytes (tensors out of band) and are never unpickled in the queue's actor, so that it
@@ -12,6 +13,7 @@ needs none of their classes.
 
 from __future__ import annotations
 
+import os
 import pickle
 import time
 import uuid
@@ -33,11 +35,13 @@ from ray.exceptions import (
 
 from rl_distributed.counts import require_positive
 from rl_distributed.errors import (
+    BatchError,
     DeadlineExceededError,
     QueueClosedError,
     WorkerDiedError,
 )
-from rl_distributed.queue_host import Answer, QueueHost
+from rl_distributed.process_label import process_label
+from rl_distributed.queue_host import Answer, ClientOrigin, QueueHost
 
 __all__ = ["BoundedQueue"]
 
@@ -58,8 +62,11 @@ class BoundedQueue:
 
     What happens when a client dies (known of actors only, within about a second):
 
-    - A producer that has not closed: consumers get the items that are left, then a
-      `WorkerDiedError` instead of `QueueClosedError`.
+    - A producer that has not closed: the others go on, and consumers get what they
+      put. When it comes back (the worker of the same rank and group, or whoever
+      registers under its name), it goes on as if nothing had been. Otherwise, when all
+      others have closed, consumers get the items that are left, and after
+      `producer_return_s` a `WorkerDiedError` instead of `QueueClosedError`.
     - A consumer: what it has taken is lost, and so is an item that was on its way to
       it. With `redeliver`, items that it has not confirmed go to other consumers, and
       are seen twice if it had begun to work on them. The next `get` or `confirm`
@@ -82,6 +89,7 @@ class BoundedQueue:
         name: str = "queue",
         num_producers: int = 1,
         redeliver: bool = False,
+        producer_return_s: float = 0.0,
         deadline_s: float = 60.0,
     ) -> BoundedQueue:
         """Start the actor of a queue. It ends with `shutdown`, or with its last user.
@@ -89,9 +97,12 @@ class BoundedQueue:
         Args:
             max_items: The most items that wait at a time; `put` blocks above it.
             name: For messages.
-            num_producers: How many clients will call `close`.
+            num_producers: How many producers will call `close`, before which the queue
+                does not end. It does not end before all that `register` either.
             redeliver: Whether unconfirmed items of a dead consumer go to others. The
                 end of the queue then waits for all confirmations.
+            producer_return_s: How long consumers wait for a producer that died to be
+                started again, once all others have closed.
             deadline_s: How long the actor may take to start.
         """
         (queue,) = cls.create_many(
@@ -99,6 +110,7 @@ class BoundedQueue:
             [name],
             num_producers=num_producers,
             redeliver=redeliver,
+            producer_return_s=producer_return_s,
             deadline_s=deadline_s,
         )
         return queue
@@ -111,18 +123,21 @@ class BoundedQueue:
         *,
         num_producers: int = 1,
         redeliver: bool = False,
+        producer_return_s: float = 0.0,
         deadline_s: float = 60.0,
     ) -> list[BoundedQueue]:
         """Start the actors of several queues at the same time; else like `create`."""
         require_positive("max_items", max_items)
         require_positive("num_producers", num_producers)
+        if producer_return_s < 0:
+            raise BatchError(
+                f"producer_return_s must not be negative: got {producer_return_s}"
+            )
         until_s = time.monotonic() + deadline_s
         host: Any = _HostActor
         actor = host.options(num_cpus=0, max_restarts=0)
-        queues = [
-            cls(name, actor.remote(max_items, num_producers, redeliver))
-            for name in names
-        ]
+        settings = (max_items, num_producers, redeliver, producer_return_s)
+        queues = [cls(name, actor.remote(*settings)) for name in names]
         for queue in queues:
             left_s = max(until_s - time.monotonic(), 0.0)
             queue._call(queue._host.ready.remote(), left_s)
@@ -131,6 +146,20 @@ class BoundedQueue:
     def __reduce__(self) -> tuple[Any, ...]:
         """A copy is another client."""
         return type(self), (self.name, self._host)
+
+    def register(self, name: str, *, deadline_s: float = 60.0) -> None:
+        """Put as the producer of this name from now on.
+
+        The queue does not end before it has closed, whatever `num_producers` is. A
+        producer that is started again, and registers under the same name, goes on as
+        the one that died. Workers of a group are known by group and rank without it.
+
+        Args:
+            name: Of the producer; each has another one.
+            deadline_s: How long the actor of the queue may take to answer.
+        """
+        self._introduce()
+        self._call(self._host.register.remote(self._client, name), deadline_s)
 
     def put(self, item: Any, *, deadline_s: float = 60.0) -> None:
         """Put one item, when there is room.
@@ -257,9 +286,16 @@ class BoundedQueue:
         actor = context.get_actor_id()
         if actor is None:
             return
-        label = f"actor {actor} on node {context.get_node_id()}"
+        own = process_label()
+        origin = ClientOrigin(
+            producer=f"actor {actor}" if own is None else own.role_id,
+            process=context.get_worker_id(),
+            label=f"actor {actor} (node {context.get_node_id()}, pid {os.getpid()})"
+            if own is None
+            else str(own),
+        )
         handle = context.current_actor
-        self._call(self._host.watch.remote(self._client, label, handle), _GRACE_S)
+        self._call(self._host.watch.remote(self._client, origin, handle), _GRACE_S)
 
     def _call(self, reference: Any, deadline_s: float) -> Any:
         try:
@@ -323,7 +359,10 @@ class _HostActor:
     async def qsize(self) -> int:
         return self._host.qsize()
 
-    async def watch(self, client: str, label: str, handle: Any) -> None:
+    async def register(self, client: str, name: str) -> None:
+        await self._host.register(client, name)
+
+    async def watch(self, client: str, origin: ClientOrigin, handle: Any) -> None:
         async def ping() -> bool:
             """Wait until the actor is free, or known to be dead."""
             try:
@@ -336,4 +375,4 @@ class _HostActor:
                 return True
             return True
 
-        self._host.watch(client, label, ping)
+        self._host.watch(client, origin, ping)

@@ -5,8 +5,8 @@ and the other side does not, or refuses the token. So this asks in three steps, 
 with what is left of one deadline:
 
 ```
-TCP connection -> greeting (plain or TLS, as this process is set) -> token, versions,
-                                                                     nodes
+TCP connection -> greeting (plain or TLS, as this process is set; is a token asked for?)
+               -> token, versions, nodes
 ```
 """
 
@@ -35,7 +35,13 @@ from rl_distributed.errors import (
     SecurityError,
     UserError,
 )
-from rl_distributed.security import TlsFiles, check_certificates, tls_in_use
+from rl_distributed.grpc_greeting import Greeting, greet
+from rl_distributed.security import (
+    TlsFiles,
+    adopt_token_authentication,
+    check_certificates,
+    tls_in_use,
+)
 
 __all__ = [
     "ClusterAddress",
@@ -45,12 +51,8 @@ __all__ = [
     "find_local_cluster",
 ]
 
-# The first bytes of an HTTP/2 client, with empty settings; gRPC is HTTP/2.
-_GREETING = (
-    b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
-)
-_FRAME_HEAD = 9
-_SETTINGS_FRAME = 4
+# What Ray's own client asks first. It changes nothing.
+_FIRST_METHOD = "/ray.rpc.NodeInfoGcsService/GetClusterId"
 # Enough for a machine that is busy; a server that is there greets in milliseconds.
 _GREETING_S = 15.0
 
@@ -111,6 +113,9 @@ def find_local_cluster() -> str:
 def check_joinable(address: ClusterAddress, deadline_s: float) -> None:
     """Check that this process can join the Ray cluster at an address.
 
+    Where the environment leaves it open, this process presents a token from now on if
+    the cluster asks for one, and none if it does not.
+
     Args:
         address: where the head of the cluster listens.
         deadline_s: how long all answers together may take.
@@ -119,17 +124,18 @@ def check_joinable(address: ClusterAddress, deadline_s: float) -> None:
         UserError: nobody listens there, it is no Ray cluster, it has another Ray or
             Python version, or this machine is none of its nodes.
         SecurityError: one side uses TLS and the other does not, a certificate is
-            refused, or the token is.
+            refused, or the token is, or only this side uses tokens.
         DeadlineExceededError: it does not answer in time.
     """
     end = time.monotonic() + deadline_s
     own = check_reachable(address, deadline_s)
     files = tls_in_use()
     if files is None:
-        _check_plain(address, end)
+        demands_token = _check_plain(address, end)
     else:
         check_certificates(files, hosts=[own])
-        _check_tls(address, files, end)
+        demands_token = _check_tls(address, files, end)
+    adopt_token_authentication(demands_token, str(address))
     _check_answers(address, end, deadline_s)
 
 
@@ -157,19 +163,18 @@ def check_reachable(address: ClusterAddress, deadline_s: float) -> str:
         ) from error
 
 
-def _check_plain(address: ClusterAddress, end: float) -> None:
-    """Greet without TLS; a gRPC server sends its settings at once."""
+def _check_plain(address: ClusterAddress, end: float) -> bool | None:
+    """Greet without TLS; return whether a token is asked for."""
     try:
         timeout = _left(end)
         with socket.create_connection((address.host, address.port), timeout) as link:
-            link.sendall(_GREETING)
-            answer = _receive(link, _FRAME_HEAD)
+            found = greet(link, _FIRST_METHOD)
     except TimeoutError:
         raise _silence(address) from None
     except OSError:
-        answer = b""
-    if len(answer) == _FRAME_HEAD and answer[3] == _SETTINGS_FRAME:
-        return
+        found = Greeting(is_grpc=False)
+    if found.is_grpc:
+        return found.demands_token
     if _speaks_tls(address, end):
         raise SecurityError(
             f"the Ray cluster at '{address}' uses TLS and this process does not; pass "
@@ -180,16 +185,6 @@ def _check_plain(address: ClusterAddress, end: float) -> None:
         f"what answers at '{address}' is no Ray cluster; check the port (6379 by "
         "default; 8265 is the dashboard and 10001 the Ray client)"
     )
-
-
-def _receive(link: socket.socket, size: int) -> bytes:
-    data = b""
-    while len(data) < size:
-        part = link.recv(size - len(data))
-        if not part:
-            break
-        data += part
-    return data
 
 
 def _speaks_tls(address: ClusterAddress, end: float) -> bool:
@@ -211,8 +206,11 @@ def _speaks_tls(address: ClusterAddress, end: float) -> bool:
         return False
 
 
-def _check_tls(address: ClusterAddress, files: TlsFiles, end: float) -> None:
-    """Greet with TLS, as Ray will; the other side's certificate is checked too."""
+def _check_tls(address: ClusterAddress, files: TlsFiles, end: float) -> bool | None:
+    """Greet with TLS, as Ray will; the other side's certificate is checked too.
+
+    Returns whether a token is asked for.
+    """
     try:
         context = ssl.create_default_context(cafile=str(files.authority))
         context.load_cert_chain(str(files.certificate), str(files.key))
@@ -222,9 +220,8 @@ def _check_tls(address: ClusterAddress, files: TlsFiles, end: float) -> None:
             socket.create_connection((address.host, address.port), timeout) as link,
             context.wrap_socket(link, server_hostname=address.host) as tls,
         ):
-            tls.sendall(_GREETING)
             # A refusal of our own certificate comes only after the handshake.
-            answer = _receive(tls, _FRAME_HEAD)
+            found = greet(tls, _FIRST_METHOD)
     except ssl.SSLCertVerificationError as error:
         raise SecurityError(
             f"the certificate of the Ray cluster at '{address}' is not accepted: "
@@ -250,8 +247,9 @@ def _check_tls(address: ClusterAddress, files: TlsFiles, end: float) -> None:
             f"the Ray cluster at '{address}' breaks off a TLS connection ({error}); "
             "check that it uses TLS"
         ) from error
-    if len(answer) < _FRAME_HEAD or answer[3] != _SETTINGS_FRAME:
+    if not found.is_grpc:
         raise UserError(f"what answers with TLS at '{address}' is no Ray cluster")
+    return found.demands_token
 
 
 def _silence(address: ClusterAddress) -> DeadlineExceededError:

@@ -1,5 +1,7 @@
 """How the processes of a cluster of one machine are started.
 
+They get chosen variables of the program's environment (`passed_variables`).
+
 A signal to the group of a program (`timeout`, a shell that ends, `kill -- -PID`) must
 not end its cluster at the same time: the program could keep nothing any more. So they
 have groups of their own; the kernel ends them with the program.
@@ -12,14 +14,17 @@ only silence them. Together they are a third of what a start costs, and most of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from ray._private import services
 from ray._private.node import Node
 
-__all__ = ["only_needed_processes", "own_process_groups"]
+from rl_distributed.passed_variables import passed_variables
+
+__all__ = ["only_needed_processes", "private_processes"]
 
 
 @contextmanager
@@ -48,25 +53,32 @@ def only_needed_processes(*, log_monitor: bool) -> Iterator[None]:
 
 
 @contextmanager
-def own_process_groups() -> Iterator[None]:
-    """Give every process that Ray starts inside the block a process group of its own.
+def private_processes(pass_env: Iterable[str]) -> Iterator[None]:
+    """Give what Ray starts inside the block a process group and an environment.
 
-    A version of Ray that starts them in another way leaves them in the program's.
+    Args:
+        pass_env: variables that it gets beside `PASSED_VARIABLES`; and all that Ray
+            itself sets for a process.
+
+    Raises:
+        AttributeError: this version of Ray starts its processes in another way. It is
+            refused, or a worker would see every secret of the program.
     """
-    before = getattr(services, "ConsolePopen", None)
-    if before is None:
-        yield
-        return
+    popen: Any = services.ConsolePopen
+    names = tuple(pass_env)
 
-    class Popen(before):  # type: ignore[misc, valid-type]
+    class Popen(popen):  # type: ignore[misc]
         def __init__(self, *args: Any, **kwargs: Any) -> None:
+            asked = os.environ if kwargs.get("env") is None else kwargs["env"]
+            by_ray = {k: v for k, v in asked.items() if os.environ.get(k) != v}
+            kwargs["env"] = {**passed_variables(asked, names), **by_ray}
             super().__init__(*args, **{"process_group": 0, **kwargs})
 
     services.ConsolePopen = Popen
     try:
         yield
     finally:
-        services.ConsolePopen = before
+        services.ConsolePopen = popen
 
 
 def _start_nothing(node: Node, *args: Any, **kwargs: Any) -> None:

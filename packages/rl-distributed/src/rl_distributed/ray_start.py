@@ -2,7 +2,8 @@
 
 A cluster that this process starts listens on the loopback interface only, has token
 authentication on and no dashboard, and ends with the process; TLS is one option more.
-Nothing of the caller's environment is handed to workers on other machines.
+Of the caller's environment its processes get what `passed_variables` chooses; a running
+cluster gets nothing of it.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from rl_distributed.errors import (
 )
 from rl_distributed.interrupts import deferred_signals
 from rl_distributed.logging import restore_named_levels
+from rl_distributed.passed_variables import check_pass_env, withheld_variables
 from rl_distributed.placement import NodeCapacity
 from rl_distributed.ray_attach import (
     ClusterAddress,
@@ -40,16 +42,22 @@ from rl_distributed.ray_attach import (
     find_local_cluster,
 )
 from rl_distributed.ray_output import route_ray_output
-from rl_distributed.ray_processes import only_needed_processes, own_process_groups
+from rl_distributed.ray_processes import (
+    only_needed_processes,
+    private_processes,
+)
 from rl_distributed.security import (
     TlsFiles,
+    adopt_token_authentication,
     check_certificates,
-    keep_token_authentication,
+    check_token_settings,
+    forget_adopted_mode,
     temporary_certificates,
     tls_in_use,
-    tls_undone_on_failure,
     use_tls,
+    variables_undone_on_failure,
 )
+from rl_distributed.session_folder import make_session_folder
 from rl_distributed.topology import (
     NVLINK_DOMAIN_LABEL,
     NVLINK_DOMAIN_VARIABLE,
@@ -76,6 +84,7 @@ def init_ray(
     log_to_driver: bool = False,
     object_store_bytes: int | None = None,
     tls: bool | TlsFiles = False,
+    pass_env: Collection[str] = (),
     deadline_s: float = 60.0,
 ) -> bool:
     """Start a local Ray cluster, or attach to a running one.
@@ -95,6 +104,11 @@ def init_ray(
         tls: encrypt what Ray's processes send to each other. True: with certificates
             made for a new cluster; `TlsFiles`: with these, which a running cluster
             needs; False: if the variable `RAY_USE_TLS` says so.
+        pass_env: variables of this program's environment that the processes of the new
+            cluster get, workers included, beside those that every process needs
+            (`passed_variables.PASSED_VARIABLES`): names, or patterns such as `MY_*`,
+            which pass no secrets. Variables for the workers of one group are its
+            `env_vars`.
         deadline_s: how long the cluster may take to answer.
 
     Returns:
@@ -107,6 +121,7 @@ def init_ray(
     """
     if deadline_s <= 0:
         raise ConfigError(f"deadline_s must be positive: got {deadline_s}")
+    check_pass_env(pass_env)
     with _lock:
         if ray.is_initialized():
             _check_tls_is_on(tls)
@@ -117,11 +132,8 @@ def init_ray(
         auto_init_hook.enable_auto_connect = False
         address = address or os.environ.get("RAY_ADDRESS") or "local"
         is_new = address == "local"
-        if not is_new and (num_cpus is not None or num_gpus is not None):
-            raise ConfigError(
-                "num_cpus and num_gpus describe a new cluster and cannot be given "
-                f"with the address of a running one: got address {address!r}"
-            )
+        if not is_new:
+            _check_of_running(address, num_cpus, num_gpus, pass_env)
         if not log_to_driver:
             route_ray_output()
         common: dict[str, Any] = {
@@ -129,17 +141,40 @@ def init_ray(
             "log_to_driver": log_to_driver,
         }
         action = "cluster.start" if is_new else "cluster.attach"
-        with audited(action, address), tls_undone_on_failure():
+        with audited(action, address), variables_undone_on_failure():
+            forget_adopted_mode()
             _set_up_tls(tls, is_new)
-            keep_token_authentication(attach=not is_new)
+            check_token_settings()
             if is_new:
-                _start_local(common, num_cpus, num_gpus, object_store_bytes, end)
+                _start_local(
+                    common, num_cpus, num_gpus, object_store_bytes, pass_env, end
+                )
             else:
                 _attach(common, address, deadline_s)
             _wait_for_a_node(address, end, deadline_s)
         _note_end_at_exit(_END_ACTIONS[is_new], address)
         restore_named_levels()
     return is_new
+
+
+def _check_of_running(
+    address: str,
+    num_cpus: int | None,
+    num_gpus: int | None,
+    pass_env: Collection[str],
+) -> None:
+    if num_cpus is not None or num_gpus is not None:
+        raise ConfigError(
+            "num_cpus and num_gpus describe a new cluster and cannot be given "
+            f"with the address of a running one: got address {address!r}"
+        )
+    if pass_env:
+        raise ConfigError(
+            "pass_env describes a new cluster, and the processes of a running one have "
+            f"their environment: got address {address!r} and {sorted(pass_env)}; set "
+            "the variables where its nodes are started, or give them to the workers of "
+            "a group as its env_vars"
+        )
 
 
 def shutdown_ray() -> None:
@@ -254,10 +289,17 @@ def _start_local(
     num_cpus: int | None,
     num_gpus: int | None,
     object_store_bytes: int | None,
+    pass_env: Collection[str],
     end: float,
 ) -> None:
     if num_cpus is not None and num_cpus < 1:
         raise ConfigError(f"num_cpus must be at least 1: got {num_cpus}")
+    if withheld := withheld_variables(os.environ, pass_env):
+        logger.debug(
+            "not passed to the processes of the cluster (pass_env): %s",
+            ", ".join(withheld),
+        )
+    folder = make_session_folder()
     domain = os.environ.get(NVLINK_DOMAIN_VARIABLE, "")
     while True:
         before = set(_ray_children())
@@ -266,7 +308,7 @@ def _start_local(
                 deferred_signals(),
                 _on_loopback(),
                 only_needed_processes(log_monitor=common["log_to_driver"]),
-                own_process_groups(),
+                private_processes(pass_env),
             ):
                 ray.init(
                     **common,
@@ -276,6 +318,7 @@ def _start_local(
                     num_gpus=num_gpus,
                     include_dashboard=False,
                     object_store_memory=object_store_bytes,
+                    _temp_dir=str(folder),
                     _node_ip_address=_LOOPBACK,
                 )
             return
@@ -286,7 +329,7 @@ def _start_local(
             if type(error) is not Exception or time.monotonic() >= end:
                 raise DistributedError(
                     f"the local Ray cluster did not start: {error}; look at the newest "
-                    "folder under /tmp/ray for its logs, or raise deadline_s"
+                    f"folder under {folder} for its logs, or raise deadline_s"
                 ) from error
             logger.warning("Ray did not start in its own time; trying again")
 
@@ -336,6 +379,8 @@ def _attach(common: Mapping[str, Any], address: str, deadline_s: float) -> None:
     place = ClusterAddress.parse(find_local_cluster() if address == "auto" else address)
     if address.startswith("ray://"):
         check_reachable(place, deadline_s)
+        # Ray's own client is another protocol, in which the head is not asked.
+        adopt_token_authentication(None, address)
         target = address
     else:
         check_joinable(place, deadline_s)

@@ -1,8 +1,8 @@
 """Keeping secrets out of logs, and out of what is sent to metrics services.
 
-A name tells a secret: `HF_TOKEN`, `api_key`, `db_password`. Only texts are replaced, so
-`num_tokens=512` stays. What the environment holds under such a name is also replaced
-where it turns up in a message.
+A name tells a secret, by its words: `HF_TOKEN`, `api_key`, `db_password`. Only texts
+are replaced, so `num_tokens=512` stays. What the environment holds under such a name is
+also replaced where it turns up in a message.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ __all__ = [
     "REDACTED",
     "hide_values",
     "is_secret_name",
+    "is_secret_variable",
     "redacted",
     "secret_values",
 ]
@@ -23,13 +24,21 @@ __all__ = [
 REDACTED = "***"
 """Stands where a secret was."""
 
-# What the name of a key or variable ends with if it holds a secret. `num_tokens` and
-# `token_path` hold none.
-_SECRET_ENDING = re.compile(
-    r"(^|_)(token|secret|password|passwd|passphrase|credentials?|authorization|cookie|"
-    r"(api|access|private|secret|auth|signing|account)_?key)(_?\d+)?$"
-)
+# Names are judged by their words: `monkey` and `keyboard` hold none of these.
 _WORD_START = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+_SECRET = r"\w*(token|secret|password|passwd|passphrase)|pwd|credentials?"
+_LAST_WORD = re.compile(rf"{_SECRET}|authorization|cookie|\w*(api|access|auth)key")
+_ANY_WORD = re.compile(
+    rf"{_SECRET}|secrets|passwords|key|\w*(api|access|auth|secret|private|ssh)keys?"
+)
+# Which keys unlock something, unlike a `sort_key`.
+_KEYS = frozenset(
+    ("api", "access", "private", "secret", "auth", "signing", "account", "encryption")
+)
+# Marks in a text, unlike an `auth_token`.
+_MARKS = frozenset(("bos", "eos", "pad", "unk", "mask", "sep", "cls", "stop"))
+# What a file is called, or where it lies, is no secret.
+_PLACES = frozenset(("path", "file", "dir", "folder"))
 _PATTERNS = (
     # scheme://user:password@host
     (
@@ -58,9 +67,38 @@ _SHORTEST_VALUE = 8
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether a key or variable of this name is expected to hold a secret."""
-    words = _WORD_START.sub("_", name).lower()
-    return _SECRET_ENDING.search(re.sub(r"[^a-z0-9]+", "_", words)) is not None
+    """Whether a key or variable of this name is expected to hold a secret.
+
+    The last word decides: `HF_TOKEN`, `api_key`, `clientSecret` do, and `num_tokens`,
+    `token_path`, `sort_key`, `eos_token` do not.
+    """
+    *before, last = _words(name)
+    kind = before[-1] if before else ""
+    if last == "key":
+        return kind in _KEYS
+    if (last == "token" and kind in _MARKS) or (last == "pwd" and not kind):
+        return False
+    return _LAST_WORD.fullmatch(last) is not None
+
+
+def is_secret_variable(name: str) -> bool:
+    """Whether an environment variable, or a field of a log line, may hold a secret.
+
+    Wider than `is_secret_name`, because one that is taken for a secret without being
+    one only travels another way: true where any word of the name is or ends with TOKEN,
+    SECRET, PASSWORD, PASSWD or PASSPHRASE, or is KEY, PWD or CREDENTIAL. Names of paths
+    (`TOKEN_PATH`, `KEY_FILE`) are none, and `PWD` alone is the current folder.
+    """
+    words = _words(name)
+    if words[-1] in _PLACES or words == ["pwd"]:
+        return False
+    return any(_ANY_WORD.fullmatch(word) for word in words)
+
+
+def _words(name: str) -> list[str]:
+    """The words of a name, in lower case, without a number at its end; at least one."""
+    text = _WORD_START.sub("_", name).lower()
+    return re.findall(r"[a-z0-9]+", re.sub(r"[^a-z]+$", "", text)) or [""]
 
 
 def redacted(value: Any, depth: int = 0) -> Any:

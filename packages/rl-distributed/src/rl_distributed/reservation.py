@@ -38,6 +38,7 @@ __all__ = [
     "PlacementStrategy",
     "Reservation",
     "WorkerSlot",
+    "current_slots",
     "reserve_bundles",
 ]
 
@@ -175,6 +176,43 @@ def _read_slots(
         WorkerSlot(0, place.bundle, place.node_id, place.address, place.nvlink_domain)
         for place in order_bundles(places)
     ]
+
+
+def current_slots(
+    groups: Sequence[PlacementGroup],
+    slots: Sequence[Sequence[WorkerSlot]],
+    nodes: Sequence[NodeCapacity],
+) -> list[list[WorkerSlot]]:
+    """The same slots on the nodes where Ray has their bundles now.
+
+    After the loss of a node Ray moves its bundles to where there is room.
+
+    Args:
+        groups: the placement groups.
+        slots: their bundles as they were.
+        nodes: the nodes there are.
+
+    Returns:
+        The slots in the same order; `node_id` is empty where a bundle has no place, or
+        one on a node that is not among `nodes`.
+    """
+    by_id = {node.node_id: node for node in nodes}
+    found = []
+    for group, row in zip(groups, slots, strict=True):
+        table = cast("dict[str, Any]", placement_group_table(group))
+        places = table.get("bundles_to_node_id", {})
+        settled = table.get("state") == "CREATED"
+        moved = []
+        for slot in row:
+            node = by_id.get(places.get(slot.bundle_index, "")) if settled else None
+            node_id = "" if node is None else node.node_id
+            address = slot.address if node is None else node.address
+            domain = slot.nvlink_domain if node is None else node.nvlink_domain
+            moved.append(
+                replace(slot, node_id=node_id, address=address, nvlink_domain=domain)
+            )
+        found.append(moved)
+    return found
 
 
 def _order_of_groups(

@@ -15,6 +15,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from rl_distributed.closing import close_after
 from rl_distributed.config import Config
 from rl_distributed.errors import ConfigError, ResourceInsufficientError
 from rl_distributed.placement import (
@@ -73,6 +74,8 @@ class ResourceConfig(Config):
     start_deadline_s: float = Field(default=60.0, gt=0)
     """How long Ray may take to start or to answer, where it is not up."""
     tls: bool | TlsFiles = False
+    """As for `init_ray`, where Ray is not up."""
+    pass_env: list[str] = Field(default_factory=list)
     """As for `init_ray`, where Ray is not up."""
 
 
@@ -274,7 +277,11 @@ class ResourceManager:
             config = ResourceConfig(groups=dict(config))
         self.config = config
         if nodes is None:
-            init_ray(tls=config.tls, deadline_s=config.start_deadline_s)
+            init_ray(
+                tls=config.tls,
+                pass_env=config.pass_env,
+                deadline_s=config.start_deadline_s,
+            )
             nodes = live_nodes()
         self.plans = plan_clusters(config, nodes)
         for plan in self.plans:
@@ -333,4 +340,4 @@ class ResourceManager:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.shutdown()
+        close_after(error, self.shutdown, "the clusters of the resource manager")

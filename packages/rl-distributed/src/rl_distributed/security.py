@@ -28,14 +28,16 @@ from rl_distributed.errors import SecurityError
 
 __all__ = [
     "TlsFiles",
+    "adopt_token_authentication",
     "check_certificates",
-    "keep_token_authentication",
+    "check_token_settings",
+    "forget_adopted_mode",
     "make_certificates",
     "own_hosts",
     "temporary_certificates",
     "tls_in_use",
-    "tls_undone_on_failure",
     "use_tls",
+    "variables_undone_on_failure",
 ]
 
 logger = logging.getLogger(__name__)
@@ -44,7 +46,8 @@ _CERTIFICATE, _KEY, _AUTHORITY = "node.crt", "node.key", "ca.crt"
 _AUTHORITY_KEY = "ca.key"
 _ON = ("1", "true")
 _FILE_VARIABLES = ("RAY_TLS_SERVER_CERT", "RAY_TLS_SERVER_KEY", "RAY_TLS_CA_CERT")
-_VARIABLES = ("RAY_USE_TLS", *_FILE_VARIABLES)
+_MODE = "RAY_AUTH_MODE"
+_VARIABLES = ("RAY_USE_TLS", *_FILE_VARIABLES, _MODE)
 _DAYS = 30.0
 
 
@@ -219,13 +222,21 @@ def use_tls(files: TlsFiles) -> None:
     refresh_ray_variables()
 
 
+# Whether the mode in the environment is one that Ray, or this module, has put there for
+# a cluster, and not the user.
+_mode_is_adopted = False
+
+
 @contextmanager
-def tls_undone_on_failure() -> Iterator[None]:
-    """Put TLS back to how it was if the block raises."""
+def variables_undone_on_failure() -> Iterator[None]:
+    """Put TLS and the mode of authentication back if the block raises."""
+    global _mode_is_adopted
     before = {name: os.environ.get(name) for name in _VARIABLES}
+    was_adopted = _mode_is_adopted
     try:
         yield
     except BaseException:
+        _mode_is_adopted = was_adopted
         if before != {name: os.environ.get(name) for name in _VARIABLES}:
             for name, value in before.items():
                 os.environ.pop(name, None)
@@ -233,6 +244,17 @@ def tls_undone_on_failure() -> Iterator[None]:
                     os.environ[name] = value
             refresh_ray_variables()
         raise
+    # A local cluster that Ray starts turns the mode on by itself.
+    is_open = was_adopted or before[_MODE] is None
+    _mode_is_adopted = is_open and _MODE in os.environ
+
+
+def forget_adopted_mode() -> None:
+    """Leave the mode of authentication open again, where an earlier cluster set it."""
+    global _mode_is_adopted
+    if _mode_is_adopted and os.environ.pop(_MODE, None) is not None:
+        refresh_ray_variables()
+    _mode_is_adopted = False
 
 
 def refresh_ray_variables() -> None:
@@ -251,24 +273,49 @@ def refresh_ray_variables() -> None:
     refresh("")
 
 
-def keep_token_authentication(*, attach: bool) -> None:
-    """Have this process present its token, as far as the environment leaves it open.
-
-    Ray does so for a cluster that it starts. When it joins one by its address, it does
-    not look for a token by itself, and is refused.
+def check_token_settings() -> None:
+    """Check what the environment says of tokens, before Ray reads it.
 
     Raises:
         SecurityError: `RAY_AUTH_TOKEN_PATH` names a file without a token.
     """
-    mode = os.environ.get("RAY_AUTH_MODE", "")
-    if mode.lower() == "disabled":
+    if os.environ.get(_MODE, "").lower() == "disabled":
         logger.warning(
             "RAY_AUTH_MODE=disabled: whoever reaches the cluster's ports can run code "
             "on it; remove the variable to have token authentication"
         )
     _check_token_file()
-    if attach and not mode and has_token():
-        os.environ["RAY_AUTH_MODE"] = "token"
+
+
+def adopt_token_authentication(demands_token: bool | None, address: str) -> None:
+    """Have this process present its token if the cluster that it joins asks for one.
+
+    Ray looks for a token by itself only for a cluster that it starts. A process that
+    uses tokens refuses the workers of a cluster that does not, and so loses every
+    actor; therefore both sides must do the same.
+
+    Args:
+        demands_token: What the cluster does; None: it does not say.
+        address: Its address, for messages.
+
+    Raises:
+        SecurityError: The environment turns tokens on and the cluster has none.
+    """
+    mode = os.environ.get(_MODE, "").lower()
+    if demands_token is False:
+        if mode not in ("", "disabled"):
+            raise SecurityError(
+                f"the Ray cluster at '{address}' runs without token authentication, "
+                f"and this process has RAY_AUTH_MODE={mode}: start the cluster with "
+                "RAY_AUTH_MODE=token, or remove the variable here"
+            )
+        logger.warning(
+            "the Ray cluster at '%s' runs without token authentication: whoever "
+            "reaches its ports can run code on it; start it with RAY_AUTH_MODE=token",
+            address,
+        )
+    elif not mode and has_token():
+        os.environ[_MODE] = "token"
         refresh_ray_variables()
 
 

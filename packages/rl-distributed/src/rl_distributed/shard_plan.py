@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from rl_distributed.balance import bin_loads, deal_in_rounds, even_bounds
-from rl_distributed.columns import column_of
+from rl_distributed.columns import column_of, require_values
 from rl_distributed.counts import require_multiple, require_positive
 from rl_distributed.errors import BatchError, PackingError
 from rl_distributed.packing import get_packer
@@ -116,6 +116,7 @@ def sequence_lengths(
     _check_args(args, SequencePackingArgs if packing else DynamicBatchingArgs)
     key, lengths_key = args["input_key"], args["input_lengths_key"]
     inputs, column = column_of(data, key), column_of(data, lengths_key)
+    require_values(f"column {lengths_key!r}", column)
     lengths = np.asarray(
         column.tolist() if isinstance(column, torch.Tensor) else column
     )
@@ -141,7 +142,7 @@ def sequence_lengths(
 
 
 def group_lengths(
-    lengths: Rows, rows_per_group: int, args: Mapping[str, Any]
+    lengths: Rows, width: int, rows_per_group: int, args: Mapping[str, Any]
 ) -> tuple[Rows, int]:
     """The length of each group of rows, and the budget, as if a group were one row.
 
@@ -152,17 +153,19 @@ def group_lengths(
     groups = lengths.reshape(-1, rows_per_group)
     if "algorithm" in args:
         longest = _round_up(groups, args["sequence_length_pad_multiple"]).sum(axis=1)
+        padded, limit = longest, budget
     else:
-        longest, budget = groups.max(axis=1, initial=0), budget // rows_per_group
-    if longest.size and longest.max() > budget:
-        first = int(longest.argmax()) * rows_per_group
+        longest, limit = groups.max(axis=1, initial=0), budget // rows_per_group
+        padded = _padded(longest, width, args["sequence_length_round"])
+    if padded.size and padded.max() > limit:
+        first = int(padded.argmax()) * rows_per_group
         raise PackingError(
             f"rows {first} to {first + rows_per_group - 1} belong together and fit in "
             f"no micro-batch: their lengths are {lengths[first:][:rows_per_group]}, "
-            f"and max_tokens_per_microbatch is {args['max_tokens_per_microbatch']}; "
-            "raise it or shorten them"
+            f"and max_tokens_per_microbatch is {budget}, padding included; raise it or "
+            "shorten them"
         )
-    return longest.astype(np.int64), budget
+    return longest.astype(np.int64), limit
 
 
 def with_rows_of_groups(plan: ShardPlan, rows_per_group: int) -> ShardPlan:
@@ -214,7 +217,7 @@ def dynamic_plan(
     have one row less, in their first micro-batch.
     """
     budget, multiple = args["max_tokens_per_microbatch"], args["sequence_length_round"]
-    padded = np.minimum(_round_up(np.maximum(lengths, 1), multiple), width)
+    padded = _padded(lengths, width, multiple)
     _check_budget(lengths, padded, budget, args["input_lengths_key"])
     rows: list[list[Rows]] = [[] for _ in range(shards)]
     cuts: list[list[MicroBatches]] = [[] for _ in range(shards)]
@@ -295,6 +298,11 @@ def _join(parts: list[Rows]) -> Rows:
 def _round_up(lengths: Rows, multiple: int) -> Rows:
     rounded: Rows = -(-lengths // multiple) * multiple
     return rounded
+
+
+def _padded(lengths: Rows, width: int, multiple: int) -> Rows:
+    """The widths that rows are padded to: of at least one token, at most `width`."""
+    return np.minimum(_round_up(np.maximum(lengths, 1), multiple), width)
 
 
 def _greedy_cuts(sizes: list[int], budget: int) -> list[tuple[int, int]]:

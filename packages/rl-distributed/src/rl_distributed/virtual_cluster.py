@@ -14,28 +14,29 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import ray
 from pydantic import Field
 from ray.util.placement_group import remove_placement_group
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rl_distributed.audit import audit, audited
+from rl_distributed.closing import close_after
 from rl_distributed.config import Config
 from rl_distributed.errors import (
     ConfigError,
-    DeadlineExceededError,
     DistributedError,
     ResourceInsufficientError,
 )
+from rl_distributed.node_ports import ports_of_node
 from rl_distributed.placement import Bundle
-from rl_distributed.ports import PortAllocator, PortOwner, reserve_ports
+from rl_distributed.ports import PortAllocator
 from rl_distributed.ray_start import init_ray, live_nodes
 from rl_distributed.reservation import (
     STRATEGIES,
     PlacementStrategy,
     WorkerSlot,
+    current_slots,
     reserve_bundles,
 )
 from rl_distributed.security import TlsFiles
@@ -54,7 +55,6 @@ __all__ = [
     "init_ray",
 ]
 
-_PORT_ATTEMPTS = 10
 _GROUPS = 2
 
 
@@ -79,6 +79,10 @@ class ClusterConfig(Config):
     tls: bool | TlsFiles = False
     """Encrypt what Ray's processes send to each other: true for certificates made for
     a new local cluster, or the three files of a running one."""
+    pass_env: list[str] = Field(default_factory=list)
+    """Variables of the environment that all processes of a new local cluster get,
+    beside those that every process needs: names, or patterns such as `MY_*`, which pass
+    no secrets."""
 
 
 class RayVirtualCluster:
@@ -132,6 +136,7 @@ class RayVirtualCluster:
         self.deadline_s = deadline_s
         self._bundle_resources = dict(bundle_resources or {})
         self._tls = tls
+        self._pass_env: tuple[str, ...] = ()
         self._requested_gpus = use_gpus
         self._ports = PortAllocator(port_range_low, port_range_high)
         self._placement_groups: list[PlacementGroup] = []
@@ -151,7 +156,7 @@ class RayVirtualCluster:
         max_colocated_worker_groups: int | None = None,
     ) -> RayVirtualCluster:
         """Build the cluster that a `ClusterConfig` describes."""
-        return cls(
+        cluster = cls(
             [config.workers_per_node] * config.num_nodes,
             use_gpus=config.use_gpus,
             max_colocated_worker_groups=max_colocated_worker_groups,
@@ -163,6 +168,8 @@ class RayVirtualCluster:
             bundle_resources=config.bundle_resources,
             tls=config.tls,
         )
+        cluster._pass_env = tuple(config.pass_env)
+        return cluster
 
     def _check_arguments(self) -> None:
         counts = self._bundle_counts
@@ -202,7 +209,7 @@ class RayVirtualCluster:
     def use_gpus(self) -> bool:
         """Whether each bundle has a GPU; asks Ray where it was left open."""
         if self._requested_gpus is None:
-            init_ray(tls=self._tls)
+            init_ray(tls=self._tls, pass_env=self._pass_env)
             self._requested_gpus = any(node.num_gpus >= 1 for node in live_nodes())
         return self._requested_gpus
 
@@ -244,6 +251,28 @@ class RayVirtualCluster:
         """The bundles of every placement group with the node that each lies on."""
         self._init_placement_groups()
         return [list(slots) for slots in self._slots]
+
+    def find_bundles(self) -> dict[tuple[int, int], WorkerSlot]:
+        """Look up where Ray has each (placement group, bundle) now.
+
+        After the loss of a node its bundles move to others with room, or wait for one;
+        the `node_id` of one that waits is empty.
+
+        Raises:
+            DistributedError: the cluster was shut down.
+        """
+        with self._lock:
+            self._init_placement_groups()
+            found = current_slots(self._placement_groups, self._slots, live_nodes())
+            self._slots = [
+                [new if new.node_id else old for new, old in zip(*rows, strict=True)]
+                for rows in zip(found, self._slots, strict=True)
+            ]
+            return {
+                (slot.placement_group_index, slot.bundle_index): slot
+                for row in found
+                for slot in row
+            }
 
     def place(
         self,
@@ -308,7 +337,7 @@ class RayVirtualCluster:
                 )
             if self._placement_groups:
                 return self._placement_groups
-            init_ray(tls=self._tls)
+            init_ray(tls=self._tls, pass_env=self._pass_env)
             with audited("cluster.place", self.name, bundles=self._bundle_counts):
                 found = reserve_bundles(
                     self._bundle_counts,
@@ -378,7 +407,7 @@ class RayVirtualCluster:
             positions.setdefault(slot.node_id, []).append(position)
         result: list[tuple[str, int]] = [("", 0)] * len(chosen)
         for node_id, places in positions.items():
-            ports = self._ports_on(node_id, len(places))
+            ports = ports_of_node(self._ports, node_id, len(places), self.deadline_s)
             for position, port in zip(places, ports, strict=True):
                 result[position] = (chosen[position].address, port)
         return result
@@ -388,35 +417,6 @@ class RayVirtualCluster:
         first = self.slots()[0][0]
         return self.get_available_address_and_port(
             first.placement_group_index, first.bundle_index
-        )
-
-    def _ports_on(self, node_id: str, count: int) -> list[int]:
-        if node_id == ray.get_runtime_context().get_node_id():
-            return self._ports.allocate(node_id, count)
-        search = ray.remote(reserve_ports).options(
-            num_cpus=0,
-            scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
-        )
-        for _ in range(_PORT_ATTEMPTS):
-            reference = search.remote(
-                count,
-                self._ports.low,
-                self._ports.high,
-                PortOwner.this_process(),
-                self._ports.given(node_id),
-            )
-            try:
-                ports = cast("list[int]", ray.get(reference, timeout=self.deadline_s))
-            except ray.exceptions.GetTimeoutError:
-                raise DeadlineExceededError(
-                    f"node {node_id} did not name a free port in {self.deadline_s:g} s"
-                ) from None
-            except ray.exceptions.RayTaskError as error:
-                raise error.cause from None
-            if self._ports.record(node_id, ports):
-                return ports
-        raise ResourceInsufficientError(
-            f"no unused ports found on node {node_id} in {_PORT_ATTEMPTS} attempts"
         )
 
     def shutdown(self) -> bool:
@@ -448,7 +448,7 @@ class RayVirtualCluster:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.shutdown()
+        close_after(error, self.shutdown, f"cluster {self.name!r}")
 
     def __repr__(self) -> str:
         return (

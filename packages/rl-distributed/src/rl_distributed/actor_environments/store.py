@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from rl_distributed.actor_environments.file_lock import FileLock, is_locked
 from rl_distributed.errors import ActorEnvironmentError
+from rl_distributed.file_lock import FileLock, is_locked
 
 __all__ = ["EnvironmentStore", "StoredEnvironment", "default_root"]
 
@@ -116,7 +116,7 @@ class EnvironmentStore:
 
         Raises:
             ActorEnvironmentError: it could not be built.
-            DeadlineExceededError: another process has been building it for longer than
+            LockHeldError: another process has been building it for longer than
                 `build_deadline_s`.
         """
         key = environment.key()
@@ -126,9 +126,13 @@ class EnvironmentStore:
             return found, 0.0
         start = time.perf_counter()
         what = f"environment {environment.label!r}"
-        lock = FileLock(self._lock_path(key), environment.build_deadline_s, what)
+        lock = FileLock(
+            self._lock_path(key),
+            f"building {what}",
+            remedy="wait for that process or end it, or raise build_deadline_s",
+        )
         try:
-            with lock:
+            with lock.held(environment.build_deadline_s):
                 found = self._look(key)
                 if found.state != "ready":
                     self._build(environment, key)
@@ -231,7 +235,7 @@ class EnvironmentStore:
     def _remove_free(self, stored: StoredEnvironment) -> bool:
         """Remove it, unless somebody builds it or starts to use it at this moment."""
         try:
-            with FileLock(self._lock_path(stored.key), 0.0, stored.label):
+            with FileLock(self._lock_path(stored.key), stored.label).held():
                 if not self._is_free(stored):
                     return False
                 self._remove(stored.key)

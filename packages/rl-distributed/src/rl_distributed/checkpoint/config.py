@@ -26,9 +26,11 @@ class CheckpointingConfig(Config):
     save_period: int = Field(default=10, ge=1)
     """Steps between two checkpoints."""
     keep_top_k: int | None = Field(default=None, ge=1)
-    """Number of best checkpoints that stay; None keeps all."""
-    keep_latest_k: int = Field(default=1, ge=1)
-    """Number of newest checkpoints that stay besides the best ones."""
+    """Number of best checkpoints that stay; None: none for being good. All stay where
+    `keep_latest_k` is None too."""
+    keep_latest_k: int | None = Field(default=None, ge=1)
+    """Number of newest checkpoints that stay, besides the best ones; None: one with
+    `keep_top_k`, else all."""
     checkpoint_must_save_by: str | None = None
     """Time from the start of the job until a checkpoint must have been written,
     `DD:HH:MM:SS`; None: no limit."""

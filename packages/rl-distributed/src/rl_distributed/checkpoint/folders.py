@@ -6,6 +6,7 @@ checkpoint_dir/
   tmp_step_20/        being written
   old_step_10/        replaced by a new step_10 in this moment
   removed_step_5/     being deleted
+  .writer.lock        held by the process that writes here
 ```
 """
 
@@ -20,7 +21,10 @@ from rl_distributed.errors import CheckpointError
 
 __all__ = ["StepFolders"]
 
-_FOLDER = re.compile(r"(?P<prefix>|tmp_|old_|removed_)step_(?P<step>\d+)")
+# No leading zeros: what is found as a step must be where that step is looked for.
+_FOLDER = re.compile(
+    r"(?P<prefix>|tmp_|old_|removed_)step_(?P<step>0|[1-9][0-9]*)", re.ASCII
+)
 
 
 class StepFolders:

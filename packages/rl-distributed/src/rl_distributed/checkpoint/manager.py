@@ -5,8 +5,8 @@ process may be killed at any moment: what is found afterwards is whole, or has n
 manifest, or does not bear the name of a step (`folders` has the names). Leftovers go
 when the next checkpoint is begun, so that looking at a folder never changes it.
 
-One process writes to a folder; any number may read. `begin_finalization` moves the end
-of the work to one thread:
+One process writes to a folder, which a lock sees to (`writer`); any number may read.
+`begin_finalization` moves the end of the work to one thread:
 
 | part | consumes | produces | waits for | is unblocked by |
 |---|---|---|---|---|
@@ -17,7 +17,6 @@ of the work to one thread:
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -31,17 +30,24 @@ import yaml
 from rl_distributed.audit import audit
 from rl_distributed.checkpoint.config import CheckpointingConfig
 from rl_distributed.checkpoint.folders import StepFolders
-from rl_distributed.checkpoint.manifest import read_manifest, verify, write_manifest
-from rl_distributed.checkpoint.ranking import metric_of, rank, steps_to_keep
+from rl_distributed.checkpoint.inspection import Inspector, read_training_info
+from rl_distributed.checkpoint.manifest import verify, write_manifest
+from rl_distributed.checkpoint.ranking import (
+    RankingMetric,
+    metric_of,
+    rank,
+    steps_to_keep,
+)
 from rl_distributed.checkpoint.storage import (
     disk_is_full,
     encode_training_info,
     fsync_path,
     fsync_tree,
-    read_bytes,
     remove_tree,
     write_error,
 )
+from rl_distributed.checkpoint.writer import FolderWriter
+from rl_distributed.closing import close_after
 from rl_distributed.errors import CheckpointError, ConfigError, DeadlineExceededError
 from rl_distributed.logging import get_logger
 from rl_distributed.redaction import redacted
@@ -56,7 +62,11 @@ _logger = get_logger(__name__)
 class CheckpointManager:
     """Writes, finds, ranks and prunes the checkpoints of one run.
 
-    Leaving it as a context manager finishes a pending checkpoint.
+    Leaving it as a context manager finishes a pending checkpoint; if that fails after
+    the block has raised, the block's error stays and the failure becomes a warning.
+
+    The first checkpoint makes this the folder's only writer, until `shutdown` or the
+    end of the process; looking needs no such right.
 
     Args:
         config: The settings.
@@ -82,10 +92,10 @@ class CheckpointManager:
         self.config = config
         self.checkpoint_dir = Path(folder)
         self._folders = StepFolders(self.checkpoint_dir)
+        self._inspector = Inspector(self._folders)
+        self._ranking = RankingMetric(config.metric_name)
         self._open: set[Path] = set()
-        # Steps whose content this process wrote or has compared with its digests.
-        self._verified: dict[Path, int] = {}
-        self._reported: set[str] = set()
+        self._writer = FolderWriter(self.checkpoint_dir, self._open)
         self._executor: ThreadPoolExecutor | None = None
         self._pending: Future[Path] | None = None
 
@@ -101,28 +111,25 @@ class CheckpointManager:
 
         Args:
             step: The step, not negative.
-            training_info: State of the training loop and metrics, as plain values.
+            training_info: State of the training loop and metrics, as plain values. A
+                ranking metric that is None was not measured at this step, and the
+                checkpoint ranks last; one that is missing is warned of once.
             run_config: The resolved configuration of the run, kept for people; secrets
                 in it are replaced by `***`.
 
         Raises:
-            CheckpointError: The folder cannot be written, or a value has no JSON form.
+            CheckpointError: The folder cannot be written, another process writes to it
+                (the message names that), or a value has no JSON form.
         """
         if step < 0:
             raise CheckpointError(f"checkpoint step must not be negative: got {step}")
-        name = self.config.metric_name
-        if name is not None and metric_of(training_info, name) is None:
-            _logger.warning(
-                "checkpoint of step %d lacks its ranking metric %r and ranks last; "
-                "training_info has %s",
-                step,
-                name,
-                sorted(training_info),
-            )
+        self._ranking.check(step, training_info)
         path = self._folders.being_written(step)
         info = encode_training_info(training_info)
+        # Before anything is removed: it may be what another one is writing.
+        with self._naming(path):
+            self._writer.claim()
         with self._cleaning_up(path):
-            self.checkpoint_dir.mkdir(parents=True, exist_ok=True)
             self._folders.remove_leftovers(self._open)
             remove_tree(path)
             path.mkdir()
@@ -148,6 +155,8 @@ class CheckpointManager:
         path = Path(checkpoint_path)
         step = self._folders.step_being_written(path)
         final, old = self._folders.final(step), self._folders.replaced(step)
+        with self._naming(path):
+            self._writer.claim()
         with self._cleaning_up(path):
             fsync_tree(path)
             write_manifest(path)
@@ -156,11 +165,13 @@ class CheckpointManager:
                 final.rename(old)
             path.rename(final)
             fsync_path(self.checkpoint_dir)
-        self._open.discard(path)
-        self._mark_verified(final)
-        audit("checkpoint.saved", str(final), step=step)
-        remove_tree(old)
-        self.remove_old_checkpoints()
+        try:
+            self._inspector.mark_verified(final)
+            audit("checkpoint.saved", str(final), step=step)
+            remove_tree(old)
+            self.remove_old_checkpoints()
+        finally:
+            self._open.discard(path)
         return final
 
     @contextlib.contextmanager
@@ -184,15 +195,24 @@ class CheckpointManager:
     @contextlib.contextmanager
     def _cleaning_up(self, path: Path) -> Iterator[None]:
         """Remove a begun checkpoint if the block fails; name the path and a remedy."""
+        with self._naming(path):
+            try:
+                yield
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    remove_tree(path)
+                self._open.discard(path)
+                raise
+
+    @contextlib.contextmanager
+    def _naming(self, path: Path) -> Iterator[None]:
+        """Turn a failed write into an error that names the path and a remedy."""
         try:
             yield
-        except BaseException as error:
-            with contextlib.suppress(OSError):
-                remove_tree(path)
-            self._open.discard(path)
+        except Exception as error:
             own = isinstance(error, CheckpointError)
             if not own and (isinstance(error, OSError) or disk_is_full(error)):
-                last = self._newest_whole(digests=False)
+                last = self._inspector.newest_whole(digests=False)
                 raise write_error(path, error, last) from error
             raise
 
@@ -252,13 +272,21 @@ class CheckpointManager:
         return path
 
     def shutdown(self, deadline_s: float = 1800.0) -> None:
-        """Finish the pending checkpoint, then end the thread."""
+        """Finish the pending checkpoint, end the thread and let others write.
+
+        Raises:
+            CheckpointError: The pending checkpoint could not be written.
+            DeadlineExceededError: It is not finished in time; it stays pending, and
+                nobody else can write.
+        """
         try:
             self.finalize_pending(deadline_s)
         finally:
             if self._executor is not None:
                 self._executor.shutdown(wait=False)
                 self._executor = None
+            if self._pending is None:
+                self._writer.release()
 
     def __enter__(self) -> CheckpointManager:
         return self
@@ -269,7 +297,8 @@ class CheckpointManager:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.shutdown()
+        what = f"the checkpoints in {self.checkpoint_dir}"
+        close_after(error, self.shutdown, what)
 
     # Finding --------------------------------------------------------------------
 
@@ -280,7 +309,7 @@ class CheckpointManager:
         the damage and what is used instead, left in place, and the next older one is
         tried.
         """
-        return self._newest_whole(digests=True)
+        return self._inspector.newest_whole(digests=True)
 
     def get_best_checkpoint_path(self) -> Path | None:
         """Return the whole checkpoint with the best metric, or None.
@@ -288,19 +317,17 @@ class CheckpointManager:
         Ties go to the newer one. Without the metric, or where no checkpoint has it,
         this is the newest.
         """
-        metrics = self._metrics_of_whole()
+        metrics = self._metrics()
         name = self.config.metric_name
-        missing = sorted(step for step, value in metrics.items() if value is None)
-        if name is not None and missing:
+        if name is not None and metrics and set(metrics.values()) == {None}:
             _logger.warning(
-                "checkpoints of steps %s lack the metric %r and rank last in %s",
-                missing,
-                name,
+                "no checkpoint in %s has the metric %r: the newest counts as the best",
                 self.checkpoint_dir,
+                name,
             )
         candidates = self._folders.candidates()
         for step in rank(metrics, higher_is_better=self.config.higher_is_better):
-            if self._is_whole(candidates[step], digests=True):
+            if self._inspector.is_whole(candidates[step], digests=True):
                 return candidates[step]
         return None
 
@@ -313,20 +340,14 @@ class CheckpointManager:
             checkpoint_path: The checkpoint; None: the newest whole one.
 
         Raises:
-            CheckpointError: The file is missing or damaged.
+            CheckpointError: The checkpoint is incomplete or damaged. Contents of other
+                files are not compared; `verify` does that.
         """
         if checkpoint_path is None:
             checkpoint_path = self.get_latest_checkpoint_path()
             if checkpoint_path is None:
                 return None
-        file = Path(checkpoint_path, "training_info.json")
-        try:
-            info = json.loads(read_bytes(file))
-        except ValueError as error:
-            raise CheckpointError(f"checkpoint file {file} is damaged") from error
-        if not isinstance(info, dict):
-            raise CheckpointError(f"checkpoint file {file} holds no mapping")
-        return info
+        return read_training_info(Path(checkpoint_path))
 
     def get_resume_paths(
         self,
@@ -368,8 +389,12 @@ class CheckpointManager:
         verify(Path(checkpoint_path))
 
     def list_checkpoints(self) -> dict[int, Path]:
-        """Return the step folders, oldest first, whole or not."""
-        return self._folders.candidates()
+        """Return the checkpoints by step, oldest first.
+
+        Those that are incomplete are reported and left out; contents are not compared
+        with their digests.
+        """
+        return self._inspector.whole()
 
     # Pruning --------------------------------------------------------------------
 
@@ -380,16 +405,22 @@ class CheckpointManager:
         from them.
 
         Args:
-            exclude_latest: Keep the newest one even if it is not among the best.
+            exclude_latest: Keep the newest ones even if they are not among the best.
 
         Returns:
             The folders that are gone.
+
+        Raises:
+            CheckpointError: Another process writes to the folder.
         """
-        metrics = self._metrics_of_whole()
+        with self._naming(self.checkpoint_dir):
+            self._writer.claim()
+        metrics = self._metrics()
         keep = steps_to_keep(
             metrics,
             keep_top_k=self.config.keep_top_k,
-            keep_latest_k=self.config.keep_latest_k if exclude_latest else 0,
+            keep_latest_k=self.config.keep_latest_k,
+            exclude_latest=exclude_latest,
             higher_is_better=self.config.higher_is_better,
         )
         candidates = self._folders.candidates()
@@ -409,60 +440,9 @@ class CheckpointManager:
             gone.append(path)
         return gone
 
-    # Looking --------------------------------------------------------------------
-
-    def _newest_whole(self, *, digests: bool) -> Path | None:
-        candidates = self._folders.candidates()
-        damages: list[str] = []
-        found = None
-        for step in sorted(candidates, reverse=True):
-            damage = self._damage(candidates[step], digests=digests)
-            if damage is None:
-                found = candidates[step]
-                break
-            damages.append(damage)
-        instead = (
-            "there is no whole one"
-            if found is None
-            else f"{found} is the newest whole one"
-        )
-        self._report(damages, instead)
-        return found
-
-    def _report(self, damages: list[str], instead: str) -> None:
-        """Name damaged checkpoints; each damage once, however often one looks."""
-        for damage in damages:
-            if damage not in self._reported:
-                self._reported.add(damage)
-                audit("checkpoint.refused", outcome="refused", damage=damage)
-                _logger.warning("left out: %s; %s", damage, instead)
-
-    def _mark_verified(self, path: Path) -> None:
-        self._verified[path] = (path / "manifest.json").stat().st_mtime_ns
-
-    def _is_whole(self, path: Path, *, digests: bool) -> bool:
-        damage = self._damage(path, digests=digests)
-        if damage is not None:
-            self._report([damage], "it does not count")
-        return damage is None
-
-    def _damage(self, path: Path, *, digests: bool) -> str | None:
-        """Return what is wrong with a checkpoint; None: it is whole."""
-        try:
-            read_manifest(path)
-            known = self._verified.get(path)
-            seen = known == (path / "manifest.json").stat().st_mtime_ns
-            verify(path, digests=digests and not seen)
-            if digests and not seen:
-                self._mark_verified(path)
-        except (CheckpointError, FileNotFoundError) as error:
-            return str(error)
-        return None
-
-    def _metrics_of_whole(self) -> dict[int, float | None]:
-        metrics: dict[int, float | None] = {}
-        for step, path in self._folders.candidates().items():
-            if self._is_whole(path, digests=False):
-                info = self.load_training_info(path) or {}
-                metrics[step] = metric_of(info, self.config.metric_name)
-        return metrics
+    def _metrics(self) -> dict[int, float | None]:
+        """Return the ranking metric of each checkpoint whose files are all there."""
+        return {
+            step: metric_of(read_training_info(path), self.config.metric_name)
+            for step, path in self._inspector.whole().items()
+        }

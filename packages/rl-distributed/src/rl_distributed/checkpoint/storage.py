@@ -11,6 +11,7 @@ import errno
 import json
 import os
 import shutil
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -95,10 +96,15 @@ def fsync_tree(root: Path) -> None:
 
 
 def write_bytes_durably(path: Path, data: bytes) -> None:
-    """Replace a file as a whole: readers see the old content or the new one."""
+    """Replace a file as a whole: readers see the old content or the new one.
+
+    Its permissions stay.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with open(temporary, "wb") as file:
+            with contextlib.suppress(FileNotFoundError):
+                os.fchmod(file.fileno(), stat.S_IMODE(path.stat().st_mode))
             file.write(data)
             file.flush()
             os.fsync(file.fileno())

@@ -17,6 +17,7 @@ from pydantic import (
     model_validator,
 )
 
+from rl_distributed.config.document import check_depth
 from rl_distributed.config.load import load_config
 from rl_distributed.config.problems import describe_problems, raise_problems
 from rl_distributed.config.schema import SchemaNode, field_default
@@ -55,6 +56,7 @@ class Config(BaseModel):
         if _validating.get():
             super().__init__(**values)
             return
+        check_depth(values, type(self).__name__)
         token = _validating.set(True)
         try:
             super().__init__(**values)
@@ -78,6 +80,7 @@ class Config(BaseModel):
                 f"{source or cls.__name__} must be a mapping of keys to values: "
                 f"got {type(data).__name__}"
             )
+        check_depth(data, source or cls.__name__)
         token = _validating.set(True)
         try:
             return cls.model_validate(dict(data))

@@ -8,12 +8,24 @@ from typing import Any, TypeAlias
 
 from rl_distributed.errors import ConfigError
 
-__all__ = ["ConfigDocument", "KeyPath", "dotted", "merge_configs", "plain_copy"]
+__all__ = [
+    "MOST_LEVELS",
+    "ConfigDocument",
+    "KeyPath",
+    "check_depth",
+    "dotted",
+    "merge_configs",
+    "plain_copy",
+]
 
 KeyPath: TypeAlias = tuple[str, ...]
 
 REPLACE_MARKER = "_override_"
 """With `true` under this key, a mapping replaces what it would merge into."""
+
+
+MOST_LEVELS = 100
+"""How deep lists and mappings may nest; Python itself ends at some 1,000 calls."""
 
 
 class ConfigDocument(dict[str, Any]):
@@ -53,6 +65,33 @@ def dotted(path: KeyPath) -> str:
     return ".".join(str(part).replace(".", "\\.") for part in path)
 
 
+def check_depth(data: Mapping[str, Any], source: str) -> None:
+    """Refuse data that nest too deep, or hold themselves.
+
+    Args:
+        data: Nested mappings and lists.
+        source: What messages call it.
+
+    Raises:
+        ConfigError: They nest more than `MOST_LEVELS` levels; it names the key.
+    """
+    waiting: list[tuple[str, Any, int]] = [
+        (str(key), value, 1) for key, value in data.items()
+    ]
+    while waiting:
+        key, value, level = waiting.pop()
+        if isinstance(value, Mapping):
+            value = value.values()
+        elif not isinstance(value, list | tuple):
+            continue
+        if level >= MOST_LEVELS:
+            raise ConfigError(
+                f"{key} in {source} nests more than {MOST_LEVELS} levels, or holds "
+                "itself; write it flatter"
+            )
+        waiting.extend((key, item, level + 1) for item in value)
+
+
 def plain_copy(value: Any) -> Any:
     """A deep copy of nested mappings and lists, without replace markers."""
     if isinstance(value, Mapping):
@@ -84,6 +123,8 @@ def merge_configs(base: Mapping[str, Any], extra: Mapping[str, Any]) -> ConfigDo
     Mappings merge key by key, everything else (lists too) is replaced. A mapping in
     `extra` that holds `_override_: true` replaces the one in `base` as a whole.
     """
+    for data in (base, extra):
+        check_depth(data, "the configuration")
     extra_document = ConfigDocument(extra)
     base_document = ConfigDocument(base)
     if replaces(extra, (), extra_document.origin((REPLACE_MARKER,))):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from rl_distributed.config.document import (
     ConfigDocument,
     KeyPath,
+    check_depth,
     dotted,
     plain_copy,
 )
@@ -32,6 +33,11 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
 }
 """What `${name:argument,...}` can compute."""
 
+# Bounds on what a few lines can become; none of them is near what anybody writes.
+_MOST_LEVELS = 50
+_MOST_COPIED = 100_000
+_LONGEST_TEXT = 1_000_000
+_MOST_BITS = 1_024
 _FUNCTION = re.compile(r"([A-Za-z_][\w.]*):(.*)", re.DOTALL)
 _DOT = re.compile(r"(?<!\\)\.")
 
@@ -47,9 +53,11 @@ def interpolate(
     not in the data takes its default from `schema`, if there is one.
 
     Raises:
-        ConfigError: A key does not exist, keys refer to each other in a circle, or a
-            section is put into the middle of a string.
+        ConfigError: A key does not exist, keys refer to each other in a circle or over
+            too many keys, a section is put into the middle of a string, or the result
+            is too large.
     """
+    check_depth(data, "the configuration")
     document = ConfigDocument(data)
     resolver = _Resolver(document, SchemaNode.of(schema) if schema else None)
     return ConfigDocument(resolver.value((), document), document.origins)
@@ -63,6 +71,8 @@ class _Resolver:
         self._schema = schema
         self._active: list[KeyPath] = []
         self._done: dict[KeyPath, Any] = {}
+        self._level = 0
+        self._num_copied = 0
 
     def value(self, path: KeyPath, raw: Any) -> Any:
         """`raw`, which stands at `path`, with all its content resolved."""
@@ -93,6 +103,15 @@ class _Resolver:
         return result
 
     def _text(self, path: KeyPath, raw: str) -> Any:
+        self._level += 1
+        if self._level > _MOST_LEVELS:
+            self._fail(path, f"refers over more than {_MOST_LEVELS} steps")
+        try:
+            return self._resolved_text(path, raw)
+        finally:
+            self._level -= 1
+
+    def _resolved_text(self, path: KeyPath, raw: str) -> Any:
         parts: list[Any] = []
         position = 0
         while position < len(raw):
@@ -111,7 +130,10 @@ class _Resolver:
             if start == 0 and end == len(raw) - 1:
                 return parts[0]
             position = end + 1
-        return "".join(self._as_text(path, part) for part in parts)
+        texts = [self._as_text(path, part) for part in parts]
+        if sum(map(len, texts)) > _LONGEST_TEXT:
+            self._fail(path, f"becomes more than {_LONGEST_TEXT:,} characters")
+        return "".join(texts)
 
     def _closing(self, path: KeyPath, raw: str, start: int) -> int:
         depth = 1
@@ -147,7 +169,10 @@ class _Resolver:
             )
         arguments = [self._argument(path, item.strip()) for item in _split(text)]
         try:
-            return function(*arguments)
+            result = function(*arguments)
+            if isinstance(result, int) and result.bit_length() > _MOST_BITS:
+                raise OverflowError(f"the result has more than {_MOST_BITS} bits")
+            return result
         except (TypeError, ValueError, ArithmeticError) as error:
             self._fail(path, f"cannot compute '${{{body}}}': {error}")
 
@@ -168,7 +193,15 @@ class _Resolver:
         if any(target == active[: len(target)] for active in self._active):
             circle = [*self._active, target]
             self._fail(path, f"refers to itself: {' -> '.join(map(dotted, circle))}")
-        return self.value(target, node)
+        found = self.value(target, node)
+        self._num_copied += _num_values(found)
+        if self._num_copied > _MOST_COPIED:
+            self._fail(
+                path,
+                f"refers to '{dotted(target)}', and with it all references together "
+                f"copy more than {_MOST_COPIED:,} values",
+            )
+        return found
 
     def _target(self, path: KeyPath, body: str) -> KeyPath:
         ups = len(body) - len(body.lstrip("."))
@@ -192,6 +225,12 @@ class _Resolver:
         origin = self._document.origin(path)
         suffix = f" ({origin})" if origin else ""
         raise ConfigError(f"{dotted(path)} {text}{suffix}")
+
+
+def _num_values(value: Any) -> int:
+    if isinstance(value, Mapping):
+        return 1 + sum(map(_num_values, value.values()))
+    return 1 + sum(map(_num_values, value)) if isinstance(value, list) else 1
 
 
 def _step(node: Any, key: str) -> Any:

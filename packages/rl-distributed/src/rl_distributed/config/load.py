@@ -20,6 +20,7 @@ __all__ = ["load_config"]
 
 PARENTS_KEY = "defaults"
 _SUFFIXES = (".yaml", ".yml")
+_MOST_GENERATIONS = 50
 
 
 def load_config(
@@ -42,17 +43,34 @@ def load_config(
         ConfigError: A file is missing, is no YAML or inherits from itself, an override
             is malformed or names an unknown key, or an interpolation has no target.
     """
-    document = _load_with_parents(Path(path), ())
+    document = _load_with_parents(Path(path), (), {})
     document = apply_overrides(document, parse_overrides(overrides), schema)
     return interpolate(document, schema)
 
 
-def _load_with_parents(path: Path, chain: tuple[Path, ...]) -> ConfigDocument:
+def _load_with_parents(
+    path: Path, chain: tuple[Path, ...], loaded: dict[Path, ConfigDocument]
+) -> ConfigDocument:
+    """Load a file over its parents.
+
+    Args:
+        path: The file.
+        chain: The files that inherit from it, one from the other.
+        loaded: What was loaded before. Files may share parents, and these theirs: each
+            is read once.
+    """
     resolved = path.resolve()
+    if resolved in loaded:
+        return loaded[resolved]
     if resolved in chain:
         cycle = [*chain[chain.index(resolved) :], resolved]
         raise ConfigError(
             f"'{PARENTS_KEY}' go in a circle: {' -> '.join(map(str, cycle))}"
+        )
+    if len(chain) > _MOST_GENERATIONS:
+        raise ConfigError(
+            f"'{PARENTS_KEY}' of {chain[0]} go back more than {_MOST_GENERATIONS} "
+            f"generations, to {resolved}; inherit from fewer files"
         )
     own = read_yaml(path)
     parents = _parent_paths(own, path)
@@ -60,9 +78,10 @@ def _load_with_parents(path: Path, chain: tuple[Path, ...]) -> ConfigDocument:
     own.forget_origins((PARENTS_KEY,))
     document = ConfigDocument()
     for parent in parents:
-        loaded = _load_with_parents(parent, (*chain, resolved))
-        document = merge_configs(document, loaded)
-    return merge_configs(document, own)
+        inherited = _load_with_parents(parent, (*chain, resolved), loaded)
+        document = merge_configs(document, inherited)
+    loaded[resolved] = merge_configs(document, own)
+    return loaded[resolved]
 
 
 def _parent_paths(document: ConfigDocument, path: Path) -> list[Path]:

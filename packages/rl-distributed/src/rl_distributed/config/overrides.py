@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from rl_distributed.config.document import (
+    MOST_LEVELS,
     REPLACE_MARKER,
     ConfigDocument,
     KeyPath,
@@ -35,6 +36,7 @@ __all__ = ["Override", "apply_overrides", "parse_overrides"]
 Action: TypeAlias = Literal["set", "add", "force", "delete"]
 
 _SHAPE = "write key=value, +key=value (new key), ++key=value (either) or ~key (remove)"
+_LONGEST_SHOWN = 200
 _KEY_DOT = re.compile(r"(?<!\\)\.")
 
 
@@ -70,7 +72,10 @@ def parse_overrides(texts: Iterable[str]) -> list[Override]:
         try:
             parsed.append(_parse(text))
         except ConfigError as error:
-            problems.append(Problem((), f"override {text!r}: {error}"))
+            shown = repr(text)
+            if len(shown) > _LONGEST_SHOWN:
+                shown = f"{shown[:_LONGEST_SHOWN]}..."
+            problems.append(Problem((), f"override {shown}: {error}"))
     if problems:
         raise_problems(problems, "the overrides")
     return parsed
@@ -91,6 +96,8 @@ def _parse(text: str) -> Override:
     if not equals and action != "delete":
         raise ConfigError(f"has no '='; {_SHAPE}")
     path = tuple(part.replace("\\.", ".") for part in _KEY_DOT.split(key.strip()))
+    if len(path) >= MOST_LEVELS:
+        raise ConfigError(f"the key has more than {MOST_LEVELS} parts")
     if not all(path) or any(re.search(r"[\s\[\]{}'\"]", part) for part in path):
         raise ConfigError(f"{key!r} is no dotted key; {_SHAPE}")
     return Override(action, path, parse_value(value) if equals else MISSING, text)

@@ -6,11 +6,11 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import yaml
 
-from rl_distributed.config.document import ConfigDocument, KeyPath
+from rl_distributed.config.document import MOST_LEVELS, ConfigDocument, KeyPath
 from rl_distributed.errors import ConfigError
 
 __all__ = ["parse_scalar", "read_yaml"]
@@ -42,8 +42,62 @@ def parse_scalar(text: str) -> Any:
     return text
 
 
+# No configuration that people write comes near these. A few hundred bytes of aliases to
+# aliases would become gigabytes, and deep nesting ends in Python's own limit.
+_MOST_ALIASED = 100_000
+
+
+class _TooMuchError(yaml.MarkedYAMLError):
+    """The file is YAML, and becomes more than a configuration can be."""
+
+
 class _Loader(yaml.SafeLoader):
-    """Safe loading in which every unquoted scalar goes through `parse_scalar`."""
+    """Safe loading in which every unquoted scalar goes through `parse_scalar`.
+
+    Raises:
+        _TooMuchError: Lists and mappings are nested too deep, or aliases stand for too
+            much or for what they are in.
+    """
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._level = 0
+        self._num_nodes = 0
+        self._num_aliased = 0
+        # What each node is written out, by its identity; absent while it is read.
+        self._sizes: dict[int, int] = {}
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        event: yaml.Event = self.peek_event()  # type: ignore[no-untyped-call]
+        before = self._num_nodes
+        self._level += 1
+        if self._level > MOST_LEVELS:
+            self._refuse(event, f"nests more than {MOST_LEVELS} levels")
+        node = super().compose_node(parent, index)
+        self._level -= 1
+        if isinstance(event, yaml.AliasEvent):
+            self._add_alias(event, node)
+        else:
+            self._num_nodes += 1
+            self._sizes[id(node)] = self._num_nodes - before
+        return node
+
+    def _add_alias(self, event: yaml.AliasEvent, node: yaml.Node | None) -> None:
+        size = self._sizes.get(id(node))
+        if size is None:
+            self._refuse(event, f"has the alias *{event.anchor} in what it stands for")
+        self._num_nodes += size
+        self._num_aliased += size
+        if self._num_aliased > _MOST_ALIASED:
+            self._refuse(
+                event,
+                f"has aliases that stand for more than {_MOST_ALIASED:,} values",
+            )
+
+    @staticmethod
+    def _refuse(event: yaml.Event, problem: str) -> NoReturn:
+        mark: Any = event.start_mark
+        raise _TooMuchError(None, None, problem, mark)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> Any:
         written: dict[str, int] = {}
@@ -77,7 +131,12 @@ _Loader.add_constructor(_PLAIN, _construct_plain)
 
 
 def read_yaml(path: str | os.PathLike[str]) -> ConfigDocument:
-    """The mapping in a YAML file; an empty file is an empty mapping."""
+    """The mapping in a YAML file; an empty file is an empty mapping.
+
+    Raises:
+        ConfigError: The file is missing, is no YAML or no mapping, nests too deep, or
+            has aliases that stand for too much.
+    """
     file = Path(path)
     try:
         text = file.read_text(encoding="utf-8")
@@ -90,6 +149,11 @@ def read_yaml(path: str | os.PathLike[str]) -> ConfigDocument:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = f":{mark.line + 1}" if mark else ""
+        if isinstance(error, _TooMuchError):
+            raise ConfigError(
+                f"{file}{line} {error.problem}; write a configuration by hand, and "
+                "keep data in files of their own"
+            ) from None
         raise ConfigError(f"{file}{line} is no valid YAML: {error.problem}") from None
     except yaml.YAMLError as error:
         raise ConfigError(f"{file} is no valid YAML: {error}") from None

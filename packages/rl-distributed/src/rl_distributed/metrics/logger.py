@@ -12,6 +12,7 @@ from typing import Any
 
 from pydantic import Field
 
+from rl_distributed.closing import close_after
 from rl_distributed.config import Config
 from rl_distributed.errors import ConfigError, UserError
 from rl_distributed.logging import get_logger
@@ -21,6 +22,7 @@ from rl_distributed.metrics.sampler import ResourceSampler
 from rl_distributed.metrics.sink import MetricSink, sink_registry
 from rl_distributed.metrics.sinks.jsonl import json_line
 from rl_distributed.metrics.values import MetricError, to_floats
+from rl_distributed.private_files import make_private_folder, private_opener
 from rl_distributed.redaction import redacted
 
 __all__ = ["LoggerConfig", "LoggerFacade"]
@@ -277,8 +279,8 @@ class LoggerFacade:
 
     def _write_lines(self, records: Iterable[Mapping[str, Any]], filename: str) -> Path:
         path = self.log_dir / filename
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open(path, "wb") as file:
+        make_private_folder(path.parent)
+        with open(path, "wb", opener=private_opener) as file:
             file.writelines(json_line(record) for record in records)
         return path
 
@@ -315,7 +317,7 @@ class LoggerFacade:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.close()
+        close_after(error, self.close, "the metrics")
 
     def _advance(self, step: int) -> None:
         if step < 0:

@@ -13,11 +13,14 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import TracebackType
 from typing import Any, Self
 
 import torch
 
+from rl_distributed.closing import close_after
 from rl_distributed.errors import TransferError
+from rl_distributed.private_files import make_private_folder
 from rl_distributed.transfer.folder import (
     announce,
     map_file,
@@ -69,13 +72,13 @@ class FileLink:
     def sender(self, *, deadline_s: float = 60.0) -> FileSender:
         """The sending end; a folder takes one sender at a time."""
         folder = Path(self.folder)
-        folder.mkdir(parents=True, exist_ok=True)
+        make_private_folder(folder)
         return FileSender(folder, is_durable=self.keep_files)
 
     def receiver(self, index: int = 0, *, deadline_s: float = 60.0) -> FileReceiver:
         """A receiving end; files serve any number of them."""
         folder = Path(self.folder)
-        folder.mkdir(parents=True, exist_ok=True)
+        make_private_folder(folder)
         return FileReceiver(folder)
 
     def close(self) -> None:
@@ -93,9 +96,14 @@ class FileLink:
         """The link itself."""
         return self
 
-    def __exit__(self, *exc_info: object) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         """Close the link."""
-        self.close()
+        close_after(error, self.close, "the link")
 
 
 class FileSender:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
+from types import TracebackType
 from typing import Any, Self
 
 import ray
 import torch
 from ray.exceptions import GetTimeoutError, ObjectLostError, RayError
 
+from rl_distributed.closing import close_after
 from rl_distributed.errors import (
     DeadlineExceededError,
     QueueClosedError,
@@ -74,9 +76,14 @@ class ObjectStoreLink:
         """The link itself."""
         return self
 
-    def __exit__(self, *exc_info: object) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         """Close the link."""
-        self.close()
+        close_after(error, self.close, "the link")
 
 
 class ObjectStoreSender:

@@ -14,7 +14,9 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+import os
 import select
+import signal
 import socket
 import sys
 import threading
@@ -26,7 +28,17 @@ from typing import Any
 
 from rl_distributed.workers.cancellation import note_cancelled
 
-__all__ = ["Beat", "BeatSender", "WatchTarget", "in_process_group", "proof"]
+__all__ = [
+    "END_LINE",
+    "Beat",
+    "BeatSender",
+    "WatchTarget",
+    "in_process_group",
+    "proof",
+]
+
+END_LINE = b"!"
+"""Tells a worker to end at once: it was given up, and another takes its place."""
 
 _CONNECT_S = 5.0
 _ATTEMPTS = 5
@@ -169,6 +181,8 @@ class BeatSender:
                     raise ConnectionError("the driver has closed the connection")
                 # An empty line asks for a beat at once, others name cancelled calls.
                 *lines, rest = (rest + said).split(b"\n")
+                if END_LINE in lines:
+                    os.kill(os.getpid(), signal.SIGKILL)
                 for line in filter(None, lines):
                     note_cancelled(line.decode())
             connection.sendall(self._beat().line() + b"\n")

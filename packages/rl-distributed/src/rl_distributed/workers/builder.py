@@ -21,10 +21,11 @@ from rl_distributed.actor_environments import (
     declared_environment,
 )
 from rl_distributed.errors import ConfigError
+from rl_distributed.redaction import is_secret_variable
 from rl_distributed.suggestion import did_you_mean
-from rl_distributed.workers.host import LaunchOverrides, WorkerHost, WorkerIdentity
+from rl_distributed.workers.host import WorkerHost, WorkerIdentity
 from rl_distributed.workers.options import WorkerOptions, recursive_merge_options
-from rl_distributed.workers.secret_variables import is_secret_variable
+from rl_distributed.workers.worker_class import LaunchOverrides
 
 if TYPE_CHECKING:
     from ray.actor import ActorHandle

@@ -6,11 +6,9 @@ Ray call per worker (`host`) -> a future -> results in the order of the workers.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import ray
 from ray import ObjectRef
 
 from rl_distributed.errors import (
@@ -21,9 +19,12 @@ from rl_distributed.errors import (
 )
 from rl_distributed.logging import portable_log_context
 from rl_distributed.suggestion import did_you_mean
+from rl_distributed.workers.call_deadline import add_call_deadline
 from rl_distributed.workers.dispatch import (
     CallPlan,
+    check_given_once,
     check_nested_lengths,
+    merged_kwargs,
     per_worker_kwargs,
     pick_slice,
     plan_rank_zero_call,
@@ -57,6 +58,10 @@ class WorkerCalls:
 
     References among the arguments are handed on as they are: their values go from
     worker to worker without passing through here.
+
+    Arguments of the worker's method are given by name. Those whose name a call has
+    itself, such as `method_name` or `call_deadline_s`, go into `common_kwargs`, or
+    `split_kwargs` where each worker gets its own.
     """
 
     name: str
@@ -73,6 +78,7 @@ class WorkerCalls:
         method_name: str,
         worker_idx: int,
         *,
+        common_kwargs: Mapping[str, Any] | None = None,
         call_deadline_s: float | None = None,
         **kwargs: Any,
     ) -> ObjectRef[Any]:
@@ -81,6 +87,7 @@ class WorkerCalls:
         Args:
             method_name: which method.
             worker_idx: rank of the worker.
+            common_kwargs: further arguments of the method.
             call_deadline_s: how long the call may take; None: no limit of its own.
             kwargs: arguments of the method.
         """
@@ -92,7 +99,8 @@ class WorkerCalls:
             )
         self._check_call(method_name, (worker_idx,), call_deadline_s)
         context = portable_log_context()
-        reference = self._submit(worker_idx, method_name, kwargs, context)
+        arguments = merged_kwargs("common_kwargs", common_kwargs, kwargs)
+        reference = self._submit(worker_idx, method_name, arguments, context)
         self._limit(method_name, (worker_idx,), [reference], call_deadline_s)
         return reference
 
@@ -102,6 +110,7 @@ class WorkerCalls:
         *,
         run_rank_0_only_axes: Axes = None,
         common_kwargs: Mapping[str, Any] | None = None,
+        split_kwargs: Mapping[str, Sequence[Any]] | None = None,
         call_deadline_s: float | None = None,
         **kwargs: Sequence[Any],
     ) -> list[ObjectRef[Any]]:
@@ -111,12 +120,14 @@ class WorkerCalls:
             method_name: which method.
             run_rank_0_only_axes: axes along which only coordinate 0 is called.
             common_kwargs: arguments that are the same for all.
+            split_kwargs: further lists like those of `kwargs`.
             call_deadline_s: how long the call may take; None: no limit of its own.
             kwargs: lists with one item for each worker that is called.
         """
         called = self._called(method_name, run_rank_0_only_axes, call_deadline_s)
-        common = self._common(common_kwargs, kwargs, len(called))
-        own = per_worker_kwargs(kwargs, len(called))
+        split = merged_kwargs("split_kwargs", split_kwargs, kwargs)
+        common = self._common(common_kwargs, split, len(called))
+        own = per_worker_kwargs(split, len(called))
         return self._send(
             method_name,
             called,
@@ -129,6 +140,7 @@ class WorkerCalls:
         method_name: str,
         *,
         run_rank_0_only_axes: Axes = None,
+        common_kwargs: Mapping[str, Any] | None = None,
         call_deadline_s: float | None = None,
         **kwargs: Any,
     ) -> list[ObjectRef[Any]]:
@@ -137,11 +149,13 @@ class WorkerCalls:
         Args:
             method_name: which method.
             run_rank_0_only_axes: axes along which only coordinate 0 is called.
+            common_kwargs: further arguments of the method.
             call_deadline_s: how long the call may take; None: no limit of its own.
             kwargs: arguments of the method.
         """
         called = self._called(method_name, run_rank_0_only_axes, call_deadline_s)
-        common = self._common(kwargs, {}, len(called))
+        arguments = merged_kwargs("common_kwargs", common_kwargs, kwargs)
+        common = self._common(arguments, {}, len(called))
         return self._send(method_name, called, [common] * len(called), call_deadline_s)
 
     def run_all_workers_sharded_data(
@@ -153,6 +167,7 @@ class WorkerCalls:
         output_is_replicated: Axes = None,
         make_dummy_calls_to_free_axes: bool = False,
         common_kwargs: Mapping[str, Any] | None = None,
+        split_kwargs: Mapping[str, Any] | None = None,
         call_deadline_s: float | None = None,
         **kwargs: Any,
     ) -> MultiWorkerFuture:
@@ -169,6 +184,7 @@ class WorkerCalls:
             make_dummy_calls_to_free_axes: on all other axes only coordinate 0 is
                 called; this calls the others too, with None for each of `kwargs`.
             common_kwargs: arguments that are the same for all.
+            split_kwargs: further split arguments.
             call_deadline_s: how long the call may take; None: no limit of its own.
             kwargs: the split arguments.
 
@@ -184,13 +200,14 @@ class WorkerCalls:
             make_dummy_calls_to_free_axes,
         )
         self._check_call(method_name, plan.called_workers, call_deadline_s)
-        for name, value in kwargs.items():
+        split = merged_kwargs("split_kwargs", split_kwargs, kwargs)
+        for name, value in split.items():
             check_nested_lengths(name, value, plan.axis_sizes, plan.axes)
-        common = self._common(common_kwargs, kwargs, len(plan.called_workers))
+        common = self._common(common_kwargs, split, len(plan.called_workers))
         sent = self._send(
             method_name,
             plan.called_workers,
-            self._slices(plan, common, kwargs),
+            self._slices(plan, common, split),
             call_deadline_s,
         )
         return MultiWorkerFuture(
@@ -374,29 +391,15 @@ class WorkerCalls:
             raise ConfigError(
                 f"call_deadline_s must be positive: got {call_deadline_s}"
             )
-        who = {
-            end_of(reference): (worker, self._workers[worker].incarnation)
-            for worker, reference in zip(called, references, strict=True)
-        }
-        ends = list(who)
-        workers: list[int] = []
-
-        def late() -> tuple[tuple[int, int], ...]:
-            _, running = ray.wait(
-                ends, num_returns=len(ends), timeout=0, fetch_local=False
-            )
-            workers.extend(who[reference][0] for reference in running)
-            return tuple(who[reference] for reference in running)
-
-        def detail() -> str:
-            return (
-                f"method {method_name!r} of group {self.name!r} did not end within its "
-                f"call_deadline_s ({call_deadline_s:g} s) on worker(s) "
-                f"{', '.join(map(str, workers))}"
-            )
-
-        end = time.monotonic() + call_deadline_s
-        self.supervisor.watch.add_deadline(end, detail, late)
+        add_call_deadline(
+            self.supervisor.watch,
+            f"method {method_name!r} of group {self.name!r}",
+            {
+                end_of(reference): (worker, self._workers[worker].incarnation)
+                for worker, reference in zip(called, references, strict=True)
+            },
+            call_deadline_s,
+        )
 
     def _common(
         self,
@@ -405,11 +408,8 @@ class WorkerCalls:
         num_calls: int,
     ) -> dict[str, Any]:
         common = common or {}
-        twice = sorted(set(common) & set(others)) if others else []
-        if twice:
-            raise ShardingError(
-                f"arguments {twice} are given both in common_kwargs and by themselves"
-            )
+        if others:
+            check_given_once("common_kwargs", common, others)
         if num_calls == 1:
             return dict(common)
         return {name: shared_argument(value) for name, value in common.items()}

@@ -23,8 +23,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CallPlan",
+    "check_given_once",
     "check_nested_lengths",
     "check_worker_ranks",
+    "merged_kwargs",
     "per_worker_kwargs",
     "pick_slice",
     "plan_rank_zero_call",
@@ -230,3 +232,28 @@ def per_worker_kwargs(
         {name: items[position] for name, items in lists.items()}
         for position in range(num_workers)
     ]
+
+
+def merged_kwargs(
+    name: str, more: Mapping[str, Any] | None, kwargs: dict[str, Any]
+) -> dict[str, Any]:
+    """The arguments of a method that were given by name and in the mapping `name`.
+
+    Raises:
+        ShardingError: one was given in both ways.
+    """
+    if not more:
+        return kwargs
+    check_given_once(name, more, kwargs)
+    return {**kwargs, **more}
+
+
+def check_given_once(
+    name: str, more: Mapping[str, Any], kwargs: Mapping[str, Any]
+) -> None:
+    """Raise `ShardingError` if an argument of the mapping `name` was given by name."""
+    twice = sorted(more.keys() & kwargs.keys())
+    if twice:
+        raise ShardingError(
+            f"arguments {twice} are given both in {name} and by themselves"
+        )

@@ -13,6 +13,7 @@ from rl_distributed.workers.failures import (
     actor_of,
     cause_of_death,
     failure_error,
+    is_vague,
     translate_failure,
 )
 from rl_distributed.workers.incidents import IncidentLog
@@ -77,6 +78,10 @@ class FailureExplainer:
         method_name: str,
     ) -> DistributedError:
         root = self._log.root_of(actor_id)
+        if root is None and is_vague(error):
+            # Ray has lost its connection and does not know why; the watches may.
+            self._log.wait_for(lambda: self._log.root_of(actor_id), _SETTLE_S)
+            root = self._log.root_of(actor_id)
         if root is None:
             worker = next((w for w in self._workers if w.actor_id == actor_id), None)
             if worker is None:

@@ -28,6 +28,7 @@ __all__ = [
     "actor_of",
     "cause_of_death",
     "failure_error",
+    "is_vague",
     "place_of",
     "remember_worker",
     "translate_failure",
@@ -51,9 +52,16 @@ _EXIT = re.compile(
     r"(?= Some common causes| There are some potential|$)",
     re.DOTALL,
 )
+# `sys.exit` with a number or a text, and what Ray adds.
+_EXIT_CODE = re.compile(
+    r"Worker exits with an exit code (?P<code>.*?)\.?"
+    r"(?P<term> The process receives a SIGTERM\.)?$"
+)
+_NODE_GONE = re.compile(r"node was terminated|node has died|NODE_DIED")
+_NO_WORD = "connection error code 2"
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _LOG_LINES = 5
-_LOG_BYTES = 4_096
+_LOG_BYTES = 16_384
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +155,7 @@ def failure_error(
             message += f"\nIts last lines:\n{tail}"
     error = cls(message)
     error.failure = failure
+    error.__cause__ = failure.raised()
     return error
 
 
@@ -192,6 +201,12 @@ def _of_death(error: BaseException, what: str) -> WorkerError:
     return failure_error(place.failed("died", cause), what)
 
 
+def is_vague(error: BaseException) -> bool:
+    """Whether Ray has lost a process from sight, and does not know how it ended."""
+    vague = isinstance(error, ray_errors.ActorUnavailableError)
+    return vague or _NODE_GONE.search(str(error)) is not None
+
+
 def cause_of_death(error: BaseException) -> str:
     """What Ray knows about the end of a process, in one line."""
     return _cause_of_death(str(error))
@@ -200,17 +215,27 @@ def cause_of_death(error: BaseException) -> str:
 def _cause_of_death(text: str) -> str:
     found = _EXIT.search(text)
     if found is not None:
-        kind, detail = found["kind"], " ".join(found["detail"].split())
-        hint = ""
-        if kind == "SYSTEM_ERROR":
-            hint = (
-                " The process was killed by a signal (SIGKILL, as the kernel does when "
-                "memory runs out) or crashed (SIGSEGV)."
-            )
-        return f"{kind}: {detail}{hint}"
+        return _cause_of_exit(found["kind"], " ".join(found["detail"].split()))
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     dead = [line for line in lines if line.startswith("The actor is dead because")]
-    return (dead or lines or ["no cause is known"])[-1]
+    cause = (dead or lines or ["no cause is known"])[-1]
+    return f"node lost: {cause}" if _NODE_GONE.search(text) else cause
+
+
+def _cause_of_exit(kind: str, detail: str) -> str:
+    if exited := _EXIT_CODE.search(detail):
+        if exited["term"]:
+            return "it was told to end by SIGTERM, as batch systems and people do"
+        code = exited["code"]
+        shown = code if code.lstrip("-").isdigit() else repr(code)
+        return f"it exited by itself: sys.exit({shown})"
+    if _NO_WORD in detail:
+        # Only its parent, which is Ray's, could tell these from each other.
+        detail += (
+            " The process was killed by a signal (SIGKILL, as the kernel does when "
+            "memory runs out), crashed (SIGSEGV) or called os._exit."
+        )
+    return f"{kind}: {detail}"
 
 
 def _log_tail(failure: WorkerFailure) -> str:
@@ -228,7 +253,10 @@ def _log_tail(failure: WorkerFailure) -> str:
         for line in text.splitlines()
         if line.strip() and not line.startswith(":")
     ]
-    tail = "\n".join(lines[-_LOG_LINES:])
+    # A crash is told with the Python stack below it; what follows is of no use.
+    crash = [i for i, line in enumerate(lines) if "Fatal Python error:" in line]
+    first = crash[-1] if crash else max(0, len(lines) - _LOG_LINES)
+    tail = "\n".join(lines[first : first + _LOG_LINES])
     for place in _places.values():
         if place.log_path == failure.log_path:
             tail = scrubbed(tail, place.secrets)

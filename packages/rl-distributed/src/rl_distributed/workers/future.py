@@ -151,7 +151,7 @@ class MultiWorkerFuture:
             yield from self._in_turn(wait) if ordered else self._as_they_come(wait)
         except DistributedError:
             if self.group is not None:
-                self.group.supervisor.recover(self.group)
+                self.group.supervisor.recover(self.group, is_patient=False)
             raise
 
     def _as_they_come(self, wait: _Wait) -> Iterator[WorkerResult]:
@@ -270,7 +270,7 @@ class MultiWorkerFuture:
             return False
         called, _ = self._places()
         before = [group.incarnation(rank) for rank in called]
-        group.supervisor.recover(group)
+        group.supervisor.recover(group, is_patient=self.repeat is not None)
         if self.repeat is None or group.supervisor.incident is not None:
             return False
         again = [
@@ -325,7 +325,8 @@ class _Wait:
         except ray.exceptions.GetTimeoutError:
             return self._all_late(references)
         except ray.exceptions.RayError as error:
-            raise self._explained(error, references) from None
+            explained = self._explained(error, references)
+            raise explained from explained.__cause__
         return results
 
     def _all_late(self, references: Sequence[Any]) -> list[Any]:
@@ -346,7 +347,8 @@ class _Wait:
             except ray.exceptions.GetTimeoutError:
                 raise self._late(ready) from None
             except ray.exceptions.RayError as error:
-                raise self._explained(error, references) from None
+                explained = self._explained(error, references)
+                raise explained from explained.__cause__
             values.update(zip(ready, got, strict=True))
             if pending:
                 self._look_around()
@@ -408,7 +410,7 @@ class _Wait:
             explained = self._explained(error, ends)
             came = ", ".join(f"worker {r}: {n}" for r, n in counts.items())
             explained.add_note(f"results that had come before: {came}")
-            raise explained from None
+            raise explained from explained.__cause__
 
     def _left(self) -> float:
         # Ray takes a negative time for no limit in one call, for an error in another.

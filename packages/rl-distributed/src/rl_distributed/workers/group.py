@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 import ray
 
 from rl_distributed.audit import audit, audited
+from rl_distributed.closing import close_after
 from rl_distributed.errors import ConfigError, DistributedError
-from rl_distributed.redaction import REDACTED
+from rl_distributed.redaction import REDACTED, is_secret_variable
 from rl_distributed.workers.calls import WorkerCalls
 from rl_distributed.workers.dispatch import check_worker_ranks
 from rl_distributed.workers.future import DEFAULT_DEADLINE_S, fetch
@@ -24,7 +25,6 @@ from rl_distributed.workers.launch import LaunchedWorker, WorkerLauncher
 from rl_distributed.workers.layout import WorkerSeat, lay_out_workers
 from rl_distributed.workers.policy import FailFast, FailurePolicy
 from rl_distributed.workers.processes import end_processes
-from rl_distributed.workers.secret_variables import is_secret_variable
 from rl_distributed.workers.supervise import GroupSupervisor
 
 if TYPE_CHECKING:
@@ -49,7 +49,8 @@ class RayWorkerGroup(WorkerCalls):
 
     Every worker has RANK, LOCAL_RANK, NODE_RANK, WORLD_SIZE, MASTER_ADDR and
     MASTER_PORT in its environment before its class is imported, and `env_vars` from
-    its first instruction; nothing else of the caller's environment is handed on.
+    its first instruction. Of the caller's environment it has what its cluster was
+    started with: `init_ray(pass_env=...)` of a local one, nothing of a running one.
 
     Args:
         cluster: where the workers run.
@@ -91,6 +92,7 @@ class RayWorkerGroup(WorkerCalls):
         self._plans = {}
         self._lock = threading.Lock()
         self._workers: list[LaunchedWorker] = []
+        # The launcher has the same list: a seat moves where its node is lost.
         self._seats = lay_out_workers(
             cluster.slots(), workers_per_node, bundle_indices_list
         )
@@ -202,6 +204,14 @@ class RayWorkerGroup(WorkerCalls):
         """
         self.supervisor.end(ranks, cause)
 
+    def find_seats(self, ranks: Sequence[int]) -> list[int]:
+        """Look up on which nodes these workers go; for the supervisor.
+
+        Returns:
+            The ranks that no node has room for now.
+        """
+        return self._launcher.find_seats(ranks)
+
     def relaunch(self, ranks: Sequence[int]) -> list[LaunchedWorker]:
         """New processes for these ranks; for the supervisor, which puts them in place.
 
@@ -288,7 +298,7 @@ class RayWorkerGroup(WorkerCalls):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.shutdown()
+        close_after(error, self.shutdown, f"worker group {self.name!r}")
 
     def __repr__(self) -> str:
         state = f"{len(self._workers)} workers" if self._workers else "shut down"

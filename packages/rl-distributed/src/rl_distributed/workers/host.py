@@ -8,7 +8,6 @@ variables of its rank, a traceback that travels as text, async methods run to th
 from __future__ import annotations
 
 import asyncio
-import importlib
 import inspect
 import os
 import pickle
@@ -33,17 +32,24 @@ from rl_distributed.logging import (
     configure_worker_logging,
     log_context,
 )
-from rl_distributed.suggestion import did_you_mean
+from rl_distributed.process_label import ProcessLabel, set_process_label
 from rl_distributed.workers.beats import BeatSender, WatchTarget, in_process_group
 from rl_distributed.workers.cancellation import (
     current_call,
     is_cancelled,
     stop_if_cancelled,
 )
+from rl_distributed.workers.carried_exception import pack_exception
+from rl_distributed.workers.output import hide_secrets_in_output
 from rl_distributed.workers.reports import WorkerFailure
 from rl_distributed.workers.secret_variables import scrubbed, shown_variables
+from rl_distributed.workers.worker_class import (
+    LaunchOverrides,
+    ask_configuration,
+    resolve_class,
+)
 
-__all__ = ["LaunchOverrides", "WorkerDescription", "WorkerHost", "WorkerIdentity"]
+__all__ = ["WorkerDescription", "WorkerHost", "WorkerIdentity"]
 
 _CANCEL_CHECK_S = 0.2
 # What gloo, NCCL and torch's store say when the process at the other end is gone.
@@ -67,6 +73,8 @@ class WorkerIdentity:
     """Where its signs of life go; None: it is not watched."""
     logging: LoggingSetup | None = None
     """How the program logs, and so the worker; None: as Ray's workers do."""
+    group_id: str = ""
+    """Tells the group apart from others of its name."""
 
     def __repr__(self) -> str:
         return f"WorkerIdentity({self.label}, {shown_variables(self.variables)})"
@@ -84,28 +92,6 @@ class WorkerIdentity:
     def with_variables(self, variables: Mapping[str, str]) -> WorkerIdentity:
         """Add variables."""
         return replace(self, variables={**self.variables, **variables})
-
-
-@dataclass(frozen=True, slots=True)
-class LaunchOverrides:
-    """What a class's `configure_worker` wants of its own process."""
-
-    options: Mapping[str, Any] = field(default_factory=dict)
-    env_vars: Mapping[str, str] = field(default_factory=dict)
-    init_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    runtime_env: Mapping[str, Any] = field(default_factory=dict)
-
-    def __repr__(self) -> str:
-        return (
-            f"LaunchOverrides(options={dict(self.options)}, "
-            f"env_vars={shown_variables(self.env_vars)}, "
-            f"init_kwargs={sorted(self.init_kwargs)})"
-        )
-
-    @property
-    def need_new_process(self) -> bool:
-        """Whether the process must be made anew to have them."""
-        return bool(self.options or self.env_vars or self.runtime_env)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +142,16 @@ class WorkerHost:
             search_path: folders to look for modules in, after the process's own.
         """
         os.environ.update(self._identity.variables)
+        # Before anything of the class can print, or keep a stream.
+        hide_secrets_in_output()
         identity = self._identity
+        set_process_label(
+            ProcessLabel(
+                identity.label,
+                f"worker {identity.rank} of {identity.group_id}",
+                self._where(),
+            )
+        )
         configure_worker_logging(
             identity.logging,
             actor=identity.group,
@@ -170,12 +165,12 @@ class WorkerHost:
         try:
             with collections_paused():
                 cls = (
-                    _resolve(target)
+                    resolve_class(target)
                     if isinstance(target, str)
                     else pickle.loads(target)
                 )
-            overrides = _ask_configuration(cls, configure)
-        except Exception as error:
+            overrides = ask_configuration(cls, configure)
+        except BaseException as error:
             named = repr(target) if isinstance(target, str) else "its class"
             self._fail_start(error, f"cannot load {named}{_hint(error)}")
         self._class = cls
@@ -204,7 +199,7 @@ class WorkerHost:
             raise WorkerStartError(f"{self._identity.label}: its class is not loaded")
         try:
             self._worker = self._class(*args, **kwargs)
-        except Exception as error:
+        except BaseException as error:
             self._fail_start(
                 error, f"the constructor of {self._class.__qualname__} raised"
             )
@@ -237,7 +232,7 @@ class WorkerHost:
             stop_if_cancelled()
             result = getattr(self._worker, method_name)(**kwargs)
             return self._finish(result) if inspect.iscoroutine(result) else result
-        except Exception as error:
+        except BaseException as error:
             self._fail_method(method_name, error)
         finally:
             del self._running[thread]
@@ -268,7 +263,7 @@ class WorkerHost:
                 yield item
                 if is_cancelled():
                     raise CallCancelledError(f"method {method_name!r} was cancelled")
-        except Exception as error:
+        except BaseException as error:
             self._fail_method(method_name, error)
         finally:
             self._running.pop(thread, None)
@@ -287,10 +282,15 @@ class WorkerHost:
             return self._loop
 
     def _finish(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        future = asyncio.run_coroutine_threadsafe(coroutine, self._event_loop())
+        future = asyncio.run_coroutine_threadsafe(
+            _kept_from_loop(coroutine), self._event_loop()
+        )
         while True:
             try:
-                return future.result(_CANCEL_CHECK_S)
+                result = future.result(_CANCEL_CHECK_S)
+                if isinstance(result, _Ending):
+                    raise result.error
+                return result
             except TimeoutError:
                 if future.done():
                     # Ended just now, or the error is the coroutine's own.
@@ -308,22 +308,25 @@ class WorkerHost:
         while (item := self._finish(following())) is not end:
             yield item
 
+    def _where(self) -> str:
+        return f"node {self._identity.address}, pid {os.getpid()}"
+
     def _place(self) -> str:
-        return (
-            f"{self._identity.label} (node {self._identity.address}, pid {os.getpid()})"
-        )
+        return f"{self._identity.label} ({self._where()})"
 
-    def _fail_start(self, error: Exception, what: str) -> NoReturn:
+    def _fail_start(self, error: BaseException, what: str) -> NoReturn:
+        _let_pass(error)
         self._pass_user_error(error, f"in {self._place()}")
-        raise WorkerStartError(
-            scrubbed(
-                f"{self._place()} did not start: {what}: {_summary(error)}\n\n"
-                f"{_trace(error)}\nLog of the worker: {_log_path()}",
-                os.environ,
-            )
-        ) from None
+        failure = self._failure("", error)
+        start_error = WorkerStartError(
+            f"{self._place()} did not start: {what}: {failure.cause}\n\n"
+            f"{failure.traceback}\nLog of the worker: {failure.log_path}"
+        )
+        start_error.failure = failure
+        raise start_error from None
 
-    def _fail_method(self, method_name: str, error: Exception) -> NoReturn:
+    def _fail_method(self, method_name: str, error: BaseException) -> NoReturn:
+        _let_pass(error)
         self._pass_user_error(
             error, f"in {self._place()}, method {method_name!r}", method_name
         )
@@ -339,7 +342,7 @@ class WorkerHost:
         method_error.failure = failure
         raise method_error from None
 
-    def _failure(self, method_name: str, error: Exception) -> WorkerFailure:
+    def _failure(self, method_name: str, error: BaseException) -> WorkerFailure:
         summary = scrubbed(_summary(error), os.environ)
         in_group = in_process_group()
         return WorkerFailure(
@@ -354,15 +357,20 @@ class WorkerHost:
             _log_path(),
             in_group,
             lost_a_peer=in_group and _PEER_GONE.search(summary) is not None,
+            exception=pack_exception(error, os.environ),
         )
 
-    def _pass_user_error(self, error: Exception, note: str, method: str = "") -> None:
+    def _pass_user_error(
+        self, error: BaseException, note: str, method: str = ""
+    ) -> None:
         """Raise an error that the user can mend as itself, with where it came from."""
         if not isinstance(error, UserError):
             return
         error.add_note(note)
-        # For the driver, which may have to release those that wait for this worker.
-        vars(error)["failure"] = self._failure(method, error)
+        # For the driver, which may have to release those that wait for this worker. It
+        # travels as itself, and is not its own cause.
+        failure = replace(self._failure(method, error), exception=b"")
+        vars(error)["failure"] = failure
         try:
             pickle.loads(pickle.dumps(error))
         except Exception:
@@ -376,43 +384,29 @@ class WorkerHost:
         return f"{self._identity.group}[{self._identity.rank}]"
 
 
-def _resolve(path: str) -> type[Any]:
-    """Import the class named `module.Class`."""
-    module_name, _, class_name = path.rpartition(".")
-    module = importlib.import_module(module_name)
+@dataclass(frozen=True, slots=True)
+class _Ending:
+    """What would end the event loop of all async methods."""
+
+    error: BaseException
+
+
+async def _kept_from_loop(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    # Both leave the loop's thread and end it, and every async call would wait for ever.
     try:
-        found = getattr(module, class_name)
-    except AttributeError:
-        classes = [
-            name for name, value in vars(module).items() if inspect.isclass(value)
-        ]
-        raise AttributeError(
-            f"module {module_name!r} has no class {class_name!r}"
-            f"{did_you_mean(class_name, classes)}"
-        ) from None
-    if not inspect.isclass(found):
-        raise TypeError(f"{path!r} is a {type(found).__name__}, not a class")
-    return found
+        return await coroutine
+    except (SystemExit, KeyboardInterrupt) as error:
+        return _Ending(error)
 
 
-def _ask_configuration(
-    cls: type[Any], arguments: Mapping[str, Any] | None
-) -> LaunchOverrides:
-    configure = getattr(cls, "configure_worker", None)
-    if configure is None or arguments is None:
-        return LaunchOverrides()
-    accepted = inspect.signature(configure).parameters
-    answer = configure(**{k: v for k, v in arguments.items() if k in accepted})
-    if not isinstance(answer, tuple) or len(answer) not in (3, 4):
-        raise TypeError(
-            f"{cls.__qualname__}.configure_worker must return (resources, env_vars, "
-            "init_kwargs) or (resources, env_vars, init_kwargs, runtime_env): got "
-            f"{answer!r}"
-        )
-    options, env_vars, init_kwargs, *rest = (part or {} for part in answer)
-    # What the process has already is no reason for a new one.
-    options = {k: v for k, v in options.items() if arguments.get(k) != v}
-    return LaunchOverrides(options, env_vars, init_kwargs, rest[0] if rest else {})
+def _let_pass(error: BaseException) -> None:
+    """Raise what ends more than a call.
+
+    SystemExit ends the process, as its caller wants; by GeneratorExit the items of a
+    generator are given up.
+    """
+    if isinstance(error, SystemExit | GeneratorExit):
+        raise error
 
 
 def _is_generator(method: Any) -> bool:

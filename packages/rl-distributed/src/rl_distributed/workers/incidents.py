@@ -80,17 +80,38 @@ class IncidentLog:
 
     def record(self, worker: LaunchedWorker, kind: FailureKind, cause: str) -> None:
         """Note that a worker has failed, end what is left of it and release others."""
+        if self._enter(worker, kind, cause):
+            self.end([worker])
+            self.release()
+
+    def record_lost_node(self, node_id: str, cause: str) -> None:
+        """Note that all workers of a node are gone with it, and release others."""
+        gone = [
+            worker
+            for worker in list(self._workers)
+            if worker.seat.slot.node_id == node_id
+            and self._enter(worker, "died", f"node lost: {cause}")
+        ]
+        if gone:
+            # Nobody of Ray is left there to end them. They may hear of it themselves,
+            # perhaps later: they must not go on beside their successors.
+            for worker in gone:
+                self._watch.end(worker.seat.rank)
+            end_processes(gone, END_S, at_once=True)
+            self.release()
+
+    def _enter(self, worker: LaunchedWorker, kind: FailureKind, cause: str) -> bool:
         place = place_of(worker.actor_id)
         if place is None or self.is_closed:
-            return
+            return False
         seen = self._watch.seen().get(worker.seat.rank)
         method = seen.beat.method if seen is not None else ""
         failure = place.failed(kind, cause, method)
-        if self.note(worker, failure):
+        is_new = self.note(worker, failure)
+        if is_new:
             logger.warning("%s %s: %s", failure.label, kind, cause)
             audit("worker.failed", failure.label, "failed", kind=kind, cause=cause)
-            self.end([worker])
-            self.release()
+        return is_new
 
     def note(self, worker: LaunchedWorker, failure: WorkerFailure) -> bool:
         """Enter a failure; False if this process's end was known already."""

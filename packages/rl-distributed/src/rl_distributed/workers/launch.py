@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -32,17 +33,15 @@ from rl_distributed.errors import (
     WorkerStartError,
 )
 from rl_distributed.logging import current_logging_setup
+from rl_distributed.redaction import is_secret_variable
 from rl_distributed.workers.beats import WatchTarget
 from rl_distributed.workers.failures import WorkerPlace, remember_worker
 from rl_distributed.workers.future import fetch
-from rl_distributed.workers.host import (
-    LaunchOverrides,
-    WorkerDescription,
-    WorkerIdentity,
-)
+from rl_distributed.workers.host import WorkerDescription, WorkerIdentity
 from rl_distributed.workers.layout import WorkerSeat
 from rl_distributed.workers.options import identity_variables
-from rl_distributed.workers.secret_variables import is_secret_variable, secrets_of
+from rl_distributed.workers.secret_variables import secrets_of
+from rl_distributed.workers.worker_class import LaunchOverrides
 
 if TYPE_CHECKING:
     from ray.actor import ActorHandle
@@ -99,7 +98,7 @@ class WorkerLauncher:
         self,
         cluster: RayVirtualCluster,
         builder: RayWorkerBuilder,
-        seats: Sequence[WorkerSeat],
+        seats: list[WorkerSeat],
         group: str,
         env_vars: Mapping[str, str],
         deadline_s: float,
@@ -110,6 +109,7 @@ class WorkerLauncher:
         self._builder = builder
         self._seats = seats
         self._group = group
+        self._group_id = uuid.uuid4().hex
         self._env_vars = env_vars
         self._deadline_s = deadline_s
         self._placement_groups = cluster.get_placement_groups()
@@ -146,7 +146,7 @@ class WorkerLauncher:
             UserError: the class or its constructor raised it.
         """
         ranks = range(len(self._seats)) if ranks is None else list(ranks)
-        self._prepare(self._declaration.environment)
+        self._prepare(self._declaration.environment, ranks)
         end = time.monotonic() + self._deadline_s
         self._handles = {}
         try:
@@ -173,9 +173,25 @@ class WorkerLauncher:
             for rank in ranks
         ]
 
-    def _prepare(self, environment: ActorEnvironment) -> None:
-        """Make the environment ready on every node of the group."""
-        nodes = {seat.slot.node_id for seat in self._seats}
+    def find_seats(self, ranks: Sequence[int]) -> list[int]:
+        """Look up on which nodes the bundles of these workers are now.
+
+        Returns:
+            The ranks whose bundle waits for a node with room, as after a loss.
+        """
+        slots = self._cluster.find_bundles()
+        waiting = []
+        for rank in ranks:
+            slot = slots[self._seats[rank].bundle]
+            if slot.node_id:
+                self._seats[rank] = dataclasses.replace(self._seats[rank], slot=slot)
+            else:
+                waiting.append(rank)
+        return waiting
+
+    def _prepare(self, environment: ActorEnvironment, ranks: Sequence[int]) -> None:
+        """Make the environment ready on the nodes of these workers."""
+        nodes = {self._seats[rank].slot.node_id for rank in ranks}
         self._prepared = prepare_on_nodes(environment, nodes)
 
     def _identities(self, ranks: Sequence[int]) -> dict[int, WorkerIdentity]:
@@ -203,6 +219,7 @@ class WorkerLauncher:
                 )
                 | threads,
                 logging=current_logging_setup(),
+                group_id=self._group_id,
             )
             .without_variables(given)
             .with_variables(secret)
@@ -302,7 +319,7 @@ class WorkerLauncher:
             return 0.0
         start = time.monotonic()
         environment = checked_environment(told, self._builder.class_name)
-        self._prepare(environment)
+        self._prepare(environment, list(descriptions))
         self._declaration = Declaration(environment, "class")
         return max(time.monotonic() - start, 1e-9)
 
@@ -331,7 +348,9 @@ class WorkerLauncher:
                 f"({self._deadline_s:g} s): {error}"
             ) from None
         except WorkerDiedError as error:
-            raise WorkerStartError(str(error)) from None
+            failed = WorkerStartError(str(error))
+            failed.failure = error.failure
+            raise failed from None
 
     def _remember(self, rank: int, description: WorkerDescription | None) -> None:
         given = {**self._builder.options.env_vars, **self._env_vars}

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from rl_distributed.errors import ConfigError
-from rl_distributed.redaction import REDACTED
-from rl_distributed.workers.secret_variables import is_secret_variable, shown_variables
+from rl_distributed.redaction import REDACTED, is_secret_variable
+from rl_distributed.workers.secret_variables import shown_variables
 
 if TYPE_CHECKING:
     from rl_distributed.actor_environments import ActorEnvironment
@@ -30,7 +30,7 @@ class WorkerOptions:
     is imported; None: what Ray gives, one for a worker with at most one CPU."""
     env_vars: Mapping[str, str] = field(default_factory=dict)
     """Environment variables of the process, there from its first instruction; those of
-    secret names (TOKEN, KEY, SECRET, PASSWORD) from before the class is imported."""
+    secret names (`redaction.is_secret_variable`) from before the class is imported."""
     py_executable: str | None = None
     """Python interpreter of the process; it needs the driver's Python and Ray versions
     and rl-distributed. None: the one of `environment`."""

@@ -21,10 +21,11 @@ RestoreState = Callable[["RayWorkerGroup", Sequence[int]], None]
 class FailurePolicy:
     """What all policies have; use one of those below.
 
-    A worker *fails* when its process is gone, when it gives no sign of life for
-    `heartbeat_limit_s`, or when a call runs past its own `call_deadline_s`; then what
-    is left of its process is ended. Workers that share a process group of torch with it
-    can only wait for it: they are ended as well, so that nobody is left waiting.
+    A worker *fails* when its process is gone, when its node is, when it gives no sign
+    of life for `heartbeat_limit_s`, or when a call runs past its own `call_deadline_s`;
+    then what is left of its process is ended. Workers that share a process group of
+    torch with it can only wait for it: they are ended as well, so that nobody is left
+    waiting.
 
     A method that raises ends the call and not the worker. Only workers of the same call
     that are in a process group, and still in the call after `release_after_s`, are
@@ -36,6 +37,14 @@ class FailurePolicy:
     for ever. Native code that holds Python's lock, say while it reads a large file,
     gives none either; a process on this machine that is seen to be at work gets a
     minute more."""
+    node_limit_s: float = 10.0
+    """How long a node may be out of reach before its workers count as dead. One whose
+    Ray process has ended is lost at once."""
+    resources_deadline_s: float = 300.0
+    """How long a restart may wait for a node with room, as after the loss of one: for
+    its return or for another. Calls wait so, and `recover`; a wait for results whose
+    call is not retried raises the failure at once instead. It does not count among the
+    restarts; where it is in vain, the next call tries again."""
     release_after_s: float = 1.0
     """How long workers in a process group get to end a call by themselves once one of
     them has failed."""
@@ -49,6 +58,10 @@ class FailurePolicy:
             raise ConfigError(
                 f"heartbeat_limit_s must be positive, or None for no limit: got {limit}"
             )
+        for name in ("node_limit_s", "resources_deadline_s"):
+            value = getattr(self, name)
+            if not value > 0:
+                raise ConfigError(f"{name} must be positive: got {value}")
         if self.release_after_s < 0:
             raise ConfigError(
                 f"release_after_s must not be negative: got {self.release_after_s}"

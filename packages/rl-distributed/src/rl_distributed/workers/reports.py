@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
+
+from rl_distributed.workers.carried_exception import unpack_exception
 
 __all__ = ["FailureKind", "WorkerFailure", "WorkerHealth", "WorkerState"]
 
@@ -39,11 +41,17 @@ class WorkerFailure:
     """Whether it shared a process group of torch with other workers."""
     lost_a_peer: bool = False
     """Whether it raised only because another worker was gone."""
+    exception: bytes = field(default=b"", repr=False, compare=False)
+    """The exception itself, pickled; empty where it cannot travel."""
 
     @property
     def label(self) -> str:
         """What messages call the worker."""
         return f"worker {self.rank} of group {self.group!r}"
+
+    def raised(self) -> BaseException | None:
+        """Return the exception that the method raised; None where it did not travel."""
+        return unpack_exception(self.exception)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,9 +2,10 @@
 
 ```
 GroupWatch ---event---> investigate (a thread of its own)
+NodeWatch  ---lost----> the same
 a wait for results ---error---> explain
    both: record the failure, end what is left of the process, release those that wait
-the next wait or call (its own thread): recover = restart, on_restart, go on
+the next wait or call (its own thread): recover = find room, restart, on_restart, go on
 ```
 `incidents` holds what has failed, `explain` finds the first of several failures.
 Nothing here runs while all is well.
@@ -16,8 +17,8 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import ray
 
@@ -29,9 +30,10 @@ from rl_distributed.errors import (
     WorkerStartError,
 )
 from rl_distributed.workers.explain import FailureExplainer
-from rl_distributed.workers.failures import cause_of_death, failure_error
+from rl_distributed.workers.failures import cause_of_death, failure_error, is_vague
 from rl_distributed.workers.incidents import ASK_S, END_S, Incident, IncidentLog
 from rl_distributed.workers.launch import LaunchedWorker
+from rl_distributed.workers.node_watch import NodeWatch, is_reached, places_of
 from rl_distributed.workers.policy import RestartGroup, _Restart
 from rl_distributed.workers.processes import is_at_work, is_stopped, process_state
 from rl_distributed.workers.reports import (
@@ -55,6 +57,9 @@ _CAUSE_S = 3.0
 _SECOND = 1.0
 # How much longer than its limit one may be silent that is seen to be at work.
 _AT_WORK_S = 60.0
+# How long after a worker the loss of its node is noticed.
+_NODE_S = 2.0
+_ROOM_LOOK_S = 0.5
 
 
 class GroupSupervisor:
@@ -90,6 +95,17 @@ class GroupSupervisor:
                 method(event)
 
         self.watch = GroupWatch(name, address, policy.heartbeat_limit_s, on_event)
+        lost = weakref.WeakMethod(self._lose_node)
+
+        def on_lost(node_id: str, cause: str) -> None:
+            method = lost()
+            if method is not None:
+                method(node_id, cause)
+
+        self.nodes = NodeWatch(name, policy.node_limit_s, on_lost)
+        self._own_node = ray.get_runtime_context().get_node_id()
+        # Ray takes its time to give up a node that is lost.
+        self._lost_nodes: set[str] = set()
         self._log = IncidentLog(workers, policy, self.watch)
         self.explain = FailureExplainer(workers, policy, self._log).explain
 
@@ -111,24 +127,38 @@ class GroupSupervisor:
                     self.name,
                     self.watch.target(0, 0).address,
                 )
+        far = {worker.seat.slot.node_id for worker in list(self._workers)}
+        far.discard(self._own_node)
+        if far:
+            self.nodes.watch(places_of(far))
 
     def close(self) -> None:
         """Stop watching; what ends from now on ends on purpose."""
         self._log.close()
         self.watch.close()
+        self.nodes.close()
 
     # --- what has failed ----------------------------------------------------------
 
     def _notice(self, event: WatchEvent) -> None:
         """Called in the watch's thread, which must not wait for anything."""
+        self._investigate(self._look_into, event)
+
+    def _lose_node(self, node_id: str, cause: str) -> None:
+        """Called in the thread of the watch of nodes."""
+        self._lost_nodes.add(node_id)
+        self._investigate(self._log.record_lost_node, node_id, cause)
+
+    def _investigate(self, look: Callable[..., None], *arguments: Any) -> None:
         if not self._log.is_closed:
             threading.Thread(
-                target=self._investigate, args=(event,), name="investigate", daemon=True
+                target=self._look, args=(look, *arguments), name="look", daemon=True
             ).start()
 
-    def _investigate(self, event: WatchEvent) -> None:
+    @staticmethod
+    def _look(look: Callable[..., None], *arguments: Any) -> None:
         try:
-            self._look_into(event)
+            look(*arguments)
         except Exception:
             if ray.is_initialized():
                 raise
@@ -140,6 +170,7 @@ class GroupSupervisor:
             for rank, incarnation in event.who
             if rank < len(self._workers)
             and self._workers[rank].incarnation == incarnation
+            and rank not in self._log.failed
         ]
         for worker in workers:
             if event.kind == "quiet":
@@ -187,6 +218,10 @@ class GroupSupervisor:
         except ray.exceptions.GetTimeoutError:
             return "its process has ended" if certain else ""
         except ray.exceptions.RayError as error:
+            if worker.seat.slot.node_id != self._own_node and is_vague(error):
+                # The watch of nodes learns a moment later what is behind it.
+                rank = worker.seat.rank
+                self._log.wait_for(lambda: self._log.failed.get(rank), _NODE_S)
             return cause_of_death(error)
         return ""
 
@@ -207,8 +242,13 @@ class GroupSupervisor:
 
     # --- restarting ---------------------------------------------------------------
 
-    def recover(self, group: RayWorkerGroup) -> None:
+    def recover(self, group: RayWorkerGroup, *, is_patient: bool = True) -> None:
         """Restart what failed, if the policy says so and has tries left.
+
+        Args:
+            group: of the workers.
+            is_patient: wait for a node with room where there is none; otherwise leave
+                the restart to somebody who does.
 
         Raises:
             WorkerError: there were too many restarts, or the workers do not come up.
@@ -225,6 +265,9 @@ class GroupSupervisor:
             self._is_recovering = True
             try:
                 while self.incident is not None and not self._log.is_closed:
+                    failed = self._log.failed_among()
+                    if not is_patient and self._homeless(group, failed):
+                        return
                     self._restart(group, policy, self.incident)
             finally:
                 self._is_recovering = False
@@ -239,6 +282,9 @@ class GroupSupervisor:
             WorkerStartError: one does not come up.
             DeadlineExceededError: not in time.
         """
+        failed = self._log.failed_among(ranks)
+        if failed:
+            self._find_room(group, failed)
         with self._recovery:
             failed = self._log.failed_among(ranks)
             if failed:
@@ -252,7 +298,6 @@ class GroupSupervisor:
         if pause_s is None:
             self._give_up(policy, incident)
         self._log.stop.wait(pause_s)
-        self._restarts.append(time.monotonic())
         # Also those that are to be released along with the first.
         self._log.wait_for(
             lambda: not incident.open_releases, ASK_S + policy.release_after_s + END_S
@@ -268,10 +313,15 @@ class GroupSupervisor:
             incident.root.label,
             incident.root.kind,
         )
+        self._find_room(group, ranks)
+        self._restarts.append(time.monotonic())
         try:
             fresh = group.relaunch(ranks)
         except (WorkerStartError, DeadlineExceededError) as error:
             logger.warning("restart of group %r failed: %s", self.name, error)
+            if self._homeless(group, ranks):
+                # Another node was lost meanwhile: that does not count.
+                self._restarts.pop()
             return
         self._put_in_place(fresh)
         if policy.on_restart is None:
@@ -287,6 +337,48 @@ class GroupSupervisor:
                 )
                 self._log.incident = incident
                 raise
+
+    def _find_room(self, group: RayWorkerGroup, ranks: Sequence[int]) -> None:
+        """Wait until each of these workers has a node to go to.
+
+        Raises:
+            WorkerDiedError: not within `resources_deadline_s`.
+        """
+        limit_s = self.policy.resources_deadline_s
+        end = time.monotonic() + limit_s
+        was_told = False
+        while not self._log.is_closed and (waiting := self._homeless(group, ranks)):
+            if not was_told:
+                was_told = True
+                logger.warning(
+                    "restart of group %r: no node has room for worker(s) %s now; "
+                    "waiting up to %g s",
+                    *(self.name, waiting, limit_s),
+                )
+            if time.monotonic() > end:
+                failure = self._log.failed.get(waiting[0])
+                why = "" if failure is None else f"; {failure.label}: {failure.cause}"
+                error = WorkerDiedError(
+                    f"group {self.name!r} cannot start worker(s) {waiting} again: no "
+                    f"node had room for them within {limit_s:g} s "
+                    f"(resources_deadline_s); add a node, then call again{why}"
+                )
+                error.failure = failure
+                raise error
+            self._log.stop.wait(_ROOM_LOOK_S)
+
+    def _homeless(self, group: RayWorkerGroup, ranks: Sequence[int]) -> list[int]:
+        """Those of these ranks whose bundle is on no node that can be reached."""
+        waiting = set(group.find_seats(ranks))
+        seats = group.seats
+        for rank in set(ranks) - waiting:
+            node_id = seats[rank].slot.node_id
+            if node_id in self._lost_nodes:
+                if is_reached(node_id):
+                    self._lost_nodes.discard(node_id)
+                else:
+                    waiting.add(rank)
+        return sorted(waiting)
 
     def _ranks_to_restart(self, policy: _Restart, incident: Incident) -> list[int]:
         if isinstance(policy, RestartGroup):

@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from hmac import compare_digest
 from typing import Any, Literal
 
-from rl_distributed.workers.beats import Beat, WatchTarget, proof
+from rl_distributed.workers.beats import END_LINE, Beat, WatchTarget, proof
 
 __all__ = ["GroupWatch", "Seen", "WatchEvent"]
 
@@ -205,12 +205,19 @@ class GroupWatch:
 
     def cancel(self, rank: int, task_id: str) -> None:
         """Tell a worker that a call was cancelled, whether or not it has begun."""
+        self._say(rank, task_id.encode())
+
+    def end(self, rank: int) -> None:
+        """Tell the worker of this rank to end, should it still hear."""
+        self._say(rank, END_LINE)
+
+    def _say(self, rank: int, line: bytes) -> None:
         with self._changed:
             known = {} if self._closing else self._selector.get_map()
             for key in list(known.values()):
                 if isinstance(key.data, _Connection) and key.data.rank == rank:
                     with suppress(OSError):
-                        key.data.link.send(task_id.encode() + b"\n")
+                        key.data.link.send(line + b"\n")
 
     def close(self) -> None:
         """End the thread; may be called more than once."""

@@ -13,6 +13,7 @@ from rl_distributed.checkpoint.storage import write_bytes_durably
 from rl_distributed.config import Config
 from rl_distributed.metrics.distribution import Histogram
 from rl_distributed.metrics.sinks.plain import plain_tree
+from rl_distributed.private_files import make_private_folder, private_opener
 
 __all__ = ["JsonlSink", "JsonlSinkConfig", "json_line", "read_metrics"]
 
@@ -25,7 +26,8 @@ def json_line(record: Mapping[str, Any]) -> bytes:
 
 def _open_for_append(path: Path) -> BinaryIO:
     """Open a file behind its last whole line: a killed writer may leave a torn one."""
-    file = open(path, "a+b", buffering=0)  # noqa: SIM115 (the sink closes it)
+    # The sink closes it.
+    file = open(path, "a+b", buffering=0, opener=private_opener)  # noqa: SIM115
     size = file.seek(0, os.SEEK_END)
     if size:
         file.seek(-1, os.SEEK_END)
@@ -59,7 +61,7 @@ class JsonlSink:
 
     def __init__(self, log_dir: Path, config: JsonlSinkConfig | None = None) -> None:
         config = config or JsonlSinkConfig()
-        log_dir.mkdir(parents=True, exist_ok=True)
+        make_private_folder(log_dir)
         self.path = log_dir / config.filename
         self._plots = log_dir / config.plots
         self._file = _open_for_append(self.path)
@@ -90,7 +92,7 @@ class JsonlSink:
         """Save a PNG file and append one line with its path."""
         plain = re.sub(r"[^\w.-]+", "-", name)
         path = self._plots / f"{plain}-{step}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_private_folder(path.parent)
         figure.savefig(path, format="png")
         shown = path.relative_to(self.path.parent).as_posix()
         self._write({"step": step, "plots": {name: shown}})

@@ -13,6 +13,7 @@ from rl_distributed.config import Config
 from rl_distributed.metrics.distribution import Histogram
 from rl_distributed.metrics.sinks.engine import import_engine
 from rl_distributed.metrics.sinks.plain import flattened, plain_tree, valid_text
+from rl_distributed.private_files import make_private_folder
 
 __all__ = ["MlflowSink", "MlflowSinkConfig"]
 
@@ -58,7 +59,7 @@ class MlflowSink:
     def __init__(self, log_dir: Path, config: MlflowSinkConfig | None = None) -> None:
         config = config or MlflowSinkConfig()
         self._engine = import_engine("mlflow", "mlflow", "mlflow-skinny")
-        log_dir.mkdir(parents=True, exist_ok=True)
+        make_private_folder(log_dir)
         _limit_requests(config.request_deadline_s)
         uri = config.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
         if uri is None:

@@ -19,6 +19,7 @@ from rl_distributed.errors import ConfigError
 from rl_distributed.metrics.distribution import Histogram
 from rl_distributed.metrics.sinks.engine import import_engine
 from rl_distributed.metrics.sinks.plain import plain_tree, valid_text
+from rl_distributed.private_files import make_private_folder
 
 __all__ = ["WandbSink", "WandbSinkConfig"]
 
@@ -68,7 +69,7 @@ class WandbSink:
     def __init__(self, log_dir: Path, config: WandbSinkConfig | None = None) -> None:
         config = config or WandbSinkConfig()
         self._wandb = import_engine("wandb", "wandb", "wandb")
-        log_dir.mkdir(parents=True, exist_ok=True)
+        make_private_folder(log_dir)
         errors = self._wandb.errors
         try:
             self._run = self._start(log_dir, config)

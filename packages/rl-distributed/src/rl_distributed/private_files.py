@@ -1,0 +1,42 @@
+"""Folders and files that only their owner can read.
+
+Logs, samples and weights of a run are nobody else's business on a shared machine. What
+is there already keeps the permissions that somebody gave it, such as a folder that a
+group shares.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+
+__all__ = ["make_private_folder", "private_opener"]
+
+
+def make_private_folder(path: Path, *, is_new: bool = False) -> None:
+    """Make a folder for its owner alone; folders above it are made as usual.
+
+    Args:
+        path: The folder; one that is there stays as it is.
+        is_new: It must not be there.
+
+    Raises:
+        FileExistsError: It is there and must not be, or it is a file.
+        NotADirectoryError: The one above it is a file.
+        OSError: It cannot be made.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except FileExistsError as error:
+        above = str(path.parent)
+        raise NotADirectoryError(
+            errno.ENOTDIR, os.strerror(errno.ENOTDIR), above
+        ) from error
+    path.mkdir(mode=stat.S_IRWXU, exist_ok=not is_new)
+
+
+def private_opener(path: str, flags: int) -> int:
+    """Open a file for `open(..., opener=...)`; one that is made is its owner's."""
+    return os.open(path, flags, stat.S_IRUSR | stat.S_IWUSR)

@@ -1,0 +1,44 @@
+"""The deadline of one call, which the watch of a group keeps."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import ray
+
+from rl_distributed.workers.watch import GroupWatch
+
+__all__ = ["add_call_deadline"]
+
+
+def add_call_deadline(
+    watch: GroupWatch,
+    what: str,
+    who: Mapping[Any, tuple[int, int]],
+    deadline_s: float,
+) -> None:
+    """Have the workers reported that are not done with a call in time.
+
+    Args:
+        watch: of the group.
+        what: the call, for messages.
+        who: (rank, incarnation) of the worker by the reference that ends with its call.
+        deadline_s: how long the call may take from now on.
+    """
+    ends = list(who)
+    workers: list[int] = []
+
+    def late() -> tuple[tuple[int, int], ...]:
+        _, running = ray.wait(ends, num_returns=len(ends), timeout=0, fetch_local=False)
+        workers.extend(who[reference][0] for reference in running)
+        return tuple(who[reference] for reference in running)
+
+    def detail() -> str:
+        return (
+            f"{what} did not end within its call_deadline_s ({deadline_s:g} s) on "
+            f"worker(s) {', '.join(map(str, workers))}"
+        )
+
+    watch.add_deadline(time.monotonic() + deadline_s, detail, late)
