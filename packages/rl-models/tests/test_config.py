@@ -25,6 +25,16 @@ def test_round_trip():
         ({"sequence_packing": {"train_mb_tokens": 100}}, "at least one row"),
         (
             {
+                "max_total_sequence_length": 60,
+                "sequence_packing": {
+                    "train_mb_tokens": 60,
+                    "sequence_length_pad_multiple": 8,
+                },
+            },
+            r"\(60\) tokens, rounded up 64 .*: got 60",
+        ),
+        (
+            {
                 "sequence_packing": {"train_mb_tokens": 600},
                 "dynamic_batching": {"train_mb_tokens": 600},
             },

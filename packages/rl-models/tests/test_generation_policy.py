@@ -29,7 +29,9 @@ def make_data(num_prompts=5, group=4):
             "input_ids": ids.repeat_interleave(group, 0),
             "input_lengths": lengths.repeat_interleave(group),
             "seeds": torch.arange(num_prompts * group),
-            "stop_strings": [["12"], None] * (num_prompts * group // 2),
+            "stop_strings": ([["12"], None] * num_prompts * group)[
+                : num_prompts * group
+            ],
         }
     )
 

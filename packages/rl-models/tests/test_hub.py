@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import huggingface_hub
 import pytest
 from huggingface_hub import constants, errors
 
-from rl_models.checkpoint.hub import check_hub_name, why_not_on_hub
+from rl_models.checkpoint.hub import check_hub_name, hub_secrets, why_not_on_hub
+from rl_models.config import PolicyConfig
 from rl_models.errors import ModelLoadError
+from rl_models.generation.config import GenerationConfig
 from rl_models.ops.causal_lm import load_causal_lm
 from rl_models.ops.scalar_head import load_scalar_model
+from rl_models.policy import generation_policy, training_policy
+from rl_models.policy.generation_policy import GenerationPolicy
+from rl_models.policy.training_policy import TrainingPolicy
 from rl_models.tokens.tokenizer import load_tokenizer
 
 NAME = "nobody/nothing"
@@ -95,3 +101,44 @@ def test_data_sets_are_asked_for_as_such(asked: list[str], tmp_path: Path) -> No
     assert reason is not None
     assert reason.startswith(f"the dataset {NAME!r} is neither a folder here")
     assert asked == [NAME]
+
+
+def test_workers_that_load_from_the_hub_get_its_token(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    monkeypatch.delenv("HUGGING_FACE_HUB_TOKEN", raising=False)
+    assert hub_secrets(tmp_path, None) == {}
+    assert hub_secrets(NAME) == hub_secrets(tmp_path, NAME) == {"HF_TOKEN": "hf_secret"}
+    monkeypatch.delenv("HF_TOKEN")
+    assert hub_secrets(NAME) == {}
+
+
+class _Asked(Exception):
+    """What a group of workers was to be made with."""
+
+
+@pytest.mark.parametrize("is_on_hub", [False, True])
+def test_policies_hand_it_to_their_workers(
+    is_on_hub: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def group(*arguments: Any, **options: Any) -> None:
+        raise _Asked(options["env_vars"])
+
+    for module in (training_policy, generation_policy):
+        monkeypatch.setattr(module, "RayWorkerGroup", group)
+    monkeypatch.setattr(training_policy, "check_policy", lambda *_: None)
+    monkeypatch.setattr(generation_policy, "check_hub_name", lambda *_: None)
+    monkeypatch.setattr(generation_policy, "read_model_config", lambda *_: None)
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    name = NAME if is_on_hub else str(tmp_path)
+    cluster: Any = SimpleNamespace(world_size=lambda: 1, use_gpus=False)
+    with pytest.raises(_Asked) as trained:
+        TrainingPolicy(cluster, PolicyConfig(model_name=name))
+    monkeypatch.setattr(GenerationPolicy, "_layout", lambda self: {})
+    config = GenerationConfig(backend="huggingface", max_new_tokens=1)
+    with pytest.raises(_Asked) as sampled:
+        GenerationPolicy(cluster, config, model_name=name)
+    for asked in (trained, sampled):
+        given = asked.value.args[0]
+        assert given.get("HF_TOKEN") == ("hf_secret" if is_on_hub else None)

@@ -211,12 +211,19 @@ def _check_token_budget(
 ) -> None:
     if section is None:
         return
+    needed, rounding = longest, ""
+    if isinstance(section, SequencePackingConfig):
+        # Packed lengths are rounded up to the end; padded ones stop at the row's width.
+        multiple = section.sequence_length_pad_multiple
+        needed = -(-longest // multiple) * multiple
+        if needed > longest:
+            rounding = f", rounded up {needed} (sequence_length_pad_multiple)"
     for name in ("train_mb_tokens", "logprob_mb_tokens"):
         budget = getattr(section, name)
-        if budget is not None and budget < longest:
+        if budget is not None and budget < needed:
             raise ValueError(
                 f"{name} must hold at least one row of max_total_sequence_length "
-                f"({longest}) tokens: got {budget}"
+                f"({longest}) tokens{rounding}: got {budget}"
             )
 
 

@@ -1,4 +1,4 @@
-"""Whether a name can be a model or a data set on the hub, found out quickly.
+"""Whether a name is on the hub, found out quickly, and what a process needs to load it.
 
 The hub's own client tries each of several files again and again where there is no
 network, for a minute and more in all. One question before that, with a deadline, tells
@@ -7,15 +7,19 @@ a wrong name and a missing network from something that is there.
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
+from os import PathLike
 from pathlib import Path
 from typing import Literal
 
 from rl_models.errors import ModelLoadError
 
-__all__ = ["check_hub_name", "why_not_on_hub"]
+__all__ = ["check_hub_name", "hub_secrets", "why_not_on_hub"]
 
 _DEADLINE_S = 10.0
+# As the hub's client looks for it; the file of `hf auth login` is found by HF_HOME.
+_TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 _REMEDIES = {
     "model": "give the path of a folder that save_pretrained has written, or a name on "
     "the hub such as 'organisation/model'",
@@ -37,6 +41,22 @@ def check_hub_name(name: str) -> None:
     reason = why_not_on_hub(name, "model")
     if reason is not None:
         raise ModelLoadError(reason)
+
+
+def hub_secrets(*names: str | PathLike[str] | None) -> dict[str, str]:
+    """Return the variables that a worker needs to load models or tokenizers.
+
+    Workers get no secret of the program unless it is handed to them.
+
+    Args:
+        names: Folders or hub names; None: nothing to load.
+
+    Returns:
+        The hub's token where this process has one and a name is no folder; else {}.
+    """
+    if all(name is None or Path(name).is_dir() for name in names):
+        return {}
+    return {name: os.environ[name] for name in _TOKENS if os.environ.get(name)}
 
 
 def why_not_on_hub(name: str, kind: Literal["model", "dataset"]) -> str | None:

@@ -14,7 +14,7 @@ A backend class says so by attributes that it may leave out:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from rl_models.generation.config import GenerationConfig
@@ -29,7 +29,7 @@ class Hosting:
     """How the workers of a backend are made; equal ones can take over each other's."""
 
     worker_class: str
-    variables: Mapping[str, str]
+    variables: Mapping[str, str] = field(repr=False)
     """Environment variables of the process."""
     calls_at_once: int
     """Calls of `generate` that run in one replica at a time."""

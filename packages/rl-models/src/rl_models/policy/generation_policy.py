@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from rl_distributed.batched_data_dict import BatchedDataDict
@@ -12,7 +13,7 @@ from rl_distributed.workers.builder import RayWorkerBuilder
 from rl_distributed.workers.future import MultiWorkerFuture, fetch
 from rl_distributed.workers.group import RayWorkerGroup
 from rl_distributed.workers.policy import FailFast
-from rl_models.checkpoint.hub import check_hub_name
+from rl_models.checkpoint.hub import check_hub_name, hub_secrets
 from rl_models.checkpoint.model_folder import read_model_config
 from rl_models.errors import GenerationError
 from rl_models.generation.choice import choose_backend
@@ -163,7 +164,9 @@ class GenerationPolicy(WeightUpdates, GenerationInterface):
         self.config = config = choose_backend(config, on_gpu=on_gpu)
         backend = get_generation_backend(config.backend)
         overrides = dict(hf_config_overrides or {})
-        self._hosting = hosting_of(backend, config, on_gpu=on_gpu)
+        hosting = hosting_of(backend, config, on_gpu=on_gpu)
+        variables = {**hosting.variables, **hub_secrets(model_name, tokenizer_name)}
+        self._hosting = replace(hosting, variables=variables)
         model_config = read_model_config(str(model_name))
         if model_config is None:
             check_hub_name(str(model_name))

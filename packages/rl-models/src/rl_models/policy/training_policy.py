@@ -15,6 +15,7 @@ from rl_distributed.virtual_cluster import RayVirtualCluster
 from rl_distributed.workers.builder import RayWorkerBuilder
 from rl_distributed.workers.future import MultiWorkerFuture
 from rl_distributed.workers.group import RayWorkerGroup
+from rl_models.checkpoint.hub import hub_secrets
 from rl_models.config import PolicyConfig
 from rl_models.errors import ContextLengthError
 from rl_models.interfaces import LossFunction, Path, PolicyInterface
@@ -68,23 +69,46 @@ class TrainingPolicy(WeightExports, PolicyInterface):
         name_prefix: str = "policy",
     ) -> None:
         self.num_ranks = cluster.world_size()
-        check_policy(config, self.num_ranks)
-        if init_reference_model:
-            check_lm_head(config, "init_reference_model")
-        self.config = config
-        self._has_reference = init_reference_model
+        self._check(config, init_reference_model)
         self._bucket_counts = {}
-        builder = RayWorkerBuilder(
-            _WORKER,
-            config.to_dict(),
+        self._start(
+            cluster,
+            name_prefix,
+            config,
             init_reference_model=init_reference_model,
             weights_path=_text(weights_path),
             optimizer_path=_text(optimizer_path),
         )
+
+    def _check(self, config: PolicyConfig, init_reference_model: bool) -> None:
+        check_policy(config, self.num_ranks)
+        if init_reference_model:
+            check_lm_head(config, "init_reference_model")
+
+    def _start(
+        self,
+        cluster: RayVirtualCluster,
+        name: str,
+        config: PolicyConfig,
+        *,
+        init_reference_model: bool,
+        **paths: str | None,
+    ) -> None:
+        """Start the workers and have them load the model."""
+        self.config = config
+        self._has_reference = init_reference_model
+        self._secrets = _secrets_of(config)
+        builder = RayWorkerBuilder(
+            _WORKER,
+            config.to_dict(),
+            init_reference_model=init_reference_model,
+            **paths,
+        )
         self.group = RayWorkerGroup(
             cluster,
             builder.with_options(num_threads=config.num_threads),
-            name_prefix=name_prefix,
+            name_prefix=name,
+            env_vars=self._secrets,
             sharding_annotations=NamedSharding(list(range(self.num_ranks)), [_AXIS]),
         )
         try:
@@ -103,7 +127,8 @@ class TrainingPolicy(WeightExports, PolicyInterface):
     ) -> None:
         """Begin anew with another config and model, in the same processes.
 
-        It spares what a new process costs: imports, and on GPUs a CUDA context.
+        It spares what a new process costs: imports, and on GPUs a CUDA context. A model
+        of the hub after one of a folder gets new ones, which have the hub's token.
 
         Args:
             config: See the class.
@@ -115,19 +140,25 @@ class TrainingPolicy(WeightExports, PolicyInterface):
             ConfigError: As the constructor; the present model is then untouched.
             ModelLoadError: Likewise.
         """
-        check_policy(config, self.num_ranks)
-        if init_reference_model:
-            check_lm_head(config, "init_reference_model")
+        self._check(config, init_reference_model)
+        self._bucket_counts.clear()
+        settings: dict[str, Any] = {
+            "init_reference_model": init_reference_model,
+            "weights_path": _text(weights_path),
+            "optimizer_path": _text(optimizer_path),
+        }
+        if _secrets_of(config) != self._secrets:
+            # A process gets its secrets when it is made.
+            self.group.shutdown()
+            self._start(self.group.cluster, self.group.name, config, **settings)
+            return
         self.config = config
         self._has_reference = init_reference_model
-        self._bucket_counts.clear()
         self._call_all(
             "setup",
             deadline_s=config.start_deadline_s,
             config=config.to_dict(),
-            init_reference_model=init_reference_model,
-            weights_path=_text(weights_path),
-            optimizer_path=_text(optimizer_path),
+            **settings,
         )
 
     def _call_all(self, method: str, deadline_s: float | None = None, **kw: Any) -> Any:
@@ -400,6 +431,10 @@ class TrainingPolicy(WeightExports, PolicyInterface):
     def shutdown(self) -> bool:
         """Ends the workers; True if nothing went wrong."""
         return bool(self.group.shutdown(cleanup_method="shutdown"))
+
+
+def _secrets_of(config: PolicyConfig) -> dict[str, str]:
+    return hub_secrets(config.model_name, config.tokenizer.name)
 
 
 def _text(path: Path | None) -> str | None:

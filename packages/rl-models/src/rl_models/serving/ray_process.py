@@ -16,6 +16,7 @@ from rl_distributed.virtual_cluster import RayVirtualCluster
 from rl_distributed.workers.builder import RayWorkerBuilder
 from rl_distributed.workers.group import RayWorkerGroup
 from rl_distributed.workers.policy import FailFast
+from rl_models.checkpoint.hub import hub_secrets
 from rl_models.environments import has_gpu
 from rl_models.generation.vllm.engine_args import engine_variables
 from rl_models.serving.config import ServeConfig
@@ -78,6 +79,7 @@ class RayProcess:
         generation = self._config.generation()
         variables = engine_variables(generation, on_gpu=self._on_gpu)
         variables[_KEY_VARIABLE] = self._key
+        variables |= hub_secrets(self._arguments[0])
         builder = RayWorkerBuilder(_WORKER, generation.to_dict(), *self._arguments)
         builder = builder.with_options(
             environment=engine_environment(),
