@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 import math
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from rl_envs import (
     RewardValueError,
     check_environment,
     check_reward_fn,
+    combine_reward_functions,
 )
 from rl_envs.interfaces import scored_mask
 
@@ -243,6 +244,61 @@ def test_async_calls_run_together_and_are_bounded() -> None:
     assert isinstance(rewards, torch.Tensor)
     assert rewards.tolist() == [1.0] * 8
     assert most == 3
+
+
+class InTurn:
+    """Scores each response with its number; the calls end in the order of `order`."""
+
+    def __init__(self, order: Sequence[int], *, named: bool) -> None:
+        self._order, self._named, self.ended = list(order), named, list[int]()
+
+    async def __call__(self, response: str) -> float | dict[str, float] | None:
+        number = int(response)
+        while self._order[len(self.ended)] != number:
+            await asyncio.sleep(0)
+        self.ended.append(number)
+        if number == 2:
+            return None
+        return {"number": number, "half": number / 2} if self._named else number
+
+
+ORDERS = ([4, 3, 2, 1, 0], [1, 0, 3, 2, 4], [2, 4, 1, 3, 0])
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("inside_a_loop", [False, True])
+def test_async_rewards_are_in_the_order_of_rows_not_of_completion(
+    order: list[int], inside_a_loop: bool
+) -> None:
+    def rewards_of(fn: Any) -> Any:
+        step = FunctionalRewardWrapper(fn).step
+        rows = batch_of(*"01234")
+        if not inside_a_loop:
+            return step(*rows).rewards
+
+        async def main() -> Any:
+            return step(*rows).rewards
+
+        return asyncio.run(main())
+
+    def listed(column: torch.Tensor) -> list[float]:
+        return column.nan_to_num(nan=-1.0).tolist()
+
+    plain = InTurn(order, named=False)
+    assert listed(rewards_of(plain)) == [0, 1, -1, 3, 4]
+    assert plain.ended == order
+    named = rewards_of(InTurn(order, named=True))
+    assert listed(named["reward/number"]) == [0, 1, -1, 3, 4]
+    assert listed(named["reward/half"]) == [0, 0.5, -1, 1.5, 2]
+    # Each function of a list ends in an order of its own.
+    several = rewards_of([(InTurn(each, named=False), 1.0) for each in ORDERS])
+    assert len(several) == 3
+    for column in several.values():
+        assert listed(column) == [0, 1, -1, 3, 4]
+    combined = combine_reward_functions(
+        [(InTurn(order, named=False), 1.0), (lambda response: 10 * int(response), 1.0)]
+    )
+    assert listed(rewards_of(combined)) == [0, 5.5, 20, 16.5, 22]
 
 
 def test_async_functions_work_inside_a_running_loop() -> None:

@@ -1,13 +1,17 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
+import ray
 import torch
 
 from rl_distributed.errors import (
@@ -95,6 +99,25 @@ def test_two_workers_answer_as_one_process_does() -> None:
         remote.step(logs, metadata)
 
 
+def test_rows_keep_their_order_where_workers_end_in_another(tmp_path: Path) -> None:
+    folder = str(tmp_path)
+
+    def score(response: str) -> float:
+        number = int(response)
+        deadline_s = time.monotonic() + 60.0
+        # The last worker ends first.
+        while number < 2 and not Path(folder, str(number + 1)).exists():
+            assert time.monotonic() < deadline_s
+            time.sleep(0.005)
+        Path(folder, response).touch()
+        return float(number)
+
+    with RemoteEnvironment(score, num_workers=3) as remote:
+        rewards = remote.step(*batch_of(["0", "1", "2"])).rewards
+        assert isinstance(rewards, torch.Tensor)
+        assert rewards.tolist() == [0.0, 1.0, 2.0]
+
+
 def test_a_lambda_scores_in_another_process() -> None:
     with RemoteEnvironment(lambda response: float(os.getpid())) as remote:
         rewards = remote.step(*batch_of(["a"])).rewards
@@ -114,6 +137,34 @@ def test_a_reward_error_arrives_as_itself() -> None:
         assert remote.step(*batch_of(["a"])).terminateds.tolist() == [True]
 
 
+def test_a_secret_reaches_the_environment_and_no_log() -> None:
+    secret = os.urandom(12).hex()
+
+    class Asking(SortingEnvironment):
+        """Shows and tells what it knows."""
+
+        def step(self, message_log_batch: Any, metadata: Any) -> EnvironmentReturn[Any]:
+            key = os.environ["JUDGE_API_KEY"]
+            print("the key is", key, flush=True)  # noqa: T201 (it is what is tested)
+            made_with = Path("/proc/self/environ").read_text()
+            if key in made_with or "seen" not in made_with:
+                raise RuntimeError("the process was made with the wrong variables")
+            raise RuntimeError(f"refused with {key}, as was {os.environ['PLAIN']}")
+
+    variables = {"JUDGE_API_KEY": secret, "PLAIN": "seen"}
+    with (
+        RemoteEnvironment(Asking, env_vars=variables) as remote,
+        pytest.raises(
+            WorkerMethodError, match=r"refused with \*\*\*, as was seen"
+        ) as told,
+    ):
+        remote.step(*batch_of(["1"]))
+    assert secret not in str(told.value)
+    session = ray._private.worker._global_node.get_session_dir_path()
+    find = ["grep", "-rlI", secret, f"{session}/logs"]
+    assert subprocess.run(find, capture_output=True, text=True).stdout == ""
+
+
 def test_failures_of_a_worker(tmp_path: Path) -> None:
     done = tmp_path / "done"
     remote = RemoteEnvironment(
@@ -130,16 +181,73 @@ def test_failures_of_a_worker(tmp_path: Path) -> None:
         message = str(caught.value)
         assert "worker 0 of 2: step raised FileNotFoundError: verifier.bin" in message
         assert "Traceback" in message
-        with pytest.raises(WorkerDiedError, match="worker 1 of 2: the process ended"):
+        # Its rows end the worker that replaces it as well.
+        with pytest.raises(WorkerDiedError) as died:
             remote.step(*batch_of(["1", "die"], answer=["1", "1"]))
-        rewards = remote.step(*good).rewards  # started anew
+        message = str(died.value)
+        assert "worker 1 of 2: the process ended during step" in message
+        assert "It was replaced 1 times in a row" in message
+        rewards = remote.step(*good).rewards  # replaced once more
         assert isinstance(rewards, torch.Tensor)
         assert rewards.tolist() == [1.0, 1.0]
-        with pytest.raises(WorkerDiedError):
-            remote.step(*batch_of(["die"], answer=["1"]))
-        with pytest.raises(WorkerDiedError, match="started anew too often"):
-            remote.step(*good)
     assert done.read_text() == "done"
+
+
+def worker_of(remote: RemoteEnvironment, rows: tuple[Any, Any]) -> psutil.Process:
+    rewards = remote.step(*rows).rewards
+    assert isinstance(rewards, torch.Tensor)
+    return psutil.Process(int(rewards[0].item()))
+
+
+def test_a_killed_worker_is_replaced_and_its_rows_are_sent_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Killed while it waits; a call that succeeds begins a new count."""
+    rows = batch_of(["a", "b", "c"])
+
+    def pid(response: str) -> float:
+        return float(os.getpid())
+
+    with RemoteEnvironment(pid, max_restarts=1) as remote:
+        pids = set()
+        for _ in range(2):
+            worker = worker_of(remote, rows)
+            pids.add(worker.pid)
+            worker.kill()
+            worker.wait(60)
+        assert worker_of(remote, rows).pid not in pids
+    assert len(pids) == 2
+    assert caplog.text.count("its rows are sent again (1 of 1)") == 2
+
+
+def test_a_worker_killed_at_work_costs_no_row(tmp_path: Path) -> None:
+    """The rows of the other worker are not scored twice."""
+    folder = str(tmp_path)
+
+    def score(response: str) -> float:
+        calls = Path(folder, f"{response}.{len(os.listdir(folder))}")
+        calls.write_text(str(os.getpid()))
+        if response == "b" and len(list(Path(folder).glob("b.*"))) == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return float(ord(response))
+
+    with RemoteEnvironment(score, num_workers=2) as remote:
+        rewards = remote.step(*batch_of(["a", "b"])).rewards
+        assert isinstance(rewards, torch.Tensor)
+        assert rewards.tolist() == [97.0, 98.0]
+    assert len(list(tmp_path.glob("a.*"))) == 1
+    assert len({path.read_text() for path in tmp_path.glob("b.*")}) == 2
+
+
+def test_a_death_may_be_an_error_at_once() -> None:
+    environment = scripted_environment()
+    with (
+        RemoteEnvironment(environment, max_restarts=0) as remote,
+        pytest.raises(WorkerDiedError, match="replaced 0 times"),
+    ):
+        remote.step(*batch_of(["die"], answer=["1"]))
+    with pytest.raises(ConfigError, match="max_restarts must be at least 0"):
+        RemoteEnvironment(environment, max_restarts=-1)
 
 
 def test_a_worker_that_hangs_is_named_and_ended() -> None:

@@ -334,3 +334,25 @@ def test_jobs_have_deadlines_and_keep_their_order() -> None:
     assert isinstance(runs[3].error, ZeroDivisionError)
     assert runs[4].value == "awake"
     assert run_jobs([], deadline_s=1.0, max_concurrency=1) == []
+
+
+def test_results_are_in_the_order_of_calls_not_of_completion() -> None:
+    ended = [threading.Event() for _ in range(4)]
+
+    def turn(number: int) -> int:
+        """End after the next one has."""
+        if number + 1 < len(ended):
+            assert ended[number + 1].wait(60.0)
+        ended[number].set()
+        return number
+
+    async def later(number: int) -> int:
+        """End after the next one has, without holding a thread up."""
+        while number + 1 < len(ended) and not ended[number + 1].is_set():
+            await asyncio.sleep(0)
+        ended[number].set()
+        return number
+
+    jobs = [Job((turn, later)[n % 2], {"number": n}) for n in range(4)]
+    runs = run_jobs(jobs, deadline_s=60.0, max_concurrency=4)
+    assert [run.value for run in runs] == [0, 1, 2, 3]

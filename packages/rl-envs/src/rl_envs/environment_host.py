@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import pickle
 import traceback
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from rl_distributed.errors import UserError, WorkerMethodError, WorkerStartError
+from rl_distributed.workers.output import hide_secrets_in_output
+from rl_distributed.workers.secret_variables import scrubbed
 from rl_envs.interfaces import EnvironmentInterface
 from rl_envs.registry import EnvironmentSpec
 
@@ -46,9 +50,14 @@ class EnvironmentHost:
 
     Args:
         label: What messages call this worker.
+        secrets: Variables that are set before the environment is made. Ray knows
+            nothing of them, and what the process prints shows `***` for their values.
     """
 
-    def __init__(self, label: str) -> None:
+    def __init__(self, label: str, secrets: Mapping[str, str] | None = None) -> None:
+        os.environ.update(secrets or {})
+        if secrets:
+            hide_secrets_in_output()
         self._label = label
         self._environment: EnvironmentInterface[Any] | None = None
 
@@ -87,7 +96,8 @@ class EnvironmentHost:
             error.add_note(f"raised in {self._label} ({method})")
             return error
         trace = "".join(traceback.format_exception(error))
-        summary = f"{type(error).__name__}: {error}"
+        trace = scrubbed(trace, os.environ)
+        summary = scrubbed(f"{type(error).__name__}: {error}", os.environ)
         if method == "start":
             remedy = ""
             if isinstance(error, ImportError):

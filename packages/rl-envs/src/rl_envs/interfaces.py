@@ -20,6 +20,7 @@ __all__ = [
     "MessageLog",
     "Observation",
     "Rewards",
+    "TRUNCATED_KEY",
     "last_response",
     "num_rows",
     "observation_messages",
@@ -29,7 +30,8 @@ __all__ = [
 ]
 
 Message: TypeAlias = Mapping[str, Any]
-"""One message: `role` and `content`, both text; other keys belong to others."""
+"""One message: `role` and `content`, both text; `truncated` is true in a response that
+a length limit cut off; other keys belong to others."""
 MessageLog: TypeAlias = Sequence[Message]
 """A conversation, oldest message first."""
 Observation: TypeAlias = dict[str, str] | list[dict[str, str]]
@@ -38,6 +40,8 @@ Rewards: TypeAlias = torch.Tensor | dict[str, torch.Tensor]
 """[B] float32 rewards, or several by `reward/<name>`; see `EnvironmentReturn`."""
 MetadataT = TypeVar("MetadataT")
 
+TRUNCATED_KEY = "truncated"
+"""Key of a response that was cut off, see `Message`."""
 _REWARD_PREFIX = "reward/"
 
 
@@ -82,7 +86,10 @@ class EnvironmentInterface(ABC, Generic[MetadataT]):
         again for some of its rows.
 
         Args:
-            message_log_batch: B conversations, each ending with the response.
+            message_log_batch: B conversations, each ending with the response. A
+                response that a length limit (`max_new_tokens`) cut off has `truncated`
+                true, and the conversation goes on after it like after any other, unless
+                it is terminated.
             metadata: B values: columns of the data set in the first turn, then what the
                 previous turn returned.
         """

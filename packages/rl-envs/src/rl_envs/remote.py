@@ -9,9 +9,10 @@ step(B rows) --chunks--> [EnvironmentHost] x num_workers --> EnvironmentReturn
 | caller | rows | the result | all workers | their answers, a death, the deadline |
 | worker | a chunk | its answer | the environment | the environment, or being killed |
 
-A worker that dies or misses the deadline is killed, reported, and started anew for the
-next call. `shutdown` asks every environment to shut down, briefly, then kills the
-workers.
+An environment keeps nothing between calls, so a worker that dies is replaced and its
+rows are sent again, `max_restarts` times in a row. One that misses the deadline is
+killed, reported, and replaced for the next call. `shutdown` asks every environment to
+shut down, briefly, then kills the workers.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ from rl_distributed.errors import (
 )
 from rl_distributed.logging import get_logger
 from rl_distributed.ray_start import init_ray
+from rl_distributed.workers.failures import cause_of_death
+from rl_distributed.workers.secret_variables import secrets_of
 from rl_envs.environment_host import Abilities, EnvironmentHost, Outcome
 from rl_envs.errors import EnvironmentContractError
 from rl_envs.interfaces import (
@@ -49,6 +52,8 @@ __all__ = ["RemoteEnvironment", "join_returns"]
 
 _logger = get_logger(__name__)
 _SHUTDOWN_S = 5.0
+# The process of an actor is gone; Ray's monitor ends one for want of memory.
+_DEATHS = (ray.exceptions.RayActorError, ray.exceptions.OutOfMemoryError)
 
 
 def join_returns(
@@ -116,9 +121,10 @@ class RemoteEnvironment(EnvironmentInterface[Any]):
         num_cpus: CPUs that Ray sets aside for each; 0 fits into a full cluster.
         deadline_s: Seconds that a call may take.
         start_deadline_s: Seconds that the workers may take to start.
-        env_vars: Environment variables of the workers.
-        max_restarts: How many workers may be started anew, in all, before a death
-            counts as lasting.
+        env_vars: Environment variables of the workers. Those with the name of a secret
+            reach them before the environment is made, and no log of Ray.
+        max_restarts: How often in a row dead workers are replaced and their rows sent
+            again; a call that succeeds begins a new count. 0: a death is an error.
 
     Raises:
         UserError: The name, settings or function are wrong.
@@ -145,6 +151,8 @@ class RemoteEnvironment(EnvironmentInterface[Any]):
         ):
             if not value > 0:
                 raise ConfigError(f"{name} must be positive: got {value}")
+        if max_restarts < 0:
+            raise ConfigError(f"max_restarts must be at least 0: got {max_restarts}")
         spec = EnvironmentSpec.of(env, config)
         self.name = spec.name
         self._spec_pickle = _pickle(spec)
@@ -152,10 +160,11 @@ class RemoteEnvironment(EnvironmentInterface[Any]):
         self._deadline_s = deadline_s
         self._start_deadline_s = start_deadline_s
         self._env_vars = dict(env_vars or {})
-        self._restarts_left = max_restarts
+        self._max_restarts = max_restarts
+        # Deaths since the last call that succeeded; those at one time count once.
+        self._num_deaths = 0
         self._abilities = Abilities(False, False, [])
         self._workers: list[Any] = [None] * num_workers
-        self._started = False
         self._closed = False
         try:
             self._start_missing()
@@ -174,7 +183,9 @@ class RemoteEnvironment(EnvironmentInterface[Any]):
             UserError: As the environment raised it.
             WorkerMethodError: The environment raised anything else; the message holds
                 the worker's own traceback.
-            WorkerDiedError: The process of a worker is gone.
+            WorkerDiedError: The process of a worker ended, as did those that replaced
+                it.
+            WorkerStartError: A dead worker could not be replaced.
             DeadlineExceededError: A worker did not answer in time.
         """
         num_rows(message_log_batch, metadata)
@@ -258,90 +269,104 @@ class RemoteEnvironment(EnvironmentInterface[Any]):
         missing = [i for i, worker in enumerate(self._workers) if worker is None]
         if not missing:
             return
-        if self._started:
-            if len(missing) > self._restarts_left:
-                raise WorkerDiedError(
-                    f"{self._label(missing[0])} is gone and was started anew too "
-                    "often; look for what ends it (memory, a crash in native code, a "
-                    "deadline that is too short), or raise max_restarts"
-                )
-            self._restarts_left -= len(missing)
         init_ray()
         options: dict[str, Any] = {"num_cpus": self._num_cpus, "max_restarts": 0}
-        if self._env_vars:
-            options["runtime_env"] = {"env_vars": self._env_vars}
+        # Ray writes a runtime environment to its logs, so secrets go another way.
+        secrets = secrets_of(self._env_vars)
+        plain = {k: v for k, v in self._env_vars.items() if k not in secrets}
+        if plain:
+            options["runtime_env"] = {"env_vars": plain}
         actor_class = ray.remote(EnvironmentHost).options(**options)
         for index in missing:
-            self._workers[index] = actor_class.remote(self._label(index))
+            self._workers[index] = actor_class.remote(self._label(index), secrets)
         refs = {i: self._workers[i].load.remote(self._spec_pickle) for i in missing}
         try:
-            answers = self._collect(refs, self._start_deadline_s, "start")
+            answers, deaths = self._collect(refs, self._start_deadline_s, "start")
+            if deaths:
+                raise WorkerStartError(self._describe(deaths, "start"))
         except BaseException as error:
             self._drop([i for i in missing if self._workers[i] is not None])
-            if isinstance(error, (WorkerDiedError, DeadlineExceededError)):
+            if isinstance(error, DeadlineExceededError):
                 raise WorkerStartError(str(error)) from error
             raise
-        self._abilities = answers[0]
-        self._started = True
+        self._abilities = answers[missing[0]]
 
     def _call_workers(self, calls: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Make one call per worker; those of a worker that dies are made again."""
         if self._closed:
             raise WorkerDiedError(
                 f"environment {self.name!r} was shut down; make a new one"
             )
-        self._start_missing()
-        refs = {
-            index: self._workers[index].call.remote(*call)
-            for index, call in enumerate(calls)
-        }
-        return self._collect(refs, self._deadline_s, str(calls[0][0]))
+        method = str(calls[0][0])
+        values: dict[int, Any] = {}
+        while len(values) < len(calls):
+            self._start_missing()
+            refs = {
+                index: self._workers[index].call.remote(*call)
+                for index, call in enumerate(calls)
+                if index not in values
+            }
+            answers, deaths = self._collect(refs, self._deadline_s, method)
+            values |= answers
+            if deaths:
+                self._report_deaths(deaths, method)
+        self._num_deaths = 0
+        return [values[index] for index in range(len(calls))]
 
     def _collect(
         self, refs: Mapping[int, Any], deadline_s: float, method: str
-    ) -> list[Any]:
-        try:
-            outcomes: list[Outcome] = ray.get(list(refs.values()), timeout=deadline_s)
-        except ray.exceptions.GetTimeoutError as error:
-            late = self._drop_unfinished(refs)
+    ) -> tuple[dict[int, Any], dict[int, Exception]]:
+        """Return what workers answered, and why others died; the dead are dropped."""
+        _, late = ray.wait(
+            list(refs.values()), num_returns=len(refs), timeout=deadline_s
+        )
+        outcomes: dict[int, Outcome] = {}
+        deaths: dict[int, Exception] = {}
+        for index, ref in refs.items():
+            if ref in late:
+                continue
+            try:
+                outcomes[index] = ray.get(ref, timeout=deadline_s)
+            except _DEATHS as error:
+                deaths[index] = error
+        hung = [index for index, ref in refs.items() if ref in late]
+        self._drop([*deaths, *hung])
+        if hung:
             raise DeadlineExceededError(
-                f"{', '.join(self._label(i) for i in late)}: no answer to {method} "
-                f"within {deadline_s:g} s; the process was ended. Bound what the "
-                "environment waits for, or raise the deadline"
-            ) from error
-        except ray.exceptions.RayActorError as error:
-            dead = self._drop_dead(refs)
-            raise WorkerDiedError(
-                f"{', '.join(self._label(i) for i in dead)}: the process ended during "
-                f"{method}: {error}"
-            ) from error
-        for outcome in outcomes:
+                f"{', '.join(map(self._label, hung))}: no answer to {method} within "
+                f"{deadline_s:g} s; the process was ended. Bound what the environment "
+                "waits for, or raise the deadline"
+            )
+        for outcome in outcomes.values():
             if outcome.error is not None:
                 raise outcome.error
-        return [outcome.value for outcome in outcomes]
+        return {index: outcome.value for index, outcome in outcomes.items()}, deaths
+
+    def _report_deaths(self, deaths: Mapping[int, Exception], method: str) -> None:
+        """Log that dead workers are replaced, or raise once that happened too often."""
+        self._num_deaths += 1
+        said = self._describe(deaths, method)
+        if self._num_deaths > self._max_restarts:
+            raise WorkerDiedError(
+                f"{said}. It was replaced {self._num_deaths - 1} times in a row "
+                "(max_restarts); look for what ends it (memory, a crash in native code)"
+            ) from next(iter(deaths.values()))
+        _logger.warning(
+            "%s. It is replaced, and its rows are sent again (%d of %d)",
+            said,
+            self._num_deaths,
+            self._max_restarts,
+        )
+
+    def _describe(self, deaths: Mapping[int, Exception], method: str) -> str:
+        labels = ", ".join(map(self._label, deaths))
+        cause = cause_of_death(next(iter(deaths.values()))).rstrip(".")
+        return f"{labels}: the process ended during {method}: {cause}"
 
     def _drop(self, indices: Sequence[int]) -> None:
         for index in indices:
             _kill(self._workers[index])
             self._workers[index] = None
-
-    def _drop_unfinished(self, refs: Mapping[int, Any]) -> list[int]:
-        done, _ = ray.wait(list(refs.values()), num_returns=len(refs), timeout=0)
-        late = [index for index, ref in refs.items() if ref not in done]
-        self._drop(late)
-        # An answer that came in the very last moment: name everybody who was asked.
-        return late or list(refs)
-
-    def _drop_dead(self, refs: Mapping[int, Any]) -> list[int]:
-        dead: list[int] = []
-        for index, ref in refs.items():
-            try:
-                ray.get(ref, timeout=0)
-            except ray.exceptions.RayActorError:
-                dead.append(index)
-            except Exception as error:
-                _logger.debug("%s is still busy: %s", self._label(index), error)
-        self._drop(dead)
-        return dead
 
 
 def _as_text(log: MessageLog) -> list[dict[str, Any]]:
