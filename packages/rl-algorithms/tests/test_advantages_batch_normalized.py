@@ -49,7 +49,7 @@ def whitened(values: dict[tuple[int, int], float]) -> dict[tuple[int, int], floa
     if not values:
         return {}
     mean = statistics.fmean(values.values())
-    std = statistics.pstdev(values.values())
+    std = statistics.stdev(values.values()) if len(values) > 1 else 0.0
     if std <= 1e-6 * max(abs(value) for value in values.values()):
         return dict.fromkeys(values, 0.0)
     return {place: (value - mean) / std for place, value in values.items()}
@@ -154,6 +154,18 @@ def test_gdpo():
         )
     )
     check_estimator(estimator, several_rewards, gdpo, local=False)
+
+
+def test_gdpo_divides_by_n_minus_1_in_the_group_and_in_the_batch():
+    named = {
+        "reward/a": torch.tensor([1.0, 0.0], dtype=torch.float64),
+        "reward/b": torch.tensor([3.0, 1.0], dtype=torch.float64),
+    }
+    estimator = GDPOAdvantageEstimator(AdvantageConfig(name="gdpo"))
+    got = estimator.compute_advantage(
+        named["reward/a"], torch.zeros(2), named_rewards=named
+    )
+    assert got.tolist() == pytest.approx([math.sqrt(0.5), -math.sqrt(0.5)])
 
 
 def test_gdpo_keeps_apart_what_sums_merge():

@@ -13,7 +13,6 @@ from rl_algorithms.advantages.gae import (
     gae,
     state_values,
     token_rewards,
-    whiten,
 )
 from rl_algorithms.errors import LossInputError
 
@@ -133,27 +132,6 @@ def test_token_rewards_and_alignment_of_values():
     assert found.dtype == torch.float64
     values = torch.tensor([[1.0, 2.0, 3.0]])
     assert state_values(values).tolist() == [[0.0, 1.0, 2.0]]
-
-
-@settings(max_examples=40, deadline=None)
-@given(seed=st.integers(0, 2**32 - 1))
-def test_whitening(seed):
-    values, _, mask = _rows(seed)
-    if not mask.any():
-        return
-    found = whiten(values, mask)[mask != 0]
-    assert found.mean().abs() < 1e-9
-    if len(found) > 1:
-        assert found.var(correction=0).item() == pytest.approx(1.0, abs=1e-9)
-    assert not whiten(values, mask)[mask == 0].any()
-    moved = whiten(3 * values + 5, mask)
-    torch.testing.assert_close(moved, whiten(values, mask))
-
-
-def test_whitening_without_spread_only_shifts():
-    mask = torch.tensor([[0.0, 1.0, 1.0]])
-    assert not whiten(torch.full((1, 3), 0.1), mask).any()
-    assert not whiten(torch.ones(1, 3), torch.zeros(1, 3)).any()
 
 
 def test_shapes_must_agree():

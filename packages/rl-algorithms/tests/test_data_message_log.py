@@ -68,6 +68,60 @@ def test_bad_logs():
         batched_message_log_to_flat_message([log(1), [{"role": "user", "content": ""}]])
 
 
+def message(**tensors):
+    return {"role": "user", "content": "x", **tensors}
+
+
+def of(*shape, dtype=torch.float32, device="cpu"):
+    return torch.ones(shape, dtype=dtype, device=device)
+
+
+@pytest.mark.parametrize(
+    ("messages", "error"),
+    [
+        ([of(2), of(2, 2)], r"float32 on cpu of shape \[n\] in message 0, .*\[n, 2\]"),
+        ([of(2, 2), of(2, 3)], r"shape \[n, 2\] in message 0, .*\[n, 3\] in message 1"),
+        ([of(), of(2)], "one entry per token: message 0 has a single number"),
+        ([of(2), of(2, device="meta")], "on meta of shape"),
+        ([of(2), [1.0]], r"missing in message\(s\) \[1\], or no tensor there"),
+        ([[1.0], of(2)], r"missing in message\(s\) \[0\], or no tensor there"),
+    ],
+)
+def test_tensors_that_cannot_be_joined_are_named(messages, error):
+    with pytest.raises(ColumnError, match=f"message log: 'a' .*{error}"):
+        message_log_to_flat_messages([message(a=value) for value in messages])
+
+
+@pytest.mark.parametrize(
+    ("rows", "error"),
+    [
+        (
+            [of(2, dtype=torch.int64), of(3)],
+            "int64 on cpu .* in conversation 0, torch.float32 .* in conversation 1",
+        ),
+        ([of(2), of(2, device="meta")], "on meta .* in conversation 1"),
+        ([of(2, 2), of(2, 2)], r"1-D tensor in each .* shape \[2, 2\] in conv"),
+    ],
+)
+def test_conversations_keep_their_dtype_and_device(rows, error):
+    with pytest.raises(ColumnError, match=f"message logs: 'a' must .*{error}"):
+        batched_message_log_to_flat_message([[message(a=value)] for value in rows])
+
+
+def test_nothing_is_cut_or_rounded_in_silence():
+    with pytest.raises(ColumnError, match=r"message log 1: .* a has 2, b has 3"):
+        batched_message_log_to_flat_message(
+            [[message(a=of(1), b=of(1))], [message(a=of(2), b=of(3))]]
+        )
+    whole = [[message(a=of(1, dtype=torch.int64))]]
+    with pytest.raises(ColumnError, match=r"int64 and cannot be padded with 0\.5"):
+        batched_message_log_to_flat_message(whole, {"a": 0.5})
+    with pytest.raises(ColumnError, match="must be at least 1: got 0"):
+        batched_message_log_to_flat_message(whole, None, 0)
+    with pytest.raises(ColumnError, match="message log 0: message 1 needs token_ids"):
+        add_loss_mask_to_message_log([[*log(1), {"role": "user"}]])
+
+
 def test_formatting_shares_out_the_tokens_of_the_whole():
     tokenizer = build_tokenizer(
         TokenizerBuildConfig(characters="abcdu<>\n", chat_template=TEMPLATE)

@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
 
 import rl_algorithms as rl
 from rl_algorithms.evaluation import EvalConfig, evaluate, find_target
 from rl_algorithms.evaluation.result import DatasetEvaluation
+from rl_distributed.batched_data_dict import BatchedDataDict
 from rl_distributed.errors import ConfigError, UserError
 from rl_distributed.virtual_cluster import RayVirtualCluster
 from rl_envs import FunctionalRewardWrapper
 from rl_envs.interfaces import EnvironmentInterface, EnvironmentReturn
 from rl_models import GenerationConfig, GenerationPolicy
+from rl_models.generation.rows import check_rows
 
 ROWS = [{"prompt": f"{a}+{b}="} for a in range(3) for b in range(3)]
 SETTINGS = {"max_new_tokens": 3, "num_generations": 4, "seed": 5}
@@ -41,8 +44,6 @@ class LastDigit(EnvironmentInterface):
     """Reads the last character as the answer; it is right if it is a 7."""
 
     def step(self, message_log_batch, metadata):
-        import torch  # noqa: PLC0415
-
         answers = [log[-1]["content"][-1:] or None for log in message_log_batch]
         size = len(answers)
         return EnvironmentReturn(
@@ -53,6 +54,64 @@ class LastDigit(EnvironmentInterface):
             terminateds=torch.ones(size, dtype=torch.bool),
             answers=answers,
         )
+
+
+class Talkative:
+    """Says two tokens each time; refuses, as backends do, what the context is too
+    short for."""
+
+    weight_version = 0
+
+    def __init__(self, context, limit):
+        self.context, self.limit, self.num_calls = context, limit, 0
+
+    def generate(self, data, greedy=False, *, sampling=None):
+        self.num_calls += 1
+        ids, lengths = data["input_ids"], data["input_lengths"]
+        check_rows(ids, lengths.numpy(), self.limit, self.context)
+        out = torch.nn.functional.pad(ids, (0, 2))
+        for row, length in enumerate(lengths.tolist()):
+            out[row, length : length + 2] = ids[row, 0]
+        size = len(lengths)
+        return BatchedDataDict(
+            {
+                "output_ids": out,
+                "generation_lengths": torch.full((size,), 2),
+                "unpadded_sequence_lengths": lengths + 2,
+                "logprobs": torch.zeros(out.shape),
+                "truncated": torch.ones(size, dtype=torch.bool),
+                "weight_version": torch.zeros(size, dtype=torch.int64),
+            }
+        )
+
+
+class Endless(LastDigit):
+    """Always wants another answer."""
+
+    def step(self, message_log_batch, metadata):
+        judged = super().step(message_log_batch, metadata)
+        size = len(metadata)
+        more = [{"role": "user", "content": "+1="}] * size
+        done = torch.zeros(size, dtype=torch.bool)
+        return judged._replace(observations=more, terminateds=done)
+
+
+@pytest.mark.parametrize("context", [None, 32])
+def test_conversations_end_where_the_context_does(tiny_model, context):
+    """That of the model has 64 tokens; a turn takes five, an answer may take four."""
+    generation = Talkative(context or 64, 4)
+    result = evaluate(
+        tiny_model,
+        ROWS[:2],
+        environment=Endless(),
+        generation=generation,
+        max_new_tokens=4,
+        max_rollout_turns=50,
+        **({} if context is None else {"max_context_length": context}),
+    )
+    assert result.metrics["truncation_rate"] == 1.0
+    # The prompt has 4 tokens: 4 + 5 n + 4 must fit.
+    assert generation.num_calls == ((context or 64) - 8) // 5 + 1
 
 
 @pytest.mark.usefixtures("ray_cluster")

@@ -427,16 +427,13 @@ def test_metrics_have_types_and_right_values():
     assert float(metrics["gen_kl_error"]) == mean(
         math.exp(o - g) - (o - g) - 1 for o, g in pairs
     )
+    ratios_of_sampler = [math.exp(o - g) for o, g in pairs]
     assert float(metrics["policy_kl_error"]) == mean(
-        math.exp(g - o) - (g - o) - 1 for o, g in pairs
+        u * math.log(u) - u + 1 for u in ratios_of_sampler
     )
-
-    def k3(from_, to):
-        return math.exp(to - from_) - (to - from_) - 1
-
-    mixed = [math.log((math.exp(o) + math.exp(g)) / 2) for o, g in pairs]
     assert float(metrics["js_divergence_error"]) == mean(
-        0.5 * (k3(o, m) + k3(g, m)) for (o, g), m in zip(pairs, mixed, strict=True)
+        0.5 * (u * math.log(2 * u / (1 + u)) + math.log(2 / (1 + u)))
+        for u in ratios_of_sampler
     )
     assert float(metrics["sampling_importance_ratio"]) == mean(
         math.exp(o - g) for o, g in pairs

@@ -35,6 +35,7 @@ def test_clamps_and_weights():
     assert float(calculate_kl(near, far, "k1", None, None)) == 100.0
     weights = torch.tensor([0.5])
     assert float(calculate_kl(near, far, "k1", None, None, weights)) == 50.0
+    assert float(calculate_kl(near, far, "k1", None, 10.0, weights)) == 10.0
     assert math.isfinite(float(calculate_kl(far, near, "k3", 20.0, 10.0)))
 
 

@@ -63,6 +63,7 @@ class TestTraining:
             val_period=5,
             val_greedy=False,
             val_num_generations_per_prompt=8,
+            accuracy_threshold=1.0,
             stop_at_validation_metric="val:accuracy",
             stop_at_validation_threshold=0.8,
         ).fit(ROWS, val_dataset=ROWS[:4], reward_fn=reward)

@@ -327,10 +327,74 @@ def test_observations_follow_the_chat_template():
         make_batch(chat, [{"prompt": "x", "answer": "1000"}])
     )
     (text,) = texts(chat, result, "all")
-    # The end of sequence that was sampled stands once, and a turn that was cut off is
-    # not followed by another.
-    assert text == "<u>x\n<a>1<eos>\n<t>more\n<a>2"
-    assert result.rows["outcome"].tolist() == [Outcome.TRUNCATED]
+    # Each turn ends once: by the token that was sampled, or by the template's own.
+    assert text == "<u>x\n<a>1<eos>\n<t>more\n<a>2<eos>\n<t>more\n<a>3<eos>"
+    assert texts(chat, result) == ["1<eos>23<eos>"], "an end is not learned from there"
+
+
+class TestCutAnswers:
+    """What `max_new_tokens` cuts off goes on, unless the environment ends it."""
+
+    SCRIPT = (["1"], ["2"], ["3$"])
+
+    def run(self, judge, tokenizer=None, script=SCRIPT, **config):
+        chat = tokenizer or make_tokenizer(TEMPLATE)
+        generator = Scripted(chat, lambda call, row, seed: script[call][row])
+        environment = Judge(judge)
+        settings = RolloutConfig(**{"max_turns": 3, **config})
+        result = RolloutEngine(generator, environment, chat, settings).run(
+            make_batch(chat, [{"prompt": "x", "answer": "1000"}])
+        )
+        return result, environment, chat
+
+    def test_the_environment_is_told_and_goes_on(self):
+        told = []
+
+        def judge(row, log, info):
+            told.append(log[-1].get("truncated", False))
+            return 1.0, len(told) == 3, "more", info
+
+        result, _, chat = self.run(judge)
+        assert told == [True, True, False]
+        assert result.rows["num_turns"].tolist() == [3]
+        assert result.rows["rewards"].tolist() == [3.0]
+        assert result.rows["outcome"].tolist() == [Outcome.OK]
+        assert result.rows["truncated"].tolist() == [False]
+        assert float(result.metrics["cut_answer_rate"]) == pytest.approx(2 / 3)
+        assert float(result.metrics["truncation_rate"]) == 0.0
+        assert texts(chat, result) == ["123<eos>"]
+
+    def test_the_environment_may_end_it(self):
+        def judge(row, log, info):
+            return 1.0, "truncated" in log[-1], "more", info
+
+        result, environment, _ = self.run(judge)
+        assert len(environment.seen) == 1
+        assert result.rows["outcome"].tolist() == [Outcome.TRUNCATED]
+        assert result.rows["truncated"].tolist() == [True]
+
+    def test_the_last_answer_counts(self):
+        result, *_ = self.run(guessing, script=(["1$"], ["2"]), max_turns=2)
+        assert result.rows["truncated"].tolist() == [True]
+        assert result.rows["outcome"].tolist() == [Outcome.TRUNCATED]
+        assert float(result.metrics["max_turns_reached_rate"]) == 1.0
+
+    def test_without_room_for_another_answer_it_ends(self):
+        # The prompt has 8 tokens, an answer and what follows it have 14.
+        result, environment, _ = self.run(
+            guessing, max_total_sequence_length=30, min_answer_room=2
+        )
+        assert len(environment.seen) == 2
+        assert result.rows["outcome"].tolist() == [Outcome.TRUNCATED]
+        assert result.rows["truncated"].tolist() == [True]
+
+    def test_templates_do_not_see_the_note(self):
+        note = "{{ m['content'] }}{% if 'truncated' in m %}zz{% endif %}"
+        template = TEMPLATE.replace("{{ m['content'] }}", note)
+        result, _, chat = self.run(guessing, make_tokenizer(template))
+        (text,) = texts(chat, result, "all")
+        assert "z" not in text
+        assert result.message_logs[0][1]["truncated"] is True
 
 
 def test_turn_limit_and_length_limit(tokenizer):

@@ -317,6 +317,64 @@ def test_rows_that_failed_have_no_reward_by_name(tokenizer):
     assert rows["sample_mask"].tolist() == [0.0, 0.0, 1.0, 1.0]
 
 
+@pytest.mark.parametrize("how", ["unscored", "raises", "worker died", "generator"])
+@pytest.mark.parametrize("named", [False, True])
+def test_a_failed_second_turn_keeps_no_reward_of_the_first(tokenizer, how, named):
+    """Prompt a ends in its first turn; b earns as much, and fails in its second."""
+
+    def judge(log, info):
+        second = len(log) > 2
+        if second and how == "raises":
+            raise KeyError("oh")
+        if second and how == "worker died":
+            raise WorkerDiedError("gone")
+        value = NAN if second and how == "unscored" else 0.75
+        reward = {"reward/x": value, "reward/y": value} if named else value
+        return reward, second or log[0]["content"] == "a", "c"
+
+    def sample(call, row, seed):
+        if how == "generator" and call == 1:
+            raise WorkerDiedError("gone")
+        return by_seed(call, row, seed)
+
+    settings = {"on_environment_error": "drop", "max_turns": 2}
+    engine, _ = make(tokenizer, Judge(judge), sample, **settings)
+    result = run(engine, tokenizer, num_generations=1)
+    rows = result.rows
+    failed = (
+        Outcome.ENVIRONMENT_ERROR
+        if how in ("unscored", "raises")
+        else Outcome.INFRASTRUCTURE_ERROR
+    )
+    assert rows["outcome"].tolist() == [Outcome.OK, failed]
+    assert rows["num_turns"].tolist() == [1, 1 if how == "generator" else 2]
+    earned = 1.5 if named else 0.75
+    assert rows["rewards"].tolist() == [earned, 0.0]
+    assert rows["sample_mask"].tolist() == [1.0, 0.0]
+    assert float(result.metrics["reward"]) == earned
+    assert result.samples[1].reward == 0.0
+    if named:
+        for name in ("reward/x", "reward/y"):
+            assert rows[name].isnan().tolist() == [False, True]
+
+
+def test_a_second_turn_played_again_earns_once(tokenizer):
+    """What the first attempt earned before it failed does not count."""
+
+    def judge(log, info):
+        second = len(log) > 2
+        failed = second and environment.num_calls == 2
+        return (NAN if failed else 0.75), second, "c"
+
+    environment = Judge(judge)
+    settings = {"max_turns": 2, "retry": {"max_attempts": 2}}
+    engine, generator = make(tokenizer, environment, **settings)
+    result = run(engine, tokenizer, prompts=["a"], num_generations=1)
+    assert len(generator.calls) == 4
+    assert result.rows["outcome"].tolist() == [Outcome.OK]
+    assert result.rows["rewards"].tolist() == [1.5]
+
+
 def ranks(responses):
     """Rank 0 for the smallest text; None for a text that is unique in the group."""
     order = sorted(set(responses))

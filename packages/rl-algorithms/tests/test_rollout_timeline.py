@@ -171,7 +171,7 @@ class TestKLInTheReward:
             for reward, kl in zip(REWARDS, per_token_kl(rows), strict=True)
         ]
         every = torch.cat(returns)
-        std = every.std(correction=0)
+        std = every.std()
         places = {name: rows[name] for name in ("conversation_index", "part_index")}
         found = tokens(BatchedDataDict({**train, **places}), "advantages")
         for row, expected in zip(found, returns, strict=True):

@@ -215,11 +215,6 @@ def unweighted_kl(logprobs, reference, kind, low, high, weights=None):
     return right_kl(logprobs, reference, kind, low, high)
 
 
-def kl_without_detach(logprobs, reference, kind, low, high, weights=None):
-    """The weight is a constant 1: `exp(log p - log p)`."""
-    return right_kl(logprobs, reference, kind, low, high, torch.ones_like(logprobs))
-
-
 right_kl = policy_terms.calculate_kl
 right_ratios = policy_terms._ratios
 
@@ -360,7 +355,7 @@ LOSS_MUTANTS: dict[str, tuple[dict[str, Any], Any, str]] = {
     ),
     "kl without score function": (
         KL,
-        patched(calculate_kl=kl_without_detach),
+        patched(_score_function=torch.ones_like),
         "gradient",
     ),
     "entropy without weights": (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import pickle
+import re
 import signal
 
 import pytest
@@ -12,9 +13,15 @@ from hypothesis import strategies as st
 
 from rl_algorithms import GRPOConfig, GRPOTrainer, Interrupted, SFTConfig
 from rl_algorithms.trainers.batch_plan import BatchPlan
+from rl_algorithms.trainers.config import EnvConfig
 from rl_algorithms.trainers.result import History, TrainResult, metric_name, sink_name
 from rl_algorithms.trainers.run_folder import claim_run_folder, find_resume
-from rl_algorithms.trainers.schedule import EarlyStop, ValidationSchedule, count_steps
+from rl_algorithms.trainers.schedule import (
+    EarlyStop,
+    ValidationSchedule,
+    count_steps,
+    unranked_warning,
+)
 from rl_algorithms.trainers.settings import build_config, route
 from rl_algorithms.trainers.signals import SignalGuard
 from rl_algorithms.trainers.state import TrainerState
@@ -79,6 +86,50 @@ class TestSchedule:
     def test_early_stop_names_the_metrics_there_are(self):
         with pytest.raises(ConfigError, match=r"no 'val:acc'.*val:accuracy"):
             EarlyStop("val:acc", 1.0).reason({"val:accuracy": 1.0})
+
+    @pytest.mark.parametrize(
+        ("save_period", "schedule", "total", "said"),
+        [
+            (10, ValidationSchedule(5), 20, None),
+            (10, ValidationSchedule(5, at_end=True), 23, None),
+            (
+                10,
+                ValidationSchedule(4),
+                41,
+                r"=10 .* 3 of 5 .* \(steps 10, 30, 41\) .* multiple of val_period "
+                r"\(4\), and set val_at_end",
+            ),
+            (
+                3,
+                ValidationSchedule(10, at_end=True),
+                40,
+                r"12 of 14 .* \(steps 3, 6, 9, \.\.\.\) .* \(10\)$",
+            ),
+            (
+                5,
+                ValidationSchedule(5, start_at=11),
+                15,
+                r"2 of 3 .* \(steps 5, 10\) will have no val:x",
+            ),
+            (4, ValidationSchedule(at_end=True), 8, r"1 of 2 .* \(steps 4\) .*period$"),
+            (4, ValidationSchedule(), 8, "ranks nothing, as no validation"),
+        ],
+    )
+    def test_checkpoints_that_no_validation_ranks(
+        self, save_period, schedule, total, said
+    ):
+        ranking = CheckpointingConfig(metric_name="val:x", save_period=save_period)
+        found = unranked_warning(ranking, schedule, total, has_data=True)
+        if said is None:
+            assert found is None
+        else:
+            assert re.search(said, found), found
+        for other in ({"metric_name": None}, {"metric_name": "train:x"}):
+            quiet = ranking.replace(**other)
+            assert unranked_warning(quiet, schedule, total, has_data=True) is None
+        assert "ranks nothing" in unranked_warning(
+            ranking, schedule, total, has_data=False
+        )
 
     def test_count_steps(self):
         assert count_steps(10, 2, None) == 20
@@ -228,6 +279,17 @@ class TestResult:
             result.plot(metrics=["nope"])
 
 
+class TestEnvConfig:
+    def test_variables_that_are_passed(self, monkeypatch):
+        monkeypatch.setenv("JUDGE_API_KEY", "k")
+        config = EnvConfig(name="mine", pass_env=["JUDGE_API_KEY"])
+        assert config.passed() == {"JUDGE_API_KEY": "k"}
+        assert "'k'" not in str(config.to_dict())
+        missing = EnvConfig(name="mine", pass_env=["NO_SUCH_KEY"])
+        with pytest.raises(ConfigError, match=r"env.pass_env names NO_SUCH_KEY, which"):
+            missing.passed()
+
+
 class TestRunFolder:
     def test_each_run_gets_its_own(self, tmp_path):
         base = tmp_path / "a" / "run"
@@ -301,6 +363,36 @@ class TestSignals:
             with pytest.raises(Interrupted):
                 signal.raise_signal(signal.SIGINT)
             guard.acknowledge()
+
+    def test_one_closed_terminal_sends_several_hangups(self):
+        with SignalGuard() as guard:
+            guard.hold()
+            for _ in range(3):
+                signal.raise_signal(signal.SIGHUP)
+            with pytest.raises(Interrupted) as caught:
+                guard.release()
+            assert caught.value.exit_code == 129
+            guard.acknowledge()
+            # While the run is being saved.
+            signal.raise_signal(signal.SIGHUP)
+            guard.check()
+
+    def test_a_hangup_after_ctrl_c_is_no_wish_to_leave_at_once(self):
+        with SignalGuard() as guard:
+            guard.hold()
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGHUP)
+            assert guard.pending == signal.SIGINT
+            guard.acknowledge()
+
+    def test_a_program_that_outlives_its_terminal_goes_on(self):
+        before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        try:
+            with SignalGuard() as guard:
+                signal.raise_signal(signal.SIGHUP)
+                guard.check()
+        finally:
+            signal.signal(signal.SIGHUP, before)
 
     def test_handlers_are_put_back(self):
         before = signal.getsignal(signal.SIGINT)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
+import json
+import os
+import re
 import signal
 import sys
 from pathlib import Path
@@ -208,8 +211,85 @@ class TestCheckpoints:
         trainer = make(val_period=1, checkpointing=settings)
         result = trainer.fit(ROWS, val_dataset=[0, 0.1, 0.9, 0.3, 0.2, 0.1, 0.4])
         assert result.checkpoint_path.name == "step_2"
-        names = sorted(p.name for p in result.checkpoint_path.parent.iterdir())
+        names = sorted(p.name for p in result.checkpoint_path.parent.glob("step_*"))
         assert names == ["step_2", "step_6"]
+
+    def test_a_metric_of_an_earlier_step_ranks_no_newer_policy(self, make):
+        """Steps 3 and 5 are not validated: what step 2 and 4 came to is not theirs."""
+        settings = {"metric_name": "val:accuracy", "save_period": 1}
+        trainer = make(max_num_steps=5, val_period=2, checkpointing=settings)
+        result = trainer.fit(ROWS, val_dataset=[0, 0, 0.9, 0, 0.4])
+        assert result.checkpoint_path.name == "step_2"
+        found = {}
+        for path in result.checkpoint_path.parent.glob("step_*"):
+            info = json.loads((path / "training_info.json").read_text())
+            found[path.name] = info["val:accuracy"]
+            assert (
+                info["train:loss"]
+                == result.history.at(info["state"]["step"])["train:loss"]
+            )
+        assert found == {
+            "step_1": None,
+            "step_2": 0.9,
+            "step_3": None,
+            "step_4": 0.4,
+            "step_5": None,
+        }
+
+    def test_a_step_that_measured_nothing_is_not_ranked_by_the_one_before(self, make):
+        trainer = make(
+            max_num_steps=4,
+            checkpointing={
+                "metric_name": "train:loss",
+                "higher_is_better": False,
+                "save_period": 1,
+            },
+        )
+        losses = iter([{"loss": 3.0}, {"loss": 1.0}, {}, {"loss": 2.0}])
+        trainer._train_step = lambda batch: next(losses)
+        assert trainer.fit(ROWS).checkpoint_path.name == "step_2"
+
+    @pytest.mark.parametrize(
+        ("settings", "warnings"),
+        [
+            (
+                {"val_period": 2, "checkpointing": {"save_period": 1}},
+                ["3 of 6 checkpoints (steps 1, 3, 5) will have no val:accuracy"],
+            ),
+            ({"val_period": 2, "checkpointing": {"save_period": 2}}, []),
+            (
+                {"val_period": 4, "checkpointing": {"save_period": 4}},
+                ["1 of 2 checkpoints (steps 6) .* set val_at_end for the last one"],
+            ),
+            (
+                {"checkpointing": {"save_period": 2}},
+                ["ranks nothing, as no validation", "no checkpoint in"],
+            ),
+            (
+                {"val_period": 2, "checkpointing": {"metric_name": "val:acuracy"}},
+                ["step 2 lacks its ranking metric 'val:acuracy'", "no checkpoint in"],
+            ),
+            (
+                {"val_period": 2, "checkpointing": {"enabled": False}},
+                ["without effect"],
+            ),
+        ],
+    )
+    def test_what_ranks_nothing_is_said_once(self, make, caplog, settings, warnings):
+        checkpointing = {
+            "metric_name": "val:accuracy",
+            "save_period": 2,
+            **settings["checkpointing"],
+        }
+        trainer = make(**{**settings, "checkpointing": checkpointing})
+        data = [0.1 * step for step in range(7)] if "val_period" in settings else None
+        with caplog.at_level("WARNING"):
+            trainer.fit(ROWS, val_dataset=data)
+        said = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+        assert len(said) == len(warnings)
+        for line, wanted in zip(said, warnings, strict=True):
+            pattern = re.escape(wanted).replace(r"\.\*", ".*")
+            assert re.search(pattern, line), line
 
     def test_one_is_saved_before_the_time_is_up(self, make):
         recorder = toy.Recorder()
@@ -235,7 +315,7 @@ class TestCheckpoints:
         with pytest.raises(CheckpointError, match=r"step_4"):
             trainer.fit(ROWS)
         folder = trainer.run_dir / "checkpoints"
-        assert [p.name for p in folder.iterdir()] == ["step_2"]
+        assert [p.name for p in folder.glob("*step_*")] == ["step_2"]
 
 
 class TestResume:
@@ -274,11 +354,39 @@ class TestResume:
             trainer.fit(ROWS, resume=True)
 
 
+class TestOwner:
+    def test_a_run_that_lives_cannot_be_resumed(self, make):
+        trainer = make(checkpointing={"save_period": 1})
+        refused = []
+
+        def resume(trainer):
+            if trainer.state.step == 2:
+                with pytest.raises(ConfigError) as caught:
+                    make().fit(ROWS, resume=trainer.run_dir)
+                refused.append(str(caught.value))
+
+        trainer.in_step = resume
+        result = trainer.fit(ROWS)
+        (message,) = refused
+        assert "another process carries this run out" in message
+        assert f"this very process ({os.getpid()} on " in message
+        assert "SIGTERM saves it" in message
+        # It has lost nothing by it, and whoever comes later may go on.
+        assert result.steps == 6
+        assert len(result.history) == 6
+        assert make().fit(ROWS, resume=trainer.run_dir).steps == 6
+
+
 class TestSignals:
     @pytest.mark.parametrize(("place", "done"), [("in_step", 1), ("in_training", 2)])
     @pytest.mark.parametrize(
         ("signum", "code"),
-        [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGUSR1, 138)],
+        [
+            (signal.SIGINT, 130),
+            (signal.SIGTERM, 143),
+            (signal.SIGUSR1, 138),
+            (signal.SIGHUP, 129),
+        ],
     )
     def test_keeps_a_checkpoint_and_resumes(self, make, place, done, signum, code):
         whole = toy.ToyPolicy()

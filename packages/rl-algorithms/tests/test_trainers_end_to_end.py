@@ -53,7 +53,7 @@ class TestGRPO:
             val_greedy=False,
             val_num_generations_per_prompt=8,
             max_num_steps=80,
-            stop_at_validation_metric="val:accuracy",
+            stop_at_validation_metric="val:reward",
             stop_at_validation_threshold=0.8,
             output_dir=str(tmp_path / "run"),
             **{**GRPO, "lr": 1e-2},
@@ -61,8 +61,8 @@ class TestGRPO:
         rewards = result.history.column("train:reward")[1]
         assert rewards[0] < 0.2
         assert rewards[-1] > 0.5
-        assert result.metrics["val:accuracy"] >= 0.8
-        assert "val:accuracy reached" in result.stop_reason
+        assert result.metrics["val:reward"] >= 0.8
+        assert "val:reward reached" in result.stop_reason
         assert result.metrics["train:token_mult_prob_error"] < 1 + 1e-5
         model = AutoModelForCausalLM.from_pretrained(result.model_path)
         tokenizer = AutoTokenizer.from_pretrained(result.model_path)
@@ -163,6 +163,7 @@ class TestSFT:
             val_at_start=True,
             val_at_end=True,
             lr=3e-3,
+            accuracy_threshold=1.0,
             output_dir=str(tmp_path / "run"),
         )
         trainer = pooled(pool, trainer)
@@ -176,7 +177,7 @@ class TestSFT:
         assert losses[-1] < 0.7 * losses[0]
         val = result.history.column("val:val_loss")[1]
         assert val[-1] < 0.7 * val[0]
-        assert 0.0 <= result.metrics["val:accuracy"] <= 1.0
+        assert result.metrics["val:accuracy"] == result.metrics["val:reward"]
         assert set(trainer.validation.samples[0]) == {"prompt", "response", "reward"}
 
 
@@ -199,7 +200,7 @@ class TestData:
             rl.Mixture({"low": SUMS[:16], "high": SUMS[16:]}, {"low": 3, "high": 1}),
             reward_fn=lambda prompt, response: float(len(response)),
         )
-        names = ("val_loss", "accuracy")
+        names = ("val_loss", "reward")
         for name in names:
             low, high = (result.metrics[f"val:{s}/{name}"] for s in ("low", "high"))
             assert result.metrics[f"val:{name}"] == pytest.approx((low + high) / 2)

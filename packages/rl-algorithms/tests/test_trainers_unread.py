@@ -16,6 +16,7 @@ OFF_POLICY = {"distillation.on_policy": False}
 UNREAD = [
     ("sft", "env", ENV),
     ("sft", "sft.val_greedy", False),
+    ("sft", "sft.accuracy_threshold", 0.5),
     ("ppo", "ppo.positive_above", 0.5),
     ("sft", "data.chosen_key", "better"),
     ("dpo", "env", ENV),

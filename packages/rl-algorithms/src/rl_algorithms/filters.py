@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from rl_algorithms.advantages.baselines import calculate_baseline_and_std_per_group
-from rl_algorithms.errors import NoLearningSignalError
+from rl_algorithms.advantages.checks import check_rewards
+from rl_algorithms.errors import LossInputError, NoLearningSignalError
 from rl_distributed.batched_data_dict import BatchedDataDict
 
 __all__ = [
@@ -39,7 +40,16 @@ def rows_with_variance(
         group_index: [N] which group a row belongs to.
         valid_mask: [N] 1 where the row counts; default all.
         named_rewards: [N] each: look at these instead, and for a difference in any.
+
+    Raises:
+        LossInputError: The columns do not belong to the same rows.
     """
+    check_rewards(
+        rewards,
+        group_index=group_index,
+        valid_mask=valid_mask,
+        **(named_rewards or {}),
+    )
     valid = torch.ones_like(group_index) if valid_mask is None else valid_mask
     varied = torch.zeros_like(group_index, dtype=torch.bool)
     for values in [rewards] if named_rewards is None else named_rewards.values():
@@ -59,7 +69,11 @@ def mask_overlong(sample_mask: Tensor, truncated: Tensor) -> tuple[Tensor, int]:
 
     Returns:
         The new sample mask, and how many rows it lost.
+
+    Raises:
+        LossInputError: The two do not belong to the same rows.
     """
+    _check_shapes(sample_mask.shape, truncated=truncated)
     dropped = truncated.bool() & (sample_mask != 0)
     return sample_mask.masked_fill(dropped, 0), int(dropped.sum())
 
@@ -82,13 +96,31 @@ def mask_sequence_logprob_error(
 
     Returns:
         The new sample mask, and how many rows it lost.
+
+    Raises:
+        LossInputError: The columns do not belong to the same rows and tokens.
     """
+    _check_shapes(
+        token_mask.shape,
+        generation_logprobs=generation_logprobs,
+        prev_logprobs=prev_logprobs,
+    )
+    _check_shapes(token_mask.shape[:1], sample_mask=sample_mask)
     trained = token_mask != 0
     error = torch.where(trained, (generation_logprobs - prev_logprobs).abs().exp(), 0.0)
     mean = error.sum(-1) / trained.sum(-1).clamp(min=1)
     # "not <=" also catches NaN.
     dropped = ~(mean <= threshold) & (sample_mask != 0)
     return sample_mask.masked_fill(dropped, 0), int(dropped.sum())
+
+
+def _check_shapes(shape: torch.Size, **columns: Tensor) -> None:
+    for name, value in columns.items():
+        if value.shape != shape:
+            raise LossInputError(
+                f"{name} must be {list(shape)}, as what it filters is: got "
+                f"{list(value.shape)}"
+            )
 
 
 def named_rewards(rows: Mapping[str, Any]) -> dict[str, Tensor]:

@@ -20,6 +20,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from rl_algorithms.advantages.checks import check_rewards
 from rl_algorithms.errors import LossInputError
 
 __all__ = [
@@ -52,12 +53,18 @@ def calculate_baseline_and_std_per_prompt(
 
     Returns:
         Baseline and standard deviation, [N] each.
+
+    Raises:
+        LossInputError: The columns do not belong to the same rows.
     """
+    check_rewards(rewards)
     if prompts.dim() != 2 or prompts.shape[0] != rewards.shape[0]:
         raise LossInputError(
             f"prompts must be [N, S] with N={rewards.shape[0]} rewards: got "
             f"{list(prompts.shape)}"
         )
+    if prompts.is_meta:
+        raise LossInputError("prompts must hold values: they are on the meta device")
     _, group_index = torch.unique(prompts, dim=0, return_inverse=True)
     return calculate_baseline_and_std_per_group(
         group_index, rewards, valid_mask, leave_one_out_baseline, std_rewards
@@ -85,17 +92,16 @@ def calculate_baseline_and_std_per_group(
 
     Returns:
         Baseline and standard deviation, [N] each, in the dtype of `rewards`.
+
+    Raises:
+        LossInputError: The columns do not belong to the same rows, or have no values.
     """
-    for name, value in (
-        ("group_index", group_index),
-        ("valid_mask", valid_mask),
-        ("std_rewards", std_rewards),
-    ):
-        if value is not None and value.shape != rewards.shape:
-            raise LossInputError(
-                f"{name} must have the shape of rewards, {list(rewards.shape)}: got "
-                f"{list(value.shape)}"
-            )
+    check_rewards(
+        rewards,
+        group_index=group_index,
+        valid_mask=valid_mask,
+        std_rewards=std_rewards,
+    )
     _, groups = torch.unique(group_index, return_inverse=True)
     num_groups = int(groups.max()) + 1 if groups.numel() else 0
     valid = (

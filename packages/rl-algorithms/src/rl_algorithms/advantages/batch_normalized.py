@@ -9,35 +9,16 @@ import torch
 from torch import Tensor
 
 from rl_algorithms.advantages.baselines import calculate_baseline_and_std_per_group
+from rl_algorithms.advantages.checks import check_reward_columns, check_rewards
 from rl_algorithms.advantages.config import AdvantageConfig
 from rl_algorithms.advantages.estimators import RewardColumns, finish_advantages
+from rl_algorithms.advantages.whitening import whiten
 from rl_algorithms.errors import LossInputError
 
 __all__ = [
     "GDPOAdvantageEstimator",
     "ReinforcePlusPlusAdvantageEstimator",
-    "whiten",
 ]
-
-_RESOLUTION = 1e-6
-"""Spreads below this part of the largest value are rounding."""
-
-
-def whiten(values: Tensor, weights: Tensor) -> Tensor:
-    """Shift and scale to a weighted mean of 0 and a weighted variance of 1.
-
-    Values without spread become 0; so does everything if all weights are 0.
-
-    Args:
-        values: Any shape, float64.
-        weights: As often as each value counts, of that shape.
-    """
-    counted = torch.where(weights != 0, values, 0.0)
-    total = weights.sum().clamp(min=1)
-    deviation = torch.where(weights != 0, values - (counted * weights).sum() / total, 0)
-    std = ((deviation.square() * weights).sum() / total).sqrt()
-    floor = _RESOLUTION * counted.abs().amax() if counted.numel() else std
-    return torch.where(std > floor, deviation / std, torch.zeros_like(deviation))
 
 
 class ReinforcePlusPlusAdvantageEstimator:
@@ -59,6 +40,8 @@ class ReinforcePlusPlusAdvantageEstimator:
         **columns: Unpack[RewardColumns],
     ) -> Tensor:
         """See `AdvantageEstimator`; [N, S] with a KL penalty, otherwise [N]."""
+        check_rewards(rewards, group_index=group_index, valid_mask=valid_mask)
+        check_reward_columns(rewards, columns)
         cfg = self.config
         valid = torch.ones_like(rewards) if valid_mask is None else valid_mask != 0
         returns = rewards.to(torch.float64)
@@ -105,6 +88,8 @@ class GDPOAdvantageEstimator:
         **columns: Unpack[RewardColumns],
     ) -> Tensor:
         """See `AdvantageEstimator`; reads `named_rewards`."""
+        check_rewards(rewards, group_index=group_index, valid_mask=valid_mask)
+        check_reward_columns(rewards, columns)
         cfg, named = self.config, columns.get("named_rewards") or {}
         valid = torch.ones_like(rewards) if valid_mask is None else valid_mask
         total = torch.zeros_like(rewards, dtype=torch.float64)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from rl_algorithms.advantages.baselines import calculate_baseline_and_std_per_group
+from rl_algorithms.advantages.checks import check_reward_columns, check_rewards
 from rl_algorithms.advantages.config import AdvantageConfig
 
 __all__ = [
@@ -60,6 +61,10 @@ class AdvantageEstimator(Protocol):
                 different dataset rows do not.
             valid_mask: [N] 1 where the row counts; default all.
             columns: See `RewardColumns`.
+
+        Raises:
+            LossInputError: What is given does not belong to the same rows, or lacks
+                something that this estimator needs.
         """
         ...
 
@@ -67,8 +72,9 @@ class AdvantageEstimator(Protocol):
 class GRPOAdvantageEstimator:
     """`(reward - baseline) / std` within the group of a prompt.
 
-    Rows of a group without spread are not divided; their advantage is 0 anyway, up to
-    rounding. See `advantages.baselines` for small groups.
+    Where the others of a group agree, the spread of the whole group divides. Rows of a
+    group without spread are not divided; their advantage is 0 anyway, up to rounding.
+    See `advantages.baselines`.
     """
 
     def __init__(self, config: AdvantageConfig | None = None) -> None:
@@ -82,6 +88,8 @@ class GRPOAdvantageEstimator:
         **columns: Unpack[RewardColumns],
     ) -> Tensor:
         """See `AdvantageEstimator`."""
+        check_rewards(rewards, group_index=group_index, valid_mask=valid_mask)
+        check_reward_columns(rewards, columns)
         cfg, std_rewards = self.config, columns.get("std_rewards")
         values = rewards_after_kl(rewards, columns)
         baseline, std = calculate_baseline_and_std_per_group(
@@ -118,6 +126,8 @@ class RawRewardAdvantageEstimator:
         **columns: Unpack[RewardColumns],
     ) -> Tensor:
         """See `AdvantageEstimator`; groups and `std_rewards` play no part."""
+        check_rewards(rewards, group_index=group_index, valid_mask=valid_mask)
+        check_reward_columns(rewards, columns)
         values = rewards_after_kl(rewards, columns)
         return finish_advantages(values, rewards, valid_mask, self.config)
 

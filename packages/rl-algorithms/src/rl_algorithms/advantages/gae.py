@@ -24,7 +24,7 @@ from torch.nn.functional import pad
 
 from rl_algorithms.errors import LossInputError
 
-__all__ = ["final_values", "gae", "state_values", "token_rewards", "whiten"]
+__all__ = ["final_values", "gae", "state_values", "token_rewards"]
 
 
 def state_values(values: Tensor) -> Tensor:
@@ -124,26 +124,6 @@ def gae(
         next_value = torch.where(acts[i], v[i], next_value)
         advantages[i] = torch.where(acts[i], following, 0.0)
     return advantages.T.contiguous(), (advantages + v).T.contiguous()
-
-
-def whiten(advantages: Tensor, mask: Tensor) -> Tensor:
-    """Shift and scale to mean 0 and standard deviation 1 over all counted tokens.
-
-    Args:
-        advantages: [N, S].
-        mask: [N, S] not 0 where a token counts.
-
-    Returns:
-        [N, S], 0.0 where the mask is 0. Without spread they are shifted only.
-    """
-    counts = mask != 0
-    taken = advantages[counts].double()
-    if not len(taken):
-        return torch.zeros_like(advantages)
-    std = taken.std(correction=0)
-    scale = torch.where(std > 1e-8 * taken.abs().amax(), std, 1.0)
-    whitened = (advantages.double() - taken.mean()) / scale
-    return torch.where(counts, whitened, 0.0).to(advantages.dtype)
 
 
 def _last_action(actions: Tensor) -> Tensor:

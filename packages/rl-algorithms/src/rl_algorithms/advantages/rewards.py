@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from rl_algorithms.advantages.checks import check_rewards
 from rl_algorithms.advantages.config import RewardScalingConfig, RewardShapingConfig
 
 __all__ = ["scale_rewards", "shape_rewards"]
@@ -15,7 +16,11 @@ def scale_rewards(rewards: Tensor, config: RewardScalingConfig) -> tuple[Tensor,
 
     Returns:
         The scaled rewards, and how many lay outside the source range.
+
+    Raises:
+        LossInputError: The rewards are no [N] numbers.
     """
+    check_rewards(rewards)
     clamped = rewards.clamp(config.source_min, config.source_max)
     slope = (config.target_max - config.target_min) / (
         config.source_max - config.source_min
@@ -37,7 +42,11 @@ def shape_rewards(
         generation_lengths: [N] sampled tokens of all turns.
         truncated: [N] whether the answer was cut off.
         config: Which penalty.
+
+    Raises:
+        LossInputError: The columns do not belong to the same rows.
     """
+    check_rewards(rewards, generation_lengths=generation_lengths, truncated=truncated)
     if config.stop_properly_penalty_coef is not None:
         return torch.where(
             truncated.bool(), rewards * config.stop_properly_penalty_coef, rewards

@@ -32,28 +32,62 @@ def message_log_to_flat_messages(message_log: LLMMessageLogType) -> dict[str, An
     Tensors are concatenated along their first dimension; other values become lists.
 
     Raises:
-        ColumnError: A tensor is there in some messages only, or dtypes differ.
+        ColumnError: A tensor is there in some messages only, or tensors of one key
+            differ in dtype, device or in dimensions other than the first.
     """
     flat: dict[str, Any] = {}
     keys = dict.fromkeys(key for message in message_log for key in message)
     for key in keys:
         values = [message[key] for message in message_log if key in message]
-        if not isinstance(values[0], Tensor):
+        if not any(isinstance(value, Tensor) for value in values):
             flat[key] = values
             continue
-        if len(values) != len(message_log):
-            lacking = [i for i, m in enumerate(message_log) if key not in m]
+        lacking = [
+            place
+            for place, message in enumerate(message_log)
+            if not isinstance(message.get(key), Tensor)
+        ]
+        if lacking:
             raise ColumnError(
-                f"message log: {key!r} is missing in message(s) {lacking}: each "
-                "message needs it, or none"
+                f"message log: {key!r} is missing in message(s) {lacking}, or no "
+                "tensor there: each message needs one, or none"
             )
-        if len({(value.dtype, value.device) for value in values}) > 1:
-            found = ", ".join(f"{value.dtype} on {value.device}" for value in values)
-            raise ColumnError(
-                f"message log: {key!r} must have one dtype and device: got {found}"
-            )
+        _check_alike(f"message log: {key!r}", "message", dict(enumerate(values)))
         flat[key] = torch.cat(values)
     return flat
+
+
+def _check_alike(name: str, each: str, values: Mapping[int, Tensor]) -> None:
+    """Check that tensors can be put behind each other without changing any.
+
+    Args:
+        name: What they are, as messages of errors call it.
+        each: What has one of them.
+        values: The tensors, by the number of what has them.
+
+    Raises:
+        ColumnError: They cannot.
+    """
+    for place, value in values.items():
+        if value.dim() == 0:
+            raise ColumnError(
+                f"{name} must have one entry per token: {each} {place} has a single "
+                "number; give it a first dimension"
+            )
+    kinds: dict[tuple[Any, ...], int] = {}
+    for place, value in values.items():
+        kind = (value.dtype, str(value.device), tuple(value.shape[1:]))
+        kinds.setdefault(kind, place)
+    if len(kinds) > 1:
+        found = ", ".join(
+            f"{dtype} on {device} of shape [{', '.join(('n', *map(str, rest)))}] in "
+            f"{each} {place}"
+            for (dtype, device, rest), place in kinds.items()
+        )
+        raise ColumnError(
+            f"{name} must have one dtype and device, and one shape but for the first "
+            f"dimension: got {found}; convert them first"
+        )
 
 
 def get_keys_from_message_log(
@@ -76,9 +110,17 @@ def add_loss_mask_to_message_log(
         message_logs: Conversations with `token_ids`.
         roles_to_train_on: Roles whose tokens are learned.
         only_unmask_final: Only the last message of a conversation is.
+
+    Raises:
+        ColumnError: A message has no role or no `token_ids`.
     """
-    for log in message_logs:
+    for row, log in enumerate(message_logs):
         for place, message in enumerate(log):
+            if missing := [key for key in ("role", "token_ids") if key not in message]:
+                raise ColumnError(
+                    f"message log {row}: message {place} needs {' and '.join(missing)}:"
+                    f" got {', '.join(message) or 'nothing'}"
+                )
             learned = (
                 place == len(log) - 1
                 if only_unmask_final
@@ -103,15 +145,22 @@ def batched_message_log_to_flat_message(
 
     Returns:
         Columns of B rows, and [B] int32 lengths.
+
+    Raises:
+        ColumnError: A tensor is no [n] tokens of its conversation, conversations
+            differ in dtype or device, the multiple is not positive, or the padding is
+            no value of the column's dtype.
     """
     pads = pad_value_dict or {}
+    multiple = make_sequence_length_divisible_by
+    if multiple < 1:
+        raise ColumnError(
+            f"make_sequence_length_divisible_by must be at least 1: got {multiple}"
+        )
     flat = [message_log_to_flat_messages(log) for log in message_logs]
     if not flat:
         return BatchedDataDict(), torch.zeros(0, dtype=torch.int32)
-    lengths = [
-        next((len(v) for v in row.values() if isinstance(v, Tensor)), 0) for row in flat
-    ]
-    multiple = make_sequence_length_divisible_by
+    lengths = [_length(place, row) for place, row in enumerate(flat)]
     width = -(-max(lengths) // multiple) * multiple
     columns: dict[str, Any] = {}
     for key in dict.fromkeys(key for row in flat for key in row):
@@ -119,19 +168,43 @@ def batched_message_log_to_flat_message(
         if not any(isinstance(value, Tensor) for value in values):
             columns[key] = values
             continue
-        columns[key] = torch.stack(
-            [_padded(value, width, pads.get(key, 0), key) for value in values]
-        )
+        columns[key] = _padded(values, width, pads.get(key, 0), key)
     return BatchedDataDict(columns), torch.tensor(lengths, dtype=torch.int32)
 
 
-def _padded(value: Any, width: int, pad: int | float, key: str) -> Tensor:
-    if not isinstance(value, Tensor) or value.dim() != 1:
+def _length(place: int, row: Mapping[str, Any]) -> int:
+    """Return the tokens of a conversation: the length of each of its tensors."""
+    lengths = {key: len(v) for key, v in row.items() if isinstance(v, Tensor)}
+    if len(set(lengths.values())) > 1:
+        found = ", ".join(f"{key} has {length}" for key, length in lengths.items())
         raise ColumnError(
-            f"message logs: {key!r} must be a 1-D tensor in each conversation: got "
-            f"{type(value).__name__}"
+            f"message log {place}: all tensors must have one entry per token: {found}"
         )
-    return torch.nn.functional.pad(value, (0, width - len(value)), value=pad)
+    return next(iter(lengths.values()), 0)
+
+
+def _padded(values: Sequence[Any], width: int, pad: int | float, key: str) -> Tensor:
+    """Return [B, width] of B tensors [n]."""
+    name = f"message logs: {key!r}"
+    for place, value in enumerate(values):
+        if not isinstance(value, Tensor) or value.dim() != 1:
+            got = (
+                f"the shape {list(value.shape)}"
+                if isinstance(value, Tensor)
+                else type(value).__name__
+            )
+            raise ColumnError(
+                f"{name} must be a 1-D tensor in each conversation: got {got} in "
+                f"conversation {place}"
+            )
+    _check_alike(name, "conversation", dict(enumerate(values)))
+    if not values[0].is_floating_point() and not float(pad).is_integer():
+        raise ColumnError(
+            f"{name} is {values[0].dtype} and cannot be padded with {pad}; give a "
+            "whole number in pad_value_dict"
+        )
+    pad_one = torch.nn.functional.pad
+    return torch.stack([pad_one(v, (0, width - len(v)), value=pad) for v in values])
 
 
 def get_formatted_message_log(

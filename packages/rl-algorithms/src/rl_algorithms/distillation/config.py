@@ -47,6 +47,7 @@ _OF_SAMPLING = (
     "distillation.max_rollout_turns",
     "distillation.val_num_generations_per_prompt",
     "distillation.val_greedy",
+    "distillation.accuracy_threshold",
 )
 """What a student that learns from the answers of the data does not read."""
 

@@ -35,7 +35,10 @@ from rl_distributed.metrics import reduce_metrics, to_floats
 from rl_distributed.ray_start import init_ray
 from rl_distributed.virtual_cluster import RayVirtualCluster
 from rl_envs.reward_lists import RewardFns
-from rl_models.checkpoint.model_folder import check_model_folder
+from rl_models.checkpoint.model_folder import (
+    check_model_folder,
+    folder_context_length,
+)
 from rl_models.tokens.tokenizer import load_tokenizer
 
 __all__ = ["evaluate"]
@@ -101,7 +104,7 @@ def evaluate(
             started,
             _start_environment(cfg, scorer, closing),
             tokenizer,
-            RolloutConfig(**dict(cfg.rollout), max_turns=cfg.max_rollout_turns),
+            _rollout_config(cfg, target.model),
             use_chat_template=cfg.data.apply_chat_template,
         )
         found = {
@@ -112,6 +115,16 @@ def evaluate(
     if output is not None:
         result.save(output)
     return result
+
+
+def _rollout_config(cfg: EvalConfig, model: str) -> RolloutConfig:
+    """Return how conversations are played; one without room for an answer ends."""
+    limits: dict[str, Any] = {}
+    context = cfg.generation.max_context_length or folder_context_length(model)
+    if cfg.max_rollout_turns > 1 and context is not None:
+        limits["max_total_sequence_length"] = context
+        limits["min_answer_room"] = cfg.generation.max_new_tokens
+    return RolloutConfig(**dict(cfg.rollout), max_turns=cfg.max_rollout_turns, **limits)
 
 
 def _choose_scorer(
@@ -170,7 +183,10 @@ def _load_prompts(
 
 
 def _start_generation(cfg: EvalConfig, model: str, closing: ExitStack) -> Any:
-    if not ray.is_initialized() and init_ray(tls=cfg.cluster.tls):
+    settings = cfg.cluster
+    if not ray.is_initialized() and init_ray(
+        tls=settings.tls, pass_env=settings.pass_env
+    ):
         closing.callback(ray.shutdown)
     cluster = RayVirtualCluster.from_config(cfg.cluster)
     closing.callback(cluster.shutdown)
@@ -193,6 +209,8 @@ def _start_environment(cfg: EvalConfig, scorer: Any, closing: ExitStack) -> Any:
             num_workers=cfg.env.num_workers,
             num_cpus=cfg.env.num_cpus,
             deadline_s=cfg.env.deadline_s,
+            env_vars=cfg.env.passed(),
+            max_restarts=cfg.env.max_restarts,
         )
     closing.callback(remote.shutdown)
     return remote

@@ -59,12 +59,13 @@ class ClippedPGLossConfig(Config):
     kl_input_clamp_value: float | None = Field(default=20.0, gt=0.0)
     """Differences of log-probs are clamped to +- this before they are exponentiated."""
     kl_output_clamp_value: float | None = Field(default=10.0, gt=0.0)
-    """Estimates are clamped to +- this."""
+    """Estimates are clamped to +- this, after they have been weighted."""
     use_on_policy_kl_approximation: bool = False
-    """Weight the KL term by policy over sampler; needs `generation_logprobs`."""
+    """Weight the KL estimates by policy over sampler; needs `generation_logprobs`."""
     use_kl_in_reward: bool = False
     """Take the KL penalty from the rewards instead of adding it to the loss: its
-    estimates are those of the weights before the step, and carry no gradient."""
+    estimates are those of the weights before the step, and carry no gradient. Only k1
+    then pulls as the divergence does."""
     entropy_coef: float = Field(default=0.0, ge=0.0)
     """Weight of an entropy bonus, estimated from the sampled tokens; 0: none."""
     positive_nll_coef: float = Field(default=0.0, ge=0.0)

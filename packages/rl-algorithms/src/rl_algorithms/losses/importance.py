@@ -30,7 +30,9 @@ def importance_weights(
         [B, T]; weights that are not finite become 0, so that they drop the token.
     """
     if sequence_level:
-        log_ratio = (log_ratio * mask).sum(-1, keepdim=True).expand_as(log_ratio)
+        # A row's weight in the loss is no power of its tokens' ratios.
+        total = (log_ratio * (mask != 0)).sum(-1, keepdim=True)
+        log_ratio = total.expand_as(log_ratio)
     return torch.nan_to_num(log_ratio.exp(), nan=0.0, posinf=0.0, neginf=0.0)
 
 

@@ -33,12 +33,25 @@ def calculate_kl(
         logprobs_reference: Log-probs of the reference for the same tokens.
         kl_type: `k1`, `k2` or `k3`.
         input_clamp_value: Bound on the absolute difference of log-probs.
-        output_clamp_value: Bound on the absolute estimate.
-        weights: Importance weights that the estimates are multiplied by.
+        output_clamp_value: Bound on the absolute estimate, its weight included.
+        weights: Importance weights that the estimates are multiplied by, such as policy
+            over sampler.
 
     Returns:
         Estimates of the shape of `logprobs`.
+
+    Raises:
+        LossInputError: Shapes differ, or there is no such kind.
     """
+    for name, value in (
+        ("logprobs_reference", logprobs_reference),
+        ("weights", weights),
+    ):
+        if value is not None and value.shape != logprobs.shape:
+            raise LossInputError(
+                f"calculate_kl: {name} must have the shape of logprobs, "
+                f"{list(logprobs.shape)}: got {list(value.shape)}"
+            )
     log_ratio = logprobs_reference - logprobs
     if input_clamp_value is not None:
         log_ratio = log_ratio.clamp(-input_clamp_value, input_clamp_value)
@@ -52,6 +65,9 @@ def calculate_kl(
         raise LossInputError(
             f"kl_type must be one of {', '.join(get_args(KLType))}: got {kl_type!r}"
         )
+    if weights is not None:
+        # Before the bound: a rare token may weigh e^20, and would be all of the loss.
+        kl = kl * weights
     if output_clamp_value is not None:
         kl = kl.clamp(-output_clamp_value, output_clamp_value)
-    return kl if weights is None else kl * weights
+    return kl

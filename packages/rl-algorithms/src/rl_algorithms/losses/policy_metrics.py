@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
 from rl_algorithms.losses.mismatch import log_ratios_by_position
-from rl_algorithms.losses.policy_terms import MAX_LOG_RATIO, PolicyTerms
+from rl_algorithms.losses.policy_terms import (
+    MAX_LOG_RATIO,
+    PolicyTerms,
+    bounded_exp,
+)
 from rl_distributed.metrics.values import Max, Mean, MetricValue, Min, Sum
 
 __all__ = ["policy_metrics"]
@@ -24,13 +26,14 @@ def policy_metrics(loss: Tensor, terms: PolicyTerms) -> dict[str, MetricValue]:
 
     weights, logprobs = take(tokens.mask), take(tokens.logprobs)
     prev = take(terms.prev)
+    sampler = prev if terms.generation is None else take(terms.generation)
     moved = logprobs - prev
     ratio, clipped = take(terms.ratio), take(terms.clipped_ratio)
     means = {
         "probs_ratio": ratio,
         "probs_ratio_clamped": clipped,
         "clip_fraction": (ratio != clipped).to(ratio.dtype),
-        "approx_entropy": -logprobs,
+        "approx_entropy": -logprobs * bounded_exp(logprobs - sampler),
         "approx_kl": torch.expm1(moved.clamp(max=MAX_LOG_RATIO)) - moved,
     }
     if terms.kl is not None:
@@ -40,7 +43,7 @@ def policy_metrics(loss: Tensor, terms: PolicyTerms) -> dict[str, MetricValue]:
     if terms.nll is not None:
         means["positive_nll"] = take(terms.nll)
     if terms.generation is not None:
-        means |= _mismatch(logprobs, prev, take(terms.generation))
+        means |= _mismatch(prev, sampler)
     if terms.weights is not None and terms.outside is not None:
         means["sampling_importance_ratio"] = take(terms.weights)
         means["is_oob_ratio"] = take(terms.outside).to(ratio.dtype)
@@ -54,7 +57,7 @@ def policy_metrics(loss: Tensor, terms: PolicyTerms) -> dict[str, MetricValue]:
         name: Mean(total, count) for name, total in zip(means, numbers, strict=False)
     }
     if terms.generation is not None:
-        log_ratio = prev - take(terms.generation)
+        log_ratio = prev - sampler
         positions = trained % terms.prev.shape[1] + 1
         metrics |= log_ratios_by_position(log_ratio, positions)
     metrics["loss"] = Sum(value)
@@ -68,27 +71,30 @@ def policy_metrics(loss: Tensor, terms: PolicyTerms) -> dict[str, MetricValue]:
     return metrics
 
 
-def _mismatch(curr: Tensor, prev: Tensor, generation: Tensor) -> dict[str, Tensor]:
+def _mismatch(prev: Tensor, generation: Tensor) -> dict[str, Tensor]:
     """How far the sampler's log-probs are from the trainer's, per trained token.
 
-    `token_mult_prob_error` is `exp|difference|`, 1 when they agree; the divergences are
-    k3 estimates, 0 when they agree. The entropy is weighted by policy over sampler.
+    The tokens are the sampler's. With u = p_trainer / p_sampler the means of these
+    terms are the divergences, without bias, and no term is below 0:
+
+    | metric | term | divergence |
+    |---|---|---|
+    | `gen_kl_error` | u - 1 - ln u | KL(sampler, trainer) |
+    | `policy_kl_error` | u ln u - (u - 1) | KL(trainer, sampler) |
+    | `js_divergence_error` | (u ln(2u / (1+u)) + ln(2 / (1+u))) / 2 | Jensen-Shannon |
+
+    `token_mult_prob_error` is `exp|ln u|`, 1 when they agree.
     """
-    difference = (generation - prev).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
-    weight = (curr - generation).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
-    # log of the even mixture, relative to either: log((1 + e^d) / 2) and minus d
-    from_prev = torch.nn.functional.softplus(difference) - math.log(2.0)
-    from_generation = from_prev - difference
+    log_ratio = (prev - generation).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    # Near agreement each term is the small difference of two numbers as large as ln u.
+    # With the 1 that is in u they would be as large as 1, too large for float32.
+    excess = torch.expm1(log_ratio)
+    ratio = log_ratio.exp()
+    log_middle = torch.log1p(0.5 * excess)  # ln((1 + u) / 2)
+    js = ratio * (log_ratio - log_middle) - log_middle
     return {
-        "token_mult_prob_error": difference.abs().exp(),
-        "gen_kl_error": torch.expm1(-difference) + difference,
-        "policy_kl_error": torch.expm1(difference) - difference,
-        "js_divergence_error": 0.5
-        * (
-            torch.expm1(from_prev)
-            - from_prev
-            + torch.expm1(from_generation)
-            - from_generation
-        ),
-        "approx_entropy": -weight * curr,
+        "token_mult_prob_error": log_ratio.abs().exp(),
+        "gen_kl_error": excess - log_ratio,
+        "policy_kl_error": ratio * log_ratio - excess,
+        "js_divergence_error": 0.5 * js,
     }

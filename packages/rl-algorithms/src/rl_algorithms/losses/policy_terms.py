@@ -18,7 +18,7 @@ from rl_algorithms.losses.importance import importance_weights, truncate_weights
 from rl_algorithms.losses.kl import calculate_kl
 from rl_algorithms.losses.reductions import masked_mean
 
-__all__ = ["MAX_LOG_RATIO", "PolicyTerms"]
+__all__ = ["MAX_LOG_RATIO", "PolicyTerms", "bounded_exp"]
 
 MAX_LOG_RATIO = 20.0
 """Log-ratios are clamped to +- this: beyond it the clip decides anyway, and exp would
@@ -96,7 +96,8 @@ def _advantages(data: Mapping[str, Any], like: Tensor) -> Tensor:
     )
 
 
-def _bounded_exp(log_ratio: Tensor) -> Tensor:
+def bounded_exp(log_ratio: Tensor) -> Tensor:
+    """Return the ratio that a log-ratio stands for, at most e^MAX_LOG_RATIO."""
     return log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
 
 
@@ -108,7 +109,7 @@ def _ratios(
     if cfg.sequence_level_importance_ratios:
         mean_log = masked_mean(log_ratio, tokens.mask, dim=-1)
         log_ratio = mean_log.unsqueeze(-1).expand_as(log_ratio)
-    ratio = _bounded_exp(log_ratio)
+    ratio = bounded_exp(log_ratio)
     if cfg.disable_ppo_ratio:
         return ratio, ratio
     return ratio, ratio.clamp(1.0 - cfg.ratio_clip_min, 1.0 + cfg.ratio_clip_max)
@@ -134,12 +135,8 @@ def _kl(
     reference = _read(data, "reference_policy_logprobs", curr)
     weights = None
     if cfg.use_on_policy_kl_approximation and terms.generation is not None:
-        weights = _bounded_exp(tokens.blank(tokens.logprobs - terms.generation))
-        if cfg.reference_policy_kl_gradient == "direct":
-            weights = weights.detach()
-    elif cfg.reference_policy_kl_gradient == "score_function":
-        weights = (curr - curr.detach()).exp()
-    return calculate_kl(
+        weights = bounded_exp(curr.detach() - tokens.blank(terms.generation))
+    kl = calculate_kl(
         curr,
         tokens.blank(reference),
         cfg.reference_policy_kl_type,
@@ -147,6 +144,16 @@ def _kl(
         cfg.kl_output_clamp_value,
         weights,
     )
+    if cfg.reference_policy_kl_gradient == "score_function":
+        # Outside of the bounds: where they cut an estimate off, its own gradient is 0,
+        # and that through the sampling distribution is all that is left of it.
+        kl = kl * _score_function(curr)
+    return kl
+
+
+def _score_function(logprobs: Tensor) -> Tensor:
+    """Return 1 with the gradient of `log p`."""
+    return (logprobs - logprobs.detach()).exp()
 
 
 def _entropy(terms: PolicyTerms) -> Tensor:
@@ -158,7 +165,7 @@ def _entropy(terms: PolicyTerms) -> Tensor:
     """
     tokens = terms.tokens
     curr = tokens.blank(tokens.logprobs)
-    weight = _bounded_exp(curr - tokens.blank(terms.prev))
+    weight = bounded_exp(curr - tokens.blank(terms.prev))
     return weight - weight.detach() - weight * curr
 
 

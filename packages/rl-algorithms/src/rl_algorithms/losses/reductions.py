@@ -5,13 +5,20 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from rl_algorithms.errors import LossInputError
+
 __all__ = ["masked_mean", "masked_sum"]
 
 
 def masked_sum(
     values: Tensor, mask: Tensor, dim: int | tuple[int, ...] | None = None
 ) -> Tensor:
-    """Sum `values` weighted by `mask`; what lies under a 0 may even be NaN."""
+    """Sum `values` weighted by `mask`; what lies under a 0 may even be NaN.
+
+    Raises:
+        LossInputError: The mask cannot be broadcast to the values.
+    """
+    _check_mask(values, mask)
     weighted = torch.where(mask != 0, values * mask, 0.0)
     return weighted.sum() if dim is None else weighted.sum(dim)
 
@@ -33,6 +40,9 @@ def masked_mean(
 
     Returns:
         The average; exactly 0 (with zero gradient) where nothing is counted.
+
+    Raises:
+        LossInputError: The mask cannot be broadcast to the values.
     """
     total = masked_sum(values, mask, dim)
     if global_normalization_factor is None:
@@ -43,3 +53,12 @@ def masked_mean(
     if isinstance(count, Tensor):
         return total / torch.where(count == 0, torch.ones_like(count), count)
     return total / (count if count != 0 else 1.0)
+
+
+def _check_mask(values: Tensor, mask: Tensor) -> None:
+    pairs = zip(reversed(mask.shape), reversed(values.shape), strict=False)
+    if mask.dim() > values.dim() or any(m not in (1, v) for m, v in pairs):
+        raise LossInputError(
+            f"a mask must have the shape of the values, {list(values.shape)}, or be "
+            f"broadcast to it: got {list(mask.shape)}"
+        )

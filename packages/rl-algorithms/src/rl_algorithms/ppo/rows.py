@@ -17,8 +17,8 @@ from rl_algorithms.advantages.gae import (
     gae,
     state_values,
     token_rewards,
-    whiten,
 )
+from rl_algorithms.advantages.whitening import whiten
 from rl_algorithms.filters import mask_overlong
 from rl_algorithms.ppo.config import PPOSettings
 from rl_algorithms.rollout.timeline import Timeline

@@ -19,7 +19,7 @@ from rl_algorithms.rollout.result import Outcome
 from rl_algorithms.rollout.row_names import RowNames
 from rl_algorithms.rollout.token_rows import TokenRows
 from rl_distributed.batched_data_dict import BatchedDataDict
-from rl_envs.interfaces import observation_messages
+from rl_envs.interfaces import TRUNCATED_KEY, observation_messages
 
 __all__ = ["Conversations"]
 
@@ -58,6 +58,8 @@ class Conversations:
         self._named_rewards: dict[str, Tensor] = {}
         self._outcome = torch.zeros(self.num_rows, dtype=torch.int8)
         self._truncated = torch.zeros(self.num_rows, dtype=torch.bool)
+        """[N] whether a length limit cut the newest answer, or left no room for one."""
+        self._cut_answers = torch.zeros(self.num_rows, dtype=torch.int64)
         self._generation_lengths = torch.zeros(self.num_rows, dtype=torch.int64)
         self._env_tokens = torch.zeros(self.num_rows, dtype=torch.int64)
         self._weight_version = torch.zeros(self.num_rows, dtype=torch.int64)
@@ -65,7 +67,7 @@ class Conversations:
         self._branches: list[tuple[Branch, ...]] = [()] * self.num_rows
         self.num_turns = torch.zeros(self.num_rows, dtype=torch.int64)
         self.unfinished = torch.ones(self.num_rows, dtype=torch.bool)
-        """[N] rows that neither the environment nor a length limit has ended."""
+        """[N] rows that neither the environment nor a lack of room has ended."""
 
     def _start_messages(self, batch: BatchedDataDict[Any]) -> None:
         """Fan the prompts' texts and columns out to rows; tokens stay behind."""
@@ -132,7 +134,9 @@ class Conversations:
             output["logprobs"],
             output.get("token_versions", version[:, None]),
         )
-        self._truncated[rows] = output["truncated"].bool()
+        cut = output["truncated"].bool()
+        self._truncated[rows] = cut
+        self._cut_answers[rows] += cut
         self._generation_lengths[rows] += sampled
         oldest = torch.minimum(self._weight_version[rows], version)
         first = self.num_turns[rows] == 0
@@ -145,8 +149,14 @@ class Conversations:
             self._tokenizer,
             [row[a:b] for row, a, b in zip(tokens, starts, ends, strict=True)],
         )
-        for row, text in zip(self._active_list(), texts, strict=True):
-            self.message_logs[row].append({"role": "assistant", "content": text})
+        for row, text, is_cut in zip(
+            self._active_list(), texts, cut.tolist(), strict=True
+        ):
+            answer: dict[str, Any] = {"role": "assistant", "content": text}
+            if is_cut:
+                # For the environment, which decides whether the conversation goes on.
+                answer[TRUNCATED_KEY] = True
+            self.message_logs[row].append(answer)
             self._texts[row] += text
 
     def fail(self, error: Exception) -> None:
@@ -171,7 +181,7 @@ class Conversations:
         return [self._metadata[row] for row in self._active_list()]
 
     def add_verdict(self, verdict: Verdict) -> None:
-        """Add the rewards of a turn, and end the rows that it ended."""
+        """Add the rewards of a turn, and end the rows that the environment ended."""
         rows = self._active_rows()
         self._rewards[rows] += verdict.rewards
         for name, value in verdict.named_rewards.items():
@@ -179,7 +189,7 @@ class Conversations:
             # The last turn says whether a reward applies at all.
             total[rows] = total[rows].nan_to_num() + value
         self._outcome[rows] = verdict.outcome
-        self.unfinished[rows] = ~(verdict.terminateds | self._truncated[rows])
+        self.unfinished[rows] = ~verdict.terminateds
         for place, row in enumerate(self._active_list()):
             self._answers[row] = verdict.answers[place]
             self._metadata[row] = verdict.metadata[place]
@@ -207,7 +217,7 @@ class Conversations:
         turns = []
         for row, place, token in zip(active.tolist(), places, last, strict=True):
             said = observation_messages(verdict.observations[place])
-            turns.append(Turn(list(self.message_logs[row]), said, token))
+            turns.append(Turn(_as_said(self.message_logs[row]), said, token))
             self.message_logs[row].extend(dict(message) for message in said)
             self._set_stop_strings(row, verdict.next_stop_strings[place])
         before = self.tokens.lengths[active]
@@ -273,6 +283,7 @@ class Conversations:
             "branches": self._branches,
             "texts": self._texts,
             "metadata": self._metadata,
+            "cut_answers": self._cut_answers,
             "turn_limit_reached": self.unfinished & turn_limit,
             "prompt_lengths": tokens.prompt_lengths,
             "env_tokens": self._env_tokens,
@@ -282,3 +293,13 @@ class Conversations:
             "answers": self._answers,
             "extra_env_info": self._extra_env_info,
         }
+
+
+def _as_said(log: LLMMessageLogType) -> LLMMessageLogType:
+    """Return a conversation as a chat template knows it: without the notes on it."""
+    return [
+        {key: value for key, value in message.items() if key != TRUNCATED_KEY}
+        if TRUNCATED_KEY in message
+        else message
+        for message in log
+    ]

@@ -19,7 +19,7 @@ from rl_algorithms.rollout.result import Outcome, RolloutResult
 from rl_algorithms.rollout.rollout_metrics import rollout_metrics
 from rl_distributed.batched_data_dict import BatchedDataDict
 from rl_distributed.logging import get_logger
-from rl_distributed.metrics.values import MetricValue, Sum, as_metric
+from rl_distributed.metrics.values import Mean, MetricValue, Sum, as_metric
 from rl_envs.interfaces import total_reward
 
 __all__ = ["Finisher"]
@@ -27,6 +27,7 @@ __all__ = ["Finisher"]
 _logger = get_logger(__name__)
 _PRIVATE = (
     "active",
+    "cut_answers",
     "turn_limit_reached",
     "prompt_lengths",
     "env_tokens",
@@ -85,7 +86,7 @@ class Finisher:
             {name: table[name] for name in table if name not in _PRIVATE}
         )
         for name, value in self._judge.post_process(rows).items():
-            metrics[f"env/{name}"] = as_metric(value, name=name)
+            metrics[f"env/{name}"] = _over_rows(value, name, rows.size)
         return RolloutResult(
             rows=rows,
             metrics=metrics,
@@ -172,10 +173,21 @@ class Finisher:
             env_tokens=table["env_tokens"],
             total_lengths=table["input_lengths"],
             num_turns=table["num_turns"],
+            cut_answers=table["cut_answers"],
             turn_limit_reached=table["turn_limit_reached"],
             weight_version=table["weight_version"],
             num_branches=torch.tensor([len(row) for row in table["branches"]]),
         )
+
+
+def _over_rows(value: Any, name: str, num_rows: int) -> MetricValue:
+    """Let a plain number count as often as there are rows behind it.
+
+    Batches of different sizes would otherwise count alike in the mean of a validation.
+    """
+    if isinstance(value, MetricValue):
+        return value
+    return Mean(float(as_metric(value, name=name)) * num_rows, float(num_rows))
 
 
 def _reasons(outcome: Tensor) -> dict[str, int]:

@@ -73,7 +73,7 @@ class RolloutResult:
     | `rewards` [N] | sum over turns and names; 0.0 where nothing was scored |
     | `reward/<name>` [N] | where there are several; NaN where one does not apply |
     | `group_index` [N] | rows of one prompt share it |
-    | `outcome` [N] int8, `truncated` [N] bool | how it ended; a length limit cut it |
+    | `outcome` [N] int8, `truncated` [N] bool | how it ended; by a length limit |
     | `generation_lengths`, `num_turns` [N] | sampled tokens, answers |
     | `branches` | tuples of `Branch`; see `unfold_branches` |
     | `texts`, `metadata` | sampled texts; what the environment returned last |

@@ -21,6 +21,7 @@ def rollout_metrics(
     env_tokens: Tensor,
     total_lengths: Tensor,
     num_turns: Tensor,
+    cut_answers: Tensor,
     turn_limit_reached: Tensor,
     weight_version: Tensor,
     num_branches: Tensor,
@@ -30,12 +31,13 @@ def rollout_metrics(
     Args:
         rewards: [N].
         outcome: [N] of `Outcome`.
-        truncated: [N] bool: a length limit came first.
+        truncated: [N] bool: a length limit ended the conversation.
         generation_lengths: [N] sampled tokens.
         prompt_lengths: [N] tokens of the first prompt.
         env_tokens: [N] tokens that the environment said.
         total_lengths: [N] tokens of the whole conversation.
         num_turns: [N] answers.
+        cut_answers: [N] how many of them a length limit cut off.
         turn_limit_reached: [N] bool.
         weight_version: [N].
         num_branches: [N] how often the chat template rewrote the conversation.
@@ -63,6 +65,7 @@ def rollout_metrics(
         name: Mean(total, count) for name, total in zip(values, totals, strict=True)
     }
     metrics["reward"] = Mean(float(kept.sum()), num_scored)
+    metrics["cut_answer_rate"] = Mean(float(cut_answers.sum()), float(num_turns.sum()))
     if num_scored:
         metrics["reward_min"] = Min(float(rewards[scored].min()))
         metrics["reward_max"] = Max(float(rewards[scored].max()))

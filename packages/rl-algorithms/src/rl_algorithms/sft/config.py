@@ -22,13 +22,17 @@ class SFTSettings(RunSettings):
     """At most so many validation batches; null: all."""
     val_greedy: bool = True
     """Take the most probable token when a validation samples answers."""
+    accuracy_threshold: float | None = None
+    """A sampled answer is right if its reward is at least this; null: `val:accuracy` is
+    what the environment calls accuracy, where it calls anything so."""
 
 
 class SFTConfig(TrainerConfig):
     """Everything a supervised run needs.
 
     With `policy.generation` and an environment (section `env`, or one given to `fit`)
-    each validation also samples answers, and reports `val:accuracy`.
+    each validation also samples answers, and reports `val:reward`, and `val:accuracy`
+    where the environment says which answers are right (or `sft.accuracy_threshold`).
     """
 
     output_dir: str = "runs/sft"
@@ -38,8 +42,9 @@ class SFTConfig(TrainerConfig):
 
     def unread(self) -> tuple[str, ...]:
         """Return the keys of other algorithms, and of answers that nobody samples."""
-        unused = () if self.policy.generation is not None else ("sft.val_greedy",)
-        return (*OF_PAIRS, *unused)
+        if self.policy.generation is not None:
+            return OF_PAIRS
+        return (*OF_PAIRS, "sft.val_greedy", "sft.accuracy_threshold")
 
     @model_validator(mode="after")
     def _check_env(self) -> Self:

@@ -133,6 +133,7 @@ class SFTTrainer(BaseTrainer[SFTConfig]):
             seed=self.config.seed,
             greedy=self.config.sft.val_greedy,
             sampling=generation.sampling_params(validation=True),
+            accuracy_threshold=self.config.sft.accuracy_threshold,
         )
         return ValidationResult({**answers.metrics, **metrics}, answers.samples)
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from rl_algorithms.rollout import RolloutEngine
+from rl_algorithms.rollout import Outcome, RolloutEngine, RolloutResult
 from rl_algorithms.trainers.validation import ValidationResult
 from rl_distributed.metrics import reduce_metrics
+from rl_distributed.metrics.values import Mean, MetricValue
 
 __all__ = ["validate_by_answers"]
 
@@ -25,14 +26,25 @@ def validate_by_answers(
     seed: int,
     greedy: bool,
     sampling: Any,
+    accuracy_threshold: float | None = None,
 ) -> ValidationResult:
     """Sample answers to all prompts of a loader.
 
+    Args:
+        engine: Plays them.
+        loader: Batches of prompts.
+        num_generations: Answers per prompt.
+        seed: The run's seed.
+        greedy: Take the most likely token each time.
+        sampling: How to sample otherwise.
+        accuracy_threshold: Reward from which on an answer is right; None: only what the
+            environment calls accuracy is.
+
     Returns:
-        `accuracy` (what the environment calls so, else the mean reward), the other
-        metrics of the rollouts, and a few answers.
+        The metrics of the rollouts, with `accuracy` where that is known, and a few
+        answers.
     """
-    metrics = []
+    metrics: list[dict[str, MetricValue]] = []
     samples: list[dict[str, Any]] = []
     first = 0
     for batch in loader:
@@ -46,7 +58,7 @@ def validate_by_answers(
             sampling=None if greedy else sampling,
         )
         first += batch.size
-        metrics.append(result.metrics)
+        metrics.append(_with_accuracy(result, accuracy_threshold))
         missing = min(_NUM_SAMPLES - len(samples), result.rows.size)
         for row in range(missing):
             sample = result.sample(row)
@@ -57,6 +69,18 @@ def validate_by_answers(
                     "reward": sample.reward,
                 }
             )
-    reduced: dict[str, Any] = dict(reduce_metrics(metrics))
-    reduced["accuracy"] = reduced.get("env/accuracy", reduced["reward"])
-    return ValidationResult(reduced, samples)
+    return ValidationResult(reduce_metrics(metrics), samples)
+
+
+def _with_accuracy(
+    result: RolloutResult, threshold: float | None
+) -> dict[str, MetricValue]:
+    """Return the metrics of a rollout, and how many of its answers were right."""
+    metrics = dict(result.metrics)
+    if threshold is not None:
+        scored = result.rows["outcome"] <= int(Outcome.TRUNCATED)
+        right = (result.rows["rewards"] >= threshold) & scored
+        metrics["accuracy"] = Mean(float(right.sum()), float(scored.sum()))
+    elif "env/accuracy" in metrics:
+        metrics["accuracy"] = metrics["env/accuracy"]
+    return metrics

@@ -43,12 +43,15 @@ from rl_algorithms.trainers.run_folder import (
     Resume,
     claim_run_folder,
     find_resume,
+    own_run_folder,
 )
 from rl_algorithms.trainers.schedule import (
     Patience,
+    check_accuracy,
     check_held_out,
     check_measured,
     count_steps,
+    unranked_warning,
 )
 from rl_algorithms.trainers.settings import build_config
 from rl_algorithms.trainers.signals import Interrupted, SignalGuard
@@ -232,22 +235,24 @@ class BaseTrainer(TrainerLoop[ConfigT]):
         if reward_fn is not None and self.sample_prompt is not None:
             try_reward_fn(reward_fn, self.sample_prompt)
         self._signals.raise_pending()
-        self._schedule = self._validation_schedule()
-        self._patience = Patience.of(config)
-        has_data = self._val_loader is not None
-        for metric in (self._patience.metric, self._early_stop().metric):
-            check_measured(metric, self._schedule, has_data=has_data)
-        check_held_out(self._schedule, has_data=has_data)
-        idle = config.idle() if has_data else (*config.idle(), of_validation(config))
-        for line in idle_lines(config, idle):
-            _logger.warning(line)
+        self._check_validation(by_function=reward_fn is not None)
         max_epochs, max_steps = self._limits()
         # A stream has no length.
         length = len(self._loader) if hasattr(self._loader, "__len__") else None
         total_steps = count_steps(length, max_epochs, max_steps)
+        unranked = unranked_warning(
+            config.checkpointing,
+            self._schedule,
+            total_steps,
+            has_data=self._val_loader is not None,
+        )
+        if unranked is not None:
+            _logger.warning(unranked)
         found = find_resume(config.output_dir, resume, config.checkpointing)
         self.run_dir = found.path if found else claim_run_folder(config.output_dir)
         checkpoint = found.checkpoint if found else None
+        # Before anything of another one could be cut off or removed.
+        self._closing.callback(own_run_folder(self.run_dir).release)
         self._open_outputs()
         _logger.info("%s; %d steps", self.plan.describe(), total_steps)
         self._call("on_phase", "setup", 0, total_steps)
@@ -270,10 +275,35 @@ class BaseTrainer(TrainerLoop[ConfigT]):
         self._throughput = Throughput.of(config, self.components.policy)
         self._opened = True
 
+    def _check_validation(self, *, by_function: bool) -> None:
+        """Say when to validate; check that validations measure what is asked of them.
+
+        Args:
+            by_function: Whether a reward function scores answers.
+        """
+        config = self.config
+        self._schedule = self._validation_schedule()
+        self._patience = Patience.of(config)
+        has_data = self._val_loader is not None
+        ending = (self._patience.metric, self._early_stop().metric)
+        for metric in ending:
+            check_measured(metric, self._schedule, has_data=has_data)
+        check_held_out(self._schedule, has_data=has_data)
+        if by_function:
+            ranking = config.checkpointing
+            names = (ranking.metric_name if ranking.enabled else None, *ending)
+            threshold = getattr(self._settings, "accuracy_threshold", None)
+            check_accuracy(names, threshold)
+        idle = config.idle() if has_data else (*config.idle(), of_validation(config))
+        for line in idle_lines(config, idle):
+            _logger.warning(line)
+
     def _open_outputs(self) -> None:
         config = self.config
-        self._metrics_logger = LoggerFacade(config.logger, self.run_dir)
-        self._closing.callback(self._metrics_logger.close)
+        # As a context: a sink that fails to close does not hide why a run ended.
+        self._metrics_logger = self._closing.enter_context(
+            LoggerFacade(config.logger, self.run_dir)
+        )
         self._metrics_logger.log_hyperparams(config.to_dict())
         folder = self.run_dir / CHECKPOINTS
         self._checkpoints = RunCheckpoints(config.checkpointing, folder, self.algorithm)

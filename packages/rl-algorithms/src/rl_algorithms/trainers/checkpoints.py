@@ -9,6 +9,7 @@ from typing import Any
 from rl_algorithms.trainers.state import TrainerState
 from rl_distributed.checkpoint import CheckpointingConfig, CheckpointManager
 from rl_distributed.errors import ConfigError
+from rl_distributed.private_files import make_private_folder
 from rl_distributed.timing import TimeoutChecker
 
 __all__ = ["RunCheckpoints"]
@@ -41,6 +42,8 @@ class RunCheckpoints:
             config.checkpoint_must_save_by, fit_last_save_time=True
         )
         self._deadline.start_iterations()
+        if config.enabled:
+            make_private_folder(self._manager.checkpoint_dir)
         self.saved_at = -1
         """Step of the newest checkpoint; -1 before the first."""
 
@@ -77,6 +80,7 @@ class RunCheckpoints:
         self,
         state: TrainerState,
         policy: Any,
+        metrics: Mapping[str, float],
         *,
         run_config: Mapping[str, Any],
         dataloader: Mapping[str, Any],
@@ -85,17 +89,22 @@ class RunCheckpoints:
     ) -> Path:
         """Write a checkpoint and return its folder.
 
+        Args:
+            state: The state of the loop.
+            policy: What is saved.
+            metrics: What was measured at this step, and at no earlier one: those rank
+                the checkpoint.
+            run_config: The configuration.
+            dataloader: State of the data.
+            callbacks: States of the callbacks.
+            critic: What else is saved.
+
         Raises:
             CheckpointError: It cannot be written; older ones stay.
         """
-        # A metric of an earlier validation must not rank this policy.
-        ranked = {
-            name: value
-            for name, value in state.metrics.items()
-            if state.validated_at == state.step or not name.startswith("val:")
-        }
         info = {
-            **ranked,
+            **self._unmeasured(state, metrics),
+            **metrics,
             "algorithm": self._algorithm,
             "state": state.to_dict(),
             "dataloader": dict(dataloader),
@@ -114,6 +123,19 @@ class RunCheckpoints:
                 )
         self.saved_at = state.step
         return self._manager.checkpoint_dir / f"step_{state.step}"
+
+    def _unmeasured(
+        self, state: TrainerState, metrics: Mapping[str, float]
+    ) -> dict[str, None]:
+        """Return the ranking metric as null where another step will have it.
+
+        The manager warns of a metric that is missing, because its name may be wrong.
+        """
+        name = self._config.metric_name
+        if name is None or name in metrics:
+            return {}
+        not_validated = name.startswith("val:") and state.validated_at != state.step
+        return {name: None} if not_validated or name in state.metrics else {}
 
     def load(self, checkpoint: Path) -> dict[str, Any]:
         """Return the training information of a checkpoint.

@@ -155,6 +155,7 @@ def check_names(config: TrainerConfig) -> None:
     _check_generation_backend(config)
     if config.env is not None:
         EnvironmentSpec.of(config.env.name, config.env.settings)
+        config.env.passed()
     check_sources(config.data.sources)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
@@ -10,6 +11,7 @@ from rl_algorithms.data.config import DataConfig
 from rl_algorithms.trainers.unread import Idle, refuse_unread
 from rl_distributed.checkpoint import CheckpointingConfig
 from rl_distributed.config import Config
+from rl_distributed.errors import ConfigError
 from rl_distributed.metrics import LoggerConfig
 from rl_distributed.virtual_cluster import ClusterConfig
 from rl_models.config import PolicyConfig
@@ -41,6 +43,26 @@ class EnvConfig(Config):
     """CPUs that Ray sets aside for each; 0 fits into a full cluster."""
     deadline_s: float = Field(600.0, gt=0)
     """A call of the environment that has not ended by then is reported."""
+    pass_env: list[str] = Field(default_factory=list)
+    """Names of variables of the program's environment that its processes get, such as
+    the key of a judge that they ask; they have no other secrets of it."""
+    max_restarts: int = Field(3, ge=0)
+    """How often in a row processes of the environment that died are replaced and their
+    rows sent again; 0: the first death is an infrastructure error."""
+
+    def passed(self) -> dict[str, str]:
+        """Return the variables of `pass_env` with their values.
+
+        Raises:
+            ConfigError: One is not set here.
+        """
+        missing = [name for name in self.pass_env if name not in os.environ]
+        if missing:
+            raise ConfigError(
+                f"env.pass_env names {', '.join(missing)}, which the environment of "
+                "this program does not have: set it, or leave it out"
+            )
+        return {name: os.environ[name] for name in self.pass_env}
 
 
 class EarlyStopConfig(Config):

@@ -72,11 +72,13 @@ class TrainerLoop(Algorithm[ConfigT]):
         self._signals.check()
         if name in _PROTECTED:
             self._signals.hold()
-        self._phase = name
+        around, self._phase = self._phase, name
         step = min(self.state.step + 1, max(self.state.total_steps, 1))
         self._call("on_phase", name, step, self.state.total_steps)
         with self.timer.time(label or name):
             yield
+        # Left as it is by what raises: the error names the phase it came from.
+        self._phase = around
 
     def request_stop(self, reason: str) -> None:
         """End the run after the current step, with a checkpoint."""
@@ -244,6 +246,7 @@ class TrainerLoop(Algorithm[ConfigT]):
             path = self._checkpoints.save(
                 state,
                 self.components.policy,
+                self.history.at(state.step),
                 run_config=self.config.to_dict(),
                 dataloader=self._loader_state,
                 callbacks=self._callbacks.state_dict(),

@@ -55,6 +55,14 @@ class History(list[dict[str, float]]):
             self.append({"step": step})
         self[-1].update(metrics)
 
+    def at(self, step: int) -> dict[str, float]:
+        """Return the metrics of a step; {} where it has none."""
+        for record in reversed(self):
+            if record["step"] <= step:
+                found = record if record["step"] == step else {}
+                return {name: v for name, v in found.items() if name != "step"}
+        return {}
+
     def column(self, name: str) -> tuple[list[int], list[float]]:
         """Return the steps that have a metric, and its values."""
         found = [record for record in self if name in record]

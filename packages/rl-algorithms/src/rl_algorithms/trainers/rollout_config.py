@@ -38,6 +38,10 @@ class SamplingSettings(RunSettings):
     """Answers per held-out prompt."""
     val_greedy: bool = True
     """Take the most probable token in a validation instead of sampling."""
+    accuracy_threshold: float | None = None
+    """A held-out answer is right if its reward is at least this, and `val:accuracy` is
+    the share of right ones; null: `val:accuracy` is what the environment calls
+    accuracy, and missing where it calls nothing so, as a reward function does."""
 
 
 class RolloutTrainerConfig(TrainerConfig):

@@ -126,4 +126,5 @@ class RolloutTrainer(BaseTrainer[RolloutConfigT]):
             seed=self.config.seed,
             greedy=self._sampling.val_greedy,
             sampling=generation.sampling_params(validation=True),
+            accuracy_threshold=self._sampling.accuracy_threshold,
         )

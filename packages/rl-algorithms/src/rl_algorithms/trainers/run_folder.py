@@ -9,9 +9,17 @@ from itertools import count
 from pathlib import Path
 
 from rl_distributed.checkpoint import CheckpointingConfig, CheckpointManager
-from rl_distributed.errors import ConfigError
+from rl_distributed.errors import ConfigError, LockHeldError
+from rl_distributed.file_lock import FolderLock
+from rl_distributed.private_files import make_private_folder
 
-__all__ = ["Resume", "RunFolder", "claim_run_folder", "find_resume"]
+__all__ = [
+    "Resume",
+    "RunFolder",
+    "claim_run_folder",
+    "find_resume",
+    "own_run_folder",
+]
 
 Resume = bool | str | Path
 """False: a new run. True: the newest checkpoint of `output_dir`, an error where there
@@ -34,7 +42,7 @@ class RunFolder:
 
 
 def claim_run_folder(output_dir: str | Path) -> Path:
-    """Make a folder that no other run has and return it.
+    """Make a folder, for its owner alone, that no other run has and return it.
 
     It is `output_dir` itself when that is new or empty, else `output_dir-2`, `-3`, ...
     Two runs that start at once get two folders: making the marker file is atomic.
@@ -45,7 +53,7 @@ def claim_run_folder(output_dir: str | Path) -> Path:
     base = Path(output_dir).expanduser().absolute()
     for candidate in _family(base):
         try:
-            candidate.mkdir(parents=True, exist_ok=True)
+            make_private_folder(candidate)
             if any(candidate.iterdir()):
                 continue
             (candidate / _CLAIM).touch(exist_ok=False)
@@ -102,6 +110,33 @@ def find_resume(
             "its first one"
         )
     return RunFolder(path, checkpoint)
+
+
+def own_run_folder(path: Path) -> FolderLock:
+    """Own the folder of a run, so that nobody else trains there.
+
+    Returns:
+        The lock; it is held until it is released or this process ends.
+
+    Raises:
+        ConfigError: Another process trains there, or the folder cannot be written.
+    """
+    lock = FolderLock(
+        path,
+        "resume: another process carries this run out",
+        name="run",
+        remedy="wait for its end, or end it (SIGTERM saves it) and resume then",
+    )
+    try:
+        lock.acquire()
+    except LockHeldError as error:
+        raise ConfigError(str(error)) from None
+    except OSError as error:
+        raise ConfigError(
+            f"output_dir: {path} cannot be written: {error}; name a folder that you "
+            "may write to"
+        ) from error
+    return lock
 
 
 def _newest(folder: Path, checkpointing: CheckpointingConfig) -> Path | None:

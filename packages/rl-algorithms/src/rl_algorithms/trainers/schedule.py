@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -12,14 +12,17 @@ from rl_distributed.errors import ConfigError
 if TYPE_CHECKING:
     from rl_algorithms.trainers.config import TrainerConfig
     from rl_algorithms.trainers.state import TrainerState
+    from rl_distributed.checkpoint import CheckpointingConfig
 
 __all__ = [
     "EarlyStop",
     "Patience",
     "ValidationSchedule",
+    "check_accuracy",
     "check_held_out",
     "check_measured",
     "count_steps",
+    "unranked_warning",
 ]
 
 
@@ -94,6 +97,71 @@ def check_held_out(schedule: ValidationSchedule, *, has_data: bool) -> None:
             "held-out data: give them (data.validation, data.split_validation_size, or "
             "val_dataset), or leave it out (false)"
         )
+
+
+def check_accuracy(metrics: Iterable[str | None], threshold: float | None) -> None:
+    """Check that nothing waits for an accuracy where a reward function scores answers.
+
+    Args:
+        metrics: What ranks checkpoints or ends the run; what is None does neither.
+        threshold: `accuracy_threshold` of the run.
+
+    Raises:
+        ConfigError: Something does.
+    """
+    if threshold is not None:
+        return
+    for name in metrics:
+        kind, _, rest = (name or "").partition(":")
+        *_, own, last = ("", *rest.split("/"))
+        if kind == "val" and last == "accuracy" and own != "env":
+            raise ConfigError(
+                f"{name} ranks checkpoints or ends the run, and a reward function does "
+                "not say which answers are right: name val:reward, or set "
+                "accuracy_threshold to the reward from which on an answer is right"
+            )
+
+
+def unranked_warning(
+    ranking: CheckpointingConfig,
+    schedule: ValidationSchedule,
+    total_steps: int,
+    *,
+    has_data: bool,
+) -> str | None:
+    """Return what to say of checkpoints that no validation will rank; None: nothing.
+
+    Args:
+        ranking: When checkpoints are written, and what ranks them.
+        schedule: When the run validates.
+        total_steps: Step at which the run ends.
+        has_data: Whether there are held-out data.
+    """
+    name, period = ranking.metric_name, ranking.save_period
+    if not ranking.enabled or name is None or not name.startswith("val:"):
+        return None
+    if not (has_data and schedule.ever):
+        return (
+            f"checkpointing.metric_name={name} ranks nothing, as no validation "
+            "measures it: the newest checkpoint counts as the best; give held-out data "
+            "and a val_period, or leave metric_name out"
+        )
+    saved = sorted({*range(period, total_steps + 1, period), total_steps})
+    missed = [s for s in saved if not schedule.due(s, last=s == total_steps)]
+    if not missed:
+        return None
+    shown = ", ".join(map(str, missed[:3])) + (", ..." if len(missed) > 3 else "")
+    remedies = []
+    if missed != [total_steps]:
+        whole = f" ({schedule.period})" if schedule.period else ""
+        remedies.append(f"make save_period a multiple of val_period{whole}")
+    if total_steps in missed:
+        remedies.append("set val_at_end for the last one")
+    return (
+        f"checkpointing.save_period={period} does not fit the validations: "
+        f"{len(missed)} of {len(saved)} checkpoints (steps {shown}) will have no "
+        f"{name} and rank last; {', and '.join(remedies)}"
+    )
 
 
 @dataclass(frozen=True)

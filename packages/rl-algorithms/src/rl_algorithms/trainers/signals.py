@@ -4,6 +4,7 @@
 signal --> SignalGuard --(abortable phase)--> raises Interrupted at once
                        --(protected phase)--> remembers; check() raises at its end
 second signal ------------------------------> raises Interrupted at once, always
+second SIGHUP ------------------------------> nothing
 ```
 
 | part            | consumes      | produces    | waits for | is unblocked by  |
@@ -21,6 +22,11 @@ An exception that a handler raises can get lost: the interrupted code may be a
 finalizer, or an import under a bare `except`. So a signal stays pending until somebody
 acknowledges it, and `check()` raises it again. Guards may be nested; what reaches the
 inner one too late is passed on to the outer one.
+
+SIGHUP says that the terminal is gone. Nobody sends it: the kernel does, to the process
+group in the foreground and to the shell, and the shell once more to its jobs. So a
+further one is nobody's wish to leave at once, and none is taken where the program was
+started to outlive its terminal (`nohup`).
 """
 
 from __future__ import annotations
@@ -29,7 +35,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
@@ -37,7 +43,7 @@ from typing import Any
 __all__ = ["Interrupted", "SignalGuard"]
 
 _NOTICE = b"\nStopping at the next safe point; a second signal stops at once.\n"
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 
 
 class Interrupted(KeyboardInterrupt):
@@ -70,7 +76,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 class SignalGuard:
-    """Turns SIGINT, SIGTERM and SIGUSR1 into `Interrupted` while it is entered.
+    """Turns SIGINT, SIGTERM, SIGUSR1 and SIGHUP into `Interrupted` while it is entered.
 
     In another thread than the main one Python allows no handlers; the guard then does
     nothing but answer to `request()`.
@@ -80,6 +86,7 @@ class SignalGuard:
         self._previous: dict[int, Any] = {}
         self._protected = False
         self._closing = False
+        self._hung_up = False
         self.pending: int | None = None
         """Number of the signal that came and has not been acknowledged."""
 
@@ -105,6 +112,8 @@ class SignalGuard:
         if threading.current_thread() is not threading.main_thread():
             return
         for number in _SIGNALS:
+            if number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
+                continue  # started by nohup
             previous = signal.signal(number, self._handle)
             self._previous.setdefault(number, previous)
 
@@ -172,9 +181,16 @@ class SignalGuard:
         self.check()
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
-        first, self.pending = self.pending is None, signum
+        first = self.pending is None
+        if signum == signal.SIGHUP:
+            if self._hung_up or not first:
+                return
+            self._hung_up = True
+        self.pending = signum
         if first and (self._protected or self._closing):
-            # Neither print nor logging may be used in a signal handler.
-            os.write(2, _NOTICE)
+            # Neither print nor logging may be used in a signal handler; and after a
+            # SIGHUP there is no terminal to write to.
+            with suppress(OSError):
+                os.write(2, _NOTICE)
             return
         raise Interrupted(signum)

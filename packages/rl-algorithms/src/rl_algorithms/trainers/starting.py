@@ -47,7 +47,8 @@ class Starter:
         """Start Ray if it is not up, and section off a cluster."""
         if not ray.is_initialized():
             signals.raise_pending()
-            if init_ray(tls=self._config.cluster.tls):
+            settings = self._config.cluster
+            if init_ray(tls=settings.tls, pass_env=settings.pass_env):
                 self.close_later("local Ray cluster", ray.shutdown)
             signals.install()  # Ray has set its own handlers
             signals.raise_pending()
@@ -126,6 +127,8 @@ class Starter:
                 num_workers=settings.num_workers,
                 num_cpus=settings.num_cpus,
                 deadline_s=settings.deadline_s,
+                env_vars=settings.passed(),
+                max_restarts=settings.max_restarts,
             )
         self.close_later("environment", remote.shutdown)
         return remote

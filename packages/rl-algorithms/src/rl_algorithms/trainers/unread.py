@@ -69,7 +69,7 @@ def of_validation(config: Config) -> Idle:
 
 
 def _is_of_validation(key: str) -> bool:
-    return key.startswith(("val_", "max_val_"))
+    return key.startswith(("val_", "max_val_")) or key == "accuracy_threshold"
 
 
 def idle_lines(config: Config, idle: Iterable[Idle]) -> Iterator[str]:

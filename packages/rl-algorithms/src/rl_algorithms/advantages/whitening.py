@@ -1,0 +1,38 @@
+"""Mean 0 and standard deviation 1 over a whole batch."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+__all__ = ["whiten"]
+
+_RESOLUTION = 1e-6
+"""Spreads below this part of the largest value are rounding of float32."""
+
+
+def whiten(values: Tensor, weights: Tensor) -> Tensor:
+    """Shift and scale to a weighted mean of 0 and a weighted variance of 1.
+
+    The variance divides by N - 1, as that of a group of rewards does (`baselines`), N
+    being the sum of the weights. Values without spread become 0; so does everything if
+    all weights are 0.
+
+    Args:
+        values: Any shape; what has weight 0 may even be NaN.
+        weights: As often as each value counts, of that shape.
+
+    Returns:
+        Of the shape and dtype of `values`, 0 where the weight is 0; computed in
+        float64.
+    """
+    counts, weights = weights != 0, weights.to(torch.float64)
+    counted = torch.where(counts, values.to(torch.float64), 0.0)
+    total = weights.sum()
+    mean = (counted * weights).sum() / total.clamp(min=1)
+    deviation = torch.where(counts, counted - mean, 0.0)
+    variance = (deviation.square() * weights).sum() / (total - 1).clamp(min=1)
+    std = variance.sqrt()
+    floor = _RESOLUTION * counted.abs().amax() if counted.numel() else std
+    whitened = torch.where(std > floor, deviation / std, torch.zeros_like(deviation))
+    return whitened.to(values.dtype)

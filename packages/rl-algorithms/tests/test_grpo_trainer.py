@@ -1,0 +1,222 @@
+"""The steps of GRPO with real rollouts, and models that only count; without Ray."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import rl_algorithms as rl
+import rl_models
+from rl_algorithms.seeds import row_seeds
+from rl_distributed.errors import ConfigError
+from rl_envs import FunctionalRewardWrapper
+
+_spec = importlib.util.spec_from_file_location(
+    "scripted_rollouts", Path(__file__).with_name("scripted_rollouts.py")
+)
+scripted = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(scripted)
+Judge, EOS = scripted.Judge, scripted.EOS
+ROWS = [{"prompt": "ab" * (1 + n % 3)} for n in range(16)]
+SEED = 7
+
+
+class CountingPolicy:
+    """Counts its optimizer steps: that is all its weights are."""
+
+    def __init__(self):
+        self.num_steps = 0
+
+    def train(self, rows, loss, *, gbs, timer=None, eval_mode=False):
+        steps = rows.size // gbs
+        assert steps * gbs == rows.size
+        self.num_steps += steps
+        ones = torch.ones(steps)
+        return {"loss": ones, "grad_norm": ones, "lr": ones, "all_mb_metrics": {}}
+
+    def get_logprobs(self, rows):
+        return {"logprobs": torch.zeros(rows["input_ids"].shape)}
+
+    def save_checkpoint(self, weights_path, optimizer_path=None, tokenizer_path=None):
+        Path(weights_path).mkdir(parents=True)
+
+
+class Generator(scripted.TokenGenerator):
+    """Samples tokens by their seeds, and notes with which weights."""
+
+    def __init__(self):
+        super().__init__(
+            lambda call, row, seed: [3 + seed % 10, EOS],
+            lambda call: self.weight_version,
+        )
+        self.weights, self.found = 0, []
+
+    def generate(self, data, greedy=False, *, sampling=None):
+        self.found.append((self.weights, self.weight_version))
+        return super().generate(data, greedy, sampling=sampling)
+
+
+class Sync:
+    """Hands the weights over when it is asked to."""
+
+    def __init__(self, policy, generation):
+        self.policy, self.generation, self.is_stale = policy, generation, True
+
+    def mark_stale(self):
+        self.is_stale = True
+
+    def sync_weights(self, timer=None, *, version=None):
+        assert version > self.generation.weight_version or version == 0
+        self.generation.weights = self.policy.num_steps
+        self.generation.weight_version = version
+        self.is_stale = False
+
+    def close(self):
+        pass
+
+
+@pytest.fixture
+def make(tmp_path, monkeypatch):
+    monkeypatch.setattr(rl_models, "WeightSynchronizer", Sync)
+    tokenizer = scripted.ambiguous_tokenizer()
+
+    def build(**settings):
+        values = {
+            "num_prompts_per_step": 2,
+            "num_generations_per_prompt": 4,
+            "max_new_tokens": 4,
+            "max_total_sequence_length": 32,
+            "reference_policy_kl_penalty": 0.0,
+            "max_num_steps": 3,
+            "seed": SEED,
+            "output_dir": str(tmp_path / "run"),
+            "checkpointing": {"enabled": False},
+            **settings,
+        }
+        return rl.GRPOTrainer.from_pretrained(
+            "unused",
+            policy=CountingPolicy(),
+            generation=Generator(),
+            tokenizer=tokenizer,
+            **values,
+        )
+
+    return build
+
+
+def by_answer(log, info):
+    """Rewards differ within a group, as its answers do."""
+    return float(sum(map(ord, log[-1]["content"])) % 7), True, ""
+
+
+@pytest.mark.parametrize("steps_per_batch", [1, 4])
+def test_answers_are_sampled_with_the_newest_weights(make, steps_per_batch):
+    """And each version is the number of optimizer steps behind the weights."""
+    batch = 8 // steps_per_batch
+    trainer = make(train_global_batch_size=batch, train_micro_batch_size=batch)
+    result = trainer.fit(ROWS, environment=Judge(by_answer))
+    policy, generator = trainer.given.policy, trainer.given.generation
+    behind = [steps_per_batch * step for step in range(3)]
+    assert generator.found == [(steps, steps) for steps in behind]
+    assert policy.num_steps == trainer.state.weight_version == 3 * steps_per_batch
+    versions = result.history.column("train:weight_version_max")[1]
+    assert versions == behind
+
+
+def test_a_step_without_training_syncs_nothing(make):
+    trainer = make(drop_zero_variance_groups=True)
+    trainer.fit(ROWS, environment=Judge(lambda log, info: (1.0, True, "")))
+    assert trainer.given.generation.found == [(0, 0)] * 3
+    assert trainer.state.weight_version == 0
+
+
+def test_further_batches_of_dynamic_sampling_have_noise_of_their_own(make):
+    """A prompt's place counts over all batches of a step."""
+    judged = iter(range(1000))
+
+    def dull_at_first(log, info):
+        # Both groups of the first batch of a step, then one of the second.
+        reward, done, said = by_answer(log, info)
+        return (1.0 if next(judged) % 16 < 12 else reward), done, said
+
+    trainer = make(use_dynamic_sampling=True, max_num_steps=1)
+    trainer.fit(ROWS, environment=Judge(dull_at_first))
+    calls = [call["seeds"].numpy() for call in trainer.given.generation.calls]
+    assert len(calls) >= 3
+    samples = np.tile(np.arange(4), 2)
+    for number, seeds in enumerate(calls):
+        prompts = np.repeat(2 * number + np.arange(2), 4)
+        assert seeds.tolist() == row_seeds(SEED, 0, prompts, samples).tolist()
+    every = np.concatenate(calls)
+    assert len(set(every.tolist())) == len(every)
+
+
+class TestAccuracy:
+    """`val:accuracy` is there where something says which answers are right."""
+
+    def fit(self, make, environment=None, reward_fn=None, **settings):
+        trainer = make(val_at_end=True, max_num_steps=1, val_batch_size=3, **settings)
+        held_out = [{"prompt": "a" * (1 + n), "answer": "a"} for n in range(4)]
+        return trainer.fit(
+            ROWS, val_dataset=held_out, environment=environment, reward_fn=reward_fn
+        )
+
+    def test_a_reward_function_has_none(self, make):
+        reward = FunctionalRewardWrapper(lambda prompt, response: 10.0 * len(prompt))
+        result = self.fit(make, reward)
+        assert result.metrics["val:reward"] == 25.0
+        assert not [name for name in result.metrics if name.endswith("accuracy")]
+        assert "val:reward" in repr(result)
+
+    def test_a_threshold_makes_one(self, make):
+        reward = FunctionalRewardWrapper(lambda prompt, response: 10.0 * len(prompt))
+        result = self.fit(make, reward, accuracy_threshold=20.0)
+        assert result.metrics["val:accuracy"] == 0.75
+        assert result.metrics["val:reward"] == 25.0
+        assert "val:accuracy" in repr(result)
+
+    def test_an_environments_own_counts_by_rows(self, make):
+        """Batches of three and of one: each of their rows counts alike."""
+
+        class Measured(Judge):
+            def global_post_process_and_metrics(self, batch):
+                rewards = torch.as_tensor(batch["rewards"])
+                return batch, {"accuracy": float((rewards >= 2).float().mean())}
+
+        judge = Measured(lambda log, info: (float(len(log[0]["content"])), True, ""))
+        result = self.fit(make, judge)
+        assert result.metrics["val:accuracy"] == pytest.approx(0.75)
+        assert result.metrics["val:env/accuracy"] == pytest.approx(0.75)
+
+    def test_rows_that_were_not_scored_have_no_part_in_it(self, make):
+        def judge(log, info):
+            length = len(log[0]["content"])
+            return (float("nan") if length == 3 else float(length)), True, ""
+
+        result = self.fit(make, Judge(judge), accuracy_threshold=2.0)
+        assert result.metrics["val:accuracy"] == pytest.approx(2 / 3)
+        result = self.fit(make, Judge(judge), accuracy_threshold=-1.0)
+        assert result.metrics["val:accuracy"] == 1.0
+
+    @pytest.mark.parametrize(
+        "settings",
+        [
+            {"checkpointing": {"metric_name": "val:accuracy"}},
+            {"checkpointing": {"metric_name": "val:easy/accuracy"}},
+            {"early_stop": {"patience": 1, "metric": "val:accuracy"}},
+            {
+                "stop_at_validation_metric": "val:accuracy",
+                "stop_at_validation_threshold": 0.9,
+            },
+        ],
+    )
+    def test_nothing_waits_for_what_a_reward_function_does_not_say(
+        self, make, settings
+    ):
+        reward = lambda prompt, response: 1.0  # noqa: E731
+        with pytest.raises(ConfigError, match=r"val:reward, or set accuracy_threshold"):
+            self.fit(make, reward_fn=reward, **settings)
