@@ -51,6 +51,16 @@ def test_display_shows_phase_step_reward_accuracy_speed_and_time_left(
     assert "max_num_steps reached" in shown
 
 
+def test_display_shows_the_held_out_reward_where_there_is_no_accuracy() -> None:
+    display = RunDisplay(Terminal(quiet=True, plain=True))
+    display.begin_stage("grpo", 10)
+    display.on_validation_end(None, state(1, 10), {"val:reward": 3.25})
+    assert "held-out reward 3.25" in display.shown()
+    display.on_validation_end(None, state(2, 10), {"val:accuracy": 0.5})
+    assert "reward" not in display.shown()
+    assert "accuracy 50.0%" in display.shown()
+
+
 def test_quiet_prints_nothing() -> None:
     terminal = Terminal(quiet=True, plain=True)
     terminal.err.file = io.StringIO()

@@ -48,9 +48,8 @@ def test_answers_fill_the_context_that_is_left_unless_a_length_is_given(
 def test_an_interrupted_run_answers_from_its_newest_checkpoint(
     model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = RunFolder.create(
-        load_run("quickstart", None, [f"output_dir={tmp_path / 'run'}"])
-    )
+    run = load_run("quickstart", None, [f"output_dir={tmp_path / 'run'}"])
+    folder = RunFolder.create(run.name, run.output_dir, run.source)
     assert _run(["generate", str(folder.path), "12="], False) == 2
     assert "has no checkpoint yet" in capsys.readouterr().err
     for step in ("step_9", "step_10"):

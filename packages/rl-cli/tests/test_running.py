@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,9 @@ import pytest
 from rl_algorithms import Interrupted
 from rl_algorithms.trainers.signals import SignalGuard
 from rl_cli.commands import running
+from rl_cli.run_place import find_place
+from rl_distributed.errors import ConfigError, WorkerDiedError
+from rl_envs import RewardCallError
 
 
 @pytest.mark.parametrize("saved", ["step_4", None])
@@ -26,11 +30,78 @@ def test_an_interrupted_run_names_the_command_that_goes_on(
             None,
             [f"output_dir={folder}"],
             guard,
-            resume=None,
+            found=None,
             quiet=True,
             as_json=False,
             debug=False,
         )
-    notes = getattr(caught.value, "__notes__", [])
     command = f"Go on with: rl train quickstart --resume {folder}"
-    assert notes == ([command] if saved else [])
+    assert notes_of(caught.value) == ([command] if saved else [])
+
+
+def notes_of(error: BaseException) -> list[str]:
+    return getattr(error, "__notes__", [])
+
+
+@pytest.mark.parametrize(
+    ("error", "progress", "tells"),
+    [
+        (WorkerDiedError("gone"), None, True),
+        (WorkerDiedError("gone"), "stages/grpo/checkpoints/step_4/x", True),
+        (RewardCallError("raised KeyError"), None, True),
+        (OSError("No space left on device"), None, True),
+        (MemoryError(), None, True),
+        (KeyboardInterrupt(), None, True),
+        # What cannot work cannot go on either, unless it did work before.
+        (ConfigError("lr must be positive"), None, False),
+        (ConfigError("lr must be positive"), "stages/warmup.json", True),
+        (ConfigError("lr must be positive"), "stages/grpo/checkpoints/step_4/x", True),
+    ],
+)
+def test_an_error_names_the_command_that_goes_on(
+    error: BaseException,
+    progress: str | None,
+    tells: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folder = tmp_path / "a folder; with 'signs'"
+
+    def failing(*parts: Any, **options: Any) -> Any:
+        if progress is not None:
+            (folder / progress).parent.mkdir(parents=True, exist_ok=True)
+            (folder / progress).write_text("")
+        raise error
+
+    monkeypatch.setattr(running, "carry_out", failing)
+    monkeypatch.setattr(running, "configure_logging", lambda *_, **__: None)
+    options = {"quiet": True, "as_json": False, "debug": False}
+    start = [f"output_dir={folder}"]
+    with pytest.raises(type(error)) as caught, SignalGuard() as guard:
+        running.run_and_report("quickstart", None, start, guard, found=None, **options)
+    commands = [n for n in notes_of(caught.value) if n.startswith("Go on with: ")]
+    assert len(commands) == tells
+    for command in commands:
+        words = shlex.split(command.removeprefix("Go on with: "))
+        assert words == ["rl", "train", "quickstart", "--resume", str(folder)]
+        with find_place(words[2], None, [], words[4]) as found:  # type: ignore[union-attr]
+            assert found.path == folder.resolve()
+
+
+def test_an_error_of_the_report_names_the_command_that_makes_it_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*parts: Any, **options: Any) -> Any:
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(running, "carry_out", lambda *_, **__: None)
+    monkeypatch.setattr(running, "configure_logging", lambda *_, **__: None)
+    monkeypatch.setattr(running.samples, "answer", full)
+    monkeypatch.setattr(running, "_result", lambda *_, **__: {})
+    options = {"quiet": True, "as_json": False, "debug": False}
+    start = [f"output_dir={tmp_path / 'out'}"]
+    with pytest.raises(OSError, match="No space") as caught, SignalGuard() as guard:
+        running.run_and_report("quickstart", None, start, guard, found=None, **options)
+    assert notes_of(caught.value) == [
+        f"Go on with: rl train quickstart --resume {tmp_path / 'out'}"
+    ]

@@ -1,4 +1,4 @@
-"""The live display of a run: phase, step, reward, accuracy, tokens/s, time left."""
+"""The live display of a run: phase, step, rewards, accuracy, tokens/s, time left."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ __all__ = ["RunDisplay"]
 
 PLAIN_PERIOD_S = 5.0
 SMOOTHING = 0.9
+_INSTEAD = {"train:loss": "train:reward", "val:reward": "val:accuracy"}
+"""What is shown instead of a number, where it is there."""
 
 
 class RunDisplay(Callback):
@@ -123,9 +125,10 @@ class RunDisplay(Callback):
             ("train:reward", "reward", "{:.2f}"),
             ("train:loss", "loss", "{:.3f}"),
             ("val:accuracy", "accuracy", "{:.1%}"),
+            ("val:reward", "held-out reward", "{:.2f}"),
             ("performance:tokens_per_sec", "tok/s", "{:,.0f}"),
         ):
-            if key == "train:loss" and "train:reward" in self._values:
+            if _INSTEAD.get(key) in self._values:
                 continue
             if key in self._values:
                 parts.append(f"{label} {form.format(self._values[key])}")

@@ -8,6 +8,7 @@ from typing import Any
 
 from rl_algorithms.evaluation import EvalConfig, find_target
 from rl_algorithms.trainers.settings import build_config
+from rl_cli.run_config import run_from_dict
 from rl_cli.run_folder import RunFolder
 from rl_distributed import ConfigError
 from rl_distributed.config import apply_overrides, parse_overrides
@@ -29,7 +30,7 @@ def model_of_run(name: str) -> str:
     if not (path / "run.json").is_file():
         return name
     folder = RunFolder(path)
-    for stage in reversed(folder.run().stages):
+    for stage in reversed(run_from_dict(folder.read("run.json")).stages):
         result = folder.stage_result(stage.name)
         if result is not None:
             return str(result["checkpoint"])

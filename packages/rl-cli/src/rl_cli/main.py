@@ -6,6 +6,7 @@ Commands are imported when they are called, so that `rl --help` is instant. Exit
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import importlib
 import os
@@ -13,6 +14,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Sequence
+from typing import Any, TextIO
 
 import click
 
@@ -57,6 +59,19 @@ class LazyGroup(click.Group):
             ctx.fail(f"there is no command {name!r}{hint}")
         return super().resolve_command(ctx, args)
 
+    def invoke(self, ctx: click.Context) -> Any:
+        """Call a command; an interruption leaves as `Abort`.
+
+        click would do the same, but not before it has written to a terminal that may
+        have been closed.
+        """
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as error:
+            with contextlib.suppress(OSError):
+                click.echo(err=True)  # behind the ^C
+            raise click.exceptions.Abort from error
+
     def format_commands(
         self, ctx: click.Context, formatter: click.HelpFormatter
     ) -> None:
@@ -93,8 +108,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     code = _run(arguments, debug)
     if code > SIGNAL_CODES and argv is None:
         _leave_at_the_latest(code)
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:  # the terminal is closed
+            _discard(stream)
     sys.exit(code)
 
 
@@ -110,7 +128,7 @@ def _run(arguments: list[str], debug: bool) -> int:
         _hint_at_key(error)
         return error.exit_code
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard(sys.stdout)
         return 141
     except Exception as error:
         return _report(error, debug)
@@ -167,8 +185,17 @@ def _report(error: Exception, debug: bool) -> int:
 
 
 def _say(message: str) -> None:
-    if message:
+    if not message:
+        return
+    try:
         click.echo(message, err=True)
+    except OSError:  # the terminal is closed, and the exit code has to tell
+        _discard(sys.stderr)
+
+
+def _discard(stream: TextIO) -> None:
+    """Drop what is still to be written; at its own end Python would fail on it."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 if __name__ == "__main__":

@@ -13,18 +13,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import Field
 
 from rl_algorithms import TrainerConfig, algorithm_names, get_algorithm
 from rl_algorithms.api import algorithm_settings, suggest_algorithm
 from rl_algorithms.presets import find_preset, preset_names
 from rl_algorithms.trainers.components import check_names
+from rl_cli.recipe_files import recipe_names, recipe_path
 from rl_cli.required import fill_required, how_to_set
+from rl_cli.run_place import given_output_dir
 from rl_distributed import Config, ConfigError, load_config, merge_configs
 from rl_distributed.config import apply_overrides, parse_overrides
 from rl_distributed.errors import UserError
@@ -98,13 +98,6 @@ class Run:
     """What `run_from_dict` makes this run of again."""
 
 
-def recipe_names() -> list[str]:
-    """Return the names of the recipes that come with this package."""
-    folder = resources.files("rl_cli") / "recipes"
-    names = [entry.name for entry in folder.iterdir()]
-    return sorted(n.removesuffix(".yaml") for n in names if n.endswith(".yaml"))
-
-
 def load_run(
     name: str,
     config: Path | None,
@@ -125,7 +118,7 @@ def load_run(
     Raises:
         ConfigError: The name, the file, a key or a value is wrong.
     """
-    path = _recipe_path(name)
+    path = recipe_path(name)
     if path is not None:
         if config is not None:
             raise ConfigError(
@@ -145,12 +138,13 @@ def load_run(
             f"ending in .yaml."
         )
     data = load_config(config) if config is not None else {}
+    output_dir = given_output_dir(data, overrides)
     data = algorithm_settings(name, data)
     data = apply_overrides(
         data, parse_overrides(overrides), get_algorithm(name).config_class
     )
     source = str(config or "the command line")
-    return _from_algorithm(name, data, source=source, complete=complete)
+    return _from_algorithm(name, data, output_dir, source=source, complete=complete)
 
 
 def check_run(run: Run) -> None:
@@ -168,23 +162,20 @@ def check_run(run: Run) -> None:
             raise
 
 
-def run_from_dict(source: Mapping[str, Any]) -> Run:
-    """Make a run again of `Run.source`, as it lies in a run folder."""
-    data = dict(source["config"])
+def run_from_dict(source: Mapping[str, Any], overrides: Sequence[str] = ()) -> Run:
+    """Make a run again of `Run.source`, as it lies in a run folder.
+
+    Args:
+        source: What was kept of it.
+        overrides: Values that were not.
+    """
+    name, data, place = source["name"], dict(source["config"]), "the run folder"
     if source["kind"] == "recipe":
-        return _from_recipe(source["name"], data, source="the run folder")
-    return _from_algorithm(source["name"], data, source="the run folder")
-
-
-def _recipe_path(name: str) -> Path | None:
-    if name in recipe_names():
-        return Path(str(resources.files("rl_cli") / "recipes" / f"{name}.yaml"))
-    if name.endswith((".yaml", ".yml")):
-        path = Path(name)
-        if not path.is_file():
-            raise ConfigError(f"There is no recipe file {name}; check the path.")
-        return path
-    return None
+        return _from_recipe(name, _override_recipe(data, overrides), source=place)
+    if overrides:
+        schema = get_algorithm(name).config_class
+        data = dict(apply_overrides(data, parse_overrides(overrides), schema))
+    return _from_algorithm(name, data, source.get("output_dir"), source=place)
 
 
 def _override_recipe(
@@ -280,7 +271,12 @@ def _set_model(merged: dict[str, Any], stage: str, source: str) -> None:
 
 
 def _from_algorithm(
-    name: str, data: Mapping[str, Any], source: str, *, complete: bool = True
+    name: str,
+    data: Mapping[str, Any],
+    output_dir: str | None,
+    source: str,
+    *,
+    complete: bool = True,
 ) -> Run:
     schema = get_algorithm(name).config_class
     filled, missing = fill_required(schema, data)
@@ -289,13 +285,9 @@ def _from_algorithm(
         raise ConfigError(
             f"{name} needs {' and '.join(missing)}: add {how_to_set(missing)}"
         )
-    saved = {"kind": "algorithm", "name": name, "config": config.to_dict()}
+    # A folder that the user does not name is a new one, as that of a recipe's run.
+    saved = {"kind": "algorithm", "name": name, "output_dir": output_dir,
+             "config": config.to_dict()}  # fmt: skip
     return Run(name, f"{name} on {config.policy.model_name}", config.seed,
-               config.output_dir, None, (Stage(name, name, config),), ReportConfig(),
+               output_dir, None, (Stage(name, name, config),), ReportConfig(),
                saved)  # fmt: skip
-
-
-def to_yaml(data: Mapping[str, Any]) -> str:
-    """Write a mapping as YAML, keys in their order."""
-    text: str = yaml.safe_dump(dict(data), sort_keys=False, allow_unicode=True)
-    return text

@@ -60,7 +60,8 @@ def show(
       rl config show dapo policy.model_name=model --json
     """
     from rl_cli.required import mark_required  # noqa: PLC0415
-    from rl_cli.run_config import load_run, to_yaml  # noqa: PLC0415
+    from rl_cli.run_config import load_run  # noqa: PLC0415
+    from rl_cli.run_folder import to_yaml  # noqa: PLC0415
 
     run = load_run(name, path, overrides, complete=False)
     data = dict(run.source["config"])

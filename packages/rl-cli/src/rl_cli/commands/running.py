@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from rl_cli.compose import RunOutcome, carry_out
 from rl_cli.console import Terminal
 from rl_cli.display import RunDisplay
 from rl_cli.report import curve, samples, summary
-from rl_cli.run_config import Run, check_run, load_run
+from rl_cli.run_config import Run, check_run, load_run, run_from_dict
 from rl_cli.run_folder import RunFolder
 from rl_distributed import ConfigError, configure_logging
 
@@ -25,7 +26,7 @@ def run_and_report(
     overrides: Sequence[str],
     guard: SignalGuard,
     *,
-    resume: str | None,
+    found: RunFolder | None,
     quiet: bool,
     as_json: bool,
     debug: bool,
@@ -37,7 +38,7 @@ def run_and_report(
         config: YAML file of an algorithm.
         overrides: Overrides of keys.
         guard: Asked between the parts of the run whether a signal came.
-        resume: None for a new run, "" for the newest of that name, else a folder.
+        found: The folder of the run to resume; None for a new run.
         quiet: Show no progress.
         as_json: A program reads standard output; show the report elsewhere.
         debug: Log everything.
@@ -48,57 +49,76 @@ def run_and_report(
     Raises:
         Interrupted: A signal came; where something was saved, a note tells the command
             that goes on.
+        Exception: The run failed; a note tells that command as well.
     """
     began_s = time.monotonic()
     configure_logging("debug" if debug else "warning")
     terminal = Terminal(quiet=quiet)
     guard.raise_pending()
-    run, folder = _run_and_folder(name, config, overrides, resume)
-    configure_logging(
-        "debug" if debug else "info",
-        folder.path / "logs" / "run.jsonl",
-        console_level="debug" if debug else "warning",
-    )
-    terminal.note(f"{run.title}\nrun folder {folder.path}")
-    display = RunDisplay(terminal)
-    guard.raise_pending()
-    try:
+    run, folder = _run_and_folder(name, config, overrides, found)
+    with folder, _naming_the_resume(name, folder):
+        configure_logging(
+            "debug" if debug else "info",
+            folder.path / "logs" / "run.jsonl",
+            console_level="debug" if debug else "warning",
+        )
+        terminal.note(f"{run.title}\nrun folder {folder.path}")
+        display = RunDisplay(terminal)
+        guard.raise_pending()
+        resume = found is not None
         with display.running():
-            outcome = carry_out(run, folder, display, guard, resume=resume is not None)
-    except Interrupted as error:
-        if error.checkpoint_path is not None:
-            error.add_note(f"Go on with: rl train {name} --resume {folder.path}")
-        raise
+            outcome = carry_out(run, folder, display, guard, resume=resume)
+        return _report(run, folder, outcome, terminal, guard, began_s, aside=as_json)
+
+
+def _report(
+    run: Run,
+    folder: RunFolder,
+    outcome: RunOutcome,
+    terminal: Terminal,
+    guard: SignalGuard,
+    began_s: float,
+    *,
+    aside: bool,
+) -> dict[str, Any]:
+    """Show what a run came to, and keep it in its folder."""
     starts = {stage.name: _started(folder, stage.name) for stage in run.stages}
     wall_s = time.monotonic() - began_s
     result = _result(run, outcome, starts[run.stages[-1].name], wall_s)
     answers = samples.answer(run, folder, outcome)
     guard.raise_pending()
     plot = curve.draw(run, folder) if run.report.plot else None
-    summary.show(terminal, outcome, result, starts, answers, plot, aside=as_json)
+    summary.show(terminal, outcome, result, starts, answers, plot, aside=aside)
     folder.write("result.json", result)
     return result
 
 
+@contextmanager
+def _naming_the_resume(name: str, folder: RunFolder) -> Iterator[None]:
+    """Add the command that goes on with the run to whatever ends it."""
+    try:
+        yield
+    except BaseException as error:
+        if _can_be_resumed(error, folder):
+            error.add_note(f"Go on with: {folder.resume_command(name)}")
+        raise
+
+
+def _can_be_resumed(error: BaseException, folder: RunFolder) -> bool:
+    if isinstance(error, Interrupted):
+        return error.checkpoint_path is not None
+    # A resumed run keeps its configuration: one that never worked does not work then.
+    return not isinstance(error, ConfigError) or folder.has_progress()
+
+
 def _run_and_folder(
-    name: str, config: Path | None, overrides: Sequence[str], resume: str | None
+    name: str, config: Path | None, overrides: Sequence[str], found: RunFolder | None
 ) -> tuple[Run, RunFolder]:
-    if resume is None:
-        run = load_run(name, config, overrides)
-        check_run(run)
-        return run, RunFolder.create(run)
-    if overrides or config is not None:
-        raise ConfigError(
-            "--resume goes on with a run as it was configured: leave the overrides "
-            f"({', '.join(overrides) or '--config'}) away, or start a new run."
-        )
-    folder = RunFolder.find(name, resume)
-    run = folder.run()
-    if run.name != Path(name).stem:
-        raise ConfigError(
-            f"{folder.path} is a run of {run.name!r}, not of {name!r}; name that one."
-        )
-    return run, folder
+    if found is not None:
+        return run_from_dict(found.source(name, overrides), overrides), found
+    run = load_run(name, config, overrides)
+    check_run(run)
+    return run, RunFolder.create(run.name, run.output_dir, run.source)
 
 
 def _started(folder: RunFolder, stage: str) -> dict[str, float]:

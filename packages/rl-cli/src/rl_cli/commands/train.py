@@ -49,6 +49,7 @@ def train(
     KEY=VALUE changes a key of the configuration, +KEY=VALUE adds one to a mapping, ~KEY
     removes one. `rl config show NAME` lists them all. With --json the last line of
     standard output is one JSON object with run_dir, checkpoint, wall_s, seed, metrics.
+    A run without output_dir gets a new folder runs/NAME-NNN.
 
     \b
     Examples:
@@ -65,6 +66,10 @@ def train(
     # Neither an import nor the start of Ray survives an exception in its middle.
     with SignalGuard() as guard:
         guard.hold()
+        from rl_cli.run_place import find_place  # noqa: PLC0415
+
+        found = find_place(name, config, overrides, resume)
+        guard.raise_pending()
         from rl_cli.commands.running import run_and_report  # noqa: PLC0415
 
         summary = run_and_report(
@@ -72,7 +77,7 @@ def train(
             config,
             overrides,
             guard,
-            resume=resume,
+            found=found,
             quiet=quiet,
             as_json=as_json,
             debug=obj["debug"],

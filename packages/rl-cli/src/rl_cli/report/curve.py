@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from rl_algorithms.trainers.result import History
 from rl_cli.run_config import Run
@@ -24,7 +26,9 @@ def stage_history(folder: RunFolder, name: str) -> History:
 
 
 def draw(run: Run, folder: RunFolder) -> Path | None:
-    """Draw accuracy and reward of all stages on one axis of steps.
+    """Draw rewards, and what was measured on held-out data, on one axis of steps.
+
+    Held-out accuracy is drawn where any stage has it, otherwise the held-out reward.
 
     Returns:
         Path of `curve.png`, or None when the run has nothing to draw.
@@ -35,40 +39,15 @@ def draw(run: Run, folder: RunFolder) -> Path | None:
     from matplotlib import pyplot  # noqa: PLC0415
 
     figure, axes = pyplot.subplots(figsize=(WIDTH_IN, HEIGHT_IN), dpi=DPI)
-    offset, drawn = 0, 0
-    colors = {"accuracy": "tab:blue", "reward": "tab:orange"}
-    labelled: set[str] = set()
-    for stage in run.stages:
-        history = stage_history(folder, stage.name)
-        for name, key in (("reward", "train:reward"), ("accuracy", "val:accuracy")):
-            steps, values = history.column(key)
-            if not steps:
-                continue
-            label = {"accuracy": "held-out accuracy", "reward": "training reward"}[name]
-            axes.plot(
-                [offset + step for step in steps],
-                values,
-                color=colors[name],
-                alpha=0.35 if name == "reward" else 1.0,
-                marker="o" if name == "accuracy" else None,
-                markersize=3,
-                linewidth=1 if name == "reward" else 2,
-                label=None if name in labelled else label,
-            )
-            labelled.add(name)
-            drawn += len(steps)
-        last = int(history[-1]["step"]) if history else 0
-        if last and len(run.stages) > 1:
-            axes.axvspan(offset, offset + last, alpha=0.04 + 0.05 * (offset == 0),
-                         color="gray", linewidth=0)  # fmt: skip
-            axes.annotate(stage.name, (offset + last / 2, 1.02), ha="center",
-                          xycoords=("data", "axes fraction"), fontsize=9)  # fmt: skip
-        offset += last
+    drawn = _draw_stages(
+        axes, {stage.name: stage_history(folder, stage.name) for stage in run.stages}
+    )
     if not drawn:
         pyplot.close(figure)
         return None
     axes.set_xlabel("training step")
-    axes.set_ylim(-0.02, 1.02)
+    if all(0 <= value <= 1 for value in drawn):
+        axes.set_ylim(-0.02, 1.02)
     axes.grid(alpha=0.3)
     axes.legend(loc="lower right")
     axes.set_title(f"{run.name}, seed {run.seed}", loc="left", fontsize=10, pad=16)
@@ -76,3 +55,37 @@ def draw(run: Run, folder: RunFolder) -> Path | None:
     figure.savefig(path, bbox_inches="tight")
     pyplot.close(figure)
     return path
+
+
+def _draw_stages(axes: Any, histories: Mapping[str, History]) -> list[float]:
+    """Draw the stages one behind the other; return all values that were drawn."""
+    names = {name for history in histories.values() for r in history for name in r}
+    held_out = "accuracy" if "val:accuracy" in names else "reward"
+    styles: dict[str, dict[str, Any]] = {
+        "train:reward": {"color": "tab:orange", "alpha": 0.35, "linewidth": 1},
+        f"val:{held_out}": {"color": "tab:blue", "marker": "o", "linewidth": 2},
+    }
+    # A curve is labelled once, however many stages have it.
+    labels = dict(zip(styles, ("training reward", f"held-out {held_out}"), strict=True))
+    offset, drawn = 0, list[float]()
+    for stage, history in histories.items():
+        for name, style in styles.items():
+            steps, values = history.column(name)
+            if steps:
+                label = labels.pop(name, None)
+                places = [offset + step for step in steps]
+                axes.plot(places, values, markersize=3, label=label, **style)
+                drawn += values
+        last = int(history[-1]["step"]) if history else 0
+        if last and len(histories) > 1:
+            shade = 0.04 + 0.05 * (offset == 0)
+            axes.axvspan(offset, offset + last, alpha=shade, color="gray", linewidth=0)
+            axes.annotate(
+                stage,
+                (offset + last / 2, 1.02),
+                ha="center",
+                xycoords=("data", "axes fraction"),
+                fontsize=9,
+            )
+        offset += last
+    return drawn

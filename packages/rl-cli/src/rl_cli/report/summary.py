@@ -8,6 +8,7 @@ from typing import Any
 
 from rl_cli.compose import RunOutcome
 from rl_cli.console import Terminal, table
+from rl_cli.report.measure import format_measure, measure_of
 from rl_cli.report.samples import Answer
 
 __all__ = ["flat_metrics", "show"]
@@ -17,8 +18,9 @@ def flat_metrics(outcome: RunOutcome, started: Mapping[str, float]) -> dict[str,
     """Return the metrics of a run under short names.
 
     They are those of the last stage: its validation metrics under their own names
-    (`accuracy`), the ones it began with as `accuracy_start`, its training metrics as
-    `train_reward` and so on, and `steps`, the steps of the last stage.
+    (`reward`, and `accuracy` where there is one), the ones it began with as
+    `accuracy_start` and `reward_start`, its training metrics as `train_reward` and so
+    on, and `steps`, the steps of the last stage.
 
     Args:
         outcome: What the run came to.
@@ -59,11 +61,14 @@ def show(
     """
     rows = []
     for name, stage in outcome.stages.items():
-        before = starts.get(name, {}).get("val:accuracy")
-        after = stage["metrics"].get("val:accuracy")
+        measure = measure_of(stage["metrics"]) or ""
+        before, after = (
+            format_measure(measure, metrics.get(f"val:{measure}"))
+            for metrics in (starts.get(name, {}), stage["metrics"])
+        )
         reason = stage["stop_reason"]
-        rows.append((name, stage["steps"], _percent(before), _percent(after), reason))
-    columns = ["stage", "steps", "accuracy before", "accuracy after", "ended because"]
+        rows.append((name, stage["steps"], measure, before, after, reason))
+    columns = ["stage", "steps", "held-out", "before", "after", "ended because"]
     out = terminal.err if aside else terminal.out
     out.print(table("Stages", columns, rows))
     if answers:
@@ -79,7 +84,3 @@ def show(
     ]
     for line in lines:
         out.print(line, soft_wrap=True, highlight=False, markup=False)
-
-
-def _percent(value: float | None) -> str:
-    return "" if value is None else f"{value:.1%}"
