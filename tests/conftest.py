@@ -44,16 +44,18 @@ def starter(folder: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     started: list[subprocess.Popen[str]] = []
 
     def run(*arguments: str, **options: Any) -> subprocess.Popen[str]:
-        process = subprocess.Popen(
+        default: dict[str, Any] = {
+            "cwd": folder,
+            "stdout": subprocess.PIPE,
+            "stderr": subprocess.PIPE,
+            # A shell starts what runs in the background with SIGINT ignored.
+            "preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        }
+        process: subprocess.Popen[str] = subprocess.Popen(
             command(*arguments),
-            cwd=options.pop("cwd", folder),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
-            # A shell starts what runs in the background with SIGINT ignored.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-            **options,
+            **{**default, **options},
         )
         started.append(process)
         return process

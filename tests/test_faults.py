@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import json
 import os
+import select
+import shlex
 import signal
 import subprocess
+import termios
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +53,10 @@ def test_killed_and_resumed_equals_never_killed_bitwise(
     process = start("train", path, f"output_dir={broken}")
     first = broken / "stages" / "grpo" / "checkpoints" / "step_2"
     wait_until(lambda: first.exists() or process.poll() is not None, "step 2")
+    # While it lives, its folder is nobody else's.
+    refused = rl("train", path, "--resume", str(broken))
+    assert refused.code == 2
+    assert f"is held by process {process.pid} on" in refused.err
     kill_session(process)
     process.wait(timeout=DEADLINE_S)
     assert process.returncode == -signal.SIGKILL
@@ -139,6 +149,117 @@ def test_ctrl_c_keeps_a_checkpoint_and_leaves_no_process(
         process.send_signal(signal.SIGINT)
     for moment, process in runs.items():
         check_interrupted(moment, process, tmp_path / moment / "out")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_closed_terminal_keeps_a_checkpoint(
+    start: Callable[..., subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    path = write_recipe(tmp_path, long_grpo(max_num_steps=4000))
+    out = tmp_path / "out"
+    with terminal() as (side, written):
+        process = start(
+            "train",
+            path,
+            f"output_dir={out}",
+            stdin=side,
+            stdout=side,
+            stderr=side,
+            # The session that it leads gets the terminal, as a shell's does.
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+        )
+        wait_until(
+            lambda: process.poll() is not None or has_checkpoint(out, "grpo"), "GRPO"
+        )
+        assert process.poll() is None, b"".join(written).decode()
+    assert process.wait(timeout=DEADLINE_S) == 128 + signal.SIGHUP
+    stage = out / "stages" / "grpo"
+    saved = max(int(p.name.removeprefix("step_")) for p in stage.glob("*/step_*"))
+    lines = (stage / "metrics.jsonl").read_text().splitlines()
+    # The step that it had reached, which no period asks for.
+    assert saved == max(json.loads(line).get("step", 0) for line in lines)
+    wait_until(
+        lambda: not any(map(is_running, session_processes(process))),
+        "the last process to end",
+    )
+
+
+@contextlib.contextmanager
+def terminal() -> Iterator[tuple[int, list[bytes]]]:
+    """A terminal whose window is closed at the end: a program's side, what it shows."""
+    ours, theirs = os.openpty()
+    shown: list[bytes] = []
+    closing = threading.Event()
+
+    def show() -> None:
+        while not closing.is_set():
+            if select.select([ours], [], [], 0.05)[0]:
+                shown.append(os.read(ours, 65_536))
+
+    window = threading.Thread(target=show)
+    window.start()
+    try:
+        yield theirs, shown
+    finally:
+        closing.set()
+        window.join(DEADLINE_S)
+        os.close(theirs)
+        os.close(ours)
+
+
+def newest_step(out: Path) -> int:
+    steps = (out / "stages" / "grpo").glob("checkpoints/step_*")
+    return max((int(path.name.removeprefix("step_")) for path in steps), default=0)
+
+
+def workers_of(process: subprocess.Popen[str], actor: str) -> list[psutil.Process]:
+    """The processes of a run that hold actors of a class."""
+    found = []
+    for other in session_processes(process):
+        with contextlib.suppress(psutil.Error):
+            # Behind the class stands the method that runs.
+            if " ".join(other.cmdline()).split(".")[0].strip() == f"ray::{actor}":
+                found.append(other)
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_killed_environment_costs_nothing_and_a_killed_policy_names_the_way_on(
+    start: Callable[..., subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    folder = tmp_path / "with a blank"
+    folder.mkdir()
+    path = write_recipe(folder, long_grpo(max_num_steps=4000))
+    out = folder / "out"
+
+    def goes_on(process: subprocess.Popen[str]) -> None:
+        """Wait for two further checkpoints."""
+        enough = newest_step(out) + 4
+        wait_until(
+            lambda: process.poll() is not None or newest_step(out) >= enough,
+            f"step {enough}",
+        )
+        assert process.poll() is None, process.communicate()[1]
+
+    process = start("train", path, f"output_dir={out}")
+    goes_on(process)
+    (environment,) = workers_of(process, "EnvironmentHost")
+    environment.kill()
+    goes_on(process)
+    (replaced,) = workers_of(process, "EnvironmentHost")
+    assert replaced.pid != environment.pid
+    for worker in workers_of(process, "WorkerHost"):
+        worker.kill()
+    _, err = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 1, err
+    assert "its rows are sent again (1 of 3)" in err
+    command = next(line for line in err.splitlines() if "Go on with: " in line)
+    name, *arguments = shlex.split(command.partition("Go on with: ")[2])
+    assert [name, *arguments] == ["rl", "train", path, "--resume", str(out)]
+    resumed = start(*arguments)
+    goes_on(resumed)
 
 
 def test_every_moment_has_its_turn(request: pytest.FixtureRequest) -> None:
