@@ -9,6 +9,7 @@ from transformers import AutoModelForCausalLM
 from rl_distributed.errors import ConfigError
 from rl_models.config import PolicyConfig
 from rl_models.errors import ModelLoadError, NonFiniteGradientError
+from rl_models.testing import build_tiny_model
 from rl_models.training.dtensor import DTensorTrainingBackend
 from rl_models.types import LossInputType, LossType
 
@@ -232,6 +233,32 @@ def test_resume_is_bitwise(tiny_model, make_batch, nll_loss, tmp_path):
     assert torch.equal(again.get_logprobs(data, mbs=4, reference=True), initial)
 
 
+def test_dropout_goes_on_bitwise_after_a_resume(
+    tiny_model, make_batch, nll_loss, tmp_path
+):
+    settings = {
+        "hf_config_overrides": {"attention_dropout": 0.3},
+        "optimizer": {"kwargs": {"lr": 1e-2}},
+    }
+    data = make_batch()
+    first = _backend(tiny_model, **settings)
+    first.train_step(data, nll_loss, gbs=4, mbs=2)
+    first.save_checkpoint(tmp_path / "w", tmp_path / "o")
+    left = torch.get_rng_state()
+    expected = first.train_step(data, nll_loss, gbs=4, mbs=2)
+    again = _backend(tiny_model, {"optimizer_path": tmp_path / "o"}, **settings)
+    assert torch.equal(torch.get_rng_state(), left)
+    found = again.train_step(data, nll_loss, gbs=4, mbs=2)
+    assert torch.equal(found["loss"], expected["loss"])
+    for name, parameter in first.model.parameters.items():
+        assert torch.equal(parameter, again.model.parameters[name])
+    # Dropout did draw: with the numbers of another place the step is another one.
+    other = _backend(tiny_model, {"optimizer_path": tmp_path / "o"}, **settings)
+    torch.manual_seed(1)
+    unlike = other.train_step(data, nll_loss, gbs=4, mbs=2)
+    assert not torch.equal(unlike["loss"], expected["loss"])
+
+
 def test_model_folder_loads_in_plain_transformers(tiny_model, make_batch, tmp_path):
     backend = _backend(tiny_model)
     with torch.no_grad():
@@ -249,6 +276,19 @@ def test_model_folder_loads_in_plain_transformers(tiny_model, make_batch, tmp_pa
     other = _backend(tiny_model, {"weights_path": tmp_path / "w"})
     for name, parameter in backend.model.parameters.items():
         assert torch.equal(parameter, other.model.parameters[name])
+
+
+@pytest.mark.parametrize("num_key_value_heads", [2, 4])
+def test_export_keeps_each_weight_under_its_name(tmp_path, num_key_value_heads):
+    """Also where the weights of queries and keys have one shape."""
+    folder = build_tiny_model(
+        tmp_path, num_key_value_heads=num_key_value_heads, architecture="qwen3"
+    )
+    expected = dict(AutoModelForCausalLM.from_pretrained(folder).named_parameters())
+    exported = dict(_backend(folder).export_weights("float32"))
+    assert list(exported) == list(expected)
+    for name, value in expected.items():
+        assert torch.equal(exported[name], value), name
 
 
 def test_export_holds_each_tied_weight_once(tiny_model):

@@ -68,9 +68,17 @@ def tokens_of(output, row):
     return output["output_ids"][row, :length].tolist()
 
 
+def sampled_tokens(output):
+    """[B, S] whether a token was sampled: by the lengths, as a log-prob may be 0."""
+    totals = output["unpadded_sequence_lengths"][:, None]
+    position = torch.arange(output["output_ids"].shape[1])
+    first = totals - output["generation_lengths"][:, None]
+    return (position >= first) & (position < totals)
+
+
 def largest_error(folder, output, temperature=1.0):
     truth = reference_logprobs(folder, output["output_ids"], temperature)
-    sampled = output["logprobs"] != 0
+    sampled = sampled_tokens(output)
     assert sampled.sum() > 0
     return (output["logprobs"].double() - truth)[sampled].abs().max().item()
 
@@ -80,10 +88,16 @@ def backend(tiny_folder):
     return make_backend(tiny_folder)
 
 
-@pytest.mark.parametrize("architecture", ["qwen2", "qwen3", "llama"])
+@pytest.mark.parametrize(
+    ("architecture", "num_key_value_heads"),
+    # With as many heads of keys as of queries, their weights have one shape.
+    [("qwen2", 2), ("qwen3", 2), ("llama", 2), ("qwen3", 4)],
+)
 @pytest.mark.parametrize("decoder", ["fused", "module", "own"])
-def test_contract(tmp_path, architecture, decoder):
-    folder = build_tiny_model(tmp_path, architecture=architecture)
+def test_contract(tmp_path, architecture, num_key_value_heads, decoder):
+    folder = build_tiny_model(
+        tmp_path, architecture=architecture, num_key_value_heads=num_key_value_heads
+    )
 
     def make():
         options = {"fused": decoder == "fused"}
@@ -430,6 +444,6 @@ def test_bfloat16_and_sliding_windows(tmp_path):
         with torch.no_grad():
             logprobs = model(ids[None]).logits[0, :-1].log_softmax(-1)
         truth = logprobs.gather(1, ids[1:, None])[:, 0]
-        sampled = output["logprobs"][row, 1:] != 0
+        sampled = sampled_tokens(output)[row, 1:]
         error = (output["logprobs"][row, 1:] - truth)[sampled].abs().max()
         assert error < 1e-5

@@ -1,3 +1,5 @@
+import re
+
 import pytest
 import torch
 
@@ -6,18 +8,25 @@ from rl_models.generation.config import GenerationConfig
 from rl_models.generation.huggingface import HuggingFaceGenerationBackend
 from rl_models.testing import (
     ContractError,
+    build_tiny_model,
     check_generation_backend,
     check_training_backend,
 )
 from rl_models.training.dtensor import DTensorTrainingBackend
 
 
-def test_the_dtensor_backend_keeps_the_contract(tiny_folder, tmp_path):
+# With as many heads of keys as of queries, their weights have one shape.
+@pytest.mark.parametrize("num_key_value_heads", [2, 4])
+def test_the_dtensor_backend_keeps_the_contract(tmp_path, num_key_value_heads):
+    folder = build_tiny_model(
+        tmp_path / "model", num_key_value_heads=num_key_value_heads
+    )
+
     def make():
         optimizer = {"kwargs": {"lr": 1e-3}}
         config = PolicyConfig.from_dict(
             {
-                "model_name": str(tiny_folder),
+                "model_name": str(folder),
                 "optimizer": optimizer,
                 "max_total_sequence_length": 64,
             }
@@ -26,7 +35,7 @@ def test_the_dtensor_backend_keeps_the_contract(tiny_folder, tmp_path):
         backend.setup(config.to_dict())
         return backend
 
-    check_training_backend(make, tiny_folder, tmp_path)
+    check_training_backend(make, folder, tmp_path / "checkpoint")
 
 
 @pytest.mark.parametrize(
@@ -57,3 +66,25 @@ def test_broken_generation_backends_are_found(tiny_folder, fault, rule):
 
     with pytest.raises(ContractError, match=rule):
         check_generation_backend(make, tiny_folder)
+
+
+def test_an_update_that_mixes_up_weights_is_found(tmp_path):
+    folder = build_tiny_model(tmp_path, num_key_value_heads=4)
+
+    class Swapping(HuggingFaceGenerationBackend):
+        def load_weights(self, tensors, version):
+            swapped = {"q_proj": "k_proj", "k_proj": "q_proj"}
+            renamed = [
+                (re.sub("[qk]_proj", lambda found: swapped[found[0]], name), value)
+                for name, value in tensors
+            ]
+            return super().load_weights(iter(renamed), version)
+
+    def make():
+        backend = Swapping()
+        config = GenerationConfig(max_new_tokens=8)
+        backend.setup(config.to_dict(), model_name=str(folder))
+        return backend
+
+    with pytest.raises(ContractError, match="must take the place of its name"):
+        check_generation_backend(make, folder)

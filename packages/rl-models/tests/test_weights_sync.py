@@ -102,7 +102,11 @@ def disagreement(trainer, generation):
             "input_lengths": output["unpadded_sequence_lengths"],
         }
     )
-    sampled = output["logprobs"] != 0
+    # By the lengths: the log-prob of a sampled token may be 0.
+    totals = output["unpadded_sequence_lengths"][:, None]
+    position = torch.arange(output["output_ids"].shape[1])
+    first = totals - output["generation_lengths"][:, None]
+    sampled = (position >= first) & (position < totals)
     assert sampled.any()
     logprobs = trainer.get_logprobs(rows)["logprobs"]
     return (logprobs - output["logprobs"])[sampled].abs().max().item()

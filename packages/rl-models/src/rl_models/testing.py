@@ -63,7 +63,15 @@ def reference_logprobs(
     """
     model = AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float64, attn_implementation="eager"
-    ).eval()
+    )
+    return _logprobs_of(model, input_ids, temperature)
+
+
+def _logprobs_of(
+    model: Any, input_ids: torch.Tensor, temperature: float = 1.0
+) -> torch.Tensor:
+    """[B, S] float64 log-probs of each token by a float64 model."""
+    model.eval()
     logprobs = torch.zeros(input_ids.shape, dtype=torch.float64)
     with torch.no_grad():
         for row, ids in enumerate(input_ids):
@@ -113,8 +121,7 @@ def check_generation_backend(
     output = backend.generate(data)
     _check_output(data, output)
     truth = reference_logprobs(folder, output["output_ids"])
-    sampled = output["logprobs"] != 0
-    error = (output["logprobs"].double() - truth)[sampled].abs().max().item()
+    error = _error_of_sampled(data, output, truth)
     _require(error < 1e-5, f"log-probs must be those of the model: off by {error:.2g}")
     again = backend.generate(data)
     _require(
@@ -134,6 +141,21 @@ def check_generation_backend(
     backend.shutdown()
 
 
+def _sampled(data: Mapping[str, Any], output: Mapping[str, Any]) -> torch.Tensor:
+    """[B, S] whether a token was sampled: by the lengths, as a log-prob may be 0."""
+    position = torch.arange(output["output_ids"].shape[1])
+    totals = output["unpadded_sequence_lengths"][:, None]
+    return (position >= data["input_lengths"][:, None]) & (position < totals)
+
+
+def _error_of_sampled(
+    data: Mapping[str, Any], output: Mapping[str, Any], truth: torch.Tensor
+) -> float:
+    """Largest difference of the log-probs of sampled tokens from the exact ones."""
+    difference = output["logprobs"].double() - truth
+    return difference[_sampled(data, output)].abs().max().item()
+
+
 def _check_output(data: Mapping[str, Any], output: Mapping[str, Any]) -> None:
     ids, logprobs = output["output_ids"], output["logprobs"]
     totals, new = output["unpadded_sequence_lengths"], output["generation_lengths"]
@@ -144,8 +166,7 @@ def _check_output(data: Mapping[str, Any], output: Mapping[str, Any]) -> None:
     _require(bool((new >= 1).all()), "every row must get at least one token")
     _require(output["truncated"].dtype == torch.bool, "truncated must be bool")
     _require(bool((output["weight_version"] == 0).all()), "version must start at 0")
-    position = torch.arange(ids.shape[1])
-    is_new = (position >= lengths[:, None]) & (position < totals[:, None])
+    is_new = _sampled(data, output)
     _require(
         bool((logprobs[~is_new] == 0).all()), "logprobs must be 0 where nothing is new"
     )
@@ -175,11 +196,25 @@ def _check_weight_update(
     _require(
         bool((output["weight_version"] == 3).all()), "rows must carry their version"
     )
-    sampled = output["logprobs"][output["logprobs"] != 0]
+    sampled = output["logprobs"][_sampled(data, output)]
     uniform = -torch.log(torch.tensor(float(model.config.vocab_size)))
     _require(
         torch.allclose(sampled, uniform, atol=1e-5),
         "loaded weights must be used: with zeros, every token is equally likely",
+    )
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for _, value in model.named_parameters():
+            value += 0.02 * torch.randn(value.shape, generator=generator)
+    backend.load_weights(iter(list(model.named_parameters())), 4)
+    output = backend.generate(data)
+    model.set_attn_implementation("eager")
+    truth = _logprobs_of(model.double(), output["output_ids"])
+    # Far less than a mix-up makes, and more than rounding does in any architecture.
+    error = _error_of_sampled(data, output, truth)
+    _require(
+        error < 1e-4,
+        f"each loaded weight must take the place of its name: off by {error:.2g}",
     )
 
 
