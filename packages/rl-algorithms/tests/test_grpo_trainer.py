@@ -179,6 +179,28 @@ class TestAccuracy:
         assert result.metrics["val:reward"] == 25.0
         assert "val:accuracy" in repr(result)
 
+    @pytest.mark.parametrize(
+        ("goal", "why"),
+        [
+            (0.7, "val:accuracy reached 0.75 >= 0.7"),
+            (
+                0.9,
+                "max_num_steps (1) reached; the goal was missed: val:accuracy is 0.75, "
+                "not >= 0.9",
+            ),
+        ],
+    )
+    def test_the_end_of_a_run_says_whether_it_reached_its_goal(self, make, goal, why):
+        reward = FunctionalRewardWrapper(lambda prompt, response: 10.0 * len(prompt))
+        result = self.fit(
+            make,
+            reward,
+            accuracy_threshold=20.0,
+            stop_at_validation_metric="val:accuracy",
+            stop_at_validation_threshold=goal,
+        )
+        assert result.stop_reason == why
+
     def test_an_environments_own_counts_by_rows(self, make):
         """Batches of three and of one: each of their rows counts alike."""
 

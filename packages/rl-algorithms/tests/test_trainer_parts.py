@@ -83,6 +83,16 @@ class TestSchedule:
         assert falling.reason({"val:loss": 0.2}) is None
         assert falling.reason({"val:loss": 0.1})
 
+    def test_a_missed_goal_is_told(self):
+        stop = EarlyStop("val:accuracy", 0.9)
+        said = "the goal was missed: val:accuracy is 0.89, not >= 0.9"
+        assert stop.shortfall({"val:accuracy": 0.89}) == said
+        assert stop.shortfall({"val:accuracy": 0.9}) == ""
+        assert stop.shortfall({"val:accuracy": float("nan")}).endswith("not >= 0.9")
+        assert stop.shortfall({}) == EarlyStop().shortfall({"val:accuracy": 0.1}) == ""
+        falling = EarlyStop("val:loss", 0.1, higher_is_better=False)
+        assert falling.shortfall({"val:loss": 0.2}).endswith("is 0.2, not <= 0.1")
+
     def test_early_stop_names_the_metrics_there_are(self):
         with pytest.raises(ConfigError, match=r"no 'val:acc'.*val:accuracy"):
             EarlyStop("val:acc", 1.0).reason({"val:accuracy": 1.0})

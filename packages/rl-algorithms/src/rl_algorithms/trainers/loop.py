@@ -154,10 +154,15 @@ class TrainerLoop(Algorithm[ConfigT]):
         state = self.state
         if state.stop_reason is None:
             if max_steps is not None and state.step >= max_steps:
-                state.stop_reason = f"max_num_steps ({max_steps}) reached"
+                self._end_at(f"max_num_steps ({max_steps}) reached")
             elif max_epochs is not None and state.epoch >= max_epochs:
-                state.stop_reason = f"max_num_epochs ({max_epochs}) reached"
+                self._end_at(f"max_num_epochs ({max_epochs}) reached")
         return state.stop_reason is not None
+
+    def _end_at(self, limit: str) -> None:
+        """End at a limit, and say so if the run has missed its goal."""
+        missed = self._early_stop().shortfall(self.state.metrics)
+        self.request_stop(f"{limit}; {missed}" if missed else limit)
 
     def _next_batch(self) -> Any:
         self.timer.reset()

@@ -184,13 +184,25 @@ class EarlyStop:
         if self.metric is None:
             return None
         value = _value_of("stop_at_validation_metric", self.metric, metrics)
-        if self.higher_is_better:
-            reached, sign = value >= self.threshold, ">="
-        else:
-            reached, sign = value <= self.threshold, "<="
-        if not reached:
+        if self._falls_short(value):
             return None
-        return f"{self.metric} reached {value:.4g} {sign} {self.threshold:g}"
+        return f"{self.metric} reached {value:.4g} {self._goal}"
+
+    def shortfall(self, metrics: Mapping[str, float]) -> str:
+        """Return how a run that ended otherwise missed its goal; empty: it did not."""
+        value = metrics.get(self.metric or "")
+        if value is None or not self._falls_short(value):
+            return ""
+        return f"the goal was missed: {self.metric} is {value:.4g}, not {self._goal}"
+
+    def _falls_short(self, value: float) -> bool:
+        if self.higher_is_better:
+            return not value >= self.threshold
+        return not value <= self.threshold
+
+    @property
+    def _goal(self) -> str:
+        return f"{'>=' if self.higher_is_better else '<='} {self.threshold:g}"
 
 
 @dataclass(frozen=True)
