@@ -145,7 +145,8 @@ def _sampled(data: Mapping[str, Any], output: Mapping[str, Any]) -> torch.Tensor
     """[B, S] whether a token was sampled: by the lengths, as a log-prob may be 0."""
     position = torch.arange(output["output_ids"].shape[1])
     totals = output["unpadded_sequence_lengths"][:, None]
-    return (position >= data["input_lengths"][:, None]) & (position < totals)
+    is_new: torch.Tensor = position >= data["input_lengths"][:, None]
+    return is_new & (position < totals)
 
 
 def _error_of_sampled(
@@ -153,7 +154,7 @@ def _error_of_sampled(
 ) -> float:
     """Largest difference of the log-probs of sampled tokens from the exact ones."""
     difference = output["logprobs"].double() - truth
-    return difference[_sampled(data, output)].abs().max().item()
+    return float(difference[_sampled(data, output)].abs().max())
 
 
 def _check_output(data: Mapping[str, Any], output: Mapping[str, Any]) -> None:
