@@ -113,3 +113,16 @@ def test_wrong_input_is_named_with_exit_code_2(
     err = capsys.readouterr().err
     assert said in err
     assert "Traceback" not in err
+
+
+def test_characters_that_the_model_does_not_see_are_named(
+    model: str, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    arguments = ["generate", "--max-new-tokens", "2", "--greedy"]
+    assert _run([*arguments, model, "x9 y2z1="], False) == 0
+    assert "has no token for 'x', 'y', 'z' in the prompts; they are left out" in (
+        caplog.text
+    )
+    caplog.clear()
+    assert _run([*arguments, model, "12="], False) == 0
+    assert "no token for" not in caplog.text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,8 @@ from rl_models.generation.choice import for_this_process
 from rl_models.tokens.tokenizer import decode_rows, load_tokenizer, pad_token_id
 
 __all__ = ["Sample", "sample"]
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,7 @@ def sample(
     if chat and not tokenizer.chat_template:
         raise ConfigError(f"--chat: the tokenizer of {model} has no chat template.")
     use_chat = bool(tokenizer.chat_template) if chat is None else chat
+    _warn_of_unknown_characters(tokenizer, prompts)
     rows = [_encode(tokenizer, text, use_chat) for text in prompts]
     rows = [row for row in rows for _ in range(num_samples)]
     lengths = torch.tensor([len(row) for row in rows])
@@ -91,6 +95,29 @@ def sample(
         )
         for index in range(len(rows))
     ]
+
+
+def _warn_of_unknown_characters(tokenizer: Any, prompts: Sequence[str]) -> None:
+    """Say which characters the model does not see: they change what is asked."""
+    left_out, unknown = [], []
+    # Many tokenizers join white space to what follows it.
+    for character in dict.fromkeys("".join("".join(prompts).split())):
+        ids = tokenizer(character, add_special_tokens=False)["input_ids"]
+        if not ids:
+            left_out.append(character)
+        elif tokenizer.unk_token_id in ids:
+            unknown.append(character)
+    for characters, what in (
+        (left_out, "are left out"),
+        (unknown, f"become {tokenizer.unk_token}"),
+    ):
+        if characters:
+            logger.warning(
+                "the tokenizer of the model has no token for %s in the prompts; they "
+                "%s",
+                ", ".join(map(repr, characters)),
+                what,
+            )
 
 
 def _encode(tokenizer: Any, text: str, chat: bool) -> list[int]:

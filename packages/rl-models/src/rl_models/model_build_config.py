@@ -12,7 +12,10 @@ from pydantic import Field, model_validator
 
 from rl_distributed.config import Config
 
-__all__ = ["ModelBuildConfig", "TokenizerBuildConfig"]
+__all__ = ["Architecture", "ModelBuildConfig", "TokenizerBuildConfig"]
+
+Architecture = Literal["qwen2", "qwen3", "llama"]
+"""Families of models that are built here."""
 
 
 class TokenizerBuildConfig(Config):
@@ -22,7 +25,8 @@ class TokenizerBuildConfig(Config):
     """One token per character, one per given text, or byte-pair merges learnt from
     `training_texts`."""
     characters: str = "0123456789abcdefghijklmnopqrstuvwxyz +-*/=:?.,\n"
-    """The alphabet of kind "characters"; anything else becomes the unknown token."""
+    """The alphabet of kind "characters"; anything else becomes the unknown token (with
+    architecture qwen2 it is left out)."""
     vocabulary: list[str] | None = None
     """The tokens of kind "vocabulary"; the longest that fits is taken."""
     vocab_size: int = Field(512, ge=260)
@@ -52,8 +56,10 @@ class TokenizerBuildConfig(Config):
 class ModelBuildConfig(Config):
     """Shape of a model with random weights, and its tokenizer."""
 
-    architecture: Literal["qwen2", "qwen3", "llama"] = "qwen2"
-    """Family of the model; all three are supported by every backend here."""
+    architecture: Architecture = "qwen2"
+    """Family of the model; all three are supported by every backend here. For qwen2
+    transformers and vLLM take Qwen's own class of tokenizer, which leaves out unknown
+    characters; with the others they become the unknown token."""
     hidden_size: int = Field(64, gt=0)
     """Width of the residual stream."""
     num_hidden_layers: int = Field(2, gt=0)

@@ -7,6 +7,7 @@ like any other model.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -29,12 +30,17 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedTokenizerFast,
     Qwen2Config,
+    Qwen2Tokenizer,
     Qwen3Config,
 )
 from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX
 from transformers.utils import logging as hf_logging
 
-from rl_models.model_build_config import ModelBuildConfig, TokenizerBuildConfig
+from rl_models.model_build_config import (
+    Architecture,
+    ModelBuildConfig,
+    TokenizerBuildConfig,
+)
 
 __all__ = [
     "ModelBuildConfig",
@@ -67,7 +73,7 @@ def build_model(config: ModelBuildConfig, folder: str | Path, seed: int = 0) -> 
     path = Path(folder)
     path.mkdir(parents=True, exist_ok=True)
     tokenizer = build_tokenizer(
-        config.tokenizer, max_length=config.max_position_embeddings
+        config.tokenizer, config.max_position_embeddings, config.architecture
     )
     model_config = _model_config(config, tokenizer)
     with torch.random.fork_rng(devices=[]):
@@ -91,33 +97,46 @@ def _no_progress_bars() -> Iterator[None]:
 
 
 def build_tokenizer(
-    config: TokenizerBuildConfig, max_length: int = 512
+    config: TokenizerBuildConfig,
+    max_length: int = 512,
+    architecture: Architecture | None = None,
 ) -> PreTrainedTokenizerFast:
     """Make the tokenizer alone.
 
     Token 0 pads, token 1 ends a text, token 2 stands for what is unknown.
+
+    Args:
+        config: Its kind and its tokens.
+        max_length: Longest text, in tokens.
+        architecture: The model that it is saved with. In a folder of a `qwen2` model
+            transformers and vLLM take Qwen's own class, whatever the folder says, so
+            the tokenizer is one of that class, which leaves out unknown characters.
     """
     special = [PAD_TOKEN, EOS_TOKEN, UNKNOWN_TOKEN, *config.special_tokens]
-    if config.kind == "byte_bpe":
-        backend = _byte_bpe(config, special)
-    elif config.kind == "characters" and config.characters.isascii():
-        backend = _single_bytes(config.characters, special)
+    settings: dict[str, Any] = {
+        "pad_token": PAD_TOKEN,
+        "eos_token": EOS_TOKEN,
+        "unk_token": UNKNOWN_TOKEN,
+        "additional_special_tokens": list(config.special_tokens),
+        "model_max_length": max_length,
+        "padding_side": "right",
+        "clean_up_tokenization_spaces": False,
+    }
+    if architecture == "qwen2":
+        tokenizer = Qwen2Tokenizer(**_byte_pairs(config, special), **settings)
     else:
-        tokens = config.characters if config.kind == "characters" else config.vocabulary
-        backend = _longest_match(tokens or (), special)
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=backend,
-        pad_token=PAD_TOKEN,
-        eos_token=EOS_TOKEN,
-        unk_token=UNKNOWN_TOKEN,
-        additional_special_tokens=list(config.special_tokens),
-        model_max_length=max_length,
-        padding_side="right",
-        clean_up_tokenization_spaces=False,
-    )
+        backend = _backend(config, special)
+        tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, **settings)
     if config.chat_template is not None:
         tokenizer.chat_template = config.chat_template
     return tokenizer
+
+
+def _backend(config: TokenizerBuildConfig, special: list[str]) -> Tokenizer:
+    if config.kind == "byte_bpe":
+        return _byte_bpe(config, special)
+    tokens = config.characters if config.kind == "characters" else config.vocabulary
+    return _longest_match(tokens or (), special)
 
 
 def _longest_match(tokens: Iterable[str], special: list[str]) -> Tokenizer:
@@ -132,26 +151,25 @@ def _longest_match(tokens: Iterable[str], special: list[str]) -> Tokenizer:
     return backend
 
 
-def _single_bytes(characters: str, special: list[str]) -> Tokenizer:
-    """One token per ASCII character, as byte-level pairs without a merge.
+def _byte_pairs(config: TokenizerBuildConfig, special: list[str]) -> dict[str, Any]:
+    """Vocabulary and merges, which are all that Qwen's class takes from a file.
 
-    transformers loads the tokenizer of any `qwen2` folder as Qwen's own class, which
-    keeps vocabulary and merges and replaces the rest; in this form nothing is lost.
+    ASCII characters are one byte each and need no merge. Bytes that the vocabulary
+    lacks are left out by that class.
     """
+    if config.kind == "byte_bpe":
+        model = json.loads(_byte_bpe(config, special).to_str())["model"]
+        merges = [tuple(merge) for merge in model["merges"]]
+        return {"vocab": model["vocab"], "merges": merges}
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    shown = [byte_level.pre_tokenize_str(character)[0][0] for character in characters]
+    shown = [byte_level.pre_tokenize_str(text)[0][0] for text in config.characters]
     ordered = dict.fromkeys([*special, *shown])
-    vocabulary = {token: index for index, token in enumerate(ordered)}
-    model = models.BPE(vocab=vocabulary, merges=[], unk_token=UNKNOWN_TOKEN)
-    backend = Tokenizer(model)
-    backend.pre_tokenizer = byte_level
-    backend.decoder = decoders.ByteLevel()
-    return backend
+    return {"vocab": {token: n for n, token in enumerate(ordered)}, "merges": []}
 
 
 def _byte_bpe(config: TokenizerBuildConfig, special: list[str]) -> Tokenizer:
     backend = Tokenizer(models.BPE())
-    # Qwen's way to cut words, so that its own class gives the same tokens.
+    # Qwen's way to cut words, so that all architectures get the same tokens.
     backend.normalizer = normalizers.NFC()
     backend.pre_tokenizer = pre_tokenizers.Sequence(
         [

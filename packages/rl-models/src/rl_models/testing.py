@@ -34,7 +34,7 @@ class ContractError(AssertionError):
 
 
 def build_tiny_model(folder: str | Path, *, seed: int = 0, **settings: Any) -> Path:
-    """Write a model of a few thousand parameters with a tokenizer of 16 characters.
+    """Write a Qwen2 of a few thousand parameters with a tokenizer of 16 tokens.
 
     Args:
         folder: Where to write.

@@ -1,4 +1,4 @@
-"""Model folders that plain transformers reads: config, safetensors, tokenizer."""
+"""Model folders that plain transformers reads: config and safetensors."""
 
 from __future__ import annotations
 
@@ -9,15 +9,11 @@ from typing import Any
 
 from safetensors import SafetensorError
 from torch import Tensor
-from transformers import AutoTokenizer
 
 from rl_distributed.errors import CheckpointError
-from rl_models.checkpoint.model_folder import check_model_folder
 from rl_models.ops.causal_lm import DTYPES
 
-__all__ = ["save_model_folder", "save_tokenizer"]
-
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
+__all__ = ["save_model_folder"]
 
 
 def save_model_folder(
@@ -50,20 +46,3 @@ def save_model_folder(
             f"cannot write the model to {folder}: {error}; free disk space or choose "
             "another checkpoint_dir"
         ) from error
-
-
-def save_tokenizer(source: str, chat_template: str | None, folder: Path) -> bool:
-    """Writes the tokenizer of a folder or hub name; False where a folder has none."""
-    local = check_model_folder(source) if Path(source).is_dir() else None
-    if local is not None and not any((local / f).is_file() for f in _TOKENIZER_FILES):
-        return False
-    tokenizer = AutoTokenizer.from_pretrained(source)
-    if chat_template is not None:
-        tokenizer.chat_template = chat_template
-    try:
-        tokenizer.save_pretrained(folder)
-    except OSError as error:
-        raise CheckpointError(
-            f"cannot write the tokenizer to {folder}: {error}"
-        ) from error
-    return True

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from rl_distributed.errors import ConfigError
-from rl_models.checkpoint.model_folder import check_model_folder, folder_context_length
+from rl_models.checkpoint.model_folder import folder_context_length
 from rl_models.config import PolicyConfig
 from rl_models.registry import get_training_backend
+from rl_models.tokens.tokenizer import check_tokenizer_folder
 
 __all__ = ["check_policy", "check_training_settings"]
 
@@ -38,8 +39,8 @@ def check_policy(config: PolicyConfig, num_ranks: int) -> None:
     """
     _check_global_batch(config.train_global_batch_size, num_ranks)
     check_training_settings(config)
-    if config.tokenizer.name is not None and config.tokenizer.name.startswith("/"):
-        check_model_folder(config.tokenizer.name)
+    if config.tokenizer.name is not None:
+        check_tokenizer_folder(config.tokenizer.name)
     overridden = config.hf_config_overrides.get("max_position_embeddings")
     limit = overridden or folder_context_length(config.model_name)
     if limit is not None and config.max_total_sequence_length > limit:

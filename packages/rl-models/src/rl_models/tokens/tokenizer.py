@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
 from rl_models.checkpoint.hub import check_hub_name
+from rl_models.checkpoint.model_folder import read_model_config
 from rl_models.errors import ModelLoadError
+from rl_models.tokens.difference import tokenizer_difference
 
-__all__ = ["decode_rows", "load_tokenizer", "pad_token_id", "stop_token_ids"]
+__all__ = [
+    "check_tokenizer_folder",
+    "decode_rows",
+    "holds_tokenizer",
+    "load_tokenizer",
+    "pad_token_id",
+    "read_chat_template",
+    "stop_token_ids",
+]
+
+logger = logging.getLogger(__name__)
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
 
@@ -26,39 +39,89 @@ def load_tokenizer(name_or_path: str | Path, chat_template: str | None = None) -
         ModelLoadError: The folder or its tokenizer files are missing, or the name is
             not known.
     """
+    local = check_tokenizer_folder(name_or_path)
+    name = str(name_or_path if local is None else local)
+    if local is None:
+        check_hub_name(name)
+    # Imported here: it takes seconds, and what is wrong is found before.
+    import transformers  # noqa: PLC0415
+
+    is_generic = local is not None and _is_generic(local)
+    loader: Any = (
+        transformers.PreTrainedTokenizerFast
+        if is_generic
+        else transformers.AutoTokenizer
+    )
+    tokenizer = _load(loader, name)
+    if local is not None and is_generic and (local / "config.json").is_file():
+        _warn_if_read_otherwise(local, tokenizer)
+    if chat_template is not None:
+        tokenizer.chat_template = read_chat_template(chat_template)
+    return tokenizer
+
+
+def check_tokenizer_folder(name_or_path: str | Path) -> Path | None:
+    """Check that a tokenizer folder is there; None for what must be a hub name.
+
+    Raises:
+        ModelLoadError: The folder does not exist or holds no tokenizer.
+    """
     name = str(name_or_path)
     folder = Path(name).expanduser()
     if folder.is_dir():
-        if not any((folder / file).exists() for file in _TOKENIZER_FILES):
+        if not holds_tokenizer(folder):
             raise ModelLoadError(
                 f"The folder {folder} holds no tokenizer: none of "
                 f"{', '.join(_TOKENIZER_FILES)} is in it. Save one there with "
                 "tokenizer.save_pretrained(...), or set policy.tokenizer.name."
             )
-        name = str(folder)
-    elif _looks_like_path(name):
+        return folder
+    if _looks_like_path(name):
         raise ModelLoadError(
             f"The tokenizer folder {folder} does not exist. Correct the path, or give "
             "a name on the hub such as 'organisation/model'."
         )
-    else:
-        check_hub_name(name)
-    # AutoTokenizer goes by the model type for some models, and would replace a
-    # tokenizer that was saved with a folder by another with the same vocabulary.
-    # (Imported here: it takes seconds, and what is wrong is found before.)
-    import transformers  # noqa: PLC0415
+    return None
 
-    name_of_loader = (
-        "PreTrainedTokenizerFast" if _is_generic(folder) else "AutoTokenizer"
-    )
-    loader = getattr(transformers, name_of_loader)
+
+def _load(loader: Any, name: str) -> Any:
     try:
-        tokenizer = loader.from_pretrained(name, padding_side="right")
+        return loader.from_pretrained(name, padding_side="right")
     except (OSError, ValueError, KeyError) as error:
         raise ModelLoadError(f"Cannot load the tokenizer {name!r}: {error}") from error
-    if chat_template is not None:
-        tokenizer.chat_template = _read_template(chat_template)
-    return tokenizer
+
+
+def _warn_if_read_otherwise(folder: Path, tokenizer: Any) -> None:
+    """Say so where others read a folder otherwise than its `tokenizer.json` says.
+
+    AutoTokenizer goes by the model type for some models, and then takes a class that
+    keeps the vocabulary of a tokenizer and replaces the rest.
+    """
+    from transformers import AutoTokenizer  # noqa: PLC0415
+
+    try:
+        plain = _load(AutoTokenizer, str(folder))
+    except ModelLoadError:
+        return
+    found = tokenizer_difference(tokenizer, plain)
+    if found is not None:
+        model_type = (read_model_config(folder) or {}).get("model_type")
+        logger.warning(
+            "%s: transformers' AutoTokenizer, and with it vLLM's server, reads the "
+            "tokenizer of this folder as %s because its model is a %s, and not as "
+            "tokenizer.json says: %s. This program goes by tokenizer.json. For the "
+            "same tokens everywhere, keep the tokenizer in a folder without "
+            "config.json.",
+            folder,
+            type(plain).__name__,
+            model_type,
+            found,
+        )
+
+
+def holds_tokenizer(folder: Path) -> bool:
+    """Whether a folder has the files of a tokenizer."""
+    return any((folder / file).is_file() for file in _TOKENIZER_FILES)
 
 
 def _is_generic(folder: Path) -> bool:
@@ -78,7 +141,12 @@ def _looks_like_path(name: str) -> bool:
     return name.startswith(("/", ".", "~")) or name.count("/") > 1
 
 
-def _read_template(text: str) -> str:
+def read_chat_template(text: str) -> str:
+    """Return the Jinja text of a setting: itself, or that of the file it names.
+
+    Raises:
+        ModelLoadError: It is neither.
+    """
     if "{" in text:
         return text
     path = Path(text).expanduser()
@@ -86,7 +154,7 @@ def _read_template(text: str) -> str:
         raise ModelLoadError(
             f"policy.tokenizer.chat_template is neither Jinja text nor a file: {text!r}"
         )
-    return path.read_text()
+    return path.read_text(encoding="utf-8")
 
 
 def pad_token_id(tokenizer: Any) -> int:

@@ -23,7 +23,8 @@ from transformers.utils import logging as transformers_logging
 
 from rl_distributed.errors import BatchError
 from rl_distributed.logging import get_logger
-from rl_models.checkpoint.huggingface import save_model_folder, save_tokenizer
+from rl_models.checkpoint.huggingface import save_model_folder
+from rl_models.checkpoint.tokenizer_files import save_tokenizer
 from rl_models.config import PolicyConfig
 from rl_models.errors import NonFiniteGradientError
 from rl_models.interfaces import LossFunction
