@@ -19,6 +19,11 @@ from small_run import long_grpo, write_recipe
 COMMAND_DEADLINE_S = 280.0
 
 
+def pytest_configure() -> None:
+    """Have hangups reach runs also where the tests run under `nohup`."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
 @dataclass(frozen=True)
 class Finished:
     """What a finished command left."""

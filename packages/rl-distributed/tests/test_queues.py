@@ -5,6 +5,7 @@ import collections
 import os
 import pickle
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -538,3 +539,29 @@ def test_sizes_must_be_positive() -> None:
     for sizes in ((0, 1), (1, 0)):
         with pytest.raises(BatchError, match="must be a positive integer: got 0"):
             BoundedQueue.create(sizes[0], num_producers=sizes[1])
+
+
+@pytest.mark.usefixtures("ray_cluster")
+def test_queues_of_one_actor_end_one_by_one() -> None:
+    first, second = BoundedQueue.create_many(9, ["first", "second"])
+    (third,) = BoundedQueue.create_many(9, ["third"], beside=first)
+    for number, queue in enumerate((first, second, third)):
+        queue.put(number)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(pickle.loads(pickle.dumps(second)).get_many, 2)
+        assert waiting.result(WAIT_S) == [1]
+        waiting = pool.submit(pickle.loads(pickle.dumps(second)).get)
+        first.shutdown()
+        with pytest.raises(WorkerDiedError, match="queue 'first' was shut down"):
+            first.get()
+        second.put("more")
+        assert waiting.result(WAIT_S) == "more"
+        waiting = pool.submit(pickle.loads(pickle.dumps(second)).get)
+        second.shutdown()
+        with pytest.raises(WorkerDiedError, match="queue 'second' was shut down"):
+            waiting.result(WAIT_S)
+    assert third.get() == 2
+    third.shutdown()
+    with pytest.raises(WorkerDiedError, match="queue 'third' is gone"):
+        third.get()
+    third.shutdown()

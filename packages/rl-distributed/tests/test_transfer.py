@@ -186,6 +186,27 @@ def test_a_group_sends_to_another(tmp_path: Path) -> None:
                 assert manifest.digest == sent.digest
 
 
+@pytest.mark.usefixtures("ray_cluster")
+def test_links_over_the_object_store_share_an_actor() -> None:
+    with ObjectStoreLink.create(2) as first, ObjectStoreLink.create() as second:
+        actors = {queue._host._actor_id for queue in (*first.queues, *second.queues)}
+        send_tensors(second.sender(), {"a": torch.ones(3)})
+    with ObjectStoreLink.create() as third:
+        actors.add(third.queues[0]._host._actor_id)
+        send_tensors(third.sender(), {"a": torch.zeros(3)})
+        assert receive_tensors(third.receiver()).read()["a"].sum() == 0
+    assert len(actors) == 1
+
+
+@pytest.mark.usefixtures("ray_cluster")
+def test_links_get_another_actor_when_theirs_died() -> None:
+    with ObjectStoreLink.create() as first:
+        ray.kill(first.queues[0]._host)
+        with ObjectStoreLink.create() as second:
+            send_tensors(second.sender(), {"a": torch.ones(3)})
+            assert receive_tensors(second.receiver()).read()["a"].sum() == 3
+
+
 # ---------------------------------------------------------------------- what goes wrong
 
 

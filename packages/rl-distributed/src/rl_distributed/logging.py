@@ -166,9 +166,10 @@ class _JsonFileHandler(logging.FileHandler):
         self._json = JsonFormatter()
 
     def _open(self) -> TextIOWrapper:
+        # The mode in words, so that its kind of stream is known.
         return open(
             self.baseFilename,
-            self.mode,
+            "a",
             encoding=self.encoding,
             errors=self.errors,
             opener=private_opener,

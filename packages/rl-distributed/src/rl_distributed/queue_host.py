@@ -21,9 +21,13 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-__all__ = ["Answer", "ClientOrigin", "QueueHost"]
+__all__ = ["Answer", "ClientOrigin", "QueueHost", "QueueOverError"]
 
 _PING_EVERY_S = 0.5
+
+
+class QueueOverError(Exception):
+    """The queue was ended, and is not there any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +110,14 @@ class QueueHost:
         self._num_changes = 0
         self._watches: dict[str, asyncio.Task[None]] = {}
         self._gone: set[str] = set()
+        self._is_over = False
+
+    async def end(self) -> None:
+        """Drop everything, and have whoever waits raise `QueueOverError`."""
+        self._is_over = True
+        for watch in self._watches.values():
+            watch.cancel()
+        await self._notify()
 
     async def put(
         self, client: str, items: list[Any], wait_s: float
@@ -302,6 +314,8 @@ class QueueHost:
                 await self._changed.wait_for(lambda: self._num_changes != seen)
         except TimeoutError:
             return
+        if self._is_over:
+            raise QueueOverError
 
     async def _notify(self) -> None:
         async with self._changed:

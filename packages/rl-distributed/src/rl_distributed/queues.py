@@ -41,7 +41,12 @@ from rl_distributed.errors import (
     WorkerDiedError,
 )
 from rl_distributed.process_label import process_label
-from rl_distributed.queue_host import Answer, ClientOrigin, QueueHost
+from rl_distributed.queue_host import (
+    Answer,
+    ClientOrigin,
+    QueueHost,
+    QueueOverError,
+)
 
 __all__ = ["BoundedQueue"]
 
@@ -74,10 +79,11 @@ class BoundedQueue:
     - The actor of the queue: every call raises `WorkerDiedError`; its items are lost.
     """
 
-    def __init__(self, name: str, host: Any) -> None:
+    def __init__(self, name: str, host: Any, key: str) -> None:
         self.name = name
         """What messages call the queue."""
         self._host = host
+        self._key = key
         self._client = uuid.uuid4().hex
         self._is_known = False
 
@@ -124,9 +130,21 @@ class BoundedQueue:
         num_producers: int = 1,
         redeliver: bool = False,
         producer_return_s: float = 0.0,
+        beside: BoundedQueue | None = None,
         deadline_s: float = 60.0,
     ) -> list[BoundedQueue]:
-        """Start the actors of several queues at the same time; else like `create`."""
+        """Make several queues in one actor; else like `create`.
+
+        Args:
+            max_items: As of `create`, for each; so are those that are not named here.
+            names: One for each queue.
+            num_producers: See `create`.
+            redeliver: See `create`.
+            producer_return_s: See `create`.
+            beside: A queue whose actor takes these too, which starts no process and
+                so takes milliseconds; None: a new actor.
+            deadline_s: See `create`.
+        """
         require_positive("max_items", max_items)
         require_positive("num_producers", num_producers)
         if producer_return_s < 0:
@@ -134,18 +152,21 @@ class BoundedQueue:
                 f"producer_return_s must not be negative: got {producer_return_s}"
             )
         until_s = time.monotonic() + deadline_s
-        host: Any = _HostActor
-        actor = host.options(num_cpus=0, max_restarts=0)
+        if beside is None:
+            actor: Any = _HostActor
+            host = actor.options(num_cpus=0, max_restarts=0).remote()
+        else:
+            host = beside._host
         settings = (max_items, num_producers, redeliver, producer_return_s)
-        queues = [cls(name, actor.remote(*settings)) for name in names]
-        for queue in queues:
-            left_s = max(until_s - time.monotonic(), 0.0)
-            queue._call(queue._host.ready.remote(), left_s)
+        queues = [cls(name, host, uuid.uuid4().hex) for name in names]
+        opened = [queue._send("open", *settings) for queue in queues]
+        for queue, call in zip(queues, opened, strict=True):
+            queue._call(call, max(until_s - time.monotonic(), 0.0))
         return queues
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A copy is another client."""
-        return type(self), (self.name, self._host)
+        return type(self), (self.name, self._host, self._key)
 
     def register(self, name: str, *, deadline_s: float = 60.0) -> None:
         """Put as the producer of this name from now on.
@@ -159,7 +180,7 @@ class BoundedQueue:
             deadline_s: How long the actor of the queue may take to answer.
         """
         self._introduce()
-        self._call(self._host.register.remote(self._client, name), deadline_s)
+        self._call(self._send("register", self._client, name), deadline_s)
 
     def put(self, item: Any, *, deadline_s: float = 60.0) -> None:
         """Put one item, when there is room.
@@ -192,7 +213,7 @@ class BoundedQueue:
         done = 0
         while done < len(items):
             wait_s = min(_SLICE_S, max(until_s - time.monotonic(), 0.0))
-            call = self._host.put.remote(self._client, items[done:], wait_s)
+            call = self._send("put", self._client, items[done:], wait_s)
             accepted, closed = self._call(call, wait_s + _GRACE_S)
             done += accepted
             if done < len(items) and closed:
@@ -232,7 +253,7 @@ class BoundedQueue:
         until_s = time.monotonic() + deadline_s
         while True:
             wait_s = min(_SLICE_S, max(until_s - time.monotonic(), 0.0))
-            call = self._host.get.remote(self._client, max_items, wait_s)
+            call = self._send("get", self._client, max_items, wait_s)
             answer: Answer = self._call(call, wait_s + _GRACE_S)
             if answer.state == "items":
                 return answer.items
@@ -262,20 +283,30 @@ class BoundedQueue:
 
     def confirm(self, *, deadline_s: float = 60.0) -> None:
         """Say that this client is done with the items that it got."""
-        self._call(self._host.confirm.remote(self._client), deadline_s)
+        self._call(self._send("confirm", self._client), deadline_s)
 
     def qsize(self, *, deadline_s: float = 60.0) -> int:
         """The number of items that wait."""
-        return int(self._call(self._host.qsize.remote(), deadline_s))
+        return int(self._call(self._send("qsize"), deadline_s))
 
     def close(self, *, deadline_s: float = 60.0) -> None:
         """Say that this client puts no more; a second call is without effect."""
         self._introduce()
-        self._call(self._host.close.remote(self._client), deadline_s)
+        self._call(self._send("close", self._client), deadline_s)
 
     def shutdown(self) -> None:
-        """End the actor; its items are lost, and waiting clients are told."""
-        ray.kill(self._host)
+        """End the queue; its items are lost, and waiting clients are told.
+
+        The actor ends with the last of its queues.
+        """
+        try:
+            left = self._call(self._send("drop"), _GRACE_S)
+        except WorkerDiedError:
+            return
+        except DeadlineExceededError:
+            left = 0
+        if left == 0:
+            ray.kill(self._host)
 
     def _introduce(self) -> None:
         """Have the actor watch this process, if it is an actor too."""
@@ -295,7 +326,11 @@ class BoundedQueue:
             else str(own),
         )
         handle = context.current_actor
-        self._call(self._host.watch.remote(self._client, origin, handle), _GRACE_S)
+        self._call(self._send("watch", self._client, origin, handle), _GRACE_S)
+
+    def _send(self, method: str, *args: Any) -> Any:
+        """Have the actor call a method of this queue."""
+        return getattr(self._host, method).remote(self._key, *args)
 
     def _call(self, reference: Any, deadline_s: float) -> Any:
         try:
@@ -305,8 +340,12 @@ class BoundedQueue:
                 f"the actor of queue {self.name!r} did not answer within "
                 f"{deadline_s:g} s; an item may be on its way"
             ) from error
-        except RayTaskError:
-            raise
+        except RayTaskError as error:
+            if not isinstance(error.cause, QueueOverError):
+                raise
+            raise WorkerDiedError(
+                f"queue {self.name!r} was shut down, and its items with it"
+            ) from None
         except RayActorError as error:
             raise WorkerDiedError(
                 f"the actor of queue {self.name!r} is gone, and its items with it: "
@@ -336,33 +375,47 @@ def _unpacked(item: _Packed) -> Any:
 # One group of calls, because Ray gives each group an event loop of its own.
 @ray.remote(max_concurrency=_MAX_WAITING)
 class _HostActor:
-    """`QueueHost` as an actor."""
+    """Holds `QueueHost`s, each by its key."""
 
-    def __init__(self, *args: Any) -> None:
-        self._host = QueueHost(*args)
+    def __init__(self) -> None:
+        self._hosts: dict[str, QueueHost] = {}
 
-    async def ready(self) -> None:
-        """Return, as a sign of life."""
+    async def open(self, key: str, *args: Any) -> None:
+        self._hosts[key] = QueueHost(*args)
 
-    async def put(self, *args: Any) -> tuple[int, bool]:
-        return await self._host.put(*args)
+    async def drop(self, key: str) -> int:
+        """End a queue; return how many are left."""
+        host = self._hosts.pop(key, None)
+        if host is not None:
+            await host.end()
+        return len(self._hosts)
 
-    async def get(self, *args: Any) -> Answer:
-        return await self._host.get(*args)
+    def _host(self, key: str) -> QueueHost:
+        if key not in self._hosts:
+            raise QueueOverError
+        return self._hosts[key]
 
-    async def confirm(self, client: str) -> None:
-        await self._host.confirm(client)
+    async def put(self, key: str, *args: Any) -> tuple[int, bool]:
+        return await self._host(key).put(*args)
 
-    async def close(self, client: str) -> None:
-        await self._host.close(client)
+    async def get(self, key: str, *args: Any) -> Answer:
+        return await self._host(key).get(*args)
 
-    async def qsize(self) -> int:
-        return self._host.qsize()
+    async def confirm(self, key: str, client: str) -> None:
+        await self._host(key).confirm(client)
 
-    async def register(self, client: str, name: str) -> None:
-        await self._host.register(client, name)
+    async def close(self, key: str, client: str) -> None:
+        await self._host(key).close(client)
 
-    async def watch(self, client: str, origin: ClientOrigin, handle: Any) -> None:
+    async def qsize(self, key: str) -> int:
+        return self._host(key).qsize()
+
+    async def register(self, key: str, client: str, name: str) -> None:
+        await self._host(key).register(client, name)
+
+    async def watch(
+        self, key: str, client: str, origin: ClientOrigin, handle: Any
+    ) -> None:
         async def ping() -> bool:
             """Wait until the actor is free, or known to be dead."""
             try:
@@ -375,4 +428,4 @@ class _HostActor:
                 return True
             return True
 
-        self._host.watch(client, origin, ping)
+        self._host(key).watch(client, origin, ping)

@@ -7,6 +7,7 @@ other. A bounded queue per receiver carries headers and references.
 from __future__ import annotations
 
 import copy
+import threading
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -43,9 +44,14 @@ class ObjectStoreLink:
     def create(
         cls, num_receivers: int = 1, *, max_blocks: int = 2, deadline_s: float = 60.0
     ) -> Self:
-        """Start what carries the references; Ray must be up."""
+        """Make what carries the references; Ray must be up.
+
+        All links of a process have one actor, which its first link starts.
+        """
         names = [f"transfer to receiver {index}" for index in range(num_receivers)]
-        queues = BoundedQueue.create_many(max_blocks, names, deadline_s=deadline_s)
+        queues = BoundedQueue.create_many(
+            max_blocks, names, beside=_carrier(deadline_s), deadline_s=deadline_s
+        )
         return cls(tuple(queues))
 
     @property
@@ -84,6 +90,27 @@ class ObjectStoreLink:
     ) -> None:
         """Close the link."""
         close_after(error, self.close, "the link")
+
+
+_carriers: dict[str, BoundedQueue] = {}
+_carriers_lock = threading.Lock()
+
+
+def _carrier(deadline_s: float) -> BoundedQueue:
+    """Return a queue whose actor takes the queues of this process's links."""
+    session = ray.get_runtime_context().get_worker_id()
+    with _carriers_lock:
+        known = _carriers.get(session)
+        if known is not None:
+            try:
+                known.qsize(deadline_s=deadline_s)
+            except WorkerDiedError:
+                known = None
+        if known is None:
+            _carriers.clear()  # the others are of sessions that are over
+            known = BoundedQueue.create(1, name="links", deadline_s=deadline_s)
+            _carriers[session] = known
+    return known
 
 
 class ObjectStoreSender:
