@@ -53,7 +53,8 @@ def test_killed_and_resumed_equals_never_killed_bitwise(
     process = start("train", path, f"output_dir={broken}")
     first = broken / "stages" / "grpo" / "checkpoints" / "step_2"
     wait_until(lambda: first.exists() or process.poll() is not None, "step 2")
-    # While it lives, its folder is nobody else's.
+    # While it lives, its folder is nobody else's. It goes no further meanwhile.
+    process.send_signal(signal.SIGSTOP)
     refused = rl("train", path, "--resume", str(broken))
     assert refused.code == 2
     assert f"is held by process {process.pid} on" in refused.err

@@ -50,7 +50,7 @@ PASSED_VARIABLES = (
     # Libraries that are set up by variables.
     *("RAY_*", "RL_*", "TORCH*", "PYTORCH_*", "TRITON_*", "JAX_*", "TF_CPP_*"),
     *("TF_FORCE_*", "TF_ENABLE_*", "TF_GPU_*", "TF_NUM_*", "TF_XLA_*"),
-    *("HF_*", "HUGGINGFACE_*", "TRANSFORMERS_*", "TOKENIZERS_*", "DATASETS_*"),
+    *("HF_*", "HUGGINGFACE_*", "TRANSFORMERS_*", "DATASETS_*", "TOKEN*_PARALLELISM"),
     *("SAFETENSORS_*", "ACCELERATE_*", "VLLM_*", "SGLANG_*", "SGL_*", "FLASHINFER_*"),
     *("MEGATRON_*", "LMCACHE_*", "NLTK_DATA", "MPLBACKEND", "MPLCONFIGDIR"),
     *("DO_NOT_TRACK", "RUST_LOG", "RUST_BACKTRACE"),
