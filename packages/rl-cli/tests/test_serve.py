@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+import rl_cli.engine_environment
 import rl_distributed
 import rl_models.serving
 from rl_cli.main import _run
@@ -33,6 +34,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
         (["MODEL", "vllm.max_num_seq=2"], "max_num_seqs"),
         (["MODEL", "vllm.tensor_parallel_size=2"], "has one GPU: got 2"),
         (["MODEL", "--api-key", "two words"], "api_key"),
+        (["MODEL", "--weights-key", "k"], "got no weights_root"),
+        (["MODEL", "--weights-root", "no/such"], "got no weights_key"),
+        (["MODEL", "--weights-root", "no/such", "weights_key=k"], "weights_root must"),
         (["MODEL", "--replicas", "2", "num_replicas=3"], "num_replicas is given twice"),
         (["MODEL", "--port", "70000"], "70000"),
         (["MODEL", "--host", "203.0.113.1", "--api-key", "k"], "--host"),
@@ -95,10 +99,15 @@ class Interrupting:
         return False
 
 
+def _no_engine(name: str, terminal: object) -> None:
+    assert name == "rl_models.generation.vllm"
+
+
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(rl_models.serving, "Server", FakeServer, raising=False)
     monkeypatch.setattr(rl_distributed, "init_ray", lambda count: True)
+    monkeypatch.setattr(rl_cli.engine_environment, "prepare_engine", _no_engine)
     monkeypatch.setattr(rl_distributed, "shutdown_ray", lambda: None)
     before = signal.getsignal(signal.SIGINT)
     yield
@@ -144,7 +153,9 @@ def test_settings_come_from_options_keys_and_the_environment(
 
     monkeypatch.setattr(FakeServer, "start", start)
     monkeypatch.setenv("RL_API_KEY", "hidden")
+    monkeypatch.setenv("RL_WEIGHTS_KEY", "hidden-too")
     arguments = ["--replicas", "2", "vllm.max_num_seqs=8", "--max-model-len", "64"]
+    arguments += ["--weights-root", "."]
     # No replica is left: the command has failed.
     assert _run(["serve", "m", *arguments, "--dtype", "bfloat16"], False) == 1
     config = FakeServer.made.config
@@ -152,6 +163,9 @@ def test_settings_come_from_options_keys_and_the_environment(
     assert (config.dtype, config.vllm.max_num_seqs) == ("bfloat16", 8)
     assert config.api_key is not None
     assert config.api_key.get_secret_value() == "hidden"
+    assert config.weights_key is not None
+    assert config.weights_key.get_secret_value() == "hidden-too"
+    assert config.weights_root == "."
     captured = capsys.readouterr()
     assert captured.out == "m is served at http://127.0.0.1:1/v1\n"
     assert "hidden" not in captured.err + repr(config)

@@ -77,6 +77,9 @@ def test_a_second_holder_is_told_of_the_first(tmp_path):
     with other.held():
         assert is_locked(path)
     assert not is_locked(tmp_path / "absent")
+    # A folder of the path may be a file.
+    path.write_text("")
+    assert not is_locked(path / "lock")
 
 
 def test_one_object_takes_a_lock_once(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 import urllib.error
 import urllib.request
@@ -27,6 +28,7 @@ TEMPLATE = (
     "{% if add_generation_prompt %}={% endif %}"
 )
 PROMPT = [5, 6, 7, 8]
+WEIGHTS_KEY = "another-secret"
 DEADLINE_S = 120.0
 
 
@@ -51,7 +53,14 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 @pytest.fixture(scope="module")
 def server(models: list[Path]) -> Iterator[Server]:
-    with serve(models[0], port=0, api_key="secret", max_restarts=0) as running:
+    with serve(
+        models[0],
+        port=0,
+        api_key="secret",
+        weights_key=WEIGHTS_KEY,
+        weights_root=str(models[0].parent),
+        max_restarts=0,
+    ) as running:
         yield running
 
 
@@ -62,10 +71,16 @@ def _open(server: Server, path: str, body: Any = None, key: str = "secret") -> A
     return urllib.request.urlopen(request, timeout=DEADLINE_S)
 
 
-def _ask(server: Server, path: str, body: Any = None) -> dict[str, Any]:
-    with _open(server, path, body) as answer:
+def _ask(
+    server: Server, path: str, body: Any = None, key: str = "secret"
+) -> dict[str, Any]:
+    with _open(server, path, body, key) as answer:
         found: dict[str, Any] = json.load(answer)
     return found
+
+
+def _change_weights(server: Server, folder: Path) -> dict[str, Any]:
+    return _ask(server, "/rl/weights", {"path": str(folder)}, WEIGHTS_KEY)
 
 
 def _complete(server: Server, **fields: Any) -> dict[str, Any]:
@@ -172,7 +187,7 @@ def test_weights_change_in_the_middle_of_a_stream(
     said: list[dict[str, Any]] = []
 
     def update() -> None:
-        said.append(_ask(server, "/rl/weights", {"path": str(models[1])}))
+        said.append(_change_weights(server, models[1]))
 
     thread = threading.Thread(target=update)
     ids, values, spans = list(PROMPT), [], []
@@ -199,9 +214,13 @@ def test_weights_that_do_not_fit_change_nothing(
     server: Server, models: list[Path], tiny_folder: Path
 ) -> None:
     before = _complete(server, max_tokens=8)
+    misfit = shutil.copytree(tiny_folder, models[0].parent / "misfit")
     with pytest.raises(urllib.error.HTTPError, match="400") as caught:
-        _ask(server, "/rl/weights", {"path": str(tiny_folder)})
+        _change_weights(server, misfit)
     assert "hidden_size" in json.load(caught.value)["error"]["message"]
+    with pytest.raises(urllib.error.HTTPError, match="403") as caught:
+        _change_weights(server, tiny_folder)
+    assert json.load(caught.value)["error"]["code"] == "path_refused"
     assert _complete(server, max_tokens=8) == before
 
 

@@ -7,6 +7,7 @@ import json
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -18,8 +19,11 @@ from rl_models.serving.balancer import Endpoint
 from rl_models.serving.config import ServeConfig
 from rl_models.serving.fleet import UpdateReport
 from rl_models.serving.router import Router
+from rl_models.serving.weights_root import WeightsRoot
 
 PATH = "/v1/completions"
+WEIGHTS_KEY = "other"
+WEIGHTS_HEADERS = {"Authorization": f"Bearer {WEIGHTS_KEY}"}
 DEADLINE_S = 60.0
 
 
@@ -141,7 +145,7 @@ class Owner:
 
     def update_weights(self, path: str, version: int | None = None) -> UpdateReport:
         self.updates.append((path, version))
-        if path == "wrong":
+        if path.endswith("wrong"):
             raise ConfigError("no such folder")
         return self.report
 
@@ -155,8 +159,16 @@ class Setup:
     def __init__(self, num_replicas: int, key: str | None, **settings: Any) -> None:
         self.owner = Owner()
         self.key = key
+        weights_root: Path | None = settings.pop("weights_root", None)
         config = ServeConfig.from_dict(settings, source="test")
-        self.router = Router(config, self.owner, api_key=key, replica_key="inner")
+        self.router = Router(
+            config,
+            self.owner,
+            api_key=key,
+            weights_key=None if weights_root is None else WEIGHTS_KEY,
+            weights_root=None if weights_root is None else WeightsRoot(weights_root),
+            replica_key="inner",
+        )
         self.replicas = [Replica() for _ in range(num_replicas)]
 
     async def start(self) -> None:
@@ -402,11 +414,8 @@ def test_only_the_right_key_opens_the_door(
             async with aiohttp.ClientSession(setup.url, headers=headers) as client:
                 said = await client.post(PATH, json={"prompt": "a"})
                 assert said.status == status
-                said = await client.post("/rl/weights", json={"path": "b"})
-                assert said.status == status
                 assert (await client.get("/rl/status")).status == status
                 assert (await client.get("/health")).status == 200
-            assert len(setup.owner.updates) == (status == 200)
             assert len(setup.replicas[0].bodies) == (status == 200)
 
     run(test)
@@ -435,16 +444,24 @@ def test_without_a_key_only_names_of_this_machine_are_answered() -> None:
         ("GET", PATH, {}, 405, "bad_request"),
         ("POST", "/rl/weights", {"json": {"path": 3}}, 400, "bad_request"),
         ("POST", "/rl/weights", {"json": {"path": "wrong"}}, 400, "weights_refused"),
+        ("POST", "/rl/weights", {"json": {"path": "x" * 2_000}}, 413, "body_too_large"),
     ],
 )
 def test_wrong_requests_get_an_error_as_openai_writes_it(
-    method: str, path: str, sent: dict[str, Any], status: int, code: str
+    tmp_path: Path,
+    method: str,
+    path: str,
+    sent: dict[str, Any],
+    status: int,
+    code: str,
 ) -> None:
     async def test() -> None:
-        async with running(1, max_body_bytes=1_000) as setup:
+        settings = {"max_body_bytes": 1_000, "weights_root": tmp_path}
+        async with running(1, **settings) as setup:
+            headers = dict(WEIGHTS_HEADERS)
             if "data" in sent and "json" not in sent:
-                sent["headers"] = {"Content-Type": "application/json"}
-            said = await setup.client.request(method, path, **sent)
+                headers["Content-Type"] = "application/json"
+            said = await setup.client.request(method, path, headers=headers, **sent)
             error = (await said.json())["error"]
             assert (said.status, error["code"]) == (status, code)
             assert set(error) >= {"message", "type", "param", "code"}
@@ -505,15 +522,88 @@ async def _nothing(drain_s: float) -> bool:
     return True
 
 
-def test_weights_status_models_and_metrics() -> None:
+async def change_weights(
+    setup: Setup, update: dict[str, Any], key: str | None = WEIGHTS_KEY
+) -> aiohttp.ClientResponse:
+    # A client of its own: that of the setup sends the API key always.
+    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+    async with aiohttp.ClientSession(setup.url, headers=headers) as client:
+        said = await client.post("/rl/weights", json=update)
+        await said.read()
+        return said
+
+
+@pytest.mark.parametrize(
+    ("api_key", "sent", "status", "code"),
+    [
+        ("right", WEIGHTS_KEY, 200, None),
+        (None, WEIGHTS_KEY, 200, None),
+        ("right", "right", 403, "weights_key_needed"),
+        ("right", None, 401, "invalid_weights_key"),
+        ("right", "wrong", 401, "invalid_weights_key"),
+        (None, None, 401, "invalid_weights_key"),
+        (None, "wrong", 401, "invalid_weights_key"),
+    ],
+)
+def test_only_the_weights_key_changes_weights(
+    tmp_path: Path, api_key: str | None, sent: str | None, status: int, code: str | None
+) -> None:
     async def test() -> None:
-        async with running(2) as setup:
-            said = await setup.client.post("/rl/weights", json={"path": "m"})
+        async with running(1, api_key, weights_root=tmp_path) as setup:
+            said = await change_weights(setup, {"path": "m"}, sent)
+            assert said.status == status
+            if code is not None:
+                assert (await said.json())["error"]["code"] == code
+            assert len(setup.owner.updates) == (status == 200)
+            # It opens nothing else.
+            if api_key is not None:
+                async with aiohttp.ClientSession(setup.url) as client:
+                    asked = await client.get("/rl/status", headers=WEIGHTS_HEADERS)
+                    assert asked.status == 401
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    ("api_key", "sent", "status"),
+    [("right", "right", 403), (None, None, 403), ("right", "wrong", 401)],
+)
+def test_without_a_weights_key_nobody_changes_weights(
+    api_key: str | None, sent: str | None, status: int
+) -> None:
+    async def test() -> None:
+        async with running(1, api_key) as setup:
+            said = await change_weights(setup, {"path": "/"}, sent)
+            assert said.status == status
+            if status == 403:
+                error = (await said.json())["error"]
+                assert error["code"] == "weights_off"
+                assert "--weights-key" in error["message"]
+            assert setup.owner.updates == []
+
+    run(test)
+
+
+def test_another_name_of_this_machine_changes_no_weights(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with running(1, weights_root=tmp_path) as setup:
+            headers = {**WEIGHTS_HEADERS, "Host": "evil.example"}
+            update = {"path": "m"}
+            said = await setup.client.post("/rl/weights", json=update, headers=headers)
+            assert said.status == 403
+            assert setup.owner.updates == []
+
+    run(test)
+
+
+def test_weights_status_models_and_metrics(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with running(2, weights_root=tmp_path) as setup:
+            said = await change_weights(setup, {"path": "m"})
             assert await said.json() == {"version": 3, "num_updated": 2}
-            assert setup.owner.updates == [("m", None)]
+            assert setup.owner.updates == [(str(tmp_path.resolve() / "m"), None)]
             setup.owner.report = UpdateReport(4, {1: "bad tensor"}, 1)
-            update = {"path": "m", "version": 4}
-            said = await setup.client.post("/rl/weights", json=update)
+            said = await change_weights(setup, {"path": "m", "version": 4})
             error = (await said.json())["error"]
             assert (said.status, error["failed"]) == (500, [1])
             assert "bad tensor" in error["message"]

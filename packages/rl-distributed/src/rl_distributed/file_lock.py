@@ -389,7 +389,7 @@ def is_locked(path: str | os.PathLike[str]) -> bool:
     """Return whether any process holds a lock on `path`, exclusive or shared."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
     except OSError:  # NFS locks only what may be written; elsewhere reading will do.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)

@@ -25,6 +25,12 @@ _LOOK_EVERY_S = 1.0
 @click.option("--api-key", envvar="RL_API_KEY", metavar="KEY",
               help="What clients must send; set RL_API_KEY where others may see the "
               "arguments. Made and printed if --host is not loopback.")  # fmt: skip
+@click.option("--weights-key", envvar="RL_WEIGHTS_KEY", metavar="KEY",
+              help="What POST /rl/weights needs, never the API key; set "
+              "RL_WEIGHTS_KEY where others may see the arguments. Without it the "
+              "route is off.")  # fmt: skip
+@click.option("--weights-root", metavar="FOLDER",
+              help="Folder below which those weights must lie.")  # fmt: skip
 @click.option("--name", "model_name", help="What requests call the model.")
 @click.option("--replicas", "num_replicas", type=click.IntRange(1),
               help="Copies of the model that share the requests.")  # fmt: skip
@@ -48,15 +54,17 @@ def serve(
     """Serve MODEL (a folder, a checkpoint or a hub name) until Ctrl-C.
 
     The door is OpenAI's HTTP interface: /v1/chat/completions, /v1/completions and
-    /v1/models, with streams, log-probs and token ids. POST /rl/weights gives it other
-    weights while it serves. KEY=VALUE sets any field of ServeConfig. Ctrl-C waits for
-    requests in progress, a second one does not.
+    /v1/models, with streams, log-probs and token ids. With --weights-key and
+    --weights-root, POST /rl/weights gives it other weights while it serves. KEY=VALUE
+    sets any field of ServeConfig. Ctrl-C waits for requests in progress, a second one
+    does not.
 
     \b
     Examples:
       rl serve path/to/checkpoint
       rl serve model --port 0 --json
       RL_API_KEY=secret rl serve model --host 0.0.0.0 --replicas 2
+      RL_WEIGHTS_KEY=other rl serve model --weights-root runs/a/checkpoints
       rl serve model request_deadline_s=60 vllm.max_num_seqs=64
     """
     from rl_algorithms.trainers.signals import (  # noqa: PLC0415
@@ -101,7 +109,9 @@ def _run(server: Server, guard: SignalGuard, terminal: Terminal, as_json: bool) 
     import os  # noqa: PLC0415
 
     from rl_algorithms.trainers.signals import Interrupted  # noqa: PLC0415
+    from rl_cli.engine_environment import prepare_engine  # noqa: PLC0415
     from rl_distributed import init_ray  # noqa: PLC0415
+    from rl_models.serving.config import ENGINE  # noqa: PLC0415
 
     server.bind()
     count = server.config.num_replicas
@@ -112,6 +122,7 @@ def _run(server: Server, guard: SignalGuard, terminal: Terminal, as_json: bool) 
     init_ray(max(os.cpu_count() or 1, count) if local else None)
     guard.install()
     guard.release()
+    prepare_engine(ENGINE, terminal)
     server.start()
     _tell(server, terminal, as_json)
     try:

@@ -1,4 +1,11 @@
-"""Who may send requests: an API key, and on loopback only programs of this machine."""
+"""Who may send requests, and who may change the weights.
+
+| | who may sample | who may change weights |
+|---|---|---|
+| with an API key | who has it | who has the weights key |
+| without one | programs of this machine | who has the weights key |
+| without a weights key | | nobody |
+"""
 
 from __future__ import annotations
 
@@ -23,31 +30,60 @@ class Access:
 
     Args:
         key: The API key; None: none is needed.
+        weights_key: The key of those who may change weights; None: nobody may.
     """
 
-    def __init__(self, key: str | None) -> None:
+    def __init__(self, key: str | None, weights_key: str | None = None) -> None:
         self._digest = None if key is None else _digest(key)
+        self._weights_digest = None if weights_key is None else _digest(weights_key)
 
     def check(self, request: web.Request) -> None:
-        """Let a request in.
+        """Let a request in that does not change weights.
 
         Raises:
             ApiError: It lacks the key, or was sent to another name.
         """
         if self._digest is None:
             self._check_name(request)
-            return
-        scheme, _, token = request.headers.get("Authorization", "").partition(" ")
-        given = _digest(token if scheme.lower() == "bearer" else "")
-        # Digests have one length, and their comparison takes one time.
-        if not hmac.compare_digest(given, self._digest):
-            said = "is wrong" if token else "is missing"
-            raise ApiError(
-                401,
-                f"The API key {said}; send it as 'Authorization: Bearer KEY'. It is "
-                "what the server was started with (--api-key or RL_API_KEY).",
-                "invalid_api_key",
+        elif not _fits(request, self._digest):
+            raise _refusal(
+                request,
+                "API key",
+                "It is what the server was started with (--api-key or RL_API_KEY).",
             )
+
+    def check_weights(self, request: web.Request) -> None:
+        """Let a request in that changes weights.
+
+        Raises:
+            ApiError: It lacks the weights key, or there is none.
+        """
+        if self._digest is None:
+            self._check_name(request)
+        if self._weights_digest is None:
+            # Not even this is told to strangers.
+            self.check(request)
+            raise ApiError(
+                403,
+                "The server takes no weights over HTTP; whoever runs it can start it "
+                "with --weights-key (or RL_WEIGHTS_KEY) and --weights-root.",
+                "weights_off",
+            )
+        if _fits(request, self._weights_digest):
+            return
+        if self._digest is not None and _fits(request, self._digest):
+            raise ApiError(
+                403,
+                "The API key does not change weights; send the weights key "
+                "(--weights-key or RL_WEIGHTS_KEY) as 'Authorization: Bearer KEY'.",
+                "weights_key_needed",
+            )
+        raise _refusal(
+            request,
+            "weights key",
+            "It is what the server was started with (--weights-key or "
+            "RL_WEIGHTS_KEY), and not the API key.",
+        )
 
     @staticmethod
     def _check_name(request: web.Request) -> None:
@@ -60,6 +96,25 @@ class Access:
                 "--api-key.",
                 "forbidden_host",
             )
+
+
+def _fits(request: web.Request, digest: bytes) -> bool:
+    # Digests have one length, and their comparison takes one time.
+    return hmac.compare_digest(_digest(_token(request)), digest)
+
+
+def _token(request: web.Request) -> str:
+    scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+    return token if scheme.lower() == "bearer" else ""
+
+
+def _refusal(request: web.Request, what: str, which: str) -> ApiError:
+    said = "is wrong" if _token(request) else "is missing"
+    return ApiError(
+        401,
+        f"The {what} {said}; send it as 'Authorization: Bearer KEY'. {which}",
+        f"invalid_{what.replace(' ', '_').lower()}",
+    )
 
 
 def _digest(text: str) -> bytes:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import ipaddress
 from typing import Literal
 
-from pydantic import Field, SecretStr, field_validator
+from pydantic import Field, SecretStr, field_validator, model_validator
 
 from rl_distributed.config import Config
 from rl_models.generation.config import GenerationConfig
 from rl_models.generation.vllm.config import VllmConfig
 
-__all__ = ["DType", "ServeConfig", "is_loopback"]
+__all__ = ["ENGINE", "DType", "ServeConfig", "is_loopback"]
+
+ENGINE = "rl_models.generation.vllm"
+"""What the Python environment of replicas is declared for."""
 
 _MIB = 1 << 20
 
@@ -29,6 +32,11 @@ class ServeConfig(Config):
     api_key: SecretStr | None = None
     """What clients send as `Authorization: Bearer KEY`; null: none is needed on a
     loopback address, and elsewhere one is made."""
+    weights_key: SecretStr | None = None
+    """What `POST /rl/weights` needs as `Authorization: Bearer KEY`, together with
+    `weights_root` and other than `api_key`; null: the route is off."""
+    weights_root: str | None = None
+    """Folder below which weights must lie that are named over HTTP, links followed."""
     model_name: str | None = None
     """What requests call the model; null: the name of its folder, or the hub name."""
     num_replicas: int = Field(1, gt=0)
@@ -60,7 +68,7 @@ class ServeConfig(Config):
     max_restarts: int = Field(3, ge=0)
     """How often within an hour a replica is replaced before it is dropped."""
 
-    @field_validator("api_key")
+    @field_validator("api_key", "weights_key")
     @classmethod
     def _check_key(cls, value: SecretStr | None) -> SecretStr | None:
         key = "x" if value is None else value.get_secret_value()
@@ -70,6 +78,23 @@ class ServeConfig(Config):
                 "empty or holds other characters"
             )
         return value
+
+    @model_validator(mode="after")
+    def _check_weights(self) -> ServeConfig:
+        key, root = self.weights_key, self.weights_root
+        if (key is None) != (root is None):
+            missing = "weights_key" if key is None else "weights_root"
+            raise ValueError(
+                "weights_key and weights_root go together, or neither is set: got no "
+                f"{missing}; set it (--{missing.replace('_', '-')}), or leave out the "
+                "other, which turns POST /rl/weights off"
+            )
+        if key is not None and key == self.api_key:
+            raise ValueError(
+                "weights_key must not be api_key, because whoever may sample must not "
+                "change the weights; make another one"
+            )
+        return self
 
     @field_validator("vllm")
     @classmethod

@@ -19,7 +19,7 @@ from rl_distributed.workers.policy import FailFast
 from rl_models.checkpoint.hub import hub_secrets
 from rl_models.environments import has_gpu
 from rl_models.generation.vllm.engine_args import engine_variables
-from rl_models.serving.config import ServeConfig
+from rl_models.serving.config import ENGINE, ServeConfig
 from rl_models.serving.folder_weights import FolderWeights
 
 __all__ = ["RayProcess", "engine_environment"]
@@ -27,7 +27,6 @@ __all__ = ["RayProcess", "engine_environment"]
 logger = logging.getLogger(__name__)
 
 _WORKER = "rl_models.serving.replica.ServingReplica"
-_ENGINE = "rl_models.generation.vllm"
 _KEY_VARIABLE = "RL_REPLICA_KEY"
 # A start imports large libraries, some with Python's lock held.
 _HEARTBEAT_S = 120.0
@@ -36,7 +35,7 @@ _STOP_S = 15.0
 
 def engine_environment() -> Any:
     """The Python environment of replicas, as it is declared for the vLLM backend."""
-    return find_environment(_ENGINE)
+    return find_environment(ENGINE)
 
 
 class RayProcess:

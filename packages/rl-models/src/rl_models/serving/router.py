@@ -19,6 +19,7 @@ from typing import Any, Protocol
 import aiohttp
 from aiohttp import web
 
+from rl_distributed.audit import audit
 from rl_distributed.errors import DistributedError, UserError
 from rl_models.serving.access import Access
 from rl_models.serving.balancer import Balancer, Endpoint, estimated_tokens
@@ -28,6 +29,7 @@ from rl_models.serving.exposition import merged_metrics
 from rl_models.serving.fleet import UpdateReport
 from rl_models.serving.forward import Call, Forwarder, is_alive
 from rl_models.serving.outgoing import ClientGoneError
+from rl_models.serving.weights_root import WeightsRoot
 
 __all__ = ["Admin", "Router"]
 
@@ -35,6 +37,7 @@ logger = logging.getLogger(__name__)
 
 _PROBE_EVERY_S, _METRICS_S, _CUT_S = 1.0, 5.0, 2.0
 _POSTS = ("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize")
+_WEIGHTS = "/rl/weights"
 _KEEP_ALIVE_S = 15.0
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -63,6 +66,8 @@ class Router:
         config: Limits and deadlines.
         admin: Owns the replicas.
         api_key: What clients must send; None: nothing.
+        weights_key: What those must send who change weights; None: nobody may.
+        weights_root: Where weights may lie that requests name; with `weights_key`.
         replica_key: What replicas are sent.
     """
 
@@ -72,12 +77,15 @@ class Router:
         admin: Admin,
         *,
         api_key: str | None,
+        weights_key: str | None = None,
+        weights_root: WeightsRoot | None = None,
         replica_key: str = "",
     ) -> None:
         self.balancer = Balancer()
         self._config = config
         self._admin = admin
-        self._access = Access(api_key)
+        self._access = Access(api_key, weights_key)
+        self._weights_root = weights_root
         self._replica_key = replica_key
         self._is_ending = False
         self._is_hurried = False
@@ -105,7 +113,7 @@ class Router:
         app.router.add_get("/health", self._health)
         app.router.add_get("/metrics", self._metrics)
         app.router.add_get("/rl/status", self._status)
-        app.router.add_post("/rl/weights", self._weights)
+        app.router.add_post(_WEIGHTS, self._weights)
         # A client that hangs up ends its request, and so the work of the replica.
         self._runner = web.AppRunner(
             app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0
@@ -182,7 +190,10 @@ class Router:
         """Check the key, and give every error OpenAI's form."""
         try:
             if request.path != "/health":
-                self._access.check(request)
+                if request.path == _WEIGHTS:
+                    self._access.check_weights(request)
+                else:
+                    self._access.check(request)
                 if self._is_ending:
                     raise ApiError(503, "The server is shutting down.", "shutdown")
             return await handler(request)
@@ -190,13 +201,7 @@ class Router:
             self._num_refused += 1
             return web.json_response(error_body(error), status=error.status)
         except web.HTTPRequestEntityTooLarge:
-            limit = self._config.max_body_bytes
-            problem = ApiError(
-                413,
-                f"The body is larger than {limit} bytes; send less, or start the "
-                "server with a larger max_body_bytes.",
-                "body_too_large",
-            )
+            problem = self._too_large()
         except web.HTTPException as error:
             problem = ApiError(
                 error.status,
@@ -213,6 +218,14 @@ class Router:
         self._num_refused += 1
         return web.json_response(error_body(problem), status=problem.status)
 
+    def _too_large(self) -> ApiError:
+        return ApiError(
+            413,
+            f"The body is larger than {self._config.max_body_bytes} bytes; send less, "
+            "or start the server with a larger max_body_bytes.",
+            "body_too_large",
+        )
+
     async def _json(self, request: web.Request) -> tuple[bytes, dict[str, Any]]:
         if request.content_type != "application/json":
             raise ApiError(
@@ -220,6 +233,10 @@ class Router:
                 f"Content-Type must be application/json: got {request.content_type!r}.",
                 "bad_content_type",
             )
+        if (request.content_length or 0) > self._config.max_body_bytes:
+            # Said in advance: not a byte of it is read. One that comes in chunks is
+            # read up to the limit.
+            raise self._too_large()
         try:
             async with asyncio.timeout(self._config.request_deadline_s):
                 body = await request.read()
@@ -291,9 +308,11 @@ class Router:
         return web.json_response(status)
 
     async def _weights(self, request: web.Request) -> web.StreamResponse:
+        # Here as well, because a route may match a path that is written otherwise.
+        self._access.check_weights(request)
         _, fields = await self._json(request)
         path, version = _update_of(fields)
-        update = asyncio.to_thread(self._admin.update_weights, path, version)
+        update = asyncio.to_thread(self._update, path, version)
         try:
             # A client that hangs up must not leave the replicas half updated.
             report = await asyncio.shield(asyncio.ensure_future(update))
@@ -316,6 +335,15 @@ class Router:
         return web.json_response(
             {"version": report.version, "num_updated": report.num_updated}
         )
+
+    def _update(self, path: str, version: int | None) -> UpdateReport:
+        assert self._weights_root is not None
+        try:
+            folder = self._weights_root.folder_of(path)
+        except ApiError:
+            audit("serve.weights", path, outcome="refused")
+            raise
+        return self._admin.update_weights(str(folder), version)
 
 
 def _update_of(fields: dict[str, Any]) -> tuple[str, int | None]:

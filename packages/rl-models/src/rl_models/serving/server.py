@@ -18,6 +18,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args
 
+from pydantic import SecretStr
+
 from rl_distributed.audit import audited
 from rl_distributed.errors import ConfigError
 from rl_distributed.ray_start import init_ray, shutdown_ray
@@ -27,6 +29,7 @@ from rl_models.serving.balancer import Endpoint
 from rl_models.serving.config import DType, ServeConfig, is_loopback
 from rl_models.serving.fleet import Fleet, Process, UpdateReport
 from rl_models.serving.folder_weights import FolderWeights, ModelShape
+from rl_models.serving.weights_root import WeightsRoot, within_checkpoint
 
 if TYPE_CHECKING:
     from rl_models.serving.router import Router
@@ -55,7 +58,7 @@ class Server:
         self, model: str | os.PathLike[str], config: ServeConfig | None = None
     ) -> None:
         self.config = config or ServeConfig()
-        folder = check_model_folder(_within_checkpoint(model))
+        folder = check_model_folder(within_checkpoint(model))
         if folder is None:
             check_hub_name(str(model))
         self.model = str(model) if folder is None else str(folder.resolve())
@@ -65,14 +68,15 @@ class Server:
         self._dtype = self.config.dtype
         if folder is not None and self._dtype == "auto":
             self._dtype = _dtype_of(folder)
-        key = self.config.api_key
-        self.api_key: str | None = None if key is None else key.get_secret_value()
+        self.api_key = _revealed(self.config.api_key)
         """What clients must send; None: nothing."""
         self.has_generated_key = False
         """Whether the key was made here, so that somebody must be told."""
         if self.api_key is None and not is_loopback(self.config.host):
             self.api_key = secrets.token_urlsafe(24)
             self.has_generated_key = True
+        root = self.config.weights_root
+        self._weights_root = None if root is None else WeightsRoot(root)
         self.url = ""
         """Where it listens, once it is started."""
         self._replica_key = secrets.token_urlsafe(24)
@@ -129,7 +133,12 @@ class Server:
         )
         self._thread.start()
         router = router_class(
-            self.config, self, api_key=self.api_key, replica_key=self._replica_key
+            self.config,
+            self,
+            api_key=self.api_key,
+            weights_key=_revealed(self.config.weights_key),
+            weights_root=self._weights_root,
+            replica_key=self._replica_key,
         )
         self._run(router.start(listener))
         self._router = router
@@ -232,7 +241,7 @@ class Server:
                 "from a folder: download the model, and serve that folder"
             )
         with audited("serve.weights", str(path), version=version):
-            weights = FolderWeights.read(_within_checkpoint(path))
+            weights = FolderWeights.read(within_checkpoint(path))
             self._shape.check(weights)
             return self._fleet.update_weights(weights, version)
 
@@ -329,10 +338,8 @@ def _bound_socket(host: str, port: int) -> socket.socket:
     return listener
 
 
-def _within_checkpoint(path: str | os.PathLike[str]) -> str:
-    """The model's folder within a checkpoint's."""
-    inner = Path(path) / "policy" / "weights"
-    return str(inner) if inner.is_dir() else os.fspath(path)
+def _revealed(key: SecretStr | None) -> str | None:
+    return None if key is None else key.get_secret_value()
 
 
 def _dtype_of(folder: Path) -> DType:

@@ -1,0 +1,82 @@
+"""The Python environment of an engine: built before it is needed, and told about."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rl_cli.console import Terminal
+from rl_distributed.actor_environments import (
+    BuiltEnvironment,
+    EnvironmentStore,
+    find_environment,
+)
+from rl_distributed.errors import ActorEnvironmentError
+
+__all__ = ["prepare_engine"]
+
+_TELL_EVERY_S = 10.0
+
+
+def prepare_engine(
+    name: str, terminal: Terminal, *, tell_every_s: float = _TELL_EVERY_S
+) -> None:
+    """Have the environment of an engine ready, and say so while that takes time.
+
+    Args:
+        name: What the environment is declared for: a class, module or package.
+        terminal: Where progress is shown.
+        tell_every_s: Seconds between two lines about it.
+
+    Raises:
+        ActorEnvironmentError: It cannot be built, or is not fit for a worker.
+    """
+    try:
+        found = find_environment(name).resolve()
+        store = EnvironmentStore()
+        if not isinstance(found, BuiltEnvironment):
+            terminal.note(f"checking the environment {found.label}")
+            found.prepare()
+            return
+        state = store.find(found.key()).state
+        if state == "ready":
+            return
+        doing = (
+            "waiting for another process to build"
+            if state == "building"
+            else ("building")
+        )
+        terminal.note(
+            f"{found.label} has no environment on this machine yet: {doing} it in "
+            f"{store.root}, once; that takes minutes where packages are downloaded"
+        )
+        with _clock(terminal, found.label, tell_every_s):
+            prepared = found.prepare()
+        seconds = prepared.build_s + prepared.preflight_s
+        terminal.note(f"{found.label} is ready ({seconds:.0f} s)")
+    except ActorEnvironmentError as error:
+        raise ActorEnvironmentError(
+            f"{name} runs in an environment of its own, which cannot be had here: "
+            f'{error}\nMend that and try it alone with: rl env build "{name}"; or '
+            "name a Python that has the engine in the file of RL_ENV_CONFIG."
+        ) from error
+
+
+@contextmanager
+def _clock(terminal: Terminal, label: str, every_s: float) -> Iterator[None]:
+    """Tell how long it has taken, until the block ends."""
+    ended, start = threading.Event(), time.monotonic()
+
+    def tell() -> None:
+        while not ended.wait(every_s):
+            terminal.note(f"{label}: {time.monotonic() - start:.0f} s so far")
+
+    thread = threading.Thread(target=tell, name="environment-clock", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
