@@ -17,6 +17,7 @@ DistributedError                      root of every error that the framework rai
 │   ├── WorkerDiedError                 the process of a worker is gone
 │   ├── WorkerHungError    TimeoutError   a worker gives no sign of life
 │   └── CallCancelledError              the call was cancelled by its caller
+├── ClusterLostError       ConnectionError   a process of Ray itself has ended
 ├── DeadlineExceededError  TimeoutError   a wait came to its end
 │   └── LockHeldError                   another process holds a lock
 ├── QueueClosedError       EOFError       all producers have closed, all items are taken
@@ -34,6 +35,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rl_distributed.cluster_watch import ClusterLoss
     from rl_distributed.lock_owner import LockOwner
     from rl_distributed.workers.reports import WorkerFailure
 
@@ -43,6 +45,7 @@ __all__ = [
     "BatchError",
     "CallCancelledError",
     "CheckpointError",
+    "ClusterLostError",
     "ConfigError",
     "DeadlineExceededError",
     "DistributedError",
@@ -142,6 +145,13 @@ class WorkerHungError(WorkerError, TimeoutError):
 
 class CallCancelledError(WorkerError):
     """The results of a call were asked for after the call was cancelled."""
+
+
+class ClusterLostError(DistributedError, ConnectionError):
+    """A process of Ray without which no program can go on has ended."""
+
+    loss: ClusterLoss | None = None
+    """Which process, and how it ended."""
 
 
 class DeadlineExceededError(DistributedError, TimeoutError):

@@ -22,6 +22,7 @@ from ray.util.placement_group import remove_placement_group
 
 from rl_distributed.audit import audit, audited
 from rl_distributed.closing import close_after
+from rl_distributed.cluster_watch import find_loss
 from rl_distributed.config import Config
 from rl_distributed.errors import (
     ConfigError,
@@ -435,7 +436,8 @@ class RayVirtualCluster:
         groups, self._placement_groups = self._placement_groups, []
         self._slots = []
         self._tenants.clear()
-        if ray.is_initialized():
+        # Without its head Ray would end the program in the middle of that.
+        if ray.is_initialized() and find_loss() is None:
             for group in groups:
                 remove_placement_group(group)
 

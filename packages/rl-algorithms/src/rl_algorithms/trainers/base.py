@@ -4,11 +4,12 @@
 fit: check -> data -> workers -> restore -> [validate] -> steps -> [checkpoint] -> close
 ```
 
-| part        | consumes   | produces       | waits for        | unblocked by     |
-|-------------|------------|----------------|------------------|------------------|
-| loop        | batches    | metrics, state | one phase        | the phase        |
-| phase       | rows       | rows, metrics  | worker groups    | deadline, signal |
-| SignalGuard | signals    | Interrupted    | protected phases | a second signal  |
+| part         | consumes        | produces       | waits for        | unblocked by    |
+|--------------|-----------------|----------------|------------------|-----------------|
+| loop         | batches         | metrics, state | one phase        | the phase       |
+| phase        | rows            | rows, metrics  | worker groups    | time, a signal  |
+| SignalGuard  | signals         | Interrupted    | protected phases | a second signal |
+| ClusterWatch | Ray's processes | a signal       | nothing          | close           |
 
 Shutdown is the reverse of the start: logger, checkpoints, weight sync, environment,
 generation, policy, cluster, Ray; each is closed whatever happened to the others, and
@@ -25,6 +26,7 @@ from typing import Any, Self, cast
 from rl_algorithms.trainers.algorithm import ConfigT
 from rl_algorithms.trainers.callbacks import Callback, CallbackList
 from rl_algorithms.trainers.checkpoints import RunCheckpoints
+from rl_algorithms.trainers.cluster_loss import cluster_lost_error, describe_kept
 from rl_algorithms.trainers.components import (
     Components,
     Needs,
@@ -58,8 +60,9 @@ from rl_algorithms.trainers.signals import Interrupted, SignalGuard
 from rl_algorithms.trainers.state import TrainerState
 from rl_algorithms.trainers.throughput import Throughput
 from rl_algorithms.trainers.unread import idle_lines, of_validation
+from rl_distributed.cluster_watch import ClusterLoss, ClusterWatch, find_loss
 from rl_distributed.config import Config
-from rl_distributed.errors import ConfigError
+from rl_distributed.errors import ClusterLostError, ConfigError
 from rl_distributed.logging import get_logger
 from rl_distributed.metrics import LoggerFacade
 from rl_distributed.timing import Timer
@@ -191,11 +194,17 @@ class BaseTrainer(TrainerLoop[ConfigT]):
         Raises:
             ConfigError: Something is impossible; nothing has been loaded then.
             Interrupted: A signal came; the run is saved.
+            ClusterLostError: A process of Ray itself has ended; the run is saved where
+                the workers still answer.
         """
         self._callbacks = CallbackList(callbacks)
         self._phase = "setup"
         self._opened = False
-        with SignalGuard() as self._signals, ExitStack() as self._closing:
+        with (
+            SignalGuard() as self._signals,
+            ExitStack() as self._closing,
+            ClusterWatch(self._notice_loss),
+        ):
             try:
                 self._signals.hold()
                 self._open(dataset, val_dataset, reward_fn, environment, resume)
@@ -204,10 +213,13 @@ class BaseTrainer(TrainerLoop[ConfigT]):
                 return self._result()
             except Interrupted as error:
                 self._signals.acknowledge()
-                interruption = error.with_checkpoint(self._keep_checkpoint())
-                self._report_exception(interruption)
-                raise interruption from None
+                ending = self._lost() or error.with_checkpoint(self._keep_checkpoint())
+                self._report_exception(ending)
+                raise ending from None
             except BaseException as error:
+                if isinstance(error, Exception) and (lost := self._lost()) is not None:
+                    self._report_exception(lost)
+                    raise lost from error
                 error.add_note(f"in {self._phase} of step {self.state.step + 1}")
                 self._report_exception(error)
                 raise
@@ -320,6 +332,25 @@ class BaseTrainer(TrainerLoop[ConfigT]):
             steps=self.state.step,
             stop_reason=self.state.stop_reason or "",
         )
+
+    def _notice_loss(self, loss: ClusterLoss) -> None:
+        """Say at once what Ray may not leave time to say later; end the run.
+
+        Called in the thread of the watch.
+        """
+        last = self.state.last_checkpoint
+        so_far = describe_kept(self.state.step, Path(last) if last else None)
+        _logger.error("%s. The run ends now. So far: %s", loss, so_far)
+        self._signals.interrupt()
+
+    def _lost(self) -> ClusterLostError | None:
+        """Keep a checkpoint and return what to raise, if the Ray cluster is lost."""
+        loss = find_loss()
+        if loss is None:
+            return None
+        self._signals.acknowledge()
+        kept = self._keep_checkpoint(can_save=loss.workers_answer)
+        return cluster_lost_error(loss, self.state.step, kept)
 
     def _report_exception(self, error: BaseException) -> None:
         try:

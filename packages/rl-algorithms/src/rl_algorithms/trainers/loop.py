@@ -262,12 +262,17 @@ class TrainerLoop(Algorithm[ConfigT]):
         self._call("on_checkpoint", path)
         return path
 
-    def _keep_checkpoint(self) -> Path | None:
-        """Save what an interrupted run has reached, where that is possible."""
+    def _keep_checkpoint(self, *, can_save: bool = True) -> Path | None:
+        """Save what an interrupted run has reached, where that is possible.
+
+        Args:
+            can_save: Whether the workers can be reached.
+        """
         if not self._opened or not self.config.checkpointing.enabled:
             return None
         try:
-            if not self._signals.held and self._checkpoints.saved_at != self.state.step:
+            unsaved = self._checkpoints.saved_at != self.state.step
+            if can_save and unsaved and not self._signals.held:
                 self._save_checkpoint()
         except Interrupted:
             # A further signal: what was written whole counts, the rest does not.

@@ -121,6 +121,16 @@ class SignalGuard:
         """Ask for an interruption at the next `check()`, from any thread."""
         self.pending = int(signum)
 
+    def interrupt(self) -> None:
+        """Interrupt the run as a first SIGTERM would, from any thread."""
+        if self._closing or self.pending is not None:
+            return
+        if self._previous:
+            # To the main thread, which may be waiting for something.
+            os.kill(os.getpid(), signal.SIGTERM)
+        else:
+            self.request(signal.SIGTERM)
+
     def acknowledge(self) -> None:
         """Say that the signal was dealt with: it is not raised again."""
         self.pending = None

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import ray
 from ray import ObjectRefGenerator
 
+from rl_distributed.cluster_watch import raise_if_lost
 from rl_distributed.errors import (
     CallCancelledError,
     ConfigError,
@@ -418,6 +419,7 @@ class _Wait:
 
     def _look_around(self) -> None:
         """Whether a worker has failed that this wait does not itself wait for."""
+        raise_if_lost()
         if self._supervisor is None:
             return
         root = self._supervisor.failure_since(self._began)
@@ -427,6 +429,9 @@ class _Wait:
     def _explained(
         self, error: BaseException, references: Sequence[Any]
     ) -> DistributedError:
+        if not isinstance(error, ray.exceptions.RayTaskError):
+            # Whatever is said of one worker, nothing else is behind it.
+            raise_if_lost()
         if self._supervisor is None:
             return translate_failure(error, self._what)
         return self._supervisor.explain(

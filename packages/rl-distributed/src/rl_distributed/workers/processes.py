@@ -14,6 +14,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rl_distributed.busy_threads import has_busy_thread
+from rl_distributed.cluster_watch import find_loss
 
 if TYPE_CHECKING:
     from rl_distributed.workers.launch import LaunchedWorker
@@ -56,6 +57,8 @@ def end_processes(
         for worker in workers:
             ray.kill(worker.handle, no_restart=True)
     grace = min(timeout_s, _KILL_GRACE_S)
+    # Ray ends nobody without its own processes.
+    at_once = at_once or find_loss() is not None
     stubborn = own if at_once else _still_there(own, grace)
     for process in stubborn:
         if not at_once:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 
+from rl_distributed.cluster_watch import find_loss, raise_if_lost
 from rl_distributed.errors import (
     DeadlineExceededError,
     DistributedError,
@@ -176,7 +177,10 @@ class GroupSupervisor:
             if event.kind == "quiet":
                 self._tell_of_quiet(worker, event.detail)
             elif event.kind in ("died", "lost"):
-                cause = self._cause_of(worker, certain=event.kind == "died")
+                loss = find_loss()
+                cause = str(loss or "") or self._cause_of(
+                    worker, certain=event.kind == "died"
+                )
                 if cause:
                     self._log.record(worker, "died", cause)
             elif event.kind == "late":
@@ -252,6 +256,7 @@ class GroupSupervisor:
 
         Raises:
             WorkerError: there were too many restarts, or the workers do not come up.
+            ClusterLostError: Ray itself is lost, and can start nothing.
         """
         policy = self.policy
         if self.incident is None or not isinstance(policy, _Restart):
@@ -265,6 +270,7 @@ class GroupSupervisor:
             self._is_recovering = True
             try:
                 while self.incident is not None and not self._log.is_closed:
+                    raise_if_lost(at_once=True)
                     failed = self._log.failed_among()
                     if not is_patient and self._homeless(group, failed):
                         return
@@ -284,6 +290,7 @@ class GroupSupervisor:
         """
         failed = self._log.failed_among(ranks)
         if failed:
+            raise_if_lost(at_once=True)
             self._find_room(group, failed)
         with self._recovery:
             failed = self._log.failed_among(ranks)
@@ -348,6 +355,7 @@ class GroupSupervisor:
         end = time.monotonic() + limit_s
         was_told = False
         while not self._log.is_closed and (waiting := self._homeless(group, ranks)):
+            raise_if_lost(at_once=True)
             if not was_told:
                 was_told = True
                 logger.warning(

@@ -1,0 +1,302 @@
+"""`ClusterWatch`: knows soon when a process of Ray that every program needs has ended.
+
+Ray itself lets a program go on for a minute, and then ends it from C++, without a word
+and without a chance to keep anything.
+
+```
+part                 consumes                        produces      is unblocked by
+find_loss            state of two processes          ClusterLoss   nothing: it looks
+ClusterWatch thread  find_loss, several times a s    on_lost       close
+waits for results    find_loss, once a s             an error      their results
+```
+A cluster that this process has started is known by its processes. Of one that it has
+joined, the raylet is a process of this machine, and the head is asked for a connection.
+Shutdown: `close` wakes the thread, which ends. `ray.shutdown` ends the same processes
+on purpose; Ray is not initialized any more by then, and nothing is lost.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import psutil
+import ray
+from ray._private import worker as ray_worker
+
+from rl_distributed.errors import ClusterLostError
+
+__all__ = ["ClusterLoss", "ClusterWatch", "find_loss", "raise_if_lost"]
+
+RayProcess = Literal["gcs_server", "raylet"]
+
+_LOOK_S = 0.25
+_CLOSE_S = 5.0
+_CONNECT_S = 1.0
+# Between two attempts to reach the head, and how many in a row may fail.
+_PROBE_S = 1.0
+_FAILURES = 3
+# How long Ray lets a program go on without its head, by default.
+_RECONNECT_S = 60.0
+_RECONNECT_VARIABLE = "RAY_gcs_rpc_server_reconnect_timeout_s"
+# Which part of that a wait may use before it gives up.
+_PATIENCE = 0.6
+
+_MEANING: dict[RayProcess, str] = {
+    "gcs_server": (
+        "its head process, which knows all nodes, workers and placement groups, "
+        "{how}. Workers that run still answer, but none can be started, and Ray ends "
+        "this program {limit_s:g} s later"
+    ),
+    "raylet": (
+        "its node process, which starts and feeds the workers of this machine, "
+        "{how}. They cannot be reached any more"
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterLoss:
+    """A process of Ray without which no program can go on has ended."""
+
+    process: RayProcess
+    """`gcs_server` is the head of the cluster, `raylet` Ray's process of a node."""
+    pid: int | None
+    """None: it ran where this process cannot see it."""
+    address: str
+    """`host:port` of the head."""
+    how: str
+    """How it ended, as far as that is known."""
+    at: float
+    """`time.monotonic()` when it was noticed."""
+
+    @property
+    def workers_answer(self) -> bool:
+        """Whether workers that are up can still be called, for some time."""
+        return self.process == "gcs_server"
+
+    @property
+    def waits_give_up_at(self) -> float:
+        """`time.monotonic()` from which waits for results end with an error."""
+        return self.at + _PATIENCE * _reconnect_s() if self.workers_answer else self.at
+
+    def __str__(self) -> str:
+        pid = "" if self.pid is None else f", pid {self.pid}"
+        how = f"({self.process}{pid}, cluster {self.address}) {self.how}"
+        text = _MEANING[self.process].format(how=how, limit_s=_reconnect_s())
+        return f"the Ray cluster is lost: {text}"
+
+
+class ClusterWatch:
+    """Watches the Ray cluster of this process in a thread.
+
+    It may begin before Ray is up, and goes on when Ray is started again.
+
+    Args:
+        on_lost: Called in the thread with what was lost, once for each cluster.
+    """
+
+    def __init__(self, on_lost: Callable[[ClusterLoss], None]) -> None:
+        self._on_lost = on_lost
+        self._stop = threading.Event()
+        self._thread = threading.Thread(
+            target=self._run, name="cluster-watch", daemon=True
+        )
+        self._thread.start()
+
+    def _run(self) -> None:
+        told: ClusterLoss | None = None
+        while not self._stop.wait(_LOOK_S):
+            loss = find_loss()
+            if loss is not None and loss is not told and not self._stop.is_set():
+                told = loss
+                self._on_lost(loss)
+
+    def close(self) -> None:
+        """End the thread; may be called more than once."""
+        self._stop.set()
+        if self._thread is not threading.current_thread():
+            self._thread.join(_CLOSE_S)
+
+    def __enter__(self) -> ClusterWatch:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+def find_loss() -> ClusterLoss | None:
+    """Return which process of Ray has ended, if this process's cluster is lost by that.
+
+    It looks at processes and does not ask Ray, so it answers at once; a head on another
+    machine is asked for a connection, once a second at most.
+    """
+    global _session
+    node: Any = ray_worker._global_node
+    if node is None or not ray.is_initialized():
+        return None
+    with _lock:
+        if _session is None or _session.node is not node:
+            _session = _Session(node)
+        loss = _session.look()
+    # `ray.shutdown` may have begun since.
+    return loss if ray.is_initialized() else None
+
+
+def raise_if_lost(*, at_once: bool = False) -> None:
+    """End a wait that nothing can come of any more.
+
+    Args:
+        at_once: Also where workers that are up still answer for a while: something else
+            is needed than their answers.
+
+    Raises:
+        ClusterLostError: The workers cannot be reached any more, or not for long.
+    """
+    loss = find_loss()
+    if loss is not None and (at_once or time.monotonic() >= loss.waits_give_up_at):
+        error = ClusterLostError(str(loss))
+        error.loss = loss
+        raise error
+
+
+def _reconnect_s() -> float:
+    """How long Ray goes on without its head; set higher where that may come back."""
+    with suppress(ValueError):
+        return float(os.environ.get(_RECONNECT_VARIABLE, ""))
+    return _RECONNECT_S
+
+
+def _let_errors_be_shown() -> None:
+    """Have Python show what ends the program: Ray would first ask its head."""
+    if sys.excepthook is getattr(ray_worker, "custom_excepthook", None):
+        sys.excepthook = getattr(ray_worker, "normal_excepthook", sys.__excepthook__)
+
+
+class _Session:
+    """What is watched of one cluster."""
+
+    def __init__(self, node: Any) -> None:
+        self.node = node
+        self.address = str(node.gcs_address)
+        self.loss: ClusterLoss | None = None
+        started = getattr(node, "all_processes", {})
+        self._parts: dict[RayProcess, _Child | _Neighbour | _Head] = {}
+        names: tuple[RayProcess, ...] = ("raylet", "gcs_server")
+        for name in names:
+            for info in started.get(name, ()):
+                self._parts[name] = _Child(info.process)
+        if "gcs_server" not in self._parts:
+            self._parts["gcs_server"] = _Head(self.address)
+        if "raylet" not in self._parts:
+            raylet = _find_raylet(str(node.raylet_socket_name))
+            if raylet is not None:
+                self._parts["raylet"] = _Neighbour(raylet)
+
+    def look(self) -> ClusterLoss | None:
+        """Look at everything once; a loss stays."""
+        if self.loss is None:
+            for name, part in self._parts.items():
+                how = part.end()
+                if how:
+                    now = time.monotonic()
+                    self.loss = ClusterLoss(name, part.pid, self.address, how, now)
+                    _let_errors_be_shown()
+                    break
+        return self.loss
+
+
+class _Child:
+    """A process that this one has started."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+        self.pid: int | None = process.pid
+
+    def end(self) -> str:
+        """How it ended; empty: it runs."""
+        code = self._process.poll()
+        if code is None:
+            return ""
+        if code < 0:
+            return f"was ended by {signal.Signals(-code).name}"
+        return f"has ended with exit code {code}"
+
+
+class _Neighbour:
+    """A process of this machine."""
+
+    def __init__(self, process: psutil.Process) -> None:
+        self._process = process
+        self.pid: int | None = process.pid
+
+    def end(self) -> str:
+        """How it ended; empty: it runs."""
+        with suppress(psutil.NoSuchProcess):
+            if (
+                self._process.is_running()
+                and self._process.status() != psutil.STATUS_ZOMBIE
+            ):
+                return ""
+        return "has ended"
+
+
+class _Head:
+    """The head of a cluster, which may be on another machine."""
+
+    pid: int | None = None
+
+    def __init__(self, address: str) -> None:
+        host, _, port = address.rpartition(":")
+        self._place = (host.strip("[]"), int(port))
+        self._next = 0.0
+        self._failures = 0
+        self._failing_since = 0.0
+
+    def end(self) -> str:
+        """Why it counts as lost; empty: it answers, or has not failed often enough."""
+        now = time.monotonic()
+        if now < self._next:
+            return ""
+        try:
+            socket.create_connection(self._place, _CONNECT_S).close()
+        except OSError as error:
+            if not self._failures:
+                self._failing_since = now
+            self._failures += 1
+            # Where it is known to come back, as in Kubernetes, it is given the time.
+            patience_s = max(0.0, _reconnect_s() - _RECONNECT_S)
+            if (
+                self._failures >= _FAILURES
+                and time.monotonic() - self._failing_since >= patience_s
+            ):
+                return f"takes no connection any more ({error})"
+            self._next = time.monotonic() + _PROBE_S / 2
+        else:
+            self._failures = 0
+            self._next = time.monotonic() + _PROBE_S
+        return ""
+
+
+def _find_raylet(socket_name: str) -> psutil.Process | None:
+    """Find the Ray process of this machine that a program has joined."""
+    wanted = f"--raylet_socket_name={socket_name}"
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.name() == "raylet" and wanted in process.cmdline():
+                return process
+    return None
+
+
+# One look at a time; the session is that of the cluster that Ray is in.
+_lock = threading.Lock()
+_session: _Session | None = None
