@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
 import pytest
@@ -466,6 +467,49 @@ def test_wrong_requests_get_an_error_as_openai_writes_it(
             assert (said.status, error["code"]) == (status, code)
             assert set(error) >= {"message", "type", "param", "code"}
             assert setup.replicas[0].bodies == []
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"no http at all\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 20_000 + b"\r\n\r\n",
+        b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: -5\r\n\r\n",
+    ],
+    ids=["no http", "long", "negative"],
+)
+def test_a_head_that_is_no_http_fills_no_log(
+    caplog: pytest.LogCaptureFixture, sent: bytes
+) -> None:
+    async def test() -> None:
+        async with running(1) as setup:
+            address = urlsplit(setup.url)
+            reader, writer = await asyncio.open_connection(
+                address.hostname, address.port
+            )
+            writer.write(sent)
+            assert (await reader.read()).startswith(b"HTTP/1.0 400 ")
+            writer.close()
+
+    run(test)
+    assert caplog.records == []
+
+
+def test_a_body_of_an_announced_size_is_not_read() -> None:
+    async def test() -> None:
+        async with running(1, max_body_bytes=1_000) as setup:
+            address = urlsplit(setup.url)
+            reader, writer = await asyncio.open_connection(
+                address.hostname, address.port
+            )
+            head = f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\n"
+            head += "Content-Type: application/json\r\nContent-Length: 10000000000\r\n"
+            writer.write(f"{head}\r\n".encode())
+            # Not one byte of the body was sent.
+            assert (await reader.readline()).startswith(b"HTTP/1.1 413 ")
+            writer.close()
 
     run(test)
 

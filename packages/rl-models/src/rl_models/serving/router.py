@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 import aiohttp
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from rl_distributed.audit import audit
 from rl_distributed.errors import DistributedError, UserError
@@ -34,6 +35,20 @@ from rl_models.serving.weights_root import WeightsRoot
 __all__ = ["Admin", "Router"]
 
 logger = logging.getLogger(__name__)
+
+
+def _is_no_bad_request(record: logging.LogRecord) -> bool:
+    """Whether a line of aiohttp is about the server and not about what it was sent.
+
+    A head that is no HTTP, or too long, is answered with 400; strangers must not fill
+    the log with a traceback for each.
+    """
+    error = record.exc_info[1] if record.exc_info else None
+    return not isinstance(error, HttpProcessingError)
+
+
+_http_logger = logging.getLogger(f"{__name__}.http")
+_http_logger.addFilter(_is_no_bad_request)
 
 _PROBE_EVERY_S, _METRICS_S, _CUT_S = 1.0, 5.0, 2.0
 _POSTS = ("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize")
@@ -116,7 +131,11 @@ class Router:
         app.router.add_post(_WEIGHTS, self._weights)
         # A client that hangs up ends its request, and so the work of the replica.
         self._runner = web.AppRunner(
-            app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0
+            app,
+            handler_cancellation=True,
+            access_log=None,
+            logger=_http_logger,
+            shutdown_timeout=1.0,
         )
         await self._runner.setup()
         self._site = web.SockSite(self._runner, listener)
