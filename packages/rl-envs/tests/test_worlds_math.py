@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -18,9 +19,11 @@ from rl_envs import (
     MathEnvironment,
     MessageLogError,
     RemoteEnvironment,
+    SolutionError,
     check_environment,
     create_env,
 )
+from rl_envs.worlds.math import judge_process
 
 TOWER = "9^{9^{9^{9^9}}}"
 
@@ -168,6 +171,98 @@ def test_rows_without_a_solution(
         environment.step([log_of("1")], metadata)
 
 
+@pytest.mark.parametrize(
+    "error",
+    [MemoryError, RecursionError, ZeroDivisionError, ValueError, AssertionError],
+)
+def test_a_judge_that_raises_pays_nothing(error: type[Exception]) -> None:
+    def judge(response: str | None, solution: str) -> dict[str, Any]:
+        raise error("on purpose")
+
+    request = {"response": "\\boxed{5}", "solution": "5", "limit_s": 60.0}
+    assert judge_process.answer_request(request, judge) == {"failed": error.__name__}
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize("error", ["MemoryError", "RecursionError", "KeyError"])
+def test_an_environment_whose_judge_raises(
+    error: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # In the process that compares, reading the answer "666" raises.
+    (tmp_path / "sitecustomize.py").write_text(
+        "import builtins\n"
+        "from rl_envs.mathematics import judging\n"
+        "read = judging.read_answer\n"
+        "def raising(text):\n"
+        "    if text == '666':\n"
+        f"        raise builtins.{error}('on purpose')\n"
+        "    return read(text)\n"
+        "judging.read_answer = raising\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    environment = MathEnvironment({"timeout_s": 60.0})
+    responses = ["\\boxed{5}", "\\boxed{666}", "\\boxed{5.0}"]
+    result = environment.step(
+        [log_of(text) for text in responses],
+        [{"answer": "5"}, {"answer": "666.0"}, {"answer": "5"}],
+    )
+    environment.shutdown()
+    assert result.rewards.tolist() == [1.0, 0.0, 1.0]  # type: ignore[union-attr]
+    assert [row["verified"] for row in result.metadata] == [True, False, True]
+    _, metrics = environment.global_post_process_and_metrics(
+        {"rewards": result.rewards, "metadata": result.metadata}
+    )
+    assert metrics["unverified_fraction"] == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [TOWER, "(10^9)!", "(" * 1900 + "5" + ")" * 1900, "5" + "^5" * 1900],
+    ids=["tower", "factorial", "brackets", "powers"],
+)
+def test_an_answer_that_ends_its_judge_pays_nothing(answer: str) -> None:
+    environment = MathEnvironment({"timeout_s": 3.0})
+    responses = [f"\\boxed{{{answer}}}", "\\boxed{5}"]
+    result = environment.step(
+        [log_of(text) for text in responses], [{"answer": "5"}, {"answer": "5.0"}]
+    )
+    environment.shutdown()
+    assert result.rewards.tolist() == [0.0, 1.0]  # type: ignore[union-attr]
+    assert [row["verified"] for row in result.metadata] == [False, True]
+
+
+def test_solutions_without_a_meaning_are_named(environment: MathEnvironment) -> None:
+    rows = [{"answer": "5"}, {"answer": "\\frac{1}{"}, {"ground_truth": "x +* 3"}]
+    with pytest.raises(SolutionError) as caught:
+        environment.step([log_of("\\boxed{1}")] * len(rows), rows)
+    said = str(caught.value)
+    assert "2 of 3 solutions" in said
+    assert "metadata[1]: '\\\\frac{1}{'" in said
+    assert "metadata[2]: 'x +* 3'" in said
+    assert isinstance(pickle.loads(pickle.dumps(caught.value)), SolutionError)
+
+
+def test_unusable_rows_are_found_before_training(environment: MathEnvironment) -> None:
+    rows: list[dict[str, Any]] = [
+        {"answer": 5},
+        {"question": "?"},
+        {"answer": "x +* 3"},
+        {"answer": "#### 72"},
+        {"answer": TOWER},
+    ]
+    short = MathEnvironment({"timeout_s": 3.0})
+    found = short.unusable_rows(rows)
+    short.shutdown()
+    assert list(found) == [1, 2, 4]
+    assert "must have the column 'ground_truth' or 'answer'" in found[1]
+    assert "'x +* 3' has no meaning" in found[2]
+    assert "too long or too much memory" in found[4]
+    letters = MathEnvironment({"verifier_type": "english_multichoice"})
+    assert list(letters.unusable_rows([{"answer": "(B)"}, {"answer": "Paris"}])) == [1]
+    with pytest.raises(SolutionError, match="one letter"):
+        letters.step([log_of("Answer: B")], [{"answer": "Paris"}])
+
+
 def test_wrong_settings() -> None:
     with pytest.raises(ConfigError, match="timeout_s"):
         create_env("math", {"timeout": 1.0})
@@ -178,7 +273,7 @@ def test_wrong_settings() -> None:
 def test_a_missing_library_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "math_verify.py").write_text("raise ImportError('not there')")
+    (tmp_path / "sympy.py").write_text("raise ImportError('not there')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     environment = MathEnvironment()
     with pytest.raises(ConfigError, match=r"install rl-envs\[math\]"):
@@ -197,4 +292,5 @@ def test_it_runs_in_a_worker() -> None:
     environment = RemoteEnvironment("math", num_workers=1)
     result = environment.step([log_of("4")], [{"answer": "4.0"}])
     assert result.rewards.tolist() == [1.0]  # type: ignore[union-attr]
+    assert environment.unusable_rows([{"answer": "4"}, {}]).keys() == {1}
     environment.shutdown()

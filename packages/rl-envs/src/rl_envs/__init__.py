@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         RewardError,
         RewardSignatureError,
         RewardValueError,
+        SolutionError,
         TaskError,
         ToolError,
         ToolUnavailableError,
@@ -98,6 +99,7 @@ __all__ = [
     "Split",
     "Task",
     "TaskSource",
+    "SolutionError",
     "SortingConfig",
     "SortingEnvironment",
     "SortingTasks",
@@ -123,7 +125,7 @@ __version__ = version("rl-envs")
 _MODULES = {
     "errors": (
         "EnvironmentContractError MessageLogError RewardCallError RewardError "
-        "RewardSignatureError RewardValueError TaskError ToolError "
+        "RewardSignatureError RewardValueError SolutionError TaskError ToolError "
         "ToolUnavailableError"
     ),
     "functional_reward": "FunctionalRewardWrapper check_reward_fn",

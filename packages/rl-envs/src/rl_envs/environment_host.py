@@ -27,6 +27,8 @@ class Abilities:
     """It looks at finished batches."""
     scores_groups: bool
     """It judges the conversations of a prompt together."""
+    checks_rows: bool
+    """It finds rows that it cannot judge."""
     tools: list[dict[str, Any]]
     """The tools that it offers."""
 
@@ -75,6 +77,7 @@ class EnvironmentHost:
             Abilities(
                 made.global_post_process_and_metrics is not post_process,
                 made.score_groups is not base.score_groups,
+                made.unusable_rows is not base.unusable_rows,
                 tools,
             )
         )

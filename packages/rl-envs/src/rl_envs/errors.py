@@ -8,6 +8,7 @@ rl_distributed.errors.UserError
 │   └── RewardValueError                   what it returned is no reward
 ├── EnvironmentContractError  ValueError   an environment breaks its interface
 ├── MessageLogError           ValueError   a conversation lacks what is needed
+├── SolutionError             ValueError   the solutions of rows cannot be read
 ├── ToolError                 ValueError   a function cannot be a tool
 └── TaskError                 ValueError   tasks cannot be made as asked
 
@@ -30,6 +31,7 @@ __all__ = [
     "RewardError",
     "RewardSignatureError",
     "RewardValueError",
+    "SolutionError",
     "TaskError",
     "ToolError",
     "ToolUnavailableError",
@@ -58,6 +60,10 @@ class EnvironmentContractError(UserError, ValueError):
 
 class MessageLogError(UserError, ValueError):
     """A conversation has no response, or a message lacks a field."""
+
+
+class SolutionError(UserError, ValueError):
+    """The solutions of rows have no meaning for the environment that compares them."""
 
 
 class TaskError(UserError, ValueError):

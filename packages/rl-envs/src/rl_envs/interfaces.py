@@ -107,6 +107,18 @@ class EnvironmentInterface(ABC, Generic[MetadataT]):
         """
         return batch, {}
 
+    def unusable_rows(self, metadata: Sequence[MetadataT]) -> dict[int, str]:
+        """Look at rows of a data set before anything is trained on them.
+
+        Args:
+            metadata: Columns of rows, as in the first turn of `step`.
+
+        Returns:
+            Of the rows that this environment cannot judge, by their index, the reason:
+            a column, what it must be, and what it is.
+        """
+        return {}
+
     def tool_schemas(self) -> list[dict[str, Any]]:
         """Return the tools that a policy may call, as its chat template takes them.
 

@@ -52,6 +52,7 @@ __all__ = ["RemoteEnvironment", "join_returns"]
 
 _logger = get_logger(__name__)
 _SHUTDOWN_S = 5.0
+_ROWS_PER_CHECK = 256
 # The process of an actor is gone; Ray's monitor ends one for want of memory.
 _DEATHS = (ray.exceptions.RayActorError, ray.exceptions.OutOfMemoryError)
 
@@ -163,7 +164,7 @@ class RemoteEnvironment(EnvironmentInterface[Any]):
         self._max_restarts = max_restarts
         # Deaths since the last call that succeeded; those at one time count once.
         self._num_deaths = 0
-        self._abilities = Abilities(False, False, [])
+        self._abilities = Abilities(False, False, False, [])
         self._workers: list[Any] = [None] * num_workers
         self._closed = False
         try:
@@ -210,6 +211,26 @@ class RemoteEnvironment(EnvironmentInterface[Any]):
             # A wrapper has the method, and the environment inside does not.
             return None
         return [rewards for part in parts for rewards in part]
+
+    def unusable_rows(self, metadata: Sequence[Any]) -> dict[int, str]:
+        """Look at rows of a data set, split among the workers.
+
+        Raises:
+            As `step`.
+        """
+        found: dict[int, str] = {}
+        if not self._abilities.checks_rows:
+            return found
+        size = len(self._workers)
+        # A call has a deadline: each worker gets few rows at a time.
+        for first in range(0, len(metadata), size * _ROWS_PER_CHECK):
+            rows = metadata[first : first + size * _ROWS_PER_CHECK]
+            parts = [rows[index::size] for index in range(min(size, len(rows)))]
+            answers = self._call_workers([("unusable_rows", part) for part in parts])
+            for index, answer in enumerate(answers):
+                for place, reason in answer.items():
+                    found[first + index + place * size] = reason
+        return dict(sorted(found.items()))
 
     def tool_schemas(self) -> list[dict[str, Any]]:
         """Return what the environment said when its workers started."""

@@ -92,6 +92,11 @@ class GroupRewardWrapper(EnvironmentInterface[Columns | None]):
             for logs, rows in zip(message_logs, metadata, strict=True)
         ]
 
+    def unusable_rows(self, metadata: Sequence[Columns | None]) -> dict[int, str]:
+        """Return the rows that the environment cannot judge."""
+        inner = self._environment
+        return {} if inner is None else inner.unusable_rows(metadata)
+
     def tool_schemas(self) -> list[dict[str, Any]]:
         """Return the tools of the environment."""
         return [] if self._environment is None else self._environment.tool_schemas()

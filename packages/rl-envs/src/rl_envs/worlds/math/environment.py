@@ -9,7 +9,7 @@ import torch
 from pydantic import Field
 
 from rl_distributed.config import Config
-from rl_envs.errors import MessageLogError
+from rl_envs.errors import MessageLogError, SolutionError
 from rl_envs.interfaces import (
     EnvironmentInterface,
     EnvironmentReturn,
@@ -31,6 +31,8 @@ __all__ = ["MathConfig", "MathEnvironment"]
 Columns: TypeAlias = Mapping[str, Any]
 
 _COLUMNS = ("ground_truth", "answer")
+_MAX_NAMED = 5
+_SHOWN_CHARACTERS = 120
 _FINDERS = {
     "english_multichoice": find_english_choice,
     "multilingual_multichoice": find_choice,
@@ -43,14 +45,14 @@ class MathConfig(Config):
     verifier_type: Literal[
         "math", "english_multichoice", "multilingual_multichoice"
     ] = "math"
-    """`math`: answers are compared by what they mean (math-verify). Or the letter after
+    """`math`: answers are compared by what they mean. Or the letter after
     `Answer:`, or in `\\boxed{}`, is compared; `multilingual_multichoice` knows the word
     in some thirty languages, and letters of other scripts."""
     num_workers: int = Field(default=1, ge=1)
     """Processes that compare answers by what they mean."""
     timeout_s: float = Field(default=5.0, gt=0.0)
     """Seconds that one comparison may take; then the answer counts as wrong, and in the
-    metric `unverified_fraction`."""
+    metric `unverified_fraction`, as one does whose comparison raises."""
     stop_strings: tuple[str, ...] | None = None
     """Texts that end a response, beside those of the generation."""
 
@@ -59,11 +61,12 @@ class MathConfig(Config):
 class MathEnvironment(EnvironmentInterface[Columns]):
     """Rewards 1 for an answer that equals the solution, else 0; ends the conversation.
 
-    The solution is the column `ground_truth` of the row, or `answer`: a number, LaTeX
-    with or without delimiters, or a text that ends with `#### answer` as in GSM8K. Of
-    the response the last answer counts, one in `\\boxed{}` before others. Comparison
-    is done by math-verify in processes of their own (`rl-envs[math]`), because a
-    formula may take forever, or all memory, to compare.
+    The solution is the column `ground_truth` of the row, or `answer`: a number, a
+    formula in LaTeX or as Python writes it, a few words, a text with the solution in
+    `\\boxed{}`, or one that ends with `#### answer` as in GSM8K. Of the response the
+    last answer counts, one in `\\boxed{}` before others. Comparison is done by sympy in
+    processes of their own (`rl-envs[math]`), because a formula may take forever, or all
+    memory, to compare; one that does, or raises, earns nothing.
 
     Args:
         config: The settings, or a mapping of them.
@@ -89,7 +92,8 @@ class MathEnvironment(EnvironmentInterface[Columns]):
 
         Raises:
             MessageLogError: A conversation has no response, or a row no solution.
-            ConfigError: math-verify is missing.
+            SolutionError: A solution has no meaning.
+            ConfigError: sympy is missing.
             DeadlineExceededError: A process that compares does not come up.
         """
         size = num_rows(message_log_batch, metadata)
@@ -102,6 +106,7 @@ class MathEnvironment(EnvironmentInterface[Columns]):
         else:
             find = _FINDERS[self.config.verifier_type]
             judgements = [_judge_choice(*pair, find) for pair in pairs]
+        _check_readable(pairs, judgements)
         stop = self.config.stop_strings
         return EnvironmentReturn(
             observations=[
@@ -121,6 +126,29 @@ class MathEnvironment(EnvironmentInterface[Columns]):
             answers=[judgement.answer for judgement in judgements],
         )
 
+    def unusable_rows(self, metadata: Sequence[Columns]) -> dict[int, str]:
+        """Return the rows without a solution, or with one that has no meaning.
+
+        Raises:
+            ConfigError: sympy is missing.
+            DeadlineExceededError: A process that reads does not come up.
+        """
+        found: dict[int, str] = {}
+        solutions: dict[int, str] = {}
+        for row, columns in enumerate(metadata):
+            try:
+                solutions[row] = _solution(columns, row)
+            except MessageLogError as error:
+                found[row] = str(error)
+        if self.config.verifier_type == "math":
+            reasons = self._pool.read(list(solutions.values()))
+        else:
+            reasons = [_reason_no_choice(text) for text in solutions.values()]
+        for (row, text), reason in zip(solutions.items(), reasons, strict=True):
+            if reason is not None:
+                found[row] = f"the solution {_short(text)} has no meaning: {reason}"
+        return found
+
     def global_post_process_and_metrics(
         self, batch: MutableMapping[str, Any]
     ) -> tuple[MutableMapping[str, Any], dict[str, float]]:
@@ -128,8 +156,8 @@ class MathEnvironment(EnvironmentInterface[Columns]):
 
         `accuracy` is the share of right answers, `pass@samples_per_prompt` that of
         prompts with one at least, `fraction_of_samples_properly_ended` that of answers
-        within the length limit, `unverified_fraction` that of answers which could not
-        be compared in time.
+        within the length limit, `unverified_fraction` that of answers whose comparison
+        took too long or too much memory, or raised.
         """
         metrics = reward_metrics(batch)
         judged = [
@@ -166,7 +194,43 @@ def _judge_choice(
     response: str, solution: str, find: Callable[[str], str | None]
 ) -> Judgement:
     answer = find(response)
-    return Judgement(answer == canonical_choice(solution), answer)
+    return Judgement(
+        answer == canonical_choice(solution),
+        answer,
+        unreadable=_reason_no_choice(solution),
+    )
+
+
+def _reason_no_choice(solution: str) -> str | None:
+    """Return why a solution is no letter that an answer can be."""
+    letter = canonical_choice(solution)
+    if len(letter) == 1 and "A" <= letter <= "Z":
+        return None
+    return "a multiple choice has one letter, A to Z, or one that stands for it"
+
+
+def _check_readable(
+    pairs: Sequence[tuple[str, str]], judgements: Sequence[Judgement]
+) -> None:
+    """Raise if solutions have no meaning: they would make every answer wrong."""
+    bad = [row for row, judged in enumerate(judgements) if judged.unreadable]
+    if not bad:
+        return
+    named = "; ".join(
+        f"metadata[{row}]: {_short(pairs[row][1])}: {judgements[row].unreadable}"
+        for row in bad[:_MAX_NAMED]
+    )
+    more = f"; and {len(bad) - _MAX_NAMED} more" if len(bad) > _MAX_NAMED else ""
+    raise SolutionError(
+        f"{len(bad)} of {len(pairs)} solutions have no meaning: {named}{more}. Write a "
+        "solution as a number, LaTeX, Python or words, in \\boxed{} or after '####' "
+        "where it ends a longer text, or leave the row out"
+    )
+
+
+def _short(text: str) -> str:
+    cut = text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "..."
+    return repr(cut)
 
 
 def _solution(columns: Columns, row: int) -> str:

@@ -1,7 +1,7 @@
 """`JudgePool`: comparisons in processes that may be ended at any time.
 
 ```
-pairs --one thread per process--> judge_process.py: math-verify, with an alarm
+pairs --one thread per process--> judge_process.py: mathematics, with an alarm
         no reply in time, or its end: the pair is unverified, another process takes over
 ```
 Comparing two formulas may take forever or all memory, and cannot be interrupted within
@@ -43,7 +43,9 @@ class Judgement:
     answer: str | None
     """What was found in the response."""
     verified: bool = True
-    """False: it took too long or too much memory, and counts as not correct."""
+    """False: it took too long or too much memory, or raised; it is not correct."""
+    unreadable: str | None = None
+    """Why the solution has no meaning; None: it has one."""
 
 
 _UNVERIFIED = Judgement(correct=False, answer=None, verified=False)
@@ -68,18 +70,39 @@ class JudgePool:
             pairs: Of a response and its solution.
 
         Raises:
-            ConfigError: math-verify is missing.
+            ConfigError: sympy is missing.
             DeadlineExceededError: A process does not come up.
         """
-        results = [_UNVERIFIED] * len(pairs)
+        requests = [{"response": said, "solution": gold} for said, gold in pairs]
+        return self._ask_all(requests)
+
+    def read(self, solutions: Sequence[str]) -> list[str | None]:
+        """Return for each solution why it cannot be read; None: it can.
+
+        Args:
+            solutions: As in `judge`.
+
+        Raises:
+            As `judge`.
+        """
+        judgements = self._ask_all([{"solution": text} for text in solutions])
+        return [
+            judged.unreadable
+            if judged.verified
+            else "reading it takes too long or too much memory"
+            for judged in judgements
+        ]
+
+    def _ask_all(self, requests: Sequence[dict[str, str]]) -> list[Judgement]:
+        results = [_UNVERIFIED] * len(requests)
         with self._one_call:
-            left = iter(range(len(pairs)))
-            judges = self._judges[: len(pairs)]
+            left = iter(range(len(requests)))
+            judges = self._judges[: len(requests)]
             taking = threading.Lock()
 
             def work(judge: _Judge) -> None:
                 while (place := _take(left, taking)) is not None:
-                    results[place] = judge.ask(*pairs[place])
+                    results[place] = judge.ask(requests[place])
 
             if judges:
                 with ThreadPoolExecutor(len(judges), "judge") as threads:
@@ -109,22 +132,22 @@ class _Judge:
     def __del__(self) -> None:
         self.end()
 
-    def ask(self, response: str, ground_truth: str) -> Judgement:
-        request = {
-            "response": response,
-            "ground_truth": ground_truth,
-            "limit_s": self._limit_s,
-        }
-        line = (json.dumps(request) + "\n").encode()
+    def ask(self, request: dict[str, str]) -> Judgement:
+        line = (json.dumps({**request, "limit_s": self._limit_s}) + "\n").encode()
         if not self._write(line):
             # It ended between two comparisons, so the pair is not to blame.
             self._start()
             self._write(line)
         reply = self._read(self._limit_s + _GRACE_S)
-        if reply is None or "correct" not in reply:
+        if reply is None or "failed" in reply:
+            # Also after an exception: what it leaves behind is unknown.
             self.end()
             return _UNVERIFIED
-        return Judgement(reply["correct"], reply["answer"])
+        return Judgement(
+            correct=reply.get("correct") is True,
+            answer=reply.get("answer"),
+            unreadable=reply.get("unreadable"),
+        )
 
     def _write(self, line: bytes) -> bool:
         process = self._process
@@ -180,7 +203,7 @@ class _Judge:
         if "cannot_start" in reply:
             self.end()
             raise ConfigError(
-                "environment 'math' needs math-verify, which is not installed "
+                "environment 'math' needs sympy, which is not installed "
                 f"({reply['cannot_start']}); install rl-envs[math]"
             )
 

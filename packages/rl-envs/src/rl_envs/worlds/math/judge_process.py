@@ -1,79 +1,63 @@
 """One process that compares mathematical answers; `JudgePool` starts it.
 
-It is run as a script that needs the standard library and math-verify only, so that it
-is up quickly and never imports the program that asks. Per line of its input, a JSON
-object with `response`, `ground_truth` and `limit_s`, it writes one with `correct` and
-`answer`. A comparison may take forever, or all memory: the process is ended by its own
-alarm, and its memory is limited, so that it neither outlives its limit nor its parent.
+It is run as a script and imports sympy and `rl_envs.mathematics` only, so that it is up
+quickly and never imports the program that asks. Per line of its input, a JSON object
+with `solution`, `limit_s` and perhaps `response`, it writes one: with `correct` and
+`answer`; with `readable` where there is no response; with `unreadable`, the reason, for
+a solution without a meaning; with `failed` where the comparison raised. A comparison
+may take forever, or all memory: the process is ended by its own alarm, and its memory
+is limited, so that it neither outlives its limit nor its parent.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-import re
 import resource
 import signal
 import sys
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TextIO
 
-__all__ = ["compare", "serve"]
+__all__ = ["answer_request", "serve"]
 
 _MEMORY_BYTES = 4 << 30
-_SHOWN_CHARACTERS = 200
-# The solutions of GSM8K end with it.
-_GSM8K_MARK = "####"
-_NUMBER = re.compile(r"[-+]?[\d,]*\.?\d+%?")
 
 
-def compare(response: str, ground_truth: str) -> tuple[bool, str | None]:
-    """Compare the last answer in a response with the solution.
+def judge(response: str | None, solution: str) -> dict[str, Any]:
+    """Compare a response with a solution, or only read that."""
+    from rl_envs.mathematics.judging import judge_answer, read_solution  # noqa: PLC0415
+    from rl_envs.mathematics.values import Unreadable  # noqa: PLC0415
+
+    try:
+        if response is None:
+            read_solution(solution)
+            return {"readable": True}
+        verdict = judge_answer(response, solution)
+    except Unreadable as error:
+        return {"unreadable": str(error)}
+    return {"correct": verdict.correct, "answer": verdict.answer}
+
+
+def answer_request(
+    request: dict[str, Any],
+    judge: Callable[[str | None, str], dict[str, Any]] = judge,
+) -> dict[str, Any]:
+    """Return the reply to one request; whatever the judge raises is a failure.
 
     Args:
-        response: Text; an answer in `\\boxed{}` counts before others.
-        ground_truth: The solution: LaTeX with or without delimiters, a number, or a
-            text whose answer follows `####`.
-
-    Returns:
-        Whether they mean the same, and the answer that was found.
+        request: One line of the input.
+        judge: Compares, or reads the solution where there is no response.
     """
-    from math_verify import (  # noqa: PLC0415
-        ExprExtractionConfig,
-        LatexExtractionConfig,
-        parse,
-        verify,
-    )
-
-    if response.strip() == ground_truth.strip():
-        return True, response.strip()[:_SHOWN_CHARACTERS]
-    both = [LatexExtractionConfig(), ExprExtractionConfig()]
-    found = parse(response, both, parsing_timeout=None)
-    answer = str(found[-1])[:_SHOWN_CHARACTERS] if found else None
-    truth = _solution(ground_truth)
-    gold = parse(truth, both, parsing_timeout=None)
-    # The solution comes first: the comparison is not symmetric.
-    same = bool(gold and found) and bool(verify(gold, found, timeout_seconds=None))
-    return same, answer
-
-
-def _solution(text: str) -> str:
-    """Mark a bare solution as one, as the parser finds no LaTeX without delimiters."""
-    text = text.rpartition(_GSM8K_MARK)[2].strip()
-    is_marked = "$" in text or r"\boxed" in text or r"\[" in text or r"\(" in text
-    if is_marked or _NUMBER.fullmatch(text):
-        return text
-    return rf"\boxed{{{text}}}"
-
-
-def _answer_one(request: dict[str, Any]) -> dict[str, Any]:
     signal.setitimer(signal.ITIMER_REAL, request["limit_s"])
     try:
-        correct, answer = compare(request["response"], request["ground_truth"])
-    except (MemoryError, RecursionError) as error:
+        return judge(request.get("response"), request["solution"])
+    except Exception as error:
+        # An answer may be made to fail here: that must never be worth a reward.
         return {"failed": type(error).__name__}
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0.0)
-    return {"correct": correct, "answer": answer}
 
 
 def serve(requests: TextIO, replies: TextIO) -> None:
@@ -84,13 +68,13 @@ def serve(requests: TextIO, replies: TextIO) -> None:
         replies.flush()
 
     try:
-        compare("1", "1.0")
+        judge("1", "1.0")
     except ImportError as error:
         say({"cannot_start": str(error)})
         return
     say({"ready": True})
     for line in requests:
-        say(_answer_one(json.loads(line)))
+        say(answer_request(json.loads(line)))
 
 
 def _main() -> None:
@@ -99,6 +83,8 @@ def _main() -> None:
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
     logging.disable()
+    # The package that this file is of, wherever the program that asks found it.
+    sys.path.append(str(Path(__file__).resolve().parents[3]))
     serve(sys.stdin, sys.stdout)
 
 

@@ -1,0 +1,158 @@
+"""Sums, products and powers: from tokens to sympy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import sympy
+
+from rl_envs.mathematics.factors import BARS, FRACTIONS, FactorReader
+from rl_envs.mathematics.names import ACCENTS, CONSTANTS, FUNCTIONS, GREEK
+from rl_envs.mathematics.tokens import Token
+from rl_envs.mathematics.values import Group, Unreadable, Value
+
+__all__ = ["ExpressionReader"]
+
+_TIMES = ("*", r"\cdot", r"\times", r"\ast")
+_OVER = ("/", r"\div")
+
+
+class ExpressionReader(FactorReader):
+    """Reads sums.
+
+    `double_sign` is what `\\pm` means now, 1 or -1; `num_double_signs` counts them.
+    """
+
+    def __init__(self, tokens: Sequence[Token], *, python: bool) -> None:
+        super().__init__(tokens, python=python)
+        self.double_sign, self.num_double_signs = 1, 0
+
+    # Sums and products ----------------------------------------------------------
+
+    def sum(self) -> Value:
+        """Read terms with signs between them."""
+        value = self._term()
+        while True:
+            if self.accept("+"):
+                value = self.scalar(value) + self.scalar(self._term())
+            elif self.accept("-"):
+                value = self.scalar(value) - self.scalar(self._term())
+            elif (sign := self._double_sign()) is not None:
+                value = self.scalar(value) + sign * self.scalar(self._term())
+            else:
+                return value
+
+    def _double_sign(self) -> int | None:
+        if not self.accept(r"\pm", r"\mp"):
+            return None
+        self.num_double_signs += 1
+        upper = self.before().text == r"\pm"
+        return self.double_sign if upper else -self.double_sign
+
+    def _term(self) -> Value:
+        value = self._signed()
+        while True:
+            if self.accept(*_TIMES):
+                value = self.scalar(value) * self.scalar(self._signed())
+            elif self.accept(*_OVER):
+                value = self.divided(value, self._signed())
+            elif not isinstance(value, Group) and self._starts_factor():
+                value = self.side_by_side(value)
+            else:
+                return value
+
+    def _signed(self) -> Value:
+        if self.accept("-"):
+            return -self.scalar(self._signed())
+        if self.accept("+"):
+            return self.scalar(self._signed())
+        sign = self._double_sign()
+        if sign is not None:
+            return sign * self.scalar(self._signed())
+        return self.power()
+
+    def _starts_factor(self) -> bool:
+        token = self.peek()
+        if token.kind == "words":
+            return False
+        if token.kind == "sign":
+            return token.text in ("(", "{") or (token.text == "|" and not self.bars)
+        if token.kind == "command":
+            name = token.text[1:]
+            return (
+                name in GREEK
+                or name in FUNCTIONS
+                or name in CONSTANTS
+                or name in ACCENTS
+                or token.text in FRACTIONS
+                or (token.text in BARS and token.text not in self.bars)
+            )
+        return token.kind in ("number", "letter", "name", "begin")
+
+    def side_by_side(self, value: Value) -> Any:
+        """Multiply, or add the fraction of a mixed number."""
+        before, token = self.before(), self.peek()
+        after_number = before.kind == "number" and isinstance(value, sympy.Integer)
+        if token.kind == "number":
+            fraction = after_number and self.peek(1).text == "/"
+            if not fraction or self.peek(2).kind != "number":
+                raise Unreadable("two numbers stand side by side")
+            top, _, bottom = (self.take().text for _ in range(3))
+            return self._mixed(value, sympy.Rational(int(top), int(bottom)))
+        factor = self.scalar(self.power())
+        if token.text in FRACTIONS and after_number and factor.is_Rational:
+            return self._mixed(value, factor)
+        return self.scalar(value) * factor
+
+    def _mixed(self, whole: Any, fraction: Any) -> Any:
+        if not 0 < fraction < 1:
+            return whole * fraction
+        return whole + fraction
+
+    # Powers ----------------------------------------------------------------------
+
+    def power(self) -> Value:
+        """Read a factor with its powers and factorials."""
+        value = self.primary()
+        while True:
+            if self.accept("!"):
+                value = sympy.factorial(self.scalar(value))
+            elif self.peek().text == "^" and not self.is_degree():
+                self.take()
+                value = self._raised(self.scalar(value), self.exponent())
+            else:
+                return value
+
+    def _raised(self, base: Any, exponent: Any) -> Any:
+        if base == 0 and exponent.is_negative:
+            raise Unreadable("it divides by zero")
+        return base**exponent
+
+    def exponent(self) -> Any:
+        """Read what follows `^`."""
+        if self.peek().text == "{":
+            return self.scalar(self._braced())
+        if self.accept("-"):
+            return -self.exponent()
+        if self.accept("+"):
+            return self.exponent()
+        # A tower is read from the top.
+        return self.scalar(self.power())
+
+    def is_degree(self) -> bool:
+        """Whether a sign of degrees is next."""
+        if self.peek().text != "^":
+            return False
+        if self.peek(1).text in (r"\circ", r"\degree"):
+            return True
+        return self.peek(1).text == "{" and self.peek(2).text == r"\circ"
+
+    def take_degree(self) -> None:
+        """Move past a sign of degrees."""
+        self.take()
+        if self.accept("{"):
+            self.take()
+            self.expect("}")
+        else:
+            self.take()

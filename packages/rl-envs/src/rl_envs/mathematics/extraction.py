@@ -1,0 +1,115 @@
+"""Where the answer stands in a response: the texts to read, the best first."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+__all__ = ["answers_in", "boxed_answer"]
+
+_BOX = re.compile(r"\\(?:boxed|fbox)\s*(?=\{)")
+# Between two boxes that make one answer.
+_JOINED = re.compile(r"[\s$.]*(?:,|;|and|or|\\text\{\s*(?:and|or)\s*\})[\s$]*|[\s$]*")
+_MARK = re.compile(r"####|(?i:\banswer(?:\s+is\b|\s*[:=]|\s+would be\b)\s*:?)")
+_FORMULA = re.compile(
+    r"\$\$(.+?)\$\$|(?<!\\)\$(?!\s*\d[\d,.]*\s+[A-Za-z])((?:\\.|[^$\\\n])+)\$"
+    r"|\\\[(.+?)\\\]|\\\((.+?)\\\)",
+    re.DOTALL,
+)
+_PAIR_JOIN = re.compile(r"\s*(?:,|;|,?\s*\band\b|,?\s*\bor\b)\s*")
+_SENTENCE_END = re.compile(r"(?<=[\w)}\]$%*!])[.?!](?:\s|\*|$)")
+_CLAUSE_END = re.compile(
+    r",?\s+(?:because|since|so|which|where|as|but|when|if|for|by)\b|\s\(|,\s+[a-z]"
+)
+_NUMBER = re.compile(
+    r"(?<![\w.])[-+\u2212]?(?:[$€£]\s?)?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)?(?:\.?\d+)"
+    r"(?:\s*[-+*/^\u00d7\u00f7]\s*\d+(?:\.\d+)?|[eE][-+]?\d+)*\s*(?:%|percent\b)?"
+)
+_MAX_LINE = 200
+_MAX_BOXES = 100
+
+
+def answers_in(response: str) -> Iterator[tuple[str, bool]]:
+    """Yield texts that may be the answer, and whether words count as one there.
+
+    An answer in a box is the only one. Otherwise that after "answer is", the last
+    formula, the whole of a short response, and its last number, in this order.
+    """
+    boxed = boxed_answer(response)
+    if boxed is not None:
+        yield boxed, True
+        return
+    if _BOX.search(response):
+        # It was cut off within its box.
+        return
+    marks = list(_MARK.finditer(response))
+    if marks:
+        yield from _after_mark(response[marks[-1].end() :])
+        return
+    line = response.strip()
+    if len(line) <= _MAX_LINE and "\n" not in line:
+        yield line, True
+    formula = _last_formula(response)
+    if formula is not None:
+        yield formula, True
+        return
+    numbers = [match.group() for match in _NUMBER.finditer(response)]
+    if numbers:
+        yield numbers[-1], False
+
+
+def boxed_answer(text: str) -> str | None:
+    """Return what the last box holds, joined with boxes right before it."""
+    starts = list(_BOX.finditer(text))[-_MAX_BOXES:]
+    boxes = [box for start in starts if (box := _box_at(text, start)) is not None]
+    if not boxes:
+        return None
+    first, last = len(boxes) - 1, boxes[-1]
+    contents = [last[2]]
+    while first and _JOINED.fullmatch(text[boxes[first - 1][1] : boxes[first][0]]):
+        first -= 1
+        contents.insert(0, boxes[first][2])
+    # A box repeated is one answer.
+    return ", ".join(dict.fromkeys(contents))
+
+
+def _box_at(text: str, start: re.Match[str]) -> tuple[int, int, str] | None:
+    depth = 0
+    for place in range(start.end(), len(text)):
+        if text[place] in "{}" and text[place - 1] != "\\":
+            depth += 1 if text[place] == "{" else -1
+            if not depth:
+                return start.start(), place + 1, text[start.end() + 1 : place].strip()
+    return None
+
+
+def _after_mark(rest: str) -> Iterator[tuple[str, bool]]:
+    """Yield what follows "answer is": the line, its sentence, its clause, a number."""
+    rest = rest.strip().lstrip("*:").strip()
+    line = rest.partition("\n")[0].strip().strip("*").strip()
+    sentence = _SENTENCE_END.split(line, maxsplit=1)[0]
+    clause = _CLAUSE_END.split(sentence, maxsplit=1)[0]
+    for text in dict.fromkeys((line, sentence, clause)):
+        yield text, True
+    formula = _last_formula(rest)
+    if formula is not None:
+        yield formula, True
+        return
+    number = _NUMBER.search(sentence)
+    if number:
+        yield number.group(), False
+
+
+def _last_formula(text: str) -> str | None:
+    found = [
+        (match.start(), match.end(), next(part for part in match.groups() if part))
+        for match in _FORMULA.finditer(text)
+    ]
+    if not found:
+        return None
+    first = len(found) - 1
+    contents = [found[first][2]]
+    while first and _PAIR_JOIN.fullmatch(text[found[first - 1][1] : found[first][0]]):
+        first -= 1
+        contents.insert(0, found[first][2])
+    return ", ".join(contents)
