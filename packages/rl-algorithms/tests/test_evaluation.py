@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import rl_algorithms as rl
+from rl_algorithms.errors import DataError
 from rl_algorithms.evaluation import EvalConfig, evaluate, find_target
 from rl_algorithms.evaluation.result import DatasetEvaluation
 from rl_distributed.batched_data_dict import BatchedDataDict
@@ -94,6 +95,23 @@ class Endless(LastDigit):
         more = [{"role": "user", "content": "+1="}] * size
         done = torch.zeros(size, dtype=torch.bool)
         return judged._replace(observations=more, terminateds=done)
+
+
+def test_rows_that_nothing_can_judge_are_named(tiny_model):
+    class Particular(LastDigit):
+        def unusable_rows(self, metadata):
+            return {len(metadata) - 1: "the last one"}
+
+    generation = Talkative(64, 4)
+    with pytest.raises(DataError, match=r"1 of 9 rows .* row 8: the last one"):
+        evaluate(
+            tiny_model,
+            ROWS,
+            environment=Particular(),
+            generation=generation,
+            max_new_tokens=4,
+        )
+    assert generation.num_calls == 0
 
 
 @pytest.mark.parametrize("context", [None, 32])

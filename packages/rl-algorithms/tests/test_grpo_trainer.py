@@ -11,6 +11,7 @@ import torch
 
 import rl_algorithms as rl
 import rl_models
+from rl_algorithms.errors import DataError
 from rl_algorithms.seeds import row_seeds
 from rl_distributed.errors import ConfigError
 from rl_envs import FunctionalRewardWrapper
@@ -125,6 +126,30 @@ def test_answers_are_sampled_with_the_newest_weights(make, steps_per_batch):
     assert policy.num_steps == trainer.state.weight_version == 3 * steps_per_batch
     versions = result.history.column("train:weight_version_max")[1]
     assert versions == behind
+
+
+@pytest.mark.parametrize("held_out", [False, True])
+def test_rows_that_nothing_can_judge_are_named_before_the_first_step(make, held_out):
+    class Particular(Judge):
+        def unusable_rows(self, metadata):
+            return {
+                place: f"the solution {row['answer']!r} has no meaning"
+                for place, row in enumerate(metadata)
+                if row["answer"] == "?"
+            }
+
+    good = [{"prompt": "ab", "answer": "2"}] * 8
+    bad = [{**row, "answer": "?" if i in (1, 5) else "2"} for i, row in enumerate(good)]
+    trainer = make()
+    with pytest.raises(DataError) as caught:
+        trainer.fit(
+            good if held_out else bad,
+            val_dataset=bad if held_out else None,
+            environment=Particular(by_answer),
+        )
+    assert "2 of 8 rows cannot be judged" in str(caught.value)
+    assert "row 1: the solution '?' has no meaning; row 5: " in str(caught.value)
+    assert trainer.given.generation.found == []
 
 
 def test_a_step_without_training_syncs_nothing(make):

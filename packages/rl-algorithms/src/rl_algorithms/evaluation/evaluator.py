@@ -29,6 +29,7 @@ from rl_algorithms.evaluation.target import find_target
 from rl_algorithms.rollout import RolloutConfig, RolloutEngine, RolloutResult
 from rl_algorithms.trainers.reward_trial import try_reward_fn
 from rl_algorithms.trainers.settings import build_config
+from rl_algorithms.trainers.unusable_rows import check_rows
 from rl_distributed.errors import ConfigError
 from rl_distributed.logging import get_logger
 from rl_distributed.metrics import reduce_metrics, to_floats
@@ -100,9 +101,12 @@ def evaluate(
         try_reward_fn(reward_fn, next(iter(prompts.values()))[0])
     with ExitStack() as closing:
         started = generation or _start_generation(cfg, target.model, closing)
+        judge = _start_environment(cfg, scorer, closing)
+        for name, rows in prompts.items():
+            check_rows(judge, rows, name)
         engine = RolloutEngine(
             started,
-            _start_environment(cfg, scorer, closing),
+            judge,
             tokenizer,
             _rollout_config(cfg, target.model),
             use_chat_template=cfg.data.apply_chat_template,

@@ -15,6 +15,7 @@ from rl_algorithms.trainers.rollout_config import (
     RolloutTrainerConfig,
     SamplingSettings,
 )
+from rl_algorithms.trainers.unusable_rows import check_rows
 from rl_algorithms.trainers.validation import ValidationResult
 from rl_distributed.batched_data_dict import BatchedDataDict
 from rl_distributed.errors import ConfigError
@@ -73,9 +74,18 @@ class RolloutTrainer(BaseTrainer[RolloutConfigT]):
             max_val_rows=settings.max_val_samples,
         )
         self.sample_prompt = data.train_dataset[0]
+        self._prompts = [
+            part
+            for part in (data.train_dataset, data.validation_dataset)
+            if part is not None
+        ]
         return data.train_loader, data.validation_loader()
 
     def _setup_algorithm(self) -> None:
+        for prompts in self._prompts:
+            check_rows(self.components.environment, prompts, prompts.name)
+        # A run may be long, and needs them no more.
+        self._prompts = []
         self._loss = self._build_loss()
         self._rollouts = RolloutEngine(
             self.components.generation,
