@@ -158,6 +158,13 @@ def chaos(session: nox.Session) -> None:
 
 
 @nox.session
+def mutants(session: nox.Session) -> None:
+    """Change the sources in small ways; each must fail a test (`-- --subset`)."""
+    sync(session)
+    python(session, "-m", "tools.mutants", *session.posargs)
+
+
+@nox.session
 def lock(session: nox.Session) -> None:
     """Resolve again with the index, pin every wheel and write `uv.lock`."""
     session.run(sys.executable, "tools/wheelhouse.py", "lock", external=True)

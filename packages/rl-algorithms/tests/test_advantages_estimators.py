@@ -95,3 +95,12 @@ def test_clipping_raw_rewards_and_the_factory():
     )
     with pytest.raises(ConfigError, match="must be less than"):
         AdvantageConfig.from_dict({"advantage_clip_low": 1, "advantage_clip_high": 0})
+
+
+def test_both_bounds_cut():
+    config = AdvantageConfig(
+        name="raw_reward", advantage_clip_low=-1.0, advantage_clip_high=2.0
+    )
+    rewards = torch.tensor([3.0, 1.5, -3.0])
+    found = make_advantage_estimator(config).compute_advantage(rewards, torch.zeros(3))
+    assert found.tolist() == [2.0, 1.5, -1.0]

@@ -138,3 +138,7 @@ def test_collating(plain):
         [0, 1, 1, 0, 0, 0, 0, 0],
     ]
     assert batch["sample_mask"].tolist() == [1, 1]
+    cut = DataConfig(on_overlong="truncate")
+    long = [*rows, {"prompt": "abcdef", "answer": "g"}]
+    batch = SFTCollator(9)(process_demonstrations(long, plain, cut, max_length=4)[:])
+    assert batch["sample_mask"].tolist() == [1, 1, 0]

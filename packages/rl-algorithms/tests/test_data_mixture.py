@@ -103,6 +103,13 @@ def test_resuming_continues_with_the_next_sample(taken, seed, endless):
     assert take(second, 8) == whole[taken:]
 
 
+def test_each_source_has_an_order_of_its_own():
+    rows = MixtureOrder([20, 20], [1, 1], seed=4).indices(0)
+    first, second = rows[rows < 20], rows[rows >= 20] - 20
+    assert sorted(first) == sorted(second)
+    assert first.tolist() != second.tolist()
+
+
 def test_other_weights_cannot_be_resumed():
     def make(weights):
         order = MixtureOrder([5, 5], weights)

@@ -66,6 +66,8 @@ def test_passes_are_shuffled_within_blocks():
     assert first != second
     assert sorted(first) == sorted(second) == [n for n in range(40) if n % 5]
     assert sorted(first[:16]) == [n for n in range(20) if n % 5]
+    # Each block has an order of its own.
+    assert [n - 20 for n in first[16:]] != first[:16]
 
 
 @settings(max_examples=100, deadline=None)

@@ -41,6 +41,19 @@ def test_rows_whose_logprobs_disagree_leave_the_loss():
     assert lost == 2
 
 
+def test_the_disagreement_of_a_row_is_the_mean_over_its_own_tokens():
+    trainer = torch.zeros(2, 8)
+    sampler = torch.tensor([[0.0, 0.7] + [0.0] * 6, [0.0, *[0.7] * 7]])
+    mask = (sampler != 0).float()
+    # exp(0.7) is 2.01, however many tokens of the row are not trained on.
+    found, lost = mask_sequence_logprob_error(
+        torch.ones(2), mask, sampler, trainer, 1.9
+    )
+    assert (found.tolist(), lost) == ([0.0, 0.0], 2)
+    _, lost = mask_sequence_logprob_error(torch.ones(2), mask, sampler, trainer, 2.1)
+    assert lost == 0
+
+
 def rows(*rewards: float) -> BatchedDataDict:
     """Groups of two."""
     count = len(rewards)

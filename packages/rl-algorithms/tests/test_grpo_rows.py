@@ -54,6 +54,17 @@ def test_rows_that_teach_nothing_are_cut_off():
     assert metrics["zero_variance_rate"] == 1.0
 
 
+def test_cut_answers_may_be_left_out():
+    cut = torch.tensor([False, True, False, False])
+    rows, metrics = build(rollout(1, 0, 3, 1, truncated=cut), overlong_filtering=True)
+    assert rows is not None
+    assert rows["input_lengths"].tolist() == [2, 4, 5]
+    assert metrics["overlong_filtered_rate"] == 0.25
+    rows, metrics = build(rollout(1, 0, 3, 1, truncated=cut))
+    assert rows is not None
+    assert rows.size == 4
+
+
 def test_scaling_comes_before_shaping_and_the_spread_is_that_before():
     rows, metrics = build(
         rollout(2.0, 0.0),

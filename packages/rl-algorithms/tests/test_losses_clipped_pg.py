@@ -524,3 +524,28 @@ def test_it_is_a_loss_function_that_travels():
     assert isinstance(loss_fn, LossFunction)
     assert loss_fn.loss_type is LossType.SEQUENCE_LEVEL
     assert pickle.loads(pickle.dumps(loss_fn)).cfg == loss_fn.cfg
+
+
+def test_an_advantage_of_a_token_reaches_that_token_alone() -> None:
+    data, current = make_batch()
+    advantages = torch.zeros(NUM_ROWS, WIDTH, dtype=torch.float64)
+    advantages[1, 3] = 1.0
+    loss, _ = run({"force_on_policy_ratio": True}, {**data, "advantages": advantages},
+                  current)  # fmt: skip
+    loss.backward()
+    assert current.grad is not None
+    # Entry i of the log-probs is that of token i + 1.
+    assert current.grad.nonzero().tolist() == [[1, 2]]
+
+
+def test_the_entropy_bonus_takes_the_noise_out_of_its_gradient() -> None:
+    data, current = make_batch()
+    data["advantages"] = torch.zeros(NUM_ROWS, dtype=torch.float64)
+    loss, _ = run({"entropy_coef": 0.5}, data, current)
+    loss.backward()
+    trained = data["token_mask"][:, 1:] * data["sample_mask"][:, None]
+    new = current.detach()
+    weight = (new - data["prev_logprobs"][:, 1:]).exp()
+    wanted = 0.5 * weight * new * trained / trained.sum()
+    assert current.grad is not None
+    torch.testing.assert_close(current.grad, wanted)

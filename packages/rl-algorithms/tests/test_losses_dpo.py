@@ -170,3 +170,16 @@ def test_wrong_batches_are_named():
     missing = {k: v for k, v in batch.data.items() if "reference" not in k}
     with pytest.raises(LossInputError, match="'reference_policy_logprobs'"):
         DPOLossFn()(missing, *batch.counts(), **batch.inputs)
+
+
+def test_a_pair_counts_only_with_both_of_its_rows():
+    batch = token_batch(0, num_rows=6)
+    half = batch.data | {"sample_mask": torch.tensor([1.0, 1, 1, 0, 0, 1])}
+    whole = batch.data | {"sample_mask": torch.tensor([1.0, 1, 0, 0, 0, 0])}
+    form = {**FORMS["with_sft"], "reference_policy_kl_penalty": 0.3}
+    (found, metrics), (wanted, _) = (
+        DPOLossFn(form)(data, torch.tensor(2.0), torch.tensor(9.0), **batch.inputs)
+        for data in (half, whole)
+    )
+    assert found.item() == pytest.approx(wanted.item())
+    assert float(metrics["num_valid_samples"]) == 1.0

@@ -128,6 +128,17 @@ def test_preference_loss(margin, centre):
     check_loss(loss, _pair_batch, _pair_reference(margin, centre), masks=masks)
 
 
+def test_a_pair_counts_only_with_both_of_its_rows():
+    data = {"value_mask": torch.tensor([[0, 1]] * 4)}
+    values = torch.tensor([[0.0, 2.0], [0.0, 1.0], [0.0, 5.0], [0.0, -5.0]])
+    two = torch.tensor(2.0)
+    for sample_mask in ([1.0, 1, 1, 0], [1.0, 1, 0, 1], [1.0, 1, 0, 0]):
+        data["sample_mask"] = torch.tensor(sample_mask)
+        loss, metrics = PreferenceLossFn()(data, two, two, values=values)
+        assert loss.item() == pytest.approx(math.log1p(math.exp(-1.0)))
+        assert float(metrics["num_valid_samples"]) == 1.0
+
+
 def test_preference_metrics():
     data = {
         "value_mask": torch.tensor([[0, 1], [0, 1], [1, 0], [0, 1]]),

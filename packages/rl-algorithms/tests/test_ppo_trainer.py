@@ -220,6 +220,11 @@ class TestRows:
         assert metrics["returns/mean"] == pytest.approx(
             sum(map(sum, returns)) / 6, abs=1e-6
         )
+        of_actions = torch.tensor(returns)[rows["token_mask"] != 0]
+        states = torch.tensor([0.5, 1.0, 0.25, 0.5, 1.0, 2.0])
+        left = (of_actions - states).var(correction=0) / of_actions.var(correction=0)
+        explained = metrics["critic/explained_variance"]
+        assert explained == pytest.approx(1 - left.item(), abs=1e-6)
 
     def test_a_cut_off_row_goes_on_with_the_value_of_its_last_state(self):
         values = torch.tensor([[0.0] * 4, [9.0, 0.25, 0.5, 0.75], [0.0] * 4])

@@ -83,6 +83,18 @@ def test_quantiles_are_those_of_all_tokens(parts, with_prev):
     assert "probs_ratio" in found
 
 
+@pytest.mark.parametrize(
+    ("column", "bucket"), [(1, "pos_0_63"), (63, "pos_0_63"), (64, "pos_64_255")]
+)
+def test_a_position_is_the_column_of_the_token(column, bucket):
+    rows, logprobs, _, _ = batch(width=80)
+    rows["token_mask"] = torch.zeros_like(rows["token_mask"])
+    rows["token_mask"][1, column] = 1
+    found = reported(rows, logprobs)
+    names = [name for name in found if name.startswith("mismatch/log_ratio/")]
+    assert names == [f"mismatch/log_ratio/{bucket}"]
+
+
 def test_positions_have_names():
     labels = [position_label(bucket) for bucket in range(5)]
     assert labels[0] == "pos_0_63"

@@ -64,12 +64,15 @@ def test_the_curve_is_of_accuracy_where_any_stage_has_it(
     assert labels_of(figure) == ["held-out accuracy", "training reward"]
     assert figure.axes[0].get_ylim() == (-0.02, 1.02)
     assert [text.get_text() for text in figure.axes[0].texts] == ["warmup", "grpo"]
+    # The stages lie one behind the other on the axis of steps.
+    places = [list(line.get_xdata()) for line in figure.axes[0].get_lines()]
+    assert sorted(places) == [[1], [1, 2], [2]]
 
 
 def test_the_curve_of_a_reward_function_is_of_rewards_and_not_cut(
     tmp_path: Path, drawn: list[Any]
 ) -> None:
-    steps = [{"validation/reward": -3.0}, {"train/reward": 2.0}]
+    steps = [{"validation/reward": -3.0}, {"train/reward": 0.5}]
     steps.append({"train/reward": 4.0, "validation/reward": 5.0})
     folder = Folder(tmp_path, {"grpo": steps})
     curve.draw(folder.run(), folder)  # type: ignore[arg-type]
@@ -125,3 +128,12 @@ def test_flat_metrics_have_the_reward_and_no_invented_accuracy() -> None:
     outcome = RunOutcome(Path("run"), Path("model"), 1.0, {"grpo": stage(reward=2.5)})
     found = summary.flat_metrics(outcome, {"val:reward": 1.0})
     assert found == {"reward": 2.5, "reward_start": 1.0, "steps": 3}
+
+
+def test_flat_metrics_are_those_of_the_last_stage() -> None:
+    last = stage(reward=2.5)
+    last["metrics"]["train:reward"] = 1.5
+    stages = {"imitate": {**stage(accuracy=0.25), "steps": 9}, "grpo": last}
+    outcome = RunOutcome(Path("run"), Path("model"), 1.0, stages)
+    found = summary.flat_metrics(outcome, {})
+    assert found == {"reward": 2.5, "train_reward": 1.5, "steps": 3}

@@ -69,6 +69,12 @@ def test_longest_processing_time_first(costs: list[int], parts: int) -> None:
         assert lpt_partition(costs, parts, max(loads) - 1) is None
 
 
+def test_the_dearest_items_are_dealt_first() -> None:
+    found = lpt_partition([1, 1, 2], 2)
+    assert found is not None
+    assert sorted(map(sorted, found)) == [[0, 1], [2]]
+
+
 @pytest.mark.parametrize("contiguous", [False, True])
 def test_splitting_takes_the_heaviest_first(contiguous: bool) -> None:
     costs = np.array([5, 5, 5, 1, 1])

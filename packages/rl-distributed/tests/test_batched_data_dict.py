@@ -199,6 +199,12 @@ def test_loads_of_shards_differ_by_one_row_or_one_pack_at_most(
     assert max(padded) - min(padded) <= PACKING["max_tokens_per_microbatch"]
 
 
+def test_a_shard_that_got_more_gets_less_of_the_next_global_batch() -> None:
+    batch = batch_of([9, 1] * 4)
+    shards, _ = batch.shard_by_batch_size(2, 2, dynamic_batching_args=DYNAMIC)
+    assert [int(shard["lengths"].sum()) for shard in shards] == [20, 20]
+
+
 @pytest.mark.parametrize("kind", ["uniform", "long tail"])
 @pytest.mark.parametrize("args", [DYNAMIC, PACKING], ids=["dynamic", "packing"])
 def test_ranks_are_loaded_more_evenly_than_by_round_robin(args: Any, kind: str) -> None:
@@ -436,11 +442,13 @@ def test_iterators_need_one_global_batch_of_their_kind() -> None:
 def test_dynamic_shapes_cut_only_columns_as_wide_as_the_input() -> None:
     batch = batch_of([2, 3])
     batch["narrow"] = torch.zeros(2, 3)
+    batch["other"] = torch.zeros(2, WIDTH + 1)
     batch["mask"] = torch.ones(2, WIDTH)
     shards, _ = batch.shard_by_batch_size(1, dynamic_batching_args=DYNAMIC)
     (piece,) = shards[0].make_microbatch_iterator_with_dynamic_shapes()
     assert piece["ids"].shape == piece["mask"].shape == (2, 4)
     assert piece["narrow"].shape == (2, 3)
+    assert piece["other"].shape == (2, WIDTH + 1)
 
 
 def test_plain_micro_batches() -> None:

@@ -5,6 +5,7 @@ import json
 import logging
 import math
 import os
+import shutil
 import threading
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rl_distributed.checkpoint import CheckpointingConfig, CheckpointManager
-from rl_distributed.checkpoint.ranking import rank, steps_to_keep
+from rl_distributed.checkpoint.ranking import metric_of, rank, steps_to_keep
 from rl_distributed.errors import CheckpointError, ConfigError, DeadlineExceededError
 
 
@@ -98,6 +99,11 @@ def test_resume_paths(tmp_path: Path) -> None:
     assert manager.get_resume_paths(path) == (path / "policy" / "weights", None)
     (path / "policy" / "optimizer").mkdir()
     assert manager.get_resume_paths(path)[1] == path / "policy" / "optimizer"
+    critic = path / "critic"
+    (critic / "weights").mkdir(parents=True)
+    assert manager.get_resume_paths(path, "critic") == (critic / "weights", None)
+    (critic / "optimizer").mkdir()
+    assert manager.get_resume_paths(path, "critic")[1] == critic / "optimizer"
     with pytest.raises(CheckpointError, match=r"no weights of 'value'.*policy"):
         manager.get_resume_paths(path, "value")
 
@@ -128,6 +134,16 @@ def test_leftovers_of_a_killed_process_go_with_the_next_checkpoint(
     assert "tmp_step_2" in steps_in(tmp_path)  # looking changes nothing
     save(manager_in(tmp_path), 3)
     assert steps_in(tmp_path) == ["notes", "step_1", "step_3", "step_x"]
+
+
+def test_a_step_that_was_not_renamed_yet_is_none(tmp_path: Path) -> None:
+    manager = manager_in(tmp_path)
+    save(manager, 1)
+    # All its files and its manifest are there, and its rename was not.
+    shutil.copytree(tmp_path / "step_1", tmp_path / "tmp_step_2")
+    reader = manager_in(tmp_path)
+    assert reader.get_latest_checkpoint_path() == tmp_path / "step_1"
+    assert list(reader.list_checkpoints()) == [1]
 
 
 def test_a_kill_between_the_two_renames_of_a_replacement_loses_nothing(
@@ -213,14 +229,17 @@ def test_a_damaged_checkpoint_never_pushes_out_a_whole_one(tmp_path: Path) -> No
     assert manager.get_latest_checkpoint_path() == tmp_path / "step_2"
 
 
-def test_links_are_refused(tmp_path: Path) -> None:
-    manager = manager_in(tmp_path)
+@pytest.mark.parametrize("exists", [False, True])
+def test_links_are_refused(tmp_path: Path, exists: bool) -> None:
+    manager = manager_in(tmp_path / "checkpoints")
+    if exists:
+        (tmp_path / "elsewhere").write_bytes(b"1")
     with (
         pytest.raises(CheckpointError, match=r"a link, weights\.bin"),
         manager.writing(1, {}) as path,
     ):
         (path / "weights.bin").symlink_to(tmp_path / "elsewhere")
-    assert steps_in(tmp_path) == []
+    assert steps_in(tmp_path / "checkpoints") == []
 
 
 def test_misuse_is_named(tmp_path: Path) -> None:
@@ -277,6 +296,12 @@ def test_lower_can_be_better_and_a_missing_metric_ranks_last(
         fresh = manager_in(tmp_path, metric_name="unknown")
         assert fresh.get_best_checkpoint_path() == tmp_path / "step_4"
         assert "no checkpoint in" in caplog.text
+
+
+@pytest.mark.parametrize("value", [math.nan, None, True, "0.5"])
+def test_what_is_no_number_ranks_nothing(value: Any) -> None:
+    assert metric_of({"loss": value}, "loss") is None
+    assert metric_of({"loss": 1}, "loss") == 1.0
 
 
 metrics_by_step = st.dictionaries(

@@ -286,18 +286,20 @@ def test_what_cannot_be_sent_is_named(tensors: Any, expected: str) -> None:
 
 def test_manifests_say_how_they_differ() -> None:
     entry = TensorEntry("a", "float32", (3,), "0")
+    other = TensorEntry("b", "float32", (3,), "0")
     first = Manifest((entry,), "one")
-    for other, expected in (
+    for received, expected in (
         (Manifest((), "one"), ["a is missing"]),
         (Manifest((TensorEntry("a", "int8", (3,), "0"),), "one"), ["a has dtype int8"]),
         (Manifest((TensorEntry("a", "float32", (2,), "0"),), "one"), ["a has shape"]),
         (Manifest((TensorEntry("a", "float32", (3,), "1"),), "one"), ["a has other"]),
         (Manifest((entry,), "two"), ["the label is 'two'"]),
+        (Manifest((entry, other), "one"), ["b was not sent"]),
     ):
-        found = first.differences(other)
+        found = first.differences(received)
         assert len(found) == 1
         assert found[0].startswith(expected[0])
-        assert first.digest != other.digest
+        assert first.digest != received.digest
     moved = TensorEntry("a", "float32", (3,), "0", start=64)
     assert Manifest((moved,), "one").digest == first.digest
     assert first.num_bytes == 12
@@ -656,7 +658,7 @@ def test_links_of_gpus_say_that_there_is_none() -> None:
 def test_floating_tensors_are_cast_on_the_way() -> None:
     tensors = {
         "a": torch.tensor([1.0, 1.0 + 2**-20]),
-        "b": torch.arange(3),
+        "b": torch.arange(300),
         "c": torch.full((2, 2), 0.1, dtype=torch.float64),
         "of many pieces": torch.randn(700_001),
     }
@@ -668,6 +670,7 @@ def test_floating_tensors_are_cast_on_the_way() -> None:
         assert torch.equal(received[name], tensors[name].bfloat16())
         assert received[name].dtype == torch.bfloat16
     assert torch.equal(received["b"], tensors["b"])
+    assert received["b"].dtype == torch.int64
 
 
 def test_messages_are_made_when_they_are_asked_for() -> None:

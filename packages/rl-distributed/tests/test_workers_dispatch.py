@@ -138,5 +138,7 @@ def test_per_worker_kwargs():
         per_worker_kwargs({}, 2)
     with pytest.raises(ShardingError, match="got 1"):
         per_worker_kwargs({"a": [1]}, 2)
+    with pytest.raises(ShardingError, match="got 3"):
+        per_worker_kwargs({"a": [1, 2, 3]}, 2)
     with pytest.raises(ShardingError, match="got int"):
         per_worker_kwargs({"a": 1}, 2)

@@ -155,6 +155,7 @@ def test_none_means_not_scored_and_is_counted() -> None:
     result = wrapper.step(*batch_of("a", "?", "b"))
     assert isinstance(result.rewards, torch.Tensor)
     assert scored_mask(result.rewards).tolist() == [True, False, True]
+    assert result.terminateds.tolist() == [True] * 3
     _, metrics = wrapper.global_post_process_and_metrics({"rewards": result.rewards})
     assert metrics["unscored_fraction"] == pytest.approx(1 / 3)
     assert metrics["reward_mean"] == 1
@@ -174,6 +175,7 @@ WRONG: dict[str, tuple[Callable[..., Any], str]] = {
     "text": (lambda response: "good", "returned str 'good'"),
     "list for a row": (lambda response: [1.0, 0.0], "takes one row at a time"),
     "short": (lambda responses: [1.0], "got 1 for 2 responses"),
+    "long": (lambda responses: [1.0] * 3, "got 3 for 2 responses"),
     "number for a batch": (lambda responses: 1.0, "must return a list of 2 rewards"),
     "text for a batch": (lambda responses: "ab", "must return a list"),
     "empty mapping": (lambda response: {}, "empty mapping"),

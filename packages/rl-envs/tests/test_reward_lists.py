@@ -72,6 +72,9 @@ def test_functions_of_one_name_and_of_several_rewards() -> None:
     assert rewards["reward/short_2"] == [1.0, 2.0]
     assert rewards["reward/several.b"][0] == 2.0
     assert math.isnan(rewards["reward/several.b"][1])
+    weighted = rewards_of([(several, 0.5), short], "2")
+    assert weighted["reward/several.a"] == [0.5]
+    assert weighted["reward/several.b"] == [1.0]
 
 
 def test_a_row_that_nothing_scores_is_not_scored() -> None:

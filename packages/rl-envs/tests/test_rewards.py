@@ -63,6 +63,10 @@ def test_numeric_match() -> None:
     assert numeric_match("4", "four") is None
     assert NumericMatch(tolerance=0.01)("3.14", "3.1416") == 1.0
     assert NumericMatch(tolerance=0.0001)("3.14", "3.1416") == 0.0
+    # Below 1 the tolerance is absolute, above it is relative.
+    assert NumericMatch(tolerance=0.01)("0.009", "0.001") == 1.0
+    assert NumericMatch(tolerance=0.01)("0.02", "0.001") == 0.0
+    assert NumericMatch(tolerance=0.01)("1009", "1000") == 1.0
     assert numeric_match("1" * 10_000, "1") in (0.0, 1.0)
 
 
@@ -70,6 +74,8 @@ def test_format() -> None:
     reward = FormatReward(r"<think>.*</think>\s*\d+")
     assert reward("<think>a\nb</think> 12") == 1.0
     assert reward("12") == 0.0
+    assert reward("well <think>a</think> 12") == 0.0
+    assert reward("<think>a</think> 12 or 13") == 0.0
     with pytest.raises(RewardError, match="no regular expression"):
         FormatReward("(")
 

@@ -1,0 +1,216 @@
+"""Runs tests against changed copies of the sources, each in a process of its own.
+
+```
+parent: imports pytest, torch, ... once
+  -> fork per run -> the slot's copy of the sources comes first on the path -> pytest
+```
+The working tree is only read: what is changed is a copy in a temporary folder, so a run
+that is killed leaves the tree as it was. Processes that tests start find the same copy
+by PYTHONPATH.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import multiprocessing
+import os
+import re
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import hypothesis
+import pytest
+from tools.mutants.catalog import Mutant
+
+__all__ = ["Outcome", "Run", "import_heavy", "run_all"]
+
+# They take seconds and are the same in every run.
+_HEAVY = ("numpy", "pydantic", "torch", "torch.distributed.tensor", "ray",
+          "transformers", "transformers.models.qwen2.modeling_qwen2",
+          "transformers.models.qwen3.modeling_qwen3",
+          "transformers.models.llama.modeling_llama")  # fmt: skip
+# Several run at a time, and a fork keeps no thread but one.
+_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+_SHOWN_LINES = 25
+
+
+@dataclass(frozen=True)
+class Run:
+    """Tests, and the mutant that they run against; None for the sources as they are."""
+
+    tests: tuple[str, ...]
+    mutant: Mutant | None = None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a run."""
+
+    run: Run
+    exit_code: int | None
+    """That of pytest; negative where a signal ended it; None where time was up."""
+    seconds: float
+    output: str
+
+    @property
+    def failed_test(self) -> str:
+        """The first test that failed, if any."""
+        found = re.search(r"^(?:FAILED|ERROR) (\S+)", self.output, re.MULTILINE)
+        return found[1] if found else ""
+
+    @property
+    def verdict(self) -> str:
+        """`passed` or `killed`; anything else says why there is neither."""
+        code = self.exit_code
+        named = {None: "time is up", 2: "the tests cannot be collected",
+                 4: "the tests cannot be collected"}  # fmt: skip
+        if code in (0, 1):
+            return "killed" if code else "passed"
+        return f"no verdict: {named.get(code, f'exit code {code}')}"
+
+    @property
+    def end_of_output(self) -> str:
+        """The last lines that pytest printed."""
+        return "\n".join(self.output.splitlines()[-_SHOWN_LINES:])
+
+
+def import_heavy() -> None:
+    """Import what all runs share; none of our own modules may be among it."""
+    os.environ.update(dict.fromkeys(_THREADS, "1"))
+    for name in _HEAVY:
+        with contextlib.suppress(ModuleNotFoundError):
+            importlib.import_module(name)
+    own = [name for name in sys.modules if name.split(".")[0] in _own_packages()]
+    assert not own, f"imported before the fork, so never changed: {own}"
+    ci = hypothesis.settings.get_profile("ci")
+    # One failing example is enough: no time is spent on a smaller one.
+    phases = (hypothesis.Phase.explicit, hypothesis.Phase.generate)
+    hypothesis.settings.register_profile("mutants", ci, phases=phases)
+
+
+def _own_packages() -> set[str]:
+    return {path.name for path in Path.cwd().glob("packages/*/src/*")}
+
+
+class _Slot:
+    """A copy of all sources, used by one run at a time."""
+
+    def __init__(self, root: Path, folder: Path) -> None:
+        self._root, self._folder = root, folder
+        self.paths = []
+        for source in sorted(root.glob("packages/*/src")):
+            target = folder / source.relative_to(root)
+            ignored = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(source, target, ignore=ignored)
+            self.paths.append(str(target))
+        self.temporary = folder / "temporary"
+        self.log = folder / "log"
+        self._changes = 0
+
+    @contextlib.contextmanager
+    def changed(self, mutant: Mutant | None) -> Iterator[None]:
+        if mutant is None:
+            yield
+            return
+        target = self._folder / mutant.file
+        source = target.read_text()
+        self._write(target, mutant.apply(source))
+        try:
+            yield
+        finally:
+            self._write(target, source)
+
+    def _write(self, target: Path, text: str) -> None:
+        target.write_text(text)
+        # Byte code is known by the second and the size: never twice the same second.
+        self._changes += 1
+        os.utime(target, (self._changes, self._changes))
+
+
+def _run_tests(slot: _Slot, root: Path, tests: Sequence[str]) -> None:
+    """Be the child: run the tests and end with pytest's exit code."""
+    os.setsid()
+    with slot.log.open("wb") as log, open(os.devnull, "rb") as nothing:
+        os.dup2(nothing.fileno(), 0)
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+    sys.path[:] = slot.paths + [p for p in sys.path if p not in ("", str(root))]
+    os.environ["PYTHONPATH"] = os.pathsep.join(slot.paths)
+    os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix = str(slot.log) + ".pycache"
+    importlib.invalidate_caches()
+    options = ["-x", "-q", "--tb=short", "-rfE", "-p", "no:cacheprovider", "--no-cov"]
+    options += [f"--basetemp={slot.temporary}", "--hypothesis-profile=mutants"]
+    # What is imported before the fork is not rewritten, and is no test either.
+    options += ["-W", "ignore::pytest.PytestAssertRewriteWarning", "--timeout=0"]
+    code = pytest.main([*options, *tests])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(int(code))
+
+
+class _Active:
+    """A run that has begun."""
+
+    def __init__(self, slot: _Slot, root: Path, run: Run, timeout_s: float) -> None:
+        self.slot, self._run = slot, run
+        self._change = slot.changed(run.mutant)
+        self._change.__enter__()
+        context = multiprocessing.get_context("fork")
+        self.process: BaseProcess = context.Process(
+            target=_run_tests, args=(slot, root, run.tests)
+        )
+        self._begin = time.monotonic()
+        self.ends_at = self._begin + timeout_s
+        self.process.start()
+
+    def finish(self) -> Outcome:
+        """Take what it left; what still lives of it is killed."""
+        code = self.process.exitcode
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid or 0, signal.SIGKILL)
+        self.process.join()
+        self._change.__exit__(None, None, None)
+        shutil.rmtree(self.slot.temporary, ignore_errors=True)
+        output = self.slot.log.read_text(errors="replace")
+        return Outcome(self._run, code, time.monotonic() - self._begin, output)
+
+
+def run_all(
+    runs: Sequence[Run], *, root: Path, folder: Path, jobs: int, timeout_s: float
+) -> Iterator[Outcome]:
+    """Run them, several at a time; give each outcome when it is there.
+
+    Args:
+        runs: What to run, in this order.
+        root: The root of the repository.
+        folder: A folder for the copies; it must not be a part of the repository.
+        jobs: How many run at a time.
+        timeout_s: How long one may take.
+    """
+    count = len(list(folder.iterdir()))
+    free = [_Slot(root, folder / f"slot{count + n}") for n in range(jobs)]
+    left, active = list(reversed(runs)), list[_Active]()
+    try:
+        while left or active:
+            while left and free:
+                active.append(_Active(free.pop(), root, left.pop(), timeout_s))
+            soonest = min(one.ends_at for one in active)
+            wait([one.process.sentinel for one in active],
+                 max(0.0, soonest - time.monotonic()))  # fmt: skip
+            now = time.monotonic()
+            for one in list(active):
+                if not one.process.is_alive() or now >= one.ends_at:
+                    active.remove(one)
+                    yield one.finish()
+                    free.append(one.slot)
+    finally:
+        for one in active:
+            one.finish()
