@@ -7,6 +7,7 @@ from concurrent import futures
 
 import pytest
 
+from rl_distributed import grpc_greeting
 from rl_distributed.grpc_greeting import Greeting, greet
 
 METHOD = "/ray.rpc.NodeInfoGcsService/GetClusterId"
@@ -36,7 +37,9 @@ UNKNOWN = frame(1, 5, 1, b"\x88\x00\x0bgrpc-status\x0212\x00\x0cgrpc-message\x01
 BEFORE = SETTINGS + WINDOW + ACKNOWLEDGED + PING
 
 
-def greeted(answer: bytes, *, piece: int = 10_000, close: bool = True) -> Greeting:
+def greeted(
+    answer: bytes, *, piece: int = 10_000, close: bool = True, token: str = ""
+) -> Greeting:
     """Greet somebody who sends `answer` in pieces, and then closes or stays silent."""
     ours, theirs = socket.socketpair()
     done = threading.Event()
@@ -56,12 +59,13 @@ def greeted(answer: bytes, *, piece: int = 10_000, close: bool = True) -> Greeti
         # The silent one is given up soon; the others have all the time that they need.
         ours.settimeout(60 if close else 0.2)
         try:
-            return greet(ours, METHOD)
+            return greet(ours, METHOD, token)
         finally:
             done.set()
             request = served.result(60)
             assert request.startswith(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
             assert METHOD.encode() in request
+            assert (f"Bearer {token}".encode() in request) == bool(token)
 
 
 @pytest.mark.parametrize("piece", [1, 7, 10_000])
@@ -69,6 +73,20 @@ def test_who_asks_for_a_token_and_who_does_not(piece: int) -> None:
     is_open = BEFORE + HEADERS + ANSWER + DONE
     assert greeted(is_open, piece=piece) == Greeting(True, demands_token=False)
     assert greeted(BEFORE + REFUSED, piece=piece) == Greeting(True, demands_token=True)
+
+
+def test_a_token_is_presented() -> None:
+    assert greeted(BEFORE + REFUSED, token="ab" * 16).demands_token is True
+    assert greeted(BEFORE + ANSWER, token="ab" * 500).demands_token is False
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"),
+    [(0, "00"), (126, "7e"), (127, "7f00"), (254, "7f7f"), (255, "7f8001")],
+)
+def test_lengths_of_texts(size: int, expected: str) -> None:
+    # The examples follow RFC 7541, 5.1, with a prefix of seven bits.
+    assert grpc_greeting._length(size).hex() == expected
 
 
 @pytest.mark.parametrize(

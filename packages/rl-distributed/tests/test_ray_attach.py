@@ -99,6 +99,20 @@ def test_what_is_no_ray_cluster_is_told(answer):
         check_joinable(address, 30)
 
 
+def test_an_address_that_swallows_everything_is_given_up_soon(monkeypatch):
+    given = []
+
+    def connect(place, timeout):
+        given.append(timeout)
+        raise TimeoutError("timed out")
+
+    monkeypatch.setattr(ray_attach.socket, "create_connection", connect)
+    with pytest.raises(NotThereYetError, match="nothing answers at the Ray address"):
+        check_joinable(ClusterAddress("192.0.2.1", 6379), 3600)
+    assert given == [ray_attach._GREETING_S]
+    assert given[0] < 10
+
+
 def test_a_head_that_never_answers_ends_in_a_deadline(monkeypatch):
     """It greets as gRPC does, and then is stopped."""
     # Nobody knows then whether it asks for a token: one is presented from now on.
@@ -224,15 +238,67 @@ def test_joining_under_tls(encrypted, certificates):
     assert join(encrypted, f"tls={certificates / 'ours'}")["answer"] == 42
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["plain", "encrypted"])
-def test_a_wrong_token_is_explained(request, kind, certificates):
-    options = [f"tls={certificates / 'ours'}"] if kind == "encrypted" else []
-    found = join(request.getfixturevalue(kind), *options, **WRONG_TOKEN)
+def refused(cluster, *options, **variables):
+    """What is said where the time for an answer is longer than the test's own."""
+    found = join(cluster, "deadline=3600", *options, **variables)
     assert found["error"] == "SecurityError"
-    assert "refuses the token of this process" in found["message"]
-    assert "RAY_AUTH_TOKEN_PATH" in found["message"]
-    assert "f" * 32 not in found["message"]
+    assert "`ray get-auth-token` on the head prints it" in found["message"]
+    return found["message"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["", "token"])
+@pytest.mark.parametrize("kind", ["plain", "encrypted"])
+def test_a_wrong_token_is_explained(request, kind, mode, certificates):
+    options = [f"tls={certificates / 'ours'}"] if kind == "encrypted" else []
+    given = {**WRONG_TOKEN, "RAY_AUTH_MODE": mode}
+    message = refused(request.getfixturevalue(kind), *options, **given)
+    assert "refuses the token of this process, which was found in RAY_AUTH_TOKEN: " in (
+        message
+    )
+    assert "f" * 32 not in message
+
+
+@pytest.mark.slow
+def test_a_file_with_a_wrong_token_is_named(plain, tmp_path):
+    path = tmp_path / "token"
+    path.write_text("e" * 32)
+    message = refused(plain, RAY_AUTH_TOKEN_PATH=str(path))
+    assert f"found in the file {path} (RAY_AUTH_TOKEN_PATH): the cluster" in message
+    home = tmp_path / ".ray" / "auth_token"
+    home.parent.mkdir()
+    path.rename(home)
+    message = refused(plain, HOME=str(tmp_path))
+    assert f"found in the file {home}: the cluster has another one" in message
+    assert "e" * 32 not in message
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["", "token"])
+def test_a_missing_token_is_explained(plain, tmp_path, mode):
+    message = refused(plain, HOME=str(tmp_path), RAY_AUTH_MODE=mode)
+    assert "asks for a token, and this process has none" in message
+    home = tmp_path / ".ray" / "auth_token"
+    assert f"RAY_AUTH_TOKEN_PATH are not set, and there is no file {home}; " in message
+
+
+@pytest.mark.slow
+def test_a_head_that_does_not_say_gets_no_process_without_a_token(tmp_path):
+    """Ray would end the process, once it asks."""
+    settings = b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
+
+    def answer(link):
+        link.sendall(settings)
+        link.shutdown(socket.SHUT_WR)
+
+    with server(answer) as address:
+        found = run_script(
+            "join_cluster.py",
+            str(address),
+            **{"HOME": str(tmp_path), "RAY_AUTH_MODE": "token"},
+        )
+    assert found["error"] == "SecurityError"
+    assert "this process has none" in found["message"]
 
 
 @pytest.mark.slow
@@ -252,9 +318,8 @@ def test_tokens_on_this_side_only_are_explained(without_tokens):
 
 @pytest.mark.slow
 def test_tokens_on_the_other_side_only_are_explained(plain):
-    found = join(plain, RAY_AUTH_MODE="disabled")
-    assert found["error"] == "SecurityError"
-    assert "refuses the token of this process" in found["message"]
+    message = refused(plain, RAY_AUTH_MODE="disabled")
+    assert "presents none, because RAY_AUTH_MODE=disabled is set" in message
 
 
 @pytest.mark.slow

@@ -2,7 +2,7 @@
 
 A client's own library retries in silence, and ends the process, where the other side
 is not what it expects. One exchange of HTTP/2 frames (RFC 9113) tells what is there,
-and whether it answers who presents no token.
+and whether it answers a caller with a certain token, or with none.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ _END_STREAM, _END_HEADERS = 1, 4
 _STREAM = 1
 _HEAD_BYTES = 9
 _MOST_BYTES = 1 << 20
-# What a gRPC server says to who is not let in; its headers are not compressed.
+_PREFIX = 127
+# What a gRPC server says to a caller that it does not let in, without compression.
 _UNAUTHENTICATED = (b"grpc-status\x0216", b"InvalidAuthToken")
 
 
@@ -31,15 +32,17 @@ class Greeting:
     is_grpc: bool
     """Whether it speaks HTTP/2 first, as gRPC servers do."""
     demands_token: bool | None = None
-    """Whether it refuses a request without a token; None: it does not say."""
+    """Whether it refuses a request without a token, or with the one that was presented;
+    None: it does not say."""
 
 
-def greet(link: socket.socket, method: str) -> Greeting:
-    """Call a method without arguments and without a token.
+def greet(link: socket.socket, method: str, token: str = "") -> Greeting:
+    """Call a method without arguments.
 
     Args:
         link: A new connection, plain or TLS, with a time limit.
         method: Path of the method, `/package.Service/Method`.
+        token: What is presented to be let in; empty: nothing.
 
     Returns:
         What the answer says of the server.
@@ -48,7 +51,7 @@ def greet(link: socket.socket, method: str) -> Greeting:
         TimeoutError: It says nothing at all.
         OSError: It breaks off before it has said anything.
     """
-    link.sendall(_request(method))
+    link.sendall(_request(method, token))
     reader = _Frames(link)
     first = reader.next()
     if first is None or first.kind != _SETTINGS:
@@ -109,7 +112,7 @@ def _demands_token(reader: _Frames) -> bool | None:
     return True if any(text in headers for text in _UNAUTHENTICATED) else None
 
 
-def _request(method: str) -> bytes:
+def _request(method: str, token: str) -> bytes:
     fields = {
         ":method": "POST",
         ":scheme": "http",
@@ -122,6 +125,9 @@ def _request(method: str) -> bytes:
     headers = b"".join(
         b"\x00" + _text(name) + _text(value) for name, value in fields.items()
     )
+    if token:
+        # As one that nobody on the way may keep (RFC 7541, 6.2.3).
+        headers += b"\x10" + _text("authorization") + _text(f"Bearer {token}")
     nothing = bytes(5)  # a message that is not compressed and has no bytes
     return b"".join(
         [
@@ -134,7 +140,19 @@ def _request(method: str) -> bytes:
 
 
 def _text(text: str) -> bytes:
-    return bytes([len(text)]) + text.encode("ascii")
+    data = text.encode()
+    return _length(len(data)) + data
+
+
+def _length(size: int) -> bytes:
+    """Write a number with a prefix of seven bits (RFC 7541, 5.1)."""
+    if size < _PREFIX:
+        return bytes([size])
+    rest, more = size - _PREFIX, [_PREFIX]
+    while rest >= 128:
+        more.append(rest % 128 + 128)
+        rest //= 128
+    return bytes([*more, rest])
 
 
 def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:

@@ -1,18 +1,20 @@
 """Whether a running Ray cluster can be joined, asked before Ray itself tries.
 
 Ray waits for minutes, or ends the process, where a cluster is out of reach, speaks TLS
-and the other side does not, or refuses the token. So this asks in three steps, each
+and the other side does not, or refuses the token. So this asks in four steps, each
 with what is left of one deadline:
 
 ```
 TCP connection -> greeting (plain or TLS, as this process is set; is a token asked for?)
-               -> token, versions, nodes
+               -> greeting with the token (is it the cluster's?)
+               -> versions, nodes
 ```
 """
 
 from __future__ import annotations
 
 import ipaddress
+import os
 import platform
 import socket
 import ssl
@@ -28,6 +30,7 @@ import ray
 from ray import _raylet
 from ray._private import services
 
+from rl_distributed.cluster_token import find_token, missing_token, refused_token
 from rl_distributed.errors import (
     ConfigError,
     DeadlineExceededError,
@@ -54,7 +57,7 @@ __all__ = [
 # What Ray's own client asks first. It changes nothing.
 _FIRST_METHOD = "/ray.rpc.NodeInfoGcsService/GetClusterId"
 # Enough for a machine that is busy; a server that is there greets in milliseconds.
-_GREETING_S = 15.0
+_GREETING_S = 8.0
 
 
 class NotThereYetError(UserError):
@@ -130,13 +133,36 @@ def check_joinable(address: ClusterAddress, deadline_s: float) -> None:
     end = time.monotonic() + deadline_s
     own = check_reachable(address, deadline_s)
     files = tls_in_use()
-    if files is None:
-        demands_token = _check_plain(address, end)
-    else:
+    if files is not None:
         check_certificates(files, hosts=[own])
-        demands_token = _check_tls(address, files, end)
+    demands_token = _greet(address, files, end)
     adopt_token_authentication(demands_token, str(address))
+    if demands_token:
+        _check_token(address, files, end)
     _check_answers(address, end, deadline_s)
+
+
+def _greet(
+    address: ClusterAddress, files: TlsFiles | None, end: float, token: str = ""
+) -> bool | None:
+    """Whether the head refuses who presents this token; None: it does not say."""
+    if files is None:
+        return _check_plain(address, end, token)
+    return _check_tls(address, files, end, token)
+
+
+def _check_token(address: ClusterAddress, files: TlsFiles | None, end: float) -> None:
+    """Present the token of this process to a head that asks for one.
+
+    Ray's own client would ask again and again, or end the process.
+    """
+    if os.environ.get("RAY_AUTH_MODE", "").lower() not in ("", "disabled", "token"):
+        return  # a mode of Ray's with tokens of another kind
+    token = find_token()
+    if token is None:
+        raise missing_token(str(address))
+    if _greet(address, files, end, token.value):
+        raise refused_token(str(address), token)
 
 
 def _left(end: float, most: float = _GREETING_S) -> float:
@@ -154,7 +180,8 @@ def check_reachable(address: ClusterAddress, deadline_s: float) -> str:
     """
     try:
         place = (address.host, address.port)
-        with socket.create_connection(place, deadline_s) as link:
+        timeout = min(deadline_s, _GREETING_S)
+        with socket.create_connection(place, timeout) as link:
             return str(link.getsockname()[0])
     except OSError as error:
         raise NotThereYetError(
@@ -163,12 +190,12 @@ def check_reachable(address: ClusterAddress, deadline_s: float) -> str:
         ) from error
 
 
-def _check_plain(address: ClusterAddress, end: float) -> bool | None:
-    """Greet without TLS; return whether a token is asked for."""
+def _check_plain(address: ClusterAddress, end: float, token: str) -> bool | None:
+    """Greet without TLS; return whether this token, or none, is refused."""
     try:
         timeout = _left(end)
         with socket.create_connection((address.host, address.port), timeout) as link:
-            found = greet(link, _FIRST_METHOD)
+            found = greet(link, _FIRST_METHOD, token)
     except TimeoutError:
         raise _silence(address) from None
     except OSError:
@@ -206,10 +233,12 @@ def _speaks_tls(address: ClusterAddress, end: float) -> bool:
         return False
 
 
-def _check_tls(address: ClusterAddress, files: TlsFiles, end: float) -> bool | None:
+def _check_tls(
+    address: ClusterAddress, files: TlsFiles, end: float, token: str
+) -> bool | None:
     """Greet with TLS, as Ray will; the other side's certificate is checked too.
 
-    Returns whether a token is asked for.
+    Returns whether this token, or none, is refused.
     """
     try:
         context = ssl.create_default_context(cafile=str(files.authority))
@@ -221,7 +250,7 @@ def _check_tls(address: ClusterAddress, files: TlsFiles, end: float) -> bool | N
             context.wrap_socket(link, server_hostname=address.host) as tls,
         ):
             # A refusal of our own certificate comes only after the handshake.
-            found = greet(tls, _FIRST_METHOD)
+            found = greet(tls, _FIRST_METHOD, token)
     except ssl.SSLCertVerificationError as error:
         raise SecurityError(
             f"the certificate of the Ray cluster at '{address}' is not accepted: "
@@ -316,10 +345,11 @@ def _explained(error: BaseException, address: ClusterAddress) -> DistributedErro
     text = str(error)
     refused = type(error).__name__ == "AuthenticationError"
     if refused or "unauthenticated" in text.lower() or "AuthToken" in text:
-        return SecurityError(
-            f"the Ray cluster at '{address}' refuses the token of this process: set "
-            "RAY_AUTH_MODE=token and the cluster's own token in RAY_AUTH_TOKEN, or its "
-            "file in RAY_AUTH_TOKEN_PATH (`ray get-auth-token` on the head prints it)"
+        token = find_token()
+        return (
+            missing_token(str(address))
+            if token is None
+            else refused_token(str(address), token)
         )
     return UserError(
         f"cannot join the Ray cluster at '{address}': {type(error).__name__}: {text}"

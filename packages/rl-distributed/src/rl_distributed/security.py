@@ -23,6 +23,7 @@ from typing import Any
 import psutil
 from ray import _raylet
 
+from rl_distributed.cluster_token import check_token_file, has_token, missing_token
 from rl_distributed.config import Config
 from rl_distributed.errors import SecurityError
 
@@ -284,7 +285,7 @@ def check_token_settings() -> None:
             "RAY_AUTH_MODE=disabled: whoever reaches the cluster's ports can run code "
             "on it; remove the variable to have token authentication"
         )
-    _check_token_file()
+    check_token_file()
 
 
 def adopt_token_authentication(demands_token: bool | None, address: str) -> None:
@@ -299,7 +300,8 @@ def adopt_token_authentication(demands_token: bool | None, address: str) -> None
         address: Its address, for messages.
 
     Raises:
-        SecurityError: The environment turns tokens on and the cluster has none.
+        SecurityError: The environment turns tokens on and the cluster has none, or this
+            process has none.
     """
     mode = os.environ.get(_MODE, "").lower()
     if demands_token is False:
@@ -317,29 +319,9 @@ def adopt_token_authentication(demands_token: bool | None, address: str) -> None
     elif not mode and has_token():
         os.environ[_MODE] = "token"
         refresh_ray_variables()
-
-
-def _check_token_file() -> None:
-    """Ray ends the whole process where the file that it was told of is missing."""
-    path = os.environ.get("RAY_AUTH_TOKEN_PATH", "")
-    if not path or os.environ.get("RAY_AUTH_TOKEN"):
-        return
-    try:
-        is_empty = not Path(path).read_text(encoding="utf-8").strip()
-    except (OSError, ValueError) as error:
-        raise SecurityError(
-            f"RAY_AUTH_TOKEN_PATH names {path}, which cannot be read: {error}"
-        ) from error
-    if is_empty:
-        raise SecurityError(f"RAY_AUTH_TOKEN_PATH names {path}, which holds no token")
-
-
-def has_token() -> bool:
-    """Whether Ray finds a token in this process's environment or home folder."""
-    loader: Any = getattr(_raylet, "AuthenticationTokenLoader", None)
-    return loader is not None and bool(
-        loader.instance().has_token(ignore_auth_mode=True)
-    )
+    elif mode == "token" and not has_token():
+        # Ray would end the process.
+        raise missing_token(address)
 
 
 def _certificates_module() -> Any:
