@@ -9,13 +9,24 @@ import os
 import re
 import signal
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
 
 from rl_algorithms import Interrupted, LoggingCallback
 from rl_algorithms.data.parts import ValidationParts
-from rl_distributed.errors import CheckpointError, ConfigError
+from rl_algorithms.trainers import base
+from rl_distributed import cluster_watch
+from rl_distributed.cluster_watch import ClusterLoss
+from rl_distributed.errors import (
+    CheckpointError,
+    ClusterLostError,
+    ConfigError,
+    WorkerDiedError,
+)
+from rl_distributed.workers import WorkerFailure
 
 _SPEC = importlib.util.spec_from_file_location(
     "toy_trainer", Path(__file__).with_name("toy_trainer.py")
@@ -114,6 +125,98 @@ class TestHooks:
             trainer.fit(ROWS, callbacks=[recorder])
         assert recorder.calls[-1] == "exception ZeroDivisionError"
         assert "in generation of step 1" in caught.value.__notes__
+
+
+@pytest.fixture
+def lose(monkeypatch):
+    """Make Ray's process of this name look as if it had ended."""
+
+    def end(name):
+        loss = ClusterLoss(name, 4711, "h:1", "was ended by SIGKILL", time.monotonic())
+        for module in (cluster_watch, base):
+            monkeypatch.setattr(module, "find_loss", lambda: loss)
+
+    return end
+
+
+class TestLostCluster:
+    def run(self, make, lose, name, where, **checkpointing):
+        trainer = make(checkpointing=checkpointing)
+
+        def act(running):
+            if running.state.step == 2:
+                lose(name)
+                if where == "in_training":
+                    while running._signals.pending is None:
+                        time.sleep(0.01)  # a poll; pytest's time limit ends it
+                else:
+                    threading.Event().wait(600)
+
+        setattr(trainer, where, act)
+        recorder = toy.Recorder()
+        with pytest.raises(ClusterLostError) as caught:
+            trainer.fit(ROWS, callbacks=[recorder])
+        assert recorder.calls[-1] == "exception ClusterLostError"
+        assert caught.value.loss.pid == 4711
+        assert f"({name}, pid 4711, cluster h:1) was ended by SIGKILL" in str(
+            caught.value
+        )
+        assert not [t for t in threading.enumerate() if t.name == "cluster-watch"]
+        return str(caught.value), trainer.run_dir / "checkpoints"
+
+    def test_between_updates_the_last_step_is_saved(self, make, lose, caplog):
+        message, folder = self.run(make, lose, "gcs_server", "in_step")
+        said = f"The checkpoint of step 2, the last one done, is kept in {folder}/step_"
+        assert said in message
+        assert (folder / "step_2").is_dir()
+        assert "The run ends now. So far: No checkpoint was kept of the 2" in (
+            caplog.text
+        )
+
+    def test_an_update_comes_to_its_end_first(self, make, lose):
+        message, folder = self.run(make, lose, "gcs_server", "in_training")
+        assert "The checkpoint of step 3, the last one done, is kept in" in message
+        assert (folder / "step_3").is_dir()
+
+    def test_workers_that_cannot_be_reached_save_nothing(self, make, lose):
+        message, folder = self.run(make, lose, "raylet", "in_step", save_period=1)
+        assert "The checkpoint of step 2, the last one done, is kept in" in message
+        message, folder = self.run(make, lose, "raylet", "in_training", save_period=2)
+        assert message.endswith(
+            f"The newest whole checkpoint is that of step 2, in {folder}/step_2; step "
+            "3, the last one done, could not be saved"
+        )
+        assert not (folder / "step_3").exists()
+
+    def test_what_a_wait_raised_is_behind_it(self, make, lose):
+        trainer = make()
+
+        def act(running):
+            lose("raylet")
+            raise WorkerDiedError("worker 0 is gone")
+
+        trainer.in_step = act
+        with pytest.raises(ClusterLostError, match="No checkpoint was kept") as caught:
+            trainer.fit(ROWS)
+        # Or the signal of the watch has come first.
+        assert isinstance(caught.value.__cause__, WorkerDiedError | None)
+
+
+def test_where_memory_ran_out_the_settings_to_turn_down_are_named(make):
+    trainer = make()
+    cause = "memory ran out on node 10.0.0.1"
+
+    def die(_):
+        error = WorkerDiedError(cause)
+        error.failure = WorkerFailure("policy", 0, "10.0.0.1", 7, "died", cause=cause)
+        raise error
+
+    trainer.in_step = die
+    with pytest.raises(WorkerDiedError) as caught:
+        trainer.fit(ROWS)
+    (hint, phase) = caught.value.__notes__
+    assert hint.startswith("To use less memory turn down what fits of: policy.train_mi")
+    assert phase == "in generation of step 1"
 
 
 class TestEnds:

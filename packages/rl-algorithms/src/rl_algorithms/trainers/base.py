@@ -37,6 +37,7 @@ from rl_algorithms.trainers.components import (
 )
 from rl_algorithms.trainers.config import TrainerConfig
 from rl_algorithms.trainers.loop import TrainerLoop
+from rl_algorithms.trainers.memory_hint import memory_hint
 from rl_algorithms.trainers.pool import WorkerPool
 from rl_algorithms.trainers.result import History, TrainResult
 from rl_algorithms.trainers.reward_trial import try_reward_fn
@@ -220,6 +221,8 @@ class BaseTrainer(TrainerLoop[ConfigT]):
                 if isinstance(error, Exception) and (lost := self._lost()) is not None:
                     self._report_exception(lost)
                     raise lost from error
+                if (hint := memory_hint(self.config, error)) is not None:
+                    error.add_note(hint)
                 error.add_note(f"in {self._phase} of step {self.state.step + 1}")
                 self._report_exception(error)
                 raise

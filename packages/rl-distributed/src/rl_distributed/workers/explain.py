@@ -12,6 +12,7 @@ from rl_distributed.errors import DistributedError, WorkerDiedError, WorkerError
 from rl_distributed.workers.failures import (
     actor_of,
     cause_of_death,
+    dead_actor,
     failure_error,
     is_vague,
     translate_failure,
@@ -60,7 +61,7 @@ class FailureExplainer:
             references: The results that the wait was for.
             method_name: The method that was called.
         """
-        actor_id = str(getattr(error, "actor_id", "") or "")
+        actor_id = dead_actor(error)
         own = translate_failure(error, what)
         if isinstance(own, WorkerDiedError) and actor_id:
             return self._explain_death(own, actor_id, error, what, method_name)

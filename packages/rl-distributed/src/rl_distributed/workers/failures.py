@@ -20,6 +20,7 @@ from rl_distributed.errors import (
     WorkerMethodError,
     WorkerStartError,
 )
+from rl_distributed.workers.out_of_memory import read_memory_report
 from rl_distributed.workers.reports import FailureKind, WorkerFailure
 from rl_distributed.workers.secret_variables import scrubbed
 
@@ -27,6 +28,7 @@ __all__ = [
     "WorkerPlace",
     "actor_of",
     "cause_of_death",
+    "dead_actor",
     "failure_error",
     "is_vague",
     "place_of",
@@ -194,11 +196,22 @@ def _of_task(error: ray_errors.RayTaskError, what: str) -> DistributedError:
 
 
 def _of_death(error: BaseException, what: str) -> WorkerError:
-    place = _places.get(str(getattr(error, "actor_id", "")))
+    place = _places.get(dead_actor(error))
     cause = cause_of_death(error)
     if place is None:
         return WorkerDiedError(f"a worker is gone ({what}): {cause}")
     return failure_error(place.failed("died", cause), what)
+
+
+def dead_actor(error: BaseException) -> str:
+    """Ray's id of the actor that an error is about; empty: it does not say."""
+    actor_id = str(getattr(error, "actor_id", "") or "")
+    report = None if actor_id else read_memory_report(str(error))
+    if report is None:
+        return actor_id
+    killed = [use.actor_id for use in report.killed if use.actor_id]
+    # It may have ended several at once, also of other programs.
+    return next((i for i in killed if i in _places), killed[0] if killed else "")
 
 
 def is_vague(error: BaseException) -> bool:
@@ -213,6 +226,13 @@ def cause_of_death(error: BaseException) -> str:
 
 
 def _cause_of_death(text: str) -> str:
+    if (report := read_memory_report(text)) is not None:
+        labels = {
+            place.pid: place.failed("died").label
+            for place in _places.values()
+            if place.address == report.node
+        }
+        return report.describe(lambda pid: labels.get(pid, ""))
     found = _EXIT.search(text)
     if found is not None:
         return _cause_of_exit(found["kind"], " ".join(found["detail"].split()))

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from rl_distributed.workers.carried_exception import unpack_exception
+from rl_distributed.workers.out_of_memory import OUT_OF_MEMORY
 
 __all__ = ["FailureKind", "WorkerFailure", "WorkerHealth", "WorkerState"]
 
@@ -48,6 +49,11 @@ class WorkerFailure:
     def label(self) -> str:
         """What messages call the worker."""
         return f"worker {self.rank} of group {self.group!r}"
+
+    @property
+    def is_out_of_memory(self) -> bool:
+        """Whether Ray ended it because the memory of its node ran out."""
+        return self.cause.startswith(OUT_OF_MEMORY)
 
     def raised(self) -> BaseException | None:
         """Return the exception that the method raised; None where it did not travel."""
