@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rl_models.generation.config import GenerationConfig
+from rl_models.tokens.tokenizer import load_tokenizer
 
 
 @pytest.mark.slow
@@ -46,6 +47,20 @@ def test_checkpoint_loads_in_plain_transformers_and_in_rl_generate(
     done = rl("generate", checkpoint, "312=", "--greedy", "--max-new-tokens", "1")
     assert done.code == 0, done.err
     assert done.out.strip() == tokenizer.decode([expected], skip_special_tokens=True)
+
+
+@pytest.mark.slow
+def test_the_tokenizer_stays_the_one_that_was_built(whole_run: Any) -> None:
+    run_dir = Path(whole_run.json["run_dir"])
+    folders = run_dir / "model", Path(whole_run.json["checkpoint"])
+    built, saved = ((path / "tokenizer.json").read_bytes() for path in folders)
+    assert saved == built
+    readings = [
+        reader(path)("x9y2z1=<eos>é")["input_ids"]
+        for path in folders
+        for reader in (load_tokenizer, AutoTokenizer.from_pretrained)
+    ]
+    assert readings == readings[:1] * 4
 
 
 @pytest.mark.slow
