@@ -134,6 +134,26 @@ rewriters = st.sampled_from(
 )
 
 
+# Around a generated expression, `#`: the solution, the same answer, another one.
+FRAMES = (
+    ("#", "#", "#, #"),
+    ("#", r"\left(#\right)", "q = # + 1"),
+    ("w = #", "#", "q = #"),
+    (r"\{#, 99\}", "99, #", r"\{#, 98\}"),
+    ("(#, 99)", r"\left(#, 99\right)", "(99, #)"),
+    ("(#, 99]", "#<q<=99", "[#, 99]"),
+    (r"(-\infty, #)\cup(#, \infty)", r"(#, \infty)\cup(-\infty, #)", r"(-\infty, #)"),
+    (
+        "Matrix([[#, 1], [2, 3]])",
+        r"\begin{pmatrix}#&1\\2&3\end{pmatrix}",
+        "[[#, 1], [2, 4]]",
+    ),
+    ("Eq(w**2, #)", "w^2 - (#) = 0", "w^3 = #"),
+    ("w < #", "# > w", r"w \le #"),
+    (r"(#)\text{ cm}", "(#) cm", r"(#)\text{ m}"),
+)
+
+
 def changed(expression: sympy.Expr, choice: int, place: int) -> sympy.Expr:
     """Return it with a sign, a number, a variable or an operation changed."""
     atoms = sorted(expression.atoms(sympy.Integer, sympy.Symbol), key=str)
@@ -169,7 +189,7 @@ def test_generated_answers() -> None:
     num_same = num_other = 0
 
     @settings(
-        max_examples=1300,
+        max_examples=1000,
         derandomize=True,
         database=None,
         deadline=None,
@@ -179,6 +199,7 @@ def test_generated_answers() -> None:
         expressions.filter(_is_within_floats),
         rewriters,
         st.tuples(writers, writers),
+        st.sampled_from(FRAMES),
         st.integers(0, CHANGES - 1),
         st.integers(0, 5),
     )
@@ -186,18 +207,24 @@ def test_generated_answers() -> None:
         expression: sympy.Expr,
         rewrite: Callable[[sympy.Expr], sympy.Expr],
         write: tuple[Callable[[sympy.Expr], str], Callable[[sympy.Expr], str]],
+        frames: tuple[str, str, str],
         choice: int,
         place: int,
     ) -> None:
         nonlocal num_same, num_other
-        solution, same = write[0](expression), write[1](rewrite(expression))
+        solution = frames[0].replace("#", write[0](expression))
+        rewritten = write[1](rewrite(expression))
+        same, unlike = (frame.replace("#", rewritten) for frame in frames[1:])
         num_same += 1
         if not is_right(solution, same):
             missed.append((solution, same))
+        num_other += 1
+        assert not is_right(solution, unlike), (solution, unlike)
         other = changed(expression, choice, place)
         if other.is_finite is not False and differ(expression, other):
             num_other += 1
-            assert not is_right(solution, write[1](other)), (solution, other)
+            answer = frames[1].replace("#", write[1](other))
+            assert not is_right(solution, answer), (solution, answer)
 
     check()
     assert num_same + num_other >= MIN_GENERATED

@@ -129,9 +129,10 @@ def _is_same_group(gold: Value, answer: Value) -> bool:
     if len(gold.items) != len(answer.items):
         return False
     names = [{_name(item) for item in group.items} for group in (gold, answer)]
-    is_named = None not in names[0] and len(names[0]) > 1
+    # Without their names, values of several variables are told apart by their order.
+    is_named = [None not in found and len(found) > 1 for found in names]
     brackets = {gold.bracket, answer.bracket}
-    if brackets <= {"", "{}"} and not (is_named and names[1] == {None}):
+    if brackets <= {"", "{}"} and is_named[0] == is_named[1]:
         return _is_same_unordered(gold.items, answer.items)
     if len(brackets) == 1 or brackets <= {"", "()"}:
         return all(map(is_same, gold.items, answer.items))
@@ -172,9 +173,18 @@ def _as_sets(value: Value) -> Value:
     if not isinstance(value, Group) or value.bracket:
         return value
     parts = [_as_interval(item) for item in value.items]
-    if any(part is None for part in parts):
+    if any(part is None for part in parts) or len(_variables(value)) != 1:
         return value
     return SetOperation("union", tuple(parts))
+
+
+def _variables(relations: Group) -> set[Value]:
+    return {
+        side
+        for relation in relations.items
+        for side in relation.sides
+        if isinstance(side, sympy.Symbol)
+    }
 
 
 def _flat(operation: SetOperation) -> list[Value]:
@@ -253,8 +263,13 @@ def _name(value: Value) -> str | None:
     first = value.sides[0]
     if isinstance(first, sympy.Symbol | Words):
         return str(first)
-    if isinstance(first, Group) and all(
-        isinstance(item, sympy.Symbol) for item in first.items
+    last = value.sides[-1]
+    if (
+        isinstance(first, Group)
+        and isinstance(last, Group)
+        and first.bracket == "()"
+        and len(first.items) == len(last.items)
+        and all(isinstance(item, sympy.Symbol) for item in first.items)
     ):
         return str(first.items)
     return None

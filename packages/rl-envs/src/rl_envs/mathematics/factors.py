@@ -52,6 +52,8 @@ _SETS = {
     "And": "",
     "Or": "",
 }
+_MATRICES = ("matrix", "pmatrix", "bmatrix", "vmatrix", "smallmatrix", "array")
+_LINES = ("aligned", "align", "cases", "gathered")
 _BRACKETS = {(False, False): "[]", (True, False): "(]", (False, True): "[)"}
 _INVERSES = {"sin": "arcsin", "cos": "arccos", "tan": "arctan"}
 
@@ -258,9 +260,10 @@ class FactorReader(TokenReader):
                 rows[-1].extend(self.items("&", "¶"))
             if self.peek().kind == "end":
                 raise Unreadable(f"{name} has no end")
-        self.take()
+        if self.take().text != name or name not in _MATRICES + _LINES:
+            raise Unreadable(f"{name} is not known, or ends as something else")
         rows = [row for row in rows if row]
-        if name in ("aligned", "align", "cases", "gathered"):
+        if name in _LINES:
             return Group("", tuple(item for row in rows for item in row))
         matrix = _matrix(rows)
         return _determinant(matrix) if name == "vmatrix" else matrix
