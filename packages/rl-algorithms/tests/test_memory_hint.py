@@ -33,6 +33,12 @@ def test_only_the_settings_that_count_are_named() -> None:
     assert hint.endswith("policy.generation.vllm.kv_cache_gib (3.0)")
 
 
+def test_the_error_may_be_behind_another() -> None:
+    outer = RuntimeError("no replica is left")
+    outer.__cause__ = died("memory ran out on node 10.0.0.1 (4 of 4 GiB were in use)")
+    assert memory_hint(config("huggingface"), outer) is not None
+
+
 def test_other_ends_have_no_hint() -> None:
     run = config("huggingface")
     assert memory_hint(run, died("it exited by itself: sys.exit(1)")) is None

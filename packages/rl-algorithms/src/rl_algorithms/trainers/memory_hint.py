@@ -17,8 +17,7 @@ def memory_hint(config: TrainerConfig, error: BaseException) -> str | None:
         config: Of the run.
         error: What ended it.
     """
-    failure = getattr(error, "failure", None)
-    if not isinstance(failure, WorkerFailure) or not failure.is_out_of_memory:
+    if not _is_out_of_memory(error):
         return None
     policy, cluster = config.policy, config.cluster
     settings: dict[str, Any] = {
@@ -40,3 +39,13 @@ def memory_hint(config: TrainerConfig, error: BaseException) -> str | None:
         f"{name} ({value})" for name, value in settings.items() if value is not None
     )
     return f"To use less memory turn down what fits of: {named}"
+
+
+def _is_out_of_memory(error: BaseException | None) -> bool:
+    """Whether an error, or one behind it, is that of a worker ended for its memory."""
+    while error is not None:
+        failure = getattr(error, "failure", None)
+        if isinstance(failure, WorkerFailure) and failure.is_out_of_memory:
+            return True
+        error = error.__cause__
+    return False
