@@ -6,6 +6,7 @@ from rl_algorithms.grpo.config import GRPOConfig
 from rl_algorithms.trainers.memory_hint import memory_hint
 from rl_distributed.errors import WorkerDiedError
 from rl_distributed.workers import WorkerFailure
+from rl_models.errors import GenerationError
 
 
 def died(cause: str) -> WorkerDiedError:
@@ -33,14 +34,13 @@ def test_only_the_settings_that_count_are_named() -> None:
     assert hint.endswith("policy.generation.vllm.kv_cache_gib (3.0)")
 
 
-def test_the_error_may_be_behind_another() -> None:
-    outer = RuntimeError("no replica is left")
-    outer.__cause__ = died("memory ran out on node 10.0.0.1 (4 of 4 GiB were in use)")
-    assert memory_hint(config("huggingface"), outer) is not None
+def test_other_errors_may_tell_it() -> None:
+    lost = died("memory ran out on node 10.0.0.1 (4 of 4 GiB were in use)")
+    error = GenerationError(f"No generation replica is left: replica 0: {lost}.")
+    assert memory_hint(config("huggingface"), error) is not None
 
 
 def test_other_ends_have_no_hint() -> None:
     run = config("huggingface")
     assert memory_hint(run, died("it exited by itself: sys.exit(1)")) is None
-    assert memory_hint(run, WorkerDiedError("memory ran out on node h")) is None
     assert memory_hint(run, ValueError("memory ran out on node h")) is None

@@ -73,6 +73,9 @@ def test_a_process_outside_of_any_group(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(failures, "_places", {})
     error = translate_failure(ray_errors.OutOfMemoryError(TEXT), "a call")
     assert str(error).startswith("a worker is gone (a call): memory ran out on node 10")
+    assert "so Ray ended ray::WorkerHost.call_packed (pid 28554, 1659 MiB), a pr" in (
+        str(error)
+    )
     short = "a node running low on memory. Memory on the node (IP: h, ID: 6) was "
     report = read_memory_report(short + "1.00GB used / 2.00GB limit (0.5)")
     assert report is not None

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from rl_algorithms.trainers.config import TrainerConfig
-from rl_distributed.workers import WorkerFailure
+from rl_distributed.errors import DistributedError
+from rl_distributed.workers.out_of_memory import OUT_OF_MEMORY
 
 __all__ = ["memory_hint"]
 
@@ -17,7 +18,8 @@ def memory_hint(config: TrainerConfig, error: BaseException) -> str | None:
         config: Of the run.
         error: What ended it.
     """
-    if not _is_out_of_memory(error):
+    # Replicas and environments tell it in errors of their own.
+    if not isinstance(error, DistributedError) or OUT_OF_MEMORY not in str(error):
         return None
     policy, cluster = config.policy, config.cluster
     settings: dict[str, Any] = {
@@ -39,13 +41,3 @@ def memory_hint(config: TrainerConfig, error: BaseException) -> str | None:
         f"{name} ({value})" for name, value in settings.items() if value is not None
     )
     return f"To use less memory turn down what fits of: {named}"
-
-
-def _is_out_of_memory(error: BaseException | None) -> bool:
-    """Whether an error, or one behind it, is that of a worker ended for its memory."""
-    while error is not None:
-        failure = getattr(error, "failure", None)
-        if isinstance(failure, WorkerFailure) and failure.is_out_of_memory:
-            return True
-        error = error.__cause__
-    return False

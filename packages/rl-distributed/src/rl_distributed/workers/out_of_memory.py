@@ -63,8 +63,14 @@ class MemoryReport:
         limit = ""
         if self.limit_percent is not None:
             limit = f", and Ray's limit is {self.limit_percent:g} %"
-        killed = ", ".join(_shown(use, name_of) for use in self.killed)
-        users = "; ".join(_shown(use, name_of) for use in self.users[:_MOST_NAMED])
+        commands = {use.pid: use.command for use in self.users}
+
+        def shown(use: MemoryUse) -> str:
+            name = name_of(use.pid) or commands.get(use.pid) or "a process"
+            return f"{name} (pid {use.pid}, {use.mib} MiB)"
+
+        killed = ", ".join(map(shown, self.killed))
+        users = "; ".join(map(shown, self.users[:_MOST_NAMED]))
         return (
             f"{OUT_OF_MEMORY}{self.node} ({self.used_gib:g} of {self.total_gib:g} GiB "
             f"were in use{limit}), so Ray ended {killed or 'a process'}"
@@ -103,8 +109,3 @@ def read_memory_report(text: str) -> MemoryReport | None:
 
 def _mib(gib: str) -> int:
     return round(float(gib) * _MIB_PER_GB)
-
-
-def _shown(use: MemoryUse, name_of: Callable[[int], str]) -> str:
-    name = name_of(use.pid) or use.command or "a process"
-    return f"{name} (pid {use.pid}, {use.mib} MiB)"
