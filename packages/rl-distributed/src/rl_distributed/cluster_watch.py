@@ -55,11 +55,11 @@ _MEANING: dict[RayProcess, str] = {
     "gcs_server": (
         "its head process, which knows all nodes, workers and placement groups, "
         "{how}. Workers that run still answer, but none can be started, and Ray ends "
-        "this program {limit_s:g} s later"
+        "this program {limit_s:g} s after that"
     ),
     "raylet": (
         "its node process, which starts and feeds the workers of this machine, "
-        "{how}. They cannot be reached any more"
+        "{how}. These workers cannot be reached any more"
     ),
 }
 

@@ -26,7 +26,7 @@ from typing import Any, Self, cast
 from rl_algorithms.trainers.algorithm import ConfigT
 from rl_algorithms.trainers.callbacks import Callback, CallbackList
 from rl_algorithms.trainers.checkpoints import RunCheckpoints
-from rl_algorithms.trainers.cluster_loss import cluster_lost_error, describe_kept
+from rl_algorithms.trainers.cluster_loss import cluster_lost_error
 from rl_algorithms.trainers.components import (
     Components,
     Needs,
@@ -341,9 +341,8 @@ class BaseTrainer(TrainerLoop[ConfigT]):
 
         Called in the thread of the watch.
         """
-        last = self.state.last_checkpoint
-        so_far = describe_kept(self.state.step, Path(last) if last else None)
-        _logger.error("%s. The run ends now. So far: %s", loss, so_far)
+        last = self.state.last_checkpoint or "none"
+        _logger.error("%s. The run ends now; newest checkpoint: %s", loss, last)
         self._signals.interrupt()
 
     def _lost(self) -> ClusterLostError | None:

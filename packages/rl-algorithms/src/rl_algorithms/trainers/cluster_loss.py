@@ -7,7 +7,7 @@ from pathlib import Path
 from rl_distributed.cluster_watch import ClusterLoss
 from rl_distributed.errors import ClusterLostError
 
-__all__ = ["cluster_lost_error", "describe_kept"]
+__all__ = ["cluster_lost_error"]
 
 
 def cluster_lost_error(
@@ -20,12 +20,12 @@ def cluster_lost_error(
         step: Steps that the run has done.
         kept: The newest whole checkpoint, if there is one.
     """
-    error = ClusterLostError(f"{loss}. {describe_kept(step, kept)}")
+    error = ClusterLostError(f"{loss}. {_describe_kept(step, kept)}")
     error.loss = loss
     return error
 
 
-def describe_kept(step: int, kept: Path | None) -> str:
+def _describe_kept(step: int, kept: Path | None) -> str:
     """Say which checkpoint a run that has done so many steps can be resumed from."""
     if kept is None:
         return f"No checkpoint was kept of the {step} steps done"
