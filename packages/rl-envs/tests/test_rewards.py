@@ -58,6 +58,47 @@ def test_numeric_match_ignores_the_words_around(number: int, words: str) -> None
     assert numeric_match(f"{words}{number + 1}", number) == 0.0
 
 
+@pytest.mark.parametrize(
+    ("answer", "number"),
+    [
+        ("72", 72),
+        ("-1,234.5", -1234.5),
+        ("3/4", 0.75),
+        ("1e-3", 0.001),
+        ("$5", 5),
+        ("12 apples", 12),
+        ("50%", 50),
+        ("\\boxed{17}", 17),
+        ("She sold 48/2 = 24 in May.\n#### 72", 72),
+    ],
+)
+def test_the_number_that_an_answer_is(answer: str, number: float) -> None:
+    assert numeric_match(f"It is {number}", answer) == 1.0
+    assert numeric_match(f"It is {number + 1}", answer) == 0.0
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "x**2 + 1",
+        "Eq(x**2/4 + y**2/3, 1)",
+        "1, 2",
+        "3x",
+        "x - 1",
+        "[0, 1)",
+        "2^3",
+        "48/2 = 24, so 72",
+        "\\frac{1}{2}",
+        "\\sqrt{2}",
+        "x = 5",
+        "four",
+        "1/0",
+    ],
+)
+def test_a_formula_is_no_number(answer: str) -> None:
+    assert numeric_match("1", answer) is None
+
+
 def test_numeric_match() -> None:
     assert numeric_match("no idea", "4") == 0.0
     assert numeric_match("4", "four") is None

@@ -192,7 +192,11 @@ def test_groups_and_tools_are_checked() -> None:
         def tool_schemas(self) -> Any:
             return ["search"]
 
+        def unusable_rows(self, metadata: Any) -> Any:
+            return {0: "never"}
+
     with pytest.raises(EnvironmentContractError) as caught:
         check_environment(Odd())
     assert "rewards must have shape [1]: got [2]" in str(caught.value)
     assert "tool_schemas must return a list of mappings" in str(caught.value)
+    assert "unusable_rows must return an empty dict" in str(caught.value)

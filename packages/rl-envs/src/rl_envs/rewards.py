@@ -34,6 +34,10 @@ _NUMBER = re.compile(
     r"(?:\s?/\s?\d{1,60})?|[-+]?\.\d{1,60}"
 )
 
+_BOXED = re.compile(r"\\boxed\{([^{}]*)\}")
+# Signs of a formula, or a variable beside the number that 0 stands for.
+_FORMULA = re.compile(r"[*^=_<>+/()\[\]{}\\]|0\s?[A-Za-z]\b|\b[A-Za-z]\s?-?0|[-+]\s+0")
+
 
 def exact_match(response: str, answer: str) -> float:
     """Return 1 if response and answer are the same text but for blanks around them."""
@@ -53,11 +57,21 @@ def extract_number(text: str) -> Decimal | None:
         return None
 
 
+def _answer_number(text: str) -> Decimal | None:
+    """Return the number that an answer is; None: it is something else, or several."""
+    text = _BOXED.sub(r"\1", text.rpartition("####")[2]).replace("$", "")
+    numbers = list(_NUMBER.finditer(text))
+    if len(numbers) != 1 or _FORMULA.search(_NUMBER.sub("0", text)):
+        return None
+    return extract_number(numbers[0].group())
+
+
 @dataclass(frozen=True, slots=True)
 class NumericMatch:
     """Gives 1 if the last number of the response is the answer's.
 
-    The row is not scored where the answer has no number.
+    The answer is one number, with words or a unit around it, or follows `####` as in
+    GSM8K. The row is not scored where it is none: of `x**2 + 1` the 1 is not the answer.
     """
 
     tolerance: float = 0.0
@@ -65,7 +79,7 @@ class NumericMatch:
 
     def __call__(self, response: str, answer: str | float) -> float | None:
         """Score one response."""
-        expected = extract_number(str(answer))
+        expected = _answer_number(str(answer))
         if expected is None:
             return None
         found = extract_number(response)

@@ -274,6 +274,14 @@ class _Check:
             isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools),
             f"tool_schemas must return a list of mappings: got {tools!r:.80}",
         )
+        unusable = self.report.call(
+            "unusable_rows", lambda: self.env.unusable_rows(list(self.metadata))
+        )
+        self.report.check(
+            isinstance(unusable, dict) and not unusable,
+            "unusable_rows must return an empty dict for rows that step can judge: got "
+            f"{unusable!r:.80}",
+        )
         for _ in range(2):
             self.report.call("shutdown", self.env.shutdown)
         return self.report.problems
