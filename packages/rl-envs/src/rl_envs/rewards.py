@@ -71,7 +71,7 @@ class NumericMatch:
     """Gives 1 if the last number of the response is the answer's.
 
     The answer is one number, with words or a unit around it, or follows `####` as in
-    GSM8K. The row is not scored where it is none: of `x**2 + 1` the 1 is not the answer.
+    GSM8K. The row is not scored where it is none: of `x**2 + 1`, 1 is not the answer.
     """
 
     tolerance: float = 0.0
