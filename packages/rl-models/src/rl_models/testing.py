@@ -145,8 +145,10 @@ def _sampled(data: Mapping[str, Any], output: Mapping[str, Any]) -> torch.Tensor
     """[B, S] whether a token was sampled: by the lengths, as a log-prob may be 0."""
     position = torch.arange(output["output_ids"].shape[1])
     totals = output["unpadded_sequence_lengths"][:, None]
-    is_new: torch.Tensor = position >= data["input_lengths"][:, None]
-    return is_new & (position < totals)
+    sampled: torch.Tensor = (position >= data["input_lengths"][:, None]) & (
+        position < totals
+    )
+    return sampled
 
 
 def _error_of_sampled(

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from types import TracebackType
 from typing import Literal, Protocol, Self, runtime_checkable
 
 import torch
@@ -117,6 +118,11 @@ class TensorLink(Protocol):
         """The link itself."""
         ...
 
-    def __exit__(self, *exc_info: object) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         """Close the link."""
         ...
