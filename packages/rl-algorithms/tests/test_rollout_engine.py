@@ -168,6 +168,16 @@ def test_single_turn(tokenizer):
     assert sample.extra_env_info["answer"] == "3"
 
 
+def test_a_prompt_that_does_not_count_is_not_trained_on(tokenizer):
+    batch = make_batch(tokenizer)
+    batch["loss_multiplier"] = torch.tensor([1.0, 0.0])
+    generator = Scripted(tokenizer, lambda call, row, seed: "2$")
+    result = RolloutEngine(generator, Judge(exact), tokenizer).run(
+        batch, num_generations=2
+    )
+    assert result.rows["sample_mask"].tolist() == [1.0, 1.0, 0.0, 0.0]
+
+
 def test_metrics(tokenizer):
     says = ["2$", "33$", "3$", "1"]
     engine = RolloutEngine(
@@ -316,6 +326,9 @@ def test_several_turns_with_plain_text(tokenizer):
     assert float(result.metrics["mean_env_tokens_per_sample"]) == 4.0
     seeds = [call["seeds"].tolist()[-1] for call in generator.calls]
     assert len(set(seeds)) == 3
+    # The row that goes on keeps its own noise.
+    own = row_seeds(1, 0, torch.tensor([1]).numpy(), torch.tensor([0]).numpy(), turn=1)
+    assert generator.calls[1]["seeds"].tolist() == own.tolist()
 
 
 def test_observations_follow_the_chat_template():

@@ -261,6 +261,18 @@ def test_stale_rows_are_typed_and_played_again(tokenizer):
     result = run(again, tokenizer)
     assert result.rows["outcome"].tolist() == [Outcome.OK] * 4
     assert result.rows["weight_version"].tolist() == [4] * 4
+    # What is played again may be stale as well.
+    never, generator = make(
+        tokenizer,
+        environment,
+        versions=lambda call: 3,
+        retry={"max_attempts": 2},
+        **settings,
+    )
+    generator.weight_version = 5
+    with pytest.raises(RolloutError, match="4 stale"):
+        run(never, tokenizer)
+    assert len(generator.calls) == 2
 
 
 def test_rows_become_stale_while_they_wait():

@@ -13,11 +13,13 @@ from hypothesis import strategies as st
 
 from rl_algorithms import GRPOConfig, GRPOTrainer, Interrupted, SFTConfig
 from rl_algorithms.trainers.batch_plan import BatchPlan
+from rl_algorithms.trainers.checkpoints import RunCheckpoints
 from rl_algorithms.trainers.config import EnvConfig
 from rl_algorithms.trainers.result import History, TrainResult, metric_name, sink_name
 from rl_algorithms.trainers.run_folder import claim_run_folder, find_resume
 from rl_algorithms.trainers.schedule import (
     EarlyStop,
+    Patience,
     ValidationSchedule,
     count_steps,
     unranked_warning,
@@ -64,16 +66,54 @@ class TestBatchPlan:
         assert BatchPlan(4, 8, 16, 2, 4).rows_for(32) == (32, 16)
 
 
+class TestCheckpoints:
+    def make(self, folder, **settings):
+        config = CheckpointingConfig(metric_name="val:accuracy", **settings)
+        return RunCheckpoints(config, folder, "grpo")
+
+    def test_the_best_is_better_than_all_earlier_ones(self, tmp_path):
+        highest = self.make(tmp_path)
+        is_best = [highest.is_best({"val:accuracy": v}, [0.2, 0.6])
+                   for v in (0.1, 0.4, 0.6, 0.7)]  # fmt: skip
+        assert is_best == [False, False, False, True]
+        lowest = self.make(tmp_path, higher_is_better=False)
+        assert lowest.is_best({"val:accuracy": 0.1}, [0.2, 0.6])
+        assert not lowest.is_best({"val:accuracy": 0.4}, [0.2, 0.6])
+        assert not highest.is_best({"val:reward": 1.0}, [])
+
+    def test_when_one_is_due(self, tmp_path):
+        on = self.make(tmp_path, save_period=3)
+        assert [s for s in range(1, 8) if on.due(s, last=False, best=False)] == [3, 6]
+        assert on.due(7, last=True, best=False)
+        off = self.make(tmp_path, enabled=False, save_period=3)
+        assert not off.due(3, last=True, best=True)
+
+
 class TestSchedule:
     def test_period_start_and_ends(self):
         schedule = ValidationSchedule(3, start_at=5, at_start=True, at_end=True)
         due = [s for s in range(11) if schedule.due(s, last=s == 10)]
         assert due == [0, 6, 9, 10]
+        first = ValidationSchedule(3, start_at=6)
+        assert [s for s in range(10) if first.due(s, last=False)] == [6, 9]
 
     def test_off(self):
         schedule = ValidationSchedule()
         assert not any(schedule.due(s, last=s == 9) for s in range(10))
         assert not schedule.ever
+
+    def test_patience_needs_more_than_the_least_gain(self):
+        patience = Patience("val:accuracy", 2)
+        state = TrainerState()
+        for value in (0.5, 0.5):
+            patience.observe(state, {"val:accuracy": value})
+        assert (state.best_value, state.validations_since_best) == (0.5, 1)
+        patience.observe(state, {"val:accuracy": 0.625})
+        assert (state.best_value, state.validations_since_best) == (0.625, 0)
+        choosy = Patience("val:accuracy", 2, min_delta=0.25)
+        for value in (0.875, 0.9375):
+            choosy.observe(state, {"val:accuracy": value})
+        assert (state.best_value, state.validations_since_best) == (0.9375, 0)
 
     def test_early_stop(self):
         stop = EarlyStop("val:accuracy", 0.9)

@@ -138,6 +138,10 @@ def test_a_limit_stops(value):
     with pytest.raises(MismatchError, match=r"mismatch\.limit is 0\.5|no finite"):
         MismatchMonitor(config).report(far(value))
     assert MismatchMonitor(config).report(far(0.4))["loss"] == 1.0
+    # What is as large as the limit is within it.
+    largest = mismatch_metrics(far(0.4))["mismatch/logprob_diff/max"]
+    exact = MismatchConfig(limit=largest, statistic="max", action="stop")
+    assert MismatchMonitor(exact).report(far(0.4))["loss"] == 1.0
 
 
 def test_a_limit_warns_ever_more_rarely(caplog):

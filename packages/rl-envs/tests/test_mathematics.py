@@ -52,6 +52,8 @@ def test_the_table_of_answers() -> None:
         ("The answer is **5**.", "5", True),
         ("The answer is 5 because 3 + 2 = 5.", "5", True),
         ("The answer is 5, since 6 is too much", "6", False),
+        ("The answer is 5. It is not $6$.", "5", True),
+        ("The answer is 5. It is not $6$.", "6", False),
         ("Answer: $x = 5$", "5", True),
         ("The solutions are $2$ and $3$.", "2, 3", True),
         ("The solutions are $2$ and $3$.", "3", False),

@@ -24,6 +24,10 @@ def test_round_trip():
         ({"precision": "float8"}, "float32"),
         ({"sequence_packing": {"train_mb_tokens": 100}}, "at least one row"),
         (
+            {"dynamic_batching": {"train_mb_tokens": 600, "logprob_mb_tokens": 100}},
+            "logprob_mb_tokens must hold at least one row",
+        ),
+        (
             {
                 "max_total_sequence_length": 60,
                 "sequence_packing": {

@@ -114,15 +114,28 @@ def test_gradients_agree_with_plain_transformers(tiny_model, make_batch, nll_los
         )
 
 
-def test_eval_mode_changes_nothing(tiny_model, make_batch, nll_loss):
+def test_the_first_token_of_a_row_is_never_trained_on(tiny_model, make_batch, nll_loss):
     data = make_batch()
     backend = _backend(tiny_model)
+    wanted = _gradients(backend, data, nll_loss, 4)
+    data["token_mask"][:, 0] = 1
+    found = _gradients(backend, data, nll_loss, 4)
+    assert found[0] == wanted[0]
+    assert all(torch.equal(found[1][name], wanted[1][name]) for name in wanted[1])
+
+
+def test_eval_mode_changes_nothing(tiny_model, make_batch, nll_loss):
+    data = make_batch()
+    schedule = {"name": "linear", "kwargs": {"total_steps": 4}}
+    backend = _backend(tiny_model, scheduler=schedule)
     before = [p.detach().clone() for p in backend.model.parameters.values()]
     result = backend.train_step(data, nll_loss, eval_mode=True, gbs=12, mbs=4)
     assert result["grad_norm"].item() == 0.0
     assert sum(result["all_mb_metrics"]["rows"]) == 12
     after = backend.model.parameters.values()
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+    again = backend.train_step(data, nll_loss, eval_mode=True, gbs=12, mbs=4)
+    assert again["lr"].item() == result["lr"].item(), "the schedule stands still"
 
 
 def test_several_global_batches_step_the_schedule_each(

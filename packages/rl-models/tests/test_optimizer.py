@@ -50,6 +50,16 @@ def test_cosine_and_linear_end_at_the_floor():
     assert cosine == pytest.approx(expected)
 
 
+@pytest.mark.parametrize("name", ["linear", "cosine"])
+def test_the_steps_of_the_warm_up_are_among_the_total(name):
+    kwargs = {"total_steps": 6, "min_lr_ratio": 0.1}
+    rates = _rates(SchedulerConfig(name=name, kwargs=kwargs, warmup_steps=2), 8)
+    assert rates[:3] == pytest.approx([1.0, 2.0, 2.0])
+    # Half of the way from the end of the warm-up.
+    assert rates[4] == pytest.approx(1.1)
+    assert rates[6:] == pytest.approx([0.2, 0.2])
+
+
 def test_torch_schedules_follow_the_warm_up():
     config = SchedulerConfig(
         name="StepLR", kwargs={"step_size": 2, "gamma": 0.5}, warmup_steps=2

@@ -12,7 +12,11 @@ from rl_distributed.batched_data_dict import BatchedDataDict
 from rl_distributed.errors import WorkerDiedError
 from rl_models.errors import GenerationError, WeightSyncError
 from rl_models.policy import replica_workers
-from rl_models.policy.generation_rows import check_same_rows, rows_digest
+from rl_models.policy.generation_rows import (
+    check_same_rows,
+    check_versions,
+    rows_digest,
+)
 from rl_models.policy.replica_workers import ReplicaCall, ReplicaWorkers
 from rl_models.policy.weight_updates import WeightUpdates
 from rl_models.weights.request import LoadReport, WeightRequest
@@ -25,6 +29,13 @@ def test_workers_that_went_apart_are_found():
     check_same_rows(output, [rows_digest(output), None], 0)
     with pytest.raises(GenerationError, match="generation replica 3 sampled different"):
         check_same_rows(output, [rows_digest(output), rows_digest(other)], 3)
+
+
+def test_rows_of_older_weights_are_refused():
+    mixed = BatchedDataDict(weight_version=torch.tensor([4, 3, 4]))
+    check_versions([mixed], oldest=3)
+    with pytest.raises(GenerationError, match=r"version \[3, 4\], but all have"):
+        check_versions([mixed], oldest=4)
 
 
 @pytest.mark.slow

@@ -24,6 +24,7 @@ class Fake:
         self.dead = set()
         self.done_by = {}
         self.begun = []
+        self.told = []
 
     def room(self, running):
         free = [r for r in self.serving if running[r] < self.calls_at_once]
@@ -57,6 +58,7 @@ class Fake:
         return f"answer {part}"
 
     def lost(self, error):
+        self.told.append(error.replica)
         self.serving.discard(error.replica)
 
     def wait_for_replica(self):
@@ -91,6 +93,7 @@ def test_parts_of_a_lost_replica_are_answered_once_by_others(at_once):
     assert sorted(server.done_by) == list(range(9))
     assert 1 not in server.done_by.values()
     assert len(server.begun) == 9 + at_once
+    assert server.told == [1] * at_once
 
 
 def test_the_only_replica_comes_back():

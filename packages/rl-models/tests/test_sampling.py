@@ -130,3 +130,19 @@ def test_derived_seeds_differ_by_call_and_row():
 def test_settings_that_define_no_distribution_are_refused(field, value):
     with pytest.raises(ConfigError, match=f"SamplingParams.{field} must .*{value}"):
         check_sampling_params(SamplingParams(**{field: value}))
+
+
+def test_noise_lies_strictly_between_0_and_1():
+    # The seeds of the least and the largest number that there are.
+    noise = uniform_noise(torch.tensor([3598214, 808280]), 0, 1)[0]
+    assert noise.tolist() == [2.0**-23, 1 - 2.0**-23]
+
+
+def test_the_temperature_comes_before_the_truncation():
+    # At temperature 2 the probabilities .64, .32, .04 become .51, .36, .13.
+    logits = torch.tensor([[0.64, 0.32, 0.04]]).log()
+    params = SamplingParams(temperature=2.0, top_p=0.6)
+    token, logprob = sample_tokens(logits, torch.tensor([0.9]), params)
+    assert token.tolist() == [1]
+    share = 0.32**0.5 / (0.64**0.5 + 0.32**0.5)
+    assert logprob.exp().item() == pytest.approx(share)

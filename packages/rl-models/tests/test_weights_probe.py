@@ -251,6 +251,17 @@ def test_weights_that_are_not_numbers(sync, trainer):
         sync.sync_weights()
 
 
+def test_logprobs_that_are_not_numbers_differ(sync, trainer, monkeypatch):
+    given = trainer.get_logprobs
+
+    def broken(rows):
+        return {"logprobs": torch.full_like(given(rows)["logprobs"], torch.nan)}
+
+    monkeypatch.setattr(trainer, "get_logprobs", broken)
+    with pytest.raises(WeightSyncError, match="by nan at most and nan on average"):
+        sync.sync_weights()
+
+
 @pytest.mark.parametrize("trains_in", ["float32", "bfloat16"])
 def test_a_generator_in_bfloat16_gets_bfloat16(folder, trains_in):
     trainer = Trainer(folder, precision=trains_in)
