@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tools.mutants.catalog import Mutant, load_mutants, problems
-from tools.mutants.runner import Outcome, Run, import_heavy, run_all
+from tools.mutants.runner import Outcome, Run, Slot, import_heavy, run_all
 
 CHANGES = Path(__file__).parent / "changes"
 
@@ -67,20 +67,21 @@ def show(outcome: Outcome, name: str, verdict: str) -> None:
 
 def judge(mutants: Sequence[Mutant], options: argparse.Namespace, folder: Path) -> int:
     """Run the tests as they are, then every mutant; return the exit code."""
-    where = {"root": Path.cwd(), "folder": folder, "jobs": options.jobs,
-             "timeout_s": options.timeout}  # fmt: skip
+    root = Path.cwd()
+    slots = [Slot(root, folder / f"slot{number}") for number in range(options.jobs)]
+    limit_s = options.timeout
     selections = list(dict.fromkeys(mutant.tests for mutant in mutants))
     say(f"{len(selections)} selections of tests against the sources as they are")
     bad: list[tuple[str, Outcome]] = []
     broken = set()
-    for outcome in run_all([Run(tests) for tests in selections], **where):
+    for outcome in run_all([Run(tests) for tests in selections], slots, limit_s):
         if outcome.verdict != "passed":
             broken.add(outcome.run.tests)
             bad.append((f"unchanged sources, {' '.join(outcome.run.tests)}", outcome))
     counts = Counter({"no verdict": sum(m.tests in broken for m in mutants)})
     say(f"{len(mutants)} mutants")
     runs = [Run(m.tests, m) for m in mutants if m.tests not in broken]
-    for outcome in run_all(runs, **where):
+    for outcome in run_all(runs, slots, limit_s):
         assert outcome.run.mutant is not None
         name, verdict = outcome.run.mutant.name, outcome.verdict
         verdict = "SURVIVED" if verdict == "passed" else verdict

@@ -1,12 +1,12 @@
 """Runs tests against changed copies of the sources, each in a process of its own.
 
 ```
-parent: imports pytest, torch, ... once
-  -> fork per run -> the slot's copy of the sources comes first on the path -> pytest
+parent: imports pytest, torch, ... once; copies the repository for each slot
+  -> fork per run -> the sources of the slot's copy come first on the path -> pytest
 ```
-The working tree is only read: what is changed is a copy in a temporary folder, so a run
-that is killed leaves the tree as it was. Processes that tests start find the same copy
-by PYTHONPATH.
+The working tree is only read, once: a run that is killed leaves it as it was, and work
+that goes on in it does not mix with the run. Processes that tests start find the same
+copy by PYTHONPATH.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ import hypothesis
 import pytest
 from tools.mutants.catalog import Mutant
 
-__all__ = ["Outcome", "Run", "import_heavy", "run_all"]
+__all__ = ["Outcome", "Run", "Slot", "import_heavy", "run_all"]
 
 # They take seconds and are the same in every run.
 _HEAVY = ("numpy", "pydantic", "torch", "torch.distributed.tensor", "ray",
@@ -39,6 +39,7 @@ _HEAVY = ("numpy", "pydantic", "torch", "torch.distributed.tensor", "ray",
           "transformers.models.llama.modeling_llama")  # fmt: skip
 # Several run at a time, and a fork keeps no thread but one.
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+_COPIED = ("packages", "tests", "pyproject.toml")
 _SHOWN_LINES = 25
 
 
@@ -100,27 +101,35 @@ def _own_packages() -> set[str]:
     return {path.name for path in Path.cwd().glob("packages/*/src/*")}
 
 
-class _Slot:
-    """A copy of all sources, used by one run at a time."""
+class Slot:
+    """A copy of all sources and tests, used by one run at a time.
+
+    Args:
+        root: The root of the repository.
+        folder: A new folder for the copy.
+    """
 
     def __init__(self, root: Path, folder: Path) -> None:
-        self._root, self._folder = root, folder
-        self.paths = []
-        for source in sorted(root.glob("packages/*/src")):
-            target = folder / source.relative_to(root)
-            ignored = shutil.ignore_patterns("__pycache__")
-            shutil.copytree(source, target, ignore=ignored)
-            self.paths.append(str(target))
+        self.folder = folder
+        folder.mkdir()
+        for name in _COPIED:
+            if (root / name).is_dir():
+                ignored = shutil.ignore_patterns("__pycache__")
+                shutil.copytree(root / name, folder / name, ignore=ignored)
+            elif (root / name).exists():
+                shutil.copy2(root / name, folder / name)
+        self.paths = [str(path) for path in sorted(folder.glob("packages/*/src"))]
         self.temporary = folder / "temporary"
         self.log = folder / "log"
         self._changes = 0
 
     @contextlib.contextmanager
     def changed(self, mutant: Mutant | None) -> Iterator[None]:
+        """Have the change in the copy for as long as the block runs."""
         if mutant is None:
             yield
             return
-        target = self._folder / mutant.file
+        target = self.folder / mutant.file
         source = target.read_text()
         self._write(target, mutant.apply(source))
         try:
@@ -135,14 +144,16 @@ class _Slot:
         os.utime(target, (self._changes, self._changes))
 
 
-def _run_tests(slot: _Slot, root: Path, tests: Sequence[str]) -> None:
+def _run_tests(slot: Slot, tests: Sequence[str]) -> None:
     """Be the child: run the tests and end with pytest's exit code."""
     os.setsid()
     with slot.log.open("wb") as log, open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
-    sys.path[:] = slot.paths + [p for p in sys.path if p not in ("", str(root))]
+    root = str(Path.cwd())
+    sys.path[:] = slot.paths + [path for path in sys.path if path not in ("", root)]
+    os.chdir(slot.folder)
     os.environ["PYTHONPATH"] = os.pathsep.join(slot.paths)
     os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix = str(slot.log) + ".pycache"
     importlib.invalidate_caches()
@@ -159,13 +170,13 @@ def _run_tests(slot: _Slot, root: Path, tests: Sequence[str]) -> None:
 class _Active:
     """A run that has begun."""
 
-    def __init__(self, slot: _Slot, root: Path, run: Run, timeout_s: float) -> None:
+    def __init__(self, slot: Slot, run: Run, timeout_s: float) -> None:
         self.slot, self._run = slot, run
         self._change = slot.changed(run.mutant)
         self._change.__enter__()
         context = multiprocessing.get_context("fork")
         self.process: BaseProcess = context.Process(
-            target=_run_tests, args=(slot, root, run.tests)
+            target=_run_tests, args=(slot, run.tests)
         )
         self._begin = time.monotonic()
         self.ends_at = self._begin + timeout_s
@@ -184,24 +195,21 @@ class _Active:
 
 
 def run_all(
-    runs: Sequence[Run], *, root: Path, folder: Path, jobs: int, timeout_s: float
+    runs: Sequence[Run], slots: Sequence[Slot], timeout_s: float
 ) -> Iterator[Outcome]:
-    """Run them, several at a time; give each outcome when it is there.
+    """Run them, as many at a time as there are slots; give each outcome at once.
 
     Args:
         runs: What to run, in this order.
-        root: The root of the repository.
-        folder: A folder for the copies; it must not be a part of the repository.
-        jobs: How many run at a time.
+        slots: Where.
         timeout_s: How long one may take.
     """
-    count = len(list(folder.iterdir()))
-    free = [_Slot(root, folder / f"slot{count + n}") for n in range(jobs)]
-    left, active = list(reversed(runs)), list[_Active]()
+    free, left = list(slots), list(reversed(runs))
+    active: list[_Active] = []
     try:
         while left or active:
             while left and free:
-                active.append(_Active(free.pop(), root, left.pop(), timeout_s))
+                active.append(_Active(free.pop(), left.pop(), timeout_s))
             soonest = min(one.ends_at for one in active)
             wait([one.process.sentinel for one in active],
                  max(0.0, soonest - time.monotonic()))  # fmt: skip

@@ -8,6 +8,7 @@ import re
 import signal
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -27,8 +28,15 @@ from rl_algorithms.trainers.schedule import (
 from rl_algorithms.trainers.settings import build_config, route
 from rl_algorithms.trainers.signals import SignalGuard
 from rl_algorithms.trainers.state import TrainerState
+from rl_algorithms.trainers.training_rows import (
+    count_tokens,
+    pad_to_plan,
+    train_metrics,
+)
+from rl_distributed.batched_data_dict import BatchedDataDict
 from rl_distributed.checkpoint import CheckpointingConfig
 from rl_distributed.errors import ConfigError
+from rl_distributed.metrics.values import Mean, Sum
 
 
 class TestBatchPlan:
@@ -110,6 +118,10 @@ class TestSchedule:
         assert (state.best_value, state.validations_since_best) == (0.5, 1)
         patience.observe(state, {"val:accuracy": 0.625})
         assert (state.best_value, state.validations_since_best) == (0.625, 0)
+        patience.observe(state, {"val:accuracy": 0.5})
+        assert patience.reason(state) is None
+        patience.observe(state, {"val:accuracy": 0.5})
+        assert "has not improved on 0.625 in 2" in (patience.reason(state) or "")
         choosy = Patience("val:accuracy", 2, min_delta=0.25)
         for value in (0.875, 0.9375):
             choosy.observe(state, {"val:accuracy": value})
@@ -455,3 +467,36 @@ class TestSignals:
         assert (error.signum, str(error.checkpoint_path)) == (2, "/x")
         assert "SIGINT" in str(error)
         assert "/x" in str(error)
+
+
+def rows_of(num_rows):
+    """Rows of three tokens, of which the first and the last are marked."""
+    return BatchedDataDict(
+        {
+            "input_ids": torch.ones(num_rows, 3, dtype=torch.int64),
+            "input_lengths": torch.full((num_rows,), 3),
+            "token_mask": torch.tensor([[1.0, 0.0, 1.0]] * num_rows),
+            "sample_mask": torch.ones(num_rows),
+        }
+    )
+
+
+class TestTrainingRows:
+    def test_rows_that_fill_a_step_up_do_not_count(self):
+        plan = BatchPlan(4, 1, 2, 2, 1)
+        rows, per_step = pad_to_plan(rows_of(3), plan)
+        assert (rows.size, per_step) == (4, 2)
+        assert rows["sample_mask"].tolist() == [1.0, 1.0, 1.0, 0.0]
+        # Nothing predicts the first token of a row.
+        assert count_tokens(rows) == {
+            "num_samples": 3.0,
+            "num_tokens": 12.0,
+            "num_valid_tokens": 3.0,
+        }
+
+    def test_sums_are_averaged_over_the_optimizer_steps(self):
+        values = {"share": [Sum(1.0), Sum(3.0)], "ratio": [Mean(2.0, 4.0), Mean(1, 4)]}
+        found = train_metrics({"loss": [1.0, 2.0], "all_mb_metrics": values})
+        assert float(found["share"]) == 2.0
+        assert float(found["ratio"]) == 3 / 8
+        assert found["loss"] == 1.5
