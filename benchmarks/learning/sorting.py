@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +24,7 @@ class Sorting:
     imitated 120 demonstrations, and sorts about a third of the held-out digits.
     """
 
-    recipe: Mapping[str, Any] = load_config(
-        Path(str(resources.files("rl_cli") / "recipes" / "quickstart.yaml"))
-    )
+    recipe: Mapping[str, Any] = load_config(Path(__file__).with_name("sorting.yaml"))
 
     @classmethod
     def stage(cls, name: str) -> dict[str, Any]:
