@@ -152,6 +152,15 @@ def test_rows_that_nothing_can_judge_are_named_before_the_first_step(make, held_
     assert trainer.given.generation.found == []
 
 
+def test_weights_that_a_validation_got_are_not_sent_again(make):
+    """`Sync` refuses a version that the generator has."""
+    trainer = make(val_period=1, max_num_steps=2)
+    trainer.fit(ROWS, val_dataset=ROWS, environment=Judge(by_answer))
+    validations = [(1, 1), (2, 2)]
+    assert sorted({*trainer.given.generation.found}) == [(0, 0), *validations]
+    assert not trainer.components.sync.is_stale
+
+
 def test_a_step_without_training_syncs_nothing(make):
     trainer = make(drop_zero_variance_groups=True)
     trainer.fit(ROWS, environment=Judge(lambda log, info: (1.0, True, "")))

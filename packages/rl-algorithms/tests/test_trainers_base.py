@@ -117,6 +117,19 @@ class TestHooks:
         assert (result.steps, result.stop_reason) == (2, "enough")
         assert result.checkpoint_path.name == "step_2"
 
+    def test_a_stop_at_the_end_of_an_epoch_saves_its_last_step(self, make):
+        class Stop(toy.Callback):
+            def on_epoch_end(self, trainer, state):
+                trainer.request_stop("enough")
+
+        result = make().fit(ROWS, callbacks=[Stop()])
+        assert (result.steps, result.checkpoint_path.name) == (3, "step_3")
+
+    def test_steps_of_an_epoch_count_from_its_beginning(self, make):
+        trainer = make(max_num_steps=4)
+        trainer.fit(ROWS)
+        assert (trainer.state.epoch, trainer.state.step_in_epoch) == (1, 1)
+
     def test_exception_hook(self, make):
         recorder = toy.Recorder()
         trainer = make()
@@ -447,6 +460,18 @@ class TestResume:
         assert policy.weight == whole.weight
         assert len(result.history) == 6
 
+    def test_what_an_earlier_run_did_later_is_forgotten(self, make):
+        done = make(checkpointing={"save_period": 2}).fit(ROWS)
+        seen = []
+
+        class Look(toy.Callback):
+            def on_train_begin(self, trainer, state):
+                seen.extend(row["step"] for row in trainer.history)
+
+        path = done.run_dir / "checkpoints" / "step_2"
+        make().fit(ROWS, resume=path, callbacks=[Look()])
+        assert seen == [1, 2]
+
     def test_another_algorithm(self, make):
         make(max_num_steps=1).fit(ROWS)
         trainer = make()
@@ -522,6 +547,21 @@ class TestSignals:
         with pytest.raises(Interrupted) as caught:
             trainer.fit(ROWS)
         assert caught.value.checkpoint_path.name == "step_2"
+
+    def test_a_step_that_is_half_trained_is_not_saved(self, make):
+        recorder = toy.Recorder()
+        trainer = make()
+
+        def interrupt(trainer):
+            if trainer.state.step == 2:
+                signal.raise_signal(signal.SIGINT)
+                signal.raise_signal(signal.SIGINT)
+
+        trainer.in_training = interrupt
+        with pytest.raises(Interrupted) as caught:
+            trainer.fit(ROWS, callbacks=[recorder])
+        assert caught.value.checkpoint_path is None
+        assert not [call for call in recorder.calls if call.startswith("checkpoint")]
 
     def test_before_anything_was_trained(self, make):
         trainer = make()
