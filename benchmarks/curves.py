@@ -1,8 +1,9 @@
 """Draw held-out accuracy of several runs of the quickstart into one picture.
 
-    python -m benchmarks.curves OUT.png LABEL=RUN_FOLDER ...
+    python -m benchmarks.curves OUT.png LABEL=RUN_FOLDER[,RUN_FOLDER...] ...
 
-Each curve shows the last stage of its run, over training steps.
+Each curve shows the last stage of its run, over training steps. Runs of one label have
+one colour.
 """
 
 from __future__ import annotations
@@ -28,11 +29,20 @@ def main(target: str, *runs: str) -> None:
     """Draw the curves."""
     figure = Figure(figsize=(8, 4), dpi=130, layout="tight")
     axes = figure.subplots()
-    for text in runs:
-        label, _, folder = text.partition("=")
-        steps, values = curve(Path(folder))
+    for number, text in enumerate(runs):
+        label, _, folders = text.partition("=")
+        several = folders.split(",")
         style = "--" if "control" in label else "-"
-        axes.plot(steps, values, style, label=label, linewidth=2)
+        for index, folder in enumerate(several):
+            steps, values = curve(Path(folder))
+            axes.plot(
+                steps,
+                values,
+                style,
+                label=None if index else label,
+                color=f"C{number}",
+                linewidth=2 if len(several) == 1 else 0.8,
+            )
     axes.set_xlabel("training step")
     axes.set_ylabel("held-out accuracy")
     axes.set_ylim(-0.02, 1.02)
