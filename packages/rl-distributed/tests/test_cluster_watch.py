@@ -114,8 +114,8 @@ def test_an_error_that_ends_the_program_is_shown_without_the_head() -> None:
     assert "ClusterLostError: the Ray cluster is lost: " in err
 
 
-def test_nothing_is_lost_without_a_cluster() -> None:
-    assert cluster_watch.ray_worker._global_node is None
+def test_nothing_is_lost_without_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster_watch.ray_worker, "_global_node", None)
     assert find_loss() is None
 
 
