@@ -50,7 +50,7 @@ _NO_LOCKS = frozenset({errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOL
 _LEAST_WAIT_S = 0.1
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.005, 0.1
 # How far the clocks of a machine and a file server may lie apart before an owner on
-# another machine that lives is taken for one that died long ago.
+# another machine that lives looks like one that died long ago.
 _CLOCK_SKEW_S = 300.0
 
 
@@ -380,7 +380,7 @@ class FolderLock(FileLock):
         return time.time() - self._last_sign_ns() / 1e9
 
     def _last_sign_ns(self) -> int:
-        # Opened anew: only that makes an NFS client ask the server.
+        # Opened again: only that makes an NFS client ask the server.
         with self.path.open("rb") as file:
             return os.fstat(file.fileno()).st_mtime_ns
 

@@ -1,7 +1,7 @@
 """Where the local clusters of this user keep logs and sockets.
 
 Ray makes the folder of a session readable and writable for everybody, each of its
-processes anew. So it lies in a folder that only its owner can enter:
+processes again. So it lies in a folder that only its owner can enter:
 
 ```
 /tmp/ray-1000/        0700, of the user with this number; RAY_TMPDIR or TMPDIR for /tmp

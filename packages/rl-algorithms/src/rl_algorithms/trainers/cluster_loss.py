@@ -26,7 +26,7 @@ def cluster_lost_error(
 
 
 def _describe_kept(step: int, kept: Path | None) -> str:
-    """Say which checkpoint a run that has done so many steps can be resumed from."""
+    """Say which checkpoint a run can be resumed from after this many steps."""
     if kept is None:
         return f"No checkpoint was kept of the {step} steps done"
     saved = kept.name.removeprefix("step_")

@@ -32,7 +32,7 @@ class LaunchOverrides:
 
     @property
     def need_new_process(self) -> bool:
-        """Whether the process must be made anew to have them."""
+        """Whether the process must be started again to have them."""
         return bool(self.options or self.env_vars or self.runtime_env)
 
 
