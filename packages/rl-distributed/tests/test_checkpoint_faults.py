@@ -345,7 +345,7 @@ def test_a_full_disk_in_a_worker_is_known_by_its_text(tmp_path: Path) -> None:
 # One writer
 
 
-# Saves so many steps, one after the other, and says how each ended.
+# Saves a number of steps, one after the other, and says how each ended.
 RIVAL = textwrap.dedent(
     """
     import sys

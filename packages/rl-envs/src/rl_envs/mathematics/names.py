@@ -232,7 +232,7 @@ _UNITS = {
     "per": "per / a",
 }
 _UNIT_OF = {word: unit for unit, words in _UNITS.items() for word in words.split()}
-# Words of two or three letters that no product of variables is taken for.
+# Words of two or three letters, which are never products of variables.
 SHORT_WORDS = frozenset(word for word in _UNIT_OF if word.isalpha() and len(word) > 1)
 SHORT_WORDS |= frozenset(
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ from rl_envs.mathematics.values import Group, Unreadable, Value
 __all__ = ["TokenReader"]
 
 
-class TokenReader:
+class TokenReader(ABC):
     """Takes tokens one by one; the levels of the grammar build on one another.
 
     Args:
@@ -26,29 +27,29 @@ class TokenReader:
         self.place = 0
         self.bars: list[str] = []
 
+    @abstractmethod
     def several(self, *ends: str) -> Value:
         """Read one or more values up to one of the signs."""
-        raise NotImplementedError
 
+    @abstractmethod
     def items(self, *ends: str) -> list[Value]:
         """Read values up to one of the signs."""
-        raise NotImplementedError
 
+    @abstractmethod
     def sum(self) -> Value:
         """Read terms with signs between them."""
-        raise NotImplementedError
 
+    @abstractmethod
     def power(self) -> Value:
         """Read a factor with its powers."""
-        raise NotImplementedError
 
+    @abstractmethod
     def exponent(self) -> Any:
         """Read what follows `^`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def side_by_side(self, value: Value) -> Any:
         """Multiply a value with the factor after it."""
-        raise NotImplementedError
 
     # Tokens -------------------------------------------------------------------
 
