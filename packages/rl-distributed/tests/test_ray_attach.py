@@ -63,7 +63,10 @@ def server(answer):
                 while True:
                     link, _ = listener.accept()
                     links.append(link)
-                    answer(link)
+                    # The first connection only looks whether somebody listens: it may
+                    # be closed, or reset, before it is answered.
+                    with contextlib.suppress(OSError):
+                        answer(link)
 
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
