@@ -96,7 +96,6 @@ def run(options: argparse.Namespace, folder: Path, clock: Clock) -> None:
         num_prompts_per_step=NUM_PROMPTS,
         num_generations_per_prompt=NUM_GENERATIONS,
         max_num_steps=steps,
-        max_num_epochs=None,
         cluster={"workers_per_node": options.workers, "use_gpus": False},
         checkpointing={"save_period": 10_000},
         loss_fn={"reference_policy_kl_penalty": 0.0},

@@ -44,7 +44,6 @@ ANSWERS = [{**row, "answer": row["prompt"][0]} for row in PROMPTS]
 PAIRS = [{**row, "chosen": row["prompt"][0], "rejected": "99"} for row in PROMPTS]
 COMMON: dict[str, Any] = {
     "max_total_sequence_length": 12,
-    "max_num_epochs": None,
     "lr": 3e-3,
     "save_period": SAVE_PERIOD,
     "keep_latest_k": 2,

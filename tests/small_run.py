@@ -29,7 +29,7 @@ def recipe(**stages: dict[str, Any]) -> dict[str, Any]:
         "data": {
             "train": {"tasks": {**TASKS, "part": "demonstrations", "num_rows": 40}}
         },
-        "sft": {"max_num_steps": 4, "max_num_epochs": None, "val_period": 2},
+        "sft": {"max_num_steps": 4, "val_period": 2},
     }
     grpo = {
         "algorithm": "grpo",
@@ -39,7 +39,6 @@ def recipe(**stages: dict[str, Any]) -> dict[str, Any]:
             "num_prompts_per_step": 4,
             "num_generations_per_prompt": 4,
             "max_num_steps": 4,
-            "max_num_epochs": None,
             "val_period": 2,
             "val_at_start": True,
         },

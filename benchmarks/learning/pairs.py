@@ -58,7 +58,6 @@ def dpo(folder: Path, seed: int, pool: WorkerPool) -> Curve:
         },
         "data": preferences(folder, start, seed),
         "dpo": {
-            "max_num_epochs": None,
             "max_num_steps": NUM_STEPS,
             "val_period": NUM_STEPS // 10,
             "val_at_start": True,
@@ -107,7 +106,6 @@ def reward_model(folder: Path, seed: int, pool: WorkerPool) -> Curve:
         },
         "data": orders(folder, seed),
         "rm": {
-            "max_num_epochs": None,
             "max_num_steps": NUM_STEPS,
             "val_period": NUM_STEPS // 10,
             "val_at_start": True,

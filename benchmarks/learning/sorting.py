@@ -55,7 +55,6 @@ class Sorting:
             "num_prompts_per_step": 512 // num_generations,
             "num_generations_per_prompt": num_generations,
             "max_num_steps": NUM_STEPS,
-            "max_num_epochs": None,
             "val_period": NUM_STEPS // 10,
             "val_at_start": True,
             "val_at_end": True,

@@ -134,8 +134,12 @@ def test_bad_sources():
         RowStream(3)
     with pytest.raises(EmptyDatasetError, match="has no rows"):
         make([])
+    with pytest.raises(DataError, match=r"8 usable rows, less than a step takes \(9\)"):
+        list(make(finite(), batch_size=9, drop_last=True))
     loader = make(iter(finite()))
+    assert not loader.is_used_up
     list(loader)
+    assert loader.is_used_up
     with pytest.raises(DataError, match="only once"):
         list(loader)
     with pytest.raises(DataError, match="block_rows was 4"):

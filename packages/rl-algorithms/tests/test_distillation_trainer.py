@@ -28,7 +28,6 @@ SETTINGS = {
     "train_micro_batch_size": 5,
     "topk_logits_k": 6,
     "bucket_outside_topk": True,
-    "max_num_epochs": None,
     "lr": 3e-3,
 }
 
@@ -177,7 +176,6 @@ def test_the_teacher_takes_over_what_it_does_not_say():
         ({"teacher": {"model_name": "m", "max_total_sequence_length": 8}}, "at least"),
         ({"max_new_tokens": 16}, "leave room for the prompt"),
         ({"on_policy": False}, "belongs to on_policy=true"),
-        ({"max_num_steps": None}, "never end"),
         ({"topk_logits_k": 0}, "greater than 0"),
         ({"val_greedy": True, "stop_at_validation_threshold": 1.0}, "belong together"),
     ],

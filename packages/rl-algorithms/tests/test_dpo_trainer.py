@@ -28,7 +28,6 @@ DPO = {
     "train_micro_batch_size": 7,
     "max_total_sequence_length": 16,
     "reference_policy_kl_penalty": 0.1,
-    "max_num_epochs": None,
     "lr": 3e-3,
 }
 
@@ -160,7 +159,6 @@ class TestDPO:
         ([{"prompt": "1", "chosen": "2", "rejected": "2"}], {}, "same tokens"),
         ([{"prompt": "1" * 30, "chosen": "2", "rejected": "3"}], {}, "on_overlong"),
         (ROWS, {"reference_policy_kl_penalty": -1}, "greater than 0"),
-        (ROWS, {"max_num_steps": None, "max_num_epochs": None}, "never end"),
         (ROWS, {"stop_at_validation_metric": "val:loss"}, "belong together"),
         (ROWS, {"data": {"streaming": True}}, "precompute_reference_logprobs"),
     ],

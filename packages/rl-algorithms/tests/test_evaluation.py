@@ -209,7 +209,6 @@ class TestEvaluate:
             max_num_steps=2,
             save_period=1,
             train_global_batch_size=8,
-            max_num_epochs=None,
             max_total_sequence_length=16,
             max_new_tokens=3,
             data={"validation": str(file)},

@@ -30,7 +30,6 @@ PPO = {
     "train_global_batch_size": 16,
     "train_micro_batch_size": 16,
     "ppo_epochs": 2,
-    "max_num_epochs": None,
     "lr": 1e-2,
 }
 

@@ -67,7 +67,6 @@ def test_resume_with_everything_at_once(pool, tiny_model, tmp_path):
             tiny_model,
             config=algorithm_settings("dapo"),
             max_num_steps=steps,
-            max_num_epochs=None,
             num_prompts_per_step=4,
             num_generations_per_prompt=4,
             max_total_sequence_length=16,

@@ -31,7 +31,6 @@ RM = {
     "train_global_batch_size": 16,
     "train_micro_batch_size": 15,
     "max_total_sequence_length": 8,
-    "max_num_epochs": None,
     "lr": 3e-3,
 }
 

@@ -83,7 +83,6 @@ def test_turns_with_tools_are_trained_on(calling_model, tmp_path, algorithm):
         dataset=TASKS,
         algorithm=algorithm,
         max_num_steps=2,
-        max_num_epochs=None,
         num_prompts_per_step=8,
         num_generations_per_prompt=4,
         max_new_tokens=10,

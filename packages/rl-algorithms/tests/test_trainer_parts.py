@@ -267,7 +267,6 @@ class TestConfigs:
                 {"use_dynamic_sampling": True, "drop_zero_variance_groups": True},
                 "exclude each other",
             ),
-            ({"max_num_epochs": None}, "never end"),
             (
                 {"skip_reference_policy_logprobs_calculation": True},
                 "reference_policy_kl_penalty=0",
@@ -277,6 +276,19 @@ class TestConfigs:
     def test_impossible_combinations(self, settings, message):
         with pytest.raises(ConfigError, match=message):
             self.make(**settings)
+
+    @pytest.mark.parametrize(
+        ("settings", "limits"),
+        [
+            ({}, (1, None)),
+            ({"max_num_steps": 3}, (None, 3)),
+            ({"max_num_steps": 3, "max_num_epochs": 2}, (2, 3)),
+            ({"max_num_epochs": 2}, (2, None)),
+        ],
+    )
+    def test_a_limit_that_is_set_replaces_the_default_one(self, settings, limits):
+        section = self.make(**settings).grpo
+        assert (section.epoch_limit, section.max_num_steps) == limits
 
 
 class TestState:

@@ -17,6 +17,7 @@ import pytest
 
 from rl_algorithms import Interrupted, LoggingCallback
 from rl_algorithms.data.parts import ValidationParts
+from rl_algorithms.data.streaming import RowStream, StreamLoader
 from rl_algorithms.trainers import base
 from rl_distributed import cluster_watch
 from rl_distributed.cluster_watch import ClusterLoss
@@ -54,6 +55,10 @@ def make(tmp_path):
         return toy.ToyTrainer(config, policy=policy, tokenizer=object())
 
     return build
+
+
+def values(rows, name):
+    return [row["value"] for row in rows]
 
 
 def weight(path):
@@ -234,6 +239,25 @@ class TestEnds:
     def test_epochs(self, make):
         result = make(max_num_epochs=3).fit(ROWS)
         assert (result.steps, result.stop_reason) == (9, "max_num_epochs (3) reached")
+
+    def test_data_that_can_be_read_only_once_end_the_run(self, make):
+        class Iterated(toy.ToyTrainer):
+            def _limits(self):
+                return None, 9
+
+            def _load_data(self, dataset, val_dataset):
+                return StreamLoader(dataset, 2, process=values), None
+
+        trainer = make()
+        trainer.__class__ = Iterated
+        result = trainer.fit(RowStream({"value": v} for v in ROWS))
+        assert result.steps == 3
+        assert result.stop_reason.startswith("the training data are used up")
+        assert "give the function that makes it" in result.stop_reason
+        trainer = make()
+        trainer.__class__ = Iterated
+        result = trainer.fit(RowStream(lambda: ({"value": v} for v in ROWS)))
+        assert (result.steps, result.stop_reason) == (9, "max_num_steps (9) reached")
 
     def test_result(self, make):
         policy = toy.ToyPolicy()

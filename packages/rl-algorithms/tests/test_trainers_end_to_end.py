@@ -24,7 +24,6 @@ GRPO = {
     "max_total_sequence_length": 16,
     "train_micro_batch_size": 64,
     "reference_policy_kl_penalty": 0.0,
-    "max_num_epochs": None,
     "lr": 3e-3,
 }
 

@@ -86,8 +86,7 @@ class RowStream:
         elif self.once and self._opened:
             raise DataError(
                 f"dataset {self.name} can be gone through only once, and another pass "
-                "was asked for: give the function that makes it, or set max_num_epochs "
-                "to 1"
+                "was asked for: give the function that makes it"
             )
         else:
             rows = source
@@ -146,8 +145,14 @@ class StreamLoader:
         """Rows per batch."""
         return self._batch_size
 
+    @property
+    def is_used_up(self) -> bool:
+        """Whether no further pass is possible: an iterator has come to its end."""
+        return self._stream.once and self._epoch > 0
+
     def __iter__(self) -> Iterator[Any]:
         left: list[tuple[int, int, DatumSpec]] = []
+        is_empty = self._before == self._taken == 0
         for before, block in self._blocks():
             start = self._taken if before == self._before else 0
             left += [(before, n + 1, row) for n, row in enumerate(block)][start:]
@@ -155,10 +160,18 @@ class StreamLoader:
                 batch, left = left[: self._batch_size], left[self._batch_size :]
                 # The place is moved first, as `BatchedDataLoader` does.
                 self._before, self._taken, _ = batch[-1]
+                is_empty = False
                 yield self._collate([row for _, _, row in batch])
         if left and not self._drop_last:
             self._before, self._taken, _ = left[-1]
             yield self._collate([row for _, _, row in left])
+        elif is_empty:
+            # Pass after pass would follow, without a single step.
+            raise DataError(
+                f"dataset {self._stream.name} ended after {len(left)} usable rows, "
+                f"less than a step takes ({self._batch_size}): give it more rows, take "
+                "fewer per step, or set data.drop_last=false"
+            )
         self._epoch, self._before, self._taken = self._epoch + 1, 0, 0
 
     def _blocks(self) -> Iterator[tuple[int, list[DatumSpec]]]:

@@ -122,4 +122,4 @@ class Algorithm(ABC, Generic[ConfigT]):
 
     def _limits(self) -> tuple[int | None, int | None]:
         """Return the largest number of epochs and of steps."""
-        return self._settings.max_num_epochs, self._settings.max_num_steps
+        return self._settings.epoch_limit, self._settings.max_num_steps

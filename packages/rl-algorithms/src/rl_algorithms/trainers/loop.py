@@ -157,6 +157,11 @@ class TrainerLoop(Algorithm[ConfigT]):
                 self._end_at(f"max_num_steps ({max_steps}) reached")
             elif max_epochs is not None and state.epoch >= max_epochs:
                 self._end_at(f"max_num_epochs ({max_epochs}) reached")
+            elif getattr(self._loader, "is_used_up", False):
+                self._end_at(
+                    "the training data are used up: an iterator can be gone through "
+                    "only once; give the function that makes it for further passes"
+                )
         return state.stop_reason is not None
 
     def _end_at(self, limit: str) -> None:

@@ -14,8 +14,8 @@ __all__ = ["RunSettings"]
 class RunSettings(Config):
     """Base of the section of an algorithm; the trainer loop reads these keys."""
 
-    max_num_epochs: int | None = Field(1, gt=0)
-    """Passes over the data; null: no limit."""
+    max_num_epochs: int | None = Field(None, gt=0)
+    """Passes over the data; null: no limit where `max_num_steps` is set, else 1."""
     max_num_steps: int | None = Field(None, gt=0)
     """Steps; null: no limit."""
     val_period: int = Field(10, ge=0)
@@ -32,13 +32,15 @@ class RunSettings(Config):
     stop_at_validation_threshold: float | None = None
     """The goal; a loss must fall to it, anything else must rise to it."""
 
-    @model_validator(mode="after")
-    def _check_limits(self) -> Self:
+    @property
+    def epoch_limit(self) -> int | None:
+        """Passes over the data after which the run ends; None: no limit."""
         if self.max_num_epochs is None and self.max_num_steps is None:
-            raise ValueError(
-                "max_num_epochs and max_num_steps are both null: the run would never "
-                "end; set one of them"
-            )
+            return 1
+        return self.max_num_epochs
+
+    @model_validator(mode="after")
+    def _check_goal(self) -> Self:
         if (self.stop_at_validation_metric is None) != (
             self.stop_at_validation_threshold is None
         ):
