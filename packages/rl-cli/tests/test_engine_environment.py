@@ -24,7 +24,7 @@ class Listening(Terminal):
     """Keeps what is said; the third line lets the build end."""
 
     def __init__(self) -> None:
-        super().__init__(plain=True)
+        super().__init__()
         self.notes: list[str] = []
         self.heard = threading.Event()
 

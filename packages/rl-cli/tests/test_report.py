@@ -91,7 +91,7 @@ def test_nothing_measured_draws_nothing(tmp_path: Path) -> None:
 
 def table_of(stages: dict[str, Any], starts: dict[str, dict[str, float]]) -> str:
     text = io.StringIO()
-    terminal = Terminal(plain=True)
+    terminal = Terminal()
     terminal.out = Console(file=text, width=160)
     outcome = RunOutcome(Path("run"), Path("model"), 1.0, stages)
     result = {"run_dir": "run", "checkpoint": "model", "wall_s": 1.0}

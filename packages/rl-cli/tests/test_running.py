@@ -9,6 +9,7 @@ import pytest
 from rl_algorithms import Interrupted
 from rl_algorithms.trainers.signals import SignalGuard
 from rl_cli.commands import running
+from rl_cli.console import Terminal
 from rl_cli.run_place import find_place
 from rl_distributed.errors import ConfigError, WorkerDiedError
 from rl_envs import RewardCallError
@@ -31,7 +32,7 @@ def test_an_interrupted_run_names_the_command_that_goes_on(
             [f"output_dir={folder}"],
             guard,
             found=None,
-            quiet=True,
+            terminal=Terminal(quiet=True),
             as_json=False,
             debug=False,
         )
@@ -75,7 +76,7 @@ def test_an_error_names_the_command_that_goes_on(
 
     monkeypatch.setattr(running, "carry_out", failing)
     monkeypatch.setattr(running, "configure_logging", lambda *_, **__: None)
-    options = {"quiet": True, "as_json": False, "debug": False}
+    options = {"terminal": Terminal(quiet=True), "as_json": False, "debug": False}
     start = [f"output_dir={folder}"]
     with pytest.raises(type(error)) as caught, SignalGuard() as guard:
         running.run_and_report("quickstart", None, start, guard, found=None, **options)
@@ -98,7 +99,7 @@ def test_an_error_of_the_report_names_the_command_that_makes_it_again(
     monkeypatch.setattr(running, "configure_logging", lambda *_, **__: None)
     monkeypatch.setattr(running.samples, "answer", full)
     monkeypatch.setattr(running, "_result", lambda *_, **__: {})
-    options = {"quiet": True, "as_json": False, "debug": False}
+    options = {"terminal": Terminal(quiet=True), "as_json": False, "debug": False}
     start = [f"output_dir={tmp_path / 'out'}"]
     with pytest.raises(OSError, match="No space") as caught, SignalGuard() as guard:
         running.run_and_report("quickstart", None, start, guard, found=None, **options)

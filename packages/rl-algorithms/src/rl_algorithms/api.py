@@ -1,21 +1,27 @@
-"""`train()`: one call from a model and a dataset to a better model."""
+"""`train()`: one call from a model and a dataset to a better model.
+
+Imports nothing heavy: what a call begins with is shown before torch is loaded.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rl_algorithms.presets import find_preset, preset_names
-from rl_algorithms.trainers.base import BaseTrainer
 from rl_algorithms.trainers.callbacks import Callback
-from rl_algorithms.trainers.result import TrainResult
-from rl_algorithms.trainers.run_folder import Resume
+from rl_algorithms.trainers.progress import showing
 from rl_distributed.config import Config
 from rl_distributed.errors import ConfigError, RegistryError
 from rl_distributed.registry import Registry
 from rl_distributed.suggestion import nearest
-from rl_envs.reward_lists import RewardFns
+
+if TYPE_CHECKING:
+    from rl_algorithms.trainers.base import BaseTrainer
+    from rl_algorithms.trainers.result import TrainResult
+    from rl_algorithms.trainers.run_folder import Resume
+    from rl_envs.reward_lists import RewardFns
 
 __all__ = [
     "algorithm_names",
@@ -27,7 +33,7 @@ __all__ = [
 ]
 
 _ALGORITHMS: Registry[type[BaseTrainer[Any]]] = Registry("rl.algorithms", "algorithm")
-TrainerT = TypeVar("TrainerT", bound=type[BaseTrainer[Any]])
+TrainerT = TypeVar("TrainerT", bound="type[BaseTrainer[Any]]")
 
 
 def register_algorithm(name: str) -> Callable[[TrainerT], TrainerT]:
@@ -45,6 +51,9 @@ def get_algorithm(name: str) -> type[BaseTrainer[Any]]:
         RegistryError: The name is unknown, or its package is missing.
         ConfigError: What is registered is no trainer.
     """
+    # It loads torch and Ray, which takes seconds: `train` has said so by then.
+    from rl_algorithms.trainers.base import BaseTrainer  # noqa: PLC0415
+
     preset = None if name in _ALGORITHMS else find_preset(name)
     if preset is None and name not in _ALGORITHMS:
         raise RegistryError(
@@ -104,6 +113,7 @@ def train(
     environment: Any = None,
     callbacks: Iterable[Callback] = (),
     resume: Resume = False,
+    progress: bool = True,
     **settings: Any,
 ) -> TrainResult:
     """Train a model.
@@ -124,22 +134,26 @@ def train(
         environment: An environment object instead of a function.
         callbacks: Hooks.
         resume: See `BaseTrainer.fit`.
+        progress: Show the progress on standard error; see `BaseTrainer.fit`.
         **settings: Keys of the configuration, see `BaseTrainer.from_pretrained`.
 
     Raises:
         UserError: Something that you can mend; the message says how.
         Interrupted: A signal came; the run is saved.
     """
-    trainer_class = get_algorithm(algorithm)
-    config = settings.pop("config", None)
-    if not isinstance(config, Config):  # which would be complete
-        config = algorithm_settings(algorithm, config)
-    trainer = trainer_class.from_pretrained(model, config=config, **settings)
-    return trainer.fit(
-        dataset,
-        val_dataset=val_dataset,
-        reward_fn=reward_fn,
-        environment=environment,
-        callbacks=callbacks,
-        resume=resume,
-    )
+    with showing(progress) as display:
+        display.begin(algorithm, f"training {Path(model).name}: loading the libraries")
+        trainer_class = get_algorithm(algorithm)
+        config = settings.pop("config", None)
+        if not isinstance(config, Config):  # which would be complete
+            config = algorithm_settings(algorithm, config)
+        trainer = trainer_class.from_pretrained(model, config=config, **settings)
+        return trainer.fit(
+            dataset,
+            val_dataset=val_dataset,
+            reward_fn=reward_fn,
+            environment=environment,
+            callbacks=callbacks,
+            resume=resume,
+            progress=display,
+        )

@@ -20,8 +20,8 @@ from rl_algorithms import (
     WorkerPool,
     get_algorithm,
 )
+from rl_algorithms.trainers.progress import ProgressDisplay
 from rl_algorithms.trainers.signals import SignalGuard
-from rl_cli.display import RunDisplay
 from rl_cli.run_config import Run, Stage
 from rl_cli.run_folder import RunFolder
 from rl_distributed import merge_configs
@@ -51,7 +51,7 @@ class RunOutcome:
 def carry_out(
     run: Run,
     folder: RunFolder,
-    display: RunDisplay,
+    display: ProgressDisplay,
     guard: SignalGuard,
     *,
     resume: bool,
@@ -128,13 +128,12 @@ def _with_model(data: dict[str, Any], model: str) -> dict[str, Any]:
 
 
 def _train(
-    stage: Stage, trainer: BaseTrainer[Any], display: RunDisplay, *, resume: bool
+    stage: Stage, trainer: BaseTrainer[Any], display: ProgressDisplay, *, resume: bool
 ) -> dict[str, Any]:
-    display.begin_stage(stage.name, 0)
+    display.begin(stage.name)
     result: TrainResult = trainer.fit(
-        callbacks=[display], resume="auto" if resume else False
+        progress=display, resume="auto" if resume else False
     )
-    display.end_stage(result.stop_reason)
     if result.checkpoint_path is None:
         raise RuntimeError(f"stage {stage.name} kept no checkpoint")
     return {

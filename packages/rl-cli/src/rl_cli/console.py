@@ -1,4 +1,4 @@
-"""All that `rl` prints: messages, tables and the live display of a run.
+"""All that `rl` prints but the progress of a run: messages and tables.
 
 Results go to standard output, everything about progress to standard error, so that a
 program can read the one and a person the other.
@@ -6,51 +6,17 @@ program can read the one and a person the other.
 
 from __future__ import annotations
 
-import errno
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from typing import IO, Any, TextIO, cast
+from collections.abc import Mapping, Sequence
+from typing import IO, Any, cast
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from rl_distributed.terminal_stream import TerminalStream
+
 __all__ = ["Terminal", "table"]
-
-
-class _TerminalStream:
-    """A standard stream that is written to for as long as there is a terminal.
-
-    Where that is closed every write fails with EIO, and a run that outlives it, or that
-    saves itself because of it, must not end by a line about its progress.
-    """
-
-    def __init__(self, stream: Callable[[], TextIO]) -> None:
-        self._stream = stream
-
-    def write(self, text: str) -> int:
-        """Write text, if anybody can see it."""
-        self._unless_gone(lambda stream: stream.write(text))
-        return len(text)
-
-    def flush(self) -> None:
-        """Flush the stream."""
-        self._unless_gone(lambda stream: stream.flush())
-
-    def _unless_gone(self, act: Callable[[TextIO], object]) -> None:
-        # While rich draws in place the standard streams are proxies that write here.
-        stream = self._stream()
-        stream = getattr(stream, "rich_proxied_file", stream)
-        try:
-            act(stream)
-        except OSError as error:
-            if error.errno != errno.EIO:
-                raise
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "rich_proxied_file":
-            raise AttributeError(name)  # rich would write to it past this object
-        return getattr(self._stream(), name)
 
 
 class Terminal:
@@ -58,18 +24,15 @@ class Terminal:
 
     Args:
         quiet: Print no progress at all.
-        plain: Never draw in place; print one line per event. Default: when standard
-            error is not a terminal.
     """
 
-    def __init__(self, *, quiet: bool = False, plain: bool | None = None) -> None:
+    def __init__(self, *, quiet: bool = False) -> None:
         self.quiet = quiet
         # What `sys.stdout` is at each line, as rich itself looks it up.
-        out = cast("IO[str]", _TerminalStream(lambda: sys.stdout))
-        err = cast("IO[str]", _TerminalStream(lambda: sys.stderr))
+        out = cast("IO[str]", TerminalStream(lambda: sys.stdout))
+        err = cast("IO[str]", TerminalStream(lambda: sys.stderr))
         self.out = Console(file=out, highlight=False, soft_wrap=True)
         self.err = Console(file=err, highlight=False, quiet=quiet)
-        self.plain = not self.err.is_terminal if plain is None else plain
 
     def note(self, message: str) -> None:
         """Print one line about progress."""

@@ -39,6 +39,7 @@ from rl_algorithms.trainers.config import TrainerConfig
 from rl_algorithms.trainers.loop import TrainerLoop
 from rl_algorithms.trainers.memory_hint import memory_hint
 from rl_algorithms.trainers.pool import WorkerPool
+from rl_algorithms.trainers.progress import ProgressDisplay, showing
 from rl_algorithms.trainers.result import History, TrainResult
 from rl_algorithms.trainers.reward_trial import try_reward_fn
 from rl_algorithms.trainers.run_folder import (
@@ -177,6 +178,7 @@ class BaseTrainer(TrainerLoop[ConfigT]):
         environment: Any = None,
         callbacks: Iterable[Callback] = (),
         resume: Resume = False,
+        progress: bool | ProgressDisplay = True,
     ) -> TrainResult:
         """Train.
 
@@ -191,6 +193,9 @@ class BaseTrainer(TrainerLoop[ConfigT]):
             resume: False begins a new run; True goes on with the newest checkpoint of
                 `output_dir`, "auto" too if there is one; a path goes on with that
                 checkpoint, or that run folder's newest.
+            progress: Show the progress on standard error: drawn in place on a terminal
+                and in a notebook, else a line per step, at most one every 10 s. Or the
+                display that shows it.
 
         Raises:
             ConfigError: Something is impossible; nothing has been loaded then.
@@ -198,14 +203,17 @@ class BaseTrainer(TrainerLoop[ConfigT]):
             ClusterLostError: A process of Ray itself has ended; the run is saved where
                 the workers still answer.
         """
-        self._callbacks = CallbackList(callbacks)
         self._phase = "setup"
         self._opened = False
         with (
+            showing(progress) as display,
             SignalGuard() as self._signals,
             ExitStack() as self._closing,
             ClusterWatch(self._notice_loss),
         ):
+            self._callbacks = CallbackList([display, *callbacks])
+            if not display.has_begun:
+                display.begin(self.algorithm)
             try:
                 self._signals.hold()
                 self._open(dataset, val_dataset, reward_fn, environment, resume)

@@ -8,10 +8,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from rl_algorithms.trainers.progress import ProgressDisplay
 from rl_algorithms.trainers.signals import Interrupted, SignalGuard
 from rl_cli.compose import RunOutcome, carry_out
 from rl_cli.console import Terminal
-from rl_cli.display import RunDisplay
 from rl_cli.report import curve, samples, summary
 from rl_cli.run_config import Run, check_run, load_run, run_from_dict
 from rl_cli.run_folder import RunFolder
@@ -27,7 +27,7 @@ def run_and_report(
     guard: SignalGuard,
     *,
     found: RunFolder | None,
-    quiet: bool,
+    terminal: Terminal,
     as_json: bool,
     debug: bool,
 ) -> dict[str, Any]:
@@ -39,7 +39,7 @@ def run_and_report(
         overrides: Overrides of keys.
         guard: Asked between the parts of the run whether a signal came.
         found: The folder of the run to resume; None for a new run.
-        quiet: Show no progress.
+        terminal: Where the progress and the report are shown.
         as_json: A program reads standard output; show the report elsewhere.
         debug: Log everything.
 
@@ -53,7 +53,6 @@ def run_and_report(
     """
     began_s = time.monotonic()
     configure_logging("debug" if debug else "warning")
-    terminal = Terminal(quiet=quiet)
     guard.raise_pending()
     run, folder = _run_and_folder(name, config, overrides, found)
     with folder, _naming_the_resume(name, folder):
@@ -63,7 +62,7 @@ def run_and_report(
             console_level="debug" if debug else "warning",
         )
         terminal.note(f"{run.title}\nrun folder {folder.path}")
-        display = RunDisplay(terminal)
+        display = ProgressDisplay(terminal.err)
         guard.raise_pending()
         resume = found is not None
         with display.running():

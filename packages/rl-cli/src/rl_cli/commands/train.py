@@ -70,6 +70,10 @@ def train(
 
         found = find_place(name, config, overrides, resume)
         guard.raise_pending()
+        from rl_cli.console import Terminal  # noqa: PLC0415
+
+        terminal = Terminal(quiet=quiet)
+        terminal.note(f"{name}: loading the libraries")
         from rl_cli.commands.running import run_and_report  # noqa: PLC0415
 
         summary = run_and_report(
@@ -78,7 +82,7 @@ def train(
             overrides,
             guard,
             found=found,
-            quiet=quiet,
+            terminal=terminal,
             as_json=as_json,
             debug=obj["debug"],
         )
