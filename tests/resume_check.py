@@ -30,8 +30,8 @@ from typing import Any
 from processes import session_processes
 
 import rl_algorithms as rl
-from rl_algorithms.api import algorithm_settings
 from rl_algorithms.presets import preset_names
+from rl_algorithms.registry import algorithm_settings
 from rl_models import ModelBuildConfig, build_model
 
 NUM_STEPS, SAVE_PERIOD = 12, 2

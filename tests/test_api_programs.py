@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import rl_algorithms as rl
-from rl_algorithms import api
+from rl_algorithms import registry as algorithms
 from rl_distributed import registry
 from rl_distributed.testing import local_ray
 from rl_envs import EnvironmentInterface, EnvironmentReturn
@@ -118,7 +118,9 @@ def test_own_environment_algorithm_and_callback(
     model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = rl.algorithm_names()
-    monkeypatch.setattr(api, "_ALGORITHMS", registry.Registry("rl.algorithms", "x"))
+    monkeypatch.setattr(
+        algorithms, "_ALGORITHMS", registry.Registry("rl.algorithms", "x")
+    )
     rl.register_algorithm("rewarded")(Rewarded)
     hooks = Hooks()
     result = rl.train(
@@ -163,7 +165,9 @@ def test_algorithms_of_other_packages(
     monkeypatch.syspath_prepend(tmp_path)
     point = EntryPoint("focal-2", "my_focal:FocalTrainer", "rl.algorithms")
     monkeypatch.setattr(registry, "entry_points", lambda group: [point])
-    monkeypatch.setattr(api, "_ALGORITHMS", registry.Registry("rl.algorithms", "x"))
+    monkeypatch.setattr(
+        algorithms, "_ALGORITHMS", registry.Registry("rl.algorithms", "x")
+    )
     assert rl.algorithm_names() == ["focal-2"]
     assert rl.get_algorithm("focal-2").__name__ == "FocalTrainer"
     monkeypatch.delitem(sys.modules, "my_focal")

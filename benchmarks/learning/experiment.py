@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rl_algorithms import TrainResult, WorkerPool, get_algorithm
-from rl_algorithms.api import algorithm_settings
+from rl_algorithms.registry import algorithm_settings
 from rl_distributed import merge_configs
 
 __all__ = ["Curve", "Experiment", "curve_of", "train", "with_model"]

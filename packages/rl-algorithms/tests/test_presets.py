@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 import rl_algorithms as rl
-from rl_algorithms.api import algorithm_settings, get_algorithm
 from rl_algorithms.grpo.config import GRPOConfig
 from rl_algorithms.presets import Preset, find_preset, preset_names, register_preset
+from rl_algorithms.registry import algorithm_settings, get_algorithm
 from rl_distributed.errors import ConfigError, RegistryError
 
 MODEL = {"policy": {"model_name": "m", "generation": {"max_new_tokens": 50}}}

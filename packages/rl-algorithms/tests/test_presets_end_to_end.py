@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import rl_algorithms as rl
-from rl_algorithms.api import algorithm_settings
+from rl_algorithms.registry import algorithm_settings
 from rl_algorithms.testing import check_trainer
 
 ROWS = [{"prompt": f"{a}+{b}="} for a in range(8) for b in range(8)]

@@ -10,10 +10,10 @@ from rl_algorithms.errors import MismatchError
 from rl_algorithms.losses import ClippedPGLossFn
 from rl_algorithms.losses.mismatch import log_ratios_by_position, position_label
 from rl_algorithms.trainers.mismatch import (
-    MismatchConfig,
     MismatchMonitor,
     mismatch_metrics,
 )
+from rl_algorithms.trainers.mismatch_config import MismatchConfig
 from rl_algorithms.trainers.training_rows import train_metrics
 
 

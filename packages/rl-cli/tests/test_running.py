@@ -8,8 +8,10 @@ import pytest
 
 from rl_algorithms import Interrupted
 from rl_algorithms.trainers.signals import SignalGuard
+from rl_cli import compose
 from rl_cli.commands import running
 from rl_cli.console import Terminal
+from rl_cli.report import samples
 from rl_cli.run_place import find_place
 from rl_distributed.errors import ConfigError, WorkerDiedError
 from rl_envs import RewardCallError
@@ -22,7 +24,7 @@ def test_an_interrupted_run_names_the_command_that_goes_on(
     def interrupted(*parts: Any, **options: Any) -> Any:
         raise Interrupted(2, saved)
 
-    monkeypatch.setattr(running, "carry_out", interrupted)
+    monkeypatch.setattr(compose, "carry_out", interrupted)
     monkeypatch.setattr(running, "configure_logging", lambda *_, **__: None)
     folder = tmp_path / "mine"
     with pytest.raises(Interrupted) as caught, SignalGuard() as guard:
@@ -74,7 +76,7 @@ def test_an_error_names_the_command_that_goes_on(
             (folder / progress).write_text("")
         raise error
 
-    monkeypatch.setattr(running, "carry_out", failing)
+    monkeypatch.setattr(compose, "carry_out", failing)
     monkeypatch.setattr(running, "configure_logging", lambda *_, **__: None)
     options = {"terminal": Terminal(quiet=True), "as_json": False, "debug": False}
     start = [f"output_dir={folder}"]
@@ -95,9 +97,9 @@ def test_an_error_of_the_report_names_the_command_that_makes_it_again(
     def full(*parts: Any, **options: Any) -> Any:
         raise OSError("No space left on device")
 
-    monkeypatch.setattr(running, "carry_out", lambda *_, **__: None)
+    monkeypatch.setattr(compose, "carry_out", lambda *_, **__: None)
     monkeypatch.setattr(running, "configure_logging", lambda *_, **__: None)
-    monkeypatch.setattr(running.samples, "answer", full)
+    monkeypatch.setattr(samples, "answer", full)
     monkeypatch.setattr(running, "_result", lambda *_, **__: {})
     options = {"terminal": Terminal(quiet=True), "as_json": False, "debug": False}
     start = [f"output_dir={tmp_path / 'out'}"]

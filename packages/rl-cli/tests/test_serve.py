@@ -106,6 +106,7 @@ def _no_engine(name: str, terminal: object) -> None:
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(rl_models.serving, "Server", FakeServer, raising=False)
+    monkeypatch.setattr("rl_models.checkpoint.hub.check_model", lambda model: None)
     monkeypatch.setattr(rl_distributed, "init_ray", lambda count: True)
     monkeypatch.setattr(rl_cli.engine_environment, "prepare_engine", _no_engine)
     monkeypatch.setattr(rl_distributed, "shutdown_ray", lambda: None)

@@ -8,6 +8,7 @@ import pytest
 from rl_distributed_scripts import run_script
 from test_ray_attach import held_cluster
 
+from rl_distributed.cluster_config import ClusterConfig
 from rl_distributed.errors import ConfigError
 from rl_distributed.passed_variables import (
     check_pass_env,
@@ -15,7 +16,7 @@ from rl_distributed.passed_variables import (
     withheld_variables,
 )
 from rl_distributed.ray_start import init_ray
-from rl_distributed.virtual_cluster import ClusterConfig, RayVirtualCluster
+from rl_distributed.virtual_cluster import RayVirtualCluster
 
 CANARIES = {
     "MY_SECRET": "canary-1",

@@ -18,10 +18,10 @@ from rl_distributed_scripts import run_script
 
 import rl_distributed
 from rl_distributed import certificates, security
+from rl_distributed.cluster_config import ClusterConfig
 from rl_distributed.errors import ConfigError, SecurityError, UserError
 from rl_distributed.ray_start import init_ray
 from rl_distributed.security import (
-    TlsFiles,
     adopt_token_authentication,
     check_certificates,
     check_token_settings,
@@ -31,7 +31,7 @@ from rl_distributed.security import (
     tls_in_use,
     variables_undone_on_failure,
 )
-from rl_distributed.virtual_cluster import ClusterConfig
+from rl_distributed.tls_files import TlsFiles
 
 
 @pytest.fixture

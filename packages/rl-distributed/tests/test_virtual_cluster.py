@@ -11,6 +11,7 @@ import ray
 from ray._private.node import Node
 
 from rl_distributed import ray_start
+from rl_distributed.cluster_config import ClusterConfig
 from rl_distributed.errors import (
     ConfigError,
     DeadlineExceededError,
@@ -19,7 +20,7 @@ from rl_distributed.errors import (
     UserError,
 )
 from rl_distributed.ray_processes import only_needed_processes
-from rl_distributed.virtual_cluster import ClusterConfig, RayVirtualCluster, init_ray
+from rl_distributed.virtual_cluster import RayVirtualCluster, init_ray
 
 
 @pytest.mark.parametrize(

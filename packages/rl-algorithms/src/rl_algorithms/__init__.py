@@ -16,12 +16,7 @@ if TYPE_CHECKING:
         RawRewardAdvantageEstimator,
         calculate_baseline_and_std_per_prompt,
     )
-    from rl_algorithms.api import (
-        algorithm_names,
-        get_algorithm,
-        register_algorithm,
-        train,
-    )
+    from rl_algorithms.api import train
     from rl_algorithms.data import (
         BatchedDataLoader,
         DataConfig,
@@ -58,6 +53,12 @@ if TYPE_CHECKING:
     from rl_algorithms.ppo.config import PPOConfig, PPOSettings
     from rl_algorithms.ppo.trainer import PPOTrainer
     from rl_algorithms.presets import Preset, preset_names, register_preset
+    from rl_algorithms.registry import (
+        algorithm_names,
+        get_algorithm,
+        get_config_class,
+        register_algorithm,
+    )
     from rl_algorithms.rm.config import RMConfig, RMSettings
     from rl_algorithms.rm.scoring import RewardModelFn
     from rl_algorithms.rm.trainer import RMTrainer
@@ -148,6 +149,7 @@ __all__ = [
     "calculate_kl",
     "evaluate",
     "get_algorithm",
+    "get_config_class",
     "load_dataset_any",
     "masked_mean",
     "preset_names",
@@ -165,7 +167,7 @@ _NAMES_OF_MODULE = {
         "RawRewardAdvantageEstimator",
         "calculate_baseline_and_std_per_prompt",
     ],
-    "api": ["algorithm_names", "get_algorithm", "register_algorithm", "train"],
+    "api": ["train"],
     "data": [
         "BatchedDataLoader",
         "DataConfig",
@@ -198,6 +200,12 @@ _NAMES_OF_MODULE = {
     ],
     "ppo.config": ["PPOConfig", "PPOSettings"],
     "ppo.trainer": ["PPOTrainer"],
+    "registry": [
+        "algorithm_names",
+        "get_algorithm",
+        "get_config_class",
+        "register_algorithm",
+    ],
     "rm.config": ["RMConfig", "RMSettings"],
     "rm.scoring": ["RewardModelFn"],
     "rm.trainer": ["RMTrainer"],

@@ -5,102 +5,21 @@ Imports nothing heavy: what a call begins with is shown before torch is loaded.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from rl_algorithms.presets import find_preset, preset_names
+from rl_algorithms.registry import algorithm_settings, get_algorithm
 from rl_algorithms.trainers.callbacks import Callback
 from rl_algorithms.trainers.progress import showing
 from rl_distributed.config import Config
-from rl_distributed.errors import ConfigError, RegistryError
-from rl_distributed.registry import Registry
-from rl_distributed.suggestion import nearest
 
 if TYPE_CHECKING:
-    from rl_algorithms.trainers.base import BaseTrainer
     from rl_algorithms.trainers.result import TrainResult
     from rl_algorithms.trainers.run_folder import Resume
     from rl_envs.reward_lists import RewardFns
 
-__all__ = [
-    "algorithm_names",
-    "algorithm_settings",
-    "get_algorithm",
-    "register_algorithm",
-    "suggest_algorithm",
-    "train",
-]
-
-_ALGORITHMS: Registry[type[BaseTrainer[Any]]] = Registry("rl.algorithms", "algorithm")
-TrainerT = TypeVar("TrainerT", bound="type[BaseTrainer[Any]]")
-
-
-def register_algorithm(name: str) -> Callable[[TrainerT], TrainerT]:
-    """Make a trainer class known as `name`, as a decorator.
-
-    Other packages use the entry-point group `rl.algorithms`.
-    """
-    return _ALGORITHMS.register(name)
-
-
-def get_algorithm(name: str) -> type[BaseTrainer[Any]]:
-    """Return the trainer class of an algorithm, or of the algorithm of a preset.
-
-    Raises:
-        RegistryError: The name is unknown, or its package is missing.
-        ConfigError: What is registered is no trainer.
-    """
-    # It loads torch and Ray, which takes seconds: `train` has said so by then.
-    from rl_algorithms.trainers.base import BaseTrainer  # noqa: PLC0415
-
-    preset = None if name in _ALGORITHMS else find_preset(name)
-    if preset is None and name not in _ALGORITHMS:
-        raise RegistryError(
-            f"unknown algorithm {name!r}{suggest_algorithm(name)} (algorithms: "
-            f"{', '.join(algorithm_names())}; presets: {', '.join(preset_names())})"
-        )
-    found: Any = _ALGORITHMS.get(name if preset is None else preset.algorithm)
-    if not (isinstance(found, type) and issubclass(found, BaseTrainer)):
-        raise ConfigError(
-            f"algorithm {name!r} must be a subclass of BaseTrainer: got {found!r}"
-        )
-    return found
-
-
-def algorithm_settings(
-    name: str, settings: Mapping[str, Any] | None = None
-) -> dict[str, Any]:
-    """Return a tree of settings with those of the preset `name` beneath it.
-
-    Where `name` is an algorithm and no preset, the settings are what they are.
-    """
-    preset = None if name in _ALGORITHMS else find_preset(name)
-    if preset is not None:
-        return preset.under(settings or {})
-    # A document keeps where each key was written.
-    return settings if isinstance(settings, dict) else dict(settings or {})
-
-
-def suggest_algorithm(name: str, others: Iterable[str] = ()) -> str:
-    """Say which names are near `name`, or nothing where none is.
-
-    Args:
-        name: What is no algorithm and no preset.
-        others: Names of other things that may be meant.
-    """
-    groups = ([*others, *algorithm_names()], preset_names())
-    near = [found for group in groups if (found := nearest(name, group))]
-    names = " or ".join(map(repr, near))
-    return f"; did you mean {names}?" if near else ""
-
-
-def algorithm_names() -> list[str]:
-    """Return the names of all algorithms, those of other packages included.
-
-    `rl_algorithms.presets.preset_names` returns those of the presets.
-    """
-    return list(_ALGORITHMS.names())
+__all__ = ["train"]
 
 
 def train(

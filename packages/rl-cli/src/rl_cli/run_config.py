@@ -18,10 +18,14 @@ from typing import Any
 
 from pydantic import Field
 
-from rl_algorithms import TrainerConfig, algorithm_names, get_algorithm
-from rl_algorithms.api import algorithm_settings, suggest_algorithm
 from rl_algorithms.presets import find_preset, preset_names
-from rl_algorithms.trainers.components import check_names
+from rl_algorithms.registry import (
+    algorithm_names,
+    algorithm_settings,
+    get_config_class,
+    suggest_algorithm,
+)
+from rl_algorithms.trainers.config import TrainerConfig
 from rl_cli.recipe_files import recipe_names, recipe_path
 from rl_cli.required import fill_required, how_to_set
 from rl_cli.run_place import given_output_dir
@@ -29,7 +33,7 @@ from rl_distributed import Config, ConfigError, load_config, merge_configs
 from rl_distributed.config import apply_overrides, parse_overrides
 from rl_distributed.errors import UserError
 from rl_distributed.suggestion import did_you_mean
-from rl_models import ModelBuildConfig
+from rl_models.model_build_config import ModelBuildConfig
 
 __all__ = [
     "RecipeConfig",
@@ -140,9 +144,7 @@ def load_run(
     data = load_config(config) if config is not None else {}
     output_dir = given_output_dir(data, overrides)
     data = algorithm_settings(name, data)
-    data = apply_overrides(
-        data, parse_overrides(overrides), get_algorithm(name).config_class
-    )
+    data = apply_overrides(data, parse_overrides(overrides), get_config_class(name))
     source = str(config or "the command line")
     return _from_algorithm(name, data, output_dir, source=source, complete=complete)
 
@@ -153,6 +155,8 @@ def check_run(run: Run) -> None:
     Raises:
         UserError: There is no such backend, environment, optimizer, data file ...
     """
+    from rl_algorithms.trainers.preflight import check_names  # noqa: PLC0415
+
     for stage in run.stages:
         try:
             check_names(stage.config)
@@ -173,7 +177,7 @@ def run_from_dict(source: Mapping[str, Any], overrides: Sequence[str] = ()) -> R
     if source["kind"] == "recipe":
         return _from_recipe(name, _override_recipe(data, overrides), source=place)
     if overrides:
-        schema = get_algorithm(name).config_class
+        schema = get_config_class(name)
         data = dict(apply_overrides(data, parse_overrides(overrides), schema))
     return _from_algorithm(name, data, source.get("output_dir"), source=place)
 
@@ -204,7 +208,7 @@ def _override_recipe(
             raise ConfigError(f"stages.{name} is removed by one override and set by "
                               f"another; drop one of the two.")  # fmt: skip
         algorithm = stage.get("algorithm")
-        schema = get_algorithm(algorithm).config_class
+        schema = get_config_class(algorithm)
         settings = {key: value for key, value in stage.items() if key != "algorithm"}
         changed = apply_overrides(settings, parse_overrides(texts), schema)
         data["stages"][name] = {"algorithm": algorithm, **changed}
@@ -227,7 +231,7 @@ def _suggest_stage(overrides: Sequence[str], recipe: Mapping[str, Any]) -> None:
         if section in RecipeConfig.model_fields:
             continue
         for name, stage in recipe["stages"].items():
-            schema = get_algorithm(stage.get("algorithm", name)).config_class
+            schema = get_config_class(stage.get("algorithm", name))
             if section in schema.model_fields:
                 raise ConfigError(
                     f"Unknown key {key!r} in override {text!r}: this recipe has "
@@ -251,7 +255,7 @@ def _from_recipe(name: str, data: Mapping[str, Any], source: str) -> Run:
         merged.setdefault("seed", recipe.seed)
         if index > 0 or recipe.model is not None:
             _set_model(merged, key, source)
-        schema = get_algorithm(algorithm).config_class
+        schema = get_config_class(algorithm)
         config = schema.from_dict(merged, source=f"{source}: stages.{key}")
         stages.append(Stage(key, algorithm, config))
     saved = {"kind": "recipe", "name": name, "config": recipe.to_dict()}
@@ -278,7 +282,7 @@ def _from_algorithm(
     *,
     complete: bool = True,
 ) -> Run:
-    schema = get_algorithm(name).config_class
+    schema = get_config_class(name)
     filled, missing = fill_required(schema, data)
     config = schema.from_dict(filled, source=source)
     if missing and complete:

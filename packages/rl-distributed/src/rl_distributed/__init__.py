@@ -55,6 +55,7 @@ if TYPE_CHECKING:
         SlicedDataDict,
     )
     from rl_distributed.checkpoint import CheckpointingConfig, CheckpointManager
+    from rl_distributed.cluster_config import ClusterConfig
     from rl_distributed.config import (
         Config,
         ConfigDocument,
@@ -93,8 +94,9 @@ if TYPE_CHECKING:
     from rl_distributed.ray_start import init_ray, shutdown_ray, wait_for_nodes
     from rl_distributed.registry import Registry
     from rl_distributed.resources import ResourceManager
-    from rl_distributed.security import TlsFiles, make_certificates
+    from rl_distributed.security import make_certificates
     from rl_distributed.timing import TimeoutChecker, Timer
+    from rl_distributed.tls_files import TlsFiles
     from rl_distributed.tracing import Span, export_chrome_trace
     from rl_distributed.transfer import (
         CollectiveLink,
@@ -107,7 +109,7 @@ if TYPE_CHECKING:
         receive_tensors,
         send_tensors,
     )
-    from rl_distributed.virtual_cluster import ClusterConfig, RayVirtualCluster
+    from rl_distributed.virtual_cluster import RayVirtualCluster
     from rl_distributed.workers import (
         FailFast,
         MultiWorkerFuture,
@@ -266,6 +268,7 @@ _MODULES = {
         "SlicedDataDict",
     ),
     "checkpoint": ("CheckpointManager", "CheckpointingConfig"),
+    "cluster_config": ("ClusterConfig",),
     "config": (
         "Config",
         "ConfigDocument",
@@ -299,7 +302,8 @@ _MODULES = {
     "ray_start": ("init_ray", "shutdown_ray", "wait_for_nodes"),
     "registry": ("Registry",),
     "resources": ("ResourceManager",),
-    "security": ("TlsFiles", "make_certificates"),
+    "security": ("make_certificates",),
+    "tls_files": ("TlsFiles",),
     "timing": ("TimeoutChecker", "Timer"),
     "tracing": ("Span", "export_chrome_trace"),
     "transfer": (
@@ -313,7 +317,7 @@ _MODULES = {
         "receive_tensors",
         "send_tensors",
     ),
-    "virtual_cluster": ("ClusterConfig", "RayVirtualCluster"),
+    "virtual_cluster": ("RayVirtualCluster",),
     "workers": (
         "FailFast",
         "MultiWorkerFuture",

@@ -40,11 +40,11 @@ from rl_distributed.errors import (
 )
 from rl_distributed.grpc_greeting import Greeting, greet
 from rl_distributed.security import (
-    TlsFiles,
     adopt_token_authentication,
     check_certificates,
     tls_in_use,
 )
+from rl_distributed.tls_files import TlsFiles
 
 __all__ = [
     "ClusterAddress",

@@ -47,7 +47,6 @@ from rl_distributed.ray_processes import (
     private_processes,
 )
 from rl_distributed.security import (
-    TlsFiles,
     adopt_token_authentication,
     check_certificates,
     check_token_settings,
@@ -58,6 +57,7 @@ from rl_distributed.security import (
     variables_undone_on_failure,
 )
 from rl_distributed.session_folder import make_session_folder
+from rl_distributed.tls_files import TlsFiles
 from rl_distributed.topology import (
     NVLINK_DOMAIN_LABEL,
     NVLINK_DOMAIN_VARIABLE,

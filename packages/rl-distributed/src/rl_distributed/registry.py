@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import import_module
 from importlib.metadata import Distribution, EntryPoint, entry_points
+from types import ModuleType
 from typing import Generic, TypeVar
 
 from rl_distributed.errors import RegistryError
@@ -80,6 +83,43 @@ class Registry(Generic[T]):
         """
         if name in self._registered:
             return self._registered[name]
+        loaded = self._load(self._declared(name))
+        return self._registered.setdefault(name, loaded)
+
+    def check(self, name: str) -> None:
+        """Find what is wrong with a name without importing anything.
+
+        Raises:
+            RegistryError: The name is unknown, or two packages claim it.
+        """
+        if name not in self._registered:
+            self._declared(name)
+
+    def loaded(self, name: str) -> T | None:
+        """The implementation called `name` if nothing has to be imported for it."""
+        return self._registered.get(name)
+
+    def home(self, name: str) -> ModuleType | None:
+        """The module that an entry point names; None if nothing is to be imported.
+
+        A package that imports its parts lazily can hold there what is asked of an
+        implementation before it is used.
+
+        Raises:
+            RegistryError: See `get`.
+        """
+        if name in self._registered:
+            return None
+        point = self._declared(name)
+        with self._telling(point):
+            return import_module(point.module)
+
+    def names(self) -> list[str]:
+        """All known names, sorted."""
+        return sorted({*self._registered, *self._found()})
+
+    def _declared(self, name: str) -> EntryPoint:
+        """The one entry point of that name."""
         found = self._found().get(name)
         if found is None:
             known = ", ".join(self.names()) or "none"
@@ -93,12 +133,7 @@ class Registry(Generic[T]):
                 f"{self.kind} {name!r} is provided more than once: {claims}; "
                 "uninstall all but one"
             )
-        loaded = self._load(found[0])
-        return self._registered.setdefault(name, loaded)
-
-    def names(self) -> list[str]:
-        """All known names, sorted."""
-        return sorted({*self._registered, *self._found()})
+        return found[0]
 
     def _found(self) -> dict[str, list[EntryPoint]]:
         if self._entry_points is None:
@@ -109,9 +144,16 @@ class Registry(Generic[T]):
         return self._entry_points
 
     def _load(self, point: EntryPoint) -> T:
+        with self._telling(point):
+            loaded: T = point.load()
+        return loaded
+
+    @contextmanager
+    def _telling(self, point: EntryPoint) -> Iterator[None]:
+        """Turn what an import raises into errors that name the entry point."""
         what = f"{self.kind} {point.name!r} of {_owner(point)}"
         try:
-            loaded: T = point.load()
+            yield
         except ImportError as error:
             raise RegistryError(
                 f"{what} cannot be imported: {error}{_remedy(point, error)}"
@@ -120,7 +162,6 @@ class Registry(Generic[T]):
             raise RegistryError(
                 f"{what} is broken: {point.value} does not exist ({error})"
             ) from error
-        return loaded
 
 
 def _same(present: object, other: object) -> bool:

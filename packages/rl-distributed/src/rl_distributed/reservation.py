@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, cast, get_args
+from typing import TYPE_CHECKING, Any, cast
 
 import ray
 from ray.util.placement_group import (
@@ -20,6 +20,7 @@ from ray.util.placement_group import (
     remove_placement_group,
 )
 
+from rl_distributed.cluster_config import PlacementStrategy
 from rl_distributed.errors import DeadlineExceededError
 from rl_distributed.placement import (
     Bundle,
@@ -34,17 +35,11 @@ if TYPE_CHECKING:
     from ray.util.placement_group import PlacementGroup
 
 __all__ = [
-    "STRATEGIES",
-    "PlacementStrategy",
     "Reservation",
     "WorkerSlot",
     "current_slots",
     "reserve_bundles",
 ]
-
-PlacementStrategy = Literal["SPREAD", "PACK", "STRICT_SPREAD", "STRICT_PACK"]
-STRATEGIES: tuple[str, ...] = get_args(PlacementStrategy)
-"""How Ray can lay out one placement group over nodes."""
 
 
 @dataclass(frozen=True, slots=True)

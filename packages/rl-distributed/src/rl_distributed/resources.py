@@ -16,6 +16,7 @@ from typing import Literal
 from pydantic import Field
 
 from rl_distributed.closing import close_after
+from rl_distributed.cluster_config import PlacementStrategy
 from rl_distributed.config import Config
 from rl_distributed.errors import ConfigError, ResourceInsufficientError
 from rl_distributed.placement import (
@@ -25,9 +26,8 @@ from rl_distributed.placement import (
     check_unified_placement,
 )
 from rl_distributed.ray_start import init_ray, live_nodes
-from rl_distributed.reservation import PlacementStrategy
-from rl_distributed.security import TlsFiles
 from rl_distributed.suggestion import did_you_mean
+from rl_distributed.tls_files import TlsFiles
 from rl_distributed.virtual_cluster import RayVirtualCluster
 
 __all__ = [

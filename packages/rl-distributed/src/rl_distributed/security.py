@@ -24,11 +24,10 @@ import psutil
 from ray import _raylet
 
 from rl_distributed.cluster_token import check_token_file, has_token, missing_token
-from rl_distributed.config import Config
 from rl_distributed.errors import SecurityError
+from rl_distributed.tls_files import AUTHORITY, TlsFiles
 
 __all__ = [
-    "TlsFiles",
     "adopt_token_authentication",
     "check_certificates",
     "check_token_settings",
@@ -43,43 +42,12 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
-_CERTIFICATE, _KEY, _AUTHORITY = "node.crt", "node.key", "ca.crt"
 _AUTHORITY_KEY = "ca.key"
 _ON = ("1", "true")
 _FILE_VARIABLES = ("RAY_TLS_SERVER_CERT", "RAY_TLS_SERVER_KEY", "RAY_TLS_CA_CERT")
 _MODE = "RAY_AUTH_MODE"
 _VARIABLES = ("RAY_USE_TLS", *_FILE_VARIABLES, _MODE)
 _DAYS = 30.0
-
-
-class TlsFiles(Config):
-    """The three PEM files that every process of a cluster with TLS needs."""
-
-    certificate: Path
-    """Certificate of this machine's processes; each is server and client."""
-    key: Path
-    """Private key of the certificate, readable by its owner only."""
-    authority: Path
-    """Certificate of the authority that signed those of all machines."""
-
-    @classmethod
-    def in_folder(cls, folder: str | os.PathLike[str]) -> TlsFiles:
-        """The files that `make_certificates` has written to a folder."""
-        place = Path(folder).resolve()
-        return cls(
-            certificate=place / _CERTIFICATE,
-            key=place / _KEY,
-            authority=place / _AUTHORITY,
-        )
-
-    def environment(self) -> dict[str, str]:
-        """The variables by which Ray's processes find the files."""
-        return {
-            "RAY_USE_TLS": "1",
-            "RAY_TLS_SERVER_CERT": str(self.certificate.resolve()),
-            "RAY_TLS_SERVER_KEY": str(self.key.resolve()),
-            "RAY_TLS_CA_CERT": str(self.authority.resolve()),
-        }
 
 
 def own_hosts() -> list[str]:
@@ -132,7 +100,7 @@ def make_certificates(
     else:
         source = Path(authority)
         signer = certificates.read_authority(
-            source / _AUTHORITY, source / _AUTHORITY_KEY
+            source / AUTHORITY, source / _AUTHORITY_KEY
         )
     names = list(dict.fromkeys([*own_hosts(), *hosts]))
     certificate, key = certificates.issue_certificate(signer, names, valid_for)

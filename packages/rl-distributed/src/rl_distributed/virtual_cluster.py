@@ -17,13 +17,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import ray
-from pydantic import Field
 from ray.util.placement_group import remove_placement_group
 
 from rl_distributed.audit import audit, audited
 from rl_distributed.closing import close_after
+from rl_distributed.cluster_config import (
+    STRATEGIES,
+    ClusterConfig,
+    PlacementStrategy,
+)
 from rl_distributed.cluster_watch import find_loss
-from rl_distributed.config import Config
 from rl_distributed.errors import (
     ConfigError,
     DistributedError,
@@ -34,13 +37,11 @@ from rl_distributed.placement import Bundle
 from rl_distributed.ports import PortAllocator
 from rl_distributed.ray_start import init_ray, live_nodes
 from rl_distributed.reservation import (
-    STRATEGIES,
-    PlacementStrategy,
     WorkerSlot,
     current_slots,
     reserve_bundles,
 )
-from rl_distributed.security import TlsFiles
+from rl_distributed.tls_files import TlsFiles
 from rl_distributed.topology import split_into_groups
 
 if TYPE_CHECKING:
@@ -49,41 +50,12 @@ if TYPE_CHECKING:
     from ray.util.placement_group import PlacementGroup
 
 __all__ = [
-    "ClusterConfig",
-    "PlacementStrategy",
     "RayVirtualCluster",
     "WorkerSlot",
     "init_ray",
 ]
 
 _GROUPS = 2
-
-
-class ClusterConfig(Config):
-    """Size of one virtual cluster."""
-
-    num_nodes: int = 1
-    """Nodes that the cluster spans."""
-    workers_per_node: int = 1
-    """Bundles, and so workers of one group, on each node."""
-    use_gpus: bool | None = None
-    """Whether each worker has a GPU; None: if the Ray cluster has any."""
-    placement_group_strategy: PlacementStrategy = "SPREAD"
-    """How one placement group over all nodes is laid out, where one is asked for."""
-    placement_deadline_s: float = 60.0
-    """How long to wait for resources that somebody else still holds."""
-    unified: bool = False
-    """One placement group over all nodes instead of one for each, for engines that
-    start their own Ray workers and for tied groups that span nodes."""
-    bundle_resources: dict[str, float] = Field(default_factory=dict)
-    """Further Ray resources of each bundle, by name."""
-    tls: bool | TlsFiles = False
-    """Encrypt what Ray's processes send to each other: true for certificates made for
-    a new local cluster, or the three files of a running one."""
-    pass_env: list[str] = Field(default_factory=list)
-    """Variables of the environment that all processes of a new local cluster get,
-    beside those that every process needs: names, or patterns such as `MY_*`, which pass
-    no secrets."""
 
 
 class RayVirtualCluster:

@@ -7,15 +7,18 @@ A backend registers itself with a decorator, or is found through the entry-point
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any, TypeVar
 
 from rl_distributed.registry import Registry
 
 __all__ = [
+    "check_generation_backend",
     "get_generation_backend",
     "get_training_backend",
     "register_generation_backend",
     "register_training_backend",
+    "training_backend_home",
 ]
 
 Class = TypeVar("Class", bound=type)
@@ -38,6 +41,16 @@ def get_training_backend(name: str) -> type[Any]:
 def register_generation_backend(name: str) -> Callable[[Class], Class]:
     """Decorator that makes a `GenerationBackend` class known as `name`."""
     return _GENERATION.register(name)
+
+
+def training_backend_home(name: str) -> ModuleType | None:
+    """The module that an entry point finds a training backend in; see `Registry`."""
+    return _TRAINING.home(name)
+
+
+def check_generation_backend(name: str) -> None:
+    """Refuse a name that no generation backend has; imports none."""
+    _GENERATION.check(name)
 
 
 def get_generation_backend(name: str) -> type[Any]:

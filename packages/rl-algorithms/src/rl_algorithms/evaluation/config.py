@@ -11,8 +11,8 @@ from rl_algorithms.data.config import DataConfig, DatasetConfig
 from rl_algorithms.rollout.config import RolloutSettings
 from rl_algorithms.trainers.config import EnvConfig
 from rl_algorithms.trainers.unread import refuse_unread
+from rl_distributed.cluster_config import ClusterConfig
 from rl_distributed.config import Config
-from rl_distributed.virtual_cluster import ClusterConfig
 from rl_models.generation.config import GenerationConfig
 
 __all__ = ["EvalConfig"]

@@ -24,6 +24,7 @@ from rl_algorithms.data.loading import load_sources
 from rl_algorithms.data.prompts import process_prompts
 from rl_algorithms.data.types import DatumSpec
 from rl_algorithms.evaluation.config import EvalConfig
+from rl_algorithms.evaluation.preflight import check_evaluation
 from rl_algorithms.evaluation.result import DatasetEvaluation, EvaluationResult
 from rl_algorithms.evaluation.target import find_target
 from rl_algorithms.rollout import RolloutConfig, RolloutEngine, RolloutResult
@@ -90,7 +91,14 @@ def evaluate(
     target = find_target(model)
     base = target.settings() if config is None else config
     cfg = build_config(EvalConfig, settings, base=base)
-    scorer = _choose_scorer(cfg, reward_fn, environment)
+    scorer = _choose_scorer(reward_fn, environment)
+    check_evaluation(
+        cfg,
+        has_scorer=scorer is not None,
+        has_data=dataset is not None or bool(datasets),
+    )
+    if scorer is None and cfg.env is not None:
+        rl_envs.env_registry.get(cfg.env.name)
     if generation is None:
         if cfg.generation.backend != "auto":
             rl_models.get_generation_backend(cfg.generation.backend)
@@ -131,21 +139,11 @@ def _rollout_config(cfg: EvalConfig, model: str) -> RolloutConfig:
     return RolloutConfig(**dict(cfg.rollout), max_turns=cfg.max_rollout_turns, **limits)
 
 
-def _choose_scorer(
-    cfg: EvalConfig, reward_fn: RewardFns | None, environment: Any
-) -> Any:
+def _choose_scorer(reward_fn: RewardFns | None, environment: Any) -> Any:
     """Return the function or the object; None for the section `env`."""
     if reward_fn is not None and environment is not None:
         raise ConfigError("reward_fn and environment exclude each other: give one")
-    scorer = reward_fn if reward_fn is not None else environment
-    if scorer is None and cfg.env is None:
-        raise ConfigError(
-            "an evaluation needs something that rewards answers: pass reward_fn or "
-            "environment, or name an environment in the section env (--env)"
-        )
-    if scorer is None and cfg.env is not None:
-        rl_envs.env_registry.get(cfg.env.name)
-    return scorer
+    return reward_fn if reward_fn is not None else environment
 
 
 def _load_prompts(
@@ -162,11 +160,6 @@ def _load_prompts(
         for name, section in cfg.datasets.items():
             for part in load_sources(None, section):
                 sources.append((f"{name}/{part.title}" if part.title else name, part))
-    if not sources:
-        raise ConfigError(
-            "there is nothing to ask: pass a dataset, or name one in the section "
-            "datasets (--data)"
-        )
     prompts: dict[str, list[DatumSpec]] = {}
     for name, part in sources:
         if name in prompts:

@@ -13,7 +13,7 @@ from rl_algorithms.advantages.config import (
     RewardShapingConfig,
 )
 from rl_algorithms.losses.config import ClippedPGLossConfig
-from rl_algorithms.trainers.mismatch import MismatchConfig
+from rl_algorithms.trainers.mismatch_config import MismatchConfig
 from rl_algorithms.trainers.rollout_config import (
     RolloutTrainerConfig,
     SamplingSettings,

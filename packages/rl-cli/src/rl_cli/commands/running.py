@@ -6,16 +6,17 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rl_algorithms.trainers.progress import ProgressDisplay
 from rl_algorithms.trainers.signals import Interrupted, SignalGuard
-from rl_cli.compose import RunOutcome, carry_out
 from rl_cli.console import Terminal
-from rl_cli.report import curve, samples, summary
 from rl_cli.run_config import Run, check_run, load_run, run_from_dict
 from rl_cli.run_folder import RunFolder
 from rl_distributed import ConfigError, configure_logging
+
+if TYPE_CHECKING:
+    from rl_cli.compose import RunOutcome
 
 __all__ = ["run_and_report"]
 
@@ -62,6 +63,9 @@ def run_and_report(
             console_level="debug" if debug else "warning",
         )
         terminal.note(f"{run.title}\nrun folder {folder.path}")
+        # What is wrong is said before these are imported, which takes seconds.
+        from rl_cli.compose import carry_out  # noqa: PLC0415
+
         display = ProgressDisplay(terminal.err)
         guard.raise_pending()
         resume = found is not None
@@ -81,6 +85,8 @@ def _report(
     aside: bool,
 ) -> dict[str, Any]:
     """Show what a run came to, and keep it in its folder."""
+    from rl_cli.report import curve, samples, summary  # noqa: PLC0415
+
     starts = {stage.name: _started(folder, stage.name) for stage in run.stages}
     wall_s = time.monotonic() - began_s
     result = _result(run, outcome, starts[run.stages[-1].name], wall_s)
@@ -122,6 +128,8 @@ def _run_and_folder(
 
 def _started(folder: RunFolder, stage: str) -> dict[str, float]:
     """Return the validation metrics that a stage began with."""
+    from rl_cli.report import curve  # noqa: PLC0415
+
     for record in curve.stage_history(folder, stage):
         found = {key: value for key, value in record.items() if key.startswith("val:")}
         if found:
@@ -132,6 +140,8 @@ def _started(folder: RunFolder, stage: str) -> dict[str, float]:
 def _result(
     run: Run, outcome: RunOutcome, started: dict[str, float], wall_s: float
 ) -> dict[str, Any]:
+    from rl_cli.report import summary  # noqa: PLC0415
+
     return {
         "run_dir": str(outcome.run_dir),
         "checkpoint": str(outcome.checkpoint),

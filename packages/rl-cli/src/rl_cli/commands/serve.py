@@ -76,10 +76,12 @@ def serve(
     # Neither an import nor the start of Ray survives an exception in its middle.
     with SignalGuard() as guard:
         guard.hold()
-        from rl_distributed import configure_logging, shutdown_ray  # noqa: PLC0415
+        from rl_distributed import configure_logging  # noqa: PLC0415
 
         configure_logging("debug" if obj["debug"] else "warning")
         server = _server(model, settings, overrides)
+        from rl_distributed import shutdown_ray  # noqa: PLC0415
+
         try:
             return _run(server, guard, terminal, as_json)
         except Interrupted as error:
@@ -94,7 +96,9 @@ def serve(
 def _server(model: str, settings: dict[str, Any], overrides: tuple[str, ...]) -> Server:
     from rl_distributed import merge_configs  # noqa: PLC0415
     from rl_distributed.config import apply_overrides, parse_overrides  # noqa: PLC0415
-    from rl_models.serving import ServeConfig, Server  # noqa: PLC0415
+    from rl_models.checkpoint.hub import check_model  # noqa: PLC0415
+    from rl_models.serving import ServeConfig  # noqa: PLC0415
+    from rl_models.serving.weights_root import within_checkpoint  # noqa: PLC0415
 
     given = {name: value for name, value in settings.items() if value is not None}
     changes = apply_overrides({}, parse_overrides(overrides), schema=ServeConfig)
@@ -102,7 +106,12 @@ def _server(model: str, settings: dict[str, Any], overrides: tuple[str, ...]) ->
     if both:
         raise click.UsageError(f"{both[0]} is given twice, as an option and as a key.")
     document = merge_configs(given, changes)
-    return Server(model, ServeConfig.from_dict(document, source="the command line"))
+    config = ServeConfig.from_dict(document, source="the command line")
+    check_model(within_checkpoint(model))
+    # What is wrong is said before this is imported, which takes seconds.
+    from rl_models.serving import Server  # noqa: PLC0415
+
+    return Server(model, config)
 
 
 def _run(server: Server, guard: SignalGuard, terminal: Terminal, as_json: bool) -> int:

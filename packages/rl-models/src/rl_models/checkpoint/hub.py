@@ -13,9 +13,10 @@ from os import PathLike
 from pathlib import Path
 from typing import Literal
 
+from rl_models.checkpoint.model_folder import check_model_folder
 from rl_models.errors import ModelLoadError
 
-__all__ = ["check_hub_name", "hub_secrets", "why_not_on_hub"]
+__all__ = ["check_hub_name", "check_model", "hub_secrets", "why_not_on_hub"]
 
 _DEADLINE_S = 10.0
 # As the hub's client looks for it; the file of `hf auth login` is found by HF_HOME.
@@ -41,6 +42,23 @@ def check_hub_name(name: str) -> None:
     reason = why_not_on_hub(name, "model")
     if reason is not None:
         raise ModelLoadError(reason)
+
+
+def check_model(name_or_path: str | PathLike[str]) -> Path | None:
+    """Check that a model is there: a folder, or a name that the hub knows.
+
+    It needs neither torch nor transformers, which take seconds to import.
+
+    Returns:
+        The folder; None for a hub name.
+
+    Raises:
+        ModelLoadError: See `check_model_folder` and `check_hub_name`.
+    """
+    folder = check_model_folder(os.fspath(name_or_path))
+    if folder is None:
+        check_hub_name(str(name_or_path))
+    return folder
 
 
 def hub_secrets(*names: str | PathLike[str] | None) -> dict[str, str]:

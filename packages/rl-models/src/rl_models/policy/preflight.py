@@ -5,7 +5,7 @@ from __future__ import annotations
 from rl_distributed.errors import ConfigError
 from rl_models.checkpoint.model_folder import folder_context_length
 from rl_models.config import PolicyConfig
-from rl_models.registry import get_training_backend
+from rl_models.registry import get_training_backend, training_backend_home
 from rl_models.tokens.tokenizer import check_tokenizer_folder
 
 __all__ = ["check_policy", "check_training_settings"]
@@ -14,12 +14,18 @@ __all__ = ["check_policy", "check_training_settings"]
 def check_training_settings(config: PolicyConfig) -> None:
     """Checks what needs no model: the training backend, and what it checks itself.
 
-    A backend class may have a static method `check_config(config)`.
+    A backend class may have a static method `check_config(config)`. The module of its
+    entry point may have `settings_are_plain(config)`: where that returns True, the
+    class, and with it torch, is not imported to ask it.
 
     Raises:
         ConfigError: The backend refuses a setting.
         RegistryError: The backend is unknown.
     """
+    home = training_backend_home(config.backend)
+    is_plain = getattr(home, "settings_are_plain", None)
+    if is_plain is not None and is_plain(config):
+        return
     check = getattr(get_training_backend(config.backend), "check_config", None)
     if check is not None:
         check(config)

@@ -1,0 +1,102 @@
+"""What needs no model starts without the libraries that take seconds to import."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = ("torch", "ray", "transformers", "vllm", "datasets", "pandas", "matplotlib")
+PROGRAM = f"""
+import json, sys
+from rl_cli.main import main
+try:
+    main(sys.argv[1:])
+finally:
+    found = [name for name in {HEAVY!r} if name in sys.modules]
+    print(json.dumps(found), file=sys.stderr)
+"""
+
+
+def run(tmp_path, *arguments):
+    """Exit code, output, messages, and which heavy modules the command imported."""
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, *arguments],
+        cwd=tmp_path,
+        env={**os.environ, "HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    *messages, heavy = done.stderr.splitlines()
+    return done.returncode, done.stdout, "\n".join(messages), json.loads(heavy)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--help"],
+        ["train", "--help"],
+        ["config", "show", "quickstart"],
+        ["config", "show", "dapo", "--json"],
+        ["config", "explain", "grpo"],
+        ["env", "list"],
+        ["cluster", "slurm", "--help"],
+    ],
+    ids=" ".join,
+)
+def test_what_only_tells_imports_nothing_heavy(tmp_path, arguments):
+    code, output, messages, heavy = run(tmp_path, *arguments)
+    assert code == 0, messages
+    assert output
+    assert heavy == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["trian"], "did you mean 'train'"),
+        (["train", "quickstrat"], "did you mean 'quickstart'"),
+        (["train", "quickstart", "seedd=3"], "did you mean 'seed'"),
+        (["train", "quickstart", "stages.grpo.grpo.num_prompts=1"], "num_prompts"),
+        (["train", "grpo"], "grpo needs policy.model_name"),
+        (["train", "grpo", "--config", "none.yaml"], "none.yaml"),
+        (["config", "validate", "quickstart", "sede=3"], "did you mean 'seed'"),
+        (["config", "explain", "grppo"], "did you mean 'grpo'"),
+        (["generate", "./none", "hello"], "'./none' does not exist"),
+        (["generate", "none", "hello"], "'none' is neither a folder here"),
+        (["generate", "none", "hello", "--top-p", "3"], "top_p"),
+        (["eval", "./none", "--data", "x.jsonl"], "'./none' does not exist"),
+        (["serve", "./none"], "'./none' does not exist"),
+        (["serve", "none", "dtpe=auto"], "did you mean 'dtype'"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_mistake_is_told_without_anything_heavy(tmp_path, arguments, message):
+    code, _, messages, heavy = run(tmp_path, *arguments)
+    assert code == 2, messages
+    assert message in messages
+    assert heavy == []
+
+
+def test_a_model_without_anything_that_scores_is_told_without_anything_heavy(tmp_path):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    code, _, messages, heavy = run(tmp_path, "eval", "model", "--data", "x.jsonl")
+    assert code == 2, messages
+    assert "something that rewards answers" in messages
+    assert heavy == []
+
+
+@pytest.mark.skipif(
+    any(os.path.exists(f"/dev/{name}") for name in ("nvidiactl", "kfd", "dxg")),
+    reason="with a GPU the doctor asks torch about it",
+)
+def test_the_doctor_without_ray_imports_nothing_heavy(tmp_path):
+    _, output, _, heavy = run(tmp_path, "doctor", "--no-ray")
+    assert "GPUs" in output
+    assert heavy == []
