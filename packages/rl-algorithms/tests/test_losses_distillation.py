@@ -191,7 +191,7 @@ def test_zero_outside_punishes_what_the_teacher_does_not_say():
         ({"zero_outside_topk": True, "bucket_outside_topk": True}, "exclude each"),
         ({"kl_type": "jsd", "mixed_kl_weight": 1.0}, "use forward or reverse"),
         ({"kl_type": "backward"}, "reverse"),
-        ({"mixed_kl_weight": 1.5}, "less than or equal to 1"),
+        ({"mixed_kl_weight": 1.5}, "at most 1"),
     ],
 )
 def test_wrong_settings_are_named(settings, message):

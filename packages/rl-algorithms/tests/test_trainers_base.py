@@ -142,7 +142,7 @@ class TestHooks:
         with pytest.raises(ZeroDivisionError) as caught:
             trainer.fit(ROWS, callbacks=[recorder])
         assert recorder.calls[-1] == "exception ZeroDivisionError"
-        assert "in generation of step 1" in caught.value.__notes__
+        assert "in step 1: generation" in caught.value.__notes__
 
 
 @pytest.fixture
@@ -232,7 +232,7 @@ def test_where_memory_ran_out_the_settings_to_turn_down_are_named(make):
         trainer.fit(ROWS)
     (hint, phase) = caught.value.__notes__
     assert hint.startswith("To use less memory turn down what fits of: policy.train_mi")
-    assert phase == "in generation of step 1"
+    assert phase == "in step 1: generation"
 
 
 class TestEnds:

@@ -135,7 +135,7 @@ def test_arguments_come_before_the_run(model: str, tmp_path: Path) -> None:
         (["MODEL", "--env", "sorting"], "nothing to ask"),
         (["MODEL", "--data", "DATA"], "rewards answers"),
         (["MODEL", "--data", "DATA", "--env", "sortin"], "sorting"),
-        (["MODEL", "--data", "DATA", "--env", "sorting", "-k", "2"], "ks must be"),
+        (["MODEL", "--data", "DATA", "--env", "sorting", "-k", "2"], "-k 2 needs"),
         (["MODEL", "--data", "DATA", "--data", "DATA"], "two datasets"),
         (["MODEL", "--data", "=x"], "NAME=PATH"),
         (["MODEL", "--data", "DATA", "batch_sise=3"], "batch_size"),

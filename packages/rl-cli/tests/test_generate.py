@@ -45,6 +45,45 @@ def test_answers_fill_the_context_that_is_left_unless_a_length_is_given(
     assert "leaves room for 0 beside max_new_tokens=128" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--max-new-tokens", "9" * 20], "'--max-new-tokens': must be an integer from"),
+        (["-n", "9" * 20], "'--num-samples': must be an integer from 1 to 1,000,000"),
+        (["--seed", "-1"], "'--seed': must be an integer from 0"),
+        (["--top-k", "0"], "'--top-k': must be an integer from 1"),
+        (["--top-p", "2"], "'--top-p': must be a number greater than 0 and at most 1"),
+        (["--temperature", "0"], "'--temperature': must be a number greater than 0"),
+    ],
+)
+def test_numbers_that_cannot_be_are_usage_errors(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _run(["generate", "model", "12=", *arguments], False) == 2
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("gone/of/here", "the model folder 'gone/of/here' does not exist"),
+        ("notes.txt", "the model 'notes.txt' is a file"),
+        (".", "the model folder . has no config.json"),
+    ],
+)
+def test_what_is_no_model_folder_is_called_one(
+    name: str,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "notes.txt").write_text("a")
+    assert _run(["generate", name, "12="], False) == 2
+    assert said in capsys.readouterr().err
+
+
 def test_an_interrupted_run_answers_from_its_newest_checkpoint(
     model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -98,7 +137,7 @@ def test_prompts_from_a_file_and_from_standard_input(
     ("arguments", "said"),
     [
         (["no/such/folder", "1="], "no/such/folder"),
-        (["MODEL", "1=", "--top-p", "1.5"], "top_p"),
+        (["MODEL", "1=", "--top-p", "1.5"], "--top-p"),
         (["MODEL", "1=", "--temperature", "0"], "temperature"),
         (["MODEL", "1=", "--chat"], "chat template"),
         (["MODEL", "123456789=" * 4], "context"),

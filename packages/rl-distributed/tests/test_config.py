@@ -126,7 +126,7 @@ def test_every_problem_is_reported_at_once_with_its_path() -> None:
         ({}, "car is required, but not set"),
         (
             {"car": {"model_name": "t", "tags": 3}},
-            "car.tags must be a string: got 3, or",
+            "car.tags must be a string: got 3; put it in quotes, or",
         ),
         ({"car": {"model_name": "t", "color": "blu"}}, "did you mean 'blue'?"),
         ({**CAR, "ready": True, "size": 11}, "size must be at most 10 when ready"),
@@ -135,11 +135,48 @@ def test_every_problem_is_reported_at_once_with_its_path() -> None:
         ({**CAR, "channels": 2}, "did you mean 'car.radio.channels'?"),
         ({**CAR, "zzz": 2}, "known keys: car, size, ready, parts"),
         ({"car": {"model-name": "t"}}, "did you mean 'car.model_name'?"),
+        ({**CAR, "size": 10**30}, "size must be at most 9223372036854775807 in size"),
+        ({**CAR, "size": -(10**30)}, "size must be at most 9223372036854775807 in"),
         ([1], "x.yaml must be a mapping of keys to values: got list"),
     ],
 )
 def test_a_wrong_value_names_key_rule_and_value(data: Any, expected: str) -> None:
     assert expected in error_of(data)
+
+
+class Brakes(Config):
+    """A section whose rules name its keys in several ways."""
+
+    force: float = 1.0
+    options: dict[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _check(self) -> Brakes:
+        if message := self.options.get("message"):
+            raise ValueError(message)
+        return self
+
+
+class Train(Config):
+    brakes: Brakes = Field(default_factory=Brakes)
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        ("force must be low", "brakes.force must be low"),
+        ("options.message must go", "brakes.options.message must go"),
+        ("brakes.options.message must go", "brakes.options.message must go"),
+        ("brakes must be off", "brakes must be off"),
+        ("must be off", "must be off"),
+        ("one of two has to go", "brakes: one of two has to go"),
+    ],
+)
+def test_a_rule_of_a_section_names_each_key_once(message: str, expected: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Train.from_dict({"brakes": {"options": {"message": message}}})
+    path = "" if expected.startswith("brakes") else "brakes "
+    assert str(caught.value) == f"{path}{expected}"
 
 
 def test_direct_construction_raises_the_same_error() -> None:

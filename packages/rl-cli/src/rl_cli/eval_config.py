@@ -66,11 +66,20 @@ def eval_config(
         base["datasets"] = _datasets(sources)
     if env is not None:
         base["env"] = {"name": env}
-    config = build_config(EvalConfig, options, base=base)
-    if not overrides:
-        return config
-    tree = apply_overrides(config.to_dict(), parse_overrides(overrides), EvalConfig)
-    return EvalConfig.from_dict(tree, source="the command line")
+    tree = dict(apply_overrides(base, parse_overrides(overrides), EvalConfig))
+    _check_ks(options, tree)
+    return build_config(EvalConfig, options, base=tree, source="the command line")
+
+
+def _check_ks(options: Mapping[str, Any], tree: Mapping[str, Any]) -> None:
+    """Check `-k` in the words of the command line."""
+    count = options.get("num_generations") or tree.get("num_generations") or 1
+    most = max(options.get("ks") or [0])
+    if isinstance(count, int) and most > count:
+        raise ConfigError(
+            f"-k {most} needs as many answers per prompt, and there are {count}: give "
+            f"-n {most}, or a smaller -k."
+        )
 
 
 def _datasets(sources: Sequence[str]) -> dict[str, dict[str, str]]:

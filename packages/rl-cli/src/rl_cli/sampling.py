@@ -13,7 +13,7 @@ import torch
 from rl_distributed import BatchedDataDict
 from rl_distributed.errors import ConfigError
 from rl_models import GenerationConfig, get_generation_backend
-from rl_models.checkpoint.model_folder import folder_context_length
+from rl_models.checkpoint.model_folder import check_model_folder, folder_context_length
 from rl_models.generation.choice import for_this_process
 from rl_models.tokens.tokenizer import decode_rows, load_tokenizer, pad_token_id
 
@@ -58,6 +58,7 @@ def sample(
         shorten: Let answers be shorter than `config` says where the context of the
             model leaves less.
     """
+    check_model_folder(model)
     tokenizer = load_tokenizer(model)
     if chat and not tokenizer.chat_template:
         raise ConfigError(f"--chat: the tokenizer of {model} has no chat template.")

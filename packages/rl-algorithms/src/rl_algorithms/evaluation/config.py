@@ -95,7 +95,7 @@ class EvalConfig(Config):
         if wrong or self.ks == []:
             raise ValueError(
                 f"ks must be from 1 to num_generations ({self.num_generations}): got "
-                f"{self.ks}"
+                f"{self.ks}; raise num_generations, or leave them out"
             )
         return self
 

@@ -231,7 +231,7 @@ class BaseTrainer(TrainerLoop[ConfigT]):
                     raise lost from error
                 if (hint := memory_hint(self.config, error)) is not None:
                     error.add_note(hint)
-                error.add_note(f"in {self._phase} of step {self.state.step + 1}")
+                error.add_note(self._where())
                 self._report_exception(error)
                 raise
             finally:
@@ -343,6 +343,12 @@ class BaseTrainer(TrainerLoop[ConfigT]):
             steps=self.state.step,
             stop_reason=self.state.stop_reason or "",
         )
+
+    def _where(self) -> str:
+        """Say what the run was doing, for the error that ended it."""
+        if not self._opened:
+            return "before the first step: while the run was being set up"
+        return f"in step {self.state.step + 1}: {self._phase.replace('_', ' ')}"
 
     def _notice_loss(self, loss: ClusterLoss) -> None:
         """Say at once what Ray may not leave time to say later; end the run.

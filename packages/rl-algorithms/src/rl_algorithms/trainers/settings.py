@@ -66,6 +66,7 @@ def build_config(
     settings: Mapping[str, Any],
     *,
     base: Config | Mapping[str, Any] | None = None,
+    source: str = "the settings",
 ) -> ConfigT:
     """Make a configuration of settings.
 
@@ -73,6 +74,7 @@ def build_config(
         cls: The class.
         settings: Values by name or dotted path.
         base: What to start from; default the defaults of the class.
+        source: What messages call the settings.
 
     Raises:
         ConfigError: A name is unknown or ambiguous, or a value is wrong.
@@ -94,7 +96,7 @@ def build_config(
             _merge(present, plain)
         else:
             place[path[-1]] = _copy(plain) if isinstance(plain, Mapping) else plain
-    return cls.from_dict(tree, source="settings")
+    return cls.from_dict(tree, source=source)
 
 
 def _keep_optimizer_defaults(cls: type[Config], tree: dict[str, Any]) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from rl_cli.console import Terminal, table
+from rl_cli.options import Number
 
 if TYPE_CHECKING:
     from rl_distributed.actor_environments import ActorEnvironment, EnvironmentStore
@@ -164,11 +165,11 @@ def check(names: tuple[str, ...], imports: tuple[str, ...], as_json: bool) -> in
 @env.command()
 @click.option(
     "--unused-days",
-    type=click.FloatRange(min=0),
-    help="Remove also those that were not used for so many days.",
+    type=Number(),
+    help="Remove also those that were not used for this number of days.",
 )
 @click.option("--all", "everything", is_flag=True, help="Remove all that are free.")
-@click.option("--dry-run", is_flag=True, help="Only tell what would be removed.")
+@click.option("--dry-run", is_flag=True, help="Only show what would be removed.")
 @JSON
 def prune(
     unused_days: float | None, everything: bool, dry_run: bool, as_json: bool

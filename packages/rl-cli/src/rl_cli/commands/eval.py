@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from rl_cli.options import LARGEST_SEED, Number, Whole
+
 if TYPE_CHECKING:
     from rl_algorithms.evaluation import EvaluationResult
 
@@ -25,16 +27,19 @@ SHOWN = ("reward", "pass@", "cons@", "truncation_rate", "env/")
     help="Prompts: a file, a folder or a hub name; may be repeated.",
 )
 @click.option("--env", metavar="NAME", help="Environment that scores the answers.")
-@click.option("-n", "--num-generations", type=click.IntRange(1),
+@click.option("-n", "--num-generations", type=Whole(most=1_000_000),
               help="Answers per prompt; default 1.")  # fmt: skip
-@click.option("-k", "ks", type=click.IntRange(1), multiple=True,
+@click.option("-k", "ks", type=Whole(most=1_000_000), multiple=True,
               help="Report pass@K and cons@K; may be repeated.")  # fmt: skip
 @click.option("--greedy/--sample", default=None,
               help="Default: greedy for one answer per prompt.")  # fmt: skip
-@click.option("--temperature", type=float)
-@click.option("--max-new-tokens", type=click.IntRange(1), help="Longest answer.")
-@click.option("--max-samples", type=click.IntRange(1), help="Prompts of each dataset.")
-@click.option("--seed", type=click.IntRange(0), help="Seed of the samples; default 0.")
+@click.option("--temperature", type=Number(above=0),
+              help="Logits are divided by it; default 1, or the run's.")  # fmt: skip
+@click.option("--max-new-tokens", type=Whole(), help="Longest answer, in tokens.")
+@click.option("--max-samples", type=Whole(),
+              help="At most this number of prompts of each dataset.")  # fmt: skip
+@click.option("--seed", type=Whole(0, LARGEST_SEED),
+              help="Seed of the samples; default 0.")  # fmt: skip
 @click.option(
     "-o",
     "--output",

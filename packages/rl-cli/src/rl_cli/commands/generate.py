@@ -10,6 +10,8 @@ from typing import Any
 
 import click
 
+from rl_cli.options import LARGEST_SEED, Number, Whole
+
 _LONGEST_ANSWER = 128
 
 
@@ -21,19 +23,25 @@ _LONGEST_ANSWER = 128
     type=click.Path(path_type=Path, dir_okay=False, exists=True),
     help="Text file with one prompt per line.",
 )
-@click.option("-n", "--num-samples", type=click.IntRange(1), default=1,
+@click.option("-n", "--num-samples", type=Whole(most=1_000_000), default=1,
               show_default=True, help="Answers per prompt.")  # fmt: skip
-@click.option("--max-new-tokens", type=click.IntRange(1),
+@click.option("--max-new-tokens", type=Whole(),
               help="Longest answer, in tokens; default: 128, or what the context of "
               "the model leaves.")  # fmt: skip
 @click.option("--greedy", is_flag=True, help="Take the most probable token.")
-@click.option("--temperature", type=float, default=1.0, show_default=True)
-@click.option("--top-p", type=float, default=1.0, show_default=True)
-@click.option("--top-k", type=int, help="Sample from so many tokens; default all.")
+@click.option("--temperature", type=Number(above=0), default=1.0, show_default=True,
+              help="Logits are divided by it.")  # fmt: skip
+@click.option("--top-p", type=Number(above=0, most=1), default=1.0, show_default=True,
+              help="Sample from the most probable tokens that together have this "
+              "probability.")  # fmt: skip
+@click.option("--top-k", type=Whole(),
+              help="Sample from this number of most probable tokens; default all.",
+              )  # fmt: skip
 @click.option(
     "--stop", multiple=True, help="Text that ends an answer; may be repeated."
 )
-@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--seed", type=Whole(0, LARGEST_SEED), default=0, show_default=True,
+              help="Seed of the samples.")  # fmt: skip
 @click.option("--chat/--no-chat", default=None,
               help="Use the chat template; default: if there is one.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per answer.")

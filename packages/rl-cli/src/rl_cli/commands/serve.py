@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rl_cli.console import Terminal
+from rl_cli.options import Whole
 
 if TYPE_CHECKING:
     from rl_algorithms.trainers.signals import SignalGuard
@@ -20,7 +21,7 @@ _LOOK_EVERY_S = 1.0
 @click.argument("model")
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE ...]")
 @click.option("--host", help="Address to listen on; default 127.0.0.1.")
-@click.option("--port", type=click.IntRange(0, 65_535),
+@click.option("--port", type=Whole(0, 65_535),
               help="Port; default 8000, 0 takes any that is free.")  # fmt: skip
 @click.option("--api-key", envvar="RL_API_KEY", metavar="KEY",
               help="What clients must send; set RL_API_KEY where others may see the "
@@ -32,9 +33,9 @@ _LOOK_EVERY_S = 1.0
 @click.option("--weights-root", metavar="FOLDER",
               help="Folder below which those weights must lie.")  # fmt: skip
 @click.option("--name", "model_name", help="What requests call the model.")
-@click.option("--replicas", "num_replicas", type=click.IntRange(1),
+@click.option("--replicas", "num_replicas", type=Whole(most=1_000_000),
               help="Copies of the model that share the requests.")  # fmt: skip
-@click.option("--max-model-len", type=click.IntRange(1),
+@click.option("--max-model-len", type=Whole(),
               help="Longest prompt and answer together, in tokens.")  # fmt: skip
 @click.option("--dtype", type=click.Choice(["auto", "float32", "bfloat16", "float16"]),
               help="Data type of weights and cache; auto: the model's.")  # fmt: skip

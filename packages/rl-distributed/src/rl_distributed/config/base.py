@@ -19,12 +19,13 @@ from pydantic import (
 
 from rl_distributed.config.document import check_depth
 from rl_distributed.config.load import load_config
-from rl_distributed.config.problems import describe_problems, raise_problems
+from rl_distributed.config.problems import describe_problems, raise_problems, show
 from rl_distributed.config.schema import SchemaNode, field_default
 from rl_distributed.errors import ConfigError
 
 __all__ = ["Config"]
 
+_LARGEST = 2**63 - 1
 # True while a Config is being validated, so that the constructor of a nested section
 # leaves its errors to the outermost one, which reports all of them with full paths.
 _validating: contextvars.ContextVar[bool] = contextvars.ContextVar(
@@ -110,10 +111,15 @@ class Config(BaseModel):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _refuse_bool_as_number(cls, value: Any, info: ValidationInfo) -> Any:
+    def _refuse_odd_numbers(cls, value: Any, info: ValidationInfo) -> Any:
+        if not isinstance(value, int) or info.field_name not in _number_fields(cls):
+            return value
         # Python counts True as 1; in a configuration it is a slip.
-        if isinstance(value, bool) and info.field_name in _number_fields(cls):
+        if isinstance(value, bool):
             raise ValueError(f"must be a number: got {str(value).lower()}")
+        # Libraries fail on such integers late, and say only that they overflow.
+        if abs(value) > _LARGEST:
+            raise ValueError(f"must be at most {_LARGEST} in size: got {show(value)}")
         return value
 
     @model_validator(mode="before")

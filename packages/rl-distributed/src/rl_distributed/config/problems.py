@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -32,7 +33,16 @@ _EXPECTED = {
     "model_attributes_type": "must be a mapping of keys to values",
     "none_required": "must be null",
 }
+_PLAIN = {
+    "input should": "must",
+    "Input": "input",
+    "greater than or equal to": "at least",
+    "less than or equal to": "at most",
+}
 _LONGEST_VALUE = 80
+_KEY = re.compile(r"[A-Za-z_][\w.]*")
+_PREDICATES = ("belongs", "gives", "has", "is", "must", "needs", "takes")
+"""A message that begins with one has its path as its subject."""
 
 
 @dataclass(frozen=True)
@@ -42,9 +52,12 @@ class Problem:
     path: KeyPath
     message: str
     origin: str | None = None
+    joint: str = " "
+    """What stands between the path and the message: "." where that goes on with a key
+    below the path, ": " where it is a sentence about several."""
 
     def __str__(self) -> str:
-        where = f"{dotted(self.path)} " if self.path else ""
+        where = f"{dotted(self.path)}{self.joint}" if self.path else ""
         return where + self.message + (f" ({self.origin})" if self.origin else "")
 
 
@@ -90,7 +103,8 @@ def describe_problems(
         if listed or forgiven:
             continue
         origin = document.origin(path) if details["type"] != "missing" else None
-        problem = Problem(path, _message(details), origin or source)
+        joint, message = _joined(root, path, _message(details))
+        problem = Problem(path, message, origin or source, joint)
         problems.setdefault(path, []).append(problem)
     return [_combine(group) for group in problems.values()]
 
@@ -105,7 +119,27 @@ def _combine(group: Sequence[Problem]) -> Problem:
     first = group[0]
     if len(messages) == 1:
         return first
-    return Problem(first.path, ", or ".join(messages), first.origin)
+    return Problem(first.path, ", or ".join(messages), first.origin, first.joint)
+
+
+def _joined(root: SchemaNode, path: KeyPath, message: str) -> tuple[str, str]:
+    """How a message goes on behind its path; some name their key again, or one below.
+
+    The rules of a section know its keys and not where the section lies, so they begin
+    with `lr must ...`, `kwargs.lr must ...` or `optimizer.kwargs.lr must ...`.
+    """
+    named = _KEY.match(message)
+    if not path or named is None:
+        return " ", message
+    own, _, below = named.group().partition(".")
+    place = root.find(path)
+    keys = place.fields() if isinstance(place, SchemaNode) else {}
+    if own in keys:
+        return ".", message
+    if own == path[-1]:
+        rest = message.removeprefix(own)
+        return (".", rest[1:]) if below else (" ", rest.lstrip())
+    return (": " if keys and own not in _PREDICATES else " "), message
 
 
 def _path_in_data(root: SchemaNode, details: ErrorDetails, data: Any) -> KeyPath:
@@ -151,8 +185,15 @@ def _message(details: ErrorDetails) -> str:
     if expected is None:
         text = details["msg"]
         expected = text[:1].lower() + text[1:]
-        expected = expected.replace("input should", "must").replace("Input", "input")
-    return f"{expected}: got {show(value)}"
+        for words, plain in _PLAIN.items():
+            expected = expected.replace(words, plain)
+    quotes = "; put it in quotes" if _is_unquoted(kind, value) else ""
+    return f"{expected}: got {show(value)}{quotes}"
+
+
+def _is_unquoted(kind: str, value: Any) -> bool:
+    """Whether a text such as the version 2.0 was read as something else."""
+    return kind == "string_type" and isinstance(value, bool | int | float)
 
 
 def _choices(context: Mapping[str, Any]) -> list[str]:

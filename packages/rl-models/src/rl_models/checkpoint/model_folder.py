@@ -28,6 +28,11 @@ def check_model_folder(name_or_path: str | Path) -> Path | None:
                 "save_pretrained, or a step folder's policy/weights"
             )
         return path
+    if path.is_file():
+        raise ModelLoadError(
+            f"the model {text!r} is a file; give the path of a folder with config.json "
+            "and model.safetensors, or a hub name like 'org/name'"
+        )
     looks_local = text.startswith((".", "/", "~")) or text.count("/") > 1 or not text
     if looks_local or path.exists():
         raise ModelLoadError(

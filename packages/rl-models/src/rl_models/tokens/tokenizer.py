@@ -78,8 +78,9 @@ def check_tokenizer_folder(name_or_path: str | Path) -> Path | None:
         return folder
     if _looks_like_path(name):
         raise ModelLoadError(
-            f"The tokenizer folder {folder} does not exist. Correct the path, or give "
-            "a name on the hub such as 'organisation/model'."
+            f"The folder {str(folder)!r}, where the tokenizer shall come from, does "
+            "not exist. Correct the path, or give a name on the hub such as "
+            "'organisation/model'."
         )
     return None
 
