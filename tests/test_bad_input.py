@@ -113,7 +113,6 @@ def test_resume_with_overrides(refused: Any, tmp_path: Path) -> None:
 
 
 def test_used_output_dir(refused: Any, tmp_path: Path) -> None:
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "run.json").write_text("{}")
+    (tmp_path / "out" / "checkpoints" / "step_3").mkdir(parents=True)
     path = write_recipe(tmp_path, recipe())
     assert "--resume" in refused("train", path, "output_dir=out")

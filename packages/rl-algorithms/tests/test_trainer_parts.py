@@ -17,7 +17,7 @@ from rl_algorithms.trainers.batch_plan import BatchPlan
 from rl_algorithms.trainers.checkpoints import RunCheckpoints
 from rl_algorithms.trainers.config import EnvConfig
 from rl_algorithms.trainers.result import History, TrainResult, metric_name, sink_name
-from rl_algorithms.trainers.run_folder import claim_run_folder, find_resume
+from rl_algorithms.trainers.run_folder import find_resume
 from rl_algorithms.trainers.schedule import (
     EarlyStop,
     Patience,
@@ -365,22 +365,6 @@ class TestEnvConfig:
 
 
 class TestRunFolder:
-    def test_each_run_gets_its_own(self, tmp_path):
-        base = tmp_path / "a" / "run"
-        names = [claim_run_folder(base).name for _ in range(3)]
-        assert names == ["run", "run-2", "run-3"]
-
-    def test_an_empty_folder_is_used_once(self, tmp_path):
-        base = tmp_path / "run"
-        base.mkdir()
-        assert claim_run_folder(base) == base
-        assert claim_run_folder(base).name == "run-2"
-
-    def test_unwritable(self, tmp_path):
-        (tmp_path / "file").write_text("")
-        with pytest.raises(ConfigError, match="cannot be made"):
-            claim_run_folder(tmp_path / "file" / "run")
-
     def test_nothing_to_resume(self, tmp_path):
         settings = CheckpointingConfig()
         with pytest.raises(ConfigError, match="no checkpoint in"):

@@ -43,10 +43,13 @@ ROWS = [3, 1, 4, 1, 5, 9]  # three steps per epoch
 
 @pytest.fixture
 def make(tmp_path):
-    def build(policy=None, checkpointing=None, early_stop=None, **settings):
+    """Make a trainer; each has a folder of its own, unless one is named."""
+    number = itertools.count(1)
+
+    def build(policy=None, checkpointing=None, early_stop=None, *, at=None, **settings):
         config = {
             "policy": toy.POLICY,
-            "output_dir": str(tmp_path / "run"),
+            "output_dir": str(at or tmp_path / f"run-{next(number)}"),
             "checkpointing": {"save_period": 100, **(checkpointing or {})},
             "early_stop": early_stop,
             "toy": settings,
@@ -293,10 +296,9 @@ class TestEnds:
     def test_patience_goes_over_a_resume(self, make):
         settings = {"metric": "val:accuracy", "patience": 3}
         values = [0, 0.5, 0.4, 0.4, 0.4, 0.4, 0.4]
-        make(val_period=1, early_stop=settings, max_num_steps=3).fit(
-            ROWS, val_dataset=values
-        )
-        trainer = make(val_period=1, early_stop=settings)
+        first = make(val_period=1, early_stop=settings, max_num_steps=3)
+        first.fit(ROWS, val_dataset=values)
+        trainer = make(val_period=1, early_stop=settings, at=first.run_dir)
         result = trainer.fit(ROWS, val_dataset=values, resume=True)
         assert result.steps == 4
 
@@ -307,9 +309,12 @@ class TestEnds:
     def test_a_run_that_stopped_early_stays_stopped_when_resumed(self, make):
         values = [0, 0.2, 0.6, 0.6, 0.8, 1, 1]
         first = make(val_period=1, goal=0.5).fit(ROWS, val_dataset=values)
-        again = make(val_period=1, goal=0.5).fit(ROWS, val_dataset=values, resume=True)
+        at = first.run_dir
+        trainer = make(val_period=1, goal=0.5, at=at)
+        again = trainer.fit(ROWS, val_dataset=values, resume=True)
         assert (again.steps, again.stop_reason) == (2, first.stop_reason)
-        more = make(val_period=1, goal=0.8).fit(ROWS, val_dataset=values, resume=True)
+        trainer = make(val_period=1, goal=0.8, at=at)
+        more = trainer.fit(ROWS, val_dataset=values, resume=True)
         assert more.steps == 4
 
     def test_several_held_out_sets(self, make):
@@ -338,7 +343,7 @@ class TestEnds:
 
     def test_a_run_that_has_reached_its_end_trains_no_more(self, make):
         result = make(max_num_steps=3).fit(ROWS)
-        again = make(max_num_steps=3).fit(ROWS, resume=True)
+        again = make(max_num_steps=3, at=result.run_dir).fit(ROWS, resume=True)
         assert again.steps == 3
         assert again.run_dir == result.run_dir
 
@@ -468,6 +473,7 @@ class TestResume:
         policy, second = toy.ToyPolicy(), toy.Recorder()
         trainer = make(policy, max_num_steps=5)
         folder = trainer.run_dir.with_name("run-2")
+        assert folder.is_dir()
         result = trainer.fit(ROWS, callbacks=[second], resume=folder)
         assert policy.weight == whole.weight
         assert result.steps == 5
@@ -497,11 +503,74 @@ class TestResume:
         assert seen == [1, 2]
 
     def test_another_algorithm(self, make):
-        make(max_num_steps=1).fit(ROWS)
-        trainer = make()
+        done = make(max_num_steps=1).fit(ROWS)
+        trainer = make(at=done.run_dir)
         trainer.algorithm = "other"
         with pytest.raises(ConfigError, match=r"not written by.*'other'"):
             trainer.fit(ROWS, resume=True)
+
+
+class TestFolder:
+    def test_a_named_one_is_used_for_one_run(self, make):
+        done = make(max_num_steps=2).fit(ROWS)
+        kept = sorted(done.run_dir.rglob("*"))
+        unread = make(at=done.run_dir)
+        unread._load_data = None  # it is refused before the data are read
+        with pytest.raises(ConfigError, match=r"holds a run already \(newest che.*2\)"):
+            unread.fit(ROWS)
+        with pytest.raises(ConfigError, match="give one of them"):
+            make(at=done.run_dir).fit(ROWS, overwrite=True, resume="auto")
+        assert sorted(done.run_dir.rglob("*")) == kept
+        again = make(max_num_steps=1, at=done.run_dir).fit(ROWS, overwrite=True)
+        assert (again.run_dir, again.steps) == (done.run_dir, 1)
+        assert len(again.history) == 1
+        steps = [path.name for path in (again.run_dir / "checkpoints").glob("step*")]
+        assert steps == ["step_1"]
+
+    def test_one_that_is_not_named_is_new(self, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+
+        def fit(steps, **options):
+            settings = {"max_num_steps": steps}
+            trainer = toy.ToyTrainer(
+                {"policy": toy.POLICY, "toy": settings},
+                policy=toy.ToyPolicy(),
+                tokenizer=object(),
+            )
+            trainer.run_name = "mine"
+            return trainer.fit(ROWS, **options)
+
+        for number in (1, 2):
+            assert fit(2).run_dir == tmp_path / "runs" / f"mine-00{number}"
+        (tmp_path / "runs" / "mine-003").mkdir()  # it has no checkpoint
+        resumed = fit(4, resume=True)
+        assert (resumed.run_dir.name, resumed.steps) == ("mine-002", 4)
+        with pytest.raises(ConfigError, match="add output_dir=FOLDER"):
+            fit(1, overwrite=True)
+
+    def test_a_failure_before_the_first_checkpoint_blocks_nothing(self, make):
+        def fail(trainer):
+            raise WorkerDiedError("gone")
+
+        trainer = make()
+        trainer.in_step = fail
+        with pytest.raises(WorkerDiedError):
+            trainer.fit(ROWS)
+        at = trainer.run_dir
+        assert (at / "metrics.jsonl").exists()
+        assert make(at=at).fit(ROWS).steps == 6
+
+    def test_a_mistake_before_the_first_step_leaves_nothing(self, make):
+        trainer = make()
+
+        def refuse():
+            assert trainer.run_dir.is_dir()
+            raise ConfigError("the model is none")
+
+        trainer._setup_algorithm = refuse
+        with pytest.raises(ConfigError, match="is none"):
+            trainer.fit(ROWS)
+        assert not trainer.run_dir.exists()
 
 
 class TestOwner:

@@ -53,13 +53,16 @@ def a_run(folder: Path, *overrides: str) -> RunFolder:
 
 
 def test_what_is_refused_needs_no_imports(here: Path) -> None:
-    with a_run(here / "old"):
-        pass
+    with a_run(here / "old") as old:
+        (old.stage("warmup") / "checkpoints" / "step_40").mkdir(parents=True)
     (here / "file").write_text("")
     cases = {
         "output_dir=/proc/none": "cannot be written: No such file or directory; name",
         f"output_dir={here}/file/x": f"cannot be written: {here}/file is a file",
-        f"output_dir={here}/old": "holds a run already: resume it with --resume",
+        f"output_dir={here}/old": "holds a run already (newest checkpoint: step 40): "
+        f"go on with it (--resume {here}/old, in Python resume=True), start again and "
+        "delete it (--overwrite, in Python overwrite=True), or name another folder",
+        "--overwrite": "add output_dir=FOLDER",
     }
     for override, words in cases.items():
         done = rl("train", "quickstart", override)
@@ -103,7 +106,7 @@ def test_a_run_that_lives_cannot_be_resumed(here: Path) -> None:
             f"is held by process {os.getpid()} on {os.uname().nodename} since 20"
             in (done.stderr)
         )
-        assert "Ctrl-C saves it" in done.stderr
+        assert "Ctrl-C or SIGTERM saves it" in done.stderr
     found = find_place("quickstart", None, [], str(folder.path))
     assert found is not None
     with found:
@@ -134,6 +137,53 @@ def test_an_algorithm_gets_a_new_folder_and_its_newest_run_is_found(here: Path) 
         with RunFolder.create(run.name, run.output_dir, run.source) as folder:
             assert folder.path == here / "runs" / f"dapo-00{number}"
     assert RunFolder.find("dapo", "").path == folder.path
+    # One that got nowhere is not the one to go on with.
+    first = here / "runs" / "dapo-001"
+    (first / "stages" / "dapo.json").write_text("{}")
+    assert RunFolder.find("dapo", "").path == first
+
+
+def test_a_folder_is_overwritten_by_leave_only(here: Path) -> None:
+    folder = here / "run"
+    with a_run(folder):
+        pass
+    with a_run(folder, "seed=1") as second:  # it has no progress
+        assert second.read("run.json")["config"]["seed"] == 1
+        second.write("stages/warmup.json", {})
+    with pytest.raises(ConfigError, match="--overwrite, in Python overwrite=True"):
+        a_run(folder)
+    run = load_run("quickstart", None, [f"output_dir={folder}", "seed=2"])
+    given = [f"output_dir={folder}"]
+    assert find_place("quickstart", None, given, None, overwrite=True) is None
+    with RunFolder.create(run.name, run.output_dir, run.source, overwrite=True) as new:
+        assert new.read("run.json")["config"]["seed"] == 2
+        assert not new.has_progress()
+
+
+def test_what_is_no_run_is_not_overwritten(here: Path) -> None:
+    (here / "thesis").mkdir()
+    (here / "thesis" / "main.tex").write_text("")
+    done = rl("train", "quickstart", f"output_dir={here}/thesis", "--overwrite")
+    assert (done.returncode, "is no folder of a run" in done.stderr) == (2, True)
+    assert (here / "thesis" / "main.tex").exists()
+    done = rl("train", "quickstart", "--overwrite", "--resume")
+    assert (done.returncode, "give one of them" in done.stderr) == (2, True)
+
+
+def test_a_mistake_before_the_first_step_leaves_nothing(here: Path) -> None:
+    with pytest.raises(ConfigError, match="no such column"):
+        fail(here / "run", ConfigError("no such column"))
+    assert not (here / "run").exists()
+    with pytest.raises(OSError, match="full"):
+        fail(here / "run", OSError("full"))
+    assert (here / "run" / "run.json").exists()
+    fail(here / "run", None)
+
+
+def fail(folder: Path, error: Exception | None) -> None:
+    with a_run(folder):
+        if error is not None:
+            raise error
 
 
 def test_folders_and_files_are_the_owners_only(here: Path) -> None:

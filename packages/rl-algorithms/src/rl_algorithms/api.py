@@ -32,6 +32,7 @@ def train(
     environment: Any = None,
     callbacks: Iterable[Callback] = (),
     resume: Resume = False,
+    overwrite: bool = False,
     progress: bool = True,
     **settings: Any,
 ) -> TrainResult:
@@ -53,6 +54,7 @@ def train(
         environment: An environment object instead of a function.
         callbacks: Hooks.
         resume: See `BaseTrainer.fit`.
+        overwrite: Begin again in `output_dir`, and delete the run that it holds.
         progress: Show the progress on standard error; see `BaseTrainer.fit`.
         **settings: Keys of the configuration, see `BaseTrainer.from_pretrained`.
 
@@ -67,6 +69,7 @@ def train(
         if not isinstance(config, Config):  # which would be complete
             config = algorithm_settings(algorithm, config)
         trainer = trainer_class.from_pretrained(model, config=config, **settings)
+        trainer.run_name = algorithm
         return trainer.fit(
             dataset,
             val_dataset=val_dataset,
@@ -74,5 +77,6 @@ def train(
             environment=environment,
             callbacks=callbacks,
             resume=resume,
+            overwrite=overwrite,
             progress=display,
         )

@@ -9,8 +9,9 @@ runs/quickstart-001/    readable by its owner only
   stages/<name>.json    result of a stage that has ended
   logs/run.jsonl        log lines of this process; worker files lie beside it
   result.json curve.png samples.json     the report
-  .run.lock             held by the process that carries the run out
 ```
+`rl_distributed.run_folder` says whose the folder is, and when a run may begin there.
+
 Imports nothing heavy: what is wrong with a folder is said before anything is loaded.
 """
 
@@ -28,11 +29,21 @@ from typing import Any
 import yaml
 
 from rl_cli.hidden_keys import hide_secrets
-from rl_distributed.errors import ConfigError, LockHeldError
-from rl_distributed.file_lock import FolderLock
+from rl_distributed.errors import ConfigError
 from rl_distributed.private_files import make_private_folder, private_opener
+from rl_distributed.run_folder import (
+    RunClaim,
+    begin_run,
+    check_run_folder,
+    has_progress,
+    new_run_folder,
+    own_run_folder,
+)
 
-__all__ = ["RunFolder", "check_output_dir", "to_yaml"]
+__all__ = ["RunFolder", "check_output_dir", "check_writable", "to_yaml"]
+
+# Names that people use as well.
+_WRITES = ("config.yaml", "run.json", "result.json", "model", "stages", "logs")
 
 
 class RunFolder:
@@ -44,11 +55,16 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path.resolve()
-        self._lock: FolderLock | None = None
+        self._claim: RunClaim | None = None
 
     @classmethod
     def create(
-        cls, name: str, output_dir: str | None, source: Mapping[str, Any]
+        cls,
+        name: str,
+        output_dir: str | None,
+        source: Mapping[str, Any],
+        *,
+        overwrite: bool = False,
     ) -> RunFolder:
         """Make the folder of a new run, own it, and write what the run is.
 
@@ -56,20 +72,24 @@ class RunFolder:
             name: Of the recipe or algorithm.
             output_dir: The folder; None: a new one below `runs`.
             source: What `run_from_dict` makes the run of again.
+            overwrite: Delete the run that `output_dir` holds, if it holds one.
 
         Raises:
             ConfigError: The folder holds a run already, or cannot be written.
         """
-        path = None if output_dir is None else check_output_dir(output_dir)
+        path = None
+        if output_dir is not None:
+            path = check_output_dir(output_dir, overwrite=overwrite)
         try:
-            if path is None:
-                path = _next_free(Path("runs"), name)
-            make_private_folder(path)
+            path = path or new_run_folder(Path("runs"), name)
+            claim = begin_run(
+                path.resolve(),
+                overwrite=overwrite,
+                writes=_WRITES,
+                config=source["config"],
+            )
             folder = cls(path)
-            folder.own()
-            if output_dir is not None:
-                # Another one may have been faster since it was checked.
-                check_output_dir(output_dir)
+            folder._claim = claim
             make_private_folder(folder.path / "stages")
             config, hidden = hide_secrets(source["config"])
             folder.write_text("config.yaml", to_yaml(config))
@@ -93,13 +113,16 @@ class RunFolder:
                     f"the folder that the run printed at its start."
                 )
             return cls(path)
-        found = sorted(Path("runs").glob(f"{Path(name).stem}-*/run.json"))
+        found = list(Path("runs").glob(f"{Path(name).stem}-*/run.json"))
         if not found:
             raise ConfigError(
                 f"There is no run of {name!r} under runs/ to resume; start one without "
                 f"--resume, or give its folder: --resume FOLDER."
             )
-        newest = max(found, key=lambda path: path.stat().st_mtime_ns)
+        # One that failed before it got anywhere is no run to go on with.
+        newest = max(
+            found, key=lambda p: (has_progress(p.parent), p.stat().st_mtime_ns)
+        )
         return cls(newest.parent)
 
     def own(self) -> None:
@@ -109,19 +132,7 @@ class RunFolder:
             ConfigError: Another process carries the run out; the message names it. Or
                 the folder cannot be written.
         """
-        lock = FolderLock(
-            self.path,
-            "another process carries this run out",
-            name="run",
-            remedy="wait for its end, or end it (Ctrl-C saves it) and resume then",
-        )
-        try:
-            lock.acquire()
-        except LockHeldError as error:
-            raise ConfigError(str(error)) from None
-        except OSError as error:
-            raise _not_writable(self.path, error) from error
-        self._lock = lock
+        self._claim = own_run_folder(self.path)
 
     def __enter__(self) -> RunFolder:
         return self
@@ -132,8 +143,8 @@ class RunFolder:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._lock is not None:
-            self._lock.release()
+        if self._claim is not None:
+            self._claim.__exit__(kind, error, trace)
 
     def source(self, name: str, overrides: Sequence[str]) -> dict[str, Any]:
         """Return what the run is, as it lies in the folder.
@@ -189,9 +200,8 @@ class RunFolder:
         return json.loads(path.read_text()) if path.exists() else None
 
     def has_progress(self) -> bool:
-        """Whether a stage has ended, or has a checkpoint that a resume goes on from."""
-        patterns = ("stages/*.json", "stages/*/checkpoints/step_*")
-        return any(any(self.path.glob(pattern)) for pattern in patterns)
+        """Whether there is anything that a resume goes on from."""
+        return has_progress(self.path)
 
     def read(self, name: str) -> dict[str, Any]:
         """Read a JSON file of the folder."""
@@ -211,18 +221,25 @@ class RunFolder:
         os.replace(temporary, path)
 
 
-def check_output_dir(output_dir: str) -> Path:
+def check_output_dir(output_dir: str, *, overwrite: bool = False) -> Path:
     """Check that a folder can become that of a new run, by writing there.
 
     Raises:
-        ConfigError: It holds a run already, or cannot be written.
+        ConfigError: It holds a run already and may not be overwritten, it is no run's
+            and something of somebody would be lost, or it cannot be written.
     """
     path = Path(output_dir)
-    if (path / "run.json").exists():
-        raise ConfigError(
-            f"output_dir {output_dir!r} holds a run already: resume it with "
-            f"--resume {path}, or name another folder."
-        )
+    check_run_folder(path, overwrite=overwrite, writes=_WRITES)
+    check_writable(path)
+    return path
+
+
+def check_writable(path: Path) -> None:
+    """Check that a folder can be written, or made, and leave no trace.
+
+    Raises:
+        ConfigError: It cannot.
+    """
     made: list[Path] = []
     try:
         for folder in (*reversed(path.parents), path):
@@ -239,7 +256,6 @@ def check_output_dir(output_dir: str) -> Path:
     finally:
         for folder in reversed(made):
             folder.rmdir()
-    return path
 
 
 def _not_writable(path: Path, error: OSError) -> ConfigError:
@@ -247,20 +263,6 @@ def _not_writable(path: Path, error: OSError) -> ConfigError:
         f"the run folder {path} cannot be written: {error.strerror or error}; name one "
         "that you may write to, as in output_dir=FOLDER"
     )
-
-
-def _next_free(root: Path, name: str) -> Path:
-    root.mkdir(parents=True, exist_ok=True)
-    taken = [p.name.removeprefix(f"{name}-") for p in root.glob(f"{name}-*")]
-    number = max((int(text) for text in taken if text.isdigit()), default=0) + 1
-    while True:
-        path = root / f"{name}-{number:03d}"
-        try:
-            make_private_folder(path, is_new=True)
-        except FileExistsError:  # another run took it in this very moment
-            number += 1
-            continue
-        return path
 
 
 def to_yaml(data: Mapping[str, Any]) -> str:

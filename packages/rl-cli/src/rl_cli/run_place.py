@@ -12,16 +12,22 @@ from pathlib import Path
 from typing import Any
 
 from rl_cli.recipe_files import recipe_path
-from rl_cli.run_folder import RunFolder, check_output_dir
+from rl_cli.run_folder import RunFolder, check_output_dir, check_writable
 from rl_distributed.config import load_config, parse_overrides
 from rl_distributed.errors import ConfigError
+from rl_distributed.run_folder import refuse_contradiction
 from rl_distributed.session_folder import check_session_folder
 
 __all__ = ["find_place", "given_output_dir"]
 
 
 def find_place(
-    name: str, config: Path | None, overrides: Sequence[str], resume: str | None
+    name: str,
+    config: Path | None,
+    overrides: Sequence[str],
+    resume: str | None,
+    *,
+    overwrite: bool = False,
 ) -> RunFolder | None:
     """Check the folders that a run needs.
 
@@ -30,6 +36,7 @@ def find_place(
         config: YAML file of an algorithm.
         overrides: Overrides of keys.
         resume: None for a new run, "" for the newest of that name, else a folder.
+        overwrite: A new run may delete the one that its folder holds.
 
     Returns:
         The folder of the run to resume, which this process owns then; None for a new
@@ -41,6 +48,8 @@ def find_place(
     """
     if os.environ.get("RAY_ADDRESS", "local") == "local":
         check_session_folder()
+    if overwrite and resume is not None:
+        refuse_contradiction(overwrite=True, resumes=True, output_dir=None)
     if resume is not None:
         if config is not None:
             raise ConfigError(
@@ -55,7 +64,12 @@ def find_place(
     if path is None:
         path = config
     data = load_config(path) if path is not None else {}
-    check_output_dir(given_output_dir(data, overrides) or "runs")
+    given = given_output_dir(data, overrides)
+    refuse_contradiction(overwrite=overwrite, resumes=False, output_dir=given)
+    if given is not None:
+        check_output_dir(given, overwrite=overwrite)
+    else:
+        check_writable(Path("runs"))
     return None
 
 

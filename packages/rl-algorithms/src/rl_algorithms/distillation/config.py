@@ -79,8 +79,6 @@ class DistillationConfig(RolloutTrainerConfig):
 
     trains_branches: ClassVar[bool] = True
 
-    output_dir: str = "runs/distillation"
-    """Folder of the run; see `TrainerConfig`."""
     teacher: PolicyConfig
     """The teacher, which is never trained; a plain name or folder will do. What it does
     not say about lengths, precision and batches is that of `policy`."""

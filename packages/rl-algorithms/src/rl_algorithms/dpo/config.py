@@ -26,8 +26,6 @@ class DPOConfig(PairTrainerConfig):
     counts rows, two for each pair, and is rounded up to whole pairs.
     """
 
-    output_dir: str = "runs/dpo"
-    """Folder of the run; see `TrainerConfig`."""
     dpo: DPOSettings = Field(default_factory=DPOSettings)
     """The algorithm."""
     loss_fn: DPOLossConfig = Field(default_factory=DPOLossConfig)

@@ -85,8 +85,6 @@ class GRPOConfig(RolloutTrainerConfig):
 
     trains_branches: ClassVar[bool] = True
 
-    output_dir: str = "runs/grpo"
-    """Folder of the run; see `TrainerConfig`."""
     grpo: GRPOSettings = Field(default_factory=GRPOSettings)
     """The algorithm."""
     loss_fn: ClippedPGLossConfig = Field(default_factory=ClippedPGLossConfig)

@@ -80,8 +80,6 @@ class PPOConfig(RolloutTrainerConfig):
 
     trains_branches: ClassVar[bool] = True
 
-    output_dir: str = "runs/ppo"
-    """Folder of the run; see `TrainerConfig`."""
     ppo: PPOSettings = Field(default_factory=PPOSettings)
     """The algorithm."""
     critic: PolicyConfig

@@ -25,8 +25,6 @@ class RMConfig(PairTrainerConfig):
     rounded up to whole pairs.
     """
 
-    output_dir: str = "runs/rm"
-    """Folder of the run; see `TrainerConfig`."""
     rm: RMSettings = Field(default_factory=RMSettings)
     """The algorithm."""
     loss_fn: PreferenceLossConfig = Field(default_factory=PreferenceLossConfig)

@@ -35,8 +35,6 @@ class SFTConfig(TrainerConfig):
     where the environment says which answers are right (or `sft.accuracy_threshold`).
     """
 
-    output_dir: str = "runs/sft"
-    """Folder of the run; see `TrainerConfig`."""
     sft: SFTSettings = Field(default_factory=SFTSettings)
     """The algorithm."""
 

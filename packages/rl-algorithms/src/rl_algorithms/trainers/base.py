@@ -45,9 +45,7 @@ from rl_algorithms.trainers.reward_trial import try_reward_fn
 from rl_algorithms.trainers.run_folder import (
     CHECKPOINTS,
     Resume,
-    claim_run_folder,
-    find_resume,
-    own_run_folder,
+    RunPlace,
 )
 from rl_algorithms.trainers.schedule import (
     Patience,
@@ -110,7 +108,9 @@ class BaseTrainer(TrainerLoop[ConfigT]):
         self.timer = Timer()
         self.components = self.given
         self.validation = None
-        self.run_dir = Path(self.config.output_dir)
+        self.run_name = self.algorithm
+        """What a new folder is named after, where the configuration names none."""
+        self.run_dir = Path(self.config.output_dir or f"runs/{self.run_name}")
         self.needs = Needs()
         self.plan = self._plan_batches()
 
@@ -178,6 +178,7 @@ class BaseTrainer(TrainerLoop[ConfigT]):
         environment: Any = None,
         callbacks: Iterable[Callback] = (),
         resume: Resume = False,
+        overwrite: bool = False,
         progress: bool | ProgressDisplay = True,
     ) -> TrainResult:
         """Train.
@@ -193,6 +194,8 @@ class BaseTrainer(TrainerLoop[ConfigT]):
             resume: False begins a new run; True goes on with the newest checkpoint of
                 `output_dir`, "auto" too if there is one; a path goes on with that
                 checkpoint, or that run folder's newest.
+            overwrite: Delete the run that `output_dir` holds, if it holds one, and
+                begin again there.
             progress: Show the progress on standard error: drawn in place on a terminal
                 and in a notebook, else a line per step, at most one every 10 s. Or the
                 display that shows it.
@@ -216,7 +219,9 @@ class BaseTrainer(TrainerLoop[ConfigT]):
                 display.begin(self.algorithm)
             try:
                 self._signals.hold()
-                self._open(dataset, val_dataset, reward_fn, environment, resume)
+                RunPlace.check(self.config, resume=resume, overwrite=overwrite)
+                self._prepare(dataset, val_dataset, reward_fn, environment)
+                self._open(resume, overwrite)
                 self._signals.release()
                 self._train()
                 return self._result()
@@ -239,17 +244,17 @@ class BaseTrainer(TrainerLoop[ConfigT]):
 
     # Start and end ---------------------------------------------------------------
 
-    def _open(
+    def _prepare(
         self,
         dataset: Any,
         val_dataset: Any,
         reward_fn: RewardFns | None,
         environment: Any,
-        resume: Resume,
     ) -> None:
+        """Load the data, and find what can be known to be wrong before a start."""
         config = self.config
         self.state, self.history = TrainerState(), History()
-        scorer = choose_environment(config, reward_fn, environment)
+        self._scorer = scorer = choose_environment(config, reward_fn, environment)
         self.needs = self._needs(has_environment=scorer is not None)
         self._call("on_phase", "data", 0, 0)
         check_components(config, self.given, self.needs, scorer)
@@ -262,20 +267,23 @@ class BaseTrainer(TrainerLoop[ConfigT]):
         max_epochs, max_steps = self._limits()
         # A stream has no length.
         length = len(self._loader) if hasattr(self._loader, "__len__") else None
-        total_steps = count_steps(length, max_epochs, max_steps)
+        self._total_steps = count_steps(length, max_epochs, max_steps)
         unranked = unranked_warning(
             config.checkpointing,
             self._schedule,
-            total_steps,
+            self._total_steps,
             has_data=self._val_loader is not None,
         )
         if unranked is not None:
             _logger.warning(unranked)
-        found = find_resume(config.output_dir, resume, config.checkpointing)
-        self.run_dir = found.path if found else claim_run_folder(config.output_dir)
-        checkpoint = found.checkpoint if found else None
-        # Before anything of another one could be cut off or removed.
-        self._closing.callback(own_run_folder(self.run_dir).release)
+
+    def _open(self, resume: Resume, overwrite: bool) -> None:
+        """Take the folder of the run, and start what it needs."""
+        config, total_steps = self.config, self._total_steps
+        place = RunPlace.find(config, self.run_name, resume=resume, overwrite=overwrite)
+        # Owned before anything of another one could be cut off or removed.
+        self.run_dir = self._closing.enter_context(place.claim).path
+        checkpoint = place.checkpoint
         self._open_outputs()
         _logger.info("%s; %d steps", self.plan.describe(), total_steps)
         self._call("on_phase", "setup", 0, total_steps)
@@ -285,7 +293,7 @@ class BaseTrainer(TrainerLoop[ConfigT]):
             self.needs,
             self._closing,
             checkpoint=checkpoint,
-            environment=scorer,
+            environment=self._scorer,
             signals=self._signals,
             pool=self._pool,
         )

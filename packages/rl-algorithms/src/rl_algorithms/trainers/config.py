@@ -84,9 +84,8 @@ class TrainerConfig(Config):
 
     seed: int = Field(42, ge=0)
     """Seed of everything random: data order, sampling, dropout."""
-    output_dir: str = "runs/run"
-    """Folder of the run. A folder that another run has used is left alone: the new run
-    goes to `<output_dir>-2`, and so on."""
+    output_dir: str | None = None
+    """Folder of the run, and of no other one; null: a new folder `runs/NAME-NNN`."""
     policy: PolicyConfig
     """The model, how it is trained, and how it samples."""
     data: DataConfig = Field(default_factory=DataConfig)

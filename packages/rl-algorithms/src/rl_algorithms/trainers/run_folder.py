@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import count
 from pathlib import Path
 
+from rl_algorithms.trainers.config import TrainerConfig
 from rl_distributed.checkpoint import CheckpointingConfig, CheckpointManager
-from rl_distributed.errors import ConfigError, LockHeldError
-from rl_distributed.file_lock import FolderLock
-from rl_distributed.private_files import make_private_folder
+from rl_distributed.errors import ConfigError
+from rl_distributed.run_folder import (
+    CHECKPOINTS,
+    RunClaim,
+    begin_run,
+    check_run_folder,
+    new_run_folder,
+    own_run_folder,
+    refuse_contradiction,
+)
 
-__all__ = [
-    "Resume",
-    "RunFolder",
-    "claim_run_folder",
-    "find_resume",
-    "own_run_folder",
-]
+__all__ = ["CHECKPOINTS", "Resume", "RunPlace", "find_resume"]
 
 Resume = bool | str | Path
 """False: a new run. True: the newest checkpoint of `output_dir`, an error where there
@@ -27,55 +27,89 @@ is none. "auto": the same, but a new run where there is none. A path: that check
 or the newest one of that run folder."""
 
 _STEP = re.compile(r"step_\d+")
-_CLAIM = ".run"
-CHECKPOINTS = "checkpoints"
+_ROOT = Path("runs")
+_WRITES = (CHECKPOINTS, "metrics.jsonl", "result.json")
 
 
 @dataclass(frozen=True)
-class RunFolder:
-    """A run's folder and the checkpoint it goes on from."""
+class RunPlace:
+    """The folder of a run and the checkpoint it goes on from."""
 
-    path: Path
-    """The folder."""
+    claim: RunClaim
+    """What owns the folder until the run ends."""
     checkpoint: Path | None = None
     """The checkpoint to resume from; None for a new run."""
 
+    @staticmethod
+    def check(config: TrainerConfig, *, resume: Resume, overwrite: bool) -> None:
+        """Find what `find` would refuse, before anything is loaded.
 
-def claim_run_folder(output_dir: str | Path) -> Path:
-    """Make a folder, for its owner alone, that no other run has and return it.
+        Raises:
+            ConfigError: See `find`.
+        """
+        given = config.output_dir
+        refuse_contradiction(
+            overwrite=overwrite, resumes=resume is not False, output_dir=given
+        )
+        if given is not None and resume is False:
+            check_run_folder(
+                Path(given).expanduser().absolute(),
+                overwrite=overwrite,
+                writes=_WRITES,
+                config=config.to_dict(),
+            )
 
-    It is `output_dir` itself when that is new or empty, else `output_dir-2`, `-3`, ...
-    Two runs that start at once get two folders: making the marker file is atomic.
+    @classmethod
+    def find(
+        cls, config: TrainerConfig, name: str, *, resume: Resume, overwrite: bool
+    ) -> RunPlace:
+        """Make the folder of a new run, or find that of the run to go on with; own it.
 
-    Raises:
-        ConfigError: The folder cannot be made.
-    """
-    base = Path(output_dir).expanduser().absolute()
-    for candidate in _family(base):
-        try:
-            make_private_folder(candidate)
-            if any(candidate.iterdir()):
-                continue
-            (candidate / _CLAIM).touch(exist_ok=False)
-        except FileExistsError:
-            if candidate.is_dir():
-                continue
-            raise ConfigError(
-                f"output_dir: {candidate} is a file; name a folder"
-            ) from None
-        except OSError as error:
-            raise ConfigError(
-                f"output_dir: {candidate} cannot be made: {error}; name a folder that "
-                "you may write to"
-            ) from error
-        return candidate
-    raise AssertionError("the family of folders is endless")
+        Args:
+            config: Names the folder; where it names none it is `runs/<name>-NNN`.
+            name: Of the run.
+            resume: Which run to go on with.
+            overwrite: Whether a new run may remove another one from `output_dir`.
+
+        Raises:
+            ConfigError: There is nothing to resume from, the folder holds progress of
+                another run, another process uses it, or it cannot be written.
+        """
+        cls.check(config, resume=resume, overwrite=overwrite)
+        output_dir = config.output_dir
+        checkpoint = find_resume(output_dir, resume, config.checkpointing, name=name)
+        if checkpoint is not None:
+            return cls(own_run_folder(_folder_of(checkpoint)), checkpoint)
+        if output_dir is not None:
+            path = Path(output_dir).expanduser().absolute()
+        else:
+            try:
+                path = new_run_folder(_ROOT.absolute(), name)
+            except OSError as error:
+                raise ConfigError(
+                    f"output_dir: no folder can be made in {_ROOT.absolute()}: "
+                    f"{error}; name one that you may write to"
+                ) from error
+        claim = begin_run(
+            path, overwrite=overwrite, writes=_WRITES, config=config.to_dict()
+        )
+        return cls(claim)
 
 
 def find_resume(
-    output_dir: str | Path, resume: Resume, checkpointing: CheckpointingConfig
-) -> RunFolder | None:
-    """Find the run to go on with, or None when a new one shall begin.
+    output_dir: str | Path | None,
+    resume: Resume,
+    checkpointing: CheckpointingConfig,
+    *,
+    name: str = "run",
+) -> Path | None:
+    """Find the checkpoint to go on from, or None when a new run shall begin.
+
+    Args:
+        output_dir: Folder of the run; None: the newest `runs/<name>-NNN`.
+        resume: Which run to go on with.
+        checkpointing: Which checkpoints count.
+        name: Of the run.
 
     Raises:
         ConfigError: There is nothing to resume from.
@@ -83,16 +117,16 @@ def find_resume(
     if resume is False:
         return None
     if resume is True or resume == "auto":
-        base = Path(output_dir).expanduser().absolute()
-        for folder in reversed(list(_existing(base))):
+        for folder in _candidates(output_dir, name):
             checkpoint = _newest(folder, checkpointing)
             if checkpoint is not None:
-                return RunFolder(folder, checkpoint)
+                return checkpoint
         if resume == "auto":
             return None
+        where = output_dir if output_dir is not None else _ROOT / f"{name}-NNN"
         raise ConfigError(
-            f"resume: no checkpoint in {base / CHECKPOINTS}; leave resume out to begin "
-            "a new run, or give the path of a run folder"
+            f"resume: no checkpoint in {Path(where).absolute() / CHECKPOINTS}; leave "
+            "resume out to begin a new run, or give the path of a run folder"
         )
     path = Path(resume).expanduser().absolute()
     if not path.is_dir():
@@ -101,42 +135,19 @@ def find_resume(
             f"{CHECKPOINTS}/step_N folders"
         )
     if _STEP.fullmatch(path.name):
-        owner = path.parent.parent if path.parent.name == CHECKPOINTS else path.parent
-        return RunFolder(owner, path)
+        return path
     checkpoint = _newest(path, checkpointing)
     if checkpoint is None:
         raise ConfigError(
             f"resume: no checkpoint in {path / CHECKPOINTS}; the run was ended before "
             "its first one"
         )
-    return RunFolder(path, checkpoint)
+    return checkpoint
 
 
-def own_run_folder(path: Path) -> FolderLock:
-    """Own the folder of a run, so that nobody else trains there.
-
-    Returns:
-        The lock; it is held until it is released or this process ends.
-
-    Raises:
-        ConfigError: Another process trains there, or the folder cannot be written.
-    """
-    lock = FolderLock(
-        path,
-        "resume: another process carries this run out",
-        name="run",
-        remedy="wait for its end, or end it (SIGTERM saves it) and resume then",
-    )
-    try:
-        lock.acquire()
-    except LockHeldError as error:
-        raise ConfigError(str(error)) from None
-    except OSError as error:
-        raise ConfigError(
-            f"output_dir: {path} cannot be written: {error}; name a folder that you "
-            "may write to"
-        ) from error
-    return lock
+def _folder_of(checkpoint: Path) -> Path:
+    above = checkpoint.parent
+    return above.parent if above.name == CHECKPOINTS else above
 
 
 def _newest(folder: Path, checkpointing: CheckpointingConfig) -> Path | None:
@@ -144,14 +155,13 @@ def _newest(folder: Path, checkpointing: CheckpointingConfig) -> Path | None:
     return manager.get_latest_checkpoint_path()
 
 
-def _family(base: Path) -> Iterator[Path]:
-    yield base
-    for number in count(2):
-        yield base.with_name(f"{base.name}-{number}")
-
-
-def _existing(base: Path) -> Iterator[Path]:
-    for folder in _family(base):
-        if not folder.is_dir():
-            return
-        yield folder
+def _candidates(output_dir: str | Path | None, name: str) -> list[Path]:
+    """Return the folders of the runs to go on with, the newest first."""
+    if output_dir is not None:
+        return [Path(output_dir).expanduser().absolute()]
+    numbered = []
+    for path in _ROOT.absolute().glob(f"{name}-*"):
+        number = path.name.removeprefix(f"{name}-")
+        if number.isdigit():
+            numbered.append((int(number), path))
+    return [path for _, path in sorted(numbered, reverse=True)]

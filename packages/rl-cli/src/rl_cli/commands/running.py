@@ -13,7 +13,7 @@ from rl_algorithms.trainers.signals import Interrupted, SignalGuard
 from rl_cli.console import Terminal
 from rl_cli.run_config import Run, check_run, load_run, run_from_dict
 from rl_cli.run_folder import RunFolder
-from rl_distributed import ConfigError, configure_logging
+from rl_distributed import configure_logging
 
 if TYPE_CHECKING:
     from rl_cli.compose import RunOutcome
@@ -28,6 +28,7 @@ def run_and_report(
     guard: SignalGuard,
     *,
     found: RunFolder | None,
+    overwrite: bool = False,
     terminal: Terminal,
     as_json: bool,
     debug: bool,
@@ -40,6 +41,7 @@ def run_and_report(
         overrides: Overrides of keys.
         guard: Asked between the parts of the run whether a signal came.
         found: The folder of the run to resume; None for a new run.
+        overwrite: A new run may delete the one that its folder holds.
         terminal: Where the progress and the report are shown.
         as_json: A program reads standard output; show the report elsewhere.
         debug: Log everything.
@@ -55,7 +57,7 @@ def run_and_report(
     began_s = time.monotonic()
     configure_logging("debug" if debug else "warning")
     guard.raise_pending()
-    run, folder = _run_and_folder(name, config, overrides, found)
+    run, folder = _run_and_folder(name, config, overrides, found, overwrite)
     with folder, _naming_the_resume(name, folder):
         configure_logging(
             "debug" if debug else "info",
@@ -112,18 +114,24 @@ def _naming_the_resume(name: str, folder: RunFolder) -> Iterator[None]:
 def _can_be_resumed(error: BaseException, folder: RunFolder) -> bool:
     if isinstance(error, Interrupted):
         return error.checkpoint_path is not None
-    # A resumed run keeps its configuration: one that never worked does not work then.
-    return not isinstance(error, ConfigError) or folder.has_progress()
+    # What has got nowhere has nothing to go on from.
+    return folder.has_progress()
 
 
 def _run_and_folder(
-    name: str, config: Path | None, overrides: Sequence[str], found: RunFolder | None
+    name: str,
+    config: Path | None,
+    overrides: Sequence[str],
+    found: RunFolder | None,
+    overwrite: bool,
 ) -> tuple[Run, RunFolder]:
     if found is not None:
         return run_from_dict(found.source(name, overrides), overrides), found
     run = load_run(name, config, overrides)
     check_run(run)
-    return run, RunFolder.create(run.name, run.output_dir, run.source)
+    return run, RunFolder.create(
+        run.name, run.output_dir, run.source, overwrite=overwrite
+    )
 
 
 def _started(folder: RunFolder, stage: str) -> dict[str, float]:

@@ -32,6 +32,11 @@ OVERRIDES_HELP = (
     metavar="[FOLDER]",
     help="Go on with an interrupted run: the newest one of this name, or that folder.",
 )
+@click.option(
+    "--overwrite",
+    is_flag=True,
+    help="Delete the run that output_dir holds, if it holds one, and begin again.",
+)
 @click.option("--json", "as_json", is_flag=True, help="End with one JSON object.")
 @click.option("--quiet", is_flag=True, help="Show no progress.")
 @click.pass_obj
@@ -41,6 +46,7 @@ def train(
     overrides: tuple[str, ...],
     config: Path | None,
     resume: str | None,
+    overwrite: bool,
     as_json: bool,
     quiet: bool,
 ) -> int:
@@ -49,7 +55,9 @@ def train(
     KEY=VALUE changes a key of the configuration, +KEY=VALUE adds one to a mapping, ~KEY
     removes one. `rl config show NAME` lists them all. With --json the last line of
     standard output is one JSON object with run_dir, checkpoint, wall_s, seed, metrics.
-    A run without output_dir gets a new folder runs/NAME-NNN.
+    A run without output_dir gets a new folder runs/NAME-NNN. A folder that is named
+    is used for one run: a second one goes on with it (--resume), deletes it
+    (--overwrite), or is refused.
 
     \b
     Examples:
@@ -68,7 +76,7 @@ def train(
         guard.hold()
         from rl_cli.run_place import find_place  # noqa: PLC0415
 
-        found = find_place(name, config, overrides, resume)
+        found = find_place(name, config, overrides, resume, overwrite=overwrite)
         guard.raise_pending()
         from rl_cli.console import Terminal  # noqa: PLC0415
 
@@ -82,6 +90,7 @@ def train(
             overrides,
             guard,
             found=found,
+            overwrite=overwrite,
             terminal=terminal,
             as_json=as_json,
             debug=obj["debug"],
