@@ -17,7 +17,12 @@ def died(cause: str) -> WorkerDiedError:
 
 def config(backend: str, **vllm: float) -> GRPOConfig:
     generation = {"max_new_tokens": 64, "backend": backend, "vllm": vllm}
-    policy = {"model_name": "m", "train_micro_batch_size": 2, "generation": generation}
+    policy = {
+        "model_name": "m",
+        "train_micro_batch_size": 2,
+        "max_total_sequence_length": 512,
+        "generation": generation,
+    }
     return GRPOConfig.from_dict({"policy": policy, "cluster": {"workers_per_node": 2}})
 
 

@@ -261,7 +261,10 @@ class TestConfigs:
         ("settings", "message"),
         [
             ({"num_generations_per_prompt": 1}, "at least 2"),
-            ({"max_new_tokens": 512}, "leave room for the prompt"),
+            (
+                {"max_new_tokens": 512, "max_total_sequence_length": 512},
+                "leave room for the prompt",
+            ),
             ({"stop_at_validation_metric": "val:accuracy"}, "belong together"),
             (
                 {"use_dynamic_sampling": True, "drop_zero_variance_groups": True},

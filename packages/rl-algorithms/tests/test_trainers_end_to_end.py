@@ -74,7 +74,6 @@ class TestGRPO:
         trainer = rl.GRPOTrainer.from_pretrained(
             tiny_model,
             num_prompts_per_step=32,
-            max_total_sequence_length=16,
             output_dir=str(tmp_path / "run"),
         )
         trainer = pooled(pool, trainer)

@@ -43,6 +43,12 @@ def test_overrides_reach_recipe_common_and_stages() -> None:
     assert run.report.num_samples == 0
 
 
+def test_stages_take_the_context_of_the_model_that_is_handed_on() -> None:
+    keys = ["~common.policy.max_total_sequence_length", "model.max_position_embeddings"]
+    run = load_run("quickstart", None, [keys[0], f"{keys[1]}=24"])
+    assert {s.config.policy.max_total_sequence_length for s in run.stages} == {24}
+
+
 def test_a_stage_can_be_removed() -> None:
     run = load_run("quickstart", None, ["~stages.grpo"])
     assert [stage.name for stage in run.stages] == ["warmup"]

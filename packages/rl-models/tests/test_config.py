@@ -5,6 +5,8 @@ import pytest
 from rl_distributed.errors import ConfigError
 from rl_models.config import PolicyConfig
 
+ROWS = {"max_total_sequence_length": 512}
+
 
 def _config(**settings):
     return PolicyConfig.from_dict({"model_name": "m", **settings}, source="policy")
@@ -22,9 +24,15 @@ def test_round_trip():
         ({"optimizer": {"kwargs": {"lr": -1}}}, "number >= 0"),
         ({"train_mirco_batch_size": 3}, "train_micro_batch_size"),
         ({"precision": "float8"}, "float32"),
-        ({"sequence_packing": {"train_mb_tokens": 100}}, "at least one row"),
         (
-            {"dynamic_batching": {"train_mb_tokens": 600, "logprob_mb_tokens": 100}},
+            {**ROWS, "sequence_packing": {"train_mb_tokens": 100}},
+            "at least one row",
+        ),
+        (
+            {
+                **ROWS,
+                "dynamic_batching": {"train_mb_tokens": 600, "logprob_mb_tokens": 100},
+            },
             "logprob_mb_tokens must hold at least one row",
         ),
         (

@@ -34,6 +34,7 @@ from rl_distributed.config import apply_overrides, parse_overrides
 from rl_distributed.errors import UserError
 from rl_distributed.suggestion import did_you_mean
 from rl_models.model_build_config import ModelBuildConfig
+from rl_models.row_length import context_of_folder, fitting
 
 __all__ = [
     "RecipeConfig",
@@ -244,7 +245,8 @@ def _from_recipe(name: str, data: Mapping[str, Any], source: str) -> Run:
     recipe = RecipeConfig.from_dict(dict(data), source=source)
     if not recipe.stages:
         raise ConfigError(f"{source}: stages must hold at least one stage: got none.")
-    stages = []
+    stages: list[Stage] = []
+    context = recipe.model.max_position_embeddings if recipe.model else None
     for index, (key, raw) in enumerate(recipe.stages.items()):
         merged: dict[str, Any] = merge_configs(recipe.common, raw)
         algorithm = merged.pop("algorithm", key)
@@ -254,17 +256,28 @@ def _from_recipe(name: str, data: Mapping[str, Any], source: str) -> Run:
         merged = algorithm_settings(algorithm, merged)
         merged.setdefault("seed", recipe.seed)
         if index > 0 or recipe.model is not None:
-            _set_model(merged, key, source)
+            _set_model(merged, key, source, context)
         schema = get_config_class(algorithm)
         config = schema.from_dict(merged, source=f"{source}: stages.{key}")
         stages.append(Stage(key, algorithm, config))
+        if index == 0 and recipe.model is None:
+            context = context_of_folder(config.policy.to_dict())
     saved = {"kind": "recipe", "name": name, "config": recipe.to_dict()}
     return Run(name, recipe.title, recipe.seed, recipe.output_dir, recipe.model,
                tuple(stages), recipe.report, saved)  # fmt: skip
 
 
-def _set_model(merged: dict[str, Any], stage: str, source: str) -> None:
-    """Mark the model of a stage as the one that the run hands on."""
+def _set_model(
+    merged: dict[str, Any], stage: str, source: str, context: int | None
+) -> None:
+    """Mark the model of a stage as the one that the run hands on.
+
+    Args:
+        merged: The stage's configuration.
+        stage: Its name.
+        source: Where it was written.
+        context: Longest row of that model, where it is known.
+    """
     policy = merged.setdefault("policy", {})
     if policy.get("model_name"):
         raise ConfigError(
@@ -272,6 +285,8 @@ def _set_model(merged: dict[str, Any], stage: str, source: str) -> None:
             f"trains what the run hands on; remove it."
         )
     policy["model_name"] = "(handed on)"
+    if context is not None and policy.get("max_total_sequence_length") is None:
+        policy["max_total_sequence_length"] = fitting(context, policy)
 
 
 def _from_algorithm(

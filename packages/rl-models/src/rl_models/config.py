@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import importlib
 import inspect
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
 from rl_distributed.config import Config
 from rl_models.generation.config import GenerationConfig
+from rl_models.row_length import UNKNOWN_CONTEXT, default_row_length
 
 __all__ = [
     "DTensorConfig",
@@ -20,6 +22,9 @@ __all__ = [
     "SequencePackingConfig",
     "TokenizerConfig",
 ]
+
+
+_LONGEST = "max_total_sequence_length"
 
 
 class TokenizerConfig(Config):
@@ -148,8 +153,10 @@ class PolicyConfig(Config):
     critic) or a number for a whole row (`reward`, that of its last token)."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """Data type of the computation; weights and optimizer state stay float32."""
-    max_total_sequence_length: int = Field(512, gt=1)
-    """Longest row, prompt and answer together."""
+    max_total_sequence_length: int | None = Field(None, gt=1)
+    """Longest row, prompt and answer together; null: the context of the model (2048 if
+    it says none), or less where a micro-batch by tokens or
+    `generation.max_context_length` holds less."""
     train_global_batch_size: int | None = Field(None, gt=0)
     """Rows per optimizer step, over all ranks; null: all rows of a call of `train`."""
     train_micro_batch_size: int = Field(4, gt=0)
@@ -184,6 +191,16 @@ class PolicyConfig(Config):
     call_deadline_s: float = Field(3600.0, gt=0)
     """A call of a worker that has not ended by then is reported."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_row_length(cls, data: Any) -> Any:
+        if not isinstance(data, Mapping) or "model_name" not in data:
+            return data
+        if data.get("max_total_sequence_length") is not None:
+            return data
+        length = default_row_length(data)
+        return data if length is None else {**data, _LONGEST: length}
+
     @model_validator(mode="after")
     def _check(self) -> PolicyConfig:
         if self.dynamic_batching is not None and self.sequence_packing is not None:
@@ -191,14 +208,20 @@ class PolicyConfig(Config):
                 "dynamic_batching and sequence_packing exclude each other: got both; "
                 "set one of them to null"
             )
-        for section in (self.dynamic_batching, self.sequence_packing):
-            _check_token_budget(section, self.max_total_sequence_length)
+        if self.max_total_sequence_length is not None:
+            for section in (self.dynamic_batching, self.sequence_packing):
+                _check_token_budget(section, self.max_total_sequence_length)
         if self.head != "lm" and self.generation is not None:
             raise ValueError(
                 f"generation must be null with head {self.head!r}: such a model gives "
                 "numbers, not tokens; leave generation out"
             )
         return self
+
+    @property
+    def row_limit(self) -> int:
+        """Longest row, also where the model has not been asked for its context yet."""
+        return self.max_total_sequence_length or UNKNOWN_CONTEXT
 
     @property
     def logprob_temperature(self) -> float:

@@ -13,7 +13,9 @@ from rl_algorithms.trainers.rollout_config import (
     RolloutTrainerConfig,
     SamplingSettings,
     check_generation,
+    check_second_length,
     with_generation,
+    with_row_length,
 )
 from rl_algorithms.trainers.unread import OF_PAIRS
 from rl_models.config import PolicyConfig
@@ -103,6 +105,7 @@ class DistillationConfig(RolloutTrainerConfig):
         settings = data.get("distillation")
         if not (isinstance(settings, Mapping) and settings.get("on_policy") is False):
             data = with_generation(data)
+        data = with_row_length(data)
         policy, filled = data["policy"], dict(data)
         teacher = filled.get("teacher")
         if isinstance(teacher, str | Path):
@@ -114,12 +117,7 @@ class DistillationConfig(RolloutTrainerConfig):
 
     @model_validator(mode="after")
     def _check_teacher(self) -> Self:
-        longest = self.policy.max_total_sequence_length
-        if self.teacher.max_total_sequence_length < longest:
-            raise ValueError(
-                "teacher.max_total_sequence_length must be at least that of policy "
-                f"({longest}): got {self.teacher.max_total_sequence_length}"
-            )
+        check_second_length("teacher", self.teacher, self.policy)
         return self
 
     @model_validator(mode="after")

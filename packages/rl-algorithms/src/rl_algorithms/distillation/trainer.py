@@ -73,7 +73,7 @@ class DistillationTrainer(RolloutTrainer[DistillationConfig]):
             kind="demonstrations",
             batch_size=self.plan.num_prompts,
             val_batch_size=settings.val_batch_size,
-            max_length=self.config.policy.max_total_sequence_length,
+            max_length=self.config.policy.row_limit,
             seed=self.config.seed,
             train=dataset,
             validation=val_dataset,

@@ -15,6 +15,7 @@ from rl_algorithms.trainers.mismatch_config import MismatchConfig
 from rl_algorithms.trainers.rollout_config import (
     RolloutTrainerConfig,
     SamplingSettings,
+    check_second_length,
     with_generation,
 )
 from rl_algorithms.trainers.unread import Idle
@@ -138,12 +139,7 @@ class PPOConfig(RolloutTrainerConfig):
             raise ValueError(
                 f"critic.head must be value: got {self.critic.head!r}; leave it out"
             )
-        longest = self.policy.max_total_sequence_length
-        if self.critic.max_total_sequence_length < longest:
-            raise ValueError(
-                "critic.max_total_sequence_length must be at least that of the policy "
-                f"({longest}): got {self.critic.max_total_sequence_length}"
-            )
+        check_second_length("critic", self.critic, self.policy)
         return self
 
 

@@ -48,7 +48,7 @@ class SFTTrainer(BaseTrainer[SFTConfig]):
             kind="demonstrations",
             batch_size=self.plan.num_prompts,
             val_batch_size=size,
-            max_length=policy.max_total_sequence_length,
+            max_length=policy.row_limit,
             seed=self.config.seed,
             train=dataset,
             validation=val_dataset,
@@ -86,8 +86,7 @@ class SFTTrainer(BaseTrainer[SFTConfig]):
             self.components.tokenizer,
             kind="prompts",
             batch_size=len(rows),
-            max_length=policy.max_total_sequence_length
-            - policy.generation.max_new_tokens,
+            max_length=policy.row_limit - policy.generation.max_new_tokens,
             train=rows,
         )
         self.sample_prompt = prompts.train_dataset[0]
@@ -105,9 +104,7 @@ class SFTTrainer(BaseTrainer[SFTConfig]):
                 self.components.environment,
                 self.components.tokenizer,
                 RolloutConfig(
-                    max_total_sequence_length=(
-                        self.config.policy.max_total_sequence_length
-                    ),
+                    max_total_sequence_length=(self.config.policy.row_limit),
                 ),
                 use_chat_template=self.config.data.apply_chat_template,
             )

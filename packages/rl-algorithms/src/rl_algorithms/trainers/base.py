@@ -33,6 +33,7 @@ from rl_algorithms.trainers.components import (
     check_components,
     choose_environment,
     start_components,
+    with_row_lengths,
     with_tokenizer,
 )
 from rl_algorithms.trainers.config import TrainerConfig
@@ -258,6 +259,7 @@ class BaseTrainer(TrainerLoop[ConfigT]):
         self.needs = self._needs(has_environment=scorer is not None)
         self._call("on_phase", "data", 0, 0)
         check_components(config, self.given, self.needs, scorer)
+        self.config = config = with_row_lengths(config, self.given)
         self.components = with_tokenizer(self.given, config)
         self._loader, self._val_loader = self._load_data(dataset, val_dataset)
         if reward_fn is not None and self.sample_prompt is not None:

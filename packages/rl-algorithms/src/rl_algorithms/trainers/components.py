@@ -17,7 +17,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import rl_envs
 import rl_models
@@ -34,6 +34,7 @@ from rl_algorithms.trainers.starting import (
 from rl_distributed.errors import ConfigError
 from rl_envs.reward_lists import RewardFns
 from rl_models.policy.preflight import check_policy
+from rl_models.policy.row_length import with_row_length
 from rl_models.tokens.tokenizer import load_tokenizer
 
 __all__ = [
@@ -42,8 +43,12 @@ __all__ = [
     "check_components",
     "choose_environment",
     "start_components",
+    "with_row_lengths",
     "with_tokenizer",
 ]
+
+
+ConfigT = TypeVar("ConfigT", bound=TrainerConfig)
 
 
 @dataclass(frozen=True)
@@ -137,6 +142,26 @@ def _check_generation_backend(config: TrainerConfig) -> None:
     generation = config.policy.generation
     if generation is not None and generation.backend != "auto":
         rl_models.get_generation_backend(generation.backend)
+
+
+def with_row_lengths(config: ConfigT, given: Components) -> ConfigT:
+    """Fill in the longest row that the models on the hub hold, if none is named.
+
+    Raises:
+        ModelLoadError: A model is not there.
+    """
+    filled: dict[str, rl_models.PolicyConfig] = {}
+    for name in ("policy", "critic", "teacher"):
+        section = getattr(config, name, None)
+        if isinstance(section, rl_models.PolicyConfig) and not _has(given, name):
+            filled[name] = with_row_length(section)
+    if all(filled[name] is getattr(config, name) for name in filled):
+        return config
+    if config.policy.max_total_sequence_length is None and "policy" in filled:
+        shortest = min(section.row_limit for section in filled.values())
+        policy = filled["policy"].replace(max_total_sequence_length=shortest)
+        filled["policy"] = policy
+    return config.replace(**filled)
 
 
 def with_tokenizer(given: Components, config: TrainerConfig) -> Components:

@@ -50,7 +50,7 @@ class PairTrainer(BaseTrainer[ConfigT]):
             kind="preferences",
             batch_size=self.plan.num_prompts,
             val_batch_size=size,
-            max_length=self.config.policy.max_total_sequence_length,
+            max_length=self.config.policy.row_limit,
             seed=self.config.seed,
             train=dataset,
             validation=val_dataset,

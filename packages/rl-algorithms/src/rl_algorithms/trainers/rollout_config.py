@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from pydantic import Field, model_validator
@@ -12,13 +13,18 @@ from rl_algorithms.trainers.config import TrainerConfig
 from rl_algorithms.trainers.run_settings import RunSettings
 from rl_algorithms.trainers.unread import OF_CONVERSATIONS, OF_PAIRS, Idle
 from rl_models.config import PolicyConfig
+from rl_models.row_length import default_row_length
 
 __all__ = [
     "RolloutTrainerConfig",
     "SamplingSettings",
     "check_generation",
+    "check_second_length",
     "with_generation",
+    "with_row_length",
 ]
+
+_LONGEST_UNASKED = 256
 
 
 class SamplingSettings(RunSettings):
@@ -101,23 +107,72 @@ def check_generation(policy: PolicyConfig) -> None:
         policy.max_total_sequence_length,
         policy.generation.max_new_tokens,
     )
-    if tokens >= longest:
+    if longest is not None and tokens >= longest:
         raise ValueError(
             "policy.generation.max_new_tokens must leave room for the prompt in "
             f"policy.max_total_sequence_length ({longest}): got {tokens}"
         )
 
 
+def check_second_length(name: str, second: PolicyConfig, policy: PolicyConfig) -> None:
+    """Check that a second model takes the rows of the first one.
+
+    Raises:
+        ValueError: It does not.
+    """
+    longest, own = policy.max_total_sequence_length, second.max_total_sequence_length
+    if longest is not None and own is not None and own < longest:
+        raise ValueError(
+            f"{name}.max_total_sequence_length must be at least that of policy "
+            f"({longest}): got {own}; lower policy.max_total_sequence_length"
+        )
+
+
 def with_generation(data: Any) -> Any:
-    """Sample answers of half the context, unless told otherwise."""
+    """Sample answers of half of what fits into a row, unless told otherwise.
+
+    Where the length of rows is left to the model, they have at most 256 tokens: half a
+    context of today is more than anybody waits for unasked.
+    """
     if not isinstance(data, Mapping) or not isinstance(data.get("policy"), Mapping):
         return data
+    is_given = data["policy"].get("max_total_sequence_length") is not None
+    data = with_row_length(data)
     policy = dict(data["policy"])
     if policy.get("generation") is None:
         policy["generation"] = {}
+    longest = policy.get("max_total_sequence_length")
     if isinstance(policy["generation"], Mapping):
-        longest = policy.get("max_total_sequence_length", 512)
+        if longest is None:
+            longest = 2 * _LONGEST_UNASKED
         if isinstance(longest, int) and longest > 1:
-            default = {"max_new_tokens": max(1, longest // 2)}
-            policy["generation"] = default | dict(policy["generation"])
+            half = max(1, longest // 2)
+            default = half if is_given else min(half, _LONGEST_UNASKED)
+            policy["generation"] = {"max_new_tokens": default} | dict(
+                policy["generation"]
+            )
     return {**data, "policy": policy}
+
+
+def with_row_length(data: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Fill in the longest row that all models of a run hold, if none is named.
+
+    Args:
+        data: A whole configuration, with a section `policy`.
+    """
+    policy = data["policy"]
+    if policy.get("max_total_sequence_length") is not None:
+        return data
+    lengths = [default_row_length(policy)]
+    for name in ("critic", "teacher"):
+        section = data.get(name)
+        if isinstance(section, str | Path):
+            section = {"model_name": section}
+        if isinstance(section, Mapping):
+            lengths.append(
+                section.get("max_total_sequence_length") or default_row_length(section)
+            )
+    known = [length for length in lengths if isinstance(length, int)]
+    if lengths[0] is None or not known:
+        return data
+    return {**data, "policy": {**policy, "max_total_sequence_length": min(known)}}

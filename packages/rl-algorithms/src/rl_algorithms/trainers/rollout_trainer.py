@@ -66,8 +66,7 @@ class RolloutTrainer(BaseTrainer[RolloutConfigT]):
             batch_size=self.plan.num_prompts,
             val_batch_size=settings.val_batch_size,
             # Each prompt leaves room for the longest answer.
-            max_length=policy.max_total_sequence_length
-            - policy.generation.max_new_tokens,
+            max_length=policy.row_limit - policy.generation.max_new_tokens,
             seed=self.config.seed,
             train=dataset,
             validation=val_dataset,
@@ -94,7 +93,7 @@ class RolloutTrainer(BaseTrainer[RolloutConfigT]):
             RolloutConfig(
                 **dict(self.config.rollout),
                 max_turns=self._sampling.max_rollout_turns,
-                max_total_sequence_length=self.config.policy.max_total_sequence_length,
+                max_total_sequence_length=self.config.policy.row_limit,
                 min_answer_room=self._longest_answer(),
             ),
             use_chat_template=self.config.data.apply_chat_template,

@@ -58,7 +58,10 @@ def read_model_config(name_or_path: str | Path) -> dict[str, Any] | None:
 def folder_context_length(name_or_path: str | Path) -> int | None:
     """Longest sequence of a model folder; None for a hub name or where not given."""
     config = read_model_config(name_or_path) or {}
-    for key in _CONTEXT_KEYS:
-        if isinstance(config.get(key), int):
-            return int(config[key])
+    # A model that also sees or hears has the part that reads in a section.
+    for section in (config, config.get("text_config")):
+        for key in _CONTEXT_KEYS:
+            value = section.get(key) if isinstance(section, dict) else None
+            if isinstance(value, int) and value > 0:
+                return value
     return None

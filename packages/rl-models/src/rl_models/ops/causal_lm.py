@@ -84,10 +84,11 @@ def attention_for(config: Any) -> str | None:
 
 def context_length(config: Any) -> int | None:
     """Longest sequence that a model's config allows, None where it does not say."""
-    for name in ("max_position_embeddings", "n_positions", "max_seq_len"):
-        value = getattr(config, name, None)
-        if isinstance(value, int) and value > 0:
-            return value
+    for section in (config, config.get_text_config()):
+        for name in ("max_position_embeddings", "n_positions", "max_seq_len"):
+            value = getattr(section, name, None)
+            if isinstance(value, int) and value > 0:
+                return value
     return None
 
 

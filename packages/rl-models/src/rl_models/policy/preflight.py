@@ -49,7 +49,7 @@ def check_policy(config: PolicyConfig, num_ranks: int) -> None:
         check_tokenizer_folder(config.tokenizer.name)
     overridden = config.hf_config_overrides.get("max_position_embeddings")
     limit = overridden or folder_context_length(config.model_name)
-    if limit is not None and config.max_total_sequence_length > limit:
+    if limit is not None and (config.max_total_sequence_length or 0) > limit:
         raise ConfigError(
             "policy.max_total_sequence_length must not exceed the context of "
             f"{config.model_name}: got {config.max_total_sequence_length} with a "

@@ -25,6 +25,7 @@ from rl_models.policy.heads import (
     check_scalar_head,
 )
 from rl_models.policy.preflight import check_policy
+from rl_models.policy.row_length import with_row_length
 from rl_models.policy.weight_exports import WeightExports
 from rl_models.types import (
     LogprobOutputSpec,
@@ -69,7 +70,7 @@ class TrainingPolicy(WeightExports, PolicyInterface):
         name_prefix: str = "policy",
     ) -> None:
         self.num_ranks = cluster.world_size()
-        self._check(config, init_reference_model)
+        config = self._checked(config, init_reference_model)
         self._bucket_counts = {}
         self._start(
             cluster,
@@ -80,10 +81,13 @@ class TrainingPolicy(WeightExports, PolicyInterface):
             optimizer_path=_text(optimizer_path),
         )
 
-    def _check(self, config: PolicyConfig, init_reference_model: bool) -> None:
+    def _checked(
+        self, config: PolicyConfig, init_reference_model: bool
+    ) -> PolicyConfig:
         check_policy(config, self.num_ranks)
         if init_reference_model:
             check_lm_head(config, "init_reference_model")
+        return with_row_length(config)
 
     def _start(
         self,
@@ -140,7 +144,7 @@ class TrainingPolicy(WeightExports, PolicyInterface):
             ConfigError: As the constructor; the present model is then untouched.
             ModelLoadError: Likewise.
         """
-        self._check(config, init_reference_model)
+        config = self._checked(config, init_reference_model)
         self._bucket_counts.clear()
         settings: dict[str, Any] = {
             "init_reference_model": init_reference_model,
@@ -383,7 +387,7 @@ class TrainingPolicy(WeightExports, PolicyInterface):
             raise BatchError("the batch has no rows; the policy needs at least one")
         lengths, width = data["input_lengths"], data["input_ids"].shape[1]
         row, longest = int(lengths.argmax()), int(lengths.max())
-        limit = self.config.max_total_sequence_length
+        limit = self.config.row_limit
         if longest > limit:
             raise ContextLengthError(
                 f"row {row} of the batch has {longest} tokens, more than "

@@ -120,7 +120,7 @@ class Probe:
         overrides = dict(settings.hf_config_overrides)
         config = AutoConfig.from_pretrained(settings.model_name, **overrides)
         limits = (
-            settings.max_total_sequence_length,
+            settings.row_limit,
             sampler.max_context_length,
             context_length(config),
         )

@@ -62,7 +62,7 @@ def load_model(config: PolicyConfig) -> Any:
     """
     model = _load(config, config.model_name)
     limit = context_length(model.config)
-    if limit is not None and config.max_total_sequence_length > limit:
+    if limit is not None and (config.max_total_sequence_length or 0) > limit:
         raise ConfigError(
             "policy.max_total_sequence_length must not exceed the context of "
             f"{config.model_name}: got {config.max_total_sequence_length} with a "

@@ -1,0 +1,39 @@
+"""Fills in the longest row of a policy whose model has to be asked for its context."""
+
+from __future__ import annotations
+
+from transformers import AutoConfig
+
+from rl_models.checkpoint.hub import check_hub_name
+from rl_models.checkpoint.model_folder import check_model_folder
+from rl_models.config import PolicyConfig
+from rl_models.errors import ModelLoadError
+from rl_models.ops.causal_lm import context_length
+from rl_models.row_length import UNKNOWN_CONTEXT, fitting
+
+__all__ = ["with_row_length"]
+
+
+def with_row_length(config: PolicyConfig) -> PolicyConfig:
+    """Return a config that says how long its longest row is.
+
+    Args:
+        config: Where it names no `max_total_sequence_length`, its model is on the hub
+            or was made after the config was read.
+
+    Raises:
+        ModelLoadError: The model is not there, or its config cannot be read.
+    """
+    if config.max_total_sequence_length is not None:
+        return config
+    name = str(check_model_folder(config.model_name) or config.model_name)
+    if check_model_folder(config.model_name) is None:
+        check_hub_name(name)
+    try:
+        model = AutoConfig.from_pretrained(name, **config.hf_config_overrides)
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelLoadError(
+            f"cannot read the config of the model {name!r}: {error}"
+        ) from error
+    context = context_length(model) or UNKNOWN_CONTEXT
+    return config.replace(max_total_sequence_length=fitting(context, config.to_dict()))
