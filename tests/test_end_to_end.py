@@ -19,9 +19,13 @@ from rl_models.tokens.tokenizer import load_tokenizer
 @pytest.mark.slow
 def test_run_ends_with_one_json_object_and_a_report(whole_run: Any) -> None:
     result = whole_run.json
-    assert set(result) == {"run_dir", "checkpoint", "wall_s", "seed", "metrics"}
-    assert {"accuracy_start", "accuracy", "steps"} <= set(result["metrics"])
-    assert result["metrics"]["steps"] == 6
+    assert list(result)[:6] == [
+        "measure", "start", "start_step", "best", "best_step", "end"
+    ]  # fmt: skip
+    assert {"run_dir", "checkpoint", "wall_s", "seed", "metrics"} <= set(result)
+    assert result["measure"] == "val:accuracy"
+    assert result["metrics"]["val:accuracy"] == result["end"]
+    assert result["steps"] == 6
     run_dir = Path(result["run_dir"])
     for name in ("result.json", "samples.json", "curve.png", "config.yaml", "run.json"):
         assert (run_dir / name).stat().st_size > 0
@@ -32,6 +36,10 @@ def test_run_ends_with_one_json_object_and_a_report(whole_run: Any) -> None:
     samples = json.loads((run_dir / "samples.json").read_text())["samples"]
     assert len(samples) == 2
     assert all({"prompt", "before", "after", "expected"} <= set(s) for s in samples)
+    path = run_dir / "stages" / "grpo" / "validation_samples.jsonl"
+    kept = [json.loads(line) for line in path.read_text().splitlines()]
+    assert all({"prompt", "response", "reward", "expected"} <= set(s) for s in kept)
+    assert len({s["step"] for s in kept}) > 1
 
 
 @pytest.mark.slow

@@ -16,7 +16,9 @@ from rl_algorithms import GRPOConfig, GRPOTrainer, Interrupted, SFTConfig
 from rl_algorithms.trainers.batch_plan import BatchPlan
 from rl_algorithms.trainers.checkpoints import RunCheckpoints
 from rl_algorithms.trainers.config import EnvConfig
-from rl_algorithms.trainers.result import History, TrainResult, metric_name, sink_name
+from rl_algorithms.trainers.figures import Figures
+from rl_algorithms.trainers.history import History, metric_name
+from rl_algorithms.trainers.result import TrainResult
 from rl_algorithms.trainers.run_folder import find_resume
 from rl_algorithms.trainers.schedule import (
     EarlyStop,
@@ -304,9 +306,16 @@ class TestState:
 
 
 class TestResult:
-    def test_names_go_to_the_sinks_and_back(self):
+    def test_files_have_the_names_of_code_and_config(self):
         for name in ("train:loss", "val:accuracy", "timing:a/b", "performance:x"):
-            assert metric_name(sink_name(name)) == name
+            assert metric_name(name) == name
+        assert metric_name("system/cpu_percent") is None
+        assert metric_name("val:") is None
+
+    def test_names_of_files_of_earlier_versions(self):
+        assert metric_name("train/loss") == "train:loss"
+        assert metric_name("validation/low/accuracy") == "val:low/accuracy"
+        assert metric_name("timing/train/a/b") == "timing:a/b"
         assert metric_name("timing/validation/x") is None
 
     def test_history_reads_what_counts(self, tmp_path):
@@ -351,9 +360,59 @@ class TestResult:
         result = TrainResult({}, history, None, tmp_path, 3, "")
         path = result.plot()
         assert path.read_bytes().startswith(b"\x89PNG")
-        assert result.plot(tmp_path / "new" / "a.svg").read_text().count("train:") == 1
+        svg = result.plot(tmp_path / "new" / "a.svg").read_text()
+        assert svg.count("<!-- train:loss -->") == 1
         with pytest.raises(ValueError, match="has none of nope"):
             result.plot(metrics=["nope"])
+
+
+class TestFigures:
+    def of(self, **columns):
+        steps = range(max(len(values) for values in columns.values()))
+        return Figures.of(
+            History(
+                {
+                    "step": s,
+                    **{n.replace("_", ":", 1): v[s] for n, v in columns.items()},
+                }
+                for s in steps
+            )
+        )
+
+    def test_of_the_most_telling_measure(self):
+        found = self.of(val_accuracy=[0.25, 0.75, 0.5], train_reward=[1.0, 2.0, 3.0])
+        assert (found.measure, found.start, found.best, found.end) == (
+            "val:accuracy",
+            0.25,
+            0.75,
+            0.5,
+        )
+        assert (found.start_step, found.best_step) == (0, 1)
+        assert found.nothing_learnt is None
+
+    def test_the_best_loss_is_the_lowest(self):
+        found = self.of(val_val_loss=[2.0, 1.0, 1.5])
+        assert (found.best, found.best_step, found.nothing_learnt) == (1.0, 1, None)
+
+    def test_a_plain_sentence_where_nothing_was_learnt(self):
+        found = self.of(val_accuracy=[0.5, 0.25, 0.5])
+        assert found.nothing_learnt == (
+            "Nothing was learnt: val:accuracy is 50.0% at the start and 50.0% at best "
+            "afterwards."
+        )
+        falling = self.of(train_reward=[2.0, 2.0, 1.0, 1.0]).nothing_learnt
+        assert falling == (
+            "Nothing was learnt: train:reward is 2 in the first half of the steps and "
+            "1 in the second."
+        )
+        assert self.of(train_reward=[1.0, 1.0, 1.0, 2.0]).nothing_learnt is None
+        assert "Nothing" in self.of(val_val_loss=[1.0, 2.0]).nothing_learnt
+
+    def test_of_a_run_that_measured_nothing(self):
+        assert Figures.of(History()) == Figures()
+        assert (
+            Figures.of(History([{"step": 1, "val:reward": 1.0}])).nothing_learnt is None
+        )
 
 
 class TestEnvConfig:

@@ -8,10 +8,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
-from matplotlib import pyplot
 from rich.console import Console
 
+from rl_algorithms.trainers.figures import Figures
+from rl_cli.commands import running
 from rl_cli.compose import RunOutcome
 from rl_cli.console import Terminal
 from rl_cli.report import curve, summary
@@ -32,108 +32,95 @@ class Folder:
 
     def stage_result(self, name: str) -> dict[str, Any]:
         steps = self._stages[name]
-        return {"run_dir": str(self.path / name), "steps": len(steps) - 1}
+        return {
+            "run_dir": str(self.path / name),
+            "steps": len(steps) - 1,
+            "checkpoint": f"somewhere/step_{len(steps) - 1}",
+        }
 
     def run(self) -> Any:
         stages = [SimpleNamespace(name=name) for name in self._stages]
         return SimpleNamespace(stages=stages, name="test", seed=1)
 
 
-@pytest.fixture
-def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    figures: list[Any] = []
-    monkeypatch.setattr(pyplot, "close", figures.append)
-    return figures
-
-
-def labels_of(figure: Any) -> list[str]:
-    return [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
-
-
-def test_the_curve_is_of_accuracy_where_any_stage_has_it(
-    tmp_path: Path, drawn: list[Any]
-) -> None:
+def test_the_curve_of_all_stages_is_one_picture(tmp_path: Path) -> None:
     warmup = [{"validation/loss": 2.0}, {"validation/accuracy": 0.25}]
-    grpo = [
-        {"validation/accuracy": 0.25, "validation/reward": 0.25},
-        {"train/reward": 0.5, "validation/accuracy": 0.75, "validation/reward": 0.75},
-    ]
+    grpo = [{"val:accuracy": 0.25}, {"train:reward": 0.5, "val:accuracy": 0.75}]
     folder = Folder(tmp_path, {"warmup": warmup, "grpo": grpo})
     assert curve.draw(folder.run(), folder) == tmp_path / "curve.png"  # type: ignore[arg-type]
-    (figure,) = drawn
-    assert labels_of(figure) == ["held-out accuracy", "training reward"]
-    assert figure.axes[0].get_ylim() == (-0.02, 1.02)
-    assert [text.get_text() for text in figure.axes[0].texts] == ["warmup", "grpo"]
-    # The stages lie one behind the other on the axis of steps.
-    places = [list(line.get_xdata()) for line in figure.axes[0].get_lines()]
-    assert sorted(places) == [[1], [1, 2], [2]]
-
-
-def test_the_curve_of_a_reward_function_is_of_rewards_and_not_cut(
-    tmp_path: Path, drawn: list[Any]
-) -> None:
-    steps = [{"validation/reward": -3.0}, {"train/reward": 0.5}]
-    steps.append({"train/reward": 4.0, "validation/reward": 5.0})
-    folder = Folder(tmp_path, {"grpo": steps})
-    curve.draw(folder.run(), folder)  # type: ignore[arg-type]
-    (figure,) = drawn
-    assert labels_of(figure) == ["training reward", "held-out reward"]
-    low, high = figure.axes[0].get_ylim()
-    assert low < -3
-    assert high > 5
+    assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_nothing_measured_draws_nothing(tmp_path: Path) -> None:
-    folder = Folder(tmp_path, {"grpo": [{}, {"train/loss": 1.0}]})
+    folder = Folder(tmp_path, {"grpo": [{}, {"timing:total_step_time": 1.0}]})
     assert curve.draw(folder.run(), folder) is None  # type: ignore[arg-type]
     assert not (tmp_path / "curve.png").exists()
 
 
-def table_of(stages: dict[str, Any], starts: dict[str, dict[str, float]]) -> str:
+def table_of(stages: dict[str, Any], figures: dict[str, Figures]) -> str:
     text = io.StringIO()
     terminal = Terminal()
     terminal.out = Console(file=text, width=160)
     outcome = RunOutcome(Path("run"), Path("model"), 1.0, stages)
     result = {"run_dir": "run", "checkpoint": "model", "wall_s": 1.0}
-    summary.show(terminal, outcome, result, starts, [], None, aside=False)
+    summary.show(terminal, outcome, result, figures, [], None, aside=False)
     return text.getvalue()
 
 
-def stage(**metrics: float) -> dict[str, Any]:
-    named = {f"val:{name}": value for name, value in metrics.items()}
-    return {"metrics": named, "steps": 3, "stop_reason": "done"}
+STAGE = {"metrics": {}, "steps": 3, "stop_reason": "done"}
 
 
 def test_the_table_names_what_was_measured() -> None:
     text = table_of(
+        dict.fromkeys(("imitate", "improve", "sort"), STAGE),
         {
-            "imitate": stage(val_loss=0.125),
-            "improve": stage(reward=2.5),
-            "sort": stage(accuracy=0.5, reward=0.75),
+            "imitate": Figures("val:val_loss", 0.5, 1, 0.125, 3, 0.125),
+            "improve": Figures("val:reward", -1.5, 0, 2.5, 3, 2.5),
+            "sort": Figures("val:accuracy", 0.25, 0, 0.75, 2, 0.5),
         },
-        {"improve": {"val:reward": -1.5}, "sort": {"val:accuracy": 0.25}},
     )
     rows = {
         line.split()[0]: line.split()
         for line in text.replace("│", " ").replace("|", " ").splitlines()
         if line.split() and line.split()[0] in ("imitate", "improve", "sort")
     }
-    assert rows["imitate"] == ["imitate", "3", "val_loss", "0.125", "done"]
-    assert rows["improve"] == ["improve", "3", "reward", "-1.5", "2.5", "done"]
-    assert rows["sort"] == ["sort", "3", "accuracy", "25.0%", "50.0%", "done"]
-    assert "accuracy before" not in text
+    # What was not measured before the first step says nothing about before.
+    assert rows["imitate"] == ["imitate", "3", "val:val_loss", "0.125", "done"]
+    assert rows["improve"] == ["improve", "3", "val:reward", "-1.5", "2.5", "done"]
+    assert rows["sort"] == ["sort", "3", "val:accuracy", "25.0%", "50.0%", "done"]
+    assert "val:accuracy 75.0% at step 2" in text
+    assert "Nothing was learnt" not in text
 
 
-def test_flat_metrics_have_the_reward_and_no_invented_accuracy() -> None:
-    outcome = RunOutcome(Path("run"), Path("model"), 1.0, {"grpo": stage(reward=2.5)})
-    found = summary.flat_metrics(outcome, {"val:reward": 1.0})
-    assert found == {"reward": 2.5, "reward_start": 1.0, "steps": 3}
+def test_the_report_says_where_nothing_was_learnt() -> None:
+    said = "Nothing was learnt: val:reward is 1 at the start and 1 at best afterwards."
+    figures = Figures("val:reward", 1.0, 0, 1.0, 0, 1.0, said)
+    assert said in table_of({"grpo": STAGE}, {"grpo": figures})
 
 
-def test_flat_metrics_are_those_of_the_last_stage() -> None:
-    last = stage(reward=2.5)
-    last["metrics"]["train:reward"] = 1.5
-    stages = {"imitate": {**stage(accuracy=0.25), "steps": 9}, "grpo": last}
-    outcome = RunOutcome(Path("run"), Path("model"), 1.0, stages)
-    found = summary.flat_metrics(outcome, {})
-    assert found == {"reward": 2.5, "train_reward": 1.5, "steps": 3}
+def test_the_result_begins_with_a_few_figures() -> None:
+    last = {
+        **STAGE,
+        "metrics": {"val:reward": 2.5, "train:reward": 1.5},
+        "checkpoint": "stages/grpo/checkpoints/step_2",
+    }
+    outcome = RunOutcome(
+        Path("run"), Path("model"), 1.0, {"imitate": STAGE, "grpo": last}
+    )
+    figures = Figures("val:reward", 1.0, 0, 3.0, 2, 2.5)
+    found = running._result(SimpleNamespace(seed=4), outcome, figures, 1.234)  # type: ignore[arg-type]
+    first = {key: found[key] for key in list(found)[:9]}
+    assert first == {
+        "measure": "val:reward",
+        "start": 1.0,
+        "start_step": 0,
+        "best": 3.0,
+        "best_step": 2,
+        "end": 2.5,
+        "nothing_learnt": None,
+        "steps": 3,
+        "wall_s": 1.23,
+    }
+    assert found["best_checkpoint"] == "stages/grpo/checkpoints/step_2"
+    assert (found["checkpoint"], found["seed"]) == ("model", 4)
+    assert found["metrics"] == {"val:reward": 2.5, "train:reward": 1.5}

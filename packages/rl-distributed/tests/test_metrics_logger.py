@@ -100,12 +100,15 @@ def test_tensorboard_files_can_be_read_back(tmp_path: Path) -> None:
     accumulator = pytest.importorskip(module)
     with LoggerFacade(LoggerConfig(sinks=["tensorboard"]), tmp_path) as logger:
         logger.log_metrics({"loss": 0.5}, 4, "train", step_finished=True)
+        logger.log_metrics({"val:low/loss": 0.25}, 4, step_finished=True)
         logger.log_hyperparams({"a": {"b": 1}})
         logger.log_text("note", "hello", 4)
     events = accumulator.EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
     [scalar] = events.Scalars("train/loss")
     assert (scalar.step, scalar.value) == (4, 0.5)
+    # What stands before the colon is a group of curves.
+    assert [s.value for s in events.Scalars("val/low/loss")] == [0.25]
     assert any("hyperparams" in tag for tag in events.Tags()["tensors"])
 
 

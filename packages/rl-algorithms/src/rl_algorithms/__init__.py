@@ -75,8 +75,9 @@ if TYPE_CHECKING:
     from rl_algorithms.trainers.base import BaseTrainer
     from rl_algorithms.trainers.callbacks import Callback, LoggingCallback
     from rl_algorithms.trainers.config import EnvConfig, TrainerConfig
+    from rl_algorithms.trainers.history import History
     from rl_algorithms.trainers.pool import WorkerPool
-    from rl_algorithms.trainers.result import History, TrainResult
+    from rl_algorithms.trainers.result import TrainResult
     from rl_algorithms.trainers.run_settings import RunSettings
     from rl_algorithms.trainers.signals import Interrupted
     from rl_algorithms.trainers.state import TrainerState
@@ -224,7 +225,8 @@ _NAMES_OF_MODULE = {
     "trainers.callbacks": ["Callback", "LoggingCallback"],
     "trainers.config": ["EnvConfig", "TrainerConfig"],
     "trainers.pool": ["WorkerPool"],
-    "trainers.result": ["History", "TrainResult"],
+    "trainers.history": ["History"],
+    "trainers.result": ["TrainResult"],
     "trainers.run_settings": ["RunSettings"],
     "trainers.signals": ["Interrupted"],
     "trainers.state": ["TrainerState"],

@@ -7,12 +7,13 @@ group shares.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
 from pathlib import Path
 
-__all__ = ["make_private_folder", "private_opener"]
+__all__ = ["make_private_folder", "private_opener", "write_private_text"]
 
 
 def make_private_folder(path: Path, *, is_new: bool = False) -> None:
@@ -40,3 +41,16 @@ def make_private_folder(path: Path, *, is_new: bool = False) -> None:
 def private_opener(path: str, flags: int) -> int:
     """Open a file for `open(..., opener=...)`; one that is made is its owner's."""
     return os.open(path, flags, stat.S_IRUSR | stat.S_IWUSR)
+
+
+def write_private_text(path: Path, text: str) -> None:
+    """Write a file for its owner alone, whole or not at all."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, "w", encoding="utf-8", opener=private_opener) as file:
+            file.write(text)
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise

@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from rl_algorithms.rollout import Outcome, RolloutEngine, RolloutResult
+from rl_algorithms.rollout import (
+    Outcome,
+    RolloutEngine,
+    RolloutResult,
+    RolloutSample,
+)
 from rl_algorithms.trainers.validation import ValidationResult
 from rl_distributed.metrics import reduce_metrics
 from rl_distributed.metrics.values import Mean, MetricValue
@@ -61,15 +66,22 @@ def validate_by_answers(
         metrics.append(_with_accuracy(result, accuracy_threshold))
         missing = min(_NUM_SAMPLES - len(samples), result.rows.size)
         for row in range(missing):
-            sample = result.sample(row)
-            samples.append(
-                {
-                    "prompt": sample.prompt,
-                    "response": sample.response,
-                    "reward": sample.reward,
-                }
-            )
+            samples.append(_shown(result.sample(row)))
     return ValidationResult(reduce_metrics(metrics), samples)
+
+
+def _shown(sample: RolloutSample) -> dict[str, Any]:
+    """Return what a person reads of an answer, the right one too where it is known."""
+    shown: dict[str, Any] = {
+        "prompt": sample.prompt,
+        "response": sample.response,
+        "reward": sample.reward,
+    }
+    # Whatever its column is called, rows of prompts have it under this name.
+    expected = sample.extra_env_info.get("answer")
+    if isinstance(expected, str | int | float):
+        shown["expected"] = expected
+    return shown
 
 
 def _with_accuracy(

@@ -18,6 +18,7 @@ only what the trainer made itself.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -37,11 +38,12 @@ from rl_algorithms.trainers.components import (
     with_tokenizer,
 )
 from rl_algorithms.trainers.config import TrainerConfig
+from rl_algorithms.trainers.history import History
 from rl_algorithms.trainers.loop import TrainerLoop
 from rl_algorithms.trainers.memory_hint import memory_hint
 from rl_algorithms.trainers.pool import WorkerPool
 from rl_algorithms.trainers.progress import ProgressDisplay, showing
-from rl_algorithms.trainers.result import History, TrainResult
+from rl_algorithms.trainers.result import TrainResult, write_result
 from rl_algorithms.trainers.reward_trial import try_reward_fn
 from rl_algorithms.trainers.run_folder import (
     CHECKPOINTS,
@@ -61,6 +63,7 @@ from rl_algorithms.trainers.signals import Interrupted, SignalGuard
 from rl_algorithms.trainers.state import TrainerState
 from rl_algorithms.trainers.throughput import Throughput
 from rl_algorithms.trainers.unread import idle_lines, of_validation
+from rl_algorithms.trainers.validation_samples import ValidationSamples
 from rl_distributed.cluster_watch import ClusterLoss, ClusterWatch, find_loss
 from rl_distributed.config import Config
 from rl_distributed.errors import ClusterLostError, ConfigError
@@ -207,6 +210,7 @@ class BaseTrainer(TrainerLoop[ConfigT]):
             ClusterLostError: A process of Ray itself has ended; the run is saved where
                 the workers still answer.
         """
+        began_s = time.monotonic()
         self._phase = "setup"
         self._opened = False
         with (
@@ -215,7 +219,7 @@ class BaseTrainer(TrainerLoop[ConfigT]):
             ExitStack() as self._closing,
             ClusterWatch(self._notice_loss),
         ):
-            self._callbacks = CallbackList([display, *callbacks])
+            self._callbacks = CallbackList([*callbacks, display])
             if not display.has_begun:
                 display.begin(self.algorithm)
             try:
@@ -225,7 +229,7 @@ class BaseTrainer(TrainerLoop[ConfigT]):
                 self._open(resume, overwrite)
                 self._signals.release()
                 self._train()
-                return self._result()
+                return self._keep_result(began_s)
             except Interrupted as error:
                 self._signals.acknowledge()
                 ending = self._lost() or error.with_checkpoint(self._keep_checkpoint())
@@ -338,21 +342,26 @@ class BaseTrainer(TrainerLoop[ConfigT]):
             LoggerFacade(config.logger, self.run_dir)
         )
         self._metrics_logger.log_hyperparams(config.to_dict())
+        self._samples = ValidationSamples(self.run_dir)
         folder = self.run_dir / CHECKPOINTS
         self._checkpoints = RunCheckpoints(config.checkpointing, folder, self.algorithm)
         self._closing.callback(self._checkpoints.close)
 
-    def _result(self) -> TrainResult:
+    def _keep_result(self, began_s: float) -> TrainResult:
+        """Return what the run came to, which `result.json` says as well."""
         enabled = self.config.checkpointing.enabled
         best = self._checkpoints.best() if enabled else None
-        return TrainResult(
+        result = TrainResult(
             metrics=dict(self.state.metrics),
             history=self.history,
             checkpoint_path=best,
             run_dir=self.run_dir,
             steps=self.state.step,
             stop_reason=self.state.stop_reason or "",
+            wall_s=round(time.monotonic() - began_s, 2),
         )
+        write_result(self.run_dir, result.to_dict(seed=self.config.seed))
+        return result
 
     def _where(self) -> str:
         """Say what the run was doing, for the error that ended it."""

@@ -15,12 +15,13 @@ from typing import Any
 from rl_algorithms.trainers.algorithm import Algorithm, ConfigT
 from rl_algorithms.trainers.callbacks import CallbackList
 from rl_algorithms.trainers.checkpoints import RunCheckpoints
-from rl_algorithms.trainers.result import History, sink_name
+from rl_algorithms.trainers.history import History
 from rl_algorithms.trainers.schedule import Patience, ValidationSchedule
 from rl_algorithms.trainers.signals import Interrupted, SignalGuard
 from rl_algorithms.trainers.state import TrainerState
 from rl_algorithms.trainers.throughput import Throughput
 from rl_algorithms.trainers.validation import ValidationResult, validate_parts
+from rl_algorithms.trainers.validation_samples import ValidationSamples
 from rl_distributed.logging import get_logger, log_context
 from rl_distributed.metrics import LoggerFacade, to_floats
 from rl_distributed.timing import Timer
@@ -50,6 +51,7 @@ class TrainerLoop(Algorithm[ConfigT]):
     _callbacks: CallbackList
     _checkpoints: RunCheckpoints
     _metrics_logger: LoggerFacade
+    _samples: ValidationSamples
     _schedule: ValidationSchedule
     _patience: Patience
     _throughput: Throughput
@@ -213,8 +215,7 @@ class TrainerLoop(Algorithm[ConfigT]):
         step = self.state.step
         self.state.metrics.update(named)
         self.history.add(step, named)
-        sinks = {sink_name(name): value for name, value in named.items()}
-        self._metrics_logger.log_metrics(sinks, step, step_finished=True)
+        self._metrics_logger.log_metrics(named, step, step_finished=True)
 
     # Validation ------------------------------------------------------------------
 
@@ -227,16 +228,14 @@ class TrainerLoop(Algorithm[ConfigT]):
             return False
         self._call("on_validation_begin")
         timer = Timer()
-        with self.phase("validation"), timer.time("total_validation_time"):
+        with self.phase("validation"), timer.time("validation"):
             self.validation = validate_parts(self._val_loader, self._validate)
         metrics = {f"val:{k}": v for k, v in to_floats(self.validation.metrics).items()}
         _, earlier = self.history.column(self.config.checkpointing.metric_name or "")
         best = self._checkpoints.is_best(metrics, earlier)
         self.state.validated_at = self.state.step
-        self._record(metrics)
-        self._metrics_logger.log_metrics(
-            timer.get_timing_metrics(), self.state.step, prefix="timing/validation"
-        )
+        self._samples.add(self.state.step, self.validation.samples)
+        self._record({**metrics, "timing:validation": timer.reduce("validation")})
         self._patience.observe(self.state, metrics)
         self._call("on_validation_end", metrics)
         self._stop_early(metrics)
@@ -294,6 +293,7 @@ class TrainerLoop(Algorithm[ConfigT]):
         self._loader.load_state_dict(info["dataloader"])
         self._callbacks.load_state_dict(info["callbacks"])
         self._metrics_logger.resume_at(self.state.step)
+        self._samples.resume_at(self.state.step)
         path = self._metrics_logger.log_dir / "metrics.jsonl"
         self.history = History.read(path, up_to=self.state.step)
 

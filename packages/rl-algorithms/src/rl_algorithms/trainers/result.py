@@ -1,110 +1,68 @@
-"""What a run gives back, and the history of its metrics."""
+"""What a run gives back."""
 
 from __future__ import annotations
 
-import importlib
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rl_distributed.errors import RegistryError
-from rl_distributed.metrics.sinks.jsonl import read_metrics
+from rl_algorithms.trainers.curves import Mark, draw_curves
+from rl_algorithms.trainers.figures import Figures
+from rl_algorithms.trainers.history import History
+from rl_distributed.metrics.sinks.plain import plain_tree
+from rl_distributed.private_files import write_private_text
 
-__all__ = ["History", "TrainResult"]
-
-# Curves with so many points are drawn thin, with their mean on top.
-_SMOOTH_FROM = 40
-_COLOUR = "#1f5fa8"
-# Names in code and config are `train:loss`; sinks group by slashes: `train/loss`.
-_PREFIXES = {
-    "train": "train",
-    "val": "validation",
-    "performance": "performance",
-    "timing": "timing/train",
-}
+__all__ = ["TrainResult", "result_record", "write_result"]
 
 
-def sink_name(name: str) -> str:
-    """Return the name under which the sinks have a metric."""
-    prefix, _, rest = name.partition(":")
-    return f"{_PREFIXES[prefix]}/{rest}"
+def result_record(
+    figures: Figures,
+    *,
+    steps: int,
+    wall_s: float,
+    best_checkpoint: Path | str | None,
+    stop_reason: str,
+    run_dir: Path | str,
+    model: Path | str | None,
+    seed: int,
+    metrics: Mapping[str, float],
+) -> dict[str, Any]:
+    """Return the content of `result.json`: what a person wants to know first.
 
-
-def metric_name(sink: str) -> str | None:
-    """Return the name of a metric of the sinks, or None for one of another kind."""
-    for prefix, path in _PREFIXES.items():
-        if sink.startswith(f"{path}/"):
-            return f"{prefix}:{sink[len(path) + 1 :]}"
-    return None
-
-
-class History(list[dict[str, float]]):
-    """One record per step: `{"step": 3, "train:loss": 0.5, "val:accuracy": 0.7, ...}`.
-
-    It is a plain list; `to_pandas` makes a data frame of it.
+    Args:
+        figures: Of the run, or of its last stage.
+        steps: Steps of the run, or of its last stage.
+        wall_s: Wall time in seconds.
+        best_checkpoint: Folder of the checkpoint to use.
+        stop_reason: Why the run ended.
+        run_dir: Folder of the run.
+        model: Hugging Face folder of that checkpoint's weights.
+        seed: Seed of the run.
+        metrics: Newest value of every metric.
     """
+    return {
+        **figures.to_dict(),
+        "steps": steps,
+        "wall_s": wall_s,
+        "best_checkpoint": _text(best_checkpoint),
+        "stop_reason": stop_reason,
+        "seed": seed,
+        "run_dir": str(run_dir),
+        "checkpoint": _text(model),
+        "metrics": dict(metrics),
+    }
 
-    def __repr__(self) -> str:
-        names = {name for record in self for name in record if name != "step"}
-        return f"History({len(self)} records, {len(names)} metrics)"
 
-    def add(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Put metrics into the record of a step, which is made if need be."""
-        if not self or self[-1]["step"] != step:
-            self.append({"step": step})
-        self[-1].update(metrics)
+def write_result(run_dir: Path, record: Mapping[str, Any]) -> None:
+    """Write `result.json` into the folder of a run, whole or not at all."""
+    text = json.dumps(plain_tree(record), indent=1, ensure_ascii=False) + "\n"
+    write_private_text(run_dir / "result.json", text)
 
-    def at(self, step: int) -> dict[str, float]:
-        """Return the metrics of a step; {} where it has none."""
-        for record in reversed(self):
-            if record["step"] <= step:
-                found = record if record["step"] == step else {}
-                return {name: v for name, v in found.items() if name != "step"}
-        return {}
 
-    def column(self, name: str) -> tuple[list[int], list[float]]:
-        """Return the steps that have a metric, and its values."""
-        found = [record for record in self if name in record]
-        return [int(r["step"]) for r in found], [r[name] for r in found]
-
-    def to_pandas(self) -> Any:
-        """Return a pandas data frame: a row per step (its index), a column per metric.
-
-        What a step did not measure is NaN.
-
-        Raises:
-            RegistryError: pandas is not installed.
-        """
-        pandas = _optional("pandas")
-        if not self:
-            return pandas.DataFrame(index=pandas.Index([], name="step"))
-        return pandas.DataFrame(list(self)).set_index("step")
-
-    @property
-    def frame(self) -> Any:
-        """The same as `to_pandas()`."""
-        return self.to_pandas()
-
-    @classmethod
-    def read(cls, path: Path, *, up_to: int) -> History:
-        """Read the file of the JSONL sink up to a step; a step done again counts last.
-
-        Args:
-            path: The file; a missing one gives an empty history.
-            up_to: The last step to take.
-        """
-        history = cls()
-        if not path.is_file():
-            return history
-        records: dict[int, dict[str, float]] = {}
-        for step, metrics in read_metrics(path):
-            named = {n: v for key, v in metrics.items() if (n := metric_name(key))}
-            # Samples of the machine's load are metrics too, but none of the training.
-            if named and step <= up_to:
-                records.setdefault(step, {"step": step}).update(named)
-        history.extend(records[step] for step in sorted(records))
-        return history
+def _text(path: Path | str | None) -> str | None:
+    return None if path is None else str(path)
 
 
 @dataclass(frozen=True, repr=False)
@@ -124,6 +82,8 @@ class TrainResult:
     """Steps done, those of earlier processes of a resumed run included."""
     stop_reason: str
     """Why the run ended."""
+    wall_s: float = 0.0
+    """Wall time of this process's part of the run, in seconds."""
 
     def __repr__(self) -> str:
         lines = [f"TrainResult: {self.steps} steps, {self.stop_reason or 'no end'}"]
@@ -131,6 +91,8 @@ class TrainResult:
             values = self.history.column(name)[1]
             change = f"{values[0]:.4g} -> " if len(values) > 1 else ""
             lines.append(f"  {name:<14} {change}{values[-1]:.4g}")
+        if (said := self.figures.nothing_learnt) is not None:
+            lines.append(f"  {said}")
         lines.append(f"  {'history':<14} {self.history!r}")
         lines.append(f"  {'checkpoint':<14} {self.checkpoint_path or 'none'}")
         return "\n".join(lines)
@@ -150,73 +112,55 @@ class TrainResult:
         Args:
             path: The file; its ending gives the format. Default `curve.png` in the run
                 folder.
-            metrics: Names; default the reward, the loss and what was validated.
+            metrics: Names, each drawn by itself; default rewards and what was
+                validated, or the losses where nothing was rewarded.
 
         Raises:
             RegistryError: matplotlib is not installed.
             ValueError: The history has none of the metrics.
         """
         target = Path(path) if path is not None else self.run_dir / "curve.png"
-        names = list(metrics) if metrics is not None else self._default_curves()
-        curves = {name: self.history.column(name) for name in names}
-        curves = {name: curve for name, curve in curves.items() if curve[0]}
-        if not curves:
+        names = None if metrics is None else list(metrics)
+        drawn = draw_curves(
+            {"": self.history},
+            target,
+            title=f"{self.run_dir.name}: {self.steps} steps, {self.stop_reason}",
+            metrics=names,
+            best=self._mark(),
+        )
+        if drawn is None:
             raise ValueError(
-                f"plot: the history has none of {', '.join(names) or 'the metrics'}; "
+                f"plot: the history has none of {', '.join(names or ['the metrics'])}; "
                 f"it has {', '.join(sorted(self.metrics)) or 'none at all'}"
             )
-        _draw(curves, target)
-        return target
+        return drawn
+
+    @property
+    def figures(self) -> Figures:
+        """The most telling measure at the start, at best and at the end."""
+        return Figures.of(self.history)
+
+    def to_dict(self, *, seed: int) -> dict[str, Any]:
+        """Return what `result.json` has."""
+        return result_record(
+            self.figures,
+            steps=self.steps,
+            wall_s=self.wall_s,
+            best_checkpoint=self.checkpoint_path,
+            stop_reason=self.stop_reason,
+            run_dir=self.run_dir,
+            model=self.model_path,
+            seed=seed,
+            metrics=self.metrics,
+        )
+
+    def _mark(self) -> Mark | None:
+        if self.checkpoint_path is None:
+            return None
+        return Mark("", int(self.checkpoint_path.name.removeprefix("step_")))
 
     def _default_curves(self) -> list[str]:
         wanted = ["train:reward", "train:loss", "train:accuracy"]
         wanted += ["val:accuracy", "val:reward", "val:val_loss"]
         present = {name for record in self.history for name in record}
         return [name for name in wanted if name in present]
-
-
-def _draw(curves: Mapping[str, tuple[list[int], list[float]]], target: Path) -> None:
-    # The object interface draws without a display and leaves no global state behind.
-    figure_module = _optional("matplotlib.figure")
-    figure = figure_module.Figure(
-        figsize=(7.0, 2.2 * len(curves) + 0.4), layout="tight"
-    )
-    axes = figure.subplots(len(curves), 1, squeeze=False, sharex=True)[:, 0]
-    for ax, (name, (steps, values)) in zip(axes, curves.items(), strict=True):
-        many = len(steps) >= _SMOOTH_FROM
-        ax.plot(
-            steps,
-            values,
-            color=_COLOUR,
-            alpha=0.35 if many else 1.0,
-            marker="" if many else "o",
-            markersize=3,
-        )
-        if many:
-            ax.plot(steps, _smooth(values), color=_COLOUR, linewidth=2)
-        ax.set_title(name, loc="left", fontsize="medium")
-        ax.grid(alpha=0.3)
-        ax.margins(x=0.01)
-        for side in ("top", "right"):
-            ax.spines[side].set_visible(False)
-    axes[-1].set_xlabel("step")
-    axes[-1].xaxis.get_major_locator().set_params(integer=True)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(target, dpi=120)
-
-
-def _smooth(values: list[float]) -> list[float]:
-    """Return the mean over a window of a twentieth of the curve around each point."""
-    half = max(len(values) // 40, 1)
-    windows = [values[max(i - half, 0) : i + half + 1] for i in range(len(values))]
-    return [sum(window) / len(window) for window in windows]
-
-
-def _optional(module: str) -> Any:
-    try:
-        return importlib.import_module(module)
-    except ImportError:
-        name = module.partition(".")[0]
-        raise RegistryError(
-            f"{name} is not installed; `pip install 'rl-algorithms[plot]'`"
-        ) from None

@@ -19,7 +19,8 @@ class ValidationResult:
     metrics: Mapping[str, Any]
     """Numbers by name, without the prefix `val:`."""
     samples: list[dict[str, Any]] = field(default_factory=list)
-    """Records with `prompt`, `response` and `reward`, where answers were sampled."""
+    """Records with `prompt`, `response`, `reward` and, where the right answer is known,
+    `expected`; where answers were sampled. The run folder keeps them."""
 
 
 def validate_parts(

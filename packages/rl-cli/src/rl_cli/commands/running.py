@@ -8,7 +8,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rl_algorithms.trainers.figures import Figures
 from rl_algorithms.trainers.progress import ProgressDisplay
+from rl_algorithms.trainers.result import result_record, write_result
 from rl_algorithms.trainers.signals import Interrupted, SignalGuard
 from rl_cli.console import Terminal
 from rl_cli.run_config import Run, check_run, load_run, run_from_dict
@@ -47,7 +49,7 @@ def run_and_report(
         debug: Log everything.
 
     Returns:
-        `run_dir`, `checkpoint`, `wall_s`, `seed` and `metrics`, as JSON values.
+        What `result.json` has: the figures of the last stage, then everything else.
 
     Raises:
         Interrupted: A signal came; where something was saved, a note tells the command
@@ -89,14 +91,17 @@ def _report(
     """Show what a run came to, and keep it in its folder."""
     from rl_cli.report import curve, samples, summary  # noqa: PLC0415
 
-    starts = {stage.name: _started(folder, stage.name) for stage in run.stages}
+    figures = {
+        stage.name: Figures.of(curve.stage_history(folder, stage.name))
+        for stage in run.stages
+    }
     wall_s = time.monotonic() - began_s
-    result = _result(run, outcome, starts[run.stages[-1].name], wall_s)
+    result = _result(run, outcome, figures[run.stages[-1].name], wall_s)
     answers = samples.answer(run, folder, outcome)
     guard.raise_pending()
     plot = curve.draw(run, folder) if run.report.plot else None
-    summary.show(terminal, outcome, result, starts, answers, plot, aside=aside)
-    folder.write("result.json", result)
+    summary.show(terminal, outcome, result, figures, answers, plot, aside=aside)
+    write_result(folder.path, result)
     return result
 
 
@@ -134,26 +139,18 @@ def _run_and_folder(
     )
 
 
-def _started(folder: RunFolder, stage: str) -> dict[str, float]:
-    """Return the validation metrics that a stage began with."""
-    from rl_cli.report import curve  # noqa: PLC0415
-
-    for record in curve.stage_history(folder, stage):
-        found = {key: value for key, value in record.items() if key.startswith("val:")}
-        if found:
-            return found if record["step"] == 0 else {}
-    return {}
-
-
 def _result(
-    run: Run, outcome: RunOutcome, started: dict[str, float], wall_s: float
+    run: Run, outcome: RunOutcome, figures: Figures, wall_s: float
 ) -> dict[str, Any]:
-    from rl_cli.report import summary  # noqa: PLC0415
-
-    return {
-        "run_dir": str(outcome.run_dir),
-        "checkpoint": str(outcome.checkpoint),
-        "wall_s": round(wall_s, 2),
-        "seed": run.seed,
-        "metrics": summary.flat_metrics(outcome, started),
-    }
+    *_, last = outcome.stages.values()
+    return result_record(
+        figures,
+        steps=last["steps"],
+        wall_s=round(wall_s, 2),
+        best_checkpoint=last["checkpoint"],
+        stop_reason=last["stop_reason"],
+        run_dir=outcome.run_dir,
+        model=outcome.checkpoint,
+        seed=run.seed,
+        metrics=last["metrics"],
+    )

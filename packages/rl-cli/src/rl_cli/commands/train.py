@@ -54,7 +54,8 @@ def train(
 
     KEY=VALUE changes a key of the configuration, +KEY=VALUE adds one to a mapping, ~KEY
     removes one. `rl config show NAME` lists them all. With --json the last line of
-    standard output is one JSON object with run_dir, checkpoint, wall_s, seed, metrics.
+    standard output is one JSON object: measure, start, best, end, steps, wall_s,
+    best_checkpoint and more, as in result.json.
     A run without output_dir gets a new folder runs/NAME-NNN. A folder that is named
     is used for one run: a second one goes on with it (--resume), deletes it
     (--overwrite), or is refused.

@@ -6,43 +6,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rl_algorithms.trainers.figures import Figures, format_measure
 from rl_cli.compose import RunOutcome
 from rl_cli.console import Terminal, table
-from rl_cli.report.measure import format_measure, measure_of
 from rl_cli.report.samples import Answer
 
-__all__ = ["flat_metrics", "show"]
-
-
-def flat_metrics(outcome: RunOutcome, started: Mapping[str, float]) -> dict[str, float]:
-    """Return the metrics of a run under short names.
-
-    They are those of the last stage: its validation metrics under their own names
-    (`reward`, and `accuracy` where there is one), the ones it began with as
-    `accuracy_start` and `reward_start`, its training metrics as `train_reward` and so
-    on, and `steps`, the steps of the last stage.
-
-    Args:
-        outcome: What the run came to.
-        started: Validation metrics that the last stage began with.
-    """
-    *_, last = outcome.stages.values()
-    found: dict[str, float] = {}
-    for key, value in last["metrics"].items():
-        kind, _, name = key.rpartition(":")
-        found[name if kind == "val" else f"{kind}_{name}"] = value
-    for name in ("accuracy", "reward"):
-        if f"val:{name}" in started:
-            found[f"{name}_start"] = started[f"val:{name}"]
-    found["steps"] = last["steps"]
-    return found
+__all__ = ["show"]
 
 
 def show(
     terminal: Terminal,
     outcome: RunOutcome,
     result: Mapping[str, Any],
-    starts: Mapping[str, Mapping[str, float]],
+    figures: Mapping[str, Figures],
     answers: Sequence[Answer],
     plot: Path | None,
     *,
@@ -54,21 +30,22 @@ def show(
         terminal: Where it is shown.
         outcome: What the run came to.
         result: The same for a program.
-        starts: Validation metrics that each stage began with.
+        figures: How each stage's measure went.
         answers: Held-out prompts with their answers.
         plot: The picture of the curve.
         aside: Print to standard error, because a program reads standard output.
     """
     rows = []
     for name, stage in outcome.stages.items():
-        measure = measure_of(stage["metrics"]) or ""
+        found = figures[name]
+        measure = found.measure or ""
         before, after = (
-            format_measure(measure, metrics.get(f"val:{measure}"))
-            for metrics in (starts.get(name, {}), stage["metrics"])
+            format_measure(measure, value)
+            for value in (found.start if found.start_step == 0 else None, found.end)
         )
         reason = stage["stop_reason"]
         rows.append((name, stage["steps"], measure, before, after, reason))
-    columns = ["stage", "steps", "held-out", "before", "after", "ended because"]
+    columns = ["stage", "steps", "measure", "before", "after", "ended because"]
     out = terminal.err if aside else terminal.out
     out.print(table("Stages", columns, rows))
     if answers:
@@ -76,6 +53,7 @@ def show(
         shown = [(a.prompt, a.before, a.after, a.expected) for a in answers]
         out.print(table("Held-out prompts", columns, shown))
     lines = [
+        *_best(list(figures.values())[-1]),
         f"{'run folder':<12}{result['run_dir']}",
         f"{'checkpoint':<12}{result['checkpoint']}",
         *([f"{'curve':<12}{plot}"] if plot is not None else []),
@@ -84,3 +62,12 @@ def show(
     ]
     for line in lines:
         out.print(line, soft_wrap=True, highlight=False, markup=False)
+
+
+def _best(figures: Figures) -> list[str]:
+    """Return the best value of a stage, and whether anything was learnt."""
+    if figures.measure is None:
+        return []
+    value = format_measure(figures.measure, figures.best)
+    said = [f"{'best':<12}{figures.measure} {value} at step {figures.best_step}"]
+    return [*said, *([figures.nothing_learnt] if figures.nothing_learnt else [])]

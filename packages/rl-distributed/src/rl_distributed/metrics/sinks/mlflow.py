@@ -12,7 +12,12 @@ from pydantic import Field
 from rl_distributed.config import Config
 from rl_distributed.metrics.distribution import Histogram
 from rl_distributed.metrics.sinks.engine import import_engine
-from rl_distributed.metrics.sinks.plain import flattened, plain_tree, valid_text
+from rl_distributed.metrics.sinks.plain import (
+    flattened,
+    grouped,
+    plain_tree,
+    valid_text,
+)
 from rl_distributed.private_files import make_private_folder
 
 __all__ = ["MlflowSink", "MlflowSinkConfig"]
@@ -94,9 +99,11 @@ class MlflowSink:
         """Write a batch."""
         make = self._engine.entities.Metric
         entities = [
-            make(_valid_name(name), value, int(time_s * 1000), step)
-            for name, value in metrics.items()
-            if step > self._done.get(_valid_name(name), -1)
+            make(name, value, int(time_s * 1000), step)
+            for name, value in (
+                (_valid_name(grouped(n)), v) for n, v in metrics.items()
+            )
+            if step > self._done.get(name, -1)
         ]
         for batch in _batches(entities):
             self._client.log_batch(self.run_id, metrics=batch)

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["flattened", "plain_tree", "valid_text"]
+__all__ = ["flattened", "grouped", "plain_tree", "valid_text"]
+
+_GROUP = re.compile(r"(\w+):(?=.)")
+
+
+def grouped(name: str) -> str:
+    """Return a name as services have it that group by slashes: `train/loss`."""
+    return _GROUP.sub(r"\1/", name, count=1) if _GROUP.match(name) else name
 
 
 def valid_text(text: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from rl_distributed.config import Config
 from rl_distributed.metrics.distribution import Histogram
 from rl_distributed.metrics.sinks.engine import import_engine
-from rl_distributed.metrics.sinks.plain import flattened, valid_text
+from rl_distributed.metrics.sinks.plain import flattened, grouped, valid_text
 
 __all__ = ["TensorboardSink", "TensorboardSinkConfig"]
 
@@ -50,7 +50,9 @@ class TensorboardSink:
     ) -> None:
         """Write one scalar per metric."""
         for name, value in metrics.items():
-            self._writer.add_scalar(name, value, global_step=step, walltime=time_s)
+            self._writer.add_scalar(
+                grouped(name), value, global_step=step, walltime=time_s
+            )
 
     def log_hyperparams(self, params: Mapping[str, Any]) -> None:
         """Write a table; TensorBoard's own plug-in wants a final metric with it."""

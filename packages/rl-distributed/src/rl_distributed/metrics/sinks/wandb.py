@@ -18,7 +18,7 @@ from rl_distributed.config import Config
 from rl_distributed.errors import ConfigError
 from rl_distributed.metrics.distribution import Histogram
 from rl_distributed.metrics.sinks.engine import import_engine
-from rl_distributed.metrics.sinks.plain import plain_tree, valid_text
+from rl_distributed.metrics.sinks.plain import grouped, plain_tree, valid_text
 from rl_distributed.private_files import make_private_folder
 
 __all__ = ["WandbSink", "WandbSinkConfig"]
@@ -124,7 +124,7 @@ class WandbSink:
         self, metrics: Mapping[str, float], step: int, time_s: float
     ) -> None:
         """Add to the row of the step."""
-        self._run.log(dict(metrics), step=step)
+        self._run.log({grouped(name): v for name, v in metrics.items()}, step=step)
 
     def log_hyperparams(self, params: Mapping[str, Any]) -> None:
         """Set the run's configuration."""
