@@ -65,9 +65,19 @@ def test_a_curve_that_equals_another_one_is_not_drawn(
     same = [0.25, 0.5]
     draw(tmp_path, history(val_accuracy=same, val_reward=same, train_reward=same))
     draw(tmp_path, history(val_accuracy=same, val_reward=[0.25, 0.75]))
-    first, second = (figure.axes[0] for figure in drawn)
-    assert labels_of(first) == ["train:reward", "val:reward"]
-    assert labels_of(second) == ["val:reward", "val:accuracy"]
+    draw(tmp_path, history(val_accuracy=[None, 0.5], val_reward=same))
+    draw(
+        tmp_path,
+        history(val_accuracy=same),
+        history(val_accuracy=same, val_reward=same),
+    )
+    labels = [labels_of(figure.axes[0]) for figure in drawn]
+    assert labels == [
+        ["train:reward", "val:accuracy"],
+        ["val:reward", "val:accuracy"],
+        ["val:reward"],
+        ["val:accuracy"],
+    ]
 
 
 def test_rewards_beyond_0_and_1_do_not_share_the_axis_of_accuracy(

@@ -11,7 +11,6 @@ from typing import Any
 from rich.console import Console
 
 from rl_algorithms.trainers.figures import Figures
-from rl_cli.commands import running
 from rl_cli.compose import RunOutcome
 from rl_cli.console import Terminal
 from rl_cli.report import curve, summary
@@ -108,7 +107,9 @@ def test_the_result_begins_with_a_few_figures() -> None:
         Path("run"), Path("model"), 1.0, {"imitate": STAGE, "grpo": last}
     )
     figures = Figures("val:reward", 1.0, 0, 3.0, 2, 2.5)
-    found = running._result(SimpleNamespace(seed=4), outcome, figures, 1.234)  # type: ignore[arg-type]
+    found = summary.result_of(
+        SimpleNamespace(seed=4), outcome, {"grpo": figures}, 1.234
+    )  # type: ignore[arg-type]
     first = {key: found[key] for key in list(found)[:9]}
     assert first == {
         "measure": "val:reward",

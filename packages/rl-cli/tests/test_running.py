@@ -11,7 +11,7 @@ from rl_algorithms.trainers.signals import SignalGuard
 from rl_cli import compose
 from rl_cli.commands import running
 from rl_cli.console import Terminal
-from rl_cli.report import samples
+from rl_cli.report import samples, summary
 from rl_cli.run_place import find_place
 from rl_distributed.errors import ConfigError, WorkerDiedError
 from rl_envs import RewardCallError
@@ -101,7 +101,7 @@ def test_an_error_of_the_report_names_the_command_that_makes_it_again(
     monkeypatch.setattr(compose, "carry_out", lambda *_, **__: None)
     monkeypatch.setattr(running, "configure_logging", lambda *_, **__: None)
     monkeypatch.setattr(samples, "answer", full)
-    monkeypatch.setattr(running, "_result", lambda *_, **__: {})
+    monkeypatch.setattr(summary, "result_of", lambda *_, **__: {})
     options = {"terminal": Terminal(quiet=True), "as_json": False, "debug": False}
     start = [f"output_dir={tmp_path / 'out'}"]
     with pytest.raises(OSError, match="No space") as caught, SignalGuard() as guard:

@@ -98,10 +98,13 @@ def _panels(
         return [[name] for name in metrics if name in present]
     rewards: list[str] = [n for n in ("train:reward", "val:reward") if n in present]
     shares: list[str] = [n for n in ("train:accuracy", "val:accuracy") if n in present]
-    # A reward of 0 or 1 for a wrong or a right answer is the accuracy.
-    shares = [
-        n for n in shares if not _same(stages, n, n.replace("accuracy", "reward"))
-    ]
+    for share in list(shares):
+        # A reward of 0 or 1 for a wrong or a right answer is the accuracy.
+        reward = share.replace("accuracy", "reward")
+        if _shows(stages, share, reward):
+            rewards = [name for name in rewards if name != reward]
+        elif _shows(stages, reward, share):
+            shares.remove(share)
     losses: list[str] = [n for n in ("train:loss", "val:val_loss") if n in present]
     if not (rewards or shares):
         return [losses] if losses else []
@@ -110,8 +113,13 @@ def _panels(
     return [panel for panel in (rewards, shares) if panel]
 
 
-def _same(stages: Mapping[str, History], one: str, other: str) -> bool:
-    return all(h.column(one) == h.column(other) for h in stages.values())
+def _shows(stages: Mapping[str, History], one: str, other: str) -> bool:
+    """Whether one curve has all points of another one."""
+    return all(
+        set(zip(*history.column(other), strict=True))
+        <= set(zip(*history.column(one), strict=True))
+        for history in stages.values()
+    )
 
 
 def _within_unit(stages: Mapping[str, History], names: Sequence[str]) -> bool:

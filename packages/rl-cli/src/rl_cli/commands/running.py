@@ -8,9 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rl_algorithms.trainers.figures import Figures
 from rl_algorithms.trainers.progress import ProgressDisplay
-from rl_algorithms.trainers.result import result_record, write_result
 from rl_algorithms.trainers.signals import Interrupted, SignalGuard
 from rl_cli.console import Terminal
 from rl_cli.run_config import Run, check_run, load_run, run_from_dict
@@ -91,17 +89,14 @@ def _report(
     """Show what a run came to, and keep it in its folder."""
     from rl_cli.report import curve, samples, summary  # noqa: PLC0415
 
-    figures = {
-        stage.name: Figures.of(curve.stage_history(folder, stage.name))
-        for stage in run.stages
-    }
+    figures = curve.stage_figures(run, folder)
     wall_s = time.monotonic() - began_s
-    result = _result(run, outcome, figures[run.stages[-1].name], wall_s)
+    result = summary.result_of(run, outcome, figures, wall_s)
     answers = samples.answer(run, folder, outcome)
     guard.raise_pending()
     plot = curve.draw(run, folder) if run.report.plot else None
     summary.show(terminal, outcome, result, figures, answers, plot, aside=aside)
-    write_result(folder.path, result)
+    folder.write("result.json", result)
     return result
 
 
@@ -136,21 +131,4 @@ def _run_and_folder(
     check_run(run)
     return run, RunFolder.create(
         run.name, run.output_dir, run.source, overwrite=overwrite
-    )
-
-
-def _result(
-    run: Run, outcome: RunOutcome, figures: Figures, wall_s: float
-) -> dict[str, Any]:
-    *_, last = outcome.stages.values()
-    return result_record(
-        figures,
-        steps=last["steps"],
-        wall_s=round(wall_s, 2),
-        best_checkpoint=last["checkpoint"],
-        stop_reason=last["stop_reason"],
-        run_dir=outcome.run_dir,
-        model=outcome.checkpoint,
-        seed=run.seed,
-        metrics=last["metrics"],
     )

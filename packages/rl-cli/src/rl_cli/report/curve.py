@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from rl_algorithms.trainers.curves import Mark, draw_curves
+from rl_algorithms.trainers.figures import Figures
 from rl_algorithms.trainers.history import History
 from rl_cli.run_config import Run
 from rl_cli.run_folder import RunFolder
 
-__all__ = ["draw", "stage_history"]
+__all__ = ["draw", "stage_figures", "stage_history"]
 
 
 def stage_history(folder: RunFolder, name: str) -> History:
@@ -20,6 +21,11 @@ def stage_history(folder: RunFolder, name: str) -> History:
     return History.read(
         Path(result["run_dir"]) / "metrics.jsonl", up_to=result["steps"]
     )
+
+
+def stage_figures(run: Run, folder: RunFolder) -> dict[str, Figures]:
+    """Return how the most telling measure of each stage went."""
+    return {s.name: Figures.of(stage_history(folder, s.name)) for s in run.stages}
 
 
 def draw(run: Run, folder: RunFolder) -> Path | None:

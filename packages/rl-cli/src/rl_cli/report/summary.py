@@ -7,11 +7,31 @@ from pathlib import Path
 from typing import Any
 
 from rl_algorithms.trainers.figures import Figures, format_measure
+from rl_algorithms.trainers.result import result_record
 from rl_cli.compose import RunOutcome
 from rl_cli.console import Terminal, table
 from rl_cli.report.samples import Answer
+from rl_cli.run_config import Run
 
-__all__ = ["show"]
+__all__ = ["result_of", "show"]
+
+
+def result_of(
+    run: Run, outcome: RunOutcome, figures: Mapping[str, Figures], wall_s: float
+) -> dict[str, Any]:
+    """Return what `result.json` has: the figures of the last stage come first."""
+    name, last = list(outcome.stages.items())[-1]
+    return result_record(
+        figures[name],
+        steps=last["steps"],
+        wall_s=round(wall_s, 2),
+        best_checkpoint=last["checkpoint"],
+        stop_reason=last["stop_reason"],
+        run_dir=outcome.run_dir,
+        model=outcome.checkpoint,
+        seed=run.seed,
+        metrics=last["metrics"],
+    )
 
 
 def show(
