@@ -516,7 +516,9 @@ class TestFolder:
         kept = sorted(done.run_dir.rglob("*"))
         unread = make(at=done.run_dir)
         unread._load_data = None  # it is refused before the data are read
-        with pytest.raises(ConfigError, match=r"holds a run already \(newest che.*2\)"):
+        with pytest.raises(
+            ConfigError, match=r"holds a run already \(it has a result\)"
+        ):
             unread.fit(ROWS)
         with pytest.raises(ConfigError, match="give one of them"):
             make(at=done.run_dir).fit(ROWS, overwrite=True, resume="auto")

@@ -43,7 +43,7 @@ from rl_algorithms.trainers.loop import TrainerLoop
 from rl_algorithms.trainers.memory_hint import memory_hint
 from rl_algorithms.trainers.pool import WorkerPool
 from rl_algorithms.trainers.progress import ProgressDisplay, showing
-from rl_algorithms.trainers.result import TrainResult, write_result
+from rl_algorithms.trainers.result import RESULT, TrainResult, write_result
 from rl_algorithms.trainers.reward_trial import try_reward_fn
 from rl_algorithms.trainers.run_folder import (
     CHECKPOINTS,
@@ -343,6 +343,8 @@ class BaseTrainer(TrainerLoop[ConfigT]):
         )
         self._metrics_logger.log_hyperparams(config.to_dict())
         self._samples = ValidationSamples(self.run_dir)
+        # That of a run that had ended, and goes on, is true no longer.
+        (self.run_dir / RESULT).unlink(missing_ok=True)
         folder = self.run_dir / CHECKPOINTS
         self._checkpoints = RunCheckpoints(config.checkpointing, folder, self.algorithm)
         self._closing.callback(self._checkpoints.close)

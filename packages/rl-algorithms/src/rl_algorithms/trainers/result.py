@@ -14,7 +14,9 @@ from rl_algorithms.trainers.history import History
 from rl_distributed.metrics.sinks.plain import plain_tree
 from rl_distributed.private_files import write_private_text
 
-__all__ = ["TrainResult", "result_record", "write_result"]
+__all__ = ["RESULT", "TrainResult", "result_record", "write_result"]
+
+RESULT = "result.json"
 
 
 def result_record(
@@ -58,7 +60,7 @@ def result_record(
 def write_result(run_dir: Path, record: Mapping[str, Any]) -> None:
     """Write `result.json` into the folder of a run, whole or not at all."""
     text = json.dumps(plain_tree(record), indent=1, ensure_ascii=False) + "\n"
-    write_private_text(run_dir / "result.json", text)
+    write_private_text(run_dir / RESULT, text)
 
 
 def _text(path: Path | str | None) -> str | None:
