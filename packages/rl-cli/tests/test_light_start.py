@@ -69,7 +69,7 @@ def test_what_only_tells_imports_nothing_heavy(tmp_path, arguments):
         (["config", "explain", "grppo"], "did you mean 'grpo'"),
         (["generate", "./none", "hello"], "'./none' does not exist"),
         (["generate", "none", "hello"], "'none' is neither a folder here"),
-        (["generate", "none", "hello", "--top-p", "3"], "top_p"),
+        (["generate", "none", "hello", "--top-p", "3"], "--top-p"),
         (["eval", "./none", "--data", "x.jsonl"], "'./none' does not exist"),
         (["serve", "./none"], "'./none' does not exist"),
         (["serve", "none", "dtpe=auto"], "did you mean 'dtype'"),

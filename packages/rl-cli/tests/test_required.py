@@ -78,14 +78,20 @@ def test_keys_without_effect_are_named(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     (tmp_path / "config.json").write_text("{}")
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"prompt": "1=", "answer": "1"}\n')
     overrides = (
         f"policy.model_name={tmp_path}",
         "loss_fn.reference_policy_kl_penalty=0",
         "loss_fn.use_kl_in_reward=true",
+        "env.name=sorting",
+        f"data.train={rows}",
+        f"data.validation={rows}",
+        f"output_dir={tmp_path / 'run'}",
     )
     assert _run(["config", "validate", "grpo", *overrides], False) == 0
     assert capsys.readouterr().out.splitlines() == [
-        "grpo is valid: grpo (grpo)",
+        f"grpo on {tmp_path} is valid",
         "grpo: without effect, as loss_fn.reference_policy_kl_penalty=0: "
         "loss_fn.use_kl_in_reward=True",
     ]

@@ -151,16 +151,16 @@ def load_run(
 
 
 def check_run(run: Run) -> None:
-    """Check what every stage names, the last one too, before the first one begins.
+    """Check every stage, the last one too, before the first one begins.
 
     Raises:
-        UserError: There is no such backend, environment, optimizer, data file ...
+        UserError: A stage cannot start: no data, no reward, a size, no such backend ...
     """
-    from rl_algorithms.trainers.preflight import check_names  # noqa: PLC0415
+    from rl_algorithms.trainers.preflight import check_start  # noqa: PLC0415
 
     for stage in run.stages:
         try:
-            check_names(stage.config)
+            check_start(stage.config)
         except UserError as error:
             if len(run.stages) > 1:
                 error.add_note(f"in stage {stage.name}")

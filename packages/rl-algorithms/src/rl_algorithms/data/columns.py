@@ -11,7 +11,14 @@ from rl_algorithms.data.types import Row, Rows
 from rl_algorithms.errors import ColumnError
 from rl_distributed.suggestion import did_you_mean
 
-__all__ = ["ColumnMap", "find_column", "find_columns", "messages_of", "text_of"]
+__all__ = [
+    "ColumnMap",
+    "answer_column",
+    "find_column",
+    "find_columns",
+    "messages_of",
+    "text_of",
+]
 
 _PROMPT_NAMES = ("prompt", "question", "problem", "input", "instruction", "query")
 _ANSWER_NAMES = (
@@ -86,6 +93,21 @@ def find_column(
         f"{did_you_mean(configured, present)}; it has "
         f"{', '.join(map(repr, present))}"
     )
+
+
+def answer_column(columns: ColumnMap, row: Row, name: str) -> str:
+    """Return the column of the answer that is imitated.
+
+    Raises:
+        ColumnError: There is only a prompt.
+    """
+    if columns.answer is None:
+        raise ColumnError(
+            f"dataset {name} has a prompt ({columns.prompt or 'prompt'!r}) but no "
+            f"column for the answer: it has {', '.join(map(repr, row))}; set "
+            "data.output_key"
+        )
+    return columns.answer
 
 
 def text_of(row: Row, column: str, index: int, name: str) -> str:

@@ -117,6 +117,10 @@ class DatasetConfig(SourceConfig):
             )
 
 
+DataKind = Literal["prompts", "demonstrations", "preferences"]
+"""What rows are read as: to sample answers, to imitate, or to compare."""
+
+
 class DataConfig(Config):
     """Which rows, how their columns are read, and how they become batches."""
 

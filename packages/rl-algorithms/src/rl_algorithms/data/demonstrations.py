@@ -16,6 +16,7 @@ import torch
 
 from rl_algorithms.data.columns import (
     ColumnMap,
+    answer_column,
     find_columns,
     messages_of,
     text_of,
@@ -32,7 +33,7 @@ from rl_algorithms.data.overlong import handle_overlong
 from rl_algorithms.data.progress import track
 from rl_algorithms.data.prompts import PromptFormat, plain_text
 from rl_algorithms.data.types import DatumSpec, Row, Rows, Tokenizer
-from rl_algorithms.errors import ColumnError, DataError
+from rl_algorithms.errors import DataError
 
 __all__ = ["process_demonstrations"]
 
@@ -87,12 +88,7 @@ def _conversation_of(
     """Return the whole conversation of a row."""
     if columns.prompt is None and columns.messages is not None:
         return layout.with_system(messages_of(row, columns.messages, index, name))
-    prompt, answer = columns.prompt or "prompt", columns.answer
-    if answer is None:
-        raise ColumnError(
-            f"dataset {name} has a prompt ({prompt!r}) but no column for the answer: "
-            f"it has {', '.join(map(repr, row))}; set data.output_key"
-        )
+    prompt, answer = columns.prompt or "prompt", answer_column(columns, row, name)
     if isinstance(row.get(prompt), list):
         messages = messages_of(row, prompt, index, name)
     else:

@@ -15,6 +15,7 @@ from rl_algorithms.data.loading import LoadedSource, load_sources, set_aside
 from rl_algorithms.data.mixture import MixtureOrder
 from rl_algorithms.data.parts import ValidationParts
 from rl_algorithms.data.preferences import PreferenceCollator, process_preferences
+from rl_algorithms.data.preflight import NO_SOURCE
 from rl_algorithms.data.prompts import process_prompts
 from rl_algorithms.data.streaming import RowStream, StreamLoader
 from rl_algorithms.data.types import Rows, Tokenizer
@@ -28,10 +29,6 @@ _PROCESS: dict[str, Callable[..., ProcessedDataset]] = {
     "demonstrations": process_demonstrations,
     "preferences": process_preferences,
 }
-_NO_SOURCE = (
-    "data.train is not set and no dataset was given: set data.train to a file, folder "
-    "or hub name, or pass dataset="
-)
 _logger = get_logger(__name__)
 
 
@@ -90,7 +87,7 @@ class DataModule:
         else:
             sources = load_sources(train, config.train)
             if not sources:
-                raise ConfigError(_NO_SOURCE)
+                raise ConfigError(NO_SOURCE)
             if not held_out and config.split_validation_size:
                 sources, held_out = set_aside(
                     sources, config.split_validation_size, seed
@@ -149,7 +146,7 @@ class DataModule:
 
     def _stream(self, train: Any) -> StreamLoader:
         if train is None and (self.config.train is None or not self.config.train.path):
-            raise ConfigError(f"{_NO_SOURCE} (a stream has no tasks)")
+            raise ConfigError(f"{NO_SOURCE} (a stream has no tasks)")
         return StreamLoader(
             RowStream(train, self.config.train if train is None else None),
             self._batch_size,

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rl_algorithms.data.columns import find_column, messages_of, text_of
 from rl_algorithms.data.config import DataConfig
-from rl_algorithms.data.prompts import PromptFormat
 from rl_algorithms.data.types import Row, Rows
 from rl_algorithms.errors import ColumnError
 
-__all__ = ["Messages", "Pair", "find_pairs"]
+if TYPE_CHECKING:
+    from rl_algorithms.data.prompts import PromptFormat
+
+__all__ = ["Messages", "Pair", "find_pair_columns", "find_pairs"]
 
 _PROMPT = ("prompt", "question", "problem", "input", "instruction", "query", "context")
 _CHOSEN = ("chosen", "chosen_response", "preferred", "response_chosen")
@@ -51,11 +53,16 @@ def find_pairs(
     Raises:
         ColumnError: A column is missing or holds something else.
     """
-    columns = _find_columns(rows, config, name)
+    columns = find_pair_columns(rows, config, name)
     return [_pair(row, columns, layout, index, name) for index, row in enumerate(rows)]
 
 
-def _find_columns(rows: Rows, config: DataConfig, name: str) -> _Columns:
+def find_pair_columns(rows: Rows, config: DataConfig, name: str) -> _Columns:
+    """Find the columns, by the configured names or by the usual ones.
+
+    Raises:
+        ColumnError: A configured column is missing, or no pair can be read.
+    """
     present = list(rows[0])
     found = _Columns(
         find_column("input_key", config.input_key, _PROMPT, present, name),

@@ -39,8 +39,10 @@ from rl_models.checkpoint.hub import why_not_on_hub
 __all__ = [
     "Files",
     "as_row",
+    "check_not_empty",
     "check_sources",
     "describe_source",
+    "holds_saved_dataset",
     "load_configured",
     "load_dataset_any",
     "locate",
@@ -74,11 +76,20 @@ def load_dataset_any(
         rows = _read_files(found) if isinstance(found, Files) else found
     else:
         rows = _from_object(source, split, name)
+    check_not_empty(rows, name)
+    return rows
+
+
+def check_not_empty(rows: Rows, name: str) -> None:
+    """Check that a dataset has rows.
+
+    Raises:
+        EmptyDatasetError: It has none.
+    """
     if len(rows) == 0:
         raise EmptyDatasetError(
             f"dataset {name} is empty: it has no rows; give at least one"
         )
-    return rows
 
 
 def load_configured(config: SourceConfig) -> tuple[Rows, str]:
@@ -259,8 +270,13 @@ def _read_files(files: Files) -> Rows:
     return list(track(rows, f"reading {name}"))
 
 
+def holds_saved_dataset(path: Path) -> bool:
+    """Whether a folder is what `Dataset.save_to_disk` writes."""
+    return (path / "dataset_dict.json").exists() or (path / "state.json").exists()
+
+
 def _from_folder(path: Path, split: str | None) -> Any:
-    if (path / "dataset_dict.json").exists() or (path / "state.json").exists():
+    if holds_saved_dataset(path):
         # The datasets library takes a second to import, and only this needs it.
         loaded = import_module("datasets").load_from_disk(str(path))
         if isinstance(loaded, Mapping):

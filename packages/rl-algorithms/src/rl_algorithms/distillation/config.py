@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
+from rl_algorithms.data.config import DataKind
 from rl_algorithms.losses.distillation_config import DistillationLossConfig
 from rl_algorithms.trainers.rollout_config import (
     RolloutTrainerConfig,
@@ -18,6 +19,7 @@ from rl_algorithms.trainers.rollout_config import (
     with_row_length,
 )
 from rl_algorithms.trainers.unread import OF_PAIRS
+from rl_distributed.errors import ConfigError
 from rl_models.config import PolicyConfig
 
 __all__ = ["DistillationConfig", "DistillationSettings"]
@@ -95,6 +97,20 @@ class DistillationConfig(RolloutTrainerConfig):
         if self.distillation.on_policy:
             return (*super().unread(), *teacher)
         return (*OF_PAIRS, *_OF_SAMPLING, *teacher)
+
+    def kind_of_data(self) -> DataKind:
+        """Return what rows are read as: off-policy they bring the answers."""
+        return "prompts" if self.distillation.on_policy else "demonstrations"
+
+    def check_scorer(self, *, is_given: bool) -> None:
+        """Check that something goes on after an answer; rewards are not needed."""
+        turns = self.distillation.max_rollout_turns
+        if self.distillation.on_policy and not is_given and turns > 1:
+            raise ConfigError(
+                "distillation.max_rollout_turns needs an environment that goes on "
+                f"after an answer: got {turns} without one; name it in the section "
+                "env, in Python pass environment, or leave the turns out (1)"
+            )
 
     @model_validator(mode="before")
     @classmethod

@@ -27,7 +27,6 @@ from rl_algorithms.trainers.training_rows import (
 )
 from rl_algorithms.trainers.validation import ValidationResult
 from rl_distributed.batched_data_dict import BatchedDataDict
-from rl_distributed.errors import ConfigError
 from rl_models.tokens.tokenizer import load_tokenizer
 
 __all__ = ["DistillationTrainer"]
@@ -49,12 +48,7 @@ class DistillationTrainer(RolloutTrainer[DistillationConfig]):
 
     def _needs(self, has_environment: bool) -> Needs:
         samples = self._sampling.on_policy
-        if samples and not has_environment and self._sampling.max_rollout_turns > 1:
-            raise ConfigError(
-                "distillation.max_rollout_turns needs an environment that goes on "
-                f"after an answer: got {self._sampling.max_rollout_turns} without one; "
-                "name it in the section env, pass it to fit, or leave the turns out (1)"
-            )
+        self.config.check_scorer(is_given=has_environment)
         return Needs(
             generation=samples, environment=samples and has_environment, teacher=True
         )

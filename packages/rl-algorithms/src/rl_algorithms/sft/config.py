@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Self
+from typing import ClassVar, Self
 
 from pydantic import Field, model_validator
 
+from rl_algorithms.data.config import DataKind
 from rl_algorithms.trainers.config import TrainerConfig
 from rl_algorithms.trainers.run_settings import RunSettings
 from rl_algorithms.trainers.unread import OF_PAIRS
+from rl_distributed.errors import ConfigError
 
 __all__ = ["SFTConfig", "SFTSettings"]
 
@@ -35,6 +37,8 @@ class SFTConfig(TrainerConfig):
     where the environment says which answers are right (or `sft.accuracy_threshold`).
     """
 
+    data_kind: ClassVar[DataKind | None] = "demonstrations"
+
     sft: SFTSettings = Field(default_factory=SFTSettings)
     """The algorithm."""
 
@@ -43,6 +47,15 @@ class SFTConfig(TrainerConfig):
         if self.policy.generation is not None:
             return OF_PAIRS
         return (*OF_PAIRS, "sft.val_greedy", "sft.accuracy_threshold")
+
+    def check_scorer(self, *, is_given: bool) -> None:
+        """Check that something scores the answers that validations sample."""
+        if self.policy.generation is not None and not is_given:
+            raise ConfigError(
+                "policy.generation samples answers in validations, and nothing scores "
+                "them: name an environment in the section env, in Python pass "
+                "reward_fn or environment, or leave policy.generation out (null)"
+            )
 
     @model_validator(mode="after")
     def _check_env(self) -> Self:

@@ -31,12 +31,7 @@ class SFTTrainer(BaseTrainer[SFTConfig]):
 
     def _needs(self, has_environment: bool) -> Needs:
         samples = self.config.policy.generation is not None
-        if samples and not has_environment:
-            raise ConfigError(
-                "policy.generation samples answers in validations, and nothing scores "
-                "them: pass reward_fn or environment to fit, name one in the section "
-                "env, or leave policy.generation out (null)"
-            )
+        self.config.check_scorer(is_given=has_environment)
         return Needs(generation=samples, environment=samples)
 
     def _load_data(self, dataset: Any, val_dataset: Any) -> tuple[Any, Any]:

@@ -17,7 +17,6 @@ from rl_algorithms.trainers.validation import ValidationResult
 __all__ = ["Algorithm", "ConfigT"]
 
 ConfigT = TypeVar("ConfigT", bound=TrainerConfig)
-DEFAULT_BATCH_SIZE = 32
 
 
 class Algorithm(ABC, Generic[ConfigT]):
@@ -79,9 +78,7 @@ class Algorithm(ABC, Generic[ConfigT]):
 
     def _plan_batches(self) -> BatchPlan:
         """Return the batch sizes; impossible ones raise ConfigError."""
-        size = self.config.policy.train_global_batch_size or DEFAULT_BATCH_SIZE
-        micro = self.config.policy.train_micro_batch_size
-        return BatchPlan(size, 1, size, self.config.num_ranks, micro)
+        return self.config.plan_batches()
 
     @abstractmethod
     def _load_data(self, dataset: Any, val_dataset: Any) -> tuple[Any, Any]:

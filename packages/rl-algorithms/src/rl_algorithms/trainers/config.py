@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from rl_algorithms.data.config import DataConfig
+from rl_algorithms.data.config import DataConfig, DataKind
+from rl_algorithms.trainers.batch_plan import BatchPlan
 from rl_algorithms.trainers.unread import Idle, refuse_unread
 from rl_distributed.checkpoint import CheckpointingConfig
 from rl_distributed.cluster_config import ClusterConfig
@@ -18,6 +19,7 @@ from rl_models.config import PolicyConfig
 
 __all__ = ["EarlyStopConfig", "EnvConfig", "TrainerConfig"]
 
+DEFAULT_BATCH_SIZE = 32
 _OF_CHECKPOINTS = tuple(
     f"checkpointing.{name}"
     for name in (
@@ -82,6 +84,9 @@ class EarlyStopConfig(Config):
 class TrainerConfig(Config):
     """Everything that one run needs; each algorithm adds a section of its own."""
 
+    data_kind: ClassVar[DataKind | None] = None
+    """What rows are read as; None: the trainer reads them in its own way."""
+
     seed: int = Field(42, ge=0)
     """Seed of everything random: data order, sampling, dropout."""
     output_dir: str | None = None
@@ -127,6 +132,30 @@ class TrainerConfig(Config):
             )
             if is_off
         )
+
+    def kind_of_data(self) -> DataKind | None:
+        """Return what rows are read as."""
+        return self.data_kind
+
+    def plan_batches(self) -> BatchPlan:
+        """Return the batch sizes.
+
+        Raises:
+            ConfigError: They do not divide.
+        """
+        size = self.policy.train_global_batch_size or DEFAULT_BATCH_SIZE
+        micro = self.policy.train_micro_batch_size
+        return BatchPlan(size, 1, size, self.num_ranks, micro)
+
+    def check_scorer(self, *, is_given: bool) -> None:
+        """Check that something scores answers where that is needed.
+
+        Args:
+            is_given: Whether there is a reward function or an environment.
+
+        Raises:
+            ConfigError: There is none.
+        """
 
     @model_validator(mode="after")
     def _check_unread(self) -> Self:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from pydantic import Field
 
+from rl_algorithms.data.config import DataKind
 from rl_algorithms.trainers.config import TrainerConfig
 from rl_algorithms.trainers.run_settings import RunSettings
 from rl_algorithms.trainers.unread import OF_CONVERSATIONS
@@ -22,6 +25,8 @@ class PairSettings(RunSettings):
 
 class PairTrainerConfig(TrainerConfig):
     """A run that learns from pairs, and samples nothing."""
+
+    data_kind: ClassVar[DataKind | None] = "preferences"
 
     def unread(self) -> tuple[str, ...]:
         """Return the keys of algorithms that sample or imitate."""

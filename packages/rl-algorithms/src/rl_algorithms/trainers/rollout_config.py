@@ -8,10 +8,13 @@ from typing import Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
+from rl_algorithms.data.config import DataKind
 from rl_algorithms.rollout.config import RolloutSettings
+from rl_algorithms.trainers.batch_plan import BatchPlan
 from rl_algorithms.trainers.config import TrainerConfig
 from rl_algorithms.trainers.run_settings import RunSettings
 from rl_algorithms.trainers.unread import OF_CONVERSATIONS, OF_PAIRS, Idle
+from rl_distributed.errors import ConfigError
 from rl_models.config import PolicyConfig
 from rl_models.row_length import default_row_length
 
@@ -56,6 +59,8 @@ class RolloutTrainerConfig(TrainerConfig):
     trains_branches: ClassVar[bool] = False
     """Whether the algorithm can train on conversations of several rows."""
 
+    data_kind: ClassVar[DataKind | None] = "prompts"
+
     rollout: RolloutSettings = Field(default_factory=RolloutSettings)
     """What to do about conversations that do not go as planned."""
 
@@ -71,6 +76,33 @@ class RolloutTrainerConfig(TrainerConfig):
             f"rollout.retry.{name}" for name in ("outcomes", "resample", "deadline_s")
         )
         return (*super().idle(), Idle("rollout.retry.max_attempts=1", retry))
+
+    @property
+    def sampling(self) -> SamplingSettings:
+        """The algorithm's section."""
+        values = (getattr(self, name) for name in type(self).model_fields)
+        return next(value for value in values if isinstance(value, SamplingSettings))
+
+    def plan_batches(self) -> BatchPlan:
+        """Return the batch sizes: a step has a group of answers to each prompt."""
+        prompts = self.sampling.num_prompts_per_step
+        group = self.sampling.num_generations_per_prompt
+        return BatchPlan(
+            prompts,
+            group,
+            self.policy.train_global_batch_size or prompts * group,
+            self.num_ranks,
+            self.policy.train_micro_batch_size,
+        )
+
+    def check_scorer(self, *, is_given: bool) -> None:
+        """Check that something rewards the answers."""
+        if not is_given:
+            raise ConfigError(
+                "nothing rewards the answers that are sampled: name an environment in "
+                "the section env (env.name=math), or in Python pass reward_fn or "
+                "environment"
+            )
 
     @model_validator(mode="after")
     def _check_branches(self) -> Self:

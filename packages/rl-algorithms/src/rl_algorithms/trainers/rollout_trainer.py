@@ -9,7 +9,6 @@ from rl_algorithms.data import DataModule
 from rl_algorithms.rollout import RolloutConfig, RolloutEngine
 from rl_algorithms.trainers.answers import validate_by_answers
 from rl_algorithms.trainers.base import BaseTrainer
-from rl_algorithms.trainers.batch_plan import BatchPlan
 from rl_algorithms.trainers.components import Needs
 from rl_algorithms.trainers.rollout_config import (
     RolloutTrainerConfig,
@@ -18,7 +17,6 @@ from rl_algorithms.trainers.rollout_config import (
 from rl_algorithms.trainers.unusable_rows import check_rows
 from rl_algorithms.trainers.validation import ValidationResult
 from rl_distributed.batched_data_dict import BatchedDataDict
-from rl_distributed.errors import ConfigError
 from rl_distributed.timing import Timer
 
 __all__ = ["RolloutTrainer"]
@@ -35,26 +33,8 @@ class RolloutTrainer(BaseTrainer[RolloutConfigT]):
         """The algorithm's section of the configuration."""
 
     def _needs(self, has_environment: bool) -> Needs:
-        if not has_environment:
-            raise ConfigError(
-                f"{self.algorithm} needs something that rewards answers: pass "
-                "reward_fn or environment to fit, or name one in the section env"
-            )
+        self.config.check_scorer(is_given=has_environment)
         return Needs(generation=True, environment=True)
-
-    def _plan_batches(self) -> BatchPlan:
-        policy, settings = self.config.policy, self._sampling
-        prompts, group = (
-            settings.num_prompts_per_step,
-            settings.num_generations_per_prompt,
-        )
-        return BatchPlan(
-            prompts,
-            group,
-            policy.train_global_batch_size or prompts * group,
-            self.config.num_ranks,
-            policy.train_micro_batch_size,
-        )
 
     def _load_data(self, dataset: Any, val_dataset: Any) -> tuple[Any, Any]:
         settings, policy = self._sampling, self.config.policy

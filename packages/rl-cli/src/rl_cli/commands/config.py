@@ -12,6 +12,7 @@ import click
 from rl_cli.console import Terminal, table
 
 if TYPE_CHECKING:
+    from rl_cli.run_config import Run
     from rl_distributed.config.explain import ConfigRow
 
 
@@ -81,9 +82,11 @@ def show(
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE ...]")
 @CONFIG_OPTION
 def validate(name: str, overrides: tuple[str, ...], path: Path | None) -> None:
-    """Check a configuration; leaves with 0 when it is right and 2 when it is not.
+    """Check all that `rl train` checks first; leaves with 0 or, if it fails, 2.
 
-    What is set although another key turns it off is named.
+    That is every key and value, the model folder, the data with their columns (of a
+    file the first 1,000 rows), what scores the answers, batch sizes and lengths, and
+    the run folder. What is set although another key turns it off is named.
 
     \b
     Examples:
@@ -92,15 +95,29 @@ def validate(name: str, overrides: tuple[str, ...], path: Path | None) -> None:
     """
     from rl_algorithms.trainers.unread import idle_lines  # noqa: PLC0415
     from rl_cli.run_config import check_run, load_run  # noqa: PLC0415
+    from rl_cli.run_place import find_place  # noqa: PLC0415
 
+    find_place(name, path, overrides, None)
     run = load_run(name, path, overrides)
     check_run(run)
-    stages = ", ".join(f"{stage.name} ({stage.algorithm})" for stage in run.stages)
     terminal = Terminal()
-    terminal.raw(f"{run.name} is valid: {stages}")
+    terminal.raw(f"{_described(run)} is valid")
     for stage in run.stages:
         for line in idle_lines(stage.config, stage.config.idle()):
             terminal.raw(f"{stage.name}: {line}")
+
+
+def _described(run: Run) -> str:
+    """Name a run: a recipe with its stages, or an algorithm with its model."""
+    if run.source["kind"] != "recipe":
+        return run.title
+    stages = (
+        stage.name
+        if stage.name == stage.algorithm
+        else f"{stage.name} by {stage.algorithm}"
+        for stage in run.stages
+    )
+    return f"{run.name} ({', then '.join(stages)})"
 
 
 @config.command()
