@@ -1,11 +1,17 @@
+import json
+
 import pytest
 import torch
+from transformers import AutoConfig, AutoTokenizer
 
 from rl_distributed.errors import ConfigError
 from rl_models.errors import ModelLoadError
 from rl_models.modelbuild import TokenizerBuildConfig, build_tokenizer
 from rl_models.tokens.chat import DEFAULT_CHAT_TEMPLATE, encode_messages, render_chat
+from rl_models.tokens.difference import tokenizer_difference
 from rl_models.tokens.tokenizer import (
+    _MODEL_TYPES,
+    _class_name,
     decode_rows,
     load_tokenizer,
     pad_token_id,
@@ -22,7 +28,7 @@ def tokenizer():
 
 
 def test_missing_folders_are_named(tmp_path):
-    with pytest.raises(ModelLoadError, match="no/such does not exist"):
+    with pytest.raises(ModelLoadError, match=r"no/such.* does not exist"):
         load_tokenizer("./no/such")
     with pytest.raises(ModelLoadError, match="holds no tokenizer"):
         load_tokenizer(tmp_path)
@@ -41,6 +47,36 @@ def test_chat_template_comes_from_text_or_file(tmp_path, tokenizer):
         assert render_chat(loaded, MESSAGES) == "1+1"
     with pytest.raises(ModelLoadError, match="neither Jinja text nor a file"):
         load_tokenizer(tmp_path, "nowhere.jinja")
+
+
+@pytest.mark.parametrize(
+    ("name", "model_type"),
+    [(name, kind) for name, kinds in _MODEL_TYPES.items() for kind in kinds],
+)
+def test_a_class_that_is_known_is_the_one_that_transformers_finds(
+    tmp_path, name, model_type
+):
+    tokenizer = build_tokenizer(TokenizerBuildConfig(), architecture="qwen2")
+    assert type(tokenizer).__name__ == name
+    tokenizer.save_pretrained(tmp_path)
+    AutoConfig.for_model(model_type).save_pretrained(tmp_path)
+    loaded, found = load_tokenizer(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
+    assert type(loaded) is type(found)
+    assert tokenizer_difference(loaded, found) is None
+
+
+def test_another_model_than_the_known_ones_is_left_to_transformers(tmp_path):
+    tokenizer = build_tokenizer(TokenizerBuildConfig(), architecture="qwen2")
+    tokenizer.save_pretrained(tmp_path)
+    assert _class_name(tmp_path) == "AutoTokenizer"
+    AutoConfig.for_model("gpt2").save_pretrained(tmp_path)
+    assert _class_name(tmp_path) == "AutoTokenizer"
+    AutoConfig.for_model("qwen2").save_pretrained(tmp_path)
+    assert _class_name(tmp_path) == "Qwen2Tokenizer"
+    file = tmp_path / "tokenizer_config.json"
+    own = json.loads(file.read_text()) | {"auto_map": {"AutoTokenizer": [None, "x.Y"]}}
+    file.write_text(json.dumps(own))
+    assert _class_name(tmp_path) == "AutoTokenizer"
 
 
 def test_conversations_become_text_and_tokens(tokenizer):

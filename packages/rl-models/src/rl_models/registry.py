@@ -15,6 +15,7 @@ from rl_distributed.registry import Registry
 __all__ = [
     "check_generation_backend",
     "get_generation_backend",
+    "get_generation_traits",
     "get_training_backend",
     "register_generation_backend",
     "register_training_backend",
@@ -51,6 +52,20 @@ def training_backend_home(name: str) -> ModuleType | None:
 def check_generation_backend(name: str) -> None:
     """Refuse a name that no generation backend has; imports none."""
     _GENERATION.check(name)
+
+
+def get_generation_traits(name: str) -> type[Any]:
+    """The class that says what a generation backend asks of its workers.
+
+    It is the class `Traits` of the module that the entry point names, where there is
+    one: the backend with the libraries that it samples with is not imported then. Else
+    it is the backend's class.
+
+    Raises:
+        RegistryError: See `get_generation_backend`.
+    """
+    traits = getattr(_GENERATION.home(name), "Traits", None)
+    return get_generation_backend(name) if traits is None else traits
 
 
 def get_generation_backend(name: str) -> type[Any]:

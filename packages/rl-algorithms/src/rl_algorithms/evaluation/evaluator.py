@@ -41,6 +41,7 @@ from rl_models.checkpoint.model_folder import (
     check_model_folder,
     folder_context_length,
 )
+from rl_models.registry import get_generation_traits
 from rl_models.tokens.tokenizer import load_tokenizer
 
 __all__ = ["evaluate"]
@@ -101,7 +102,7 @@ def evaluate(
         rl_envs.env_registry.get(cfg.env.name)
     if generation is None:
         if cfg.generation.backend != "auto":
-            rl_models.get_generation_backend(cfg.generation.backend)
+            get_generation_traits(cfg.generation.backend)
         check_model_folder(target.model)
     tokenizer = load_tokenizer(target.model)
     prompts = _load_prompts(cfg, dataset, datasets, tokenizer)

@@ -35,6 +35,7 @@ from rl_distributed.errors import ConfigError
 from rl_envs.reward_lists import RewardFns
 from rl_models.policy.preflight import check_policy
 from rl_models.policy.row_length import with_row_length
+from rl_models.registry import get_generation_traits
 from rl_models.tokens.tokenizer import load_tokenizer
 
 __all__ = [
@@ -141,7 +142,7 @@ def check_components(
 def _check_generation_backend(config: TrainerConfig) -> None:
     generation = config.policy.generation
     if generation is not None and generation.backend != "auto":
-        rl_models.get_generation_backend(generation.backend)
+        get_generation_traits(generation.backend)
 
 
 def with_row_lengths(config: ConfigT, given: Components) -> ConfigT:

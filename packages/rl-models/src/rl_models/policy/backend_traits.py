@@ -1,6 +1,8 @@
 """What a generation backend asks of the workers that host it.
 
-A backend class says so by attributes that it may leave out:
+A backend class, or a class `Traits` in the module of its entry point, which can be
+imported without the libraries that the backend samples with, says so by attributes that
+it may leave out:
 
 - `worker_class`: path of the worker class, whose environment has what it imports;
 - `check_config(config, on_gpu=...)`: raises where a setting cannot work;

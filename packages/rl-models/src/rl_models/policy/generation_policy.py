@@ -33,7 +33,7 @@ from rl_models.policy.replicas import Replicas
 from rl_models.policy.row_queue import serve_parts
 from rl_models.policy.row_sharding import num_parts, split_rows
 from rl_models.policy.weight_updates import WeightUpdates
-from rl_models.registry import get_generation_backend
+from rl_models.registry import get_generation_traits
 from rl_models.types import GenerationDatumSpec, GenerationOutputSpec, SamplingParams
 
 __all__ = ["GenerationPolicy"]
@@ -162,7 +162,7 @@ class GenerationPolicy(WeightUpdates, GenerationInterface):
         """Check the settings, reset the versions, and note what replicas are told."""
         on_gpu = self._cluster.use_gpus
         self.config = config = choose_backend(config, on_gpu=on_gpu)
-        backend = get_generation_backend(config.backend)
+        backend = get_generation_traits(config.backend)
         overrides = dict(hf_config_overrides or {})
         hosting = hosting_of(backend, config, on_gpu=on_gpu)
         variables = {**hosting.variables, **hub_secrets(model_name, tokenizer_name)}

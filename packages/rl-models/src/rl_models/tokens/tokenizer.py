@@ -24,6 +24,8 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
+# AutoTokenizer takes the same class, after a second and a half of imports.
+_MODEL_TYPES = {"Qwen2Tokenizer": ("qwen2", "qwen3", "qwen2_moe", "qwen3_moe")}
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
 
 
@@ -46,13 +48,9 @@ def load_tokenizer(name_or_path: str | Path, chat_template: str | None = None) -
     # Imported here: it takes seconds, and what is wrong is found before.
     import transformers  # noqa: PLC0415
 
-    is_generic = local is not None and _is_generic(local)
-    loader: Any = (
-        transformers.PreTrainedTokenizerFast
-        if is_generic
-        else transformers.AutoTokenizer
-    )
-    tokenizer = _load(loader, name)
+    class_name = _class_name(local) if local is not None else "AutoTokenizer"
+    is_generic = class_name == "PreTrainedTokenizerFast"
+    tokenizer = _load(getattr(transformers, class_name), name)
     if local is not None and is_generic and (local / "config.json").is_file():
         _warn_if_read_otherwise(local, tokenizer)
     if chat_template is not None:
@@ -125,16 +123,28 @@ def holds_tokenizer(folder: Path) -> bool:
     return any((folder / file).is_file() for file in _TOKENIZER_FILES)
 
 
-def _is_generic(folder: Path) -> bool:
-    """Whether a folder says that its `tokenizer.json` is all there is to know."""
-    settings = folder / "tokenizer_config.json"
-    if not settings.is_file() or not (folder / "tokenizer.json").is_file():
-        return False
+def _class_name(folder: Path) -> str:
+    """The class of transformers that reads the tokenizer of a folder.
+
+    It is `PreTrainedTokenizerFast` where the folder says that its `tokenizer.json` is
+    all there is to know.
+    """
+    file = folder / "tokenizer_config.json"
+    if not file.is_file() or not (folder / "tokenizer.json").is_file():
+        return "AutoTokenizer"
     try:
-        name = json.loads(settings.read_text(encoding="utf-8")).get("tokenizer_class")
+        settings = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ModelLoadError(f"{settings} is not valid JSON: {error}") from error
-    return name in ("TokenizersBackend", "PreTrainedTokenizerFast")
+        raise ModelLoadError(f"{file} is not valid JSON: {error}") from error
+    name = settings.get("tokenizer_class")
+    if name in ("TokenizersBackend", "PreTrainedTokenizerFast"):
+        return "PreTrainedTokenizerFast"
+    if name in _MODEL_TYPES and "auto_map" not in settings:
+        config = folder / "config.json"
+        model = read_model_config(folder) if config.is_file() else None
+        if (model or {}).get("model_type") in _MODEL_TYPES[name]:
+            return str(name)
+    return "AutoTokenizer"
 
 
 def _looks_like_path(name: str) -> bool:

@@ -1,7 +1,24 @@
-"""Batched sampling with a static key-value cache on Hugging Face models."""
+"""Batched sampling with a static key-value cache on Hugging Face models.
+
+The backend is imported on first use: a driver that only starts workers asks `Traits`.
+"""
 
 from __future__ import annotations
 
-from rl_models.generation.huggingface.backend import HuggingFaceGenerationBackend
+import importlib
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["HuggingFaceGenerationBackend"]
+if TYPE_CHECKING:
+    from rl_models.generation.huggingface.backend import HuggingFaceGenerationBackend
+
+__all__ = ["HuggingFaceGenerationBackend", "Traits"]
+
+
+class Traits:
+    """What the backend asks of its workers: nothing, so all defaults hold."""
+
+
+def __getattr__(name: str) -> Any:
+    if name != "HuggingFaceGenerationBackend":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return importlib.import_module(f"{__name__}.backend").HuggingFaceGenerationBackend
