@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -100,7 +101,26 @@ WRONG: dict[str, tuple[Change, str]] = {
         put(next_stop_strings=lambda n: ["\n"] * n),
         r"next_stop_strings\[0\] must be None or a list",
     ),
-    "rewards list": (put(rewards=lambda n: [0.0] * n), "rewards must be a tensor"),
+    "rewards text": (
+        put(rewards=lambda n: "0" * n),
+        "rewards must be a tensor, a numpy array or a list: got str",
+    ),
+    "rewards texts": (
+        put(rewards=lambda n: ["good"] * n),
+        "rewards must be real numbers: got <U4",
+    ),
+    "rewards ragged": (
+        put(rewards=lambda n: [[0.0], *[0.0] * (n - 1)]),
+        "rewards must h",
+    ),
+    "rewards [B,1] array": (
+        put(rewards=lambda n: np.zeros((n, 1))),
+        r"rewards must have shape \[3\]: got \[3, 1\]",
+    ),
+    "terminateds of numbers": (
+        put(terminateds=lambda n: [1] * n),
+        "terminateds must be bool: got int64",
+    ),
     "rewards float64": (
         put(rewards=lambda n: torch.zeros(n, dtype=torch.float64)),
         r"rewards must be torch\.float32: got torch\.float64",

@@ -2,7 +2,8 @@
 
 A column is a tensor with the rows in dimension 0, or a list. numpy arrays are converted
 when they are put in: numbers to a tensor that shares their memory, strings and objects
-to a list. Anything else is refused.
+to a list. Anything else is refused. Where torch is not installed, numbers stay numpy
+arrays, and everything here but `all_gather` and other devices works on them.
 
 Sharding for dynamic batching or sequence packing leaves a micro-batch plan on each
 shard. The plan speaks of row positions: what keeps the rows in place (`copy`, `to`,
@@ -15,18 +16,21 @@ from __future__ import annotations
 import copy
 from collections import UserDict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 import numpy as np
-import torch
-import torch.distributed as dist
 
-from rl_distributed import columns
+from rl_distributed import arrays, columns
 from rl_distributed.counts import require_multiple, require_positive
 from rl_distributed.errors import BatchError
+from rl_distributed.extras import require_torch
 from rl_distributed.micro_batches import MicroBatches
 from rl_distributed.shard_plan import DynamicBatchingArgs, SequencePackingArgs
 from rl_distributed.tensor_buffers import decode, encode, own_memory
+
+if TYPE_CHECKING:
+    import torch
+    import torch.distributed as dist
 
 __all__ = [
     "BatchedDataDict",
@@ -98,7 +102,7 @@ class BatchedDataDict(MicroBatches, UserDict[str, Any], Generic[DictT]):
     def clone(self) -> Self:
         """A copy whose tensors have memory of their own; lists are copied shallowly."""
         cloned = {
-            key: list(column) if isinstance(column, list) else column.clone()
+            key: list(column) if isinstance(column, list) else arrays.clone(column)
             for key, column in self.data.items()
         }
         return self._like(cloned, keep_plan=True)
@@ -109,7 +113,8 @@ class BatchedDataDict(MicroBatches, UserDict[str, Any], Generic[DictT]):
         That is memory which torch did not allocate itself: Ray's object store, a numpy
         array, a file. Such tensors must not be written to in place, because torch has
         no read-only tensors and other readers would see it. Tensors inside lists and
-        their views count as well; what is already torch's own is not copied.
+        their views count as well; what is already torch's own is not copied. Without
+        torch the same holds of numpy arrays; those of Ray's object store refuse writes.
         """
         owned = {key: own_memory(column) for key, column in self.data.items()}
         return self._like(owned, keep_plan=True)
@@ -129,12 +134,14 @@ class BatchedDataDict(MicroBatches, UserDict[str, Any], Generic[DictT]):
 
         Raises:
             BatchError: A tensor is on the meta device, and `device` is another one.
+            MissingExtraError: Another device than `cpu` needs torch.
         """
         for key, column in self.data.items():
-            if isinstance(column, torch.Tensor):
-                if torch.device(device).type != "meta":
-                    columns.require_values(f"column {key!r}", column)
-                self.data[key] = column.to(device)
+            if isinstance(column, list):
+                continue
+            if not str(device).startswith("meta"):
+                columns.require_values(f"column {key!r}", column)
+            self.data[key] = arrays.to_device(column, device)
         return self
 
     def all_gather(
@@ -146,13 +153,17 @@ class BatchedDataDict(MicroBatches, UserDict[str, Any], Generic[DictT]):
 
         Ranks may have different numbers of rows and widths; padding is as in
         `from_batches`.
+
+        Raises:
+            MissingExtraError: torch is not installed.
         """
+        dist = require_torch("BatchedDataDict.all_gather").distributed
         gathered: list[Any] = [None] * dist.get_world_size(group)
         dist.all_gather_object(gathered, self, group=group)
         devices = {
             key: column.device
             for key, column in self.data.items()
-            if isinstance(column, torch.Tensor)
+            if not isinstance(column, list)
         }
         result = self.from_batches(gathered, pad_value_dict)
         for key, device in devices.items():
@@ -284,17 +295,15 @@ class BatchedDataDict(MicroBatches, UserDict[str, Any], Generic[DictT]):
             )
         for key in self.data if keys is None else keys:
             column = columns.column_of(self.data, key)
-            if isinstance(column, torch.Tensor) and column.ndim > dim:
-                self.data[key] = column.narrow(
-                    dim, 0, min(truncated_len, column.shape[dim])
-                )
+            if not isinstance(column, list) and column.ndim > dim:
+                self.data[key] = arrays.narrow(column, dim, truncated_len)
 
     # --------------------------------------------------------------------- construction
 
     def _select(self, rows: np.ndarray[Any, Any]) -> dict[str, Any]:
-        index, listed = torch.from_numpy(rows), rows.tolist()
+        listed = rows.tolist()
         return {
-            key: columns.select_rows(column, listed, index)
+            key: columns.select_rows(column, listed, rows)
             for key, column in self.data.items()
         }
 

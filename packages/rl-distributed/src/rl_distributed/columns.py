@@ -1,16 +1,19 @@
-"""Columns of a batch: tensors or lists that have one item per row."""
+"""Columns of a batch: arrays of numbers or lists that have one item per row."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
-import torch
 
+from rl_distributed import arrays
 from rl_distributed.errors import BatchError
 from rl_distributed.suggestion import did_you_mean
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = [
     "Column",
@@ -24,25 +27,25 @@ __all__ = [
     "select_rows",
 ]
 
-Column: TypeAlias = torch.Tensor | list[Any]
+Column: TypeAlias = "torch.Tensor | list[Any]"
 
 
 def as_column(name: str, value: Any) -> Column:
-    """`value` as a column: a tensor or list stays, a numpy array becomes one of them.
+    """`value` as a column: a tensor or list stays, a numpy array is looked at.
 
-    Numbers become a tensor that shares the array's memory where that is possible;
-    strings and objects become a list.
+    Where torch is installed, numbers become a tensor that shares the array's memory
+    where that is possible; elsewhere they stay. Strings and objects become a list.
 
     Raises:
         BatchError: `value` is something else, or has no row dimension.
     """
-    if isinstance(value, torch.Tensor) and value.ndim > 0:
+    if arrays.is_tensor(value) and value.ndim > 0:
         return value
     if isinstance(value, list):
         return value
     if isinstance(value, np.ndarray) and value.ndim > 0:
         return _from_array(name, value)
-    if isinstance(value, torch.Tensor | np.ndarray | np.generic):
+    if arrays.is_array(value) or isinstance(value, np.generic):
         raise BatchError(
             f"column {name!r} must have one item per row: got a single "
             f"{type(value).__name__} {value!r}; give it a first dimension"
@@ -58,11 +61,8 @@ def _from_array(name: str, array: np.ndarray[Any, Any]) -> Column:
     if array.dtype.kind in "OUST":
         items: list[Any] = array.tolist()
         return items
-    native = array.astype(array.dtype.newbyteorder("="), copy=False)
-    if not native.flags.writeable or any(stride < 0 for stride in native.strides):
-        native = native.copy()
     try:
-        return torch.from_numpy(native)
+        return arrays.from_numpy(array)
     except TypeError:
         raise BatchError(
             f"column {name!r} has the dtype {array.dtype}, which torch lacks; convert "
@@ -77,7 +77,7 @@ def require_values(name: str, value: Any) -> None:
         name: What it is, as the message calls it.
         value: A column or index; anything else passes.
     """
-    if isinstance(value, torch.Tensor) and value.is_meta:
+    if arrays.is_tensor(value) and value.is_meta:
         raise BatchError(
             f"{name} must hold values: it is a tensor on the meta device, which has "
             "only a shape; make it on a real device, such as cpu"
@@ -92,10 +92,8 @@ def row_indices(
     Raises:
         BatchError: An index lies outside the rows, is no integer, or has no value.
     """
-    if isinstance(indices, torch.Tensor):
-        require_values("a selection of rows", indices)
-        indices = indices.detach().cpu().numpy()
-    array = np.asarray(indices)
+    require_values("a selection of rows", indices)
+    array = arrays.to_numpy(indices)
     if array.size == 0 and array.dtype.kind != "b":
         array = array.astype(np.int64)
     if array.ndim != 1 or array.dtype.kind not in "iub":
@@ -128,30 +126,32 @@ def column_of(data: Mapping[str, Any], key: str) -> Column:
 
 
 def cut_column(column: Column, start: int, end: int) -> Column:
-    """Rows `[start, end)`; a tensor is a view."""
+    """Rows `[start, end)`; of an array, a view."""
     return column[start:end]
 
 
-def select_rows(column: Column, rows: Sequence[int], index: torch.Tensor) -> Column:
-    """The given rows, which come both as a sequence and as an index tensor."""
+def select_rows(
+    column: Column, rows: Sequence[int], index: np.ndarray[Any, np.dtype[np.int64]]
+) -> Column:
+    """The given rows, which come both as a sequence and as an array."""
     if isinstance(column, list):
         return [column[row] for row in rows]
-    return column.index_select(0, index.to(column.device))
+    return arrays.take(column, index)
 
 
 def repeat_column(column: Column, num_repeats: int) -> Column:
     """Each row `num_repeats` times in a row; list items are deep copies."""
     if isinstance(column, list):
         return [copy.deepcopy(item) for item in column for _ in range(num_repeats)]
-    return column.repeat_interleave(num_repeats, dim=0)
+    return arrays.repeat(column, num_repeats)
 
 
 def concat_columns(
     name: str, parts: Sequence[Column], pad_value: float | int | bool = 0
 ) -> Column:
-    """One column below the other; dimension 1 of tensors is padded to the widest."""
+    """One column below the other; dimension 1 of arrays is padded to the widest."""
     lists = [part for part in parts if isinstance(part, list)]
-    tensors = [part for part in parts if isinstance(part, torch.Tensor)]
+    tensors = [part for part in parts if not isinstance(part, list)]
     if lists and tensors:
         raise BatchError(
             f"column {name!r} is a tensor in some batches, a list in others"
@@ -159,7 +159,9 @@ def concat_columns(
     if lists:
         return [item for part in lists for item in part]
     for trait in ("dtype", "device", "ndim"):
-        found = list(dict.fromkeys(str(getattr(part, trait)) for part in tensors))
+        # Older numpy arrays do not say that they are on the CPU.
+        traits = (str(getattr(part, trait, "cpu")) for part in tensors)
+        found = list(dict.fromkeys(traits))
         if len(found) > 1:
             raise BatchError(
                 f"column {name!r} must have the same {trait} in all batches: got "
@@ -167,18 +169,11 @@ def concat_columns(
             )
     first = tensors[0]
     if first.ndim == 1 or len({part.shape[1:] for part in tensors}) == 1:
-        return torch.cat(tensors)
+        return arrays.concat(tensors)
     trailing = list(dict.fromkeys(tuple(part.shape[2:]) for part in tensors))
     if len(trailing) > 1:
         raise BatchError(
             f"column {name!r} may differ in dimension 1 only: got trailing dimensions "
             f"{', '.join(map(str, trailing))}"
         )
-    width = max(part.shape[1] for part in tensors)
-    rows = sum(part.shape[0] for part in tensors)
-    result = first.new_full((rows, width, *first.shape[2:]), pad_value)
-    start = 0
-    for part in tensors:
-        result[start : start + part.shape[0], : part.shape[1]] = part
-        start += part.shape[0]
-    return result
+    return arrays.concat_padded(tensors, pad_value)

@@ -5,6 +5,7 @@ DistributedError                      root of every error that the framework rai
 ├── UserError                         input the caller can mend (exit code 2 in the CLI)
 │   ├── ConfigError        ValueError   a key, type, range or combination
 │   ├── RegistryError      LookupError  an unknown name, or its package is missing
+│   │   └── MissingExtraError  ImportError  an extra of rl-distributed is missing
 │   ├── ShardingError      ValueError   axes, ranks or layouts
 │   ├── BatchError         ValueError   columns, lengths or batch sizes
 │   │   └── PackingError   ValueError   a row that fits in no micro-batch
@@ -50,6 +51,7 @@ __all__ = [
     "DeadlineExceededError",
     "DistributedError",
     "LockHeldError",
+    "MissingExtraError",
     "PackingError",
     "QueueClosedError",
     "RegistryError",
@@ -80,6 +82,10 @@ class ConfigError(UserError, ValueError):
 
 class RegistryError(UserError, LookupError):
     """A name is not registered, or the package that provides it is not installed."""
+
+
+class MissingExtraError(RegistryError, ImportError):
+    """What is asked for needs a package that an extra of rl-distributed installs."""
 
 
 class ShardingError(UserError, ValueError):

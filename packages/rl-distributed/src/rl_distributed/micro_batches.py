@@ -13,7 +13,6 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
-import torch
 
 from rl_distributed.counts import require_multiple, require_positive
 from rl_distributed.errors import BatchError
@@ -272,7 +271,7 @@ class MicroBatches:
                 wide = [
                     key
                     for key, column in part.data.items()
-                    if isinstance(column, torch.Tensor)
+                    if not isinstance(column, list)
                     and column.ndim > sequence_dim
                     and column.shape[sequence_dim] == width
                 ]

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any, Literal, NotRequired, TypeAlias, TypedDict
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from rl_distributed.balance import bin_loads, deal_in_rounds, even_bounds
@@ -117,9 +116,7 @@ def sequence_lengths(
     key, lengths_key = args["input_key"], args["input_lengths_key"]
     inputs, column = column_of(data, key), column_of(data, lengths_key)
     require_values(f"column {lengths_key!r}", column)
-    lengths = np.asarray(
-        column.tolist() if isinstance(column, torch.Tensor) else column
-    )
+    lengths = np.asarray(column if isinstance(column, list) else column.tolist())
     if lengths.size == 0:
         lengths = np.zeros(0, dtype=np.int64)
     if lengths.ndim != 1 or lengths.dtype.kind not in "iu":

@@ -2,20 +2,27 @@
 
 numpy hands its memory to pickle protocol 5 as a buffer. Ray puts such buffers into its
 object store once and maps them into every reader, where a pickled torch tensor is
-copied several times.
+copied several times. Where torch is not installed, they arrive as numpy arrays.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
+
+from rl_distributed.arrays import NUMPY_DTYPES, clone, is_array, is_tensor
+from rl_distributed.extras import installed_torch, require_torch
+
+if TYPE_CHECKING:
+    import torch
+else:
+    from rl_distributed.extras import torch
 
 __all__ = [
     "EncodedList",
@@ -27,18 +34,7 @@ __all__ = [
 ]
 
 # Types that numpy lacks travel as integers of the same size, bit by bit.
-_CARRIERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-_NUMPY_HAS = frozenset(
-    (
-        torch.bool,
-        torch.uint8,
-        torch.int8,
-        *(torch.int16, torch.int32, torch.int64),
-        *(torch.uint16, torch.uint32, torch.uint64),
-        *(torch.float16, torch.float32, torch.float64),
-        *(torch.complex64, torch.complex128),
-    )
-)
+_CARRIERS = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}
 # Types that hold no tensor, and those whose items are looked at; a subclass may mean
 # something else by its items.
 _PLAIN = frozenset((str, int, float, bool, bytes, type(None)))
@@ -57,7 +53,7 @@ _LEAF = _Leaf()
 
 @dataclass(frozen=True)
 class EncodedTensor:
-    """A dense tensor as an array, and the name of its dtype."""
+    """A dense tensor or numpy array as an array, and the name of its dtype."""
 
     array: NDArray[Any]
     dtype: str
@@ -66,6 +62,8 @@ class EncodedTensor:
 @dataclass(frozen=True)
 class EncodedList:
     """A list with tensors at any depth of its lists, tuples and dicts.
+
+    numpy arrays in lists are left to numpy's own pickling.
 
     The items of all tensors of one dtype lie in a row, so a list of many small tensors
     is a few buffers.
@@ -89,22 +87,27 @@ def encode(column: Any) -> Any:
     Only values travel: gradients, devices and memory layout do not. A tensor that is
     not dense (sparse, quantized, without data) is left to torch's own pickling.
     """
-    if isinstance(column, torch.Tensor):
+    if is_tensor(column):
         return _encode_tensor(column) if _is_dense(column) else column
     if isinstance(column, list):
         return _encode_list(column)
+    if isinstance(column, np.ndarray):
+        return EncodedTensor(np.ascontiguousarray(column), column.dtype.name)
     return column
 
 
 def decode(value: Any) -> Any:
-    """The column that `encode` made `value` from.
+    """The column that `encode` made `value` from; an array where torch is missing.
 
     Tensors share the memory of the pickled buffer. In Ray's object store that memory
     is mapped into every reader, and for torch it looks writable: what one writes in
     place, the others read. `own_memory` copies before a write.
+
+    Raises:
+        MissingExtraError: numpy lacks the dtype, and torch is not installed.
     """
     if isinstance(value, EncodedTensor):
-        return _decode_tensor(value)
+        return _decode_array(value)
     if isinstance(value, EncodedList):
         return _decode_list(value)
     return value
@@ -113,12 +116,13 @@ def decode(value: Any) -> Any:
 def own_memory(value: Any) -> Any:
     """`value` with a copy of each tensor whose memory torch has not allocated itself.
 
-    Lists, tuples and dicts are searched at any depth and rebuilt where they hold such
-    a tensor.
+    Of numpy arrays, those are copied whose memory numpy has not allocated, or that are
+    read-only. Lists, tuples and dicts are searched at any depth and rebuilt where they
+    hold such an array.
     """
-    if isinstance(value, torch.Tensor):
-        return value.clone() if _is_borrowed(value) else value
-    if not isinstance(value, list) or not any(map(_is_borrowed, _tensors(value))):
+    if is_array(value):
+        return clone(value) if _is_borrowed(value) else value
+    if not isinstance(value, list) or not any(map(_is_borrowed, _arrays(value))):
         return value
     return _rebuilt(value, own_memory)
 
@@ -130,9 +134,7 @@ def carried(tensor: torch.Tensor) -> torch.Tensor:
     size. The result is a view where that is possible.
     """
     plain = tensor.detach().resolve_conj().resolve_neg()
-    if plain.dtype in _NUMPY_HAS:
-        return plain
-    return plain.view(_CARRIERS[plain.element_size()])
+    return plain.view(_carrier(plain.dtype))
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
@@ -144,17 +146,22 @@ def _is_dense(tensor: torch.Tensor) -> bool:
 
 
 def _is_borrowed(value: Any) -> bool:
+    if isinstance(value, np.ndarray):
+        owner = value
+        while isinstance(owner.base, np.ndarray):
+            owner = owner.base
+        return not (owner.flags.owndata and value.flags.writeable)
     # torch can resize the memory that it has allocated, and no other.
     return (
-        isinstance(value, torch.Tensor)
+        is_tensor(value)
         and value.device.type == "cpu"
         and _is_dense(value)
         and not value.untyped_storage().resizable()
     )
 
 
-def _tensors(value: Any) -> list[torch.Tensor]:
-    """All tensors in nested plain containers, in their order.
+def _arrays(value: Any) -> list[torch.Tensor]:
+    """All tensors and numpy arrays in nested plain containers, in their order.
 
     Most lists hold texts and numbers, thousands of them: these are passed by first.
     """
@@ -164,8 +171,8 @@ def _tensors(value: Any) -> list[torch.Tensor]:
         if kind in _PLAIN:
             continue
         if kind in _CONTAINERS:
-            found += _tensors(item)
-        elif isinstance(item, torch.Tensor):
+            found += _arrays(item)
+        elif is_array(item):
             found.append(item)
     return found
 
@@ -180,11 +187,11 @@ def _rebuilt(value: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def _is_leaf(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and _is_dense(value)
+    return is_tensor(value) and _is_dense(value)
 
 
 def _encode_list(column: list[Any]) -> Any:
-    tensors = [tensor for tensor in _tensors(column) if _is_dense(tensor)]
+    tensors = [array for array in _arrays(column) if _is_leaf(array)]
     if not tensors:
         return column
     dtypes = list(dict.fromkeys(tensor.dtype for tensor in tensors))
@@ -205,7 +212,8 @@ def _encode_list(column: list[Any]) -> Any:
 def _encode_row(tensors: list[torch.Tensor], dtype: torch.dtype) -> EncodedTensor:
     """The items of all tensors of one dtype in a row."""
     own = [tensor for tensor in tensors if tensor.dtype == dtype]
-    if dtype not in _NUMPY_HAS and dtype != torch.bfloat16:  # torch cannot join them
+    # torch can join bfloat16, and no other type that numpy lacks.
+    if _name(dtype) not in NUMPY_DTYPES and dtype != torch.bfloat16:
         own = [carried(tensor) for tensor in own]
     flat = [tensor if tensor.ndim == 1 else tensor.reshape(-1) for tensor in own]
     row = torch.cat([tensor.cpu() for tensor in flat])
@@ -220,13 +228,13 @@ def _decode_list(value: EncodedList) -> list[Any]:
         shapes = [tuple(itertools.islice(sizes, rank)) for rank in value.ranks.tolist()]
         counts = np.array(list(map(math.prod, shapes)), dtype=np.int64)
     parts = [
-        iter(torch.split(_decode_tensor(row), counts[value.kinds == kind].tolist()))
+        iter(_split(_decode_array(row), counts[value.kinds == kind]))
         for kind, row in enumerate(value.flats)
     ]
     tensors = [next(parts[kind]) for kind in value.kinds.tolist()]
     if shapes is not None:
         pairs = zip(tensors, shapes, strict=True)
-        tensors = [tensor.view(shape) for tensor, shape in pairs]
+        tensors = [tensor.reshape(shape) for tensor, shape in pairs]
     if isinstance(value.skeleton, int):
         return tensors
     following = iter(tensors)
@@ -234,6 +242,13 @@ def _decode_list(value: EncodedList) -> list[Any]:
         value.skeleton, lambda item: next(following) if item is _LEAF else item
     )
     return restored
+
+
+def _split(row: Any, counts: NDArray[np.int64]) -> Sequence[Any]:
+    """Parts of a row of items, which share its memory."""
+    if is_tensor(row):
+        return torch.split(row, counts.tolist())
+    return np.split(row, np.cumsum(counts)[:-1])
 
 
 def _encode_tensor(tensor: torch.Tensor) -> EncodedTensor:
@@ -245,11 +260,26 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+def _carrier(dtype: torch.dtype) -> torch.dtype:
+    """The dtype itself, or one of the same size that numpy has."""
+    if _name(dtype) in NUMPY_DTYPES:
+        return dtype
+    carrier: torch.dtype = getattr(torch, _CARRIERS[dtype.itemsize])
+    return carrier
+
+
+def _decode_array(value: EncodedTensor) -> Any:
+    if installed_torch() is not None:
+        return _decode_tensor(value)
+    if value.dtype not in NUMPY_DTYPES:
+        require_torch(f"a tensor of {value.dtype}, a dtype that numpy lacks,")
+    return value.array
+
+
 def _decode_tensor(value: EncodedTensor) -> torch.Tensor:
     dtype: torch.dtype = getattr(torch, value.dtype)
     if value.array.size == 0:
-        carrier = dtype if dtype in _NUMPY_HAS else _CARRIERS[dtype.itemsize]
-        return torch.empty(value.array.shape, dtype=carrier).view(dtype)
+        return torch.empty(value.array.shape, dtype=_carrier(dtype)).view(dtype)
     array = value.array
     if not array.flags.writeable:
         array = np.asarray(_SharedMemory(array))

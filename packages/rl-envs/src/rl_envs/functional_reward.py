@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, MutableMapping, Sequence
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-import torch
-
+from rl_distributed.arrays import as_array, full
 from rl_envs.errors import MessageLogError, RewardValueError
 from rl_envs.interfaces import (
     EnvironmentInterface,
@@ -22,6 +21,9 @@ from rl_envs.metrics import reward_metrics
 from rl_envs.reward_call import Score
 from rl_envs.reward_lists import RewardFns, make_reward_call
 from rl_envs.reward_rows import RewardRows
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["FunctionalRewardWrapper", "check_reward_fn"]
 
@@ -45,7 +47,7 @@ def _columns_of(metadata: Sequence[Columns | None]) -> list[Columns]:
 def _as_rewards(
     scores: Sequence[Score], name: str
 ) -> torch.Tensor | dict[str, torch.Tensor]:
-    """Make [B] tensors of scores; rows without one become NaN."""
+    """Make [B] float32 of scores; rows without one become NaN."""
     named = [score for score in scores if isinstance(score, dict)]
     plain = [score for score in scores if isinstance(score, float)]
     if named and plain:
@@ -55,7 +57,7 @@ def _as_rewards(
         )
     if not named:
         numbers = [math.nan if s is None else s for s in scores]
-        return torch.tensor(numbers, dtype=torch.float32)
+        return as_array(numbers, "float32")
     keys = list(named[0])
     for row, score in enumerate(scores):
         if isinstance(score, dict) and set(score) != set(keys):
@@ -65,9 +67,7 @@ def _as_rewards(
                 "None for a reward that does not apply to a row"
             )
     return {
-        f"reward/{key}": torch.tensor(
-            [_part(score, key) for score in scores], dtype=torch.float32
-        )
+        f"reward/{key}": as_array([_part(score, key) for score in scores], "float32")
         for key in keys
     }
 
@@ -151,7 +151,7 @@ class FunctionalRewardWrapper(EnvironmentInterface[Columns | None]):
             metadata=list(metadata),
             next_stop_strings=[None] * size,
             rewards=self.score(message_log_batch, metadata),
-            terminateds=torch.ones(size, dtype=torch.bool),
+            terminateds=full(size, True, "bool"),
             answers=None,
         )
 

@@ -7,11 +7,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, MutableMapping, Sequence
-from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeAlias, TypeVar
 
-import torch
+import numpy as np
 
-from rl_envs.errors import MessageLogError
+from rl_distributed.arrays import as_array, from_numpy, to_numpy
+from rl_envs.errors import EnvironmentContractError, MessageLogError
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = [
     "EnvironmentInterface",
@@ -21,6 +25,8 @@ __all__ = [
     "Observation",
     "Rewards",
     "TRUNCATED_KEY",
+    "as_columns",
+    "as_rewards",
     "last_response",
     "num_rows",
     "observation_messages",
@@ -36,7 +42,7 @@ MessageLog: TypeAlias = Sequence[Message]
 """A conversation, oldest message first."""
 Observation: TypeAlias = dict[str, str] | list[dict[str, str]]
 """What a conversation goes on with: one message, or several in order."""
-Rewards: TypeAlias = torch.Tensor | dict[str, torch.Tensor]
+Rewards: TypeAlias = "torch.Tensor | dict[str, torch.Tensor]"
 """[B] float32 rewards, or several by `reward/<name>`; see `EnvironmentReturn`."""
 MetadataT = TypeVar("MetadataT")
 
@@ -46,7 +52,12 @@ _REWARD_PREFIX = "reward/"
 
 
 class EnvironmentReturn(NamedTuple, Generic[MetadataT]):
-    """What an environment answers to a batch of B conversations."""
+    """What an environment answers to a batch of B conversations.
+
+    An environment may give `rewards` and `terminateds` as tensors, numpy arrays or
+    lists. Those of the environments here are tensors where torch is installed, and
+    numpy arrays where it is not.
+    """
 
     observations: Sequence[Observation]
     """A list with one message (`role`, `content`) per row, or several messages, which
@@ -218,18 +229,68 @@ def observation_messages(observation: Observation) -> list[dict[str, str]]:
     return [observation] if isinstance(observation, dict) else list(observation)
 
 
+def as_rewards(rewards: Any) -> Rewards:
+    """Return rewards as the environments here give them.
+
+    Args:
+        rewards: A tensor, which stays as it is, a numpy array or a list of numbers; or
+            several by name.
+
+    Raises:
+        EnvironmentContractError: They are no numbers.
+    """
+    if isinstance(rewards, Mapping):
+        return {name: _as_column(name, r, "float32") for name, r in rewards.items()}
+    return _as_column("rewards", rewards, "float32")
+
+
+def as_columns(result: EnvironmentReturn[MetadataT]) -> EnvironmentReturn[MetadataT]:
+    """Return an answer with rewards and ends as the environments here give them.
+
+    Raises:
+        EnvironmentContractError: They are neither tensors, nor arrays or lists of one
+            number per row.
+    """
+    return result._replace(
+        rewards=as_rewards(result.rewards),
+        terminateds=_as_column("terminateds", result.terminateds, "bool"),
+    )
+
+
+def _as_column(name: str, values: Any, dtype: str) -> torch.Tensor:
+    try:
+        column = as_array(values, dtype)
+    except (TypeError, ValueError):
+        column = None
+    if column is None or column.ndim == 0:
+        raise EnvironmentContractError(
+            f"{name} must be a tensor, a numpy array or a list with one {dtype} per "
+            f"row: got {type(values).__name__} {values!r:.60}; test the environment "
+            "with check_environment"
+        )
+    return column
+
+
 def total_reward(rewards: torch.Tensor | Mapping[str, torch.Tensor]) -> torch.Tensor:
     """Return [B] rewards: several rewards add up.
 
     One that is NaN does not apply and adds nothing; where all are NaN, so is the sum.
+
+    Args:
+        rewards: As in `EnvironmentReturn`.
+
+    Raises:
+        EnvironmentContractError: They are no numbers.
     """
-    if isinstance(rewards, torch.Tensor):
-        return rewards
-    columns = torch.stack(list(rewards.values()))
-    total = columns.nansum(dim=0)
-    return torch.where(columns.isnan().all(dim=0), torch.nan, total)
+    given = as_rewards(rewards)
+    if not isinstance(given, dict):
+        return given
+    columns = np.stack([to_numpy(column) for column in given.values()])
+    total = np.nansum(columns, axis=0)
+    total[np.isnan(columns).all(axis=0)] = np.nan
+    return from_numpy(total)
 
 
 def scored_mask(rewards: torch.Tensor | Mapping[str, torch.Tensor]) -> torch.Tensor:
     """Return [B] bool: which rows were scored."""
-    return ~torch.isnan(total_reward(rewards))
+    return from_numpy(~np.isnan(to_numpy(total_reward(rewards))))

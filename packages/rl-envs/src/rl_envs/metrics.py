@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
+import numpy as np
+
+from rl_distributed.arrays import is_array, to_numpy
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["calculate_pass_rate_per_prompt", "reward_metrics"]
 
@@ -16,16 +21,16 @@ def calculate_pass_rate_per_prompt(
     """Return the share of distinct prompts with at least one correct response.
 
     Args:
-        prompts: [N] texts or group indices; equal ones are one prompt. A tensor of
-            tokens, [N, S], has one prompt per distinct row.
-        is_correct: [N] bool.
+        prompts: [N] texts or group indices; equal ones are one prompt. A tensor or
+            numpy array of tokens, [N, S], has one prompt per distinct row.
+        is_correct: [N] bool: a tensor, a numpy array or a list.
 
     Raises:
         ValueError: The lengths differ.
     """
     keys: list[Any] = []
-    if isinstance(prompts, torch.Tensor):
-        rows = prompts.tolist()
+    if is_array(prompts):
+        rows = to_numpy(prompts).tolist()
         keys = [tuple(row) if isinstance(row, list) else row for row in rows]
     else:
         keys = list(prompts)
@@ -35,7 +40,7 @@ def calculate_pass_rate_per_prompt(
             f"{len(is_correct)} entries of is_correct"
         )
     solved: dict[Hashable, bool] = {}
-    for key, correct in zip(keys, is_correct.tolist(), strict=True):
+    for key, correct in zip(keys, to_numpy(is_correct).tolist(), strict=True):
         solved[key] = solved.get(key, False) or bool(correct)
     return sum(solved.values()) / len(solved) if solved else 0.0
 
@@ -43,13 +48,15 @@ def calculate_pass_rate_per_prompt(
 def reward_metrics(batch: Mapping[str, Any]) -> dict[str, float]:
     """Return mean, extremes and the share of unscored rows of `batch["rewards"]`.
 
+    Rewards may be a tensor, a numpy array or a list.
+
     Rows whose reward is NaN were not scored, and enter only that share.
     """
     rewards = batch.get("rewards", batch.get("total_reward"))
     if rewards is None or len(rewards) == 0:
         return {}
-    values = torch.as_tensor(rewards, dtype=torch.float64)
-    scored = values[~torch.isnan(values)]
+    values = to_numpy(rewards).astype(np.float64)
+    scored = values[~np.isnan(values)]
     metrics = {"unscored_fraction": 1.0 - len(scored) / len(values)}
     if len(scored):
         metrics["reward_mean"] = scored.mean().item()

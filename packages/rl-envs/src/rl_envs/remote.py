@@ -20,12 +20,13 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Mapping, MutableMapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import ray
-import torch
 from ray import cloudpickle
 
+from rl_distributed.arrays import concat, to_numpy
 from rl_distributed.errors import (
     ConfigError,
     DeadlineExceededError,
@@ -43,10 +44,14 @@ from rl_envs.interfaces import (
     EnvironmentReturn,
     MessageLog,
     Rewards,
+    as_columns,
     num_rows,
 )
 from rl_envs.registry import EnvFactory, EnvironmentSpec, EnvSettings
 from rl_envs.reward_lists import RewardFns
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["RemoteEnvironment", "join_returns"]
 
@@ -67,6 +72,7 @@ def join_returns(
     """
     if len(parts) == 1:
         return parts[0]
+    parts = [as_columns(part) for part in parts]
     answers: list[str | None] | None = None
     if any(part.answers is not None for part in parts):
         answers = []
@@ -77,7 +83,7 @@ def join_returns(
         metadata=[row for part in parts for row in part.metadata],
         next_stop_strings=[row for part in parts for row in part.next_stop_strings],
         rewards=_join_rewards(parts),
-        terminateds=torch.cat([part.terminateds for part in parts]),
+        terminateds=concat([part.terminateds for part in parts]),
         answers=answers,
     )
 
@@ -86,12 +92,12 @@ def _join_rewards(parts: Sequence[EnvironmentReturn[Any]]) -> Rewards:
     rewards = [part.rewards for part in parts]
     named = [part for part in rewards if isinstance(part, dict)]
     if not named:
-        return torch.cat([part for part in rewards if isinstance(part, torch.Tensor)])
+        return concat([part for part in rewards if not isinstance(part, dict)])
     names = list(named[0])
     columns: list[dict[str, torch.Tensor]] = []
     for part in parts:
         values = part.rewards
-        if isinstance(values, torch.Tensor) and _knows_no_name(values, part):
+        if not isinstance(values, dict) and _knows_no_name(values, part):
             values = dict.fromkeys(names, values)
         if not isinstance(values, dict) or set(values) != set(names):
             got = sorted(values) if isinstance(values, dict) else "one reward per row"
@@ -100,12 +106,13 @@ def _join_rewards(parts: Sequence[EnvironmentReturn[Any]]) -> Rewards:
                 f"and {sorted(names)} in one batch"
             )
         columns.append(values)
-    return {name: torch.cat([column[name] for column in columns]) for name in names}
+    return {name: concat([column[name] for column in columns]) for name in names}
 
 
 def _knows_no_name(rewards: torch.Tensor, part: EnvironmentReturn[Any]) -> bool:
     """Whether no row of a chunk was scored: all failed, or go on without a reward."""
-    return bool((rewards.isnan() | (~part.terminateds & (rewards == 0))).all())
+    values, ended = to_numpy(rewards), to_numpy(part.terminateds)
+    return bool((np.isnan(values) | (~ended & (values == 0))).all())
 
 
 class RemoteEnvironment(EnvironmentInterface[Any]):

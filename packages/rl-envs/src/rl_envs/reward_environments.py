@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any
 
-import torch
-
+from rl_distributed.arrays import full
 from rl_envs.functional_reward import FunctionalRewardWrapper
 from rl_envs.interfaces import (
     EnvironmentInterface,
@@ -72,8 +71,8 @@ class GroupRewardWrapper(EnvironmentInterface[Columns | None]):
             observations=[{"role": "environment", "content": ""} for _ in range(size)],
             metadata=list(metadata),
             next_stop_strings=[None] * size,
-            rewards=torch.zeros(size),
-            terminateds=torch.ones(size, dtype=torch.bool),
+            rewards=full(size, 0.0, "float32"),
+            terminateds=full(size, True, "bool"),
             answers=None,
         )
 

@@ -13,8 +13,9 @@ import pickle
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
+import numpy as np
 
+from rl_distributed.arrays import is_array, is_tensor, to_numpy
 from rl_envs.errors import EnvironmentContractError
 from rl_envs.interfaces import (
     EnvironmentInterface,
@@ -85,7 +86,7 @@ def check_return(
     _check_observations(report, result.observations)
     _check_stop_strings(report, result.next_stop_strings)
     _check_rewards(report, result.rewards, num_rows, allow_unscored)
-    _check_tensor(report, "terminateds", result.terminateds, num_rows, torch.bool)
+    _check_column(report, "terminateds", result.terminateds, num_rows, "bool")
     return report.problems
 
 
@@ -129,20 +130,43 @@ def _check_stop_strings(report: _Report, stop_strings: Any) -> None:
         )
 
 
-def _check_tensor(
-    report: _Report, name: str, value: Any, num_rows: int, dtype: torch.dtype
+def _check_column(
+    report: _Report, name: str, value: Any, num_rows: int, dtype: str
 ) -> bool:
+    """Check a tensor, a numpy array or a list of float32 or bool."""
     if not report.check(
-        isinstance(value, torch.Tensor),
-        f"{name} must be a tensor: got {type(value).__name__}",
+        is_array(value) or isinstance(value, list),
+        f"{name} must be a tensor, a numpy array or a list: got {type(value).__name__}",
     ):
         return False
+    if is_tensor(value):
+        return _check_tensor(report, name, value, num_rows, dtype)
+    try:
+        array = np.asarray(value) if len(value) else np.asarray(value, dtype=dtype)
+    except ValueError:
+        return report.check(False, f"{name} must hold one value per row")
+    shape = report.check(
+        array.shape == (num_rows,),
+        f"{name} must have shape [{num_rows}]: got {list(array.shape)}",
+    )
+    # numpy and Python compute with more than 32 bits: that is converted.
+    kinds, rule = ("b", "bool") if dtype == "bool" else ("fiub", "real numbers")
+    kind = report.check(
+        array.dtype.kind in kinds, f"{name} must be {rule}: got {array.dtype}"
+    )
+    return shape and kind
+
+
+def _check_tensor(
+    report: _Report, name: str, value: Any, num_rows: int, dtype: str
+) -> bool:
     shape = report.check(
         tuple(value.shape) == (num_rows,),
         f"{name} must have shape [{num_rows}]: got {list(value.shape)}",
     )
     kind = report.check(
-        value.dtype == dtype, f"{name} must be {dtype}: got {value.dtype}"
+        str(value.dtype) == f"torch.{dtype}",
+        f"{name} must be torch.{dtype}: got {value.dtype}",
     )
     place = report.check(
         value.device.type == "cpu", f"{name} must be on the CPU: got {value.device}"
@@ -164,11 +188,12 @@ def _check_rewards(
                 isinstance(name, str) and name.startswith("reward/"),
                 f"names of rewards must begin with 'reward/': got {name!r}",
             )
-        if not _check_tensor(report, str(name), column, num_rows, torch.float32):
+        if not _check_column(report, str(name), column, num_rows, "float32"):
             continue
-        infinite = torch.isinf(column).nonzero().flatten().tolist()
+        values = to_numpy(column)
+        infinite = np.flatnonzero(np.isinf(values)).tolist()
         report.check(not infinite, f"{name} must be finite: rows {infinite} are not")
-        unscored = torch.isnan(column).nonzero().flatten().tolist()
+        unscored = np.flatnonzero(np.isnan(values)).tolist()
         report.check(
             allow_unscored or not unscored,
             f"{name} is NaN, which means not scored, in rows {unscored}; if that is "
@@ -181,10 +206,9 @@ def _difference(first: Any, second: Any) -> str | None:
     for name in EnvironmentReturn._fields:
         if name == "rewards":
             a, b = total_reward(first.rewards), total_reward(second.rewards)
-            same = torch.equal(torch.nan_to_num(a), torch.nan_to_num(b))
-            same = same and torch.equal(torch.isnan(a), torch.isnan(b))
+            same = np.array_equal(to_numpy(a), to_numpy(b), equal_nan=True)
         elif name == "terminateds":
-            same = torch.equal(first.terminateds, second.terminateds)
+            same = _equal_numbers(first.terminateds, second.terminateds)
         else:
             same = _equal(getattr(first, name), getattr(second, name))
         if not same:
@@ -192,10 +216,14 @@ def _difference(first: Any, second: Any) -> str | None:
     return None
 
 
+def _equal_numbers(first: Any, second: Any) -> bool:
+    return np.array_equal(to_numpy(first), to_numpy(second))
+
+
 def _equal(first: Any, second: Any) -> bool:
-    """Compare trees that may hold tensors or objects without an order."""
-    if isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor):
-        return torch.equal(first, second)
+    """Compare trees that may hold arrays or objects without an order."""
+    if is_array(first) and is_array(second):
+        return _equal_numbers(first, second)
     if isinstance(first, dict) and isinstance(second, dict):
         return list(first) == list(second) and all(
             _equal(value, second[key]) for key, value in first.items()

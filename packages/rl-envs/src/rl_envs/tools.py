@@ -16,11 +16,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
+import numpy as np
 from pydantic import Field
 
+from rl_distributed.arrays import from_numpy, to_numpy
 from rl_distributed.config import Config
 from rl_envs.errors import MessageLogError, ToolError, ToolUnavailableError
 from rl_envs.interfaces import (
@@ -29,6 +30,7 @@ from rl_envs.interfaces import (
     MessageLog,
     Observation,
     Rewards,
+    as_columns,
     last_response,
     num_rows,
 )
@@ -36,6 +38,9 @@ from rl_envs.reward_environments import as_environment
 from rl_envs.tool_calls import JsonToolCallParser, ToolCall, ToolCallParser
 from rl_envs.tool_functions import Tool, ToolArgumentError
 from rl_envs.tool_runs import Job, ToolRun, run_jobs
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["ToolEnvironment", "ToolLimits"]
 
@@ -217,11 +222,13 @@ class ToolEnvironment(EnvironmentInterface[Columns | None]):
         judged: Sequence[int],
         verdict: EnvironmentReturn[Any],
     ) -> EnvironmentReturn[Columns | None]:
+        verdict = as_columns(verdict)
+        ended = to_numpy(verdict.terminateds)
         observations: list[Observation] = [[] for _ in range(size)]
         metadata: list[Columns | None] = [None] * size
         stops: list[list[str] | None] = [None] * size
         answers: list[str | None] = [None] * size
-        terminateds = torch.zeros(size, dtype=torch.bool)
+        terminateds = np.zeros(size, dtype=np.bool_)
         for turn in turns:
             observations[turn.row] = [self._message(text) for text in turn.results]
             metadata[turn.row] = _counted(turn)
@@ -231,31 +238,14 @@ class ToolEnvironment(EnvironmentInterface[Columns | None]):
             metadata[row] = verdict.metadata[place]
             stops[row] = verdict.next_stop_strings[place]
             answers[row] = verdict.answers[place] if verdict.answers else None
-            terminateds[row] = verdict.terminateds[place]
-        lost = torch.tensor([turn.row for turn in turns if turn.is_lost]).long()
-
-        def spread(values: torch.Tensor) -> torch.Tensor:
-            """Put judged rows in their places; rows that go on have 0."""
-            rewards = torch.zeros(size)
-            rewards[list(judged)] = values
-            rewards[lost] = torch.nan
-            return rewards
-
-        rewards: Rewards = (
-            {name: spread(values) for name, values in verdict.rewards.items()}
-            if isinstance(verdict.rewards, dict) and judged
-            else spread(
-                verdict.rewards
-                if isinstance(verdict.rewards, torch.Tensor)
-                else torch.zeros(0)
-            )
-        )
+            terminateds[row] = ended[place]
+        lost = [turn.row for turn in turns if turn.is_lost]
         return EnvironmentReturn(
             observations=observations,
             metadata=metadata,
             next_stop_strings=stops,
-            rewards=rewards,
-            terminateds=terminateds,
+            rewards=_spread_all(verdict.rewards, size, judged, lost),
+            terminateds=from_numpy(terminateds),
             answers=answers,
         )
 
@@ -305,6 +295,26 @@ def _with_counters(log: MessageLog, row: int, columns: Columns | None) -> Column
     for name in _COUNTERS:
         known.setdefault(name, 0)
     return known
+
+
+def _spread_all(
+    rewards: Rewards, size: int, judged: Sequence[int], lost: Sequence[int]
+) -> Rewards:
+    if not isinstance(rewards, dict):
+        return _spread(rewards, size, judged, lost)
+    if judged:
+        return {name: _spread(r, size, judged, lost) for name, r in rewards.items()}
+    return _spread([], size, judged, lost)
+
+
+def _spread(
+    values: Any, size: int, judged: Sequence[int], lost: Sequence[int]
+) -> torch.Tensor:
+    """Put judged rows in their places; rows that go on have 0, lost ones NaN."""
+    rewards = np.zeros(size, dtype=np.float32)
+    rewards[list(judged)] = to_numpy(values)
+    rewards[list(lost)] = np.nan
+    return from_numpy(rewards)
 
 
 def _counted(turn: _Turn) -> Columns:

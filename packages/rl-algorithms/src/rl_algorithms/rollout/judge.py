@@ -20,6 +20,8 @@ from rl_envs.interfaces import (
     EnvironmentReturn,
     Observation,
     Rewards,
+    as_columns,
+    as_rewards,
     total_reward,
 )
 
@@ -151,7 +153,7 @@ class Judge:
                 f"{sizes} rows and returned {got} rewards: it must return one of each "
                 "per row"
             )
-        return scores
+        return [as_rewards(score) for score in scores]
 
     def post_process(self, rows: BatchedDataDict[Any]) -> dict[str, Any]:
         """Show the finished rows to the environment, and return its metrics.
@@ -180,6 +182,7 @@ class Judge:
 
     def _verdict(self, answer: EnvironmentReturn[Any], metadata: list[Any]) -> Verdict:
         num_rows = len(metadata)
+        answer = as_columns(answer)
         named = answer.rewards if isinstance(answer.rewards, dict) else {}
         rewards = total_reward(answer.rewards).to(torch.float32)
         self._check_lengths(answer, rewards, num_rows)

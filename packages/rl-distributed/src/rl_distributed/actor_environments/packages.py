@@ -8,6 +8,7 @@ import site
 import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,8 @@ __all__ = ["InstalledEnvironment", "OverlayEnvironment"]
 class InstalledEnvironment(BuiltEnvironment):
     """Packages from an index or from wheel folders, and nothing of the driver's.
 
-    The driver's version of Ray and its rl-distributed are added. Indexes and wheel
+    The driver's version of Ray and its rl-distributed are added, with torch where the
+    driver has it: batches then have the same columns on both sides. Indexes and wheel
     folders that uv or pip are configured for are used.
     """
 
@@ -57,6 +59,7 @@ class InstalledEnvironment(BuiltEnvironment):
             "requirements": sorted(self.requirements),
             "find_links": [_folder_hash(place) for place in self.find_links],
             "no_index": self.no_index,
+            "own": _own_requirement(),
             "from_driver": {name: carried_content(name) for name in carried},
             "overrides": sorted(self.overrides),
         }
@@ -69,10 +72,12 @@ class InstalledEnvironment(BuiltEnvironment):
         lines = [*self.requirements, f"ray=={facts['ray']}"]
         for name in sorted({*self.from_driver, "rl-distributed"}):
             wheel = write_wheel(name, folder / "from-driver")
+            is_own = name == "rl-distributed"
+            wanted = _own_requirement() if is_own else name
             if wheel is not None:
-                lines.append(f"{name} @ {wheel.as_uri()}")
-            elif name == "rl-distributed":
-                lines.append(f"{name}=={facts['rl_distributed']}")
+                lines.append(f"{wanted} @ {wheel.as_uri()}")
+            elif is_own:
+                lines.append(f"{wanted}=={facts['rl_distributed']}")
         arguments = ["pip", "install", "--python", str(python)]
         arguments += _source_arguments(self.find_links, self.no_index)
         if self.overrides:
@@ -154,6 +159,15 @@ def _check_requirements(environment: InstalledEnvironment | OverlayEnvironment) 
             f"no_index of {type(environment).__name__} leaves no source of packages; "
             "name folders of wheels by find_links"
         )
+
+
+def _own_requirement() -> str:
+    """rl-distributed with what the driver's batches are made of."""
+    try:
+        distribution("torch")
+    except PackageNotFoundError:
+        return "rl-distributed"
+    return "rl-distributed[torch]"
 
 
 def _source_arguments(find_links: Sequence[str], no_index: bool) -> list[str]:

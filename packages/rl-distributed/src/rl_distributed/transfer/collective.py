@@ -9,18 +9,21 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Literal, Self
-
-import torch
-import torch.distributed as dist
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from rl_distributed.errors import (
     DeadlineExceededError,
     ResourceInsufficientError,
     TransferError,
 )
+from rl_distributed.extras import require_torch
 from rl_distributed.ports import PortAllocator
 from rl_distributed.transfer.protocol import Header
+
+if TYPE_CHECKING:
+    import torch
+else:
+    from rl_distributed.extras import torch
 
 __all__ = ["CollectiveLink", "CollectiveReceiver", "CollectiveSender"]
 
@@ -51,12 +54,14 @@ class CollectiveLink:
 
     def sender(self, *, deadline_s: float = 60.0) -> CollectiveSender:
         """The sending end, once all receivers have joined."""
+        require_torch("CollectiveLink.sender")
         return CollectiveSender(self._group(_SENDER, deadline_s), self._device())
 
     def receiver(
         self, index: int = 0, *, deadline_s: float = 60.0
     ) -> CollectiveReceiver:
         """The end of receiver `index`, once all others have joined."""
+        require_torch("CollectiveLink.receiver")
         if not 0 <= index < self.num_receivers:
             raise TransferError(
                 f"receiver must be in 0..{self.num_receivers - 1}: got {index}"
@@ -88,15 +93,15 @@ class CollectiveLink:
                 "use backend='gloo' on CPUs"
             )
         try:
-            store = dist.TCPStore(  # type: ignore[attr-defined]
+            store = torch.distributed.TCPStore(  # type: ignore[attr-defined]
                 self.address, self.port, size, rank == _SENDER, timeout=limit
             )
             if self.backend == "nccl":
-                options = dist.ProcessGroupNCCL.Options()
+                options = torch.distributed.ProcessGroupNCCL.Options()
                 options._timeout = limit
-                return dist.ProcessGroupNCCL(store, rank, size, options)
+                return torch.distributed.ProcessGroupNCCL(store, rank, size, options)
             return _gloo(store, rank, size, limit, self.address)
-        except (RuntimeError, dist.DistError) as error:
+        except (RuntimeError, torch.distributed.DistError) as error:
             raise DeadlineExceededError(
                 f"rank {rank} of {size} could not join the link at {self.address}:"
                 f"{self.port} within {deadline_s:g} s: {_first_line(error)}; all ends "
@@ -106,15 +111,15 @@ class CollectiveLink:
 
 def _gloo(
     store: Any, rank: int, size: int, limit: timedelta, address: str
-) -> dist.ProcessGroupGloo:
+) -> torch.distributed.ProcessGroupGloo:
     if not address.startswith("127."):
-        return dist.ProcessGroupGloo(store, rank, size, limit)
+        return torch.distributed.ProcessGroupGloo(store, rank, size, limit)
     # By itself gloo listens where the machine's name leads, for everybody.
-    kind: Any = dist.ProcessGroupGloo
+    kind: Any = torch.distributed.ProcessGroupGloo
     options = kind._Options()
     options._timeout = limit
     options._devices = [kind.create_device(hostname=address)]
-    group: dist.ProcessGroupGloo = kind(store, rank, size, options)
+    group: torch.distributed.ProcessGroupGloo = kind(store, rank, size, options)
     return group
 
 

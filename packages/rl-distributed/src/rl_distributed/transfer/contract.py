@@ -12,18 +12,23 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-
-import torch
+from typing import TYPE_CHECKING
 
 from rl_distributed.errors import (
     DeadlineExceededError,
     DistributedError,
     TransferError,
 )
+from rl_distributed.extras import require_torch
 from rl_distributed.tensor_buffers import carried
 from rl_distributed.transfer.manifest import Manifest
 from rl_distributed.transfer.protocol import ReceivingEnd, SendingEnd, TensorLink
 from rl_distributed.transfer.stream import receive_tensors, send_tensors
+
+if TYPE_CHECKING:
+    import torch
+else:
+    from rl_distributed.extras import torch
 
 __all__ = ["TransferContractError", "check_transfer", "example_tensors"]
 
@@ -56,6 +61,7 @@ def check_transfer(
     Raises:
         TransferContractError: With all rules that were broken.
     """
+    require_torch("check_transfer")
     problems: list[str] = []
     for check in (_check_values, _check_giving_up, _check_deadline):
         with (

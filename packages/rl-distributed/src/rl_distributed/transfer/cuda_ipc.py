@@ -10,12 +10,10 @@ from __future__ import annotations
 import base64
 import json
 from dataclasses import dataclass
-from typing import Any, Self
-
-import torch
-from torch.multiprocessing.reductions import rebuild_cuda_tensor, reduce_tensor
+from typing import TYPE_CHECKING, Any, Self
 
 from rl_distributed.errors import ResourceInsufficientError
+from rl_distributed.extras import require_torch
 from rl_distributed.transfer.protocol import Header
 from rl_distributed.transfer.shared_memory import (
     SharedMemoryLink,
@@ -23,9 +21,14 @@ from rl_distributed.transfer.shared_memory import (
     SharedMemorySender,
 )
 
+if TYPE_CHECKING:
+    import torch
+else:
+    from rl_distributed.extras import torch
+
 __all__ = ["CudaIpcLink", "CudaIpcReceiver", "CudaIpcSender"]
 
-_GPU = torch.device("cuda")
+_GPU = "cuda"
 # Places among the arguments of `rebuild_cuda_tensor`: the device, `requires_grad`.
 _DEVICE, _GRADIENT = 6, 10
 # What `rebuild_cuda_tensor` takes besides the shape, the types and the device.
@@ -136,6 +139,7 @@ class CudaIpcReceiver:
 
 
 def _check_cuda() -> None:
+    require_torch("CudaIpcLink")
     if not torch.cuda.is_available():
         raise ResourceInsufficientError(
             "CudaIpcLink needs a GPU in the processes of its sender and receivers, and "
@@ -143,10 +147,22 @@ def _check_cuda() -> None:
         )
 
 
+def reduce_tensor(block: torch.Tensor) -> Any:
+    """A function and its arguments that make the tensor in another process."""
+    reduce: Any = torch.multiprocessing.reductions.reduce_tensor
+    return reduce(block)
+
+
+def rebuild_cuda_tensor(*arguments: Any) -> Any:
+    """The tensor that `reduce_tensor` described."""
+    rebuild: Any = torch.multiprocessing.reductions.rebuild_cuda_tensor
+    return rebuild(*arguments)
+
+
 def _handle_of(block: torch.Tensor) -> dict[str, Any]:
     """A handle of the memory of a block, as plain values for JSON."""
     torch.cuda.synchronize(block.device)
-    reduced: Any = reduce_tensor(block)  # type: ignore[no-untyped-call]
+    reduced: Any = reduce_tensor(block)
     arguments: tuple[Any, ...] = reduced[1]
     rest = (*arguments[_DEVICE + 1 : _GRADIENT], *arguments[_GRADIENT + 1 :])
     device = torch.cuda.get_device_properties(int(arguments[_DEVICE]))
@@ -179,8 +195,7 @@ def _tensor_of(handle: dict[str, Any]) -> torch.Tensor:
         else value
         for name, value in handle.items()
     }
-    rebuild: Any = rebuild_cuda_tensor
-    tensor: torch.Tensor = rebuild(
+    tensor: torch.Tensor = rebuild_cuda_tensor(
         torch.Tensor,
         torch.Size([values["size"]]),
         (1,),

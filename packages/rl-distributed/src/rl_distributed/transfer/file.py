@@ -14,12 +14,11 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
-
-import torch
+from typing import TYPE_CHECKING, Any, Self
 
 from rl_distributed.closing import close_after
 from rl_distributed.errors import TransferError
+from rl_distributed.extras import require_torch
 from rl_distributed.private_files import make_private_folder
 from rl_distributed.transfer.folder import (
     announce,
@@ -30,6 +29,11 @@ from rl_distributed.transfer.folder import (
 )
 from rl_distributed.transfer.manifest import TensorEntry
 from rl_distributed.transfer.protocol import Header
+
+if TYPE_CHECKING:
+    import torch
+else:
+    from rl_distributed.extras import torch
 
 __all__ = ["FileLink", "FileReceiver", "FileSender"]
 
@@ -71,12 +75,14 @@ class FileLink:
 
     def sender(self, *, deadline_s: float = 60.0) -> FileSender:
         """The sending end; a folder takes one sender at a time."""
+        require_torch("FileLink.sender")
         folder = Path(self.folder)
         make_private_folder(folder)
         return FileSender(folder, is_durable=self.keep_files)
 
     def receiver(self, index: int = 0, *, deadline_s: float = 60.0) -> FileReceiver:
         """A receiving end; files serve any number of them."""
+        require_torch("FileLink.receiver")
         folder = Path(self.folder)
         make_private_folder(folder)
         return FileReceiver(folder)

@@ -8,8 +8,7 @@ tensors -> buckets by bytes -> cast, pack, digest -> block ... -> end: manifest
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-
-import torch
+from typing import TYPE_CHECKING, TypeAlias
 
 from rl_distributed.errors import TransferError
 from rl_distributed.tensor_buffers import carried
@@ -21,12 +20,17 @@ from rl_distributed.transfer.manifest import (
 )
 from rl_distributed.transfer.protocol import Header
 
+if TYPE_CHECKING:
+    import torch
+else:
+    from rl_distributed.extras import torch
+
 __all__ = ["tensor_buckets", "tensor_messages"]
 
 # Every tensor begins where any dtype may, and on a cache line of its own.
 _ALIGNMENT = 64
 
-Pairs = Iterable[tuple[str, torch.Tensor]]
+Pairs: TypeAlias = "Iterable[tuple[str, torch.Tensor]]"
 
 
 def tensor_messages(

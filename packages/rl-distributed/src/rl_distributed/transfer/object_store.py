@@ -10,10 +10,9 @@ import copy
 import threading
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import ray
-import torch
 from ray.exceptions import GetTimeoutError, ObjectLostError, RayError
 
 from rl_distributed.closing import close_after
@@ -23,9 +22,15 @@ from rl_distributed.errors import (
     TransferError,
     WorkerDiedError,
 )
+from rl_distributed.extras import require_torch
 from rl_distributed.queues import BoundedQueue
 from rl_distributed.tensor_buffers import decode, encode
 from rl_distributed.transfer.protocol import Header
+
+if TYPE_CHECKING:
+    import torch
+else:
+    from rl_distributed.extras import torch
 
 __all__ = ["ObjectStoreLink", "ObjectStoreReceiver", "ObjectStoreSender"]
 
@@ -61,12 +66,14 @@ class ObjectStoreLink:
 
     def sender(self, *, deadline_s: float = 60.0) -> ObjectStoreSender:
         """The sending end."""
+        require_torch("ObjectStoreLink.sender")
         return ObjectStoreSender(tuple(map(copy.copy, self.queues)))
 
     def receiver(
         self, index: int = 0, *, deadline_s: float = 60.0
     ) -> ObjectStoreReceiver:
         """The end of receiver `index`."""
+        require_torch("ObjectStoreLink.receiver")
         if not 0 <= index < self.num_receivers:
             raise TransferError(
                 f"receiver must be in 0..{self.num_receivers - 1}: got {index}"

@@ -16,11 +16,14 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Literal, Protocol, Self, runtime_checkable
-
-import torch
+from typing import TYPE_CHECKING, Literal, Protocol, Self, runtime_checkable
 
 from rl_distributed.transfer.manifest import TensorEntry
+
+if TYPE_CHECKING:
+    import torch
+else:
+    from rl_distributed.extras import torch
 
 __all__ = ["Header", "ReceivingEnd", "SendingEnd", "TensorLink"]
 

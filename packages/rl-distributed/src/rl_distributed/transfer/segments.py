@@ -12,13 +12,17 @@ import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from rl_distributed.errors import ResourceInsufficientError
 from rl_distributed.transfer.folder import map_file
+
+if TYPE_CHECKING:
+    import torch
+else:
+    from rl_distributed.extras import torch
 
 __all__ = ["MappedBlocks", "Segment", "Segments"]
 

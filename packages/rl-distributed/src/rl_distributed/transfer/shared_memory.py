@@ -18,11 +18,10 @@ import secrets
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
-
-import torch
+from typing import TYPE_CHECKING, Self
 
 from rl_distributed.errors import TransferError
+from rl_distributed.extras import require_torch
 from rl_distributed.transfer.folder import (
     Taken,
     announce,
@@ -35,6 +34,11 @@ from rl_distributed.transfer.folder import (
 )
 from rl_distributed.transfer.protocol import Header
 from rl_distributed.transfer.segments import MappedBlocks, Segment, Segments
+
+if TYPE_CHECKING:
+    import torch
+else:
+    from rl_distributed.extras import torch
 
 __all__ = ["SharedMemoryLink", "SharedMemoryReceiver", "SharedMemorySender"]
 
@@ -104,6 +108,7 @@ class SharedMemoryLink:
 
     def sender(self, *, deadline_s: float = 60.0) -> SharedMemorySender:
         """The sending end; on the machine of the folder."""
+        require_torch("SharedMemoryLink.sender")
         _check_folder(self.folder)
         return SharedMemorySender(self)
 
@@ -111,6 +116,7 @@ class SharedMemoryLink:
         self, index: int = 0, *, deadline_s: float = 60.0
     ) -> SharedMemoryReceiver:
         """The end of receiver `index`; on the machine of the folder."""
+        require_torch("SharedMemoryLink.receiver")
         _check_folder(self.folder)
         if not 0 <= index < self.num_receivers:
             raise TransferError(

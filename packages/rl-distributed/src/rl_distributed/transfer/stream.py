@@ -14,8 +14,7 @@ import itertools
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-
-import torch
+from typing import TYPE_CHECKING
 
 from rl_distributed.errors import DeadlineExceededError, DistributedError, TransferError
 from rl_distributed.transfer.manifest import (
@@ -26,6 +25,11 @@ from rl_distributed.transfer.manifest import (
 )
 from rl_distributed.transfer.messages import tensor_messages
 from rl_distributed.transfer.protocol import Header, ReceivingEnd, SendingEnd
+
+if TYPE_CHECKING:
+    import torch
+else:
+    from rl_distributed.extras import torch
 
 __all__ = ["TensorStream", "receive_tensors", "send_tensors"]
 

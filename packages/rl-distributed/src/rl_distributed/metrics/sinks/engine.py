@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
-from rl_distributed.errors import RegistryError
+from rl_distributed.extras import import_extra
 
 __all__ = ["import_engine"]
 
@@ -19,12 +18,6 @@ def import_engine(module: str, sink: str, package: str) -> Any:
         package: What the message calls the missing package.
 
     Raises:
-        RegistryError: It cannot be imported; the message says what to install.
+        MissingExtraError: It cannot be imported; the message says what to install.
     """
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise RegistryError(
-            f"logger.sinks: {sink!r} needs the package {package}, which cannot "
-            f"be imported ({error}); pip install 'rl-distributed[{sink}]'"
-        ) from error
+    return import_extra(module, sink, package, f"logger.sinks: {sink!r}")

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any, Literal, TypeAlias
 
-import torch
+import numpy as np
 from pydantic import Field
 
+from rl_distributed.arrays import as_array, full, to_numpy
 from rl_distributed.config import Config
 from rl_envs.errors import MessageLogError, SolutionError
 from rl_envs.interfaces import (
@@ -118,11 +119,8 @@ class MathEnvironment(EnvironmentInterface[Columns]):
                 for columns, judged in zip(metadata, judgements, strict=True)
             ],
             next_stop_strings=[None if stop is None else list(stop)] * size,
-            rewards=torch.tensor(
-                [float(judgement.correct) for judgement in judgements],
-                dtype=torch.float32,
-            ),
-            terminateds=torch.ones(size, dtype=torch.bool),
+            rewards=as_array([judged.correct for judged in judgements], "float32"),
+            terminateds=full(size, True, "bool"),
             answers=[judgement.answer for judgement in judgements],
         )
 
@@ -168,17 +166,16 @@ class MathEnvironment(EnvironmentInterface[Columns]):
             unverified = sum(not row["verified"] for row in judged)
             metrics["unverified_fraction"] = unverified / len(judged)
         elif metrics:
-            rewards = torch.as_tensor(batch.get("rewards", batch.get("total_reward")))
-            metrics["accuracy"] = (rewards == 1.0).double().mean().item()
+            rewards = to_numpy(batch.get("rewards", batch.get("total_reward")))
+            metrics["accuracy"] = float(np.mean(rewards == 1.0))
         if metrics and "group_index" in batch:
-            rewards = torch.as_tensor(batch["rewards"])
             metrics["pass@samples_per_prompt"] = calculate_pass_rate_per_prompt(
-                batch["group_index"], rewards == 1.0
+                batch["group_index"],
+                as_array(to_numpy(batch["rewards"]) == 1.0, "bool"),
             )
         if metrics and "truncated" in batch:
-            ended = ~torch.as_tensor(batch["truncated"]).bool()
-            name = "fraction_of_samples_properly_ended"
-            metrics[name] = ended.double().mean().item()
+            ended = ~to_numpy(batch["truncated"]).astype(np.bool_)
+            metrics["fraction_of_samples_properly_ended"] = float(np.mean(ended))
         return batch, metrics
 
     def shutdown(self) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any, Literal, TypeAlias
 
-import torch
+import numpy as np
 
+from rl_distributed.arrays import as_array, full, to_numpy
 from rl_distributed.config import Config
 from rl_envs.errors import MessageLogError
 from rl_envs.interfaces import (
@@ -88,8 +89,8 @@ class SortingEnvironment(EnvironmentInterface[Columns]):
                 for columns, right in zip(metadata, correct, strict=True)
             ],
             next_stop_strings=[None] * size,
-            rewards=torch.tensor(rewards, dtype=torch.float32),
-            terminateds=torch.ones(size, dtype=torch.bool),
+            rewards=as_array(rewards, "float32"),
+            terminateds=full(size, True, "bool"),
             answers=list(responses),
         )
 
@@ -104,8 +105,8 @@ class SortingEnvironment(EnvironmentInterface[Columns]):
         if judged:
             metrics["accuracy"] = sum(row["correct"] for row in judged) / len(judged)
         elif metrics:
-            rewards = torch.as_tensor(batch.get("rewards", batch.get("total_reward")))
-            metrics["accuracy"] = (rewards == 1.0).double().mean().item()
+            scores = to_numpy(batch.get("rewards", batch.get("total_reward")))
+            metrics["accuracy"] = float(np.mean(scores == 1.0))
         return batch, metrics
 
 

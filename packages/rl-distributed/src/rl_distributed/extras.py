@@ -1,0 +1,82 @@
+"""Parts of the package that need an extra, and torch, which is one of them.
+
+torch is large, and much works without it: clusters, worker groups, queues, batches with
+numpy columns. So it is an extra, and modules that use it say
+
+```python
+if TYPE_CHECKING:
+    import torch
+else:
+    from rl_distributed.extras import torch
+```
+
+They can then be imported without it, and import it when they first use it.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from typing import Any
+
+from rl_distributed.errors import MissingExtraError
+
+__all__ = ["import_extra", "installed_torch", "require_torch", "torch"]
+
+
+def import_extra(module: str, extra: str, package: str, needed_by: str) -> Any:
+    """Import a module that comes with an extra of rl-distributed.
+
+    Args:
+        module: What to import.
+        extra: Name of the extra.
+        package: What the message calls the missing package.
+        needed_by: What cannot be had without it.
+
+    Raises:
+        MissingExtraError: It cannot be imported; the message says what to install.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise MissingExtraError(
+            f"{needed_by} needs the package {package}, which cannot be imported "
+            f"({error}); pip install 'rl-distributed[{extra}]'"
+        ) from error
+
+
+def require_torch(needed_by: str) -> Any:
+    """Import torch.
+
+    Args:
+        needed_by: What cannot be had without it, for the message.
+
+    Raises:
+        MissingExtraError: It is not installed.
+    """
+    return import_extra("torch", "torch", "torch", needed_by)
+
+
+@functools.cache
+def installed_torch() -> Any:
+    """Import torch; None where it is not installed."""
+    try:
+        return importlib.import_module("torch")
+    except ImportError:
+        return None
+
+
+class _LazyTorch:
+    """Stands for the module torch, which it imports when an attribute is read."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            # Inspection asks every global for these; it is no use of torch.
+            raise AttributeError(name)
+        return getattr(require_torch(f"torch.{name}"), name)
+
+    def __reduce__(self) -> str:
+        return "torch"
+
+
+torch: Any = _LazyTorch()
