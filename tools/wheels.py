@@ -1,8 +1,9 @@
 """Build the five wheels, install each alone in an empty environment, import it.
 
 Everything comes from `wheelhouse/` and from the wheels just built, so no network is
-needed. The examples of rl-distributed run with its wheel alone, and the `rl` command
-from its installed wheel, outside the repository.
+needed. The examples of rl-distributed run with its wheel and torch alone, and the `rl`
+command from its installed wheel, outside the repository. rl-distributed and rl-envs are
+used without torch as well, in an environment that must stay small.
 """
 
 from __future__ import annotations
@@ -25,6 +26,10 @@ LAYER = {
     "rl-algorithms": 2,
     "rl-cli": 3,
 }
+# rl-distributed needs torch for its examples only.
+EXTRAS = {"rl-distributed": "[torch]"}
+WITHOUT_TORCH = ("rl-distributed", "rl-envs")
+MOST_MB_WITHOUT_TORCH = 450
 # Nothing of the repository's environment; and of what is installed for a minute, only
 # the modules that are imported are compiled, beside their sources.
 LEFT_OUT = (
@@ -60,21 +65,64 @@ def build() -> None:
             "--find-links", WHEELHOUSE, folder)  # fmt: skip
 
 
-def install_and_import(package: str, scratch: Path) -> None:
-    """Install one wheel in an empty environment and check what came with it."""
-    venv = scratch / package
+def wheel_of(package: str) -> Path:
+    """Find the wheel that was built of a package."""
+    return next(DIST.glob(f"{package.replace('-', '_')}-*.whl"))
+
+
+def install(venv: Path, *wheels: str) -> Path:
+    """Install wheels, and what they need, in a new environment; return its Python."""
     run("uv", "venv", "--quiet", "--python", sys.executable, venv)
     python = venv / "bin" / "python"
-    wheel = next(DIST.glob(f"{package.replace('-', '_')}-*.whl"))
     # uv keeps the wheels of a folder by name and version, which stay the same here.
     fresh = [f"--refresh-package={name}" for name in PACKAGES]
     run("uv", "pip", "install", "--quiet", "--python", python, "--no-index", *fresh,
-        "--find-links", WHEELHOUSE, "--find-links", DIST, wheel)  # fmt: skip
+        "--find-links", WHEELHOUSE, "--find-links", DIST, *wheels)  # fmt: skip
+    return python
+
+
+def installed_names(python: Path) -> set[str]:
+    """Return the names of the distributions of an environment."""
+    listed = run("uv", "pip", "list", "--python", python, "--format", "freeze")
+    return {line.split("==")[0] for line in listed.split()}
+
+
+def import_all_names(python: Path, package: str) -> None:
+    """Import a package and every public name of it."""
     module = package.replace("-", "_")
     code = f"import {module}; [getattr({module}, name) for name in {module}.__all__]"
-    run(python, "-c", code, cwd=scratch)
-    listed = run("uv", "pip", "list", "--python", python, "--format", "freeze")
-    names = {line.split("==")[0] for line in listed.split()}
+    run(python, "-c", code, cwd=python.parent)
+
+
+def size_mb(folder: Path) -> float:
+    """Return what the files of a folder occupy, without compiled modules."""
+    files = (path for path in folder.rglob("*") if path.suffix != ".pyc")
+    return sum(path.lstat().st_size for path in files if path.is_file()) / 1e6
+
+
+def use_without_torch(scratch: Path) -> None:
+    """Use the packages that need no torch where there is none."""
+    venv = scratch / "without-torch"
+    python = install(venv, *(str(wheel_of(package)) for package in WITHOUT_TORCH))
+    size = size_mb(venv)
+    if "torch" in installed_names(python):
+        raise SystemExit(f"wheels: {' or '.join(WITHOUT_TORCH)} pulled in torch")
+    if size > MOST_MB_WITHOUT_TORCH:
+        most = MOST_MB_WITHOUT_TORCH
+        raise SystemExit(f"wheels: {size:.0f} MB without torch, above {most} MB")
+    for package in WITHOUT_TORCH:
+        import_all_names(python, package)
+        script = ROOT / "packages" / package / "tests" / "scripts" / "without_torch.py"
+        run(python, script, cwd=scratch)
+    sys.stderr.write(f"wheels: without torch {size:.0f} MB, and all of it works\n")
+
+
+def install_and_import(package: str, scratch: Path) -> None:
+    """Install one wheel in an empty environment and check what came with it."""
+    venv = scratch / package
+    python = install(venv, f"{wheel_of(package)}{EXTRAS.get(package, '')}")
+    import_all_names(python, package)
+    names = installed_names(python)
     above = [
         other
         for other in PACKAGES
@@ -89,12 +137,17 @@ def install_and_import(package: str, scratch: Path) -> None:
     if package == "rl-cli":
         run(venv / "bin" / "rl", "doctor", cwd=scratch)
         run(venv / "bin" / "rl", "config", "validate", "quickstart", cwd=scratch)
-    sys.stderr.write(f"wheels: {package} installs alone ({len(names)} packages)\n")
+    sys.stderr.write(
+        f"wheels: {package} installs alone ({len(names)} packages, "
+        f"{size_mb(venv):.0f} MB)\n"
+    )
 
 
 if __name__ == "__main__":
     build()
     with tempfile.TemporaryDirectory() as folder:
+        if not sys.argv[1:] or set(sys.argv[1:]) & set(WITHOUT_TORCH):
+            use_without_torch(Path(folder))
         for name in sys.argv[1:] or PACKAGES:
             install_and_import(name, Path(folder))
             shutil.rmtree(Path(folder) / name)

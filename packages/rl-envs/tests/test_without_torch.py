@@ -77,6 +77,15 @@ class Given(EnvironmentInterface[Any]):
         )
 
 
+def shout(text: str) -> str:
+    """Write in capitals.
+
+    Args:
+        text: What to write.
+    """
+    return text.upper()
+
+
 def flags(values: list[bool]) -> Any:
     return np.array(values, dtype=bool)
 
@@ -97,7 +106,7 @@ def test_rewards_may_be_lists_arrays_or_tensors(form: str) -> None:
     joined = join_returns([environment.step([log] * n, [{}] * n) for n in (1, 2)])
     assert torch.equal(total_reward(joined.rewards), torch.full((3,), 0.5))
     assert torch.equal(joined.terminateds, torch.ones(3, dtype=torch.bool))
-    tools = ToolEnvironment([str.upper], environment)
+    tools = ToolEnvironment([shout], environment)
     assert total_reward(tools.step([log], [{}]).rewards).tolist() == [0.5]
 
 
