@@ -111,10 +111,10 @@ def test_rewards_may_be_lists_arrays_or_tensors(form: str) -> None:
 
 
 def test_of_lists_and_arrays_tensors_are_made() -> None:
-    assert torch.equal(scored_mask([1.0, float("nan")]), torch.tensor([True, False]))  # type: ignore[arg-type]
+    assert torch.equal(scored_mask([1.0, float("nan")]), torch.tensor([True, False]))
     result = Given(np.array, flags).step([[], []], [None, None])
     columns = as_columns(result)
-    assert columns.rewards.dtype == torch.float32  # type: ignore[union-attr]
+    assert columns.rewards.dtype == torch.float32
     assert columns.terminateds.dtype == torch.bool
     assert as_columns(columns).rewards is columns.rewards
 

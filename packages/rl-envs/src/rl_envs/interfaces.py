@@ -55,8 +55,8 @@ class EnvironmentReturn(NamedTuple, Generic[MetadataT]):
     """What an environment answers to a batch of B conversations.
 
     An environment may give `rewards` and `terminateds` as tensors, numpy arrays or
-    lists. Those of the environments here are tensors where torch is installed, and
-    numpy arrays where it is not.
+    lists. The environments here give tensors where torch is installed, and numpy arrays
+    where it is not; `as_columns` makes the same of any answer.
     """
 
     observations: Sequence[Observation]
@@ -66,12 +66,12 @@ class EnvironmentReturn(NamedTuple, Generic[MetadataT]):
     """What the environment wants back with the row's next turn."""
     next_stop_strings: list[list[str] | None] | list[None]
     """Texts that end the row's next response; None: no change."""
-    rewards: Rewards
+    rewards: Rewards | Any
     """[B] float32 rewards of this turn, or several by name, each name beginning with
     `reward/`. NaN means that the row was not scored: it is left out of training and
     counted, not taken for a reward of zero. Of several rewards one that is NaN does not
     apply to the row; the row is not scored where all of them are NaN."""
-    terminateds: torch.Tensor
+    terminateds: torch.Tensor | Any
     """[B] bool: whether the conversation ends here."""
     answers: list[str | None] | None
     """The answer found in each response, for logs; None: not applicable."""
@@ -271,7 +271,7 @@ def _as_column(name: str, values: Any, dtype: str) -> torch.Tensor:
     return column
 
 
-def total_reward(rewards: torch.Tensor | Mapping[str, torch.Tensor]) -> torch.Tensor:
+def total_reward(rewards: Rewards | Any) -> torch.Tensor:
     """Return [B] rewards: several rewards add up.
 
     One that is NaN does not apply and adds nothing; where all are NaN, so is the sum.
@@ -291,6 +291,6 @@ def total_reward(rewards: torch.Tensor | Mapping[str, torch.Tensor]) -> torch.Te
     return from_numpy(total)
 
 
-def scored_mask(rewards: torch.Tensor | Mapping[str, torch.Tensor]) -> torch.Tensor:
+def scored_mask(rewards: Rewards | Any) -> torch.Tensor:
     """Return [B] bool: which rows were scored."""
     return from_numpy(~np.isnan(to_numpy(total_reward(rewards))))
