@@ -51,8 +51,11 @@ def is_tensor(value: Any) -> TypeGuard[torch.Tensor]:
 
     A module that another thread is importing may lack its classes still.
     """
-    kind = getattr(sys.modules.get("torch"), "Tensor", None)
-    return kind is not None and isinstance(value, kind)
+    module = sys.modules.get("torch")
+    try:
+        return module is not None and isinstance(value, module.Tensor)
+    except AttributeError:
+        return False
 
 
 def is_array(value: Any) -> bool:

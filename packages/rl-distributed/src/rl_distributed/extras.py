@@ -69,11 +69,15 @@ def installed_torch() -> Any:
 class _LazyTorch:
     """Stands for the module torch, which it imports when an attribute is read."""
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
+    def __getattribute__(self, name: str) -> Any:
+        # Not `__getattr__`: a lookup that fails first takes longer than all of this.
+        if name[:2] == "__":
             # Inspection asks every global for these; it is no use of torch.
-            raise AttributeError(name)
-        return getattr(require_torch(f"torch.{name}"), name)
+            return object.__getattribute__(self, name)
+        module = installed_torch()
+        if module is None:
+            require_torch(f"torch.{name}")
+        return getattr(module, name)
 
     def __reduce__(self) -> str:
         return "torch"

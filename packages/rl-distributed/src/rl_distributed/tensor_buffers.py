@@ -172,7 +172,7 @@ def _arrays(value: Any) -> list[torch.Tensor]:
             continue
         if kind in _CONTAINERS:
             found += _arrays(item)
-        elif is_array(item):
+        elif kind is np.ndarray or is_tensor(item):
             found.append(item)
     return found
 
@@ -191,7 +191,8 @@ def _is_leaf(value: Any) -> bool:
 
 
 def _encode_list(column: list[Any]) -> Any:
-    tensors = [array for array in _arrays(column) if _is_leaf(array)]
+    found = _arrays(column)
+    tensors = [a for a in found if not isinstance(a, np.ndarray) and _is_dense(a)]
     if not tensors:
         return column
     dtypes = list(dict.fromkeys(tensor.dtype for tensor in tensors))
