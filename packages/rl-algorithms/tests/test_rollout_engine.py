@@ -3,6 +3,7 @@ from __future__ import annotations
 import cProfile
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -17,7 +18,7 @@ from rl_distributed.batched_data_dict import BatchedDataDict
 from rl_distributed.errors import WorkerDiedError
 from rl_distributed.metrics.values import reduce_metrics
 from rl_distributed.timing import Timer
-from rl_envs.errors import RewardValueError
+from rl_envs.errors import EnvironmentContractError, RewardValueError
 from rl_envs.interfaces import EnvironmentInterface, EnvironmentReturn
 from rl_models.modelbuild import TokenizerBuildConfig, build_tokenizer
 
@@ -266,6 +267,38 @@ def test_wrong_shapes_name_the_environment(tokenizer):
     generator = Scripted(tokenizer, lambda call, row, seed: "2$")
     with pytest.raises(RolloutError, match=r"Short.step was given 2 .* 1 rewards"):
         RolloutEngine(generator, Short(exact), tokenizer).run(make_batch(tokenizer))
+
+
+@pytest.mark.parametrize("form", [list, np.array])
+def test_rewards_need_not_be_tensors(tokenizer, form):
+    class Plain(Judge):
+        def step(self, message_log_batch, metadata):
+            answer = super().step(message_log_batch, metadata)
+            rewards = {"reward/right": form(answer.rewards.tolist())}
+            ends = form(answer.terminateds.tolist())
+            return answer._replace(rewards=rewards, terminateds=ends)
+
+        def score_groups(self, message_logs, metadata):
+            return [{"reward/rank": form([0.5] * len(logs))} for logs in message_logs]
+
+    generator = Scripted(tokenizer, lambda call, row, seed: "2$")
+    result = RolloutEngine(generator, Plain(exact), tokenizer).run(
+        make_batch(tokenizer)
+    )
+    assert result.rows["rewards"].tolist() == [1.5, 0.5]
+    assert result.rows["reward/right"].tolist() == [1.0, 0.0]
+    assert result.rows["reward/rank"].tolist() == [0.5, 0.5]
+
+
+def test_rewards_that_are_no_numbers_name_the_rule(tokenizer):
+    class Words(Judge):
+        def step(self, message_log_batch, metadata):
+            answer = super().step(message_log_batch, metadata)
+            return answer._replace(rewards=["good", "bad"])
+
+    generator = Scripted(tokenizer, lambda call, row, seed: "2$")
+    with pytest.raises(EnvironmentContractError, match="rewards must be a tensor, a"):
+        RolloutEngine(generator, Words(exact), tokenizer).run(make_batch(tokenizer))
 
 
 def test_named_rewards(tokenizer):

@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import pytest
@@ -17,7 +17,7 @@ from rl_distributed import (
     InstalledEnvironment,
     UvWorkspaceEnvironment,
 )
-from rl_distributed.actor_environments import driver_wheel, uv_tool
+from rl_distributed.actor_environments import driver_wheel, packages, uv_tool
 
 DEADLINE_S = 120
 ASK = (
@@ -108,6 +108,17 @@ def test_wrong_ray_in_the_requirements(tmp_path, wheels):
     )
     with pytest.raises(ActorEnvironmentError, match=r"(?s)uv pip ended.*ray==1\.0"):
         wanted.prepare(tmp_path / "root")
+
+
+def test_torch_comes_along_where_the_driver_has_it(monkeypatch):
+    wanted = InstalledEnvironment(("six",))
+    assert wanted.fingerprint()["own"] == "rl-distributed[torch]"
+
+    def distribution(name):
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(f"{packages.__name__}.distribution", distribution)
+    assert wanted.fingerprint()["own"] == "rl-distributed"
 
 
 def test_uv_is_found_or_named(monkeypatch, tmp_path):
