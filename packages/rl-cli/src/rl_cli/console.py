@@ -7,16 +7,22 @@ program can read the one and a person the other.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import IO, Any, cast
 
-from rich.console import Console
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, JustifyMethod, RenderableType
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from rl_distributed.terminal_stream import TerminalStream
 
-__all__ = ["Terminal", "table"]
+__all__ = ["Listing", "Terminal", "table"]
+
+_INDENT = (0, 0, 0, 4)
+_LEAST_TEXT = 24
+"""Columns that a longer text gets before a table gives way to a list."""
 
 
 class Terminal:
@@ -40,7 +46,7 @@ class Terminal:
 
     def result(self, renderable: object) -> None:
         """Print a result."""
-        self.out.print(renderable)
+        self.out.print(renderable, soft_wrap=isinstance(renderable, str))
 
     def raw(self, text: str) -> None:
         """Print text to standard output exactly as it is."""
@@ -48,22 +54,78 @@ class Terminal:
         self.out.file.flush()
 
 
-def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Table:
+class Listing:
+    """Rows under names of columns: a table, or where that is too wide a list.
+
+    No cell but those of the last column is broken into lines: half a name cannot be
+    typed. Numbers are aligned to the right.
+    """
+
+    def __init__(
+        self, title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]
+    ) -> None:
+        self.title, self.columns = title, list(columns)
+        self.rows = [[_shown(value) for value in row] for row in rows]
+        self._numeric = [
+            bool(rows) and all(isinstance(row[index], int | float) for row in rows)
+            for index in range(len(columns))
+        ]
+
+    def __rich_console__(
+        self, console: Console, options: ConsoleOptions
+    ) -> Iterator[RenderableType]:
+        """Draw the table, or the list."""
+        if self._least_width() <= options.max_width:
+            yield self._table()
+        else:
+            yield from self._list()
+
+    def _least_width(self) -> int:
+        widths = []
+        for index, column in enumerate(self.columns):
+            cells = [column, *(row[index] for row in self.rows)]
+            if index == len(self.columns) - 1:  # its words may stand below each other
+                cells = [word for cell in cells for word in cell.split()]
+            widths.append(max(map(cell_len, cells), default=0))
+        last = max(widths[-1], min(_LEAST_TEXT, self._text_width()))
+        return sum(widths[:-1]) + last + 3 * len(widths) + 1
+
+    def _text_width(self) -> int:
+        return max((cell_len(row[-1]) for row in self.rows), default=0)
+
+    def _table(self) -> Table:
+        built = Table(title=self.title, title_justify="left", header_style="bold")
+        last = len(self.columns) - 1
+        for index, column in enumerate(self.columns):
+            justify: JustifyMethod = "right" if self._numeric[index] else "left"
+            built.add_column(
+                column, justify=justify, no_wrap=index != last, overflow="fold"
+            )
+        for row in self.rows:
+            built.add_row(*map(Text, row))
+        return built
+
+    def _list(self) -> Iterator[RenderableType]:
+        yield Text(self.title, style="italic")
+        for row in self.rows:
+            cells = [cell for cell in zip(self.columns, row, strict=True) if cell[1]]
+            for index, (column, value) in enumerate(cells):
+                if index == 0:
+                    yield Text(value, style="bold", overflow="fold")
+                    continue
+                text = Text(f"{column}: {value}", overflow="fold")
+                yield Padding(text, _INDENT, expand=False)
+
+
+def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Listing:
     """Build a table; numbers are aligned to the right.
 
     Args:
         title: Text above the table.
-        columns: Names of the columns.
+        columns: Names of the columns; texts that may be broken stand in the last one.
         rows: Values, one sequence per row.
     """
-    built = Table(title=title, title_justify="left", header_style="bold")
-    for index, column in enumerate(columns):
-        values = [row[index] for row in rows]
-        numeric = bool(values) and all(isinstance(v, int | float) for v in values)
-        built.add_column(column, justify="right" if numeric else "left")
-    for row in rows:
-        built.add_row(*(Text(_shown(value)) for value in row))
-    return built
+    return Listing(title, columns, rows)
 
 
 def _shown(value: Any) -> str:

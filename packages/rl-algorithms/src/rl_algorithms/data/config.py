@@ -121,12 +121,17 @@ DataKind = Literal["prompts", "demonstrations", "preferences"]
 """What rows are read as: to sample answers, to imitate, or to compare."""
 
 
+def _or_a_path(schema: dict[str, Any]) -> None:
+    """Let editors know that a path, or a list of sources, stands for a section."""
+    schema["anyOf"] += [{"type": "string"}, {"type": "array"}]
+
+
 class DataConfig(Config):
     """Which rows, how their columns are read, and how they become batches."""
 
-    train: DatasetConfig | None = None
+    train: DatasetConfig | None = Field(None, json_schema_extra=_or_a_path)
     """Rows to train on; a plain path will do, or a list of sources."""
-    validation: DatasetConfig | None = None
+    validation: DatasetConfig | None = Field(None, json_schema_extra=_or_a_path)
     """Rows to validate on; a plain path will do, or a list of sources: each is then
     measured by itself, too."""
     split_validation_size: float = Field(default=0.0, ge=0.0)

@@ -78,12 +78,19 @@ class DistillationSettings(SamplingSettings):
         return self
 
 
+def _or_a_name(schema: dict[str, Any]) -> None:
+    """Let editors know that a name or folder stands for a section."""
+    section = dict(schema)
+    schema.clear()
+    schema["anyOf"] = [section, {"type": "string"}]
+
+
 class DistillationConfig(RolloutTrainerConfig):
     """Everything a distillation needs; `policy` is the student."""
 
     trains_branches: ClassVar[bool] = True
 
-    teacher: PolicyConfig
+    teacher: PolicyConfig = Field(json_schema_extra=_or_a_name)
     """The teacher, which is never trained; a plain name or folder will do. What it does
     not say about lengths, precision and batches is that of `policy`."""
     distillation: DistillationSettings = Field(default_factory=DistillationSettings)

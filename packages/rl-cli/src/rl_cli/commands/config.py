@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from rl_cli.console import Terminal, table
+from rl_cli.console import Terminal
 
 if TYPE_CHECKING:
     from rl_cli.run_config import Run
-    from rl_distributed.config.explain import ConfigRow
 
 
 @click.group()
@@ -24,7 +22,8 @@ def config() -> None:
     Examples:
       rl config show quickstart
       rl config validate grpo --config my.yaml policy.model_name=model
-      rl config explain grpo
+      rl config explain grpo policy.optimizer
+      rl config schema grpo > grpo.schema.json
     """
 
 
@@ -121,41 +120,46 @@ def _described(run: Run) -> str:
 
 
 @config.command()
-@click.argument("algorithm")
+@click.argument("names", nargs=-1, required=True, metavar="[NAME] [KEY ...]")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON list.")
-def explain(algorithm: str, as_json: bool) -> None:
-    """List every key of an algorithm or preset: its type, its default, its meaning.
+def explain(names: tuple[str, ...], as_json: bool) -> None:
+    """Explain keys: type, limits, default, meaning, and which algorithms have them.
+
+    NAME is an algorithm, a preset or a recipe; alone it lists every key. KEY is one
+    key, or a section with all that it holds, by its path or the end of it.
 
     \b
     Examples:
       rl config explain grpo
-      rl config explain dapo
+      rl config explain grpo policy.optimizer
+      rl config explain quickstart val_period
+      rl config explain num_prompts_per_step
       rl config explain sft --json
     """
-    from rl_algorithms.registry import (  # noqa: PLC0415
-        algorithm_settings,
-        get_config_class,
-    )
-    from rl_distributed.config import explain_config  # noqa: PLC0415
+    from rl_cli.config_help import Explained, find_entries  # noqa: PLC0415
 
-    found = explain_config(get_config_class(algorithm))
-    preset = algorithm_settings(algorithm)
-    rows = [(row.path, row.type, _default(row, preset), row.doc) for row in found]
+    entries = find_entries(names)
     terminal = Terminal()
     if as_json:
-        names = ("path", "type", "default", "doc")
-        terminal.raw(
-            json.dumps([dict(zip(names, map(str, r), strict=True)) for r in rows])
-        )
-    else:
-        terminal.result(table(algorithm, ["key", "type", "default", "meaning"], rows))
+        terminal.raw(json.dumps([entry.to_dict() for entry in entries]))
+        return
+    owners = {owner for entry in entries for owner in entry.owners}
+    with_owners = len(owners) > 1 or names[0] not in owners
+    terminal.result(Explained(entries, with_owners=with_owners))
 
 
-def _default(row: ConfigRow, preset: Mapping[str, Any]) -> str:
-    """Return a key's default, that of the preset if it has one."""
-    value: Any = preset
-    for key in row.path.split("."):
-        if not isinstance(value, Mapping) or key not in value:
-            return row.default
-        value = value[key]
-    return row.default if isinstance(value, Mapping) else json.dumps(value)
+@config.command()
+@click.argument("name", metavar="recipe|RECIPE|ALGORITHM|PRESET")
+def schema(name: str) -> None:
+    """Print a JSON Schema, by which editors complete and check YAML files.
+
+    Begin a file with `# yaml-language-server: $schema=grpo.schema.json`.
+
+    \b
+    Examples:
+      rl config schema grpo > grpo.schema.json
+      rl config schema recipe > recipe.schema.json
+    """
+    from rl_cli.config_schema import schema_of  # noqa: PLC0415
+
+    Terminal().raw(json.dumps(schema_of(name), indent=2))

@@ -41,7 +41,7 @@ class Row:
         """The cells of a table."""
         used = datetime.datetime.fromtimestamp(self.last_use) if self.last_use else None
         return (
-            self.name or "-",
+            self.name,
             self.way,
             self.state,
             f"{self.size_bytes / MIB:.0f} MiB" if self.size_bytes else "",
@@ -262,10 +262,6 @@ def _show(rows: Sequence[Row], title: str, as_json: bool) -> None:
         terminal.raw(json.dumps([dataclasses.asdict(row) for row in rows]))
     elif rows:
         columns = ["name", "way", "state", "size", "last use", "key or reason"]
-        shown = table(title, columns, [row.shown() for row in rows])
-        for column in shown.columns:
-            # Half a name cannot be typed.
-            column.overflow = "fold"
-        terminal.result(shown)
+        terminal.result(table(title, columns, [row.shown() for row in rows]))
     else:
         terminal.raw(f"{title}: none")

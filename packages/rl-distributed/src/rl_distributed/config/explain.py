@@ -14,11 +14,12 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 
 from rl_distributed.config.problems import show
 from rl_distributed.config.schema import MISSING, SchemaNode, field_default
 
-__all__ = ["ConfigRow", "explain_config"]
+__all__ = ["ConfigRow", "explain_config", "field_docs"]
 
 _MAX_DEPTH = 12
 
@@ -37,6 +38,8 @@ class ConfigRow:
     """Whether it must be set."""
     doc: str
     """The docstring under the field, or the first line of the section's class."""
+    rule: str = ""
+    """The limits of its value, such as `at least 1`; empty where there are none."""
 
 
 def explain_config(cls: type[BaseModel], prefix: str = "") -> list[ConfigRow]:
@@ -49,7 +52,7 @@ def _rows(
 ) -> Iterator[ConfigRow]:
     if depth >= _MAX_DEPTH:
         return
-    docs = _field_docs(cls)
+    docs = field_docs(cls)
     for name, field in cls.model_fields.items():
         path = f"{prefix}{field.alias or name}"
         models = SchemaNode.of(field.annotation).models
@@ -62,6 +65,7 @@ def _rows(
             default="" if section or default is MISSING else show(_plain(default)),
             required=field.is_required(),
             doc=doc.split("\n\n")[0].replace("\n", " ") if models else doc,
+            rule=_rule(field),
         )
         for model in models:
             nested = default if isinstance(default, model) else None
@@ -88,6 +92,19 @@ def type_text(annotation: Any) -> str:
     return name
 
 
+_LIMITS = {"gt": "greater than", "ge": "at least", "lt": "less than", "le": "at most"}
+
+
+def _rule(field: FieldInfo) -> str:
+    """The limits of a field in words."""
+    return " and ".join(
+        f"{words} {getattr(limit, name):g}"
+        for limit in field.metadata
+        for name, words in _LIMITS.items()
+        if isinstance(getattr(limit, name, None), int | float)
+    )
+
+
 def _plain(value: Any) -> Any:
     if isinstance(value, BaseModel):
         return value.model_dump(mode="json")
@@ -97,7 +114,7 @@ def _plain(value: Any) -> Any:
 
 
 @functools.cache
-def _field_docs(cls: type[BaseModel]) -> dict[str, str]:
+def field_docs(cls: type[BaseModel]) -> dict[str, str]:
     """The docstrings under the fields, read from the source of the class."""
     docs: dict[str, str] = {}
     for base in reversed(cls.__mro__):

@@ -1,0 +1,155 @@
+"""What keys of configurations mean, found by their path or by a part of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.padding import Padding
+from rich.text import Text
+
+from rl_algorithms.presets import find_preset
+from rl_algorithms.registry import (
+    algorithm_names,
+    algorithm_settings,
+    get_config_class,
+)
+from rl_cli.recipe_files import recipe_path
+from rl_cli.run_config import load_run
+from rl_distributed.config import ConfigRow, explain_config
+from rl_distributed.errors import ConfigError
+from rl_distributed.suggestion import did_you_mean
+
+__all__ = ["Entry", "Explained", "find_entries"]
+
+_INDENT = (0, 0, 0, 4)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A key, and whose key it is."""
+
+    row: ConfigRow
+    owners: tuple[str, ...]
+    """Algorithms, or stages of a recipe."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as JSON values."""
+        row = self.row
+        return {
+            "path": row.path,
+            "type": row.type,
+            "default": row.default,
+            "rule": row.rule,
+            "required": row.required,
+            "doc": row.doc,
+            "of": list(self.owners),
+        }
+
+
+def find_entries(names: Sequence[str]) -> list[Entry]:
+    """Find what is to be explained.
+
+    Args:
+        names: An algorithm, a preset or a recipe, or keys, or the one and then the
+            others. A key is its path, or the end of it, such as `optimizer.name`; that
+            of a section stands for all below it.
+
+    Raises:
+        UserError: There is no such algorithm or key.
+    """
+    first, *keys = names
+    if first in algorithm_names() or find_preset(first) is not None:
+        entries = _merged({first: _rows_of(first)})
+    elif recipe_path(first) is not None:
+        stages = load_run(first, None, ()).stages
+        entries = _merged({s.name: _rows_of(s.algorithm) for s in stages})
+    else:
+        entries = _merged({name: _rows_of(name) for name in algorithm_names()})
+        keys = list(names)
+    if not keys:
+        return entries
+    return [entry for key in keys for entry in _of_key(key, entries)]
+
+
+def _rows_of(name: str) -> list[ConfigRow]:
+    preset = algorithm_settings(name)
+    return [
+        replace(row, default=_default(row, preset))
+        for row in explain_config(get_config_class(name))
+    ]
+
+
+def _default(row: ConfigRow, preset: Mapping[str, Any]) -> str:
+    """Return a key's default, that of the preset if it has one."""
+    value: Any = preset
+    for key in row.path.split("."):
+        if not isinstance(value, Mapping) or key not in value:
+            return row.default
+        value = value[key]
+    return row.default if isinstance(value, Mapping) else json.dumps(value)
+
+
+def _merged(rows: Mapping[str, Sequence[ConfigRow]]) -> list[Entry]:
+    """Join what several owners have alike."""
+    found: dict[ConfigRow, list[str]] = {}
+    for owner, own in rows.items():
+        for row in own:
+            found.setdefault(row, []).append(owner)
+    return [Entry(row, tuple(owners)) for row, owners in found.items()]
+
+
+def _of_key(key: str, entries: Sequence[Entry]) -> list[Entry]:
+    paths = {entry.row.path for entry in entries}
+    if key not in paths:
+        ends = {path for path in paths if path.endswith(f".{key}")}
+        if not ends:
+            names = {path.rpartition(".")[2] for path in paths}
+            hint = did_you_mean(key, names) or did_you_mean(key, paths)
+            raise ConfigError(
+                f"there is no algorithm, preset, recipe or key {key!r}"
+                f"{hint or '; rl config explain grpo lists the keys of grpo'}"
+            )
+    else:
+        ends = {key}
+    below = tuple(f"{path}." for path in ends)
+    return [e for e in entries if e.row.path in ends or e.row.path.startswith(below)]
+
+
+class Explained:
+    """Keys one below the other: a path is never broken into lines.
+
+    Args:
+        entries: What to show.
+        with_owners: Say whose keys they are.
+    """
+
+    def __init__(self, entries: Sequence[Entry], *, with_owners: bool) -> None:
+        self._entries, self._with_owners = entries, with_owners
+
+    def __rich_console__(
+        self, console: Console, options: ConsoleOptions
+    ) -> Iterator[RenderableType]:
+        """Draw them."""
+        for entry in self._entries:
+            yield Text(entry.row.path, style="bold", overflow="fold")
+            for line in self._lines(entry):
+                yield Padding(Text(line, overflow="fold"), _INDENT, expand=False)
+
+    def _lines(self, entry: Entry) -> Iterator[str]:
+        row = entry.row
+        facts = [row.type]
+        if row.rule:
+            facts.append(row.rule)
+        if row.required:
+            facts.append("required")
+        elif row.default:
+            facts.append(f"default {row.default}")
+        yield "; ".join(facts)
+        if row.doc:
+            yield row.doc
+        if self._with_owners:
+            yield f"of {', '.join(entry.owners)}"
