@@ -141,8 +141,14 @@ def docs(session: nox.Session) -> None:
 
 @nox.session
 def bench(session: nox.Session) -> None:
-    """Measure against named peers; JSON lines on standard output."""
+    """Measure against named peers; JSON lines on standard output.
+
+    `-- startup` measures starts, against `import torch, ray`.
+    """
     sync(session, "bench")
+    if session.posargs and session.posargs[0] == "startup":
+        python(session, "-m", "benchmarks.startup", *session.posargs[1:])
+        return
     if not session.posargs:
         python(session, "-m", "benchmarks.dispatch")
         python(session, "-m", "benchmarks.batches")

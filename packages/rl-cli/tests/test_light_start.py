@@ -44,6 +44,7 @@ def run(tmp_path, *arguments):
         ["config", "show", "quickstart"],
         ["config", "show", "dapo", "--json"],
         ["config", "explain", "grpo"],
+        ["config", "validate", "quickstart"],
         ["env", "list"],
         ["cluster", "slurm", "--help"],
     ],
@@ -65,6 +66,7 @@ def test_what_only_tells_imports_nothing_heavy(tmp_path, arguments):
         (["train", "quickstart", "stages.grpo.grpo.num_prompts=1"], "num_prompts"),
         (["train", "grpo"], "grpo needs policy.model_name"),
         (["train", "grpo", "--config", "none.yaml"], "none.yaml"),
+        (["train", "grpo", "policy.model_name=./none"], "'./none' does not exist"),
         (["config", "validate", "quickstart", "sede=3"], "did you mean 'seed'"),
         (["config", "explain", "grppo"], "did you mean 'grpo'"),
         (["generate", "./none", "hello"], "'./none' does not exist"),
@@ -89,6 +91,31 @@ def test_a_model_without_anything_that_scores_is_told_without_anything_heavy(tmp
     code, _, messages, heavy = run(tmp_path, "eval", "model", "--data", "x.jsonl")
     assert code == 2, messages
     assert "something that rewards answers" in messages
+    assert heavy == []
+
+
+@pytest.mark.parametrize("command", [["train"], ["config", "validate"]], ids=" ".join)
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["env.name=sorting"], "'x.jsonl' does not exist"),
+        (["env.name=sortin"], "did you mean 'sorting'"),
+        (["env.name=sorting", "policy.generation.backend=vlm"], "did you mean 'vllm'"),
+        (["env.name=sorting", "policy.backend=dtenso"], "did you mean 'dtensor'"),
+        (["env.name=sorting", "env.settings.nothing=1"], "nothing"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_run_that_cannot_start_is_told_without_anything_heavy(
+    tmp_path, command, overrides, message
+):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text('{"max_position_embeddings": 64}')
+    (tmp_path / "model" / "tokenizer.json").write_text("{}")
+    needed = ["policy.model_name=model", "data.train=x.jsonl"]
+    code, _, messages, heavy = run(tmp_path, *command, "grpo", *needed, *overrides)
+    assert code == 2, messages
+    assert message in messages
     assert heavy == []
 
 

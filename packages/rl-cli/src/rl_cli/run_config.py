@@ -26,6 +26,7 @@ from rl_algorithms.registry import (
     suggest_algorithm,
 )
 from rl_algorithms.trainers.config import TrainerConfig
+from rl_algorithms.trainers.preflight import check_start
 from rl_cli.recipe_files import recipe_names, recipe_path
 from rl_cli.required import fill_required, how_to_set
 from rl_cli.run_place import given_output_dir
@@ -156,8 +157,6 @@ def check_run(run: Run) -> None:
     Raises:
         UserError: A stage cannot start: no data, no reward, a size, no such backend ...
     """
-    from rl_algorithms.trainers.preflight import check_start  # noqa: PLC0415
-
     for stage in run.stages:
         try:
             check_start(stage.config)
