@@ -27,6 +27,7 @@ from rl_distributed.errors import (
     ConfigError,
     WorkerDiedError,
 )
+from rl_distributed.run_folder import begin_run, own_run_folder
 from rl_distributed.workers import WorkerFailure
 
 _SPEC = importlib.util.spec_from_file_location(
@@ -528,6 +529,44 @@ class TestFolder:
         assert len(again.history) == 1
         steps = [path.name for path in (again.run_dir / "checkpoints").glob("step*")]
         assert steps == ["step_1"]
+
+    def test_it_says_what_the_run_is_and_what_it_came_to(self, make):
+        done = make(max_num_steps=2).fit(ROWS)
+        record, result = (
+            json.loads((done.run_dir / name).read_text())
+            for name in ("run.json", "result.json")
+        )
+        assert (record["kind"], record["name"]) == ("trainer", "toy")
+        assert record["config"]["toy"]["max_num_steps"] == 2
+        assert (result["measure"], result["steps"]) == ("train:loss", 2)
+        assert list(result)[:3] == ["measure", "start", "start_step"]
+        assert result["best_checkpoint"] == str(done.checkpoint_path)
+        assert result["metrics"]["train:loss"] == result["end"]
+        log = (done.run_dir / "logs" / "run.jsonl").read_text().splitlines()
+        assert any("; 2 steps" in json.loads(line)["message"] for line in log)
+
+    def test_the_result_of_a_run_that_goes_on_is_gone(self, make):
+        done = make(max_num_steps=1).fit(ROWS)
+        trainer = make(max_num_steps=2, at=done.run_dir)
+        there = []
+        trainer.in_step = lambda t: there.append((t.run_dir / "result.json").exists())
+        trainer.fit(ROWS, resume=True)
+        assert there == [False]
+        assert (done.run_dir / "result.json").exists()
+
+    def test_a_folder_that_another_one_owns_is_used_and_left_open(self, make, tmp_path):
+        claim = begin_run(tmp_path / "owned")
+        trainer = make(max_num_steps=1)
+        trainer._claim = claim
+        result = trainer.fit(ROWS)
+        assert result.run_dir == tmp_path / "owned"
+        assert not (result.run_dir / "run.json").exists()  # its owner says what it is
+        with pytest.raises(ConfigError, match="another process carries this run out"):
+            own_run_folder(result.run_dir)
+        trainer = make(max_num_steps=2)
+        trainer._claim = claim
+        assert trainer.fit(ROWS, resume="auto").steps == 2
+        claim.release()
 
     def test_one_that_is_not_named_is_new(self, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)

@@ -85,6 +85,11 @@ def test_a_run_is_worth_its_last_stage(model: str, tmp_path: Path) -> None:
     assert model_of_run(model) == model
 
 
+def test_the_run_of_a_trainer_is_its_own_folder(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text(json.dumps({"kind": "trainer", "config": {}}))
+    assert model_of_run(str(tmp_path)) == str(tmp_path)
+
+
 def test_arguments_come_before_the_run(model: str, tmp_path: Path) -> None:
     checkpoint = tmp_path / "step_1"
     weights = checkpoint / "policy" / "weights"

@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from rl_cli.hidden_keys import hide_secrets
 from rl_cli.recipe_files import recipe_path
 from rl_cli.run_config import load_run, run_from_dict
 from rl_cli.run_folder import RunFolder
 from rl_cli.run_place import find_place, given_output_dir
 from rl_distributed import ConfigError
+from rl_distributed.hidden_keys import hide_secrets
 
 # Runs `rl` and fails if it has imported what takes long.
 LIGHT = """
@@ -139,7 +139,7 @@ def test_an_algorithm_gets_a_new_folder_and_its_newest_run_is_found(here: Path) 
     assert RunFolder.find("dapo", "").path == folder.path
     # One that got nowhere is not the one to go on with.
     first = here / "runs" / "dapo-001"
-    (first / "stages" / "dapo.json").write_text("{}")
+    (first / "result.json").write_text("{}")
     assert RunFolder.find("dapo", "").path == first
 
 
@@ -244,3 +244,55 @@ def test_templates_only_look_as_if_they_held_secrets() -> None:
     shown, keys = hide_secrets({"a.b": [{"password": "x{y}"}], "url": "s://u:p@h"})
     assert shown == {"a.b": [{"password": "***"}], "url": "s://u:***@h"}
     assert keys == ["a\\.b.password", "url"]
+
+
+def an_algorithm_run(folder: Path) -> RunFolder:
+    source = {"kind": "algorithm", "name": "sft", "config": {"seed": 1}}
+    return RunFolder.create("sft", str(folder), source)
+
+
+def test_the_run_of_an_algorithm_is_not_nested(here: Path) -> None:
+    with an_algorithm_run(here / "plain") as folder:
+        assert folder.stage("sft") == folder.path
+        assert folder.claim is not None
+        assert not (folder.path / "stages").exists()
+        assert folder.stage_result("sft") is None
+        result = {
+            "best_checkpoint": "step_2",
+            "checkpoint": "step_2/policy/weights",
+            "run_dir": str(folder.path),
+            "stop_reason": "done",
+            "metrics": {"train:loss": 1.0},
+            "steps": 2,
+        }
+        folder.write("result.json", result)
+        found = folder.stage_result("sft")
+        assert found == {
+            "metrics": {"train:loss": 1.0},
+            "steps": 2,
+            "run_dir": str(folder.path),
+            "stop_reason": "done",
+            "checkpoint": "step_2",
+            "model": "step_2/policy/weights",
+        }
+
+
+def test_an_older_run_of_an_algorithm_stays_where_it_is(here: Path) -> None:
+    with an_algorithm_run(here / "old") as folder:
+        (folder.path / "stages").mkdir()
+        assert folder.stage("sft") == folder.path / "stages" / "sft"
+        assert folder.claim is None
+        folder.end_stage("sft", {"steps": 3})
+        assert folder.stage_result("sft") == {"steps": 3}
+
+
+def test_a_recipe_has_stages(here: Path) -> None:
+    with a_run(here / "recipe") as folder:
+        assert folder.stage("grpo") == folder.path / "stages" / "grpo"
+        assert folder.claim is None
+
+
+def test_a_run_of_python_goes_on_in_python(here: Path) -> None:
+    (here / "run.json").write_text('{"kind": "trainer", "name": "grpo", "config": {}}')
+    with pytest.raises(ConfigError, match=r"Python has made.*resume=True"):
+        RunFolder.find("grpo", str(here)).source("grpo", [])

@@ -22,6 +22,7 @@ from rl_distributed.logging import (
     configure_worker_logging,
     current_log_context,
     get_logger,
+    keeping_log,
     log_context,
     portable_log_context,
     restore_named_levels,
@@ -339,6 +340,15 @@ def test_workers_log_to_files_of_their_own(ray_cluster: None, tmp_path: Path) ->
         assert said["from a coroutine"]["step"] == 7
         assert said["it failed"]["exception"]["message"] == "inner"  # type: ignore[index]
         assert said["own: bye"]["step"] is None
+        # What happened to the worker is there without a line of its class.
+        texts = [str(line["message"]) for line in lines]
+        assert f"worker {rank} of group {name!r} has started on node" in texts[0]
+        assert any(t.startswith("made Talker; ray ") for t in texts)
+        (failed,) = (
+            line for line in lines if "method 'fail' raised" in line["message"]
+        )  # type: ignore[operator]
+        assert failed["level"] == "ERROR"
+        assert "Traceback" in failed["exception"]["traceback"]  # type: ignore[index]
         if rank == 0:
             assert said["item 1"]["step"] == 7
 
@@ -374,3 +384,57 @@ def test_lines_follow_standard_error_when_it_is_replaced() -> None:
         get_logger("any").warning("to the second")
     assert "to the second" in second.getvalue()
     assert "Traceback" not in second.getvalue()
+
+
+def root_alone(monkeypatch: pytest.MonkeyPatch) -> logging.Logger:
+    """Return the root logger as a program without any set-up has it."""
+    root = logging.getLogger()
+    monkeypatch.setattr(root, "handlers", [])
+    return root
+
+
+def test_a_log_is_kept_where_the_program_has_set_up_none(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    root = root_alone(monkeypatch)
+    logger = get_logger("rl_sample.module")
+    path = tmp_path / "logs" / "run.jsonl"
+    with keeping_log(path):
+        logger.info("for the file")
+        logger.warning("for both")
+        logging.getLogger("another").info("for nobody")
+        setup = log_module.current_logging_setup()
+    assert setup is not None
+    assert (setup.level, setup.json_path) == ("20", str(path))
+    logger.info("afterwards")
+    assert [line["message"] for line in lines_of(path)] == ["for the file", "for both"]
+    shown = capsys.readouterr().err
+    assert "for both" in shown
+    assert "for the file" not in shown
+    assert root.handlers == []
+    assert log_module.current_logging_setup() is None
+    assert not logger.isEnabledFor(logging.INFO)
+
+
+def test_handlers_of_the_program_show_what_they_showed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = io.StringIO()
+    root_alone(monkeypatch).addHandler(logging.StreamHandler(shown))
+    logger = get_logger("rl_sample.module")
+    with keeping_log(tmp_path / "run.jsonl"):
+        logger.info("for the file")
+        logger.warning("for both")
+    assert shown.getvalue() == "for both\n"
+
+
+def test_a_log_that_the_program_has_set_up_stays_as_it_is(tmp_path: Path) -> None:
+    configure_logging("INFO", tmp_path / "own.jsonl", stream=io.StringIO())
+    with keeping_log(tmp_path / "kept.jsonl"):
+        get_logger("any").info("here")
+    get_logger("any").info("and here")
+    said = [line["message"] for line in lines_of(tmp_path / "own.jsonl")]
+    assert said == ["here", "and here"]
+    assert not (tmp_path / "kept.jsonl").exists()

@@ -44,7 +44,7 @@ class RunOutcome:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Metrics of the last stage; `accuracy_start` is the one that it began with."""
+        """Metrics of the last stage."""
         return dict(next(reversed(self.stages.values()))["metrics"])
 
 
@@ -80,7 +80,7 @@ def carry_out(
                 if result is None:
                     trainer = _trainer(stage, folder, model, pool)
                     result = _train(stage, trainer, display, resume=resume)
-                    folder.write(f"stages/{stage.name}.json", result)
+                    folder.end_stage(stage.name, result)
                 results[stage.name] = result
                 kept = Path(result["checkpoint"])
                 model = Path(result["model"])
@@ -114,7 +114,7 @@ def _trainer(
     data = merge_configs(data, changes)
     cls = get_algorithm(stage.algorithm)
     config = cls.config_class.from_dict(data, source=f"stage {stage.name}")
-    return cls(config, pool=pool)
+    return cls(config, pool=pool, claim=folder.claim)
 
 
 def _with_model(data: dict[str, Any], model: str) -> dict[str, Any]:

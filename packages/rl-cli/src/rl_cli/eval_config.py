@@ -30,7 +30,10 @@ def model_of_run(name: str) -> str:
     if not (path / "run.json").is_file():
         return name
     folder = RunFolder(path)
-    for stage in reversed(run_from_dict(folder.read("run.json")).stages):
+    source = folder.read("run.json")
+    if source["kind"] == "trainer":
+        return name
+    for stage in reversed(run_from_dict(source).stages):
         result = folder.stage_result(stage.name)
         if result is not None:
             return str(result["checkpoint"])

@@ -5,7 +5,8 @@ runs/quickstart-001/    readable by its owner only
   run.json              what the run is, without secrets; with it the run is made again
   config.yaml           the same for people, resolved
   model/                the model with random weights, when the run builds one
-  stages/<name>/        run folder of each stage's trainer: checkpoints, metrics.jsonl
+  checkpoints/ metrics.jsonl validation_samples.jsonl     of the trainer
+  stages/<name>/        a recipe's: these of each stage's trainer, and its result.json
   stages/<name>.json    result of a stage that has ended
   logs/run.jsonl        log lines of this process; worker files lie beside it
   result.json curve.png samples.json     the report
@@ -28,7 +29,7 @@ from typing import Any
 
 import yaml
 
-from rl_cli.hidden_keys import hide_secrets
+from rl_algorithms.trainers.run_record import write_run_record
 from rl_distributed.errors import ConfigError
 from rl_distributed.private_files import make_private_folder, private_opener
 from rl_distributed.run_folder import (
@@ -43,7 +44,16 @@ from rl_distributed.run_folder import (
 __all__ = ["RunFolder", "check_output_dir", "check_writable", "to_yaml"]
 
 # Names that people use as well.
-_WRITES = ("config.yaml", "run.json", "result.json", "model", "stages", "logs")
+_WRITES = (
+    "config.yaml",
+    "run.json",
+    "result.json",
+    "model",
+    "stages",
+    "logs",
+    "checkpoints",
+    "metrics.jsonl",
+)
 
 
 class RunFolder:
@@ -90,10 +100,9 @@ class RunFolder:
             )
             folder = cls(path)
             folder._claim = claim
-            make_private_folder(folder.path / "stages")
-            config, hidden = hide_secrets(source["config"])
-            folder.write_text("config.yaml", to_yaml(config))
-            folder.write("run.json", {**source, "config": config, "hidden": hidden})
+            if source["kind"] == "recipe":
+                make_private_folder(folder.path / "stages")
+            write_run_record(folder.path, source)
         except OSError as error:
             raise _not_writable(path or Path("runs").absolute(), error) from error
         return folder
@@ -158,6 +167,11 @@ class RunFolder:
                 to be changed.
         """
         source = self.read("run.json")
+        if source["kind"] == "trainer":
+            raise ConfigError(
+                f"{self.path} is a run that Python has made: go on with it there, by "
+                "resume=True of rl.train() or of the trainer's fit()"
+            )
         if source["name"] != Path(name).stem:
             raise ConfigError(
                 f"{self.path} is a run of {source['name']!r}, not of {name!r}; name "
@@ -191,13 +205,40 @@ class RunFolder:
         return self.path / "model"
 
     def stage(self, name: str) -> Path:
-        """Run folder of one stage's trainer."""
-        return self.path / "stages" / name
+        """Run folder of a stage's trainer: the run's own where it has no stages."""
+        return self.path / "stages" / name if self.has_stages else self.path
+
+    @property
+    def has_stages(self) -> bool:
+        """Whether the run is a recipe's; older runs of an algorithm have one stage."""
+        return (self.path / "stages").is_dir()
+
+    @property
+    def claim(self) -> RunClaim | None:
+        """What owns the folder, for the trainer of a run without stages."""
+        return None if self.has_stages else self._claim
 
     def stage_result(self, name: str) -> dict[str, Any] | None:
         """Return the result of a stage, or None when it has not ended."""
         path = self.path / "stages" / f"{name}.json"
-        return json.loads(path.read_text()) if path.exists() else None
+        if path.exists():
+            return dict(json.loads(path.read_text()))
+        if self.has_stages or not (self.path / "result.json").exists():
+            return None
+        found = self.read("result.json")
+        if found["best_checkpoint"] is None:
+            return None
+        return {
+            **{key: found[key] for key in ("metrics", "steps", "run_dir")},
+            "stop_reason": found["stop_reason"],
+            "checkpoint": found["best_checkpoint"],
+            "model": found["checkpoint"],
+        }
+
+    def end_stage(self, name: str, result: Mapping[str, Any]) -> None:
+        """Keep the result of a stage; without stages the trainer has done so."""
+        if self.has_stages:
+            self.write(f"stages/{name}.json", result)
 
     def has_progress(self) -> bool:
         """Whether there is anything that a resume goes on from."""

@@ -37,6 +37,7 @@ __all__ = [
     "current_log_context",
     "current_logging_setup",
     "get_logger",
+    "keeping_log",
     "log_context",
     "portable_log_context",
     "restore_named_levels",
@@ -296,6 +297,73 @@ def configure_logging(
     _setup[:] = [LoggingSetup(_level_text(number, named), absolute, console_format)]
 
 
+@contextmanager
+def keeping_log(json_path: str | os.PathLike[str]) -> Iterator[None]:
+    """Keep the log lines of the block in a file, with those of workers beside it.
+
+    A program that has called `configure_logging` has decided where its log goes, and it
+    stays so. Otherwise our packages log from INFO on into the file; the terminal shows
+    what it would show without it.
+
+    Args:
+        json_path: A file that JSON lines are appended to.
+
+    Raises:
+        ConfigError: The file cannot be opened.
+    """
+    if _setup:
+        yield
+        return
+    root = logging.getLogger()
+    file = _open_file(Path(json_path))
+    file.addFilter(_ContextFilter())
+    quiet = _Quiet(root.getEffectiveLevel())
+    shown: list[logging.Handler] = list(root.handlers)
+    console = _StandardErrorHandler()
+    console.setFormatter(ConsoleFormatter())
+    console.addFilter(_ContextFilter())
+    own = [file] if shown else [file, console]
+    before = {package: package.level for package in _packages}
+    for handler in (*shown, console):
+        handler.addFilter(quiet)
+    for handler in own:
+        root.addHandler(handler)
+    _set_levels_of_packages(logging.INFO)
+    setup = LoggingSetup(str(logging.INFO), os.path.abspath(json_path), "text")
+    _setup[:] = [setup]
+    try:
+        yield
+    finally:
+        for handler in (*shown, console):
+            handler.removeFilter(quiet)
+        for handler in own:
+            root.removeHandler(handler)
+        file.close()
+        if _setup == [setup]:  # nobody has configured the log meanwhile
+            _setup.clear()
+            _level.clear()
+            for package in _packages:
+                package.setLevel(before.get(package, logging.NOTSET))
+
+
+class _Quiet(logging.Filter):
+    """Keeps from a handler what our packages log only for the file."""
+
+    def __init__(self, level: int) -> None:
+        super().__init__()
+        self._least = level
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        package = logging.getLogger(record.name.partition(".")[0])
+        return record.levelno >= self._least or package not in _packages
+
+
+def _set_levels_of_packages(number: int) -> None:
+    _level[:] = [number]
+    for package in _packages:
+        package.setLevel(number)
+
+
 def _remove_installed() -> None:
     while _installed:
         logger, handler = _installed.pop()
@@ -309,9 +377,7 @@ def _remove_installed() -> None:
 
 def _set_levels(number: int, named: Mapping[str, int]) -> None:
     logging.getLogger().setLevel(max(number, logging.INFO))
-    _level[:] = [number]
-    for package in _packages:
-        package.setLevel(number)
+    _set_levels_of_packages(number)
     for name in named:
         _levels_before[name] = logging.getLogger(name).level
     _named_levels.update(named)

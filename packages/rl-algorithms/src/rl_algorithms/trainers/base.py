@@ -50,6 +50,7 @@ from rl_algorithms.trainers.run_folder import (
     Resume,
     RunPlace,
 )
+from rl_algorithms.trainers.run_record import write_run_record
 from rl_algorithms.trainers.schedule import (
     Patience,
     check_accuracy,
@@ -67,8 +68,9 @@ from rl_algorithms.trainers.validation_samples import ValidationSamples
 from rl_distributed.cluster_watch import ClusterLoss, ClusterWatch, find_loss
 from rl_distributed.config import Config
 from rl_distributed.errors import ClusterLostError, ConfigError
-from rl_distributed.logging import get_logger
+from rl_distributed.logging import get_logger, keeping_log
 from rl_distributed.metrics import LoggerFacade
+from rl_distributed.run_folder import RunClaim
 from rl_distributed.timing import Timer
 from rl_envs.reward_lists import RewardFns
 
@@ -90,6 +92,8 @@ class BaseTrainer(TrainerLoop[ConfigT]):
         generation: A `GenerationInterface` to use instead of making one.
         tokenizer: A tokenizer to use instead of loading the model's.
         pool: Keeps the worker processes for the next trainer; its maker closes it.
+        claim: The folder of the run, where its maker has written what the run is;
+            default one that the trainer makes by `output_dir`.
 
     What is handed in is used and left open; what the trainer makes it closes.
     """
@@ -103,9 +107,11 @@ class BaseTrainer(TrainerLoop[ConfigT]):
         generation: Any = None,
         tokenizer: Any = None,
         pool: WorkerPool | None = None,
+        claim: RunClaim | None = None,
     ) -> None:
         self.config = self._checked(config)
         self._pool = pool
+        self._claim = claim
         self.given = Components(cluster, policy, generation, None, tokenizer)
         self.state = TrainerState()
         self.history = History()
@@ -224,7 +230,8 @@ class BaseTrainer(TrainerLoop[ConfigT]):
                 display.begin(self.algorithm)
             try:
                 self._signals.hold()
-                RunPlace.check(self.config, resume=resume, overwrite=overwrite)
+                if self._claim is None:
+                    RunPlace.check(self.config, resume=resume, overwrite=overwrite)
                 self._prepare(dataset, val_dataset, reward_fn, environment)
                 self._open(resume, overwrite)
                 self._signals.release()
@@ -286,10 +293,7 @@ class BaseTrainer(TrainerLoop[ConfigT]):
     def _open(self, resume: Resume, overwrite: bool) -> None:
         """Take the folder of the run, and start what it needs."""
         config, total_steps = self.config, self._total_steps
-        place = RunPlace.find(config, self.run_name, resume=resume, overwrite=overwrite)
-        # Owned before anything of another one could be cut off or removed.
-        self.run_dir = self._closing.enter_context(place.claim).path
-        checkpoint = place.checkpoint
+        checkpoint = self._take_folder(resume, overwrite)
         self._open_outputs()
         _logger.info("%s; %d steps", self.plan.describe(), total_steps)
         self._call("on_phase", "setup", 0, total_steps)
@@ -311,6 +315,21 @@ class BaseTrainer(TrainerLoop[ConfigT]):
         self._loader_state = self._loader.state_dict()
         self._throughput = Throughput.of(config, self.components.policy)
         self._opened = True
+
+    def _take_folder(self, resume: Resume, overwrite: bool) -> Path | None:
+        """Own the folder of the run; return the checkpoint to go on from."""
+        config = self.config
+        if self._claim is not None:
+            self.run_dir = self._claim.path
+            return RunPlace.of(self._claim, config, resume=resume).checkpoint
+        place = RunPlace.find(config, self.run_name, resume=resume, overwrite=overwrite)
+        # Owned before anything of another one could be cut off or removed.
+        self.run_dir = self._closing.enter_context(place.claim).path
+        self._closing.enter_context(keeping_log(self.run_dir / "logs" / "run.jsonl"))
+        if place.checkpoint is None:
+            source = {"kind": "trainer", "name": self.run_name}
+            write_run_record(self.run_dir, {**source, "config": config.to_dict()})
+        return place.checkpoint
 
     def _check_validation(self, *, by_function: bool) -> None:
         """Say when to validate; check that validations measure what is asked of them.

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rl_algorithms.trainers.config import TrainerConfig
+from rl_algorithms.trainers.run_record import RUN_RECORDS
 from rl_distributed.checkpoint import CheckpointingConfig, CheckpointManager
 from rl_distributed.errors import ConfigError
 from rl_distributed.run_folder import (
@@ -28,7 +29,7 @@ or the newest one of that run folder."""
 
 _STEP = re.compile(r"step_\d+")
 _ROOT = Path("runs")
-_WRITES = (CHECKPOINTS, "metrics.jsonl", "result.json")
+_WRITES = (CHECKPOINTS, "metrics.jsonl", "result.json", *RUN_RECORDS, "logs")
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,12 @@ class RunPlace:
                 writes=_WRITES,
                 config=config.to_dict(),
             )
+
+    @classmethod
+    def of(cls, claim: RunClaim, config: TrainerConfig, *, resume: Resume) -> RunPlace:
+        """Take a folder that its maker owns, and the checkpoint to go on from."""
+        checkpoint = find_resume(claim.path, resume, config.checkpointing)
+        return cls(claim, checkpoint)
 
     @classmethod
     def find(

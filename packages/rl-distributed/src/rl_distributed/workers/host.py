@@ -40,6 +40,7 @@ from rl_distributed.workers.cancellation import (
     stop_if_cancelled,
 )
 from rl_distributed.workers.carried_exception import pack_exception
+from rl_distributed.workers.journal import log_error, log_made, log_start
 from rl_distributed.workers.output import hide_secrets_in_output
 from rl_distributed.workers.reports import WorkerFailure
 from rl_distributed.workers.secret_variables import scrubbed, shown_variables
@@ -158,6 +159,7 @@ class WorkerHost:
             rank=identity.rank,
             node=identity.address,
         )
+        log_start(identity.label, self._where())
         if self._identity.watch is not None and not self._is_watched:
             sender = BeatSender(self._identity.watch, self._calls)
             self._is_watched = sender.start()
@@ -198,6 +200,7 @@ class WorkerHost:
         if self._class is None:
             raise WorkerStartError(f"{self._identity.label}: its class is not loaded")
         try:
+            log_made(self._class.__qualname__, args, kwargs)
             self._worker = self._class(*args, **kwargs)
         except BaseException as error:
             self._fail_start(
@@ -316,6 +319,7 @@ class WorkerHost:
 
     def _fail_start(self, error: BaseException, what: str) -> NoReturn:
         _let_pass(error)
+        log_error("the start", error)
         self._pass_user_error(error, f"in {self._place()}")
         failure = self._failure("", error)
         start_error = WorkerStartError(
@@ -327,6 +331,8 @@ class WorkerHost:
 
     def _fail_method(self, method_name: str, error: BaseException) -> NoReturn:
         _let_pass(error)
+        if not isinstance(error, CallCancelledError):
+            log_error(f"method {method_name!r}", error)
         self._pass_user_error(
             error, f"in {self._place()}, method {method_name!r}", method_name
         )
