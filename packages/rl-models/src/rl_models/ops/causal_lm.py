@@ -20,7 +20,6 @@ from rl_models.ops.varlen_attention import ATTENTION_NAME
 __all__ = [
     "DTYPES",
     "attention_for",
-    "context_length",
     "load_causal_lm",
     "packing_obstacle",
 ]
@@ -80,16 +79,6 @@ def attention_for(config: Any) -> str | None:
     if torch.cuda.is_available() and is_flash_attn_2_available():
         return "flash_attention_2"
     return ATTENTION_NAME
-
-
-def context_length(config: Any) -> int | None:
-    """Longest sequence that a model's config allows, None where it does not say."""
-    for section in (config, config.get_text_config()):
-        for name in ("max_position_embeddings", "n_positions", "max_seq_len"):
-            value = getattr(section, name, None)
-            if isinstance(value, int) and value > 0:
-                return value
-    return None
 
 
 def packing_obstacle(model: Any) -> str | None:

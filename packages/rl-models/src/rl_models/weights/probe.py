@@ -21,7 +21,7 @@ from transformers import AutoConfig
 
 from rl_distributed.batched_data_dict import BatchedDataDict
 from rl_models.errors import WeightSyncError
-from rl_models.ops.causal_lm import context_length
+from rl_models.ops.context_length import context_length
 from rl_models.types import SamplingParams
 from rl_models.weights.config import ProbeConfig
 

@@ -23,7 +23,8 @@ from rl_models.generation.huggingface.stopping import StopStrings, StopTokens
 from rl_models.generation.noise import derive_seeds
 from rl_models.generation.rows import check_rows, stop_strings_of
 from rl_models.generation.sampling import check_sampling_params
-from rl_models.ops.causal_lm import context_length, load_causal_lm
+from rl_models.ops.causal_lm import load_causal_lm
+from rl_models.ops.context_length import context_length
 from rl_models.registry import register_generation_backend
 from rl_models.tokens.tokenizer import load_tokenizer, pad_token_id, stop_token_ids
 from rl_models.types import (

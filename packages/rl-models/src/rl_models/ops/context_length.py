@@ -1,0 +1,17 @@
+"""How long a model's sequences may be, by its config; needs no model code."""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["context_length"]
+
+
+def context_length(config: Any) -> int | None:
+    """Longest sequence that a model's config allows, None where it does not say."""
+    for section in (config, config.get_text_config()):
+        for name in ("max_position_embeddings", "n_positions", "max_seq_len"):
+            value = getattr(section, name, None)
+            if isinstance(value, int) and value > 0:
+                return value
+    return None
