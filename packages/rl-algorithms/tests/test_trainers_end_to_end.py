@@ -176,7 +176,9 @@ class TestSFT:
         val = result.history.column("val:val_loss")[1]
         assert val[-1] < 0.7 * val[0]
         assert result.metrics["val:accuracy"] == result.metrics["val:reward"]
-        assert set(trainer.validation.samples[0]) == {"prompt", "response", "reward"}
+        assert set(trainer.validation.samples[0]) == {
+            *("prompt", "response", "reward", "expected")
+        }
 
 
 class TestData:
