@@ -63,7 +63,7 @@ class RecipeConfig(Config):
 
     title: str
     """One line that says what the recipe does."""
-    seed: int = 0
+    seed: int = Field(0, ge=0)
     """Seed of the model's first weights and of every stage."""
     output_dir: str | None = None
     """The run folder. null: a new folder `runs/<recipe>-NNN` in the current one."""

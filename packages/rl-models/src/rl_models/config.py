@@ -184,7 +184,7 @@ class PolicyConfig(Config):
     """Threads of torch per worker on a CPU; null leaves torch's own choice."""
     hf_config_overrides: dict[str, Any] = Field(default_factory=dict)
     """Fields of the model's `config.json` to replace."""
-    seed: int = 0
+    seed: int = Field(0, ge=0)
     """Seed of each worker's random numbers (dropout)."""
     start_deadline_s: float = Field(300.0, gt=0)
     """A worker that has not loaded its model by then is reported."""

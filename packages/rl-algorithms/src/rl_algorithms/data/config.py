@@ -26,7 +26,7 @@ class TasksConfig(Config):
     never overlap with the others."""
     num_rows: int = Field(gt=0)
     """Number of tasks."""
-    seed: int = 0
+    seed: int = Field(0, ge=0)
     """Which of the possible samples is drawn."""
     settings: dict[str, Any] = Field(default_factory=dict)
     """Further arguments of the world's task source."""

@@ -26,6 +26,7 @@ from rl_distributed.errors import ConfigError
 __all__ = ["Config"]
 
 _LARGEST = 2**63 - 1
+_LARGEST_COUNT = 2**31 - 1
 # True while a Config is being validated, so that the constructor of a nested section
 # leaves its errors to the outermost one, which reports all of them with full paths.
 _validating: contextvars.ContextVar[bool] = contextvars.ContextVar(
@@ -118,8 +119,12 @@ class Config(BaseModel):
         if isinstance(value, bool):
             raise ValueError(f"must be a number: got {str(value).lower()}")
         # Libraries fail on such integers late, and say only that they overflow.
-        if abs(value) > _LARGEST:
-            raise ValueError(f"must be at most {_LARGEST} in size: got {show(value)}")
+        largest = _largest(cls, info.field_name)
+        if abs(value) > largest:
+            raise ValueError(
+                f"must be at most {largest} in size: got {show(value)}; set a smaller "
+                "number"
+            )
         return value
 
     @model_validator(mode="before")
@@ -133,6 +138,13 @@ class Config(BaseModel):
             if isinstance(value, Mapping):
                 merged[name] = _over_default(default, value)
         return merged
+
+
+def _largest(cls: type[Config], name: str) -> int:
+    """Return what a field can hold: seeds and bytes take 64 bits, counts 32."""
+    kinds = SchemaNode.of(cls.model_fields[name].annotation).types
+    is_wide = name.endswith(("seed", "_bytes")) or int not in kinds
+    return _LARGEST if is_wide else _LARGEST_COUNT
 
 
 def _over_default(default: Config, value: Mapping[str, Any]) -> dict[str, Any]:

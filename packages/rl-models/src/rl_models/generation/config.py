@@ -38,7 +38,7 @@ class GenerationConfig(Config):
     """Tokens that end a row (and are kept); null: the end-of-text token."""
     stop_strings: list[str] | None = None
     """Texts that end a row once they appear in what it generated (and are kept)."""
-    seed: int = 0
+    seed: int = Field(0, ge=0)
     """Start of the noise of rows that bring no seed of their own."""
     precision: str = Field("float32", pattern="^(float32|bfloat16)$")
     """Data type of weights and cache."""
