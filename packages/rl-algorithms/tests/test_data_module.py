@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -105,3 +106,48 @@ def test_bad_input(tokenizer):
         make(tokenizer, DataConfig(split_validation_size=10))
     with pytest.raises(PromptTooLongError, match="longer than 1 tokens"):
         make(tokenizer, DataConfig(max_input_seq_length=1), max_length=50)
+
+
+@pytest.mark.parametrize(
+    ("kind", "key"),
+    [
+        ("prompts", "num_prompts_per_step"),
+        ("demonstrations", "train_global_batch_size"),
+        ("preferences", "train_global_batch_size"),
+    ],
+)
+def test_a_step_of_more_rows_than_there_are_is_warned_of(tokenizer, caplog, kind, key):
+    rows = [{"prompt": f"{i}:", "answer": "1", **PAIR} for i in range(5)]
+    make(tokenizer, kind=kind, batch_size=64, train=rows)
+    (warning,) = said(caplog)
+    assert re.search(
+        rf"has 5 rows, fewer than a step takes \(64\).*lower {key}", warning
+    )
+    caplog.clear()
+    make(tokenizer, kind=kind, batch_size=5, train=rows)
+    assert said(caplog) == []
+
+
+@pytest.mark.parametrize("kind", ["prompts", "demonstrations", "preferences"])
+def test_prompts_of_unknown_tokens_are_warned_of_once(tokenizer, caplog, kind):
+    unknown = [{"prompt": "жж", "answer": "1", **PAIR} for _ in range(3)]
+    known = [{"prompt": "1ж", "answer": "1", **PAIR} for _ in range(2)]
+    make(tokenizer, kind=kind, batch_size=2, train=unknown, validation=unknown)
+    (warning,) = said(caplog)
+    assert "all 3 prompts of dataset" in warning
+    assert "which the model cannot tell apart (row 0 is the first)" in warning
+    assert "policy.tokenizer.name" in warning
+    caplog.clear()
+    make(tokenizer, kind=kind, batch_size=2, train=known + unknown)
+    assert "3 of the 5 prompts" in said(caplog)[0]
+    assert "row 2 is the first" in said(caplog)[0]
+    caplog.clear()
+    make(tokenizer, kind=kind, batch_size=2, train=known)
+    assert said(caplog) == []
+
+
+PAIR = {"chosen": "1", "rejected": "2"}
+
+
+def said(caplog):
+    return [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import json
+import logging
 import os
 import re
 import signal
@@ -509,6 +510,21 @@ class TestResume:
         trainer.algorithm = "other"
         with pytest.raises(ConfigError, match=r"not written by.*'other'"):
             trainer.fit(ROWS, resume=True)
+
+
+class TestWarnings:
+    def test_they_are_in_the_result_once_also_after_a_resume(self, make, caplog):
+        def warn(trainer):
+            logging.getLogger("rl_algorithms.mine").warning("the data are odd")
+
+        trainer = make(max_num_steps=2)
+        trainer.in_step = warn
+        first = trainer.fit(ROWS)
+        assert first.warnings == ("the data are odd",)
+        assert "warned: the data are odd" in repr(first)
+        resumed = make(at=first.run_dir).fit(ROWS, resume=True)
+        assert (resumed.steps, resumed.warnings) == (6, first.warnings)
+        assert make().fit(ROWS).warnings == ()
 
 
 class TestFolder:

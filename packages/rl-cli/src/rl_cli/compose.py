@@ -142,6 +142,7 @@ def _train(
         "steps": result.steps,
         "run_dir": str(result.run_dir),
         "stop_reason": result.stop_reason,
+        "warnings": list(result.warnings),
         "checkpoint": str(result.checkpoint_path),
         "model": str(result.model_path),
     }

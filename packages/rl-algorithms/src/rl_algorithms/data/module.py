@@ -19,6 +19,7 @@ from rl_algorithms.data.preflight import NO_SOURCE
 from rl_algorithms.data.prompts import process_prompts
 from rl_algorithms.data.streaming import RowStream, StreamLoader
 from rl_algorithms.data.types import Rows, Tokenizer
+from rl_algorithms.data.unknown_tokens import unknown_prompts
 from rl_distributed.errors import ConfigError
 from rl_distributed.logging import get_logger
 
@@ -28,6 +29,11 @@ _PROCESS: dict[str, Callable[..., ProcessedDataset]] = {
     "prompts": process_prompts,
     "demonstrations": process_demonstrations,
     "preferences": process_preferences,
+}
+_BATCH_KEYS = {
+    "prompts": "num_prompts_per_step",
+    "demonstrations": "train_global_batch_size (or num_prompts_per_step)",
+    "preferences": "train_global_batch_size",
 }
 _logger = get_logger(__name__)
 
@@ -77,6 +83,7 @@ class DataModule:
         self.config = config
         self._tokenizer, self._kind = tokenizer, kind
         self._max_length = _smaller(config.max_input_seq_length, max_length)
+        self._has_warned = False
         self._batch_size, self._seed, self._endless = batch_size, seed, endless
         self._val_batch_size = val_batch_size or batch_size
         self.collate = self._collator(make_sequence_length_divisible_by)
@@ -136,11 +143,13 @@ class DataModule:
         if self.config.drop_last is not None:
             return self.config.drop_last
         if 0 < num_rows < self._batch_size:
-            _logger.info(
-                "the data have %d rows, less than a step takes (%d): a step takes all "
-                "of them",
+            _logger.warning(
+                "dataset %s has %d rows, fewer than a step takes (%d): each step takes "
+                "all of them; lower %s, or give it more rows",
+                self.train_dataset.name,
                 num_rows,
                 self._batch_size,
+                _BATCH_KEYS[self._kind],
             )
         return num_rows >= self._batch_size
 
@@ -202,13 +211,20 @@ class DataModule:
         self.train_loader.load_state_dict(state)
 
     def _process(self, rows: Rows, name: str) -> ProcessedDataset:
-        return _PROCESS[self._kind](
+        data = _PROCESS[self._kind](
             rows,
             self._tokenizer,
             self.config,
             max_length=self._max_length,
             name=name,
         )
+        unknown = (
+            None if self._has_warned else unknown_prompts(data, self._tokenizer, name)
+        )
+        if unknown is not None:
+            self._has_warned = True
+            _logger.warning(unknown)
+        return data
 
     def _processed(self, source: LoadedSource) -> ProcessedDataset:
         """Process one source; rows of a mixture say where they come from."""

@@ -87,6 +87,9 @@ class DistillationTrainer(RolloutTrainer[DistillationConfig]):
             self.components = replace(self.components, environment=Unscored())
         super()._setup_algorithm()
 
+    def _watch_rewards(self) -> None:
+        """Watch none: the teacher is learned from, and rewards only measure."""
+
     def _train_step(self, batch: Any) -> Mapping[str, Any]:
         rows, metrics = batch, dict[str, Any]()
         if self._sampling.on_policy:

@@ -19,6 +19,7 @@ from rl_algorithms.losses import ClippedPGLossFn
 from rl_algorithms.rollout import unfold_branches
 from rl_algorithms.trainers.components import Needs
 from rl_algorithms.trainers.mismatch import MismatchMonitor
+from rl_algorithms.trainers.reward_watch import RewardWatch
 from rl_algorithms.trainers.rollout_trainer import RolloutTrainer
 from rl_algorithms.trainers.training_rows import (
     count_tokens,
@@ -53,6 +54,13 @@ class GRPOTrainer(RolloutTrainer[GRPOConfig]):
         super()._setup_algorithm()
         self._mismatch = MismatchMonitor(self.config.mismatch)
         self._estimator = make_advantage_estimator(self.config.grpo.adv_estimator)
+
+    def _watch_rewards(self) -> RewardWatch | None:
+        settings = self.config.grpo
+        if settings.reward_shaping is not None or self.config.loss_fn.has_kl_reward:
+            return None  # equal rewards differ once they are shaped
+        compares = settings.adv_estimator.compares_group
+        return RewardWatch(compares_groups=compares)
 
     def _train_step(self, batch: Any) -> Mapping[str, Any]:
         self.sync_weights()

@@ -23,6 +23,7 @@ from rl_algorithms.ppo.rows import (
 from rl_algorithms.rollout import unfold_branches
 from rl_algorithms.trainers.components import Needs
 from rl_algorithms.trainers.mismatch import MismatchMonitor
+from rl_algorithms.trainers.reward_watch import RewardWatch
 from rl_algorithms.trainers.rollout_trainer import RolloutTrainer
 from rl_algorithms.trainers.training_rows import (
     count_tokens,
@@ -57,6 +58,10 @@ class PPOTrainer(RolloutTrainer[PPOConfig]):
         super()._setup_algorithm()
         self._mismatch = MismatchMonitor(self.config.mismatch)
         self._value_loss = MseValueLossFn(self.config.value_loss_fn)
+
+    def _watch_rewards(self) -> RewardWatch | None:
+        shaped = self.config.ppo.reward_shaping is not None
+        return None if shaped or self.config.loss_fn.has_kl_reward else RewardWatch()
 
     def _train_step(self, batch: Any) -> Mapping[str, Any]:
         self.sync_weights()

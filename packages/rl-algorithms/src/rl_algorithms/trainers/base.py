@@ -51,6 +51,7 @@ from rl_algorithms.trainers.run_folder import (
     RunPlace,
 )
 from rl_algorithms.trainers.run_record import write_run_record
+from rl_algorithms.trainers.run_warnings import WarningKeeper
 from rl_algorithms.trainers.schedule import (
     Patience,
     check_accuracy,
@@ -266,6 +267,7 @@ class BaseTrainer(TrainerLoop[ConfigT]):
         """Load the data, and find what can be known to be wrong before a start."""
         config = self.config
         self.state, self.history = TrainerState(), History()
+        self._closing.enter_context(WarningKeeper(self.state.warnings))
         self._scorer = scorer = choose_environment(config, reward_fn, environment)
         self.needs = self._needs(has_environment=scorer is not None)
         self._call("on_phase", "data", 0, 0)
@@ -380,6 +382,7 @@ class BaseTrainer(TrainerLoop[ConfigT]):
             steps=self.state.step,
             stop_reason=self.state.stop_reason or "",
             wall_s=round(time.monotonic() - began_s, 2),
+            warnings=tuple(self.state.warnings),
         )
         write_result(self.run_dir, result.to_dict(seed=self.config.seed))
         return result

@@ -30,6 +30,7 @@ def result_record(
     model: Path | str | None,
     seed: int,
     metrics: Mapping[str, float],
+    warnings: Iterable[str] = (),
 ) -> dict[str, Any]:
     """Return the content of `result.json`: what a person wants to know first.
 
@@ -43,6 +44,7 @@ def result_record(
         model: Hugging Face folder of that checkpoint's weights.
         seed: Seed of the run.
         metrics: Newest value of every metric.
+        warnings: What the run was warned of.
     """
     return {
         **figures.to_dict(),
@@ -50,6 +52,7 @@ def result_record(
         "wall_s": wall_s,
         "best_checkpoint": _text(best_checkpoint),
         "stop_reason": stop_reason,
+        "warnings": list(warnings),
         "seed": seed,
         "run_dir": str(run_dir),
         "checkpoint": _text(model),
@@ -86,6 +89,8 @@ class TrainResult:
     """Why the run ended."""
     wall_s: float = 0.0
     """Wall time of this process's part of the run, in seconds."""
+    warnings: tuple[str, ...] = ()
+    """What the run was warned of, each once, as it stands in the log."""
 
     def __repr__(self) -> str:
         lines = [f"TrainResult: {self.steps} steps, {self.stop_reason or 'no end'}"]
@@ -95,6 +100,7 @@ class TrainResult:
             lines.append(f"  {name:<14} {change}{values[-1]:.4g}")
         if (said := self.figures.nothing_learnt) is not None:
             lines.append(f"  {said}")
+        lines += [f"  warned: {warning}" for warning in self.warnings]
         lines.append(f"  {'history':<14} {self.history!r}")
         lines.append(f"  {'checkpoint':<14} {self.checkpoint_path or 'none'}")
         return "\n".join(lines)
@@ -154,6 +160,7 @@ class TrainResult:
             model=self.model_path,
             seed=seed,
             metrics=self.metrics,
+            warnings=self.warnings,
         )
 
     def _mark(self) -> Mark | None:

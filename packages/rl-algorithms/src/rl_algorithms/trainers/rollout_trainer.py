@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from rl_algorithms.data import DataModule
@@ -10,6 +11,7 @@ from rl_algorithms.rollout import RolloutConfig, RolloutEngine
 from rl_algorithms.trainers.answers import validate_by_answers
 from rl_algorithms.trainers.base import BaseTrainer
 from rl_algorithms.trainers.components import Needs
+from rl_algorithms.trainers.reward_watch import RewardWatch
 from rl_algorithms.trainers.rollout_config import (
     RolloutTrainerConfig,
     SamplingSettings,
@@ -17,15 +19,20 @@ from rl_algorithms.trainers.rollout_config import (
 from rl_algorithms.trainers.unusable_rows import check_rows
 from rl_algorithms.trainers.validation import ValidationResult
 from rl_distributed.batched_data_dict import BatchedDataDict
+from rl_distributed.logging import get_logger
 from rl_distributed.timing import Timer
 
 __all__ = ["RolloutTrainer"]
+
+_logger = get_logger(__name__)
 
 RolloutConfigT = TypeVar("RolloutConfigT", bound=RolloutTrainerConfig)
 
 
 class RolloutTrainer(BaseTrainer[RolloutConfigT]):
     """Base of the trainers that sample; a subclass says what a step makes of it."""
+
+    _reward_watch: RewardWatch | None = None
 
     @property
     @abstractmethod
@@ -66,6 +73,7 @@ class RolloutTrainer(BaseTrainer[RolloutConfigT]):
         # A run may be long, and needs them no more.
         self._prompts = []
         self._loss = self._build_loss()
+        self._reward_watch = self._watch_rewards()
         self._rollouts = RolloutEngine(
             self.components.generation,
             self.components.environment,
@@ -78,6 +86,16 @@ class RolloutTrainer(BaseTrainer[RolloutConfigT]):
             ),
             use_chat_template=self.config.data.apply_chat_template,
         )
+
+    def _watch_rewards(self) -> RewardWatch | None:
+        """Return what notices rewards that teach nothing; None: none are learned."""
+        return RewardWatch()
+
+    def _advance(self, metrics: Mapping[str, float]) -> None:
+        super()._advance(metrics)
+        found = self._reward_watch and self._reward_watch.end_step()
+        if found:
+            _logger.warning(found)
 
     def _longest_answer(self) -> int:
         generation = self.config.policy.generation
@@ -98,6 +116,8 @@ class RolloutTrainer(BaseTrainer[RolloutConfigT]):
                 first_prompt_index=first,
                 timer=timer,
             )
+        if self._reward_watch is not None:
+            self._reward_watch.note(result.rows)
         for name, seconds in timer.get_timing_metrics("sum").items():
             name = "sampling" if name == "generation" else name
             self.timer.record(f"generation/{name}", seconds)

@@ -35,6 +35,8 @@ class TrainerState:
     """Best value of the metric that `early_stop` watches."""
     validations_since_best: int = 0
     """Validations after that one."""
+    warnings: list[str] = field(default_factory=list)
+    """What the run was warned of, each once."""
     stop_reason: str | None = None
     """Why the run ends, once that is known."""
     last_checkpoint: str | None = None
@@ -46,7 +48,9 @@ class TrainerState:
 
     def restore(self, data: Mapping[str, Any]) -> None:
         """Take over a stored state, but not why or where the earlier run ended."""
-        keep = {"total_steps", "stop_reason", "last_checkpoint"}
+        keep = {"total_steps", "stop_reason", "last_checkpoint", "warnings"}
+        earlier = data.get("warnings", [])
+        self.warnings[:] = dict.fromkeys([*earlier, *self.warnings])
         for f in fields(self):
             if f.name in data and f.name not in keep:
                 setattr(self, f.name, data[f.name])

@@ -31,7 +31,18 @@ def result_of(
         model=outcome.checkpoint,
         seed=run.seed,
         metrics=last["metrics"],
+        warnings=_warnings(outcome),
     )
+
+
+def _warnings(outcome: RunOutcome) -> list[str]:
+    """Return what the stages were warned of; with several, each says which one."""
+    several = len(outcome.stages) > 1
+    return [
+        f"{name}: {warning}" if several else warning
+        for name, stage in outcome.stages.items()
+        for warning in stage.get("warnings", ())  # an older run kept none
+    ]
 
 
 def show(
@@ -74,6 +85,7 @@ def show(
         out.print(table("Held-out prompts", columns, shown))
     lines = [
         *_best(list(figures.values())[-1]),
+        *(f"{'warned':<12}{warning}" for warning in result["warnings"]),
         f"{'run folder':<12}{result['run_dir']}",
         f"{'checkpoint':<12}{result['checkpoint']}",
         *([f"{'curve':<12}{plot}"] if plot is not None else []),
