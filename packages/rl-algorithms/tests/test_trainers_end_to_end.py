@@ -111,13 +111,20 @@ class TestGRPO:
             model=tiny_model,
             dataset=ROWS,
             reward_fn=lambda prompt, response: 1.0,
-            max_num_steps=2,
+            max_num_steps=6,
             drop_zero_variance_groups=True,
             output_dir=str(tmp_path / "run"),
             **GRPO,
         )
         assert result.metrics["train:zero_variance_rate"] == 1.0
         assert "train:loss" not in result.metrics
+        (warning,) = result.warnings
+        assert warning.startswith(
+            "nothing to learn from: all 320 answers of the last 5 steps got the same "
+            "reward (1)"
+        )
+        kept = json.loads((result.run_dir / "result.json").read_text())
+        assert kept["warnings"] == [warning]
 
     @pytest.mark.usefixtures("ray_cluster")
     def test_two_workers_and_dynamic_sampling(self, tiny_model, tmp_path):

@@ -61,7 +61,12 @@ def table_of(stages: dict[str, Any], figures: dict[str, Figures]) -> str:
     terminal = Terminal()
     terminal.out = Console(file=text, width=160)
     outcome = RunOutcome(Path("run"), Path("model"), 1.0, stages)
-    result = {"run_dir": "run", "checkpoint": "model", "wall_s": 1.0}
+    result = {
+        "run_dir": "run",
+        "checkpoint": "model",
+        "wall_s": 1.0,
+        "warnings": summary.warnings_of(outcome),
+    }
     summary.show(terminal, outcome, result, figures, [], None, aside=False)
     return text.getvalue()
 
@@ -97,11 +102,21 @@ def test_the_report_says_where_nothing_was_learnt() -> None:
     assert said in table_of({"grpo": STAGE}, {"grpo": figures})
 
 
+def test_the_report_says_what_the_run_was_warned_of() -> None:
+    warned = {**STAGE, "warnings": ["the data are odd"]}
+    figures = dict.fromkeys(("one", "two"), Figures("val:reward", 1.0, 0, 2.0, 1, 2.0))
+    assert "warned      the data are odd" in table_of({"one": warned}, figures)
+    text = table_of({"one": STAGE, "two": warned}, figures)
+    assert text.count("warned ") == 1
+    assert "warned      two: the data are odd" in text
+
+
 def test_the_result_begins_with_a_few_figures() -> None:
     last = {
         **STAGE,
         "metrics": {"val:reward": 2.5, "train:reward": 1.5},
         "checkpoint": "stages/grpo/checkpoints/step_2",
+        "warnings": ["odd data"],
     }
     outcome = RunOutcome(
         Path("run"), Path("model"), 1.0, {"imitate": STAGE, "grpo": last}
@@ -124,4 +139,5 @@ def test_the_result_begins_with_a_few_figures() -> None:
     }
     assert found["best_checkpoint"] == "stages/grpo/checkpoints/step_2"
     assert (found["checkpoint"], found["seed"]) == ("model", 4)
+    assert found["warnings"] == ["grpo: odd data"]
     assert found["metrics"] == {"val:reward": 2.5, "train:reward": 1.5}

@@ -106,7 +106,7 @@ def _joined(a: tuple[float, float], b: tuple[float, float]) -> tuple[float, floa
 
 def _varies(rewards: Tensor, groups: Tensor) -> bool:
     """Whether two answers of one group differ."""
-    numbers = groups.unique(return_inverse=True)[1]
+    numbers = torch.searchsorted(groups.unique(), groups)
     num_groups = int(numbers.max()) + 1
     low = torch.full((num_groups,), torch.inf, dtype=rewards.dtype)
     high = torch.full((num_groups,), -torch.inf, dtype=rewards.dtype)

@@ -13,7 +13,7 @@ from rl_cli.console import Terminal, table
 from rl_cli.report.samples import Answer
 from rl_cli.run_config import Run
 
-__all__ = ["result_of", "show"]
+__all__ = ["result_of", "show", "warnings_of"]
 
 
 def result_of(
@@ -31,11 +31,11 @@ def result_of(
         model=outcome.checkpoint,
         seed=run.seed,
         metrics=last["metrics"],
-        warnings=_warnings(outcome),
+        warnings=warnings_of(outcome),
     )
 
 
-def _warnings(outcome: RunOutcome) -> list[str]:
+def warnings_of(outcome: RunOutcome) -> list[str]:
     """Return what the stages were warned of; with several, each says which one."""
     several = len(outcome.stages) > 1
     return [
