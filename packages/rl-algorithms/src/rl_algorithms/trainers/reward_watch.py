@@ -106,7 +106,8 @@ def _joined(a: tuple[float, float], b: tuple[float, float]) -> tuple[float, floa
 
 def _varies(rewards: Tensor, groups: Tensor) -> bool:
     """Whether two answers of one group differ."""
-    numbers = torch.searchsorted(groups.unique(), groups)
+    kinds: Tensor = torch.unique(groups)
+    numbers = torch.searchsorted(kinds, groups)
     num_groups = int(numbers.max()) + 1
     low = torch.full((num_groups,), torch.inf, dtype=rewards.dtype)
     high = torch.full((num_groups,), -torch.inf, dtype=rewards.dtype)
