@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rl_distributed.errors import UserError, WorkerMethodError, WorkerStartError
+from rl_distributed.extras import installed_torch
 from rl_distributed.workers.output import hide_secrets_in_output
 from rl_distributed.workers.secret_variables import scrubbed
 from rl_envs.interfaces import EnvironmentInterface
@@ -69,6 +70,9 @@ class EnvironmentHost:
             spec: EnvironmentSpec = pickle.loads(spec_pickle)
             self._environment = spec.make()
             tools = self._environment.tool_schemas()
+            # Answers hold tensors where there is torch. Its import takes seconds: they
+            # pass while other workers start, and not within the first step.
+            installed_torch()
         except Exception as error:
             return Outcome(error=self._portable(error, "start"))
         made, base = type(self._environment), EnvironmentInterface
