@@ -152,9 +152,9 @@ IDLE = [
     (
         "grpo",
         {"reference_policy_kl_penalty": 0.0, "reference_policy_kl_type": "k2"},
-        f"{KL}.reference_policy_kl_type='k2'",
+        f'{KL}.reference_policy_kl_type="k2"',
     ),
-    ("ppo", {"use_kl_in_reward": True}, f"{KL}.use_kl_in_reward=True"),
+    ("ppo", {"use_kl_in_reward": True}, f"{KL}.use_kl_in_reward=true"),
     (
         "grpo",
         {"disable_ppo_ratio": True, "ratio_clip_max": 0.3},
@@ -168,7 +168,7 @@ IDLE = [
     (
         "distillation",
         {"rollout.retry.resample": "group"},
-        "rollout.retry.max_attempts=1: rollout.retry.resample='group'",
+        'rollout.retry.max_attempts=1: rollout.retry.resample="group"',
     ),
     (
         "sft",
@@ -200,7 +200,7 @@ def test_keys_of_validations_without_held_out_data_are_named():
     whole = config("grpo", {"val_period": 5, "val_greedy": False})
     assert list(idle_lines(whole, [of_validation(whole)])) == [
         "without effect, as there are no held-out data: grpo.val_period=5, "
-        "grpo.val_greedy=False"
+        "grpo.val_greedy=false"
     ]
     whole = config("sft", {"val_period": 0})
     assert not list(idle_lines(whole, [of_validation(whole)]))

@@ -93,5 +93,5 @@ def test_keys_without_effect_are_named(
     assert capsys.readouterr().out.splitlines() == [
         f"grpo on {tmp_path} is valid",
         "grpo: without effect, as loss_fn.reference_policy_kl_penalty=0: "
-        "loss_fn.use_kl_in_reward=True",
+        "loss_fn.use_kl_in_reward=true",
     ]

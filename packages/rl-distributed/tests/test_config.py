@@ -257,11 +257,11 @@ def test_inheritance_merges_and_later_parents_win(tmp_path: Path) -> None:
         ("defaults: a\n", "go in a circle: .*a.yaml -> .*a.yaml"),
         ("defaults: gone\n", "a.yaml:1 inherits from 'gone', but .* does not exist"),
         ("defaults: 3\n", "'defaults' must be a path or a list of paths"),
-        ("x: 1\nx: 2\n", "a.yaml:2 is no valid YAML: key 'x' is written twice"),
-        ("x: [1\ny: 2\n", "a.yaml:2 is no valid YAML"),
+        ("x: 1\nx: 2\n", "a.yaml:2 is not valid YAML: key 'x' is written twice"),
+        ("x: [1\ny: 2\n", "a.yaml:2 is not valid YAML"),
         ("- 1\n", "must hold a mapping of keys to values: got list"),
         ("x: {_override_: 3}\ny: 1\n", "x._override_ must be true or false"),
-        ("x: !!python/object:os.system {}\n", "no valid YAML"),
+        ("x: !!python/object:os.system {}\n", "not valid YAML"),
     ],
 )
 def test_a_broken_file_says_what_is_wrong(

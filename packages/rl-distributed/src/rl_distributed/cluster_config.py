@@ -19,15 +19,15 @@ STRATEGIES: tuple[str, ...] = get_args(PlacementStrategy)
 class ClusterConfig(Config):
     """Size of one virtual cluster."""
 
-    num_nodes: int = 1
+    num_nodes: int = Field(1, gt=0)
     """Nodes that the cluster spans."""
-    workers_per_node: int = 1
+    workers_per_node: int = Field(1, gt=0)
     """Bundles, and so workers of one group, on each node."""
     use_gpus: bool | None = None
     """Whether each worker has a GPU; None: if the Ray cluster has any."""
     placement_group_strategy: PlacementStrategy = "SPREAD"
     """How one placement group over all nodes is laid out, where one is asked for."""
-    placement_deadline_s: float = 60.0
+    placement_deadline_s: float = Field(60.0, gt=0)
     """How long to wait for resources that somebody else still holds."""
     unified: bool = False
     """One placement group over all nodes instead of one for each, for engines that

@@ -19,6 +19,7 @@ from rl_algorithms.data.sources import (
     locate,
     with_columns,
 )
+from rl_algorithms.data.text_files import check_text_files
 from rl_algorithms.data.types import Rows
 from rl_distributed.errors import ConfigError
 
@@ -50,6 +51,7 @@ def check_data(config: DataConfig, kind: DataKind | None) -> None:
     if config.train is None:
         raise ConfigError(NO_SOURCE)
     check_sources(config.sources)
+    check_text_files(config)
     for source in config.sources:
         rows, name = _first_rows(source)
         if rows and kind is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,8 +18,9 @@ from rl_algorithms.data.dataset import ProcessedDataset
 from rl_algorithms.data.encoding import TextEncoder, uses_chat_template
 from rl_algorithms.data.overlong import handle_overlong
 from rl_algorithms.data.progress import track
+from rl_algorithms.data.text_files import text_or_file
 from rl_algorithms.data.types import DatumSpec, Row, Rows, Tokenizer
-from rl_algorithms.errors import ColumnError, DataError, DatasetNotFoundError
+from rl_algorithms.errors import ColumnError, DataError
 from rl_models.tokens.chat import render_chat
 
 __all__ = ["PromptFormat", "plain_text", "process_prompts"]
@@ -34,10 +34,10 @@ class PromptFormat:
     """
 
     def __init__(self, config: DataConfig) -> None:
-        self._template = _text_or_file(
+        self._template = text_or_file(
             config.prompt_template, config.prompt_file, "prompt_file"
         )
-        self.system_prompt = _text_or_file(
+        self.system_prompt = text_or_file(
             config.system_prompt, config.system_prompt_file, "system_prompt_file"
         )
 
@@ -68,17 +68,6 @@ class PromptFormat:
         if self.system_prompt is None or messages[0]["role"] == "system":
             return list(messages)
         return [{"role": "system", "content": self.system_prompt}, *messages]
-
-
-def _text_or_file(text: str | None, file: str | None, key: str) -> str | None:
-    if file is None:
-        return text
-    try:
-        return Path(file).expanduser().read_text(encoding="utf-8")
-    except OSError as error:
-        raise DatasetNotFoundError(
-            f"data.{key}: cannot read {file!r}: {error}"
-        ) from error
 
 
 def process_prompts(

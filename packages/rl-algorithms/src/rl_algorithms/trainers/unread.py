@@ -17,6 +17,7 @@ from typing import Any
 
 from rl_algorithms.trainers.run_settings import RunSettings
 from rl_distributed.config import Config
+from rl_distributed.config.problems import show
 from rl_distributed.config.schema import SchemaNode
 
 __all__ = [
@@ -80,7 +81,9 @@ def idle_lines(config: Config, idle: Iterable[Idle]) -> Iterator[str]:
         idle: What is turned off.
     """
     for part in idle:
-        named = [f"{key}={value!r}" for key, value, _ in _changed(config, part.keys)]
+        named = [
+            f"{key}={show(value)}" for key, value, _ in _changed(config, part.keys)
+        ]
         if named:
             yield f"without effect, as {part.cause}: {', '.join(named)}"
 
@@ -97,8 +100,8 @@ def refuse_unread(config: Config, keys: Iterable[str]) -> None:
     """
     for key, value, default in _changed(config, keys):
         raise ValueError(
-            f"{key} is not read here, so it must not be set: got {value!r}; leave "
-            f"it out ({default!r})"
+            f"{key} is not read here, so it must not be set: got {show(value)}; leave "
+            f"it out ({show(default)})"
         )
 
 

@@ -141,7 +141,9 @@ def read_yaml(path: str | os.PathLike[str]) -> ConfigDocument:
     try:
         text = file.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise ConfigError(f"configuration file {file} does not exist") from None
+        raise ConfigError(
+            f"configuration file {file} does not exist; check the path"
+        ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read configuration file {file}: {error}") from error
     try:
@@ -154,9 +156,9 @@ def read_yaml(path: str | os.PathLike[str]) -> ConfigDocument:
                 f"{file}{line} {error.problem}; write a configuration by hand, and "
                 "keep data in files of their own"
             ) from None
-        raise ConfigError(f"{file}{line} is no valid YAML: {error.problem}") from None
+        raise ConfigError(f"{file}{line} is not valid YAML: {error.problem}") from None
     except yaml.YAMLError as error:
-        raise ConfigError(f"{file} is no valid YAML: {error}") from None
+        raise ConfigError(f"{file} is not valid YAML: {error}") from None
     if data is None:
         return ConfigDocument()
     if not isinstance(data, dict):
