@@ -3,7 +3,7 @@
 Everything comes from `wheelhouse/` and from the wheels just built, so no network is
 needed. The examples of rl-distributed run with its wheel and torch alone, and the `rl`
 command from its installed wheel, outside the repository. rl-distributed and rl-envs are
-used without torch as well, in an environment that must stay small.
+used together, with torch, and without in an environment that must stay small.
 """
 
 from __future__ import annotations
@@ -100,21 +100,29 @@ def size_mb(folder: Path) -> float:
     return sum(path.lstat().st_size for path in files if path.is_file()) / 1e6
 
 
-def use_without_torch(scratch: Path) -> None:
-    """Use the packages that need no torch where there is none."""
+def use_together(python: Path, scratch: Path) -> None:
+    """Use the packages that need no torch: batches, workers, environments, servers."""
+    for package in WITHOUT_TORCH:
+        import_all_names(python, package)
+        scripts = ROOT / "packages" / package / "tests" / "scripts"
+        run(python, scripts / "numpy_or_torch.py", cwd=scratch)
+
+
+def use_with_and_without_torch(scratch: Path) -> None:
+    """Use the packages that need no torch where there is none, and where there is."""
+    below, above = (str(wheel_of(package)) for package in WITHOUT_TORCH)
+    use_together(install(scratch / "torch", f"{below}[torch]", above), scratch)
+    shutil.rmtree(scratch / "torch")
     venv = scratch / "without-torch"
-    python = install(venv, *(str(wheel_of(package)) for package in WITHOUT_TORCH))
+    python = install(venv, below, above)
     size = size_mb(venv)
     if "torch" in installed_names(python):
         raise SystemExit(f"wheels: {' or '.join(WITHOUT_TORCH)} pulled in torch")
     if size > MOST_MB_WITHOUT_TORCH:
         most = MOST_MB_WITHOUT_TORCH
         raise SystemExit(f"wheels: {size:.0f} MB without torch, above {most} MB")
-    for package in WITHOUT_TORCH:
-        import_all_names(python, package)
-        script = ROOT / "packages" / package / "tests" / "scripts" / "without_torch.py"
-        run(python, script, cwd=scratch)
-    sys.stderr.write(f"wheels: without torch {size:.0f} MB, and all of it works\n")
+    use_together(python, scratch)
+    sys.stderr.write(f"wheels: without torch {size:.0f} MB; both ways work\n")
 
 
 def install_and_import(package: str, scratch: Path) -> None:
@@ -147,7 +155,7 @@ if __name__ == "__main__":
     build()
     with tempfile.TemporaryDirectory() as folder:
         if not sys.argv[1:] or set(sys.argv[1:]) & set(WITHOUT_TORCH):
-            use_without_torch(Path(folder))
+            use_with_and_without_torch(Path(folder))
         for name in sys.argv[1:] or PACKAGES:
             install_and_import(name, Path(folder))
             shutil.rmtree(Path(folder) / name)

@@ -16,7 +16,7 @@ DEADLINE_S = 240.0
 
 
 def test_all_that_needs_no_torch_works_without_it() -> None:
-    assert run_script("without_torch.py", PYTHONPATH=str(SCRIPTS / "no_torch")) == {
+    assert run_script("numpy_or_torch.py", PYTHONPATH=str(SCRIPTS / "no_torch")) == {
         "torch": False
     }
 

@@ -1,7 +1,7 @@
-"""Everything of rl-distributed that works without torch; run where there is none.
+"""What rl-distributed does with columns of numbers, with torch and without.
 
 `test_without_torch.py` refuses torch to it, and `tools/wheels.py` runs it with what the
-wheel alone installs.
+wheel installs, with the extra `torch` and without.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from pathlib import Path
 import numpy as np
 
 import rl_distributed as rd
+from rl_distributed.arrays import to_numpy
 from rl_distributed.collectives import process_group
+from rl_distributed.extras import installed_torch
 from rl_distributed.tensor_buffers import EncodedTensor, decode
 from rl_distributed.testing import check_transfer
 
@@ -25,19 +27,26 @@ from rl_distributed.testing import check_transfer
 sys.path.append(str(Path(__file__).parent))
 LENGTHS = [3, 1, 4, 1, 5, 2, 2, 3]
 DEADLINE_S = 120.0
+HAS_TORCH = installed_torch() is not None
 
 
 class Doubler:
     """A worker: a plain class that looks at numpy columns."""
 
     def double(self, data):
-        assert isinstance(data["values"], np.ndarray)
+        assert type(data["values"]) is kind()
         own = data.writable()
         own["values"] *= 2
         return own
 
     def has_torch(self):
         return "torch" in sys.modules
+
+
+def kind():
+    """What a column of numbers is here."""
+    torch = installed_torch()
+    return np.ndarray if torch is None else torch.Tensor
 
 
 def sample():
@@ -68,7 +77,7 @@ def check_imports():
 
 def check_batches():
     batch = sample()
-    assert all(isinstance(batch[k], np.ndarray) for k in batch if k != "text")
+    assert all(type(batch[k]) is kind() for k in batch if k != "text")
     assert repr(batch).startswith("BatchedDataDict(values=float32[8], ids=int64[8, 5]")
     same(batch, pickle.loads(pickle.dumps(batch, protocol=5)))
     same(batch.to("cpu"), sample())
@@ -84,8 +93,14 @@ def check_batches():
     cut = batch.copy()
     cut.truncate_tensors(1, 2)
     assert cut["ids"].shape == (8, 2)
-    assert np.shares_memory(cut["ids"], batch["ids"])
-    assert not np.shares_memory(batch.clone()["ids"], batch["ids"])
+    ids = to_numpy(batch["ids"])
+    assert np.shares_memory(to_numpy(cut["ids"]), ids)
+    assert not np.shares_memory(to_numpy(batch.clone()["ids"]), ids)
+    for wrong in (np.array(["2020-01-01"], dtype="datetime64[D]"), np.float32(1)):
+        refused(rd.BatchError, lambda wrong=wrong: rd.BatchedDataDict(a=wrong))
+
+
+def check_read_only_arrays():
     frozen = np.arange(3)
     frozen.flags.writeable = False
     batch = rd.BatchedDataDict(a=frozen, b=[{"x": frozen}] * 3)
@@ -95,8 +110,6 @@ def check_batches():
         assert array.flags.writeable
         assert array.tolist() == [0, 1, 2]
     assert own.writable()["a"] is own["a"]
-    for wrong in (np.array(["2020-01-01"], dtype="datetime64[D]"), np.float32(1)):
-        refused(rd.BatchError, lambda wrong=wrong: rd.BatchedDataDict(a=wrong))
 
 
 def check_sharding():
@@ -131,7 +144,7 @@ def check_sharding():
     )
     for shard in dynamic:
         for part in shard.make_microbatch_iterator_with_dynamic_shapes():
-            assert part["ids"].size <= 8
+            assert to_numpy(part["ids"]).size <= 8
             assert part["ids"].shape[1] >= part["lengths"].max()
 
 
@@ -157,7 +170,7 @@ def check_workers():
     cluster = rd.RayVirtualCluster(bundle_ct_per_node_list=[2], use_gpus=False)
     group = rd.RayWorkerGroup(
         cluster,
-        rd.RayWorkerBuilder("without_torch.Doubler"),
+        rd.RayWorkerBuilder("numpy_or_torch.Doubler"),
         sharding_annotations=rd.NamedSharding([[0, 1]], ["replica", "data"]),
     )
     shards = sample().shard_by_batch_size(2)
@@ -167,13 +180,10 @@ def check_workers():
     results = rd.BatchedDataDict.from_batches(group.get_all_worker_results(future))
     assert results["values"].tolist() == [2.0 * row for row in range(8)]
     loaded = group.run_all_workers_single_data("has_torch")
-    assert group.get_all_worker_results(loaded) == [False, False]
+    assert group.get_all_worker_results(loaded) == [HAS_TORCH] * 2
     queue = rd.BoundedQueue.create(2)
     queue.put(sample(), deadline_s=DEADLINE_S)
     same(queue.get(deadline_s=DEADLINE_S), sample())
-    with rd.SharedMemoryLink.create() as link:
-        said = refused(rd.MissingExtraError, link.sender)
-    assert said.startswith("SharedMemoryLink.sender needs the package torch")
     group.shutdown()
     cluster.shutdown()
     rd.shutdown_ray()
@@ -188,6 +198,7 @@ def check_what_needs_torch():
         ("moving columns to the device 'cuda'", lambda: sample().to("cuda")),
         ("a tensor of bfloat16, a dtype that numpy lacks,", lambda: decode(bf16)),
         ("process_group", lambda: process_group("gloo").__enter__()),
+        ("FileLink.sender", lambda: rd.FileLink("unused").sender()),
         ("CudaIpcLink", lambda: rd.CudaIpcLink.create().sender()),
         ("CollectiveLink.sender", lambda: rd.CollectiveLink.local().sender()),
         ("check_transfer", lambda: check_transfer(rd.SharedMemoryLink.create)),
@@ -209,7 +220,9 @@ if __name__ == "__main__":
     check_imports()
     check_batches()
     check_sharding()
-    check_what_needs_torch()
+    if not HAS_TORCH:
+        check_read_only_arrays()
+        check_what_needs_torch()
     with tempfile.TemporaryDirectory() as made:
         check_config_metrics_checkpoints(Path(made))
     check_workers()
