@@ -526,6 +526,20 @@ class TestWarnings:
         assert (resumed.steps, resumed.warnings) == (6, first.warnings)
         assert make().fit(ROWS).warnings == ()
 
+    def test_those_before_there_is_a_folder_are_in_its_log(self, make):
+        trainer = make(max_num_steps=1)
+        load = trainer._load_data
+
+        def warn(*data):
+            logging.getLogger("rl_algorithms.mine").warning("few rows")
+            return load(*data)
+
+        trainer._load_data = warn
+        result = trainer.fit(ROWS)
+        assert result.warnings == ("few rows",)
+        lines = (result.run_dir / "logs" / "run.jsonl").read_text()
+        assert "warned of before: few rows" in lines
+
 
 class TestFolder:
     def test_a_named_one_is_used_for_one_run(self, make):

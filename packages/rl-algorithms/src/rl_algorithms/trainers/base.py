@@ -328,6 +328,9 @@ class BaseTrainer(TrainerLoop[ConfigT]):
         # Owned before anything of another one could be cut off or removed.
         self.run_dir = self._closing.enter_context(place.claim).path
         self._closing.enter_context(keeping_log(self.run_dir / "logs" / "run.jsonl"))
+        for warning in self.state.warnings:
+            # It was said before there was a file; at this level only that shows it.
+            _logger.info("warned of before: %s", warning)
         if place.checkpoint is None:
             source = {"kind": "trainer", "name": self.run_name}
             write_run_record(self.run_dir, {**source, "config": config.to_dict()})
