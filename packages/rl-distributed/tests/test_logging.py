@@ -430,6 +430,20 @@ def test_handlers_of_the_program_show_what_they_showed(
     assert shown.getvalue() == "for both\n"
 
 
+@pytest.mark.parametrize("asked", ["rl_sample", "rl_sample.module"])
+def test_a_level_that_the_program_has_asked_for_is_shown_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: str
+) -> None:
+    shown = io.StringIO()
+    root_alone(monkeypatch).addHandler(logging.StreamHandler(shown))
+    logger = get_logger("rl_sample.module")
+    monkeypatch.setattr(logging.getLogger(asked), "level", logging.INFO)
+    logger.manager._clear_cache()  # type: ignore[attr-defined]
+    with keeping_log(tmp_path / "run.jsonl"):
+        logger.info("asked for")
+    assert shown.getvalue() == "asked for\n"
+
+
 def test_a_log_that_the_program_has_set_up_stays_as_it_is(tmp_path: Path) -> None:
     configure_logging("INFO", tmp_path / "own.jsonl", stream=io.StringIO())
     with keeping_log(tmp_path / "kept.jsonl"):

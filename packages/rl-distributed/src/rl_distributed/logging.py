@@ -317,13 +317,13 @@ def keeping_log(json_path: str | os.PathLike[str]) -> Iterator[None]:
     root = logging.getLogger()
     file = _open_file(Path(json_path))
     file.addFilter(_ContextFilter())
-    quiet = _Quiet(root.getEffectiveLevel())
     shown: list[logging.Handler] = list(root.handlers)
     console = _StandardErrorHandler()
     console.setFormatter(ConsoleFormatter())
     console.addFilter(_ContextFilter())
     own = [file] if shown else [file, console]
     before = {package: package.level for package in _packages}
+    quiet = _Quiet(before, root.getEffectiveLevel())
     for handler in (*shown, console):
         handler.addFilter(quiet)
     for handler in own:
@@ -349,13 +349,21 @@ def keeping_log(json_path: str | os.PathLike[str]) -> Iterator[None]:
 class _Quiet(logging.Filter):
     """Keeps from a handler what our packages log only for the file."""
 
-    def __init__(self, level: int) -> None:
+    def __init__(self, before: Mapping[logging.Logger, int], root_level: int) -> None:
         super().__init__()
-        self._least = level
+        self._before = dict(before)
+        self._root_level = root_level
 
     def filter(self, record: logging.LogRecord) -> bool:
         package = logging.getLogger(record.name.partition(".")[0])
-        return record.levelno >= self._least or package not in _packages
+        if package not in _packages:
+            return True
+        logger: logging.Logger | None = logging.getLogger(record.name)
+        while logger is not None and logger is not package:
+            if logger.level:  # the program has asked for it
+                return True
+            logger = logger.parent
+        return record.levelno >= (self._before.get(package, 0) or self._root_level)
 
 
 def _set_levels_of_packages(number: int) -> None:
