@@ -14,6 +14,7 @@ Everything takes turns; medians are compared. One JSON line per figure:
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import resource
@@ -158,7 +159,8 @@ def measure(figure: Figure, place: Path) -> None:
                 figure.wall_s.append(time.perf_counter() - began_s)
                 figure.cpu_s.append(_children_s() - before)
         except BaseException:
-            os.killpg(process.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
             raise
 
 
