@@ -135,7 +135,7 @@ CASES = (
     _grpo(
         "huge number",
         "grpo.num_prompts_per_step=100000000000000000000",
-        "must be at most 9223372036854775807",
+        "must be at most 2147483647 in size",
     ),
     _grpo("out of range", "policy.generation.top_p=2", "top_p must be at most 1"),
     _grpo("not a rate", "policy.optimizer.kwargs.lr=-1", "policy.optimizer.kwargs.lr"),

@@ -44,6 +44,8 @@ def run(tmp_path, *arguments):
         ["config", "show", "quickstart"],
         ["config", "show", "dapo", "--json"],
         ["config", "explain", "grpo"],
+        ["config", "explain", "policy.optimizer"],
+        ["config", "schema", "grpo"],
         ["config", "validate", "quickstart"],
         ["env", "list"],
         ["cluster", "slurm", "--help"],

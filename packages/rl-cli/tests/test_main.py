@@ -117,3 +117,29 @@ def test_group_knows_only_its_commands() -> None:
     context = click.Context(cli)
     assert cli.get_command(context, "nothing") is None
     assert cli.list_commands(context) == sorted(COMMANDS)
+
+
+def commands_below(group: click.Group, path: tuple[str, ...] = ()) -> list[list[str]]:
+    found = [list(path)]
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        if isinstance(command, click.Group):
+            found += commands_below(command, (*path, name))
+        else:
+            found.append([*path, name])
+    return found
+
+
+@pytest.mark.parametrize("arguments", commands_below(cli), ids=" ".join)
+def test_every_help_fits_and_cuts_nothing_off(
+    arguments: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert _run([*arguments, "--help"], False) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    listed = lines[lines.index("Commands:") :] if "Commands:" in lines else []
+    assert not [line for line in listed if line.endswith("...")]

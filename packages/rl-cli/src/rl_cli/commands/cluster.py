@@ -34,7 +34,7 @@ def cluster() -> None:
     """
 
 
-@cluster.command()
+@cluster.command(short_help="Print a batch script for Slurm.")
 @OVERRIDES
 @CONFIG
 def slurm(overrides: tuple[str, ...], path: Path | None) -> None:
@@ -51,7 +51,7 @@ def slurm(overrides: tuple[str, ...], path: Path | None) -> None:
     Terminal().raw(slurm_script(config).rstrip())
 
 
-@cluster.command()
+@cluster.command(short_help="Print a manifest for KubeRay.")
 @OVERRIDES
 @CONFIG
 def kuberay(overrides: tuple[str, ...], path: Path | None) -> None:

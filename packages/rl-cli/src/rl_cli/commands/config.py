@@ -35,7 +35,7 @@ CONFIG_OPTION = click.option(
 )
 
 
-@config.command()
+@config.command(short_help="Print the whole configuration.")
 @click.argument("name", metavar="RECIPE|ALGORITHM|PRESET")
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE ...]")
 @CONFIG_OPTION
@@ -76,7 +76,7 @@ def show(
     )
 
 
-@config.command()
+@config.command(short_help="Check all that `rl train` checks first.")
 @click.argument("name", metavar="RECIPE|ALGORITHM|PRESET")
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE ...]")
 @CONFIG_OPTION
@@ -119,7 +119,7 @@ def _described(run: Run) -> str:
     return f"{run.name} ({', then '.join(stages)})"
 
 
-@config.command()
+@config.command(short_help="Explain a key, a section or every key.")
 @click.argument("names", nargs=-1, required=True, metavar="[NAME] [KEY ...]")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON list.")
 def explain(names: tuple[str, ...], as_json: bool) -> None:
@@ -148,7 +148,7 @@ def explain(names: tuple[str, ...], as_json: bool) -> None:
     terminal.result(Explained(entries, with_owners=with_owners))
 
 
-@config.command()
+@config.command(short_help="Print a JSON Schema for editors.")
 @click.argument("name", metavar="recipe|RECIPE|ALGORITHM|PRESET")
 def schema(name: str) -> None:
     """Print a JSON Schema, by which editors complete and check YAML files.

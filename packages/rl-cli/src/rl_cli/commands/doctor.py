@@ -38,7 +38,11 @@ class Check:
 
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON list.")
-@click.option("--ray/--no-ray", default=True, help="Start a local Ray cluster to see.")
+@click.option(
+    "--ray/--no-ray",
+    default=True,
+    help="Also start a local Ray cluster, to see that it works.",
+)
 def doctor(as_json: bool, ray: bool) -> int:
     """Check Python, packages, processors, memory, disk, GPUs and a local Ray cluster.
 

@@ -134,7 +134,7 @@ def build(names: tuple[str, ...], as_json: bool) -> None:
     _show(rows, f"Environments in {store.root}", as_json)
 
 
-@env.command()
+@env.command(short_help="Check that environments fit this one.")
 @NAMES
 @click.option("--import", "imports", multiple=True, help="A module that must be there.")
 @JSON

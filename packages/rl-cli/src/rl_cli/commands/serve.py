@@ -54,7 +54,7 @@ def serve(
 ) -> int:
     """Serve MODEL (a folder, a checkpoint or a hub name) until Ctrl-C.
 
-    The door is OpenAI's HTTP interface: /v1/chat/completions, /v1/completions and
+    It speaks OpenAI's HTTP interface: /v1/chat/completions, /v1/completions and
     /v1/models, with streams, log-probs and token ids. With --weights-key and
     --weights-root, POST /rl/weights gives it other weights while it serves. KEY=VALUE
     sets any field of ServeConfig. Ctrl-C waits for requests in progress, a second one

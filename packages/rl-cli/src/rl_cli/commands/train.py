@@ -66,7 +66,7 @@ def train(
       rl train quickstart seed=7 stages.grpo.grpo.num_prompts_per_step=32
       rl train quickstart --resume
       rl train grpo --config my.yaml policy.model_name=path/to/model
-      rl train dapo policy.model_name=path/to/model data.train=rows.jsonl env.name=mine
+      rl train dapo policy.model_name=model data.train=rows.jsonl env.name=math
       rl train sft policy.model_name=path/to/model data.train=rows.jsonl
     """
     began_s = time.monotonic()
