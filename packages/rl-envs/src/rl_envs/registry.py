@@ -138,7 +138,7 @@ class EnvironmentSpec:
         config = settings
         if not isinstance(config, config_class):
             config = config_class.from_dict(
-                _as_dict(settings), source=f"environment {name!r}"
+                _as_dict(settings), source=f"settings of environment {name!r}"
             )
         return cls(name, factory, (config,))
 
