@@ -72,7 +72,8 @@ def quickstart(session: nox.Session) -> None:
 @nox.parametrize("package", [*PACKAGES, "workspace"], ids=[*PACKAGES, "workspace"])
 def tests(session: nox.Session, package: str) -> None:
     """Run the tests of each package, then those that cross packages."""
-    sync(session)
+    # The tests across packages build the site.
+    sync(session, *(["docs"] if package == "workspace" else []))
     folder = "tests" if package == "workspace" else f"packages/{package}/tests"
     ignored = ["--ignore=tests/gpu"] if package == "workspace" else []
     module = package.replace("-", "_")

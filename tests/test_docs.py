@@ -251,6 +251,23 @@ def test_markers_name_what_is_there() -> None:
                 assert (ROOT / name).is_file()
 
 
+def message_fragments() -> list[str]:
+    page = ROOT / "docs/guides/troubleshooting.md"
+    messages = re.findall(r"^\| `(.*?)` \|", page.read_text(), re.M)
+    assert len(messages) >= 15
+    return [part.strip() for one in messages for part in one.split("...")]
+
+
+@pytest.mark.parametrize("fragment", [one for one in message_fragments() if one])
+def test_messages_of_the_troubleshooting_page_are_real(fragment: str) -> None:
+    # Literals over several lines are one message; what differs is between braces.
+    texts = []
+    for path in (ROOT / "packages").glob("*/src/**/*.py"):
+        source = re.sub(r'"\s*\n\s*f?"', "", path.read_text())
+        texts.append(re.sub(r"\{[^{}]*\}", "", source))
+    assert any(fragment in text for text in texts)
+
+
 def test_every_page_is_in_the_navigation() -> None:
     # The file has no tags of its own, so the safe loader reads it.
     nav = yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]
@@ -269,7 +286,7 @@ def test_readme_keeps_its_promises_of_length() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_program_of_the_readme_and_example_of_an_algorithm_train(
+def test_programs_of_readme_and_home_page_and_example_train(
     tmp_path: Path,
 ) -> None:
     program, *_ = blocks(ROOT / "README.md", "python")
@@ -279,6 +296,12 @@ def test_program_of_the_readme_and_example_of_an_algorithm_train(
     rows = [f'{{"prompt": "{n}=", "answer": "{n}"}}' for n in range(700)]
     (tmp_path / "rows.jsonl").write_text("\n".join(rows))
     example = [str(ROOT / "examples/focal.py"), model, "rows.jsonl"]
-    *_, readme, focal = run(tmp_path, ["run.py"], example).strip().splitlines()
+    home, *_ = blocks(ROOT / "docs/index.md", "python")
+    assert "max_num_steps=30" in home
+    home = home.replace("steps=30", "steps=2").replace("tiny-model", "home-model")
+    (tmp_path / "home.py").write_text(home)
+    out = run(tmp_path, ["run.py"], ["home.py"], example).strip().splitlines()
+    *_, readme, home_page, focal = out
     assert "step_2" in readme
+    assert "step_2" in home_page
     assert "policy/weights" in focal
