@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import subprocess
+import sys
 
 import pytest
 import torch
+from transformers import AutoConfig
 
 from rl_distributed.batched_data_dict import BatchedDataDict
 from rl_models.config import PolicyConfig
 from rl_models.errors import GenerationError, WeightSyncError
 from rl_models.generation.config import GenerationConfig
+from rl_models.ops.context_length import context_length
 from rl_models.policy.generation_worker import GenerationWorker
 from rl_models.policy.worker import TrainingWorker
 from rl_models.testing import TokenCrossEntropy, build_tiny_model
 from rl_models.weights.config import WeightSyncConfig
 from rl_models.weights.loading import loaded_tensors
-from rl_models.weights.probe import probe_rows
+from rl_models.weights.probe import probe_rows, vocabulary_and_context
 from rl_models.weights.request import Pending
 from rl_models.weights.sync import WeightSynchronizer
 
@@ -301,3 +305,29 @@ def test_probe_rows_are_fixed_and_longer_than_a_cache_block():
     short = probe_rows(100, 5)
     assert short["input_lengths"].tolist() == [5, 5, 2, 5]
     assert (short["input_ids"][2, 2:] == 0).all()
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "gpt2", "gemma3"])
+@pytest.mark.parametrize("overrides", [{}, {"max_position_embeddings": 48}])
+def test_vocabulary_and_context_are_those_that_transformers_reads(
+    tmp_path, kind, overrides
+):
+    AutoConfig.for_model(kind).save_pretrained(tmp_path)
+    config = AutoConfig.from_pretrained(tmp_path, **overrides)
+    expected = config.get_text_config().vocab_size, context_length(config)
+    assert vocabulary_and_context(str(tmp_path), overrides) == expected
+
+
+def test_the_config_of_a_folder_is_read_without_code_of_models(folder):
+    program = (
+        "import sys; from rl_models.weights.probe import vocabulary_and_context\n"
+        "vocabulary_and_context(sys.argv[1], {})\n"
+        "print('transformers.models.auto.auto_factory' in sys.modules)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(folder)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.strip() == "False"

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from rl_models.errors import ModelLoadError
+from rl_models.ops.context_length import CONTEXT_KEYS
 
 __all__ = ["check_model_folder", "folder_context_length", "read_model_config"]
-
-_CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len")
 
 
 def check_model_folder(name_or_path: str | Path) -> Path | None:
@@ -60,7 +59,7 @@ def folder_context_length(name_or_path: str | Path) -> int | None:
     config = read_model_config(name_or_path) or {}
     # A model that also sees or hears has the part that reads in a section.
     for section in (config, config.get("text_config")):
-        for key in _CONTEXT_KEYS:
+        for key in CONTEXT_KEYS:
             value = section.get(key) if isinstance(section, dict) else None
             if isinstance(value, int) and value > 0:
                 return value

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["context_length"]
+__all__ = ["CONTEXT_KEYS", "context_length"]
+
+CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len")
+"""Names of a model's longest sequence in its config; the first that is there counts."""
 
 
 def context_length(config: Any) -> int | None:
     """Longest sequence that a model's config allows, None where it does not say."""
     for section in (config, config.get_text_config()):
-        for name in ("max_position_embeddings", "n_positions", "max_seq_len"):
+        for name in CONTEXT_KEYS:
             value = getattr(section, name, None)
             if isinstance(value, int) and value > 0:
                 return value

@@ -14,14 +14,16 @@ update is hit.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
-from transformers import AutoConfig
+import transformers
 
 from rl_distributed.batched_data_dict import BatchedDataDict
+from rl_models.checkpoint.model_folder import read_model_config
 from rl_models.errors import WeightSyncError
-from rl_models.ops.context_length import context_length
+from rl_models.ops.context_length import CONTEXT_KEYS, context_length
 from rl_models.types import SamplingParams
 from rl_models.weights.config import ProbeConfig
 
@@ -32,6 +34,27 @@ _SHOWN = 5
 # Largest and mean difference of log-probs, by how many sides compute in bfloat16: where
 # one does, the other lacks its rounding errors altogether.
 _TOLERANCES = {0: (1e-4, 1e-4), 1: (1e-1, 2e-2), 2: (5e-2, 1e-2)}
+
+
+def vocabulary_and_context(
+    name: str, overrides: Mapping[str, Any]
+) -> tuple[int, int | None]:
+    """Return how many tokens a model has, and its longest sequence.
+
+    What its `config.json` says is read there: transformers' own class takes a second
+    and a half of imports, within the first step.
+
+    Args:
+        name: A model folder or hub name.
+        overrides: Fields of the config to replace.
+    """
+    found = {**(read_model_config(name) or {}), **overrides}
+    if isinstance(found.get("vocab_size"), int):
+        for key in CONTEXT_KEYS:
+            if isinstance(found.get(key), int) and found[key] > 0:
+                return found["vocab_size"], found[key]
+    config = transformers.AutoConfig.from_pretrained(name, **overrides)
+    return config.get_text_config().vocab_size, context_length(config)
 
 
 def probe_rows(
@@ -118,15 +141,10 @@ class Probe:
     def _fixed_rows(self) -> BatchedDataDict[Any]:
         settings, sampler = self._policy.config, self._generation.config
         overrides = dict(settings.hf_config_overrides)
-        config = AutoConfig.from_pretrained(settings.model_name, **overrides)
-        limits = (
-            settings.row_limit,
-            sampler.max_context_length,
-            context_length(config),
-        )
+        vocab_size, context = vocabulary_and_context(settings.model_name, overrides)
+        limits = (settings.row_limit, sampler.max_context_length, context)
         longest = min(limit for limit in limits if limit is not None)
         self._num_new = max(1, min(self._config.num_new_tokens, longest // 2))
-        vocab_size = config.get_text_config().vocab_size
         return probe_rows(vocab_size, longest - self._num_new)
 
     def _trainer_logprobs(
