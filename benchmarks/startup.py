@@ -167,7 +167,7 @@ def measure(figure: Figure, place: Path) -> None:
 def _wait_for_a_step(process: subprocess.Popen[bytes], place: Path) -> None:
     """Wait until the metrics of a step are written."""
     end = time.monotonic() + DEADLINE_S
-    while not any('"train/' in f.read_text() for f in place.rglob("metrics.jsonl")):
+    while not any('"step":1,' in f.read_text() for f in place.rglob("metrics.jsonl")):
         if process.poll() is not None:
             raise RuntimeError(f"{process.args!r} ended without a step")
         if time.monotonic() > end:
