@@ -184,7 +184,8 @@ def test_commands_parse_and_their_keys_exist(line: str) -> None:
 CONFIGS = [get_algorithm(name).config_class for name in algorithm_names()]
 SECTIONS = {name for config in CONFIGS for name in config.model_fields}
 KEY = re.compile(
-    rf"`((?:{'|'.join(sorted(SECTIONS))}|common|stages)(?:\.\w+)+)(?:=[^`]*)?`"
+    # What ends in .yaml is the file of a run.
+    rf"`((?:{'|'.join(sorted(SECTIONS))}|common|stages)(?:\.(?!yaml`)\w+)+)(?:=[^`]*)?`"
 )
 
 
