@@ -112,6 +112,14 @@ def test_the_best_checkpoint_is_marked_in_its_stage(
     assert named == ["stage 0", "stage 1"]
 
 
+def test_the_curve_of_a_stage_begins_where_the_one_before_ended(
+    tmp_path: Path, drawn: list[Figure]
+) -> None:
+    draw(tmp_path, history(val_reward=[0.0, 0.1, 0.2]), history(val_reward=[0.3, 0.4]))
+    places = [list(line.get_xdata()) for line in drawn[0].axes[0].get_lines()]
+    assert places == [[0, 1, 2], [2, 3]]
+
+
 def test_a_checkpoint_that_was_not_measured_is_marked_too(
     tmp_path: Path, drawn: list[Figure]
 ) -> None:

@@ -248,15 +248,14 @@ class TestAccuracy:
         assert result.metrics["val:accuracy"] == pytest.approx(0.75)
         assert result.metrics["val:env/accuracy"] == pytest.approx(0.75)
 
-    def test_rows_that_were_not_scored_have_no_part_in_it(self, make):
+    @pytest.mark.parametrize(("threshold", "share"), [(2.0, 2 / 3), (-1.0, 1.0)])
+    def test_rows_that_were_not_scored_have_no_part_in_it(self, make, threshold, share):
         def judge(log, info):
             length = len(log[0]["content"])
             return (float("nan") if length == 3 else float(length)), True, ""
 
-        result = self.fit(make, Judge(judge), accuracy_threshold=2.0)
-        assert result.metrics["val:accuracy"] == pytest.approx(2 / 3)
-        result = self.fit(make, Judge(judge), accuracy_threshold=-1.0)
-        assert result.metrics["val:accuracy"] == 1.0
+        result = self.fit(make, Judge(judge), accuracy_threshold=threshold)
+        assert result.metrics["val:accuracy"] == pytest.approx(share)
 
     @pytest.mark.parametrize(
         "settings",

@@ -390,6 +390,13 @@ class TestFigures:
         assert (found.start_step, found.best_step) == (0, 1)
         assert found.nothing_learnt is None
 
+    def test_held_out_data_tell_more_than_training_and_answers_more_than_losses(self):
+        order = ["val_accuracy", "val_reward", "val_val_loss", "val_loss"]
+        order += ["train_reward", "train_loss"]
+        for i, first in enumerate(order):
+            columns = {name: [1.0] for name in reversed(order[i:])}
+            assert self.of(**columns).measure == first.replace("_", ":", 1)
+
     def test_the_best_loss_is_the_lowest(self):
         found = self.of(val_val_loss=[2.0, 1.0, 1.5])
         assert (found.best, found.best_step, found.nothing_learnt) == (1.0, 1, None)
