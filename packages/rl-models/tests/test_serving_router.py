@@ -664,3 +664,53 @@ def test_weights_status_models_and_metrics(tmp_path: Path) -> None:
             assert 'n{replica="0"} 4' in lines
 
     run(test)
+
+
+async def fail(replica: Replica, request: web.Request) -> web.Response:
+    error = {"message": "Internal server error", "type": "InternalServerError"}
+    words = ["Internal server error", "ERROR scheduler.py: out of blocks"]
+    return web.json_response({"error": error, "rl_cause": words}, status=500)
+
+
+async def fail_in_a_stream(
+    replica: Replica, request: web.Request
+) -> web.StreamResponse:
+    response = await _begin(request)
+    event = {"error": {"message": "oh", "code": 500}, "rl_cause": ["no more blocks"]}
+    await response.write(b'data: {"n": 0}\n\n')
+    await response.write(f"data: {json.dumps(event)}\n\n".encode())
+    await response.write(b"data: [DONE]\n\n")
+    return response
+
+
+def test_the_cause_of_a_failure_is_logged_and_the_client_told_plainly(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def check() -> None:
+        async with running() as setup:
+            setup.replicas[0].behaviour = fail
+            async with setup.client.post(PATH, json={"prompt": "x"}) as said:
+                body = await said.json()
+                assert said.status == 500
+                request_id = said.headers["x-request-id"]
+            assert set(body) == {"error"}
+            assert body["error"]["code"] == "engine_error"
+            assert request_id in body["error"]["message"]
+            assert "blocks" not in json.dumps(body)
+            (line,) = caplog.messages
+            assert f"POST {PATH} failed on replica 0" in line
+            assert request_id in line
+            assert "out of blocks" in line
+            caplog.clear()
+            setup.replicas[0].behaviour = fail_in_a_stream
+            async with setup.client.post(PATH, json={"stream": True}) as said:
+                text = await said.text()
+                request_id = said.headers["x-request-id"]
+            assert "no more blocks" not in text
+            event = json.loads(text.split("\n\n")[1].removeprefix("data: "))
+            assert request_id in event["error"]["message"]
+            (line,) = caplog.messages
+            assert "no more blocks" in line
+            assert request_id in line
+
+    run(check)

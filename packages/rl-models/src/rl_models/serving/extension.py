@@ -10,8 +10,12 @@ from typing import Any
 from rl_models.errors import WeightSyncError
 from rl_models.generation.vllm.extension import WeightExtension
 from rl_models.serving.folder_weights import verified_tensors
+from rl_models.serving.recent_errors import RecentErrors
 
 __all__ = ["ServingExtension"]
+
+# From the import on: an engine may fail on its first request.
+_errors = RecentErrors("vllm")
 
 
 class ServingExtension(WeightExtension):
@@ -33,3 +37,7 @@ class ServingExtension(WeightExtension):
         except WeightSyncError as error:
             return str(error)
         return ""
+
+    def rl_errors_since(self, time_s: float) -> list[str]:
+        """What the engine has logged as errors since a time of `time.time()`."""
+        return _errors.since(time_s)

@@ -13,15 +13,22 @@ nothing, so that the request can begin anew without being answered twice.
 from __future__ import annotations
 
 import asyncio
+import json
+import uuid
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import aiohttp
 from aiohttp import web
 
 from rl_models.serving.balancer import Balancer, Endpoint
-from rl_models.serving.errors import ApiError
+from rl_models.serving.engine_failure import (
+    REQUEST_ID_HEADER,
+    EngineFailure,
+    is_failure,
+)
+from rl_models.serving.errors import ApiError, error_body
 from rl_models.serving.outgoing import Outgoing
 
 __all__ = ["REPLICA_HEADER", "VERSION_HEADER", "Call", "Forwarder", "is_alive"]
@@ -41,6 +48,8 @@ class Call:
     body: bytes
     tokens: int
     """What it counts as work."""
+    request_id: str = field(default_factory=lambda: uuid.uuid4().hex[:16])
+    """Names it in logs and to the client."""
 
 
 class _ReplicaLostError(Exception):
@@ -170,18 +179,25 @@ class Forwarder:
                 call.method,
                 endpoint.url + call.path,
                 data=call.body,
-                headers=self._headers,
+                headers={**self._headers, REQUEST_ID_HEADER: call.request_id},
                 timeout=timeout,
             ) as answer:
                 if answer.status >= 500:
                     await self._check_engine(endpoint)
                 headers = _passed_on(answer, endpoint)
+                headers[REQUEST_ID_HEADER] = call.request_id
+                what = f"{call.method} {call.path}"
+                failure = EngineFailure(call.request_id, what, endpoint.replica)
                 if answer.content_type == "text/event-stream":
-                    return await _stream(answer, outgoing, headers)
+                    return await _stream(answer, outgoing, headers, failure)
                 data = await answer.read()
         except _CLIENT_ERRORS as error:
             said = str(error) or type(error).__name__
             raise _ReplicaLostError(f"its connection failed: {said}") from error
+        if is_failure(answer.status):
+            told = failure.report(answer.status, data)
+            data = json.dumps(error_body(told)).encode()
+            headers["Content-Type"] = "application/json"
         return web.Response(body=data, status=answer.status, headers=headers)
 
     async def _check_engine(self, endpoint: Endpoint) -> None:
@@ -206,14 +222,17 @@ async def is_alive(
 
 
 async def _stream(
-    answer: aiohttp.ClientResponse, outgoing: Outgoing, headers: Mapping[str, str]
+    answer: aiohttp.ClientResponse,
+    outgoing: Outgoing,
+    headers: Mapping[str, str],
+    failure: EngineFailure,
 ) -> web.StreamResponse:
     """Pass on whole events only: an error that follows is an event of its own."""
     pending, last = b"", b""
     async for chunk in answer.content.iter_any():
         whole, mark, pending = (pending + chunk).rpartition(b"\n\n")
         if mark:
-            await outgoing.write(whole + mark, headers)
+            await outgoing.write(failure.checked(whole) + mark, headers)
             last = whole
     if not last.endswith(b"data: [DONE]"):
         raise _ReplicaLostError("its stream broke off")

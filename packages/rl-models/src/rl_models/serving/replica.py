@@ -23,7 +23,9 @@ from typing import Any
 from rl_models.errors import GenerationError
 from rl_models.generation.config import GenerationConfig
 from rl_models.generation.vllm.engine_args import engine_args
+from rl_models.serving.failure_report import FailureReport
 from rl_models.serving.gate import Gate
+from rl_models.serving.recent_errors import RecentErrors, relevant_lines
 from rl_models.serving.version_stamp import VersionStamp
 
 __all__ = ["EXTENSION", "ServingReplica"]
@@ -35,6 +37,7 @@ _WATCH_EVERY_S = 0.5
 # A step of a large model on a CPU takes many seconds.
 _ENGINE_SILENCE_S = 120.0
 _ENGINE_GONE = 70
+_EXPLAIN_S = 2.0
 # Longer than the router keeps an idle connection, so that it never meets one that is
 # just being closed.
 _KEEP_ALIVE_S = 120
@@ -50,6 +53,8 @@ class ServingReplica:
         dtype: Data type that vLLM is told; "auto" is that of the model.
         on_gpu: Whether the engine runs on GPUs.
         key_variable: Environment variable with the key that requests must bring.
+        tool_call_parser: vLLM's name of how the model writes tool calls; None: they
+            are refused.
     """
 
     def __init__(
@@ -60,11 +65,13 @@ class ServingReplica:
         dtype: str,
         on_gpu: bool,
         key_variable: str,
+        tool_call_parser: str | None = None,
     ) -> None:
         self._config = GenerationConfig.from_dict(dict(config), source="the server")
         self._model, self._model_name, self._dtype = model, model_name, dtype
         self._on_gpu = on_gpu
         self._key = os.environ[key_variable]
+        self._tool_call_parser = tool_call_parser
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._port = 0
@@ -119,6 +126,8 @@ class ServingReplica:
         from vllm.engine.arg_utils import AsyncEngineArgs  # noqa: PLC0415
         from vllm.v1.engine.async_llm import AsyncLLM  # noqa: PLC0415
 
+        # After the import, by which vLLM replaces the handlers of its logger.
+        self._errors = RecentErrors("vllm")
         arguments = self._arguments()
         engine = AsyncLLM.from_engine_args(AsyncEngineArgs.from_cli_args(arguments))
         self._engine = engine
@@ -139,8 +148,12 @@ class ServingReplica:
             "served_model_name": [self._model_name],
             "disable_log_stats": False,
             "disable_fastapi_docs": True,
+            "structured_outputs_config": _structured_outputs(),
+            "tool_call_parser": self._tool_call_parser,
+            "enable_auto_tool_choice": self._tool_call_parser is not None,
         }
-        for name, value in ours.items():
+        # What the settings say of vLLM's own arguments goes before.
+        for name, value in {**ours, **self._config.vllm.engine_args}.items():
             setattr(arguments, name, value)
         return arguments
 
@@ -160,7 +173,7 @@ class ServingReplica:
         listener.bind(("127.0.0.1", 0))
         self._port = listener.getsockname()[1]
         settings = uvicorn.Config(
-            Gate(self._stamp, self._key),
+            Gate(FailureReport(self._stamp, self._explain), self._key),
             log_level="warning",
             access_log=False,
             timeout_keep_alive=_KEEP_ALIVE_S,
@@ -173,6 +186,18 @@ class ServingReplica:
             if self._serving.done():
                 raise GenerationError("the HTTP server of the replica did not start")
             await asyncio.sleep(0.01)
+
+    async def _explain(self, since_s: float, request_id: str) -> list[str]:
+        """What server and engine have logged about a request that failed."""
+        lines = self._errors.since(since_s)
+        asked = self._engine.collective_rpc("rl_errors_since", args=(since_s,))
+        try:
+            for said in await asyncio.wait_for(asked, _EXPLAIN_S):
+                lines += said
+        except Exception as error:
+            # An engine that is dead has no words left; the server's are told alone.
+            lines.append(f"the engine does not say more: {error!r}")
+        return relevant_lines(lines, request_id)
 
     async def _end_with_the_engine(self) -> None:
         """Watch the engine: its process, and whether that still answers."""
@@ -220,6 +245,18 @@ class ServingReplica:
         self._server.should_exit = True
         await self._serving
         self._engine.shutdown()
+
+
+def _structured_outputs() -> Any:
+    """How answers are kept to a form, such as a JSON schema.
+
+    With free white space a model that likes it writes nothing else, and its answer is
+    no JSON at the last token. vLLM refuses to forbid it under the backend `auto`, and
+    of the two others this one takes more schemas.
+    """
+    from vllm.config import StructuredOutputsConfig  # noqa: PLC0415
+
+    return StructuredOutputsConfig(backend="guidance", disable_any_whitespace=True)
 
 
 def _descendants() -> list[int]:
