@@ -39,6 +39,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
         (["MODEL", "--weights-root", "no/such", "weights_key=k"], "weights_root must"),
         (["MODEL", "--replicas", "2", "num_replicas=3"], "num_replicas is given twice"),
         (["MODEL", "--port", "70000"], "70000"),
+        (
+            ["MODEL", "--engine", "huggingface", "--tool-call-parser", "hermes"],
+            "tool_call_parser is not read by engine huggingface",
+        ),
+        (["MODEL", "--engine", "vlm"], "'vllm'"),
+        (["MODEL", "--tool-call-parser", "herms"], "hermes, hf, hunyuan_a13b"),
         (["MODEL", "--host", "203.0.113.1", "--api-key", "k"], "--host"),
     ],
 )

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
+import subprocess
 import threading
 import urllib.error
 import urllib.request
@@ -19,6 +21,8 @@ from rl_models.generation.config import GenerationConfig
 from rl_models.model_build_config import TokenizerBuildConfig
 from rl_models.registry import get_generation_backend
 from rl_models.serving import Server, serve
+from rl_models.serving.ray_process import engine_environment
+from rl_models.serving.tool_parsers import TOOL_CALL_PARSERS
 from rl_models.testing import build_tiny_model, reference_logprobs
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("ray_cluster")]
@@ -27,6 +31,8 @@ TEMPLATE = (
     "{% for message in messages %}{{ message['content'] }}{% endfor %}"
     "{% if add_generation_prompt %}={% endif %}"
 )
+# What JSON needs, and the letters of a tool call.
+CHARACTERS = '0123456789 >={}[]":,.-abdegmnrtsu\n'
 PROMPT = [5, 6, 7, 8]
 WEIGHTS_KEY = "another-secret"
 DEADLINE_S = 120.0
@@ -36,7 +42,7 @@ DEADLINE_S = 120.0
 def models(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Two models of one shape; the kernels want heads of at least 32."""
     folder = tmp_path_factory.mktemp("served")
-    tokenizer = TokenizerBuildConfig(characters="0123456789 >=", chat_template=TEMPLATE)
+    tokenizer = TokenizerBuildConfig(characters=CHARACTERS, chat_template=TEMPLATE)
     return [
         build_tiny_model(
             folder / f"model-{seed}",
@@ -60,6 +66,8 @@ def server(models: list[Path]) -> Iterator[Server]:
         weights_key=WEIGHTS_KEY,
         weights_root=str(models[0].parent),
         max_restarts=0,
+        engine="vllm",
+        tool_call_parser="hermes",
     ) as running:
         yield running
 
@@ -169,6 +177,66 @@ def test_what_is_wrong_is_said(server: Server) -> None:
     }
     assert int(port) not in listening
     assert _ask(server, "/v1/models")["data"][0]["id"] == "model-0"
+
+
+def _chat(server: Server, **fields: Any) -> dict[str, Any]:
+    messages = [{"role": "user", "content": "12"}]
+    body = {"model": "model-0", "messages": messages, "max_tokens": 200, "seed": 1}
+    return _ask(server, "/v1/chat/completions", {**body, **fields})["choices"][0]
+
+
+def _form(key: str) -> dict[str, Any]:
+    schema = {
+        "type": "object",
+        "properties": {key: {"type": "integer", "minimum": 0, "maximum": 99}},
+        "required": [key],
+        "additionalProperties": False,
+    }
+    named = {"name": "answer", "schema": schema, "strict": True}
+    return {"type": "json_schema", "json_schema": named}
+
+
+def test_an_answer_follows_a_json_schema(server: Server) -> None:
+    choice = _chat(server, response_format=_form("a"), temperature=0)
+    answer = json.loads(choice["message"]["content"])
+    assert list(answer) == ["a"]
+    assert 0 <= answer["a"] <= 99
+
+
+def test_a_schema_that_the_vocabulary_cannot_write_is_the_requests_fault(
+    server: Server,
+) -> None:
+    with pytest.raises(urllib.error.HTTPError, match="400") as caught:
+        _chat(server, response_format=_form("Z"))
+    error = json.load(caught.value)["error"]
+    assert error["code"] == "form_not_in_vocabulary"
+    assert "vocabulary of this model" in error["message"]
+    body = {"model": "model-0", "messages": [{"role": "user", "content": "1"}]}
+    body |= {"stream": True, "response_format": _form("Z")}
+    with _open(server, "/v1/chat/completions", body) as answer:
+        events = list(_events(answer))
+    assert events[-1]["error"]["code"] == "form_not_in_vocabulary"
+    assert _complete(server, max_tokens=2)["finish_reason"] == "length"
+
+
+def test_tool_calls_are_switched_on(server: Server) -> None:
+    parameters = _form("a")["json_schema"]["schema"]
+    tool = {"type": "function", "function": {"name": "a", "parameters": parameters}}
+    # It is left to the model whether to call one, and a random one does not.
+    assert _chat(server, tools=[tool], max_tokens=4)["message"]["content"]
+
+
+def test_the_parsers_of_tool_calls_are_those_of_the_engine() -> None:
+    prepared = engine_environment().prepare()
+    python = shlex.split(prepared.runtime_env["py_executable"])
+    program = (
+        "from vllm.tool_parsers import ToolParserManager as Manager\n"
+        "print(*sorted(Manager.list_registered()))"
+    )
+    said = subprocess.run(
+        [*python, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert tuple(said.stdout.splitlines()[-1].split()) == TOOL_CALL_PARSERS
 
 
 def test_weights_change_in_the_middle_of_a_stream(

@@ -83,7 +83,7 @@ def test_auto_takes_what_is_there(monkeypatch, tmp_path):
     assert choice.choose_backend(auto, on_gpu=False).backend == "huggingface"
     monkeypatch.setattr(choice, "EnvironmentStore", lambda: EnvironmentStore(tmp_path))
     assert choice.choose_backend(auto, on_gpu=True).backend == "huggingface"
-    monkeypatch.setattr(choice, "_has_vllm", lambda: True)
+    monkeypatch.setattr(choice, "has_vllm", lambda: True)
     assert choice.choose_backend(auto, on_gpu=True).backend == "vllm"
     assert choice.choose_backend(make_config(), on_gpu=False).backend == "vllm"
     assert choice.for_this_process(make_config()).backend == "huggingface"

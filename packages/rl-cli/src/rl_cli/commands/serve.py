@@ -39,6 +39,12 @@ _LOOK_EVERY_S = 1.0
               help="Longest prompt and answer together, in tokens.")  # fmt: skip
 @click.option("--dtype", type=click.Choice(["auto", "float32", "bfloat16", "float16"]),
               help="Data type of weights and cache; auto: the model's.")  # fmt: skip
+@click.option("--engine", type=click.Choice(["auto", "vllm", "huggingface"]),
+              help="What samples; auto: vllm where it is installed, else "
+              "huggingface.")  # fmt: skip
+@click.option("--tool-call-parser", metavar="NAME",
+              help="How the model writes tool calls, by vLLM's name (hermes, "
+              "llama3_json, ...); switches them on.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True,
               help="Print one JSON object when it is ready.")  # fmt: skip
 @click.option("--quiet", is_flag=True, help="Show no progress.")
@@ -132,7 +138,8 @@ def _run(server: Server, guard: SignalGuard, terminal: Terminal, as_json: bool) 
     init_ray(max(os.cpu_count() or 1, count) if local else None)
     guard.install()
     guard.release()
-    prepare_engine(ENGINE, terminal)
+    if server.config.engine == "vllm":
+        prepare_engine(ENGINE, terminal)
     server.start()
     _tell(server, terminal, as_json)
     try:

@@ -22,7 +22,7 @@ from rl_distributed.logging import get_logger
 from rl_models.environments import VLLM
 from rl_models.generation.config import GenerationConfig
 
-__all__ = ["choose_backend", "for_this_process"]
+__all__ = ["choose_backend", "for_this_process", "has_vllm"]
 
 _logger = get_logger(__name__)
 
@@ -38,7 +38,7 @@ def choose_backend(config: GenerationConfig, *, on_gpu: bool) -> GenerationConfi
     """
     if config.backend != "auto":
         return config
-    name = "vllm" if on_gpu and _has_vllm() else _FALLBACK
+    name = "vllm" if on_gpu and has_vllm() else _FALLBACK
     _logger.info("generation.backend auto: %s", name)
     return config.model_copy(update={"backend": name})
 
@@ -59,7 +59,7 @@ def _is_installed() -> bool:
     return importlib.util.find_spec("vllm") is not None
 
 
-def _has_vllm() -> bool:
+def has_vllm() -> bool:
     """Whether a worker with vLLM could start without building anything."""
     try:
         environment = VLLM.resolve()

@@ -1,9 +1,9 @@
-"""A model behind OpenAI's HTTP interface: vLLM's own server, replicated.
+"""A model behind OpenAI's HTTP interface: an engine's server, replicated.
 
 ```
-client --HTTP--> router (this process) --HTTP--> replica 0: vLLM's server + engine
-                   |  least loaded,                replica 1: ...
-                   |  one deadline per request     (isolated environment `vllm`)
+client --HTTP--> router (this process) --HTTP--> replica 0: server + engine, vLLM in its
+                   |  least loaded,                environment, or `huggingface`
+                   |  one deadline per request     replica 1: ...
                  fleet: starts, watches and replaces replicas, updates their weights
 ```
 Names are imported on first use; aiohttp is needed only where a server is started.

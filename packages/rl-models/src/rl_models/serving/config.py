@@ -10,13 +10,17 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 from rl_distributed.config import Config
 from rl_models.generation.config import GenerationConfig
 from rl_models.generation.vllm.config import VllmConfig
+from rl_models.serving.tool_parsers import TOOL_CALL_PARSERS
 
-__all__ = ["ENGINE", "DType", "ServeConfig", "is_loopback"]
+__all__ = ["ENGINE", "DType", "Engine", "ServeConfig", "is_loopback"]
 
 ENGINE = "rl_models.generation.vllm"
 """What the Python environment of replicas is declared for."""
 
 _MIB = 1 << 20
+
+Engine = Literal["auto", "vllm", "huggingface"]
+"""What samples; auto: see `rl_models.serving.engine_choice`."""
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 """Data types that a model can be served in."""
@@ -39,6 +43,10 @@ class ServeConfig(Config):
     """Folder below which weights must lie that are named over HTTP, links followed."""
     model_name: str | None = None
     """What requests call the model; null: the name of its folder, or the hub name."""
+    engine: Engine = "auto"
+    """What samples: `vllm`, in an environment of its own, or `huggingface`, slower and
+    with fewer features, which needs nothing further. auto: vllm where it is installed
+    or a setting needs it, else huggingface."""
     num_replicas: int = Field(1, gt=0)
     """Copies of the model that share the requests."""
     dtype: DType = "auto"
@@ -51,6 +59,9 @@ class ServeConfig(Config):
     """Seed of the engines, for requests that bring none."""
     vllm: VllmConfig = Field(default_factory=VllmConfig)
     """The engine of each replica, as in a training run."""
+    tool_call_parser: str | None = None
+    """How the model writes tool calls, by vLLM's name; a request with tools may then
+    leave it to the model whether to call one. null: such requests are refused."""
     request_deadline_s: float = Field(600.0, gt=0)
     """A request that has not ended by then gets an error."""
     max_body_bytes: int = Field(16 * _MIB, gt=0)
@@ -96,6 +107,34 @@ class ServeConfig(Config):
             )
         return self
 
+    @field_validator("tool_call_parser")
+    @classmethod
+    def _check_tool_call_parser(cls, value: str | None) -> str | None:
+        if value is not None and value not in TOOL_CALL_PARSERS:
+            raise ValueError(
+                f"must be one of {', '.join(TOOL_CALL_PARSERS)}, or null: got {value!r}"
+            )
+        return value
+
+    @model_validator(mode="after")
+    def _check_huggingface(self) -> ServeConfig:
+        needless = [] if self.engine != "huggingface" else self.of_vllm_alone()
+        if needless:
+            raise ValueError(
+                f"{needless[0]} is not read by engine huggingface; leave it out, or "
+                "take engine vllm (--engine vllm)"
+            )
+        return self
+
+    def of_vllm_alone(self) -> list[str]:
+        """Names of settings that were made and that only vLLM reads."""
+        made = {
+            "dtype": self.dtype == "float16",
+            "tool_call_parser": self.tool_call_parser is not None,
+            "vllm": self.vllm != VllmConfig(),
+        }
+        return [name for name, is_made in made.items() if is_made]
+
     @field_validator("vllm")
     @classmethod
     def _check_engine(cls, value: VllmConfig) -> VllmConfig:
@@ -108,14 +147,20 @@ class ServeConfig(Config):
 
     def generation(self) -> GenerationConfig:
         """The settings of each replica's engine, as a generation config."""
+        own: dict[str, object] = {
+            "backend": "vllm",
+            "vllm": {**self.vllm.to_dict(), "async_engine": True},
+        }
+        if self.engine == "huggingface":
+            precision = "bfloat16" if self.dtype == "bfloat16" else "float32"
+            own = {"backend": "huggingface", "precision": precision}
         return GenerationConfig.from_dict(
             {
-                "backend": "vllm",
+                **own,
                 "max_new_tokens": self.max_model_len or 1,
                 "max_context_length": self.max_model_len,
                 "num_threads": self.num_threads,
                 "seed": self.seed,
-                "vllm": {**self.vllm.to_dict(), "async_engine": True},
             },
             source="the settings of the server",
         )

@@ -1,4 +1,4 @@
-"""One process of a replica as a Ray actor in the environment of vLLM."""
+"""One process of a replica as a Ray actor in the environment of its engine."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ __all__ = ["RayProcess", "engine_environment"]
 
 logger = logging.getLogger(__name__)
 
-_WORKER = "rl_models.serving.replica.ServingReplica"
+_WORKERS = {
+    "vllm": "rl_models.serving.replica.ServingReplica",
+    "huggingface": "rl_models.serving.huggingface_replica.HuggingFaceReplica",
+}
 _KEY_VARIABLE = "RL_REPLICA_KEY"
 # A start imports large libraries, some with Python's lock held.
 _HEARTBEAT_S = 120.0
@@ -34,7 +37,7 @@ _STOP_S = 15.0
 
 
 def engine_environment() -> Any:
-    """The Python environment of replicas, as it is declared for the vLLM backend."""
+    """The Python environment of replicas with vLLM, as its backend declares it."""
     return find_environment(ENGINE)
 
 
@@ -55,13 +58,21 @@ class RayProcess:
         self._name = f"serve-{replica}"
         self._config = config
         self._on_gpu = has_gpu()
-        self._arguments = (
-            model,
-            model_name,
-            config.dtype,
-            self._on_gpu,
-            _KEY_VARIABLE,
-        )
+        # What each engine has beyond the other.
+        own = {
+            "vllm": {
+                "dtype": config.dtype,
+                "on_gpu": self._on_gpu,
+                "tool_call_parser": config.tool_call_parser,
+            }
+        }
+        self._model = model
+        self._settings = {
+            "model": model,
+            "model_name": model_name,
+            "key_variable": _KEY_VARIABLE,
+            **own.get(config.engine, {}),
+        }
         self._key = key
         self._group: RayWorkerGroup | None = None
         self._cluster: RayVirtualCluster | None = None
@@ -76,12 +87,14 @@ class RayProcess:
     def start(self) -> str:
         """Bring it up; gives the URL of its server."""
         generation = self._config.generation()
-        variables = engine_variables(generation, on_gpu=self._on_gpu)
+        is_vllm = self._config.engine == "vllm"
+        variables = engine_variables(generation, on_gpu=self._on_gpu) if is_vllm else {}
         variables[_KEY_VARIABLE] = self._key
-        variables |= hub_secrets(self._arguments[0])
-        builder = RayWorkerBuilder(_WORKER, generation.to_dict(), *self._arguments)
+        variables |= hub_secrets(self._model)
+        worker = _WORKERS[self._config.engine]
+        builder = RayWorkerBuilder(worker, generation.to_dict(), **self._settings)
         builder = builder.with_options(
-            environment=engine_environment(),
+            environment=engine_environment() if is_vllm else None,
             env_vars=variables,
             num_threads=self._config.num_threads,
         )

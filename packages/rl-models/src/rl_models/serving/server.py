@@ -27,6 +27,7 @@ from rl_models.checkpoint.hub import check_hub_name
 from rl_models.checkpoint.model_folder import check_model_folder, read_model_config
 from rl_models.serving.balancer import Endpoint
 from rl_models.serving.config import DType, ServeConfig, is_loopback
+from rl_models.serving.engine_choice import with_engine
 from rl_models.serving.fleet import Fleet, Process, UpdateReport
 from rl_models.serving.folder_weights import FolderWeights, ModelShape
 from rl_models.serving.weights_root import WeightsRoot, within_checkpoint
@@ -57,7 +58,7 @@ class Server:
     def __init__(
         self, model: str | os.PathLike[str], config: ServeConfig | None = None
     ) -> None:
-        self.config = config or ServeConfig()
+        self.config = with_engine(config or ServeConfig())
         folder = check_model_folder(within_checkpoint(model))
         if folder is None:
             check_hub_name(str(model))
@@ -151,8 +152,9 @@ class Server:
     def _start_replicas(self) -> None:
         from rl_models.serving.ray_process import engine_environment  # noqa: PLC0415
 
-        # Once, and before the time of the replicas counts.
-        engine_environment().prepare()
+        if self.config.engine == "vllm":
+            # Once, and before the time of the replicas counts.
+            engine_environment().prepare()
         count = max(os.cpu_count() or 1, self.config.num_replicas)
         local = os.environ.get("RAY_ADDRESS", "local") == "local"
         self._owns_ray = init_ray(count if local else None)

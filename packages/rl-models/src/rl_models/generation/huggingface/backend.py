@@ -16,6 +16,7 @@ from rl_models.generation.config import GenerationConfig
 from rl_models.generation.huggingface.decoders import Decoder, make_decoder
 from rl_models.generation.huggingface.engine import (
     Continuations,
+    OnStep,
     SamplingRequest,
     sample_batch,
 )
@@ -107,6 +108,7 @@ class HuggingFaceGenerationBackend:
         *,
         greedy: bool = False,
         sampling: SamplingParams | None = None,
+        on_step: OnStep | None = None,
     ) -> BatchedDataDict[GenerationOutputSpec]:
         """Continue every row.
 
@@ -116,6 +118,7 @@ class HuggingFaceGenerationBackend:
             greedy: Take the best token; log-probs are then those at temperature 1
                 without top-k and top-p.
             sampling: Settings of this call; None takes those of the config.
+            on_step: Watches the rows while they are sampled.
         """
         if not self._has_weights:
             raise GenerationError(
@@ -124,12 +127,16 @@ class HuggingFaceGenerationBackend:
             )
         params = sampling or self.config.sampling_params()
         check_sampling_params(params)
-        request = self._request(data, params, greedy)
+        request = self._request(data, params, greedy, on_step)
         self._num_calls += 1
         return self._output(request, self._sample(request))
 
     def _request(
-        self, data: Mapping[str, Any], params: SamplingParams, greedy: bool
+        self,
+        data: Mapping[str, Any],
+        params: SamplingParams,
+        greedy: bool,
+        on_step: OnStep | None,
     ) -> SamplingRequest:
         input_ids: torch.Tensor = data["input_ids"].cpu()
         lengths: IntArray = data["input_lengths"].cpu().numpy().astype(np.int64)
@@ -140,7 +147,7 @@ class HuggingFaceGenerationBackend:
             seeds = derive_seeds(self.config.seed, self._num_calls, len(lengths))
         strings = stop_strings_of(data, self.config.stop_strings)
         return SamplingRequest(
-            input_ids, lengths, seeds, strings, params, limit, greedy
+            input_ids, lengths, seeds, strings, params, limit, greedy, on_step
         )
 
     def _sample(self, request: SamplingRequest) -> list[tuple[IntArray, Continuations]]:
@@ -211,6 +218,11 @@ class HuggingFaceGenerationBackend:
                 "token_versions": versions,
             }
         )
+
+    @property
+    def context_length(self) -> int | None:
+        """Longest row, prompt and answer together; None: any."""
+        return self._context
 
     def load_weights(
         self, tensors: Iterator[tuple[str, torch.Tensor]], version: int

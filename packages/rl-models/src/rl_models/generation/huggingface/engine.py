@@ -10,7 +10,7 @@ rows -> plan_prompts -> packed prefill of distinct prompts
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,9 +25,13 @@ from rl_models.generation.noise import uniform_noise
 from rl_models.generation.sampling import greedy_tokens, sample_tokens
 from rl_models.types import SamplingParams
 
-__all__ = ["Continuations", "SamplingRequest", "sample_batch"]
+__all__ = ["Continuations", "OnStep", "SamplingRequest", "sample_batch"]
 
 IntArray = npt.NDArray[np.int64]
+
+OnStep = Callable[[IntArray, IntArray, npt.NDArray[np.float32]], None]
+"""Called after every step with the rows that go on, their newest tokens and the
+log-probs of those; what it raises ends the batch."""
 
 # Prompt tokens that go through the model together.
 _PREFILL_TOKENS = 16384
@@ -55,6 +59,8 @@ class SamplingRequest:
     """Tokens per row at most."""
     greedy: bool
     """Take the best token instead of sampling."""
+    on_step: OnStep | None = None
+    """Watches the batch while it is sampled."""
 
     def rows(self, rows: IntArray) -> SamplingRequest:
         """The same request for some of the rows."""
@@ -68,7 +74,14 @@ class SamplingRequest:
             self.params,
             self.max_new_tokens,
             self.greedy,
+            self._on_step_of(rows),
         )
+
+    def _on_step_of(self, rows: IntArray) -> OnStep | None:
+        watch = self.on_step
+        if watch is None:
+            return None
+        return lambda part, tokens, logprobs: watch(rows[part], tokens, logprobs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +187,9 @@ class _Batch:
         for step in range(self.request.max_new_tokens):
             tokens = self._sample(step, logits)
             self.num_steps = step + 1
+            going = np.flatnonzero(self.alive)
             self._mark_ended(step, tokens)
+            self._tell(step, going, tokens)
             if not self.alive.any() or self.num_steps == self.request.max_new_tokens:
                 return
             tokens = self._leave(state, tokens)
@@ -189,6 +204,12 @@ class _Batch:
         self.tokens[step].index_copy_(0, self.index, tokens)
         self.logprobs[step].index_copy_(0, self.index, logprobs)
         return tokens
+
+    def _tell(self, step: int, going: IntArray, tokens: torch.Tensor) -> None:
+        if self.request.on_step is not None:
+            rows = self.rows[going]
+            logprobs = self.logprobs[step].cpu().numpy()[rows]
+            self.request.on_step(rows, tokens.cpu().numpy()[going], logprobs)
 
     def _mark_ended(self, step: int, tokens: torch.Tensor) -> None:
         ended = self.stop_tokens.ends(tokens) & self.alive
