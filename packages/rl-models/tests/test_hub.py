@@ -133,8 +133,10 @@ def test_policies_hand_it_to_their_workers(
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     name = NAME if is_on_hub else str(tmp_path)
     cluster: Any = SimpleNamespace(world_size=lambda: 1, use_gpus=False)
+    # The model is not asked how long its rows may be.
+    policy = PolicyConfig(model_name=name, max_total_sequence_length=8)
     with pytest.raises(_Asked) as trained:
-        TrainingPolicy(cluster, PolicyConfig(model_name=name))
+        TrainingPolicy(cluster, policy)
     monkeypatch.setattr(GenerationPolicy, "_layout", lambda self: {})
     config = GenerationConfig(backend="huggingface", max_new_tokens=1)
     with pytest.raises(_Asked) as sampled:

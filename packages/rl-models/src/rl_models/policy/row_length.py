@@ -26,8 +26,9 @@ def with_row_length(config: PolicyConfig) -> PolicyConfig:
     """
     if config.max_total_sequence_length is not None:
         return config
-    name = str(check_model_folder(config.model_name) or config.model_name)
-    if check_model_folder(config.model_name) is None:
+    folder = check_model_folder(config.model_name)
+    name = str(folder or config.model_name)
+    if folder is None:
         check_hub_name(name)
     try:
         model = AutoConfig.from_pretrained(name, **config.hf_config_overrides)
