@@ -20,6 +20,7 @@ from rl_algorithms import Interrupted, LoggingCallback
 from rl_algorithms.data.parts import ValidationParts
 from rl_algorithms.data.streaming import RowStream, StreamLoader
 from rl_algorithms.trainers import base
+from rl_algorithms.trainers.validation_samples import ValidationSamples
 from rl_distributed import cluster_watch
 from rl_distributed.cluster_watch import ClusterLoss
 from rl_distributed.errors import (
@@ -28,6 +29,7 @@ from rl_distributed.errors import (
     ConfigError,
     WorkerDiedError,
 )
+from rl_distributed.metrics.sinks.jsonl import read_metrics
 from rl_distributed.run_folder import begin_run, own_run_folder
 from rl_distributed.workers import WorkerFailure
 
@@ -501,8 +503,15 @@ class TestResume:
                 seen.extend(row["step"] for row in trainer.history)
 
         path = done.run_dir / "checkpoints" / "step_2"
-        make().fit(ROWS, resume=path, callbacks=[Look()])
+        samples = ValidationSamples(done.run_dir)
+        for step in (2, 6):
+            samples.add(step, [{"prompt": "1+3="}])
+        trainer = make(max_num_steps=3)
+        trainer.fit(ROWS, resume=path, callbacks=[Look()])
         assert seen == [1, 2]
+        assert [record["step"] for record in samples.read()] == [2]
+        logged = read_metrics(done.run_dir / "metrics.jsonl")
+        assert {step for step, found in logged if "train:loss" in found} == {1, 2, 3}
 
     def test_another_algorithm(self, make):
         done = make(max_num_steps=1).fit(ROWS)
