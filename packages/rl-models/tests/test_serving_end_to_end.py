@@ -32,7 +32,7 @@ TEMPLATE = (
     "{% if add_generation_prompt %}={% endif %}"
 )
 # What JSON needs, and the letters of a tool call.
-CHARACTERS = '0123456789 >={}[]":,.-abdegmnrtsu\n'
+CHARACTERS = '0123456789 >={}[]":,.-abdegmnrtsu\n<_clo/'
 PROMPT = [5, 6, 7, 8]
 WEIGHTS_KEY = "another-secret"
 DEADLINE_S = 120.0
@@ -224,6 +224,10 @@ def test_tool_calls_are_switched_on(server: Server) -> None:
     tool = {"type": "function", "function": {"name": "a", "parameters": parameters}}
     # It is left to the model whether to call one, and a random one does not.
     assert _chat(server, tools=[tool], max_tokens=4)["message"]["content"]
+    message = _chat(server, tools=[tool], tool_choice="required")["message"]
+    call = message["tool_calls"][0]["function"]
+    assert call["name"] == "a"
+    assert isinstance(json.loads(call["arguments"]), dict)
 
 
 def test_the_parsers_of_tool_calls_are_those_of_the_engine() -> None:

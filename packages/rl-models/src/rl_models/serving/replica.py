@@ -148,7 +148,7 @@ class ServingReplica:
             "served_model_name": [self._model_name],
             "disable_log_stats": False,
             "disable_fastapi_docs": True,
-            "structured_outputs_config": _structured_outputs(),
+            "structured_outputs_config": _structured_outputs(self._tool_call_parser),
             "tool_call_parser": self._tool_call_parser,
             "enable_auto_tool_choice": self._tool_call_parser is not None,
         }
@@ -247,16 +247,20 @@ class ServingReplica:
         self._engine.shutdown()
 
 
-def _structured_outputs() -> Any:
+def _structured_outputs(tool_call_parser: str | None) -> Any:
     """How answers are kept to a form, such as a JSON schema.
 
     With free white space a model that likes it writes nothing else, and its answer is
-    no JSON at the last token. vLLM refuses to forbid it under the backend `auto`, and
-    of the two others this one takes more schemas.
+    no JSON at the last token. vLLM refuses to forbid it under the backend `auto`. Of
+    the two others guidance takes more schemas, and xgrammar alone takes the grammars
+    by which vLLM's parsers keep tool calls to their form.
     """
     from vllm.config import StructuredOutputsConfig  # noqa: PLC0415
 
-    return StructuredOutputsConfig(backend="guidance", disable_any_whitespace=True)
+    return StructuredOutputsConfig(
+        backend="guidance" if tool_call_parser is None else "xgrammar",
+        disable_any_whitespace=True,
+    )
 
 
 def _descendants() -> list[int]:
