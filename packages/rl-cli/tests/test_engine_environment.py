@@ -106,14 +106,14 @@ def test_rl_serve_says_so_where_there_is_no_room_for_an_engine(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The real environment of vLLM, in a place where nothing can be built."""
+    """The real environment of vLLM, asked for where nothing can be built."""
     monkeypatch.setattr("rl_distributed.init_ray", lambda count: True)
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("RL_ENV_ROOT", str(tmp_path / "file" / "environments"))
     model = build_model(
         ModelBuildConfig(hidden_size=16, num_hidden_layers=1), tmp_path / "m"
     )
-    code = _run(["serve", str(model), "--port", "0"], False)
+    code = _run(["serve", str(model), "--port", "0", "--engine", "vllm"], False)
     said = capsys.readouterr()
     assert code != 0
     assert said.out == ""
