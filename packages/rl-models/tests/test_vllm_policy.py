@@ -60,7 +60,7 @@ def test_settings_without_effect_are_refused():
 
 
 def test_engine_arguments():
-    config = make_config(vllm={"engine_args": {"swap_space": 1}}, seed=-1)
+    config = make_config(vllm={"engine_args": {"swap_space": 1}}, seed=2**63 - 1)
     cpu = engine_args(config, model_name="m", load_weights=False, on_gpu=False)
     assert cpu["load_format"] == "dummy"
     assert cpu["enforce_eager"]
