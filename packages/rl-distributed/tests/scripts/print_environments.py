@@ -61,10 +61,12 @@ def main() -> None:
     ):
         reference = group.run_single_worker_single_data("all_env", 0)
         (seen,) = group.get_all_worker_results([reference])
-        found = [
-            {"kind": kind_of(process), "environment": environment_of(process)}
-            for process in processes_of(node.get_session_dir_path())
-        ]
+        found = []
+        for process in processes_of(node.get_session_dir_path()):
+            # Ray ends some of its helpers by itself.
+            with suppress(psutil.NoSuchProcess, FileNotFoundError, ProcessLookupError):
+                kind, environment = kind_of(process), environment_of(process)
+                found.append({"kind": kind, "environment": environment})
     session = node.get_session_dir_path()
     result = {"processes": found, "worker": seen, "session": session}
     sys.stdout.write(json.dumps(result) + "\n")
