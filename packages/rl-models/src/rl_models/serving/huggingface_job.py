@@ -146,9 +146,14 @@ class Job:
                 for event in self.answer.opening_events():
                     yield _written(event)
                 is_first = False
-            for event in self._new(rows):
+            is_over = self.answer.choices[0].finish_reason is not None
+            if is_over:
+                # The choices hold what still waits in the queue; each ends once.
+                rows = list(range(len(self.answer.choices)))
+            # All at once: while one event is sent, the choices go on.
+            for event in list(self._new(rows)):
                 yield _written(event)
-            if self.answer.choices[0].finish_reason is not None:
+            if is_over:
                 break
         usage = self.answer.usage_event()
         if usage is not None:
