@@ -27,6 +27,7 @@ from rl_models import (
     get_training_backend,
     register_training_backend,
 )
+from rl_models import registry as backends
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -62,7 +63,7 @@ def test_five_lines(
         reward_fn=lambda prompt, response: 1.0 if "correct" in response else 0.0,
     )
     assert result.metrics["train:reward"] == 0.0
-    assert result.checkpoint_path == tmp_path / "runs/grpo/checkpoints/step_1"
+    assert result.checkpoint_path == tmp_path / "runs/grpo-001/checkpoints/step_1"
     assert list(result.history.to_pandas().index) == [1]
 
 
@@ -145,7 +146,11 @@ def test_own_environment_algorithm_and_callback(
     assert set(hooks.called) == every - {"on_exception"}
 
 
-def test_own_backend() -> None:
+def test_own_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Other tests of this process list the names.
+    names = dict(backends._TRAINING._registered)
+    monkeypatch.setattr(backends._TRAINING, "_registered", names)
+
     @register_training_backend("custom")
     class CustomTrainingBackend:
         pass

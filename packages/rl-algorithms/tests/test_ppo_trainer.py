@@ -321,8 +321,11 @@ class TestConfig:
         [
             ({"critic": {"head": "lm"}}, "critic.head must be value"),
             (
-                {"critic": {"max_total_sequence_length": 8}},
-                "at least that of the policy",
+                {
+                    "policy": {"model_name": "m", "max_total_sequence_length": 16},
+                    "critic": {"max_total_sequence_length": 8},
+                },
+                r"at least that of policy \(16\): got 8",
             ),
             (
                 {"ppo": {"critic_warmup_steps": 3, "max_num_steps": 3}},
