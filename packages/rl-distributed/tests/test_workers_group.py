@@ -67,6 +67,40 @@ def results(group, future, **more):
     return group.get_all_worker_results(future, **more)
 
 
+def test_class_alone_makes_a_group(cluster):
+    class Doubler:
+        def double(self, value):
+            return 2 * value
+
+    for worker, method, expected in (
+        (Doubler, "double", [6, 6]),
+        (SAMPLE, "add", [3, 3]),
+    ):
+        with RayWorkerGroup(cluster, worker) as group:
+            assert group.name == ("Doubler" if worker is Doubler else "Sample")
+            references = group.run_all_workers_single_data(method, value=3)
+            assert ray.get(references) == expected
+
+
+def test_wrong_class_starts_nothing():
+    class NeedsModel:
+        def __init__(self, model_name):
+            self.model_name = model_name
+
+    cluster = RayVirtualCluster([1])  # would start Ray if it were asked for a place
+    with pytest.raises(
+        ConfigError, match=r"worker_class must be .* an object of NeedsModel; give its"
+    ):
+        RayWorkerGroup(cluster, NeedsModel("tiny"))
+    with pytest.raises(ConfigError, match=r"without @ray\.remote"):
+        RayWorkerGroup(cluster, ray.remote(NeedsModel))
+    with pytest.raises(ConfigError, match=r"worker_class must be .* give a class"):
+        RayWorkerGroup(cluster, lambda: 1)
+    with pytest.raises(ConfigError, match=r"got NeedsModel .*RayWorkerBuilder\(Needs"):
+        RayWorkerGroup(cluster, NeedsModel)
+    assert not cluster._placement_groups
+
+
 def test_environment_of_workers(group):
     names = ["RANK", "LOCAL_RANK", "NODE_RANK", "WORLD_SIZE", "MASTER_ADDR"]
     names += ["MASTER_PORT", "OMP_NUM_THREADS"]

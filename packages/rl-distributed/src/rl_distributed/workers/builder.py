@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import site
 import sys
 from collections.abc import Collection, Mapping
@@ -76,12 +77,29 @@ class RayWorkerBuilder:
         elif not isinstance(worker_class, type):
             raise ConfigError(
                 "worker_class must be a path such as 'package.module.Class' or a "
-                f"class: got {worker_class!r}"
+                f"class: got {worker_class!r}{_remedy(worker_class)}"
             )
         self.worker_class = worker_class
         self.args = args
         self.kwargs = kwargs
         self.options = WorkerOptions()
+
+    @classmethod
+    def of(cls, worker: RayWorkerBuilder | str | type[Any]) -> RayWorkerBuilder:
+        """The builder itself, or one of a class whose constructor takes no arguments.
+
+        Args:
+            worker: a builder, a class, or its path.
+
+        Raises:
+            ConfigError: it is none of them, or a class that cannot be made so.
+        """
+        if isinstance(worker, RayWorkerBuilder):
+            return worker
+        builder = cls(worker)
+        if isinstance(worker, type) and not hasattr(worker, "configure_worker"):
+            _check_needs_nothing(worker)
+        return builder
 
     def with_options(self, **changes: Any) -> RayWorkerBuilder:
         """A builder with other process options; see `WorkerOptions` for them."""
@@ -169,6 +187,30 @@ class RayWorkerBuilder:
 
     def __repr__(self) -> str:
         return f"RayWorkerBuilder({self.class_name!r})"
+
+
+def _check_needs_nothing(worker_class: type[Any]) -> None:
+    """Refuse a class whose constructor cannot be called without arguments."""
+    try:
+        inspect.signature(worker_class).bind()
+    except TypeError as error:
+        name = worker_class.__name__
+        raise ConfigError(
+            f"a class given alone must take no arguments: got {name} ({error}); give "
+            f"RayWorkerBuilder({name}, ...) with the arguments of its constructor"
+        ) from None
+    except ValueError:
+        return  # a class of C code that does not say what it takes
+
+
+def _remedy(thing: object) -> str:
+    """What to write in place of a thing that is often taken for a class."""
+    name = type(thing).__name__
+    if hasattr(thing, "remote"):
+        return "; give the plain class, without @ray.remote"
+    if callable(thing):
+        return "; give a class: each worker makes an object of it and keeps that"
+    return f", an object of {name}; give its class: each worker makes an object of it"
 
 
 def _lies_in(folder: str, parents: Collection[str]) -> bool:

@@ -10,7 +10,7 @@ import logging
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import ray
 
@@ -18,6 +18,7 @@ from rl_distributed.audit import audit, audited
 from rl_distributed.closing import close_after
 from rl_distributed.errors import ConfigError, DistributedError
 from rl_distributed.redaction import REDACTED, is_secret_variable
+from rl_distributed.workers.builder import RayWorkerBuilder
 from rl_distributed.workers.calls import WorkerCalls
 from rl_distributed.workers.dispatch import check_worker_ranks
 from rl_distributed.workers.future import DEFAULT_DEADLINE_S, fetch
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
 
     from rl_distributed.named_sharding import NamedSharding
     from rl_distributed.virtual_cluster import RayVirtualCluster
-    from rl_distributed.workers.builder import RayWorkerBuilder
     from rl_distributed.workers.reports import WorkerHealth
 
 __all__ = ["RayWorkerGroup"]
@@ -54,7 +54,8 @@ class RayWorkerGroup(WorkerCalls):
 
     Args:
         cluster: where the workers run.
-        remote_worker_builder: which class, and with which arguments.
+        remote_worker_builder: which class, and with which arguments; or only the
+            class, or its path `"module.Class"`, where it takes no arguments.
         workers_per_node: bundles to use on each node; None: all.
         name_prefix: name of the group in messages; empty: the name of the class.
         bundle_indices_list: tied groups, each (placement group, bundles): one worker
@@ -67,6 +68,7 @@ class RayWorkerGroup(WorkerCalls):
             `RestartWorker` or `RestartGroup`.
 
     Raises:
+        ConfigError: what is to be a class is none.
         WorkerStartError: a worker did not come up; none is left then.
         ResourceInsufficientError: the cluster has no room.
     """
@@ -74,7 +76,7 @@ class RayWorkerGroup(WorkerCalls):
     def __init__(
         self,
         cluster: RayVirtualCluster,
-        remote_worker_builder: RayWorkerBuilder,
+        remote_worker_builder: RayWorkerBuilder | str | type[Any],
         workers_per_node: int | Sequence[int] | None = None,
         name_prefix: str = "",
         bundle_indices_list: Sequence[tuple[int, Sequence[int]]] | None = None,
@@ -85,8 +87,9 @@ class RayWorkerGroup(WorkerCalls):
         call_deadline_s: float = DEFAULT_DEADLINE_S,
         failure_policy: FailurePolicy | None = None,
     ) -> None:
+        builder = RayWorkerBuilder.of(remote_worker_builder)
         self.cluster = cluster
-        self.name = name_prefix or remote_worker_builder.class_name.rpartition(".")[2]
+        self.name = name_prefix or builder.class_name.rpartition(".")[2]
         self.sharding_annotations = sharding_annotations
         self.call_deadline_s = call_deadline_s
         self._plans = {}
@@ -101,7 +104,7 @@ class RayWorkerGroup(WorkerCalls):
         bundles = [seat.bundle for seat in self._seats]
         self._launcher = WorkerLauncher(
             cluster,
-            remote_worker_builder,
+            builder,
             self._seats,
             self.name,
             _checked_variables(env_vars),
