@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from rl_envs.registry import create_env, env_registry, register_env
     from rl_envs.remote import RemoteEnvironment
     from rl_envs.reward_environments import GroupRewardWrapper, as_environment
+    from rl_envs.reward_file import FileReward, FileRewardConfig
     from rl_envs.reward_lists import RewardList
     from rl_envs.rewards import (
         FormatReward,
@@ -73,6 +74,8 @@ __all__ = [
     "scored_mask",
     "total_reward",
     "FunctionalRewardWrapper",
+    "FileReward",
+    "FileRewardConfig",
     "GroupRewardWrapper",
     "RewardList",
     "as_environment",
@@ -137,6 +140,7 @@ _MODULES = {
     "registry": "create_env env_registry register_env",
     "remote": "RemoteEnvironment",
     "reward_environments": "GroupRewardWrapper as_environment",
+    "reward_file": "FileReward FileRewardConfig",
     "reward_lists": "RewardList",
     "rewards": (
         "FormatReward LengthPenalty NumericMatch combine_reward_functions exact_match "

@@ -100,8 +100,9 @@ class RolloutTrainerConfig(TrainerConfig):
         if not is_given:
             raise ConfigError(
                 "nothing rewards the answers that are sampled: name an environment in "
-                "the section env (env.name=math), or in Python pass reward_fn or "
-                "environment"
+                "the section env (env.name=math; env.name=reward "
+                "env.settings.file=reward.py for a function of your own), or in Python "
+                "pass reward_fn or environment"
             )
 
     @model_validator(mode="after")
