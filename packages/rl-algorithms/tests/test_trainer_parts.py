@@ -13,6 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rl_algorithms import GRPOConfig, GRPOTrainer, Interrupted, SFTConfig
+from rl_algorithms.evaluation.config import EvalConfig
+from rl_algorithms.ppo.config import PPOConfig
 from rl_algorithms.trainers.batch_plan import BatchPlan
 from rl_algorithms.trainers.checkpoints import RunCheckpoints
 from rl_algorithms.trainers.config import EnvConfig
@@ -232,8 +234,15 @@ class TestSettings:
             route(GRPOConfig, "num_prompt_per_step")
 
     def test_ambiguous_name_gives_the_paths(self):
-        with pytest.raises(ConfigError, match=r"policy\.backend or policy\.generation"):
-            route(GRPOConfig, "backend")
+        with pytest.raises(
+            ConfigError, match=r"policy\.precision or policy\.generation"
+        ):
+            route(GRPOConfig, "precision")
+
+    def test_backend_is_that_of_training(self):
+        assert route(GRPOConfig, "backend") == "policy.backend"
+        assert route(PPOConfig, "backend") == "policy.backend"
+        assert route(EvalConfig, "backend") == "generation.backend"
 
     def test_wrong_dotted_path_gives_the_nearest(self):
         with pytest.raises(ConfigError, match="max_grad_norm"):

@@ -45,6 +45,14 @@ def test_a_backend_registered_in_code_has_its_own_traits():
     class Backend:
         """Nothing samples."""
 
+        def setup(self, config): ...
+
+        def generate(self, prompts, sampling_params): ...
+
+        def update_weights(self, state_dict): ...
+
+        def shutdown(self): ...
+
     assert get_generation_traits("with-traits-of-its-own") is Backend
     assert get_generation_backend("with-traits-of-its-own") is Backend
 

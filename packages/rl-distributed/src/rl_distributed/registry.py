@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from importlib.metadata import Distribution, EntryPoint, entry_points
@@ -11,12 +11,16 @@ from types import ModuleType
 from typing import Generic, TypeVar
 
 from rl_distributed.errors import RegistryError
+from rl_distributed.logging import get_logger
+from rl_distributed.registrations import Registration
 from rl_distributed.suggestion import did_you_mean
 
 __all__ = ["Registry"]
 
 T = TypeVar("T")
 Registered = TypeVar("Registered")
+
+_logger = get_logger(__name__)
 
 
 class Registry(Generic[T]):
@@ -25,6 +29,9 @@ class Registry(Generic[T]):
     An implementation arrives in either of two ways: `register` in code, or an entry
     point of `group` in any installed package, which is imported when it is first asked
     for. A name registered in code wins over an entry point of the same name.
+
+    What is registered in code is known in that process. `registrations` describes it
+    so that it can be sent, and `adopt` makes it known in another one.
 
     Args:
         group: The entry-point group, for example `rl.loggers`.
@@ -35,13 +42,16 @@ class Registry(Generic[T]):
         self.group = group
         self.kind = kind
         self._registered: dict[str, T] = {}
+        self._adopted: dict[str, Registration] = {}
         self._entry_points: dict[str, list[EntryPoint]] | None = None
 
     def __repr__(self) -> str:
         return f"Registry({self.group!r}, {self.kind!r}: {', '.join(self.names())})"
 
     def __contains__(self, name: object) -> bool:
-        return name in self._registered or name in self._found()
+        return (
+            name in self._registered or name in self._adopted or name in self._found()
+        )
 
     def register(
         self, name: str, *, replace: bool = False
@@ -83,6 +93,10 @@ class Registry(Generic[T]):
         """
         if name in self._registered:
             return self._registered[name]
+        if name in self._adopted:
+            found: T = self._adopted[name].resolve()
+            self._registered[name] = found
+            return found
         loaded = self._load(self._declared(name))
         return self._registered.setdefault(name, loaded)
 
@@ -92,8 +106,49 @@ class Registry(Generic[T]):
         Raises:
             RegistryError: The name is unknown, or two packages claim it.
         """
-        if name not in self._registered:
+        if name not in self._registered and name not in self._adopted:
             self._declared(name)
+
+    def registrations(self, needed: str | None = None) -> tuple[Registration, ...]:
+        """What was registered in code, for `adopt` in another process.
+
+        Entry points are left out: the other process finds those itself.
+
+        Args:
+            needed: A name that the other process asks for. Others that cannot be sent
+                are left out; this one is an error.
+
+        Raises:
+            RegistryError: The needed one cannot be sent.
+        """
+        found = []
+        for name, implementation in sorted(self._registered.items()):
+            if self._is_of_entry_point(name, implementation):
+                continue
+            try:
+                found.append(Registration.of(self.kind, name, implementation))
+            except RegistryError as error:
+                if name == needed:
+                    raise
+                _logger.debug("%s", error)
+        known = {each.name for each in found}
+        kept = (each for n, each in self._adopted.items() if n not in known)
+        return (*found, *kept)
+
+    def adopt(self, registrations: Iterable[Registration]) -> None:
+        """Make known what was registered in the process that this one works for.
+
+        Each is loaded when it is first asked for.
+        """
+        for registration in registrations:
+            self._adopted[registration.name] = registration
+            self._registered.pop(registration.name, None)
+
+    def _is_of_entry_point(self, name: str, implementation: object) -> bool:
+        """Whether a package that declares the name has registered it as well."""
+        package = str(getattr(implementation, "__module__", "")).partition(".")[0]
+        points = self._found().get(name, ())
+        return any(point.module.partition(".")[0] == package for point in points)
 
     def loaded(self, name: str) -> T | None:
         """The implementation called `name` if nothing has to be imported for it."""
@@ -108,7 +163,7 @@ class Registry(Generic[T]):
         Raises:
             RegistryError: See `get`.
         """
-        if name in self._registered:
+        if name in self._registered or name in self._adopted:
             return None
         point = self._declared(name)
         with self._telling(point):
@@ -116,7 +171,7 @@ class Registry(Generic[T]):
 
     def names(self) -> list[str]:
         """All known names, sorted."""
-        return sorted({*self._registered, *self._found()})
+        return sorted({*self._registered, *self._adopted, *self._found()})
 
     def _declared(self, name: str) -> EntryPoint:
         """The one entry point of that name."""

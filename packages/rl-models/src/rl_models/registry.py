@@ -1,25 +1,32 @@
 """Names of training and generation backends.
 
 A backend registers itself with a decorator, or is found through the entry-point groups
-`rl.training_backends` and `rl.generation_backends`.
+`rl.training_backends` and `rl.generation_backends`. Workers get what the driver has
+registered in code.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import ModuleType
 from typing import Any, TypeVar
 
+from rl_distributed.registrations import Registration
 from rl_distributed.registry import Registry
+from rl_models.backend_forms import generation_form, training_form
 
 __all__ = [
+    "adopt_generation_backends",
+    "adopt_training_backends",
     "check_generation_backend",
+    "generation_registrations",
     "get_generation_backend",
     "get_generation_traits",
     "get_training_backend",
     "register_generation_backend",
     "register_training_backend",
     "training_backend_home",
+    "training_registrations",
 ]
 
 Class = TypeVar("Class", bound=type)
@@ -29,8 +36,22 @@ _GENERATION: Registry[Any] = Registry("rl.generation_backends", "generation back
 
 
 def register_training_backend(name: str) -> Callable[[Class], Class]:
-    """Decorator that makes a `TrainingBackend` class known as `name`."""
-    return _TRAINING.register(name)
+    """Make a class known as `name`, as a decorator; workers get it from the driver.
+
+    It has the methods of `TrainingBackend`, or six: `setup(config)`,
+    `train_step(batch, loss_fn)`, `get_logprobs(batch)`, `save_checkpoint(path)`,
+    `load_checkpoint(path)` and `shutdown()`.
+
+    Raises:
+        RegistryError: The name is taken, or the class has neither form.
+    """
+    register = _TRAINING.register(name)
+
+    def decorate(backend: Class) -> Class:
+        training_form(name, backend)
+        return register(backend)
+
+    return decorate
 
 
 def get_training_backend(name: str) -> type[Any]:
@@ -39,9 +60,36 @@ def get_training_backend(name: str) -> type[Any]:
     return backend
 
 
+def training_registrations(name: str) -> tuple[Registration, ...]:
+    """What a worker that hosts this training backend must be told.
+
+    Raises:
+        RegistryError: The backend cannot be sent.
+    """
+    return _TRAINING.registrations(name)
+
+
+def adopt_training_backends(registrations: Iterable[Registration]) -> None:
+    """Make training backends of the driver known in this process."""
+    _TRAINING.adopt(registrations)
+
+
 def register_generation_backend(name: str) -> Callable[[Class], Class]:
-    """Decorator that makes a `GenerationBackend` class known as `name`."""
-    return _GENERATION.register(name)
+    """Make a class known as `name`, as a decorator; workers get it from the driver.
+
+    It has the methods of `GenerationBackend`, or four: `setup(config)`,
+    `generate(prompts, sampling_params)`, `update_weights(state_dict)` and `shutdown()`.
+
+    Raises:
+        RegistryError: The name is taken, or the class has neither form.
+    """
+    register = _GENERATION.register(name)
+
+    def decorate(backend: Class) -> Class:
+        generation_form(name, backend)
+        return register(backend)
+
+    return decorate
 
 
 def training_backend_home(name: str) -> ModuleType | None:
@@ -72,3 +120,17 @@ def get_generation_backend(name: str) -> type[Any]:
     """The class of a generation backend; an unknown name gives the nearest one."""
     backend: type[Any] = _GENERATION.get(name)
     return backend
+
+
+def generation_registrations(name: str) -> tuple[Registration, ...]:
+    """What a worker that hosts this generation backend must be told.
+
+    Raises:
+        RegistryError: The backend cannot be sent.
+    """
+    return _GENERATION.registrations(name)
+
+
+def adopt_generation_backends(registrations: Iterable[Registration]) -> None:
+    """Make generation backends of the driver known in this process."""
+    _GENERATION.adopt(registrations)

@@ -16,6 +16,8 @@ __all__ = ["build_config", "route"]
 ConfigT = TypeVar("ConfigT", bound=Config)
 
 _OPTIMIZER_KWARGS = "policy.optimizer.kwargs"
+# A plain name that several sections have, and that means one of them.
+_MEANINGS = {"backend": "policy.backend"}
 _ALIASES = {name: f"{_OPTIMIZER_KWARGS}.{name}" for name in ("lr", "weight_decay")}
 
 
@@ -34,8 +36,8 @@ def _paths(cls: type[Config]) -> dict[str, tuple[str, ...]]:
 def route(cls: type[Config], name: str) -> str:
     """Return the dotted path that a setting means.
 
-    A field of the class itself comes first, then the one section that has the name. A
-    dotted path means itself.
+    A field of the class itself comes first, then the one section that has the name;
+    `backend` is the training backend. A dotted path means itself.
 
     Raises:
         ConfigError: No section has the name, or more than one.
@@ -43,6 +45,8 @@ def route(cls: type[Config], name: str) -> str:
     if "." in name or name in cls.model_fields:
         return name
     paths = _paths(cls).get(name, ())
+    if _MEANINGS.get(name) in paths:
+        return _MEANINGS[name]
     # Where there is a second model, a plain name means the one that is trained.
     own = [path for path in paths if path.startswith("policy.")]
     others = {path.removeprefix("policy.") for path in own}

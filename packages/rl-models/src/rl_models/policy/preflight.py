@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from rl_distributed.errors import ConfigError
+from rl_models.backend_forms import own_method, training_form
 from rl_models.checkpoint.model_folder import folder_context_length
 from rl_models.config import PolicyConfig
 from rl_models.registry import get_training_backend, training_backend_home
@@ -22,13 +25,19 @@ def check_training_settings(config: PolicyConfig) -> None:
         ConfigError: The backend refuses a setting.
         RegistryError: The backend is unknown.
     """
+    backend = _asked(config)
+    check = getattr(backend, "check_config", None)
+    if check is not None:
+        check(config)
+
+
+def _asked(config: PolicyConfig) -> type[Any] | None:
+    """The backend's class; None where its package says that it need not be asked."""
     home = training_backend_home(config.backend)
     is_plain = getattr(home, "settings_are_plain", None)
     if is_plain is not None and is_plain(config):
-        return
-    check = getattr(get_training_backend(config.backend), "check_config", None)
-    if check is not None:
-        check(config)
+        return None
+    return get_training_backend(config.backend)
 
 
 def check_policy(config: PolicyConfig, num_ranks: int) -> None:
@@ -45,6 +54,7 @@ def check_policy(config: PolicyConfig, num_ranks: int) -> None:
     """
     _check_global_batch(config.train_global_batch_size, num_ranks)
     check_training_settings(config)
+    _check_form(config, num_ranks)
     if config.tokenizer.name is not None:
         check_tokenizer_folder(config.tokenizer.name)
     overridden = config.hf_config_overrides.get("max_position_embeddings")
@@ -54,6 +64,31 @@ def check_policy(config: PolicyConfig, num_ranks: int) -> None:
             "policy.max_total_sequence_length must not exceed the context of "
             f"{config.model_name}: got {config.max_total_sequence_length} with a "
             f"context of {limit}; use at most {limit}"
+        )
+
+
+def _check_form(config: PolicyConfig, num_ranks: int) -> None:
+    """Refuse what a backend of six methods cannot do."""
+    backend = _asked(config)
+    if backend is None or training_form(config.backend, backend) == "whole":
+        return
+    what = f"training backend {config.backend!r} ({backend.__qualname__})"
+    if num_ranks > 1:
+        raise ConfigError(
+            f"{what} has six methods and trains in one process: got {num_ranks} ranks; "
+            "use a cluster of one worker, or give the class all methods of "
+            "rl_models.TrainingBackend"
+        )
+    for name in ("dynamic_batching", "sequence_packing"):
+        if getattr(config, name) is not None:
+            raise ConfigError(
+                f"policy.{name} must be null: {what} has six methods and makes its "
+                "own micro-batches"
+            )
+    if config.head != "lm" and own_method(backend, "get_values") is None:
+        raise ConfigError(
+            f"policy.head {config.head!r} needs get_values, which {what} does not "
+            "have; give its class the method, or use the backend dtensor"
         )
 
 

@@ -27,6 +27,7 @@ from rl_models.policy.heads import (
 from rl_models.policy.preflight import check_policy
 from rl_models.policy.row_length import with_row_length
 from rl_models.policy.weight_exports import WeightExports
+from rl_models.registry import training_registrations
 from rl_models.types import (
     LogprobOutputSpec,
     ReferenceLogprobOutputSpec,
@@ -102,10 +103,12 @@ class TrainingPolicy(WeightExports, PolicyInterface):
         self.config = config
         self._has_reference = init_reference_model
         self._secrets = _secrets_of(config)
+        self._registrations = training_registrations(config.backend)
         builder = RayWorkerBuilder(
             _WORKER,
             config.to_dict(),
             init_reference_model=init_reference_model,
+            registrations=self._registrations,
             **paths,
         )
         self.group = RayWorkerGroup(
@@ -151,8 +154,9 @@ class TrainingPolicy(WeightExports, PolicyInterface):
             "weights_path": _text(weights_path),
             "optimizer_path": _text(optimizer_path),
         }
-        if _secrets_of(config) != self._secrets:
-            # A process gets its secrets when it is made.
+        registrations = training_registrations(config.backend)
+        if (_secrets_of(config), registrations) != (self._secrets, self._registrations):
+            # A process gets its secrets, and classes of the program, when it is made.
             self.group.shutdown()
             self._start(self.group.cluster, self.group.name, config, **settings)
             return

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rl_distributed.batched_data_dict import BatchedDataDict
 from rl_distributed.ports import PortAllocator
+from rl_distributed.registrations import Registration
 from rl_distributed.transfer import TensorLink
 from rl_models.interfaces import LossFunction
-from rl_models.registry import get_training_backend
+from rl_models.registry import adopt_training_backends
 from rl_models.training.process_group import Ranks
+from rl_models.training.six_methods import make_training_backend
 from rl_models.weights.request import WeightRequest
 from rl_models.weights.sending import Message, WeightSender
 
@@ -25,6 +27,7 @@ class TrainingWorker:
         init_reference_model: Keep a frozen copy of the initial model.
         weights_path: Model folder to start from in place of `model_name`.
         optimizer_path: Training state to resume exactly.
+        registrations: Backends that the driver has registered in code.
     """
 
     def __init__(
@@ -33,7 +36,9 @@ class TrainingWorker:
         init_reference_model: bool = False,
         weights_path: str | None = None,
         optimizer_path: str | None = None,
+        registrations: Sequence[Registration] = (),
     ) -> None:
+        adopt_training_backends(registrations)
         self._config = config
         self._arguments = {
             "init_reference_model": init_reference_model,
@@ -57,7 +62,7 @@ class TrainingWorker:
             self._sender.close()
             self._backend = None
             self._config, self._arguments = config, arguments
-        self._backend = get_training_backend(str(self._config["backend"]))()
+        self._backend = make_training_backend(str(self._config["backend"]))
         self._backend.setup(self._config, **self._arguments)
         is_first = Ranks.from_environment().is_first
         self._sender = WeightSender(self._backend.export_weights, is_first)

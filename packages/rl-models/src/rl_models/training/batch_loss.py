@@ -1,0 +1,91 @@
+"""A loss as a backend with six methods calls it: rows and outputs, one number back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rl_distributed.errors import BatchError
+from rl_models.errors import UnsupportedModelError
+from rl_models.interfaces import LossFunction
+from rl_models.types import LossInputType
+
+__all__ = ["BatchLoss"]
+
+_OUTPUTS = {
+    LossInputType.LOGPROB: "[B, S] log-probs as get_logprobs gives them",
+    LossInputType.LOGIT: "[B, S, V] logits",
+    LossInputType.VALUE: "[B, S] values",
+}
+
+
+class BatchLoss:
+    """A loss that knows what its global batch divides by.
+
+    ```python
+    loss = loss_fn(batch, logprobs)  # logprobs: [B, S], with gradients
+    loss.backward()
+    ```
+
+    The losses of parts of the batch add up to that of the batch, so a backend may call
+    it for one micro-batch after the other.
+
+    Args:
+        loss_fn: The algorithm's loss.
+        batch: The global batch.
+    """
+
+    def __init__(self, loss_fn: LossFunction, batch: Mapping[str, Any]) -> None:
+        self.loss_fn = loss_fn
+        self.input_type = loss_fn.input_type
+        """What it is computed from; see `LossInputType`."""
+        self.metrics: dict[str, list[Any]] = {}
+        """What the loss reported, by call."""
+        rows = batch["sample_mask"].double()
+        tokens = batch["token_mask"][:, 1:].double().sum(1) * rows
+        self._num_rows = rows.sum().float()
+        self._num_tokens = tokens.sum().float()
+
+    def __call__(self, batch: Mapping[str, Any], outputs: Tensor) -> Tensor:
+        """Return the share of some rows in the loss of the global batch.
+
+        Args:
+            batch: The global batch, or a part of its rows.
+            outputs: What the model computed of them: by `input_type` log-probs as
+                `get_logprobs` gives them (the default), logits or values.
+
+        Raises:
+            BatchError: The outputs have another shape.
+            UnsupportedModelError: The loss needs more than one tensor.
+        """
+        inputs = self._inputs(batch, outputs)
+        loss, metrics = self.loss_fn(batch, self._num_rows, self._num_tokens, **inputs)
+        for name, value in metrics.items():
+            plain = value.item() if isinstance(value, Tensor) else value
+            self.metrics.setdefault(name, []).append(plain)
+        return loss
+
+    def _inputs(self, batch: Mapping[str, Any], outputs: Tensor) -> dict[str, Tensor]:
+        kind = self.input_type
+        if kind not in _OUTPUTS:
+            raise UnsupportedModelError(
+                f"{type(self.loss_fn).__name__} is computed from {kind.value}, "
+                "which a training backend of six methods cannot give; use the backend "
+                "dtensor"
+            )
+        shape = tuple(batch["input_ids"].shape)
+        if not isinstance(outputs, Tensor) or tuple(outputs.shape[:2]) != shape:
+            got = tuple(outputs.shape) if isinstance(outputs, Tensor) else outputs
+            raise BatchError(
+                f"loss_fn(batch, outputs) takes {_OUTPUTS[kind]}, here with [B, S] = "
+                f"{list(shape)}: got {got!r}"
+            )
+        if kind is LossInputType.LOGIT:
+            return {"logits": outputs.float()}
+        if kind is LossInputType.VALUE:
+            return {"values": outputs}
+        is_trained = batch["token_mask"][:, 1:].to(outputs.device) != 0
+        return {"next_token_logprobs": torch.where(is_trained, outputs[:, 1:], 0.0)}

@@ -1,0 +1,302 @@
+"""A training backend of six methods, as a training worker hosts it.
+
+| asked of a worker               | made of                                        |
+|---------------------------------|------------------------------------------------|
+| one step per global batch       | `train_step(batch, loss_fn)` for each          |
+| the loss of held-out rows       | `get_logprobs` and the loss, without gradients |
+| log-probs of the initial model  | a second object, which is never trained        |
+| a checkpoint, resume            | `save_checkpoint(path)`, `load_checkpoint`     |
+| weights for a generator         | `state_dict()` if there is one, else the       |
+|                                 | safetensors that `save_checkpoint` writes      |
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from rl_distributed.errors import BatchError, CheckpointError
+from rl_models.backend_forms import own_method, training_form
+from rl_models.checkpoint.tokenizer_files import save_tokenizer
+from rl_models.config import PolicyConfig
+from rl_models.errors import UnsupportedModelError
+from rl_models.interfaces import LossFunction
+from rl_models.registry import get_training_backend
+from rl_models.training.batch_loss import BatchLoss
+from rl_models.types import LossInputType
+
+__all__ = ["SixMethodBackend", "make_training_backend"]
+
+_STATE = "state.json"
+
+
+def make_training_backend(name: str) -> Any:
+    """Make a training backend by name; one of six methods gets what it lacks.
+
+    Raises:
+        RegistryError: The name is unknown, or the class has neither form.
+    """
+    backend = get_training_backend(name)
+    if training_form(name, backend) == "whole":
+        return backend()
+    return SixMethodBackend(name, backend)
+
+
+class SixMethodBackend:
+    """A `TrainingBackend` of one rank, made of a class with six methods.
+
+    Args:
+        name: What the class is registered as.
+        backend: The class; made without arguments.
+    """
+
+    def __init__(self, name: str, backend: type[Any]) -> None:
+        self._name = name
+        self._class = backend
+        self._backend: Any = None
+        self._reference: Any = None
+        self._specs: dict[str, Tensor] | None = None
+
+    def setup(
+        self,
+        config: Mapping[str, Any],
+        *,
+        init_reference_model: bool = False,
+        weights_path: str | None = None,
+        optimizer_path: str | None = None,
+    ) -> None:
+        """Set up the object, and with a reference model a second one."""
+        self._config = PolicyConfig.from_dict(config)
+        if self._config.num_threads is not None:
+            torch.set_num_threads(self._config.num_threads)
+        self._backend = self._made(config)
+        if init_reference_model:
+            self._reference = self._made(config)
+        if weights_path is not None or optimizer_path is not None:
+            self.load_checkpoint(weights_path, optimizer_path)
+
+    def _made(self, config: Mapping[str, Any]) -> Any:
+        # Both objects begin with the same weights where these are random.
+        torch.manual_seed(self._config.seed)
+        made = self._class()
+        made.setup(dict(config))
+        return made
+
+    def train_step(
+        self,
+        data: Any,
+        loss_fn: LossFunction,
+        *,
+        eval_mode: bool = False,
+        gbs: int,
+        mbs: int,
+    ) -> dict[str, Any]:
+        """One call of `train_step` per global batch; `mbs` is the backend's affair."""
+        del mbs
+        results = []
+        metrics: dict[str, list[Any]] = {}
+        for index in range(data.size // gbs):
+            batch = data if data.size == gbs else data.get_batch(index, gbs)
+            loss = BatchLoss(loss_fn, batch)
+            if eval_mode:
+                results.append({"loss": self._evaluated(batch, loss)})
+            else:
+                results.append(self._checked(self._backend.train_step(batch, loss)))
+            for name, values in loss.metrics.items():
+                metrics.setdefault(name, []).extend(values)
+        self._add_own_metrics(results, metrics)
+        return {**_columns(results), "all_mb_metrics": metrics}
+
+    @torch.no_grad()
+    def _evaluated(self, batch: Any, loss: BatchLoss) -> float:
+        if loss.input_type is not LossInputType.LOGPROB:
+            raise self._unsupported(
+                f"way to give the loss of held-out rows from {loss.input_type.value}"
+            )
+        logprobs = self._logprobs(self._backend, batch)
+        return float(loss(batch, logprobs))
+
+    def _checked(self, result: Any) -> dict[str, float]:
+        """The numbers that `train_step` returned."""
+        if not isinstance(result, Mapping) or "loss" not in result:
+            raise BatchError(
+                f"train_step of training backend {self._name!r} must return a mapping "
+                f'with "loss": got {result!r}; return {{"loss": loss.item()}}'
+            )
+        try:
+            return {name: float(value) for name, value in result.items()}
+        except (TypeError, ValueError) as error:
+            raise BatchError(
+                f"train_step of training backend {self._name!r} must return numbers: "
+                f"got {dict(result)!r} ({error})"
+            ) from error
+
+    def _add_own_metrics(
+        self, results: list[dict[str, float]], metrics: dict[str, list[Any]]
+    ) -> None:
+        """Further numbers of a step are metrics, unless the loss reports them."""
+        names = {n for result in results for n in result} - {"loss", "grad_norm", "lr"}
+        for name in names - set(metrics):
+            metrics[name] = [result[name] for result in results if name in result]
+
+    def get_logprobs(self, data: Any, *, mbs: int, reference: bool = False) -> Tensor:
+        """[B, S] log-probs; 0.0 where they are not asked for."""
+        del mbs
+        if reference and self._reference is None:
+            raise BatchError(
+                "the policy keeps no reference model; build it with "
+                "init_reference_model=True"
+            )
+        with torch.no_grad():
+            return self._logprobs(self._reference if reference else self._backend, data)
+
+    def _logprobs(self, backend: Any, data: Any) -> Tensor:
+        logprobs = torch.as_tensor(backend.get_logprobs(data))
+        shape = data["input_ids"].shape
+        if logprobs.shape != shape:
+            raise BatchError(
+                f"get_logprobs of training backend {self._name!r} must return [B, S] = "
+                f"{list(shape)}, one log-prob per token of input_ids: got "
+                f"{list(logprobs.shape)}"
+            )
+        positions = torch.arange(shape[1])
+        is_asked = (positions > 0) & (positions < data["input_lengths"][:, None])
+        if "token_mask" in data:
+            is_asked = is_asked & (data["token_mask"] != 0)
+        return torch.where(is_asked, logprobs.detach().float().cpu(), 0.0)
+
+    def get_values(self, data: Any, *, mbs: int) -> Tensor:
+        """Pass on to the backend, if it has the method."""
+        found: Tensor = self._offered("get_values")(data, mbs=mbs)
+        return found
+
+    def get_topk_logits(self, data: Any, **arguments: Any) -> Mapping[str, Tensor]:
+        """Pass on to the backend, if it has the method."""
+        found: Mapping[str, Tensor] = self._offered("get_topk_logits")(
+            data, **arguments
+        )
+        return found
+
+    def _offered(self, method: str) -> Any:
+        if own_method(self._class, method) is None:
+            raise self._unsupported(method)
+        return getattr(self._backend, method)
+
+    def _unsupported(self, what: str) -> UnsupportedModelError:
+        return UnsupportedModelError(
+            f"training backend {self._name!r} ({self._class.__qualname__}) has no "
+            f"{what}; give its class the method, see rl_models.TrainingBackend, or use "
+            "the backend dtensor"
+        )
+
+    def save_checkpoint(
+        self,
+        weights_path: str,
+        optimizer_path: str | None = None,
+        tokenizer_path: str | None = None,
+    ) -> None:
+        """Have the backend write its state, and put the tokenizer beside it.
+
+        The folder of the training state says where that is.
+        """
+        folder = Path(weights_path)
+        folder.mkdir(parents=True, exist_ok=True)
+        self._backend.save_checkpoint(str(folder))
+        source = self._config.tokenizer.name or self._config.model_name
+        for target in {folder, Path(tokenizer_path or folder)}:
+            save_tokenizer(source, self._config.tokenizer.chat_template, target)
+        if optimizer_path is not None:
+            target = Path(optimizer_path)
+            target.mkdir(parents=True, exist_ok=True)
+            place = {"checkpoint": os.path.relpath(folder, target)}
+            (target / _STATE).write_text(json.dumps(place), encoding="utf-8")
+
+    def load_checkpoint(
+        self, weights_path: str | None, optimizer_path: str | None = None
+    ) -> None:
+        """Have the backend load what its `save_checkpoint` wrote."""
+        path = weights_path
+        if path is None and optimizer_path is not None:
+            file = Path(optimizer_path) / _STATE
+            try:
+                place = json.loads(file.read_text(encoding="utf-8"))["checkpoint"]
+            except (OSError, ValueError, KeyError) as error:
+                raise CheckpointError(
+                    f"{file} does not say where training backend {self._name!r} saved "
+                    f"its state ({error}); resume from a checkpoint that it wrote"
+                ) from error
+            path = str(Path(optimizer_path) / place)
+        if path is not None:
+            self._backend.load_checkpoint(path)
+
+    def weight_specs(self) -> dict[str, Tensor]:
+        """What `export_weights` gives, without data."""
+        if self._specs is None:
+            self._specs = {
+                name: torch.empty(value.shape, dtype=value.dtype, device="meta")
+                for name, value in self._weights()
+            }
+        return self._specs
+
+    def export_weights(self, precision: str) -> Iterator[tuple[str, Tensor]]:
+        """Whole weights by name, tied ones once.
+
+        Raises:
+            UnsupportedModelError: There is no way to have them.
+        """
+        del precision  # the caller casts
+        return self._weights()
+
+    def _weights(self) -> Iterator[tuple[str, Tensor]]:
+        if own_method(self._class, "state_dict") is None:
+            yield from self._saved_weights()
+            return
+        seen = set()
+        for name, value in self._backend.state_dict().items():
+            key = (value.data_ptr(), value.shape, value.stride(), value.dtype)
+            if value.numel() and key in seen:
+                continue
+            seen.add(key)
+            yield name, value.detach()
+
+    def _saved_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """The tensors of a Hugging Face folder, if the backend writes one."""
+        with tempfile.TemporaryDirectory(prefix="rl-weights-") as folder:
+            self._backend.save_checkpoint(folder)
+            files = sorted(Path(folder).glob("*.safetensors"))
+            if not files:
+                raise UnsupportedModelError(
+                    f"training backend {self._name!r} ({self._class.__qualname__}) "
+                    "hands out no weights, so nothing can be sampled from it: it has "
+                    "no state_dict(), and its save_checkpoint writes no *.safetensors; "
+                    "give its class a method state_dict() that returns tensors by the "
+                    "names that the generation backend knows"
+                )
+            for file in files:
+                with safe_open(file, framework="pt") as tensors:
+                    for name in tensors.keys():  # noqa: SIM118
+                        yield name, tensors.get_tensor(name)
+
+    def shutdown(self) -> None:
+        """Shut both objects down."""
+        for backend in (self._reference, self._backend):
+            if backend is not None:
+                backend.shutdown()
+
+
+def _columns(results: list[dict[str, float]]) -> dict[str, Tensor]:
+    """Loss, norm and rate per global batch; what a backend does not tell is empty."""
+    columns = {}
+    for name in ("loss", "grad_norm", "lr"):
+        known = [result[name] for result in results if name in result]
+        dtype = torch.float64 if name == "lr" else torch.float32
+        columns[name] = torch.tensor(known, dtype=dtype)
+    return columns

@@ -1,0 +1,62 @@
+"""Backends of a user's program: they reach the workers and do what is promised."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from rl_distributed.errors import RegistryError
+from rl_models import register_training_backend
+from rl_models import registry as backends
+
+Run = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture(autouse=True)
+def _as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forget what a program registers: other tests list the names."""
+    for registry in (backends._TRAINING, backends._GENERATION):
+        monkeypatch.setattr(registry, "_registered", dict(registry._registered))
+
+
+@pytest.mark.slow
+def test_a_training_backend_of_six_methods_trains_saves_and_resumes(
+    run_program: Run, model: str
+) -> None:
+    left = run_program("custom_training_backend", model)
+    assert left["backend"] is left["CustomTrainingBackend"]
+    losses = left["whole"].history.to_pandas()["train:loss"]
+    assert losses.iloc[-1] < 0.5 * losses.iloc[0]
+    assert left["first"].steps == 10
+    assert left["resumed"].steps == 20
+    # The state that was saved is exact: the second half is that of one long run.
+    resumed = left["resumed"].history.to_pandas()["train:loss"]
+    assert resumed.iloc[-1] == pytest.approx(losses.iloc[-1], abs=1e-6)
+    assert left["first"].metrics["train:loss"] == pytest.approx(
+        losses.iloc[9], abs=1e-6
+    )
+    held_out = left["whole"].metrics["val:val_loss"]
+    assert 0.0 < held_out < losses.iloc[0]
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({}, r"setup is missing; train_step is missing.*give it setup\(config\)"),
+        (
+            {"setup": lambda self: None},
+            r"setup\(self\) cannot be called as setup\(config\)",
+        ),
+        ({"train_step": lambda self, batch: {}}, r"as train_step\(batch, loss_fn\)"),
+        ({"shutdown": 3}, "shutdown is no method"),
+    ],
+)
+def test_a_class_of_neither_form_is_refused_when_it_is_registered(
+    body: dict[str, Any], message: str
+) -> None:
+    cls = type("Mine", (), body)
+    with pytest.raises(RegistryError, match=message):
+        register_training_backend("mine")(cls)
+    assert "mine" not in backends._TRAINING
