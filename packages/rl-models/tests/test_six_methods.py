@@ -145,7 +145,7 @@ def test_a_backend_that_hands_out_no_weights_is_not_sampled_from(made):
 
 
 def test_what_it_does_not_have_is_told(made, make_batch):
-    with pytest.raises(UnsupportedModelError, match="'plain'.*has no get_values"):
+    with pytest.raises(UnsupportedModelError, match=r"'plain'.*has no get_values"):
         made().get_values(make_batch(), mbs=4)
 
     class WithValues(Plain):
@@ -170,11 +170,14 @@ def test_what_it_does_not_have_is_told(made, make_batch):
 def test_what_it_returns_is_checked(made, make_batch, method, gives, message):
     cls = type("Odd", (Plain,), {method: lambda self, *arguments: gives})
     backend, batch = made(cls), make_batch(num_rows=4)
+    calls = {
+        "train_step": lambda: backend.train_step(
+            batch, TokenCrossEntropy(), gbs=4, mbs=4
+        ),
+        "get_logprobs": lambda: backend.get_logprobs(batch, mbs=4),
+    }
     with pytest.raises(BatchError, match=message):
-        if method == "get_logprobs":
-            backend.get_logprobs(batch, mbs=4)
-        else:
-            backend.train_step(batch, TokenCrossEntropy(), gbs=4, mbs=4)
+        calls[method]()
 
 
 def test_outputs_of_another_shape_are_refused(made, make_batch):
