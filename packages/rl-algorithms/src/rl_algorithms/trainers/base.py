@@ -38,6 +38,11 @@ from rl_algorithms.trainers.components import (
     with_tokenizer,
 )
 from rl_algorithms.trainers.config import TrainerConfig
+from rl_algorithms.trainers.given_policy import (
+    checked_config,
+    told_apart,
+    with_ranks,
+)
 from rl_algorithms.trainers.history import History
 from rl_algorithms.trainers.loop import TrainerLoop
 from rl_algorithms.trainers.memory_hint import memory_hint
@@ -68,12 +73,13 @@ from rl_algorithms.trainers.unread import idle_lines, of_validation
 from rl_algorithms.trainers.validation_samples import ValidationSamples
 from rl_distributed.cluster_watch import ClusterLoss, ClusterWatch, find_loss
 from rl_distributed.config import Config
-from rl_distributed.errors import ClusterLostError, ConfigError
+from rl_distributed.errors import ClusterLostError
 from rl_distributed.logging import get_logger, keeping_log
 from rl_distributed.metrics import LoggerFacade
 from rl_distributed.run_folder import RunClaim
 from rl_distributed.timing import Timer
 from rl_envs.reward_lists import RewardFns
+from rl_models.interfaces import PolicyInterface
 
 __all__ = ["BaseTrainer"]
 
@@ -86,31 +92,48 @@ class BaseTrainer(TrainerLoop[ConfigT]):
     It sets `algorithm` and `config_class`, implements `_load_data` and `_train_step`,
     and may override the other methods of `Algorithm`.
 
+    ```python
+    trainer = DPOTrainer(policy, cluster, max_num_steps=100)
+    trainer.train(pairs)
+    ```
+
     Args:
-        config: Everything; a mapping is validated first.
-        cluster: A `RayVirtualCluster` to use instead of making one.
-        policy: A `PolicyInterface` to use instead of making one.
+        config: Everything; a mapping is validated first. Or a policy, whose own config
+            then is the section `policy`.
+        cluster: A `RayVirtualCluster` to use instead of making one, for what the
+            policy's own workers do not do: sampling, a critic, a teacher.
+        policy: A `PolicyInterface` to use instead of making one; without `config` as if
+            it came first.
         generation: A `GenerationInterface` to use instead of making one.
         tokenizer: A tokenizer to use instead of loading the model's.
         pool: Keeps the worker processes for the next trainer; its maker closes it.
         claim: The folder of the run, where its maker has written what the run is;
             default one that the trainer makes by `output_dir`.
+        **settings: Keys of the configuration, see `from_pretrained`.
 
-    What is handed in is used and left open; what the trainer makes it closes.
+    What is handed in is used and left open: whoever made a policy or a cluster shuts it
+    down (`policy.shutdown()`). What the trainer makes it closes.
+
+    Raises:
+        ConfigError: Neither a policy nor a configuration is given, or it is wrong.
     """
 
     def __init__(
         self,
-        config: ConfigT | Mapping[str, Any],
-        *,
+        config: ConfigT | Mapping[str, Any] | PolicyInterface | None = None,
         cluster: Any = None,
+        *,
         policy: Any = None,
         generation: Any = None,
         tokenizer: Any = None,
         pool: WorkerPool | None = None,
         claim: RunClaim | None = None,
+        **settings: Any,
     ) -> None:
-        self.config = self._checked(config)
+        name, config_class = type(self).__name__, self.config_class
+        config, policy = told_apart(name, config, policy)
+        found = checked_config(name, config_class, config, policy, settings)
+        self.config = cast("ConfigT", with_ranks(found, policy, cluster))
         self._pool = pool
         self._claim = claim
         self.given = Components(cluster, policy, generation, None, tokenizer)
@@ -124,18 +147,6 @@ class BaseTrainer(TrainerLoop[ConfigT]):
         self.run_dir = Path(self.config.output_dir or f"runs/{self.run_name}")
         self.needs = Needs()
         self.plan = self._plan_batches()
-
-    @classmethod
-    def _checked(cls, config: Any) -> ConfigT:
-        if isinstance(config, Mapping):
-            source = f"config of {cls.__name__}"
-            config = cls.config_class.from_dict(dict(config), source=source)
-        if not isinstance(config, cls.config_class):
-            raise ConfigError(
-                f"{cls.__name__} takes a {cls.config_class.__name__}: got "
-                f"{type(config).__name__}"
-            )
-        return cast("ConfigT", config)
 
     @classmethod
     def from_pretrained(
@@ -254,6 +265,10 @@ class BaseTrainer(TrainerLoop[ConfigT]):
                 raise
             finally:
                 self._signals.close()
+
+    def train(self, dataset: Any = None, **options: Any) -> TrainResult:
+        """Train: another name of `fit`, with the same arguments and result."""
+        return self.fit(dataset, **options)
 
     # Start and end ---------------------------------------------------------------
 

@@ -125,6 +125,13 @@ def check_components(
         )
     if given.policy is None:
         check_policy(config.policy, config.num_ranks)
+    elif needs.reference_policy and not getattr(given.policy, "has_reference", True):
+        raise ConfigError(
+            "this run compares with the initial weights, which the given policy does "
+            "not keep: make it with init_reference_model=True, or turn the comparison "
+            "off (loss_fn.reference_policy_kl_penalty=0; for DPO "
+            "dpo.precompute_reference_logprobs=true)"
+        )
     if needs.critic and given.critic is None:
         check_policy(section_of(config, "critic"), config.num_ranks)
     if needs.teacher and given.teacher is None:

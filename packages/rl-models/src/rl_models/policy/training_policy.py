@@ -124,6 +124,11 @@ class TrainingPolicy(WeightExports, PolicyInterface):
             self.group.shutdown(force=True)
             raise
 
+    @property
+    def has_reference(self) -> bool:
+        """Whether a frozen copy of the initial model is kept."""
+        return self._has_reference
+
     def reload(
         self,
         config: PolicyConfig,
