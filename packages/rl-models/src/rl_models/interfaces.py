@@ -79,9 +79,40 @@ class LossFunction(Protocol):
 
 
 class PolicyInterface(ABC):
-    """A model that is trained: what an algorithm may ask of it."""
+    """A model that is trained: what an algorithm may ask of it.
 
-    @abstractmethod
+    A policy has `train`, and `generate` where it samples with its own weights; the two
+    are enough for the algorithms that sample. Any other method that it leaves out
+    raises an `UnsupportedModelError` which says what needs it.
+    """
+
+    def generate(
+        self,
+        data: BatchedDataDict[GenerationDatumSpec],
+        greedy: bool = False,
+        *,
+        sampling: SamplingParams | None = None,
+    ) -> BatchedDataDict[GenerationOutputSpec]:
+        """Sample one continuation per row with the present weights, rows in order.
+
+        The log-probs of the sampled tokens are those that `get_logprobs` gives for
+        them, at its temperature and without top-k and top-p. After `train` the new
+        weights are used at once; `weight_version` states them.
+
+        Args:
+            data: Rows.
+            greedy: Take the best token.
+            sampling: Settings of this call; None takes those of the policy.
+
+        Raises:
+            UnsupportedModelError: This policy does not offer it; not every one must.
+        """
+        raise self._lacks(
+            "generate",
+            "sample with a GenerationInterface, such as GenerationPolicy, and a "
+            "WeightSynchronizer, or implement it",
+        )
+
     def get_logprobs(
         self, data: BatchedDataDict[Any], *, timer: Timer | None = None
     ) -> BatchedDataDict[LogprobOutputSpec]:
@@ -89,9 +120,16 @@ class PolicyInterface(ABC):
 
         With a `token_mask` column only positions with mask 1 are computed; the others
         are 0.0. Without one, every position is.
-        """
 
-    @abstractmethod
+        Raises:
+            UnsupportedModelError: This policy does not offer it; not every one must.
+        """
+        raise self._lacks(
+            "get_logprobs",
+            "several optimizer steps per batch of samples need it: take one, or "
+            "implement it",
+        )
+
     def get_reference_policy_logprobs(
         self,
         data: BatchedDataDict[Any],
@@ -99,7 +137,16 @@ class PolicyInterface(ABC):
         micro_batch_size: int | None = None,
         timer: Timer | None = None,
     ) -> BatchedDataDict[ReferenceLogprobOutputSpec]:
-        """As `get_logprobs`, under the frozen initial weights."""
+        """As `get_logprobs`, under the frozen initial weights.
+
+        Raises:
+            UnsupportedModelError: This policy does not offer it; not every one must.
+        """
+        raise self._lacks(
+            "get_reference_policy_logprobs",
+            "a penalty on the distance from the initial weights needs it, and so does "
+            "DPO: set the penalty to 0, or implement it",
+        )
 
     def get_values(
         self, data: BatchedDataDict[Any], *, timer: Timer | None = None
@@ -114,9 +161,10 @@ class PolicyInterface(ABC):
         Raises:
             UnsupportedModelError: This policy does not offer it; not every one must.
         """
-        raise UnsupportedModelError(
-            f"{type(self).__name__} has no get_values; train a critic or reward model "
-            "with a policy that has it, such as TrainingPolicy"
+        raise self._lacks(
+            "get_values",
+            "train a critic or reward model with a policy that has it, such as "
+            "TrainingPolicy",
         )
 
     def get_topk_logits(
@@ -143,9 +191,9 @@ class PolicyInterface(ABC):
         Raises:
             UnsupportedModelError: This policy does not offer it; not every one must.
         """
-        raise UnsupportedModelError(
-            f"{type(self).__name__} has no get_topk_logits; take a teacher policy that "
-            "has it, such as TrainingPolicy"
+        raise self._lacks(
+            "get_topk_logits",
+            "take a teacher policy that has it, such as TrainingPolicy",
         )
 
     @abstractmethod
@@ -170,32 +218,47 @@ class PolicyInterface(ABC):
             timer: Receives the spans of the call.
         """
 
-    @abstractmethod
-    def prepare_for_training(self) -> None:
+    def prepare_for_training(self) -> None:  # noqa: B027 - most have nothing to do
         """Brings weights and optimizer state to where training needs them."""
 
-    @abstractmethod
-    def finish_training(self) -> None:
+    def finish_training(self) -> None:  # noqa: B027
         """Frees what only training needs."""
 
-    @abstractmethod
     def save_checkpoint(
         self,
         weights_path: Path,
         optimizer_path: Path | None = None,
         tokenizer_path: Path | None = None,
     ) -> None:
-        """Writes a Hugging Face folder and, if asked, the exact training state."""
+        """Writes a Hugging Face folder and, if asked, the exact training state.
 
-    @abstractmethod
+        Raises:
+            UnsupportedModelError: This policy does not offer it; not every one must.
+        """
+        raise self._lacks(
+            "save_checkpoint",
+            "train with checkpointing.enabled=false, or implement it",
+        )
+
     def load_checkpoint(
         self, weights_path: Path | None, optimizer_path: Path | None = None
     ) -> None:
-        """Loads weights; with `optimizer_path`, the exact training state."""
+        """Loads weights; with `optimizer_path`, the exact training state.
 
-    @abstractmethod
+        Raises:
+            UnsupportedModelError: This policy does not offer it; not every one must.
+        """
+        raise self._lacks(
+            "load_checkpoint", "begin a run instead of resuming one, or implement it"
+        )
+
     def shutdown(self) -> bool:
-        """Ends the workers; True if nothing went wrong."""
+        """Ends the workers, where there are any; True if nothing went wrong."""
+        return True
+
+    def _lacks(self, method: str, remedy: str) -> UnsupportedModelError:
+        """The error of a method that this policy leaves out."""
+        return UnsupportedModelError(f"{type(self).__name__} has no {method}; {remedy}")
 
 
 class GenerationInterface(ABC):

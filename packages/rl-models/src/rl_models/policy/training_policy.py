@@ -24,6 +24,7 @@ from rl_models.policy.heads import (
     check_loss_fits_head,
     check_scalar_head,
 )
+from rl_models.policy.own_sampling import OwnSampling
 from rl_models.policy.preflight import check_policy
 from rl_models.policy.row_length import with_row_length
 from rl_models.policy.weight_exports import WeightExports
@@ -42,7 +43,7 @@ _AXIS = "data_parallel"
 _WORKER = "rl_models.policy.worker.TrainingWorker"
 
 
-class TrainingPolicy(WeightExports, PolicyInterface):
+class TrainingPolicy(WeightExports, OwnSampling, PolicyInterface):
     """A model that is trained by one worker per bundle of a cluster.
 
     Args:
@@ -101,6 +102,7 @@ class TrainingPolicy(WeightExports, PolicyInterface):
     ) -> None:
         """Start the workers and have them load the model."""
         self.config = config
+        self._begin_versions()
         self._has_reference = init_reference_model
         self._secrets = _secrets_of(config)
         self._registrations = training_registrations(config.backend)
@@ -166,6 +168,7 @@ class TrainingPolicy(WeightExports, PolicyInterface):
             self._start(self.group.cluster, self.group.name, config, **settings)
             return
         self.config = config
+        self._begin_versions()
         self._has_reference = init_reference_model
         self._call_all(
             "setup",
@@ -216,6 +219,9 @@ class TrainingPolicy(WeightExports, PolicyInterface):
             budget = _train_budget(self.config)
             budget["rows_per_group"] = group
             shards, _ = self._shard(data, gbs, budget)
+        if not eval_mode:
+            # Before the call: one that fails may have changed the weights as well.
+            self._weight_version += data.size // gbs
         with _span(timer, "policy_training/train"):
             results = self._call_sharded(
                 "train",
@@ -435,6 +441,7 @@ class TrainingPolicy(WeightExports, PolicyInterface):
         self, weights_path: Path | None, optimizer_path: Path | None = None
     ) -> None:
         """Loads weights; with `optimizer_path`, the exact training state."""
+        self._weight_version += 1
         self._call_all(
             "load_checkpoint",
             weights_path=_text(weights_path),

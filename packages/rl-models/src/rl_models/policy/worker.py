@@ -10,9 +10,11 @@ from rl_distributed.ports import PortAllocator
 from rl_distributed.registrations import Registration
 from rl_distributed.transfer import TensorLink
 from rl_models.interfaces import LossFunction
+from rl_models.policy.worker_sampler import WorkerSampler
 from rl_models.registry import adopt_training_backends
 from rl_models.training.process_group import Ranks
 from rl_models.training.six_methods import make_training_backend
+from rl_models.types import GenerationDatumSpec, GenerationOutputSpec, SamplingParams
 from rl_models.weights.request import WeightRequest
 from rl_models.weights.sending import Message, WeightSender
 
@@ -47,6 +49,7 @@ class TrainingWorker:
         }
         self._backend: Any = None
         self._sender = WeightSender(lambda precision: iter(()), False)
+        self._sampler = WorkerSampler(config, lambda precision: iter(()))
 
     def setup(self, config: Mapping[str, Any] | None = None, **arguments: Any) -> None:
         """Loads the model; every rank must be called, because ranks join here.
@@ -60,12 +63,14 @@ class TrainingWorker:
             # The ranks stay together: one that left and joined again at the same port
             # could meet the others where they were before.
             self._sender.close()
+            self._sampler.close()
             self._backend = None
             self._config, self._arguments = config, arguments
         self._backend = make_training_backend(str(self._config["backend"]))
         self._backend.setup(self._config, **self._arguments)
         is_first = Ranks.from_environment().is_first
         self._sender = WeightSender(self._backend.export_weights, is_first)
+        self._sampler = WorkerSampler(self._config, self._backend.export_weights)
 
     def train(
         self,
@@ -76,6 +81,8 @@ class TrainingWorker:
         mbs: int,
     ) -> dict[str, Any]:
         """One optimizer step per global batch on this rank's shard."""
+        if not eval_mode:
+            self._sampler.mark_stale()
         result: dict[str, Any] = self._backend.train_step(
             data, loss_fn, eval_mode=eval_mode, gbs=gbs, mbs=mbs
         )
@@ -104,6 +111,19 @@ class TrainingWorker:
     def get_values(self, data: BatchedDataDict[Any], mbs: int) -> BatchedDataDict[Any]:
         """Numbers of a scalar head for this rank's shard as column `values`."""
         return BatchedDataDict({"values": self._backend.get_values(data, mbs=mbs)})
+
+    def generate(
+        self,
+        data: BatchedDataDict[GenerationDatumSpec] | None,
+        version: int,
+        greedy: bool = False,
+        sampling: SamplingParams | None = None,
+    ) -> tuple[BatchedDataDict[GenerationOutputSpec] | None, int]:
+        """Continue this rank's rows; see `WorkerSampler.generate`.
+
+        Every rank must be called, because weights may be gathered.
+        """
+        return self._sampler.generate(data, version, greedy, sampling)
 
     def num_weight_buckets(self, request: WeightRequest) -> int:
         """How many calls of `export_weights` bring all weights."""
@@ -143,10 +163,12 @@ class TrainingWorker:
         self, weights_path: str | None = None, optimizer_path: str | None = None
     ) -> None:
         """Loads this rank's part of a checkpoint."""
+        self._sampler.mark_stale()
         self._backend.load_checkpoint(weights_path, optimizer_path)
 
     def prepare_for_training(self) -> None:
         """Lets the backend bring back what it had put away, if it can."""
+        self._sampler.release_memory()
         prepare = getattr(self._backend, "prepare_for_training", None)
         if prepare is not None:
             prepare()
@@ -161,5 +183,6 @@ class TrainingWorker:
         """Leaves the process group."""
         if self._backend is not None:
             self._sender.close()
+            self._sampler.close()
             self._backend.shutdown()
             self._backend = None
