@@ -98,7 +98,7 @@ class Walk:
     def train(self) -> None:
         """Train by an own reward, and press Ctrl-C after some steps."""
         run = self._grpo("train", "grpo.max_num_steps=2000", "output_dir=runs/mine")
-        first_s = run.wait_for(r"grpo [1-9]\d*/2000", RUN_S)
+        first_s = run.wait_for(r"\b[1-9]\d*/2000", RUN_S)
         self._ratio("first step", first_s, FIRST_STEP_RATIO)
         run.press_ctrl_c()
         run.end(START_S, code=130)
@@ -109,7 +109,7 @@ class Walk:
         """Go on with it, and stop it again further on."""
         before = max(self._steps("mine"))
         run = self._rl("train", "grpo", "--resume", "runs/mine")
-        run.wait_for(rf"grpo (?!{before}/)[1-9]\d*/2000", RUN_S)
+        run.wait_for(rf"\b(?!{before}/)[1-9]\d*/2000", RUN_S)
         run.press_ctrl_c()
         run.end(START_S, code=130)
         assert max(self._steps("mine")) > before, run.text
