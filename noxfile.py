@@ -133,6 +133,16 @@ def wheels(session: nox.Session) -> None:
 
 
 @nox.session
+def first_hour(session: nox.Session) -> None:
+    """Walk the way of a new user, in a terminal, on the wheels installed.
+
+    `-- --step train` takes single steps, `-- --python PY` what is installed there.
+    """
+    sync(session)
+    python(session, "-m", "tests.first_hour", *session.posargs)
+
+
+@nox.session
 def docs(session: nox.Session) -> None:
     """Build the site, strictly (`-- serve` shows it on 127.0.0.1)."""
     sync(session, "docs")

@@ -176,8 +176,10 @@ class Walk:
         names = [" ".join(process.cmdline())[:80] for process in alive]
         assert not names, f"{step} has left processes: {names}"
         # Ray keeps the logs of its sessions there; the size is printed at the end.
-        # Building a model makes the folder of the cache of torch.compile.
-        kept = {f"ray-{os.getuid()}", f"torchinductor_{getpass.getuser()}"}
+        # The ports taken are locks of empty files. Building a model makes the folder of
+        # the cache of torch.compile.
+        kept = {f"ray-{os.getuid()}", f"rl-ports-{os.getuid()}"}
+        kept.add(f"torchinductor_{getpass.getuser()}")
         left = sorted({path.name for path in self._temp.iterdir()} - kept)
         assert not left, f"{step} has left in the temporary folder: {left}"
 
