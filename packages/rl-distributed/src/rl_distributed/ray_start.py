@@ -57,6 +57,11 @@ from rl_distributed.security import (
     variables_undone_on_failure,
 )
 from rl_distributed.session_folder import make_session_folder
+from rl_distributed.session_owner import (
+    owned_session,
+    prune_sessions,
+    release_sessions,
+)
 from rl_distributed.tls_files import TlsFiles
 from rl_distributed.topology import (
     NVLINK_DOMAIN_LABEL,
@@ -186,6 +191,7 @@ def shutdown_ray() -> None:
         for note in list(_end_notes):
             note()
         ray.shutdown()
+        release_sessions()
 
 
 def _note_end_at_exit(action: str, address: str) -> None:
@@ -300,12 +306,14 @@ def _start_local(
             ", ".join(withheld),
         )
     folder = make_session_folder()
+    prune_sessions(folder)
     domain = os.environ.get(NVLINK_DOMAIN_VARIABLE, "")
     while True:
         before = set(_ray_children())
         try:
             with (
                 deferred_signals(),
+                owned_session(folder),
                 _on_loopback(),
                 only_needed_processes(log_monitor=common["log_to_driver"]),
                 private_processes(pass_env),
