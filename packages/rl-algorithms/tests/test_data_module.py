@@ -7,7 +7,10 @@ import pytest
 
 from rl_algorithms.data.config import DataConfig
 from rl_algorithms.data.module import DataModule
+from rl_algorithms.distillation.config import DistillationConfig
 from rl_algorithms.errors import EmptyDatasetError, PromptTooLongError
+from rl_algorithms.grpo.config import GRPOConfig
+from rl_algorithms.ppo.config import PPOConfig
 from rl_distributed.errors import ConfigError
 from rl_models.modelbuild import TokenizerBuildConfig, build_tokenizer
 
@@ -37,6 +40,13 @@ def test_prompts_of_objects(tokenizer):
         "num_validation_rows": 2,
         "num_validation_overlong": 0,
     }
+
+
+@pytest.mark.parametrize("config", [GRPOConfig, PPOConfig, DistillationConfig])
+def test_samples_to_every_held_out_prompt_unless_told(config):
+    sections = [getattr(config(), name) for name in config.model_fields]
+    limits = [s.max_val_samples for s in sections if hasattr(s, "max_val_samples")]
+    assert limits == [None]
 
 
 def test_demonstrations_of_files(tokenizer, tmp_path):

@@ -89,6 +89,19 @@ class TestTraining:
         right = (scores("chosen") > scores("rejected")).float().mean().item()
         assert right == pytest.approx(accuracy[-1], abs=1e-6)
 
+    def test_every_held_out_pair_counts_unless_told(self, tiny_model, tmp_path, pool):
+        held_out = (HELD_OUT * 6)[:300]
+
+        def counted(folder, **settings):
+            trainer = make(
+                tiny_model, tmp_path / folder, 1, pool, val_at_end=True, **settings
+            )
+            result = trainer.fit(TRAIN, val_dataset=held_out)
+            return result.metrics["val:num_valid_samples"]
+
+        assert counted("all") == 300
+        assert counted("some", val_batches=2) == 2 * 32
+
     def test_keeps_the_contract(self, tiny_model, tmp_path, pool):
         check_trainer(
             lambda steps, folder: make(tiny_model, folder, steps, pool),

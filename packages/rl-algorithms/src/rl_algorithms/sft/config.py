@@ -20,8 +20,8 @@ class SFTSettings(RunSettings):
 
     val_global_batch_size: int = Field(32, gt=0)
     """Examples per validation batch."""
-    val_batches: int | None = Field(8, gt=0)
-    """At most so many validation batches; null: all."""
+    val_batches: int | None = Field(None, gt=0)
+    """Validate on only that many batches, the first ones; null: on all rows."""
     val_greedy: bool = True
     """Take the most probable token when a validation samples answers."""
     accuracy_threshold: float | None = None

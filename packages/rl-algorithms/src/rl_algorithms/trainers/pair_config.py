@@ -19,8 +19,8 @@ class PairSettings(RunSettings):
 
     val_global_batch_size: int = Field(32, gt=0)
     """Pairs per validation batch."""
-    val_batches: int | None = Field(8, gt=0)
-    """At most so many validation batches; null: all."""
+    val_batches: int | None = Field(None, gt=0)
+    """Validate on only that many batches, the first ones; null: on all rows."""
 
 
 class PairTrainerConfig(TrainerConfig):

@@ -41,8 +41,8 @@ class SamplingSettings(RunSettings):
     """Answers per conversation, where the environment goes on."""
     val_batch_size: int = Field(256, gt=0)
     """Prompts per call of the generator in a validation."""
-    max_val_samples: int | None = Field(256, gt=0)
-    """At most so many held-out prompts; null: all."""
+    max_val_samples: int | None = Field(None, gt=0)
+    """Validate on only that many held-out prompts, the first ones; null: on all."""
     val_num_generations_per_prompt: int = Field(1, gt=0)
     """Answers per held-out prompt."""
     val_greedy: bool = True
