@@ -75,6 +75,7 @@ if TYPE_CHECKING:
     from rl_algorithms.trainers.base import BaseTrainer
     from rl_algorithms.trainers.callbacks import Callback, LoggingCallback
     from rl_algorithms.trainers.config import EnvConfig, TrainerConfig
+    from rl_algorithms.trainers.config_updates import ConfigUpdate, update_run
     from rl_algorithms.trainers.history import History
     from rl_algorithms.trainers.pool import WorkerPool
     from rl_algorithms.trainers.result import TrainResult
@@ -91,6 +92,7 @@ __all__ = [
     "Callback",
     "ClippedPGLossConfig",
     "ClippedPGLossFn",
+    "ConfigUpdate",
     "DPOConfig",
     "DPOLossConfig",
     "DPOLossFn",
@@ -157,6 +159,7 @@ __all__ = [
     "register_algorithm",
     "register_preset",
     "train",
+    "update_run",
 ]
 
 __version__ = version("rl-algorithms")
@@ -224,6 +227,7 @@ _NAMES_OF_MODULE = {
     "trainers.base": ["BaseTrainer"],
     "trainers.callbacks": ["Callback", "LoggingCallback"],
     "trainers.config": ["EnvConfig", "TrainerConfig"],
+    "trainers.config_updates": ["ConfigUpdate", "update_run"],
     "trainers.pool": ["WorkerPool"],
     "trainers.history": ["History"],
     "trainers.result": ["TrainResult"],

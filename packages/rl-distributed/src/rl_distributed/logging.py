@@ -12,10 +12,10 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, Literal, TextIO
@@ -32,6 +32,7 @@ __all__ = [
     "ConsoleFormatter",
     "JsonFormatter",
     "LoggingSetup",
+    "check_log_level",
     "configure_logging",
     "configure_worker_logging",
     "current_log_context",
@@ -41,6 +42,7 @@ __all__ = [
     "log_context",
     "portable_log_context",
     "restore_named_levels",
+    "set_log_level",
     "worker_log_path",
 ]
 
@@ -339,7 +341,7 @@ def keeping_log(json_path: str | os.PathLike[str]) -> Iterator[None]:
         for handler in own:
             root.removeHandler(handler)
         file.close()
-        if _setup == [setup]:  # nobody has configured the log meanwhile
+        if not _installed:  # nobody has configured the log meanwhile
             _setup.clear()
             _level.clear()
             for package in _packages:
@@ -390,6 +392,54 @@ def _set_levels(number: int, named: Mapping[str, int]) -> None:
         _levels_before[name] = logging.getLogger(name).level
     _named_levels.update(named)
     restore_named_levels()
+
+
+def check_log_level(level: str) -> None:
+    """Check that `configure_logging` would take a level.
+
+    Raises:
+        ConfigError: It is unknown.
+    """
+    _parse_levels(level)
+
+
+def set_log_level(level: str) -> Callable[[], None]:
+    """Change the level of the program's log; handlers and files stay.
+
+    Workers that are started afterwards get it too; those that run keep theirs.
+
+    Args:
+        level: As `configure_logging` takes it.
+
+    Returns:
+        What takes the change back.
+
+    Raises:
+        ConfigError: The level is unknown.
+    """
+    number, named = _parse_levels(level)
+    names = {"", *_levels_before, *named, *(package.name for package in _packages)}
+    levels = {name: logging.getLogger(name).level for name in names}
+    kept = (*_level,), dict(_named_levels), dict(_levels_before), (*_setup,)
+
+    def restore() -> None:
+        _level[:], setup = kept[0], kept[3]
+        for target, earlier in ((_named_levels, kept[1]), (_levels_before, kept[2])):
+            target.clear()
+            target.update(earlier)
+        if _setup and setup:
+            _setup[:] = [replace(_setup[0], level=setup[0].level)]
+        for name, value in levels.items():
+            logging.getLogger(name).setLevel(value)
+
+    for name, value in _levels_before.items():
+        logging.getLogger(name).setLevel(value)
+    _levels_before.clear()
+    _named_levels.clear()
+    _set_levels(number, named)
+    if _setup:
+        _setup[:] = [replace(_setup[0], level=_level_text(number, named))]
+    return restore
 
 
 def restore_named_levels() -> None:

@@ -6,6 +6,7 @@ runs/mine/
   .run.started   what lay in the folder before the run, which is never removed
   checkpoints/   step_N; a run of several stages has them in stages/<name>/
   result.json    what a run that has ended came to
+  requests/      what other processes of the user ask of it (`run_requests`)
 ```
 A folder holds progress when a run has kept a checkpoint there or has ended. A new run
 is refused there, unless it may overwrite what the other one has left; a folder without

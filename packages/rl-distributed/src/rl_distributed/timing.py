@@ -363,6 +363,13 @@ class TimeoutChecker:
         self._iterations_total_s = 0.0
         self._asked = False
 
+    def set_timeout(self, timeout: str | None) -> None:
+        """Take another limit, which counts from the making of the checker too."""
+        self._timeout_s = (
+            math.inf if timeout is None else float(convert_to_seconds(timeout))
+        )
+        self._asked = False
+
     def start_iterations(self) -> None:
         """Note that the first iteration begins now."""
         self._iteration_start_s = self._clock()

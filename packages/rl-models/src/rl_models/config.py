@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from rl_distributed.config import Config
+from rl_distributed.config import Config, changeable
 from rl_models.generation.config import GenerationConfig
 from rl_models.row_length import UNKNOWN_CONTEXT, default_row_length
 
@@ -71,9 +71,10 @@ class OptimizerConfig(Config):
             "betas": [0.9, 0.999],
             "eps": 1e-8,
             "weight_decay": 0.01,
-        }
+        },
+        json_schema_extra=changeable("lr", "weight_decay"),
     )
-    """Arguments of the constructor; `lr` is required."""
+    """Arguments of the constructor; `lr`, which a schedule scales, is required."""
 
     @model_validator(mode="after")
     def _check(self) -> OptimizerConfig:

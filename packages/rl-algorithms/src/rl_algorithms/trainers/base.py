@@ -59,6 +59,7 @@ from rl_algorithms.trainers.run_record import write_run_record
 from rl_algorithms.trainers.run_warnings import WarningKeeper
 from rl_algorithms.trainers.schedule import (
     Patience,
+    RunPlan,
     check_accuracy,
     check_held_out,
     check_measured,
@@ -293,25 +294,20 @@ class BaseTrainer(TrainerLoop[ConfigT]):
         if reward_fn is not None and self.sample_prompt is not None:
             try_reward_fn(reward_fn, self.sample_prompt)
         self._signals.raise_pending()
-        self._check_validation(by_function=reward_fn is not None)
-        max_epochs, max_steps = self._limits()
-        # A stream has no length.
-        length = len(self._loader) if hasattr(self._loader, "__len__") else None
-        self._total_steps = count_steps(length, max_epochs, max_steps)
-        unranked = unranked_warning(
-            config.checkpointing,
-            self._schedule,
-            self._total_steps,
-            has_data=self._val_loader is not None,
-        )
-        if unranked is not None:
-            _logger.warning(unranked)
+        self._scored_by_function = reward_fn is not None
+        self._follow(self._plan_run())
+        has_data = self._val_loader is not None
+        idle = config.idle() if has_data else (*config.idle(), of_validation(config))
+        for line in idle_lines(config, idle):
+            _logger.warning(line)
 
     def _open(self, resume: Resume, overwrite: bool) -> None:
         """Take the folder of the run, and start what it needs."""
-        config, total_steps = self.config, self._total_steps
         checkpoint = self._take_folder(resume, overwrite)
         self._open_outputs()
+        info = None if checkpoint is None else self._checkpoints.load(checkpoint)
+        self._begin_updates(info)
+        config, total_steps = self.config, self.state.total_steps
         _logger.info("%s; %d steps", self.plan.describe(), total_steps)
         self._call("on_phase", "setup", 0, total_steps)
         self.components = start_components(
@@ -326,9 +322,9 @@ class BaseTrainer(TrainerLoop[ConfigT]):
         )
         self._signals.raise_pending()
         self._setup_algorithm()
-        if checkpoint is not None:
-            self._restore(checkpoint)
-        self.state.total_steps = total_steps
+        if checkpoint is not None and info is not None:
+            self._restore(checkpoint, info)
+            self._bring_given()
         self._loader_state = self._loader.state_dict()
         self._throughput = Throughput.of(config, self.components.policy)
         self._opened = True
@@ -351,28 +347,32 @@ class BaseTrainer(TrainerLoop[ConfigT]):
             write_run_record(self.run_dir, {**source, "config": config.to_dict()})
         return place.checkpoint
 
-    def _check_validation(self, *, by_function: bool) -> None:
-        """Say when to validate; check that validations measure what is asked of them.
+    def _plan_run(self) -> RunPlan:
+        """Say when to validate and to end, and that validations measure what they must.
 
-        Args:
-            by_function: Whether a reward function scores answers.
+        Raises:
+            ConfigError: They do not, or the run would never end.
         """
-        config = self.config
-        self._schedule = self._validation_schedule()
-        self._patience = Patience.of(config)
+        config, schedule = self.config, self._validation_schedule()
+        patience = Patience.of(config)
         has_data = self._val_loader is not None
-        ending = (self._patience.metric, self._early_stop().metric)
+        ending = (patience.metric, self._early_stop().metric)
         for metric in ending:
-            check_measured(metric, self._schedule, has_data=has_data)
-        check_held_out(self._schedule, has_data=has_data)
-        if by_function:
+            check_measured(metric, schedule, has_data=has_data)
+        check_held_out(schedule, has_data=has_data)
+        if self._scored_by_function:
             ranking = config.checkpointing
             names = (ranking.metric_name if ranking.enabled else None, *ending)
             threshold = getattr(self._settings, "accuracy_threshold", None)
             check_accuracy(names, threshold)
-        idle = config.idle() if has_data else (*config.idle(), of_validation(config))
-        for line in idle_lines(config, idle):
-            _logger.warning(line)
+        max_epochs, max_steps = self._limits()
+        # A stream has no length.
+        length = len(self._loader) if hasattr(self._loader, "__len__") else None
+        total_steps = count_steps(length, max_epochs, max_steps)
+        unranked = unranked_warning(
+            config.checkpointing, schedule, total_steps, has_data=has_data
+        )
+        return RunPlan(schedule, patience, total_steps, unranked)
 
     def _open_outputs(self) -> None:
         config = self.config

@@ -47,6 +47,12 @@ class RunCheckpoints:
         self.saved_at = -1
         """Step of the newest checkpoint; -1 before the first."""
 
+    def change(self, config: CheckpointingConfig) -> None:
+        """Save by other settings from now on, in the same folder."""
+        if config.checkpoint_must_save_by != self._config.checkpoint_must_save_by:
+            self._deadline.set_timeout(config.checkpoint_must_save_by)
+        self._config = self._manager.config = config
+
     def mark_step(self) -> None:
         """Note that a step ended: the deadline reckons with the time of one."""
         self._deadline.mark_iteration()

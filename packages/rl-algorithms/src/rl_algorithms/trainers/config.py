@@ -12,7 +12,7 @@ from rl_algorithms.trainers.batch_plan import BatchPlan
 from rl_algorithms.trainers.unread import Idle, refuse_unread
 from rl_distributed.checkpoint import CheckpointingConfig
 from rl_distributed.cluster_config import ClusterConfig
-from rl_distributed.config import Config
+from rl_distributed.config import Config, changeable
 from rl_distributed.errors import ConfigError
 from rl_distributed.metrics import LoggerConfig
 from rl_models.config import PolicyConfig
@@ -70,11 +70,11 @@ class EnvConfig(Config):
 class EarlyStopConfig(Config):
     """Section `early_stop`: end a run that no longer improves."""
 
-    patience: int = Field(gt=0)
+    patience: int = Field(gt=0, json_schema_extra=changeable())
     """End after so many validations without a new best value."""
     metric: str | None = None
     """Name such as `val:accuracy`; null: `checkpointing.metric_name`."""
-    min_delta: float = Field(0.0, ge=0)
+    min_delta: float = Field(0.0, ge=0, json_schema_extra=changeable())
     """A value counts as better when it exceeds the best one by more than this."""
     goal: Literal["max", "min"] | None = None
     """Whether the metric shall rise or fall; null: as `checkpointing.higher_is_better`

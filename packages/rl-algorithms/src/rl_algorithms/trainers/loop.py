@@ -1,7 +1,8 @@
 """The loop itself: steps, epochs, validation, checkpoints, the end.
 
 ```
-[validate] -> epoch: draw -> _train_step -> count -> log -> validate? -> checkpoint?
+[validate] -> epoch: draw -> update? -> _train_step -> count -> log
+           -> update? -> validate? -> checkpoint?
 ```
 """
 
@@ -12,10 +13,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rl_algorithms.trainers.algorithm import Algorithm, ConfigT
+from rl_algorithms.trainers.algorithm import ConfigT
 from rl_algorithms.trainers.callbacks import CallbackList
 from rl_algorithms.trainers.checkpoints import RunCheckpoints
 from rl_algorithms.trainers.history import History
+from rl_algorithms.trainers.live_config import LiveConfig
 from rl_algorithms.trainers.schedule import Patience, ValidationSchedule
 from rl_algorithms.trainers.signals import Interrupted, SignalGuard
 from rl_algorithms.trainers.state import TrainerState
@@ -35,7 +37,7 @@ _logger = get_logger(__name__)
 _PROTECTED = frozenset({"policy_training", "value_training"})
 
 
-class TrainerLoop(Algorithm[ConfigT]):
+class TrainerLoop(LiveConfig[ConfigT]):
     """Repeats the step of an algorithm; `BaseTrainer` builds and closes what it uses.
 
     A step's time, `total_step_time`, is that of drawing its batch (`data_processing`)
@@ -179,11 +181,13 @@ class TrainerLoop(Algorithm[ConfigT]):
     def _run_step(self, batch: Any) -> None:
         with log_context(step=self.state.step + 1):
             self._call("on_step_begin")
+            self._apply_updates("step_begin")
             with self.timer.time("total_step_time"):
                 metrics = to_floats(self._train_step(batch))
             self._advance(metrics)
             # The step counts from here on, so an interruption can save it.
             self._signals.release()
+            self._apply_updates("step_end")
             self._after_step()
 
     def _advance(self, metrics: Mapping[str, float]) -> None:
@@ -286,8 +290,7 @@ class TrainerLoop(Algorithm[ConfigT]):
         last = self.state.last_checkpoint
         return Path(last) if last else None
 
-    def _restore(self, checkpoint: Path) -> None:
-        info = self._checkpoints.load(checkpoint)
+    def _restore(self, checkpoint: Path, info: Mapping[str, Any]) -> None:
         self.state.restore(info["state"])
         self.state.last_checkpoint = str(checkpoint)
         self._loader.load_state_dict(info["dataloader"])

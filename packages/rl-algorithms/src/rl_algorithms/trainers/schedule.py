@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 __all__ = [
     "EarlyStop",
     "Patience",
+    "RunPlan",
     "ValidationSchedule",
     "check_accuracy",
     "check_held_out",
@@ -267,6 +268,20 @@ class Patience:
             f"{self.metric} has not improved on {state.best_value:.4g} in {since} "
             "validations"
         )
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """What a run will do by its configuration, checked as a whole."""
+
+    validations: ValidationSchedule
+    """When it validates."""
+    patience: Patience
+    """When it gives up."""
+    total_steps: int
+    """At which step it ends."""
+    warning: str | None = None
+    """What to say of it."""
 
 
 def _value_of(key: str, metric: str, metrics: Mapping[str, float]) -> float:

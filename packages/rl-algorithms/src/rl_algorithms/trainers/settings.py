@@ -6,18 +6,21 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any, TypeVar
 
-from rl_distributed.config import Config
+from rl_distributed.config import Config, change_config, changeable_keys
+from rl_distributed.config.changes import flatten_changes
 from rl_distributed.config.schema import SchemaNode
 from rl_distributed.errors import ConfigError
 from rl_distributed.suggestion import did_you_mean
 
-__all__ = ["build_config", "route"]
+__all__ = ["build_config", "changeable_settings", "changed_config", "route"]
 
 ConfigT = TypeVar("ConfigT", bound=Config)
 
 _OPTIMIZER_KWARGS = "policy.optimizer.kwargs"
 # A plain name that several sections have, and that means one of them.
 _MEANINGS = {"backend": "policy.backend"}
+# The teacher is frozen, and a critic does not sample.
+_FROZEN = ("teacher.", "critic.generation.")
 _ALIASES = {name: f"{_OPTIMIZER_KWARGS}.{name}" for name in ("lr", "weight_decay")}
 
 
@@ -101,6 +104,58 @@ def build_config(
         else:
             place[path[-1]] = _copy(plain) if isinstance(plain, Mapping) else plain
     return cls.from_dict(tree, source=source)
+
+
+def changeable_settings(config: Config) -> list[str]:
+    """Return the dotted keys of a run's configuration that may change while it runs.
+
+    They are marked in their classes; those of models that neither learn nor sample, and
+    those that the algorithm does not read, are left out.
+    """
+    unread: tuple[str, ...] = getattr(config, "unread", tuple)()
+    left_out = (*_FROZEN, *(f"{key}." for key in unread))
+    return [
+        key
+        for key in changeable_keys(type(config))
+        if not f"{key}.".startswith(left_out)
+    ]
+
+
+def changed_config(
+    config: ConfigT, changes: Mapping[str, Any], *, by: str
+) -> tuple[ConfigT, dict[str, Any]]:
+    """Return a validated copy of a running run's configuration, and what has changed.
+
+    Args:
+        config: The configuration; it stays as it is.
+        changes: Values by name, dotted path or section, as `build_config` takes them.
+        by: What messages call the changes.
+
+    Returns:
+        The copy, and the changes by dotted path.
+
+    Raises:
+        ConfigError: A name is unknown or ambiguous, a key cannot change, or a value is
+            wrong.
+    """
+    if not isinstance(changes, Mapping) or not all(isinstance(k, str) for k in changes):
+        raise ConfigError(
+            f"{by} must be a mapping of keys to values, such as {{'lr': 1e-6}}: got "
+            f"{changes!r}"
+        )
+    cls = type(config)
+    plain = {
+        name: value.to_dict() if isinstance(value, Config) else value
+        for name, value in changes.items()
+    }
+    flat: dict[str, Any] = {}
+    for name, value in flatten_changes(cls, plain).items():
+        path = route(cls, name)
+        if path in flat:
+            raise ConfigError(f"{by} gives {path} twice: give it once")
+        flat[path] = value
+    allowed = changeable_settings(config)
+    return change_config(config, flat, by=by, allowed=allowed), flat
 
 
 def _keep_optimizer_defaults(cls: type[Config], tree: dict[str, Any]) -> None:

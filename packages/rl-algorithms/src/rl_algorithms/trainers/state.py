@@ -37,6 +37,8 @@ class TrainerState:
     """Validations after that one."""
     warnings: list[str] = field(default_factory=list)
     """What the run was warned of, each once."""
+    updates: list[dict[str, Any]] = field(default_factory=list)
+    """Updates of the configuration that are in force, as `updates.jsonl` has them."""
     stop_reason: str | None = None
     """Why the run ends, once that is known."""
     last_checkpoint: str | None = None

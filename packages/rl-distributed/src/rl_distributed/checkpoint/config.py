@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field, field_validator
 
-from rl_distributed.config import Config
+from rl_distributed.config import Config, changeable
 from rl_distributed.timing import convert_to_seconds
 
 __all__ = ["CheckpointingConfig"]
@@ -23,15 +23,19 @@ class CheckpointingConfig(Config):
     `val:accuracy`; None ranks the newer one higher."""
     higher_is_better: bool = True
     """Whether a higher value of the metric is better."""
-    save_period: int = Field(default=10, ge=1)
+    save_period: int = Field(default=10, ge=1, json_schema_extra=changeable())
     """Steps between two checkpoints."""
-    keep_top_k: int | None = Field(default=None, ge=1)
+    keep_top_k: int | None = Field(default=None, ge=1, json_schema_extra=changeable())
     """Number of best checkpoints that stay; None: none for being good. All stay where
     `keep_latest_k` is None too."""
-    keep_latest_k: int | None = Field(default=None, ge=1)
+    keep_latest_k: int | None = Field(
+        default=None, ge=1, json_schema_extra=changeable()
+    )
     """Number of newest checkpoints that stay, besides the best ones; None: one with
     `keep_top_k`, else all."""
-    checkpoint_must_save_by: str | None = None
+    checkpoint_must_save_by: str | None = Field(
+        default=None, json_schema_extra=changeable()
+    )
     """Time from the start of the job until a checkpoint must have been written,
     `DD:HH:MM:SS`; None: no limit."""
     save_optimizer: bool = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rl_distributed.config.base import Config
+from rl_distributed.config.changes import change_config, changeable_keys
 from rl_distributed.config.document import ConfigDocument, merge_configs
 from rl_distributed.config.explain import ConfigRow, explain_config
 from rl_distributed.config.interpolation import interpolate
@@ -12,6 +13,7 @@ from rl_distributed.config.overrides import (
     apply_overrides,
     parse_overrides,
 )
+from rl_distributed.config.schema import changeable
 
 __all__ = [
     "Config",
@@ -19,6 +21,9 @@ __all__ = [
     "ConfigRow",
     "Override",
     "apply_overrides",
+    "change_config",
+    "changeable",
+    "changeable_keys",
     "explain_config",
     "interpolate",
     "load_config",

@@ -17,7 +17,12 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from rl_distributed.config.problems import show
-from rl_distributed.config.schema import MISSING, SchemaNode, field_default
+from rl_distributed.config.schema import (
+    MISSING,
+    SchemaNode,
+    change_mark,
+    field_default,
+)
 
 __all__ = ["ConfigRow", "explain_config", "field_docs"]
 
@@ -40,6 +45,9 @@ class ConfigRow:
     """The docstring under the field, or the first line of the section's class."""
     rule: str = ""
     """The limits of its value, such as `at least 1`; empty where there are none."""
+    changes: str = ""
+    """Which of it may change while a program runs: `yes`, or keys of a mapping; empty:
+    nothing."""
 
 
 def explain_config(cls: type[BaseModel], prefix: str = "") -> list[ConfigRow]:
@@ -66,6 +74,7 @@ def _rows(
             required=field.is_required(),
             doc=doc.split("\n\n")[0].replace("\n", " ") if models else doc,
             rule=_rule(field),
+            changes=_changes(field),
         )
         for model in models:
             nested = default if isinstance(default, model) else None
@@ -103,6 +112,13 @@ def _rule(field: FieldInfo) -> str:
         for name, words in _LIMITS.items()
         if isinstance(getattr(limit, name, None), int | float)
     )
+
+
+def _changes(field: FieldInfo) -> str:
+    mark = change_mark(field)
+    if isinstance(mark, list):
+        return ", ".join(map(str, mark))
+    return "yes" if mark else ""
 
 
 def _plain(value: Any) -> Any:

@@ -9,13 +9,22 @@ from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel
+from pydantic.config import JsonDict
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from rl_distributed.config.document import KeyPath
 from rl_distributed.suggestion import nearest
 
-__all__ = ["MISSING", "SchemaNode", "UnknownKey", "suggest_key", "unknown_keys"]
+__all__ = [
+    "MISSING",
+    "SchemaNode",
+    "UnknownKey",
+    "change_mark",
+    "changeable",
+    "suggest_key",
+    "unknown_keys",
+]
 
 MISSING: Any = PydanticUndefined
 """Stands for "there is no default"."""
@@ -130,6 +139,22 @@ def field_default(field: FieldInfo) -> Any:
     if field.default_factory is not None and field.default_factory_takes_validated_data:
         return MISSING
     return field.get_default(call_default_factory=True, validated_data=None)
+
+
+def changeable(*keys: str) -> JsonDict:
+    """Mark a field, as its `json_schema_extra`, as one that may change meanwhile.
+
+    Args:
+        keys: Of a mapping, which of its keys; none: the whole field.
+    """
+    return {"changeable": list(keys) or True}
+
+
+def change_mark(field: FieldInfo) -> bool | list[Any]:
+    """Return whether a field is marked as changeable, or which keys of it are."""
+    extra = field.json_schema_extra
+    mark = extra.get("changeable", False) if isinstance(extra, dict) else False
+    return mark if isinstance(mark, list) else bool(mark)
 
 
 def unknown_keys(

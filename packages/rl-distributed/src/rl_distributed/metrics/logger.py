@@ -10,12 +10,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from rl_distributed.closing import close_after
-from rl_distributed.config import Config
+from rl_distributed.config import Config, changeable
 from rl_distributed.errors import ConfigError, UserError
-from rl_distributed.logging import get_logger
+from rl_distributed.logging import check_log_level, get_logger
 from rl_distributed.metrics.distribution import Distribution, Histogram
 from rl_distributed.metrics.guard import FailurePolicy, GuardedSink
 from rl_distributed.metrics.sampler import ResourceSampler
@@ -44,9 +44,21 @@ class LoggerConfig(Config):
     on_sink_failure: FailurePolicy = "retry"
     """What to do when a sink fails: `retry` warns once, counts, and tries again with
     the next metrics; `drop` leaves it out from then on; `raise` ends the run."""
-    sample_resources_every_s: float | None = Field(default=None, gt=0)
+    level: str | None = Field(default=None, json_schema_extra=changeable())
+    """Least level of the program's log lines, DEBUG, INFO, WARNING, ERROR or CRITICAL,
+    with those of single loggers: `INFO,ray=WARNING`; None: as the program set it."""
+    sample_resources_every_s: float | None = Field(
+        default=None, gt=0, json_schema_extra=changeable()
+    )
     """Seconds between two samples of CPU, memory, GPUs and Ray's object store of the
     program's node, logged as `system/...`; None: no sampling."""
+
+    @field_validator("level")
+    @classmethod
+    def _check_level(cls, value: str | None) -> str | None:
+        if value is not None:
+            check_log_level(value)
+        return value
 
 
 def _make_sink(name: str, settings: Mapping[str, Any], log_dir: Path) -> MetricSink:
@@ -133,8 +145,15 @@ class LoggerFacade:
         self._step = 0
         self._sinks = _make_sinks(config, self.log_dir)
         self._sampler: ResourceSampler | None = None
-        if config.sample_resources_every_s is not None:
-            self._sampler = ResourceSampler(self, config.sample_resources_every_s)
+        self.sample_resources_every(config.sample_resources_every_s)
+
+    def sample_resources_every(self, interval_s: float | None) -> None:
+        """Sample the node's resources from now on; None: no longer."""
+        sampler, self._sampler = self._sampler, None
+        if sampler is not None:
+            sampler.stop()
+        if interval_s is not None:
+            self._sampler = ResourceSampler(self, interval_s)
             self._sampler.start()
 
     @property
@@ -295,9 +314,7 @@ class LoggerFacade:
         Raises:
             Exception: What a sink raised, under the policy `raise`; all are closed.
         """
-        if self._sampler is not None:
-            self._sampler.stop()
-            self._sampler = None
+        self.sample_resources_every(None)
         failed: list[Exception] = []
         with self._lock:
             for guard in self._sinks.values():

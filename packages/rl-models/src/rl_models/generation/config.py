@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
-from rl_distributed.config import Config
+from rl_distributed.config import Config, changeable
 from rl_models.generation.vllm.config import VllmConfig
 from rl_models.types import SamplingParams
 from rl_models.weights.config import WeightSyncConfig
@@ -46,7 +46,7 @@ class GenerationConfig(Config):
     """Longest row, input and output together; null: what the model's config says."""
     max_batch_size: int | None = Field(None, gt=0)
     """Rows decoded at once per replica, the bound of the cache's memory; null: all."""
-    num_replicas: int | None = Field(None, gt=0)
+    num_replicas: int | None = Field(None, gt=0, json_schema_extra=changeable())
     """Copies of the model that share the rows; null: one per bundle of the cluster."""
     num_threads: int | None = Field(1, gt=0)
     """Threads of torch per replica on a CPU; null leaves torch's own choice."""

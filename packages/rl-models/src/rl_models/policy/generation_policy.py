@@ -23,6 +23,7 @@ from rl_models.generation.sampling import check_sampling_params
 from rl_models.interfaces import GenerationInterface, Path
 from rl_models.policy.backend_traits import check_model, hosting_of, rows_at_once
 from rl_models.policy.generation_rows import check_versions, columns_to_sample
+from rl_models.policy.replica_count import ReplicaCount, Uses
 from rl_models.policy.replica_server import ReplicaServer
 from rl_models.policy.replica_workers import (
     ReplicaCall,
@@ -39,7 +40,7 @@ from rl_models.types import GenerationDatumSpec, GenerationOutputSpec, SamplingP
 __all__ = ["GenerationPolicy"]
 
 
-class GenerationPolicy(WeightUpdates, GenerationInterface):
+class GenerationPolicy(ReplicaCount, WeightUpdates, GenerationInterface):
     """A model that samples, on replicas over the bundles of a cluster.
 
     A replica takes one bundle, or as many neighbouring ones as the backend shares a
@@ -83,6 +84,7 @@ class GenerationPolicy(WeightUpdates, GenerationInterface):
 
     def _start(self) -> None:
         """Start the workers and have them load the model."""
+        self._is_resized = False
         config, hosting = self.config, self._hosting
         builder = RayWorkerBuilder(
             hosting.worker_class, config.to_dict(), self._context
@@ -175,6 +177,7 @@ class GenerationPolicy(WeightUpdates, GenerationInterface):
         self._version = 0
         self._refusal = ""
         self._num_calls = 0
+        self._uses = Uses()
         self._restore: Callable[[], None] | None = None
         self._context = {
             "model_name": str(model_name),
@@ -211,7 +214,7 @@ class GenerationPolicy(WeightUpdates, GenerationInterface):
         self._begin(
             config, model_name, tokenizer_name, load_weights, hf_config_overrides
         )
-        if self._hosting != before:
+        if self._hosting != before or self._is_resized:
             self._layout()  # raises while there is still something to go on with
             self.shutdown()
             self._start()
@@ -243,6 +246,15 @@ class GenerationPolicy(WeightUpdates, GenerationInterface):
         number of replicas. Rows without a column `seeds` get seeds from `config.seed`
         and the number of calls so far.
         """
+        with self._uses.one():
+            return self._generate(data, greedy, sampling)
+
+    def _generate(
+        self,
+        data: BatchedDataDict[GenerationDatumSpec],
+        greedy: bool,
+        sampling: SamplingParams | None,
+    ) -> BatchedDataDict[GenerationOutputSpec]:
         if self._refusal:
             raise GenerationError(
                 f"Nothing is generated: {self._refusal} Call "

@@ -52,6 +52,7 @@ class Replicas:
         self._waiting: set[int] = set()
         self._reviving: dict[int, float] = {}
         self._away: dict[int, str] = {}
+        self._retired: set[int] = set()
         self._num_updates = 0
         self._is_closed = False
 
@@ -69,9 +70,59 @@ class Replicas:
 
     @property
     def num_away(self) -> int:
-        """Replicas that were given up."""
+        """Replicas that were given up, or are not wanted."""
         with self._changed:
-            return len(self._away)
+            return len(self._away) + len(self._retired)
+
+    def resize(self, wanted: int) -> None:
+        """Have another number of replicas serve, at most as many as there are workers.
+
+        Nothing may be generated meanwhile. Those that are too many are ended; more come
+        back, or are tried again where they were given up, and wait for weights.
+
+        Args:
+            wanted: How many.
+
+        Raises:
+            GenerationError: None is left to go on with.
+            WorkerStartError: One did not come up; the number is what it was.
+        """
+        live = self.settle()
+        if wanted <= len(live):
+            for replica in live[wanted:]:
+                self._retire(replica)
+            return
+        with self._changed:
+            spare = [*sorted(self._retired), *sorted(self._away)]
+        added: list[int] = []
+        try:
+            for replica in spare[: wanted - len(live)]:
+                added.append(replica)
+                self._add(replica)
+        except BaseException:
+            for replica in added:
+                self._retire(replica)
+            raise
+
+    def _retire(self, replica: int) -> None:
+        with self._changed:
+            self._serving.discard(replica)
+            self._waiting.discard(replica)
+            self._away.pop(replica, None)
+            self._retired.add(replica)
+            self._changed.notify_all()
+        self._workers.end(replica, "generation.num_replicas was lowered")
+
+    def _add(self, replica: int) -> None:
+        num_updates = self._num_updates
+        self._workers.restart(replica, "generation.num_replicas was raised")
+        serves = self._revive(replica)
+        with self._changed:
+            self._retired.discard(replica)
+            self._away.pop(replica, None)
+            is_current = serves and num_updates == self._num_updates
+            (self._serving if is_current else self._waiting).add(replica)
+            self._changed.notify_all()
 
     def lose(self, replica: int, cause: BaseException) -> None:
         """Note a loss and begin to bring the replica back, if there are tries left."""

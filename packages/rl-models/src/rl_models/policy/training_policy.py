@@ -233,6 +233,23 @@ class TrainingPolicy(WeightExports, OwnSampling, PolicyInterface):
             )
         return _join_train_results(results)
 
+    def change_optimizer(self, **settings: float) -> None:
+        """Change settings of the optimizer on all ranks, from the next step on.
+
+        Args:
+            settings: `lr`, the base rate where there is a schedule, which goes on; or
+                `weight_decay`.
+
+        Raises:
+            ConfigError: The section `optimizer` does not take them.
+            WorkerError: The optimizer or the backend has no such setting.
+        """
+        optimizer = self.config.optimizer
+        kwargs = {**optimizer.kwargs, **settings}
+        changed = self.config.replace(optimizer=optimizer.replace(kwargs=kwargs))
+        self._call_all("change_optimizer", settings=settings)
+        self.config = changed
+
     def _fit_ranks(
         self, data: BatchedDataDict[Any], gbs: int, group: int
     ) -> tuple[BatchedDataDict[Any], int]:

@@ -9,6 +9,7 @@ from rl_distributed.batched_data_dict import BatchedDataDict
 from rl_distributed.ports import PortAllocator
 from rl_distributed.registrations import Registration
 from rl_distributed.transfer import TensorLink
+from rl_models.errors import UnsupportedModelError
 from rl_models.interfaces import LossFunction
 from rl_models.policy.worker_sampler import WorkerSampler
 from rl_models.registry import adopt_training_backends
@@ -87,6 +88,21 @@ class TrainingWorker:
             data, loss_fn, eval_mode=eval_mode, gbs=gbs, mbs=mbs
         )
         return result
+
+    def change_optimizer(self, settings: Mapping[str, float]) -> None:
+        """Change settings of the optimizer.
+
+        Raises:
+            UnsupportedModelError: The backend cannot.
+        """
+        change = getattr(self._backend, "change_optimizer", None)
+        if change is None:
+            raise UnsupportedModelError(
+                f"the training backend {self._config['backend']!r} cannot change "
+                f"{', '.join(settings)} while a run goes on: it has no method "
+                "change_optimizer(settings)"
+            )
+        change(settings)
 
     def get_logprobs(
         self, data: BatchedDataDict[Any], mbs: int, reference: bool = False

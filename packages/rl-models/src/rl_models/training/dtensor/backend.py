@@ -47,6 +47,7 @@ from rl_models.training.dtensor.needed import (
 from rl_models.training.dtensor.optimizer import (
     build_optimizer,
     build_scheduler,
+    change_settings,
     clip_gradients,
     gradient_norm,
 )
@@ -146,6 +147,10 @@ class DTensorTrainingBackend:
             "lr": torch.tensor(rates, dtype=torch.float64),
             "all_mb_metrics": metrics,
         }
+
+    def change_optimizer(self, settings: Mapping[str, float]) -> None:
+        """Change settings of the optimizer; see `TrainingPolicy.change_optimizer`."""
+        change_settings(self._optimizer, self._scheduler, settings)
 
     def _accumulate(
         self,

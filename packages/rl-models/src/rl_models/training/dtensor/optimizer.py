@@ -17,7 +17,13 @@ from rl_models.config import OptimizerConfig, SchedulerConfig, resolve_class
 from rl_models.training.dtensor.model import local_part
 from rl_models.training.process_group import Ranks
 
-__all__ = ["build_optimizer", "build_scheduler", "clip_gradients", "gradient_norm"]
+__all__ = [
+    "build_optimizer",
+    "build_scheduler",
+    "change_settings",
+    "clip_gradients",
+    "gradient_norm",
+]
 
 
 def build_optimizer(
@@ -91,6 +97,59 @@ def build_scheduler(
         raise ConfigError(
             f"policy.scheduler.kwargs does not fit {config.name}: {error}"
         ) from error
+
+
+def change_settings(
+    optimizer: Optimizer,
+    scheduler: LRScheduler | None,
+    settings: Mapping[str, float],
+) -> None:
+    """Give all groups of parameters other settings, from the next step on.
+
+    A schedule goes on where it is: `lr` is the base rate that it scales.
+
+    Raises:
+        ConfigError: The optimizer has no such setting, or a schedule that only scales
+            the rate it finds finds 0.
+    """
+    unknown = sorted(set(settings) - set(optimizer.param_groups[0]))
+    if unknown:
+        raise ConfigError(
+            f"policy.optimizer.kwargs.{unknown[0]} cannot change: "
+            f"{type(optimizer).__name__} has no such setting"
+        )
+    rate = settings.get("lr")
+    if rate is not None and scheduler is not None:
+        _rebase(optimizer, scheduler, float(rate))
+    for group in optimizer.param_groups:
+        for name, value in settings.items():
+            if name != "lr" or scheduler is None:
+                group[name] = float(value)
+
+
+def _rebase(optimizer: Optimizer, scheduler: LRScheduler, rate: float) -> None:
+    """Scale a schedule to another base rate."""
+    if isinstance(scheduler, schedules.LambdaLR):
+        factors = [shape(scheduler.last_epoch) for shape in scheduler.lr_lambdas]
+        rates = [rate * factor for factor in factors]
+    else:
+        bases = [float(group["initial_lr"]) for group in optimizer.param_groups]
+        if 0.0 in bases:
+            raise ConfigError(
+                "policy.optimizer.kwargs.lr cannot change from 0 with the schedule "
+                f"{type(scheduler).__name__}, which scales the rate that it finds; "
+                "begin with a rate above 0"
+            )
+        rates = [
+            float(group["lr"]) * rate / base
+            for group, base in zip(optimizer.param_groups, bases, strict=True)
+        ]
+    for group, value in zip(optimizer.param_groups, rates, strict=True):
+        group["initial_lr"], group["lr"] = rate, value
+    parts = getattr(scheduler, "_schedulers", [])
+    for part in (scheduler, *parts):
+        if hasattr(part, "base_lrs"):
+            part.base_lrs = [rate] * len(optimizer.param_groups)
 
 
 class _Shape:
