@@ -15,6 +15,7 @@ from __future__ import annotations
 import importlib
 import itertools
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -43,10 +44,20 @@ def _replace(match: re.Match[str]) -> str:
 
 
 def _rows(name: str) -> list[Any]:
+    from rl_algorithms.trainers.config import TrainerConfig  # noqa: PLC0415
+    from rl_algorithms.trainers.settings import changeable_in  # noqa: PLC0415
     from rl_distributed.config import explain_config  # noqa: PLC0415
 
     module, _, attribute = name.rpartition(".")
-    return explain_config(getattr(importlib.import_module(module), attribute))
+    cls = getattr(importlib.import_module(module), attribute)
+    # Only a training takes updates; other programs have sections of the same classes.
+    live = changeable_in(cls) if issubclass(cls, TrainerConfig) else []
+    return [
+        row
+        if any(f"{key}.".startswith(f"{row.path}.") for key in live)
+        else replace(row, changes="")
+        for row in explain_config(cls)
+    ]
 
 
 def _config_tables(name: str, base: str | None = None) -> str:
@@ -73,6 +84,9 @@ def _table(rows: list[Any]) -> list[str]:
     for row in rows:
         default = "*required*" if row.required else _code(row.default)
         doc = row.doc.replace("|", "&#124;").replace("\n", " ")
+        if row.changes:
+            what = "" if row.changes == "yes" else f" ({row.changes})"
+            doc = f"{doc} *Live{what}.*"
         lines.append(f"| {_code(row.path)} | {_code(row.type)} | {default} | {doc} |")
     return lines
 

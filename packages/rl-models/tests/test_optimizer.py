@@ -10,6 +10,7 @@ from rl_models.config import OptimizerConfig, SchedulerConfig
 from rl_models.training.dtensor.optimizer import (
     build_optimizer,
     build_scheduler,
+    change_settings,
     clip_gradients,
     gradient_norm,
 )
@@ -101,3 +102,63 @@ def test_clipping_scales_to_the_norm():
     clip_gradients(parameters, 0.5, None)
     clip_gradients(parameters, 0.5, 0.6)
     assert torch.equal(parameters["a"].grad, before)
+
+
+def _rates_with_a_change(config, count, at, rate):
+    optimizer = build_optimizer(OptimizerConfig(kwargs={"lr": 2.0}), _parameters(), CPU)
+    scheduler = build_scheduler(config, optimizer)
+    rates = []
+    for step in range(count):
+        if step == at:
+            change_settings(optimizer, scheduler, {"lr": rate})
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        if scheduler is not None:
+            scheduler.step()
+    return rates
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        SchedulerConfig(warmup_steps=4),
+        SchedulerConfig(name="cosine", kwargs={"total_steps": 8}, warmup_steps=2),
+        SchedulerConfig(name="linear", kwargs={"total_steps": 8}),
+        SchedulerConfig(name="StepLR", kwargs={"step_size": 2, "gamma": 0.5}),
+        SchedulerConfig(
+            name="StepLR", kwargs={"step_size": 2, "gamma": 0.5}, warmup_steps=3
+        ),
+        SchedulerConfig(name="CosineAnnealingLR", kwargs={"T_max": 9}),
+    ],
+    ids=lambda config: f"{config.name}-{config.warmup_steps}",
+)
+@pytest.mark.parametrize("at", [0, 1, 3, 5])
+def test_another_rate_scales_the_schedule_from_its_step_on(config, at):
+    before = _rates(config, 8)
+    rates = _rates_with_a_change(config, 8, at, 3.0)
+    assert rates[:at] == before[:at]
+    assert rates[at:] == pytest.approx([1.5 * rate for rate in before[at:]])
+
+
+def test_another_rate_without_a_schedule():
+    assert _rates_with_a_change(None, 4, 2, 0.5) == [2.0, 2.0, 0.5, 0.5]
+
+
+def test_a_rate_of_zero_can_be_raised_with_our_schedules():
+    config = SchedulerConfig(warmup_steps=2)
+    optimizer = build_optimizer(OptimizerConfig(kwargs={"lr": 0.0}), _parameters(), CPU)
+    scheduler = build_scheduler(config, optimizer)
+    change_settings(optimizer, scheduler, {"lr": 1.0})
+    assert optimizer.param_groups[0]["lr"] == 0.5
+
+
+def test_changes_that_cannot_be():
+    optimizer = build_optimizer(OptimizerConfig(kwargs={"lr": 0.0}), _parameters(), CPU)
+    step_lr = build_scheduler(
+        SchedulerConfig(name="StepLR", kwargs={"step_size": 2}), optimizer
+    )
+    with pytest.raises(ConfigError, match="cannot change from 0 with the schedule"):
+        change_settings(optimizer, step_lr, {"lr": 1.0})
+    with pytest.raises(ConfigError, match="AdamW has no such setting"):
+        change_settings(optimizer, None, {"warmth": 1.0})
+    assert optimizer.param_groups[0]["lr"] == 0.0

@@ -144,3 +144,25 @@ def test_preflight_reads_the_context_of_the_folder(tiny_model):
     )
     with pytest.raises(ConfigError, match="got 30 with 4 ranks; use 28 or 32"):
         check_policy(config, 4)
+
+
+def test_settings_of_the_optimizer_change_on_all_ranks(
+    cluster, tiny_model, make_batch, nll_loss
+):
+    policy = HuggingFacePolicy(tiny_model, cluster, **SETTINGS)
+    one = _one_rank(tiny_model)
+    try:
+        for step in range(4):
+            if step == 2:
+                policy.change_optimizer(lr=5e-2, weight_decay=0.5)
+                one.change_optimizer({"lr": 5e-2, "weight_decay": 0.5})
+            data = make_batch(8, seed=step)
+            expected = one.train_step(data, nll_loss, gbs=8, mbs=8)
+            got = policy.train(data, nll_loss)
+            torch.testing.assert_close(got["loss"], expected["loss"], atol=1e-5, rtol=0)
+            assert got["lr"].item() == ([5e-4, 1e-3] + [5e-2] * 2)[step]
+        assert policy.config.optimizer.kwargs["lr"] == 5e-2
+        with pytest.raises(ConfigError, match="lr must be a number"):
+            policy.change_optimizer(lr=-1.0)
+    finally:
+        policy.shutdown()

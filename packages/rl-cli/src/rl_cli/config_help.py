@@ -17,6 +17,7 @@ from rl_algorithms.registry import (
     algorithm_settings,
     get_config_class,
 )
+from rl_algorithms.trainers.settings import changeable_in
 from rl_cli.recipe_files import recipe_path
 from rl_cli.run_config import load_run
 from rl_distributed.config import ConfigRow, explain_config
@@ -44,6 +45,7 @@ class Entry:
             "type": row.type,
             "default": row.default,
             "rule": row.rule,
+            "changes": row.changes,
             "required": row.required,
             "doc": row.doc,
             "of": list(self.owners),
@@ -77,10 +79,21 @@ def find_entries(names: Sequence[str]) -> list[Entry]:
 
 def _rows_of(name: str) -> list[ConfigRow]:
     preset = algorithm_settings(name)
+    config_class = get_config_class(name)
+    live = changeable_in(config_class)
     return [
-        replace(row, default=_default(row, preset))
-        for row in explain_config(get_config_class(name))
+        replace(
+            row,
+            default=_default(row, preset),
+            changes=row.changes if _is_above(row.path, live) else "",
+        )
+        for row in explain_config(config_class)
     ]
+
+
+def _is_above(path: str, keys: Sequence[str]) -> bool:
+    """Tell whether a path is one of these keys, or the mapping that holds one."""
+    return any(f"{key}.".startswith(f"{path}.") for key in keys)
 
 
 def _default(row: ConfigRow, preset: Mapping[str, Any]) -> str:
@@ -148,6 +161,9 @@ class Explained:
             facts.append("required")
         elif row.default:
             facts.append(f"default {row.default}")
+        if row.changes:
+            what = "" if row.changes == "yes" else f"{row.changes} "
+            facts.append(f"{what}may change while the run goes on")
         yield "; ".join(facts)
         if row.doc:
             yield row.doc

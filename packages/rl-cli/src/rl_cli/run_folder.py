@@ -6,6 +6,7 @@ runs/quickstart-001/    readable by its owner only
   config.yaml           the same for people, resolved
   model/                the model with random weights, when the run builds one
   checkpoints/ metrics.jsonl validation_samples.jsonl     of the trainer
+  updates.jsonl requests/                                 likewise
   stages/<name>/        a recipe's: these of each stage's trainer, and its result.json
   stages/<name>.json    result of a stage that has ended
   logs/run.jsonl        log lines of this process; worker files lie beside it
@@ -53,6 +54,8 @@ _WRITES = (
     "logs",
     "checkpoints",
     "metrics.jsonl",
+    "requests",
+    "updates.jsonl",
 )
 
 

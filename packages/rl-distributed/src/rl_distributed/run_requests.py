@@ -170,7 +170,8 @@ def send_request(
     """Ask something of a run that another process carries out; return its answer.
 
     Args:
-        run_dir: The folder of the run.
+        run_dir: The folder of the run; of one of several stages, the stage that runs
+            is asked.
         kind: What is asked.
         body: What it is about, as JSON values.
         by: Who asks, as it is recorded; None: `user@machine`.
@@ -183,11 +184,7 @@ def send_request(
     """
     end = time.monotonic() + deadline_s
     run_dir = Path(run_dir)
-    folder = run_dir / REQUESTS
-    if not run_dir.is_dir():
-        raise ConfigError(f"there is no run in {run_dir}: give the folder of a run")
-    if not folder.is_dir() or not _is_read(folder):
-        raise _no_reader(run_dir)
+    folder = _find_reader(run_dir)
     name = f"{time.time_ns():020d}-{secrets.token_hex(8)}"
     request, answer = folder / (name + _REQUEST), folder / (name + _ANSWER)
     content = {"kind": kind, "body": dict(body), "by": by or default_sender()}
@@ -210,6 +207,21 @@ def send_request(
 
 def _lock_of(folder: Path) -> FolderLock:
     return FolderLock(folder, "reading the requests to the run", name="reader")
+
+
+def _find_reader(run_dir: Path) -> Path:
+    """Return the folder of requests that a process reads.
+
+    Raises:
+        ConfigError: There is none.
+    """
+    if not run_dir.is_dir():
+        raise ConfigError(f"there is no run in {run_dir}: give the folder of a run")
+    for place in (run_dir, *sorted(run_dir.glob("stages/*"))):
+        folder = place / REQUESTS
+        if folder.is_dir() and _is_read(folder):
+            return folder
+    raise _no_reader(run_dir)
 
 
 def _is_read(folder: Path) -> bool:

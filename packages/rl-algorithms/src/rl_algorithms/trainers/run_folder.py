@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rl_algorithms.trainers.config import TrainerConfig
+from rl_algorithms.trainers.config_updates import UPDATES
 from rl_algorithms.trainers.run_record import RUN_RECORDS
 from rl_distributed.checkpoint import CheckpointingConfig, CheckpointManager
 from rl_distributed.errors import ConfigError
@@ -19,6 +20,7 @@ from rl_distributed.run_folder import (
     own_run_folder,
     refuse_contradiction,
 )
+from rl_distributed.run_requests import REQUESTS
 
 __all__ = ["CHECKPOINTS", "Resume", "RunPlace", "find_resume"]
 
@@ -29,7 +31,15 @@ or the newest one of that run folder."""
 
 _STEP = re.compile(r"step_\d+")
 _ROOT = Path("runs")
-_WRITES = (CHECKPOINTS, "metrics.jsonl", "result.json", *RUN_RECORDS, "logs")
+_WRITES = (
+    CHECKPOINTS,
+    "metrics.jsonl",
+    "result.json",
+    *RUN_RECORDS,
+    "logs",
+    REQUESTS,
+    UPDATES,
+)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,13 @@ from rl_distributed.config.schema import SchemaNode
 from rl_distributed.errors import ConfigError
 from rl_distributed.suggestion import did_you_mean
 
-__all__ = ["build_config", "changeable_settings", "changed_config", "route"]
+__all__ = [
+    "build_config",
+    "changeable_in",
+    "changeable_settings",
+    "changed_config",
+    "route",
+]
 
 ConfigT = TypeVar("ConfigT", bound=Config)
 
@@ -113,12 +119,14 @@ def changeable_settings(config: Config) -> list[str]:
     those that the algorithm does not read, are left out.
     """
     unread: tuple[str, ...] = getattr(config, "unread", tuple)()
-    left_out = (*_FROZEN, *(f"{key}." for key in unread))
-    return [
-        key
-        for key in changeable_keys(type(config))
-        if not f"{key}.".startswith(left_out)
-    ]
+    left_out = tuple(f"{key}." for key in unread)
+    keys = changeable_in(type(config))
+    return [key for key in keys if not f"{key}.".startswith(left_out)]
+
+
+def changeable_in(cls: type[Config]) -> list[str]:
+    """Return the same for a class, whatever its algorithm's settings turn off."""
+    return [key for key in changeable_keys(cls) if not key.startswith(_FROZEN)]
 
 
 def changed_config(
