@@ -10,10 +10,19 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
-from rl_algorithms import ConfigUpdate, update_run
+from rl_algorithms import (
+    Callback,
+    ConfigUpdate,
+    GRPOTrainer,
+    WorkerPool,
+    update_run,
+)
 from rl_algorithms.grpo.config import GRPOConfig
 from rl_algorithms.trainers.settings import changeable_settings, changed_config
 from rl_distributed.errors import ConfigError, DeadlineExceededError
@@ -455,3 +464,72 @@ class TestKeys:
             "policy.generation.num_replicas",
         } <= set(keys)
         assert not {"seed", "policy.model_name", "output_dir"} & set(keys)
+
+
+class TestWithWorkers:
+    """GRPO on two ranks, each with a replica beside it."""
+
+    SETTINGS: ClassVar[dict[str, object]] = {
+        "num_prompts_per_step": 4,
+        "num_generations_per_prompt": 2,
+        "max_new_tokens": 3,
+        "max_total_sequence_length": 16,
+        "reference_policy_kl_penalty": 0.0,
+        "max_num_steps": 4,
+        "save_period": 2,
+        "lr": 1e-3,
+        "cluster": {"workers_per_node": 2},
+        "policy": {"scheduler": {"warmup_steps": 3}},
+    }
+
+    def train(self, pool, model, folder, *callbacks, **arguments):
+        made = GRPOTrainer.from_pretrained(
+            model, **self.SETTINGS, output_dir=str(folder)
+        )
+        return GRPOTrainer(made.config, pool=pool).fit(
+            [{"prompt": f"{a}+1="} for a in range(8)],
+            reward_fn=lambda prompt, response: float("1" in response),
+            callbacks=callbacks,
+            progress=False,
+            **arguments,
+        )
+
+    @pytest.mark.usefixtures("ray_cluster")
+    def test_learning_rate_and_replicas(self, tiny_model, tmp_path):
+        counts = []
+
+        def count(trainer, *_):
+            counts.append(trainer.components.generation.num_replicas)
+
+        rate = At(2, change({"lr": 5e-3}), "on_step_begin")
+        seen = Always("on_step_begin", count)
+        with WorkerPool() as pool:
+            plain = self.train(pool, tiny_model, tmp_path / "a", rate, seen)
+            fewer = At(1, change({"num_replicas": 1}))
+            more = At(3, change({"num_replicas": 2}))
+            folder = tmp_path / "b"
+            result = self.train(pool, tiny_model, folder, rate, fewer, more, seen)
+            # One replica is in force at this checkpoint; rate and number come again.
+            again = self.train(
+                pool, tiny_model, folder, seen, resume=folder / "checkpoints" / "step_2"
+            )
+        assert plain.history.column("train:lr")[1] == pytest.approx(
+            [1e-3 / 3, 2e-3 / 3, 5e-3, 5e-3]
+        )
+        assert counts == [2, 2, 2, 2, 2, 1, 1, 2, 1, 2]
+        assert result.history.column("train:lr") == plain.history.column("train:lr")
+        weights = [
+            load_file(found.checkpoint_path / "policy/weights/model.safetensors")
+            for found in (plain, result, again)
+        ]
+        for name, value in weights[0].items():
+            assert torch.equal(value, weights[1][name])
+            assert torch.equal(value, weights[2][name])
+        assert len(records(folder)) == 3
+
+
+class Always(Callback):
+    """Does something in every call of one hook."""
+
+    def __init__(self, hook, do):
+        setattr(self, hook, do)
