@@ -628,6 +628,23 @@ class TestFolder:
         with pytest.raises(ConfigError, match="add output_dir=FOLDER"):
             fit(1, overwrite=True)
 
+    @pytest.mark.parametrize("name", ["kept", "checkpoints"])
+    def test_checkpoints_on_another_disk_are_of_their_run(self, make, tmp_path, name):
+        kept = {"checkpoint_dir": str(tmp_path / "disk" / name)}
+        first = make(checkpointing=kept, max_num_steps=2).fit(ROWS)
+        assert first.checkpoint_path.parent == tmp_path / "disk" / name
+        longer = make(checkpointing=kept, max_num_steps=4, at=first.run_dir)
+        with pytest.raises(ConfigError, match="holds a run already"):
+            longer.fit(ROWS)
+        with pytest.raises(ConfigError, match="holds checkpoints of another run"):
+            make(checkpointing=kept).fit(ROWS)
+        resumed = longer.fit(ROWS, resume=True)
+        assert (resumed.run_dir, resumed.steps) == (first.run_dir, 4)
+        at = {"at": first.run_dir, "max_num_steps": 1}
+        again = make(checkpointing=kept, **at).fit(ROWS, overwrite=True)
+        assert again.checkpoint_path.name == "step_1"
+        assert len(list(again.checkpoint_path.parent.glob("step_*"))) == 1
+
     def test_a_failure_before_the_first_checkpoint_blocks_nothing(self, make):
         def fail(trainer):
             raise WorkerDiedError("gone")

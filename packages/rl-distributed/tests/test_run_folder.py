@@ -197,3 +197,47 @@ def test_overwriting_needs_a_folder_and_no_resume(tmp_path: Path) -> None:
         refuse_contradiction(overwrite=True, resumes=True, output_dir=tmp_path)
     with pytest.raises(ConfigError, match="output_dir=FOLDER"):
         refuse_contradiction(overwrite=True, resumes=False, output_dir=None)
+
+
+def test_checkpoints_elsewhere_are_progress_too(tmp_path: Path) -> None:
+    folder, elsewhere = tmp_path / "run", tmp_path / "disk" / "kept"
+    config = {"checkpointing": {"checkpoint_dir": str(elsewhere)}}
+    with begin_run(folder, config=config):
+        assert not has_progress(folder)
+    # It blocks nothing before there is a checkpoint.
+    with begin_run(folder, config=config):
+        (elsewhere / "tmp_step_8").mkdir()
+        (elsewhere / "step_7").mkdir()
+    (elsewhere / "notes.txt").touch()
+    assert has_progress(folder)
+    with pytest.raises(ConfigError, match="newest checkpoint: step 7"):
+        begin_run(folder, config=config)
+    # Without the key as well: the run that lies there had it.
+    with pytest.raises(ConfigError, match="newest checkpoint: step 7"):
+        begin_run(folder)
+    with begin_run(folder, overwrite=True):
+        assert names(elsewhere) == ["notes.txt"]
+    assert not has_progress(folder)
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_new_run_keeps_off_the_checkpoints_of_another_folder(
+    tmp_path: Path, overwrite: bool
+) -> None:
+    kept = tmp_path / "kept"
+    config = {"stages": {"a": {"checkpointing": {"checkpoint_dir": str(kept)}}}}
+    begin_run(tmp_path / "failed", config=config).release()
+    with begin_run(tmp_path / "first", config=config):
+        (kept / "step_3").mkdir()
+    # What another run has taken over since is no longer of the one that failed.
+    assert not has_progress(tmp_path / "failed")
+    for name in ("failed", "second"):
+        with pytest.raises(ConfigError) as caught:
+            begin_run(tmp_path / name, overwrite=overwrite, config=config)
+        assert str(caught.value) == (
+            f"checkpointing.checkpoint_dir {str(kept)!r} holds checkpoints of another "
+            "run (newest: step 3), among which those of a new run would lie: go on "
+            "with that run, or name another folder"
+        )
+    assert (kept / "step_3").is_dir()
+    assert has_progress(tmp_path / "first")

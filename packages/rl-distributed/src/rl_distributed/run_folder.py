@@ -3,7 +3,8 @@
 ```
 runs/mine/
   .run.lock      held by the process that carries the run out
-  .run.started   what lay in the folder before the run, which is never removed
+  .run.started   what lay in the folder before the run, which is never removed; and
+                 where its checkpoints are, if they are elsewhere (checkpoint_dir)
   checkpoints/   step_N; a run of several stages has them in stages/<name>/
   result.json    what a run that has ended came to
   requests/      what other processes of the user ask of it (`run_requests`)
@@ -43,8 +44,10 @@ CHECKPOINTS = "checkpoints"
 _ENDED = ("result.json", "stages/*.json")
 _KEPT = (f"{CHECKPOINTS}/step_*", f"stages/*/{CHECKPOINTS}/step_*")
 _STEP = re.compile(r"step_\d+")
+_STEP_OR_REMAINS = re.compile(r"(tmp_|old_|removed_)?step_\d+")
 _LOCK, _STARTED = ".run.lock", ".run.started"
 _OWN = {_LOCK, _STARTED}
+_RUN = ".run.folder"  # in a folder of checkpoints elsewhere: whose they are
 _WRITING = {"logger", "checkpointing"}  # sections that name what a run writes
 
 
@@ -99,8 +102,7 @@ def has_progress(path: Path) -> bool:
     """Whether a run has kept a checkpoint in a folder, or has ended there."""
     if any(True for pattern in _ENDED for _ in path.glob(pattern)):
         return True
-    found = (step for pattern in _KEPT for step in path.glob(pattern))
-    return any(_STEP.fullmatch(step.name) for step in found)
+    return bool(_steps(path))
 
 
 def check_run_folder(
@@ -121,9 +123,11 @@ def check_run_folder(
     Raises:
         ConfigError: It holds progress, and may not be overwritten; or it is no run's,
             and something of somebody would be removed or written over; or the run
-            reads what another one has left there.
+            reads what another one has left there; or its checkpoints would lie among
+            those of a run of another folder.
     """
     if not path.is_dir():
+        _check_elsewhere(path, config or {})
         return
     if has_progress(path) and not overwrite:
         raise ConfigError(
@@ -131,6 +135,7 @@ def check_run_folder(
             f"with it (--resume {path}, in Python resume=True), start again and delete "
             "it (--overwrite, in Python overwrite=True), or name another folder"
         )
+    _check_elsewhere(path, config or {})
     present_before = _present_before(path)
     if not _is_of_run(path):
         present_before = {entry.name for entry in path.iterdir()} - _OWN
@@ -184,8 +189,10 @@ def begin_run(
         check_run_folder(path, overwrite=overwrite, writes=writes, config=config)
         if _is_of_run(path):
             _clear(path)
+            present = _present_before(path)
         else:
-            _note_start(path)
+            present = {entry.name for entry in path.iterdir()} - _OWN
+        _note_start(path, present, _checkpoint_dirs(config or {}))
     except OSError as error:
         claim.release()
         raise _not_writable(path, error) from error
@@ -296,14 +303,65 @@ def _present_before(path: Path) -> set[str]:
         return set()
 
 
-def _note_start(path: Path) -> None:
-    present = sorted({entry.name for entry in path.iterdir()} - _OWN)
+def _note_start(path: Path, present: Iterable[str], elsewhere: Iterable[Path]) -> None:
+    noted = {
+        "present_before": sorted(present),
+        "checkpoint_dirs": sorted(map(str, elsewhere)),
+    }
+    for folder in elsewhere:
+        make_private_folder(folder)
+        with open(folder / _RUN, "w", opener=private_opener) as file:
+            file.write(str(path.resolve()))
     with open(path / _STARTED, "w", opener=private_opener) as file:
-        json.dump({"present_before": present}, file)
+        json.dump(noted, file)
+
+
+def _elsewhere(path: Path) -> set[Path]:
+    """Return the folders outside of it where its run keeps checkpoints."""
+    try:
+        found = json.loads((path / _STARTED).read_text())["checkpoint_dirs"]
+        return {Path(name) for name in found if _is_of(Path(name), path)}
+    except (OSError, ValueError, KeyError, TypeError):
+        return set()
+
+
+def _is_of(checkpoint_dir: Path, path: Path) -> bool:
+    # A run of another folder may have taken it since, when there was nothing in it.
+    try:
+        return (checkpoint_dir / _RUN).read_text() == str(path.resolve())
+    except (OSError, ValueError):
+        return False
+
+
+def _checkpoint_dirs(config: Mapping[str, Any]) -> set[Path]:
+    """Return the folders that the sections `checkpointing` of a run name."""
+    found: set[Path] = set()
+    for key, value in config.items():
+        if not isinstance(value, Mapping):
+            continue
+        name = value.get("checkpoint_dir")
+        if key == "checkpointing" and isinstance(name, str) and name:
+            found.add(Path(name).absolute())
+        found |= _checkpoint_dirs(value)
+    return found
+
+
+def _check_elsewhere(path: Path, config: Mapping[str, Any]) -> None:
+    for folder in sorted(_checkpoint_dirs(config) - _elsewhere(path)):
+        if steps := _steps_in(folder.glob("step_*")):
+            raise ConfigError(
+                f"checkpointing.checkpoint_dir {str(folder)!r} holds checkpoints of "
+                f"another run (newest: step {max(steps)}), among which those of a new "
+                "run would lie: go on with that run, or name another folder"
+            )
 
 
 def _clear(path: Path) -> None:
     """Remove what runs have written, the mark of the folder last."""
+    for folder in _elsewhere(path):
+        for entry in folder.glob("*step_*"):
+            if _STEP_OR_REMAINS.fullmatch(entry.name) and entry.is_dir():
+                shutil.rmtree(entry)
     stays = _present_before(path) | _OWN
     for entry in path.iterdir():
         if entry.name in stays:
@@ -324,13 +382,22 @@ def _leaves_nothing(error: BaseException | None, path: Path) -> bool:
 def _progress(path: Path) -> str:
     if any(True for pattern in _ENDED for _ in path.glob(pattern)):
         return "it has a result"
-    steps = [
+    return f"newest checkpoint: step {max(_steps(path))}"
+
+
+def _steps(path: Path) -> list[int]:
+    """Return the steps of all checkpoints of the folder's run."""
+    inside = [step for pattern in _KEPT for step in path.glob(pattern)]
+    outside = [step for folder in _elsewhere(path) for step in folder.glob("step_*")]
+    return _steps_in([*inside, *outside])
+
+
+def _steps_in(folders: Iterable[Path]) -> list[int]:
+    return [
         int(found.name.removeprefix("step_"))
-        for pattern in _KEPT
-        for found in path.glob(pattern)
+        for found in folders
         if _STEP.fullmatch(found.name)
     ]
-    return f"newest checkpoint: step {max(steps)}"
 
 
 def _listed(names: Iterable[str]) -> str:

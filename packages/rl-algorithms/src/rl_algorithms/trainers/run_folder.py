@@ -96,7 +96,7 @@ class RunPlace:
         output_dir = config.output_dir
         checkpoint = find_resume(output_dir, resume, config.checkpointing, name=name)
         if checkpoint is not None:
-            return cls(own_run_folder(_folder_of(checkpoint)), checkpoint)
+            return cls(own_run_folder(_folder_of(checkpoint, config, name)), checkpoint)
         if output_dir is not None:
             path = Path(output_dir).expanduser().absolute()
         else:
@@ -162,8 +162,14 @@ def find_resume(
     return checkpoint
 
 
-def _folder_of(checkpoint: Path) -> Path:
+def _folder_of(checkpoint: Path, config: TrainerConfig, name: str) -> Path:
+    """Return the folder of the run that has written a checkpoint."""
     above = checkpoint.parent
+    elsewhere = config.checkpointing.checkpoint_dir
+    if elsewhere is not None and above == Path(elsewhere).absolute():
+        folders = _candidates(config.output_dir, name)
+        if folders:
+            return folders[0]
     return above.parent if above.name == CHECKPOINTS else above
 
 
