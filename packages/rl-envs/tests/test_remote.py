@@ -126,6 +126,23 @@ def test_a_lambda_scores_in_another_process() -> None:
         assert remote.name == "<lambda>"
 
 
+def test_a_function_in_another_process_gives_tensors_without_torch_there() -> None:
+    def has_torch(prompt: str, response: str) -> float:
+        import sys  # noqa: PLC0415
+
+        return float("torch" in sys.modules)
+
+    with RemoteEnvironment(has_torch) as remote:
+        answer = remote.step(*batch_of(["a", "b"]))
+        same, metrics = remote.global_post_process_and_metrics(
+            batch := {"rewards": torch.tensor([0.0, 1.0])}
+        )
+    assert torch.equal(answer.rewards, torch.zeros(2))
+    assert torch.equal(answer.terminateds, torch.ones(2, dtype=torch.bool))
+    assert same is batch
+    assert metrics["reward_mean"] == 0.5
+
+
 def test_a_reward_error_arrives_as_itself() -> None:
     wrapper = FunctionalRewardWrapper(lambda response: 1 / len(response), "inverse")
     with RemoteEnvironment(wrapper) as remote:

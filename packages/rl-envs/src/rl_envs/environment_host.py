@@ -14,6 +14,7 @@ from rl_distributed.errors import UserError, WorkerMethodError, WorkerStartError
 from rl_distributed.extras import installed_torch
 from rl_distributed.workers.output import hide_secrets_in_output
 from rl_distributed.workers.secret_variables import scrubbed
+from rl_envs.functional_reward import FunctionalRewardWrapper
 from rl_envs.interfaces import EnvironmentInterface
 from rl_envs.registry import EnvironmentSpec
 
@@ -32,6 +33,9 @@ class Abilities:
     """It finds rows that it cannot judge."""
     tools: list[dict[str, Any]]
     """The tools that it offers."""
+    is_function: bool = False
+    """It is a reward function: its answers hold numpy arrays, because its process has
+    no need of torch, and its metrics are those of the rewards."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +74,10 @@ class EnvironmentHost:
             spec: EnvironmentSpec = pickle.loads(spec_pickle)
             self._environment = spec.make()
             tools = self._environment.tool_schemas()
-            # Answers hold tensors where there is torch. Its import takes seconds: they
-            # pass while other workers start, and not within the first step.
-            installed_torch()
+            if not self._is_function:
+                # Answers hold tensors where there is torch. Its import takes seconds:
+                # they pass while other workers start, and not within the first step.
+                installed_torch()
         except Exception as error:
             return Outcome(error=self._portable(error, "start"))
         made, base = type(self._environment), EnvironmentInterface
@@ -83,6 +88,7 @@ class EnvironmentHost:
                 made.score_groups is not base.score_groups,
                 made.unusable_rows is not base.unusable_rows,
                 tools,
+                self._is_function,
             )
         )
 
@@ -92,10 +98,16 @@ class EnvironmentHost:
             return Outcome(
                 error=WorkerStartError(f"{self._label} holds no environment")
             )
+        name = "plain_step" if method == "step" and self._is_function else method
         try:
-            return Outcome(getattr(self._environment, method)(*args))
+            return Outcome(getattr(self._environment, name)(*args))
         except Exception as error:
             return Outcome(error=self._portable(error, method))
+
+    @property
+    def _is_function(self) -> bool:
+        # A subclass may do with tensors what it likes.
+        return type(self._environment) is FunctionalRewardWrapper
 
     def _portable(self, error: Exception, method: str) -> Exception:
         """A user's error as itself; any other with its traceback as text."""

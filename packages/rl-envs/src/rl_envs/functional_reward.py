@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, MutableMapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
-from rl_distributed.arrays import as_array, full
+import numpy as np
+import numpy.typing as npt
+
 from rl_envs.errors import MessageLogError, RewardValueError
 from rl_envs.interfaces import (
     EnvironmentInterface,
     EnvironmentReturn,
     MessageLog,
     Rewards,
+    as_columns,
+    as_rewards,
     last_response,
     num_rows,
     prompt_text,
@@ -22,12 +26,10 @@ from rl_envs.reward_call import Score
 from rl_envs.reward_lists import RewardFns, make_reward_call
 from rl_envs.reward_rows import RewardRows
 
-if TYPE_CHECKING:
-    import torch
-
 __all__ = ["FunctionalRewardWrapper", "check_reward_fn"]
 
 Columns: TypeAlias = Mapping[str, Any]
+PlainRewards: TypeAlias = "npt.NDArray[np.float32] | dict[str, npt.NDArray[np.float32]]"
 
 
 def _columns_of(metadata: Sequence[Columns | None]) -> list[Columns]:
@@ -44,9 +46,7 @@ def _columns_of(metadata: Sequence[Columns | None]) -> list[Columns]:
     return columns
 
 
-def _as_rewards(
-    scores: Sequence[Score], name: str
-) -> torch.Tensor | dict[str, torch.Tensor]:
+def _plain_rewards(scores: Sequence[Score], name: str) -> PlainRewards:
     """Make [B] float32 of scores; rows without one become NaN."""
     named = [score for score in scores if isinstance(score, dict)]
     plain = [score for score in scores if isinstance(score, float)]
@@ -57,7 +57,7 @@ def _as_rewards(
         )
     if not named:
         numbers = [math.nan if s is None else s for s in scores]
-        return as_array(numbers, "float32")
+        return np.asarray(numbers, dtype=np.float32)
     keys = list(named[0])
     for row, score in enumerate(scores):
         if isinstance(score, dict) and set(score) != set(keys):
@@ -67,7 +67,7 @@ def _as_rewards(
                 "None for a reward that does not apply to a row"
             )
     return {
-        f"reward/{key}": as_array([_part(score, key) for score in scores], "float32")
+        f"reward/{key}": np.asarray([_part(s, key) for s in scores], dtype=np.float32)
         for key in keys
     }
 
@@ -145,13 +145,26 @@ class FunctionalRewardWrapper(EnvironmentInterface[Columns | None]):
             MessageLogError: A conversation has no response, or there is not one
                 metadata per conversation.
         """
+        return as_columns(self.plain_step(message_log_batch, metadata))
+
+    def plain_step(
+        self,
+        message_log_batch: Sequence[MessageLog],
+        metadata: Sequence[Columns | None],
+    ) -> EnvironmentReturn[Columns | None]:
+        """Do the same with numpy arrays, which a process without torch can give.
+
+        Raises:
+            RewardError: As `step`.
+            MessageLogError: As `step`.
+        """
         size = num_rows(message_log_batch, metadata)
         return EnvironmentReturn(
             observations=[{"role": "environment", "content": ""} for _ in range(size)],
             metadata=list(metadata),
             next_stop_strings=[None] * size,
-            rewards=self.score(message_log_batch, metadata),
-            terminateds=full(size, True, "bool"),
+            rewards=self._plain_score(message_log_batch, metadata),
+            terminateds=np.ones(size, dtype=np.bool_),
             answers=None,
         )
 
@@ -165,13 +178,20 @@ class FunctionalRewardWrapper(EnvironmentInterface[Columns | None]):
         Raises:
             RewardError: As `step`.
         """
+        return as_rewards(self._plain_score(message_log_batch, metadata))
+
+    def _plain_score(
+        self,
+        message_log_batch: Sequence[MessageLog],
+        metadata: Sequence[Columns | None],
+    ) -> PlainRewards:
         scores = self._call(self._rows(message_log_batch, metadata))
         if len(scores) > 1 and all(map(_is_unscored, scores)):
             raise RewardValueError(
                 f"reward function {self.name!r} returned None for all {len(scores)} "
                 "responses: a `return` is missing, or no row of the batch can be scored"
             )
-        return _as_rewards(scores, self.name)
+        return _plain_rewards(scores, self.name)
 
     def _rows(
         self,

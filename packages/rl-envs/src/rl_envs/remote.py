@@ -47,6 +47,7 @@ from rl_envs.interfaces import (
     as_columns,
     num_rows,
 )
+from rl_envs.metrics import reward_metrics
 from rl_envs.registry import EnvFactory, EnvironmentSpec, EnvSettings
 from rl_envs.reward_lists import RewardFns
 
@@ -198,7 +199,8 @@ class RemoteEnvironment(EnvironmentInterface[Any]):
         """
         num_rows(message_log_batch, metadata)
         logs = [_as_text(log) for log in message_log_batch]
-        return join_returns(self._call_in_chunks("step", logs, list(metadata)))
+        joined = join_returns(self._call_in_chunks("step", logs, list(metadata)))
+        return as_columns(joined) if self._abilities.is_function else joined
 
     def score_groups(
         self,
@@ -264,6 +266,8 @@ class RemoteEnvironment(EnvironmentInterface[Any]):
         Raises:
             As `step`.
         """
+        if self._abilities.is_function:
+            return batch, reward_metrics(batch)
         if not self._abilities.post_processes:
             return super().global_post_process_and_metrics(batch)
         [result] = self._call_workers([("global_post_process_and_metrics", batch)])
