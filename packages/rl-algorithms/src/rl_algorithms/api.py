@@ -5,16 +5,26 @@ Imports nothing heavy: what a call begins with is shown before torch is loaded.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rl_algorithms.registry import algorithm_settings, get_algorithm
+from rl_algorithms.registry import (
+    algorithm_settings,
+    get_algorithm,
+    get_config_class,
+)
 from rl_algorithms.trainers.callbacks import Callback
+from rl_algorithms.trainers.early_ray import loaded_beside_ray
 from rl_algorithms.trainers.progress import showing
+from rl_algorithms.trainers.settings import build_config
+from rl_algorithms.trainers.signals import SignalGuard
 from rl_distributed.config import Config
+from rl_models.checkpoint.model_folder import check_model_folder
 
 if TYPE_CHECKING:
+    from rl_algorithms.trainers.base import BaseTrainer
     from rl_algorithms.trainers.result import TrainResult
     from rl_algorithms.trainers.run_folder import Resume
     from rl_envs.reward_lists import RewardFns
@@ -62,12 +72,14 @@ def train(
         UserError: Something that you can mend; the message says how.
         Interrupted: A signal came; the run is saved.
     """
-    with showing(progress) as display:
+    with showing(progress) as display, ExitStack() as closing:
         display.begin(algorithm, f"training {Path(model).name}: loading the libraries")
-        trainer_class = get_algorithm(algorithm)
         config = settings.pop("config", None)
         if not isinstance(config, Config):  # which would be complete
             config = algorithm_settings(algorithm, config)
+        trainer_class = closing.enter_context(
+            _loaded_trainer(algorithm, model, config, settings)
+        )
         trainer = trainer_class.from_pretrained(model, config=config, **settings)
         trainer.run_name = algorithm
         return trainer.fit(
@@ -80,3 +92,33 @@ def train(
             overwrite=overwrite,
             progress=display,
         )
+
+
+@contextmanager
+def _loaded_trainer(
+    algorithm: str,
+    model: str | Path,
+    config: Config | Mapping[str, Any],
+    settings: Mapping[str, Any],
+) -> Iterator[type[BaseTrainer[Any]]]:
+    """Import the trainer; Ray starts meanwhile, unless what would use it is given."""
+    sections = {
+        k: v for k, v in settings.items() if k not in ("generation", "tokenizer")
+    }
+    given = [settings.get(name) for name in ("cluster", "policy", "generation")]
+    if any(not isinstance(part, Mapping | Config | None) for part in given):
+        yield get_algorithm(algorithm)
+        return
+    values = {"policy.model_name": str(model), **sections}
+    built = build_config(get_config_class(algorithm), values, base=config)
+    check_model_folder(built.policy.model_name)
+    with ExitStack() as closing:
+        with SignalGuard() as signals:
+            # Neither an import nor the start of Ray survives an exception within.
+            signals.hold()
+            loaded = closing.enter_context(
+                loaded_beside_ray(
+                    lambda: get_algorithm(algorithm), built.cluster, signals
+                )
+            )
+        yield loaded

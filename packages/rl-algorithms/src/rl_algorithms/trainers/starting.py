@@ -13,6 +13,7 @@ import ray
 import rl_envs
 import rl_models
 from rl_algorithms.trainers.config import TrainerConfig
+from rl_algorithms.trainers.early_ray import adopt_early_ray
 from rl_algorithms.trainers.signals import SignalGuard
 from rl_distributed.logging import get_logger
 from rl_distributed.ray_start import init_ray
@@ -45,13 +46,15 @@ class Starter:
 
     def cluster(self, num_groups: int, signals: SignalGuard) -> Any:
         """Start Ray if it is not up, and section off a cluster."""
+        started = adopt_early_ray()
         if not ray.is_initialized():
             signals.raise_pending()
             settings = self._config.cluster
-            if init_ray(tls=settings.tls, pass_env=settings.pass_env):
-                self.close_later("local Ray cluster", ray.shutdown)
+            started = init_ray(tls=settings.tls, pass_env=settings.pass_env)
             signals.install()  # Ray has set its own handlers
-            signals.raise_pending()
+        if started:
+            self.close_later("local Ray cluster", ray.shutdown)
+        signals.raise_pending()
         cluster = RayVirtualCluster.from_config(
             self._config.cluster, max_colocated_worker_groups=num_groups
         )

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rl_algorithms.trainers.early_ray import loaded_beside_ray
 from rl_algorithms.trainers.progress import ProgressDisplay
 from rl_algorithms.trainers.signals import Interrupted, SignalGuard
 from rl_cli.console import Terminal
@@ -65,15 +66,21 @@ def run_and_report(
             console_level="debug" if debug else "warning",
         )
         terminal.note(f"{run.title}\nrun folder {folder.path}")
-        # What is wrong is said before these are imported, which takes seconds.
-        from rl_cli.compose import carry_out  # noqa: PLC0415
-
         display = ProgressDisplay(terminal.err)
-        guard.raise_pending()
         resume = found is not None
-        with display.running():
-            outcome = carry_out(run, folder, display, guard, resume=resume)
+        # What is wrong is said before this, which takes seconds.
+        first = run.stages[0].config
+        with loaded_beside_ray(_carry_out, first.cluster, guard) as carry_out:
+            guard.raise_pending()
+            with display.running():
+                outcome = carry_out(run, folder, display, guard, resume=resume)
         return _report(run, folder, outcome, terminal, guard, began_s, aside=as_json)
+
+
+def _carry_out() -> Callable[..., RunOutcome]:
+    from rl_cli.compose import carry_out  # noqa: PLC0415
+
+    return carry_out
 
 
 def _report(
