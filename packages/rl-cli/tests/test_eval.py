@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from rl_cli.eval_config import eval_config, model_of_run
+from rl_cli.eval_config import eval_config
 from rl_cli.main import _run
+from rl_cli.trained_model import model_of_run
 from rl_distributed import ConfigError
 from rl_models import ModelBuildConfig, build_model
 

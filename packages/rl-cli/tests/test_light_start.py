@@ -9,6 +9,8 @@ import sys
 
 import pytest
 
+from rl_models import ModelBuildConfig, build_model
+
 HEAVY = ("torch", "ray", "transformers", "vllm", "datasets", "pandas", "matplotlib")
 PROGRAM = f"""
 import json, sys
@@ -129,3 +131,13 @@ def test_the_doctor_without_ray_imports_nothing_heavy(tmp_path):
     _, output, _, heavy = run(tmp_path, "doctor", "--no-ray")
     assert "GPUs" in output
     assert heavy == []
+
+
+def test_answers_are_sampled_without_ray(tmp_path):
+    build_model(ModelBuildConfig(hidden_size=16, num_hidden_layers=1), tmp_path / "m")
+    code, output, messages, heavy = run(
+        tmp_path, "generate", "m", "1+1=", "--max-new-tokens", "2", "--json"
+    )
+    assert code == 0, messages
+    assert json.loads(output)["prompt"] == "1+1="
+    assert heavy == ["torch", "transformers"]

@@ -8,38 +8,11 @@ from typing import Any
 
 from rl_algorithms.evaluation import EvalConfig, find_target
 from rl_algorithms.trainers.settings import build_config
-from rl_cli.run_config import run_from_dict
-from rl_cli.run_folder import RunFolder
 from rl_distributed import ConfigError
 from rl_distributed.config import apply_overrides, parse_overrides
 from rl_models.checkpoint.model_folder import check_model_folder
 
-__all__ = ["eval_config", "model_of_run"]
-
-
-def model_of_run(name: str) -> str:
-    """Return what to evaluate: of a run's folder, the last stage that has weights.
-
-    A stage that has ended is worth its best checkpoint; one that was interrupted is
-    worth what it has saved.
-
-    Raises:
-        ConfigError: The run has trained nothing yet.
-    """
-    path = Path(name).expanduser()
-    if not (path / "run.json").is_file():
-        return name
-    folder = RunFolder(path)
-    source = folder.read("run.json")
-    if source["kind"] == "trainer":
-        return name
-    for stage in reversed(run_from_dict(source).stages):
-        result = folder.stage_result(stage.name)
-        if result is not None:
-            return str(result["checkpoint"])
-        if any((folder.stage(stage.name) / "checkpoints").glob("step_*")):
-            return str(folder.stage(stage.name))
-    raise ConfigError(f"the run {name!r} has no checkpoint yet: it was not trained")
+__all__ = ["eval_config"]
 
 
 def eval_config(
@@ -52,7 +25,7 @@ def eval_config(
     """Put the settings of the run, the options and the overrides together.
 
     Args:
-        model: What `model_of_run` returned.
+        model: What `trained_model.model_of_run` returned.
         sources: `PATH` or `NAME=PATH`; they replace the run's.
         env: Name of an environment; it replaces the run's.
         options: Keys of `EvalConfig`, alone or with their path.

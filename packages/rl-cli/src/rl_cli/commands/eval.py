@@ -74,7 +74,8 @@ def evaluate(
         check_evaluation,
     )
     from rl_cli.console import Terminal  # noqa: PLC0415
-    from rl_cli.eval_config import eval_config, model_of_run  # noqa: PLC0415
+    from rl_cli.eval_config import eval_config  # noqa: PLC0415
+    from rl_cli.trained_model import model_of_run  # noqa: PLC0415
     from rl_distributed import configure_logging  # noqa: PLC0415
 
     configure_logging("warning")

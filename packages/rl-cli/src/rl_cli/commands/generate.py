@@ -110,7 +110,7 @@ def _prompts(prompts: tuple[str, ...], file: Path | None) -> list[str]:
 
 def _model_folder(model: str) -> str:
     """Find the model within the folder of a run or of a checkpoint."""
-    from rl_cli.eval_config import model_of_run  # noqa: PLC0415
+    from rl_cli.trained_model import model_of_run  # noqa: PLC0415
 
     path = Path(model_of_run(model))
     steps = {

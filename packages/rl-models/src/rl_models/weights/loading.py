@@ -1,4 +1,4 @@
-"""Copying a verified stream of tensors into a module."""
+"""Copying a verified stream of tensors into a module, and comparing the two."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from collections.abc import Iterator
 
 import torch
 
+from rl_distributed.transfer.manifest import Manifest, digest_of
 from rl_models.errors import WeightSyncError
 
-__all__ = ["load_tensors", "loaded_tensors"]
+__all__ = ["changed_tensors", "load_tensors", "loaded_tensors"]
 
 _SHOWN = 5
 
@@ -64,3 +65,25 @@ def _places(model: torch.nn.Module) -> dict[str, torch.Tensor]:
         for name, value in model.state_dict(keep_vars=True).items()
         if isinstance(value, torch.Tensor)
     }
+
+
+def changed_tensors(
+    manifest: Manifest, loaded: Iterator[tuple[str, torch.Tensor]]
+) -> list[str]:
+    """Names of the tensors of a manifest that a model holds otherwise.
+
+    Args:
+        manifest: What the model was given.
+        loaded: What it has, by the same names; further tensors do not matter.
+    """
+    wrong = {entry.name: entry for entry in manifest.entries}
+    for name, tensor in loaded:
+        entry = wrong.get(name)
+        if entry is not None and _digest(tensor) == entry.digest:
+            del wrong[name]
+    return list(wrong)
+
+
+def _digest(tensor: torch.Tensor) -> str:
+    flat = tensor.detach().contiguous().view(-1)
+    return digest_of(flat.view(torch.uint8))

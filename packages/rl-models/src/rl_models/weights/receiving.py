@@ -24,7 +24,6 @@ from rl_distributed.transfer import (
     ReceivingEnd,
     TensorLink,
     TensorStream,
-    digest_of,
     receive_tensors,
 )
 from rl_distributed.transfer.manifest import dtype_name
@@ -32,7 +31,7 @@ from rl_models.errors import WeightSyncError
 from rl_models.weights.request import WeightRequest
 from rl_models.weights.sending import Message
 
-__all__ = ["MessageReceiver", "VerifiedWeights", "WeightReceiver", "changed_tensors"]
+__all__ = ["MessageReceiver", "VerifiedWeights", "WeightReceiver"]
 
 _SHOWN = 5
 
@@ -197,28 +196,6 @@ class WeightReceiver:
         end, self._end, self._link = self._end, None, None
         if end is not None:
             end.close()
-
-
-def changed_tensors(
-    manifest: Manifest, loaded: Iterator[tuple[str, torch.Tensor]]
-) -> list[str]:
-    """Names of the tensors of a manifest that a model holds otherwise.
-
-    Args:
-        manifest: What the model was given.
-        loaded: What it has, by the same names; further tensors do not matter.
-    """
-    wrong = {entry.name: entry for entry in manifest.entries}
-    for name, tensor in loaded:
-        entry = wrong.get(name)
-        if entry is not None and _digest(tensor) == entry.digest:
-            del wrong[name]
-    return list(wrong)
-
-
-def _digest(tensor: torch.Tensor) -> str:
-    flat = tensor.detach().contiguous().view(-1)
-    return digest_of(flat.view(torch.uint8))
 
 
 def _listed(names: Sequence[str]) -> str:

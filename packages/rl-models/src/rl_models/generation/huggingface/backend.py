@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 
 from rl_distributed.batched_data_dict import BatchedDataDict
-from rl_distributed.transfer import Manifest
+from rl_distributed.transfer.manifest import Manifest
 from rl_models.errors import GenerationError
 from rl_models.generation.config import GenerationConfig
 from rl_models.generation.huggingface.decoders import Decoder, make_decoder
@@ -33,8 +33,7 @@ from rl_models.types import (
     GenerationOutputSpec,
     SamplingParams,
 )
-from rl_models.weights.loading import load_tensors, loaded_tensors
-from rl_models.weights.receiving import changed_tensors
+from rl_models.weights.loading import changed_tensors, load_tensors, loaded_tensors
 
 __all__ = ["HuggingFaceGenerationBackend"]
 

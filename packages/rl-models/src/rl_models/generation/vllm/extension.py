@@ -18,7 +18,7 @@ from rl_models.errors import WeightSyncError
 from rl_models.generation.vllm.held_weights import held_tensors
 from rl_models.generation.vllm.process_watch import end_with_parent
 from rl_models.generation.vllm.staged_weights import StagedWeights
-from rl_models.weights.receiving import changed_tensors
+from rl_models.weights.loading import changed_tensors
 
 __all__ = ["WeightExtension", "load_into", "missing_weights"]
 
