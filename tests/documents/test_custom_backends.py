@@ -41,6 +41,31 @@ def test_a_training_backend_of_six_methods_trains_saves_and_resumes(
     assert 0.0 < held_out < losses.iloc[0]
 
 
+@pytest.mark.slow
+def test_a_generation_backend_of_four_methods_samples_with_the_trainers_weights(
+    run_program: Run, model: str
+) -> None:
+    left = run_program("custom_generation_backend", model)
+    assert left["backend"] is left["CustomGenerationBackend"]
+    result = left["result"]
+    assert result.steps == 3
+    # The first sync is probed, and each step compares the log-probs of both sides.
+    history = result.history.to_pandas()
+    apart = history["train:mismatch/logprob_diff/max"]
+    assert apart.max() < 1e-4
+    assert len(apart.dropna()) == 3
+    assert history["train:grad_norm"].max() > 0.0
+
+
+@pytest.mark.slow
+def test_texts_without_logprobs_teach_as_well(run_program: Run, model: str) -> None:
+    result = run_program("custom_backends_by_text", model)["result"]
+    history = result.history.to_pandas()
+    rewards = history["train:reward"]
+    assert rewards.iloc[-3:].mean() > rewards.iloc[:3].mean() + 0.3
+    assert not [name for name in history if "mismatch/logprob_diff" in name]
+
+
 @pytest.mark.parametrize(
     ("body", "message"),
     [

@@ -124,9 +124,9 @@ class GenerationOutputSpec(TypedDict):
     """[B] number of sampled tokens."""
     unpadded_sequence_lengths: Tensor
     """[B] input length plus generation length."""
-    logprobs: Tensor
+    logprobs: NotRequired[Tensor]
     """[B, S] float32 at the sampling temperature after top-k and top-p; 0.0 at the
-    input positions and at padding."""
+    input positions and at padding. Absent where the backend gives none."""
     truncated: Tensor
     """[B] bool: the length limit came before a stop."""
     weight_version: Tensor

@@ -28,6 +28,7 @@ from rl_algorithms.losses.config import ClippedPGLossConfig
 from rl_algorithms.losses.kl import calculate_kl
 from rl_algorithms.rollout.timeline import Timeline
 from rl_distributed.batched_data_dict import BatchedDataDict
+from rl_distributed.errors import ConfigError
 from rl_distributed.metrics.values import Mean
 
 __all__ = ["add_kl_penalty", "build_rows", "mask_disagreement"]
@@ -121,7 +122,16 @@ def mask_disagreement(rows: BatchedDataDict[Any], threshold: float) -> dict[str,
 
     Returns:
         Metrics.
+
+    Raises:
+        ConfigError: The sampler gave no log-probs.
     """
+    if "generation_logprobs" not in rows:
+        raise ConfigError(
+            "grpo.seq_logprob_error_threshold compares the log-probs of sampler and "
+            "trainer, but this generation backend gives none: set it to null, or have "
+            "the backend give log-probs"
+        )
     num_valid = float((rows["sample_mask"] != 0).sum())
     rows["sample_mask"], dropped = mask_sequence_logprob_error(
         rows["sample_mask"],

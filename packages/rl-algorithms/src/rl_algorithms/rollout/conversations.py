@@ -131,7 +131,7 @@ class Conversations:
             self._active,
             output["output_ids"],
             lengths,
-            output["logprobs"],
+            output.get("logprobs"),
             output.get("token_versions", version[:, None]),
         )
         cut = output["truncated"].bool()
@@ -270,7 +270,7 @@ class Conversations:
             "input_lengths": tokens.lengths,
             "token_mask": tokens.token_mask,
             "sample_mask": self._loss_multiplier,
-            "generation_logprobs": tokens.logprobs,
+            **({"generation_logprobs": tokens.logprobs} if tokens.has_logprobs else {}),
             "token_versions": tokens.versions,
             "rewards": self._rewards,
             **self._named_rewards,

@@ -66,7 +66,7 @@ class RolloutResult:
     |---|---|
     | `input_ids` [N, S], `input_lengths` [N] | tokens of the conversation |
     | `token_mask` [N, S] | 1 on sampled tokens |
-    | `generation_logprobs` [N, S] | of sampled tokens, 0.0 elsewhere |
+    | `generation_logprobs` [N, S] | of sampled tokens; if there are any |
     | `token_versions` [N, S] | weights that sampled the token, -1 elsewhere |
     | `weight_version` [N] | the oldest of them |
     | `sample_mask` [N] | 0 where `outcome` is not trainable |

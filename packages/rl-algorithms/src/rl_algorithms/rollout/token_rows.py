@@ -38,6 +38,8 @@ class TokenRows:
         self.logprobs = torch.zeros(input_ids.shape, dtype=torch.float32)
         self.versions = torch.full(input_ids.shape, -1, dtype=torch.int64)
         """[N, S] version of the weights that sampled each token; -1 elsewhere."""
+        self.has_logprobs = True
+        """Whether every answer came with log-probs."""
         self._pads = {"input_ids": pad_token_id, "versions": -1}
 
     def add_sampled(
@@ -45,7 +47,7 @@ class TokenRows:
         active: Tensor | None,
         output_ids: Tensor,
         lengths: Tensor,
-        logprobs: Tensor,
+        logprobs: Tensor | None,
         versions: Tensor,
     ) -> None:
         """Take over the rows that a generator gave back.
@@ -54,9 +56,12 @@ class TokenRows:
             active: [M] which rows they are; none: all, in order.
             output_ids: [M, S'] input and sampled tokens, right-padded.
             lengths: [M] tokens of each.
-            logprobs: [M, S'] of the sampled tokens, 0.0 elsewhere.
+            logprobs: [M, S'] of the sampled tokens, 0.0 elsewhere; None: not known.
             versions: [M, S'] or [M, 1] weight versions of the sampled tokens.
         """
+        if logprobs is None:
+            self.has_logprobs = False
+            logprobs = torch.zeros(output_ids.shape)
         position = torch.arange(output_ids.shape[1])
         before = self.lengths if active is None else self.lengths[active]
         sampled = (position >= before[:, None]) & (position < lengths[:, None])

@@ -19,7 +19,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from rl_distributed.registrations import Registration
 from rl_models.generation.config import GenerationConfig
+from rl_models.registry import generation_registrations
 
 __all__ = ["Hosting", "check_model", "hosting_of", "rows_at_once"]
 
@@ -37,6 +39,8 @@ class Hosting:
     """Calls of `generate` that run in one replica at a time."""
     workers_per_replica: int = 1
     """Workers that hold one model together."""
+    registrations: tuple[Registration, ...] = field(default=(), repr=False)
+    """Backends that the driver has registered in code."""
 
 
 def hosting_of(
@@ -63,6 +67,7 @@ def hosting_of(
         {} if variables is None else dict(variables(config, on_gpu=on_gpu)),
         1 if at_once is None else int(at_once(config)),
         1 if size is None else int(size(config)),
+        generation_registrations(config.backend),
     )
 
 

@@ -87,7 +87,10 @@ class GenerationPolicy(ReplicaCount, WeightUpdates, GenerationInterface):
         self._is_resized = False
         config, hosting = self.config, self._hosting
         builder = RayWorkerBuilder(
-            hosting.worker_class, config.to_dict(), self._context
+            hosting.worker_class,
+            config.to_dict(),
+            self._context,
+            registrations=hosting.registrations,
         )
         if hosting.calls_at_once > 1:
             # Besides these, one for updates and one for what else there is to ask.

@@ -10,11 +10,13 @@ import torch
 from rl_distributed.batched_data_dict import BatchedDataDict
 from rl_distributed.errors import BatchError, DistributedError
 from rl_distributed.logging import get_logger
+from rl_distributed.registrations import Registration
 from rl_distributed.transfer import TensorLink
 from rl_models.errors import GenerationError
+from rl_models.generation.four_methods import make_generation_backend
 from rl_models.generation.replica_rank import ReplicaRank
 from rl_models.policy.generation_rows import rows_digest
-from rl_models.registry import get_generation_backend
+from rl_models.registry import adopt_generation_backends
 from rl_models.types import GenerationDatumSpec, GenerationOutputSpec, SamplingParams
 from rl_models.weights.receiving import WeightReceiver, failure_text
 from rl_models.weights.request import LoadReport, WeightRequest
@@ -31,6 +33,7 @@ class GenerationWorker:
         config: `GenerationConfig.to_dict()`.
         context: Keyword arguments of the backend's `setup`.
         replica: Number of this replica; None: what `setup` is called with.
+        registrations: Backends that the driver has registered in code.
     """
 
     def __init__(
@@ -38,7 +41,9 @@ class GenerationWorker:
         config: Mapping[str, Any],
         context: Mapping[str, Any],
         replica: int | None = None,
+        registrations: Sequence[Registration] = (),
     ) -> None:
+        adopt_generation_backends(registrations)
         self._config = config
         self._context = dict(context)
         self._replica = replica
@@ -69,7 +74,7 @@ class GenerationWorker:
         threads = self._config.get("num_threads")
         if threads is not None:
             torch.set_num_threads(threads)
-        self._backend = get_generation_backend(str(self._config["backend"]))()
+        self._backend = make_generation_backend(str(self._config["backend"]))
         self._backend.setup(self._config, replica=self._replica, **self._context)
         self._place = self._context.get("place")
         rank = "" if self._place is None else f", rank {self._place.rank}"

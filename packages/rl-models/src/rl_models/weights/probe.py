@@ -21,6 +21,7 @@ import torch
 import transformers
 
 from rl_distributed.batched_data_dict import BatchedDataDict
+from rl_distributed.logging import get_logger
 from rl_models.checkpoint.model_folder import read_model_config
 from rl_models.errors import WeightSyncError
 from rl_models.ops.context_length import CONTEXT_KEYS, context_length
@@ -28,6 +29,8 @@ from rl_models.types import SamplingParams
 from rl_models.weights.config import ProbeConfig
 
 __all__ = ["Probe", "probe_rows"]
+
+_logger = get_logger(__name__)
 
 _LONGEST_PROMPT = 160
 _SHOWN = 5
@@ -96,6 +99,7 @@ class Probe:
         self._generation = generation
         self._rows: BatchedDataDict[Any] | None = None
         self._num_new = config.num_new_tokens
+        self._has_told = False
 
     def is_due(self, num_syncs: int, *, is_new: bool = False) -> bool:
         """Whether to probe after a sync that so many have gone before.
@@ -108,7 +112,7 @@ class Probe:
         return period > 0 and (is_new or num_syncs % period == 0)
 
     def check(self, version: int) -> None:
-        """Compare every replica with the trainer.
+        """Compare every replica with the trainer, where its backend gives log-probs.
 
         Raises:
             WeightSyncError: A replica differs; the message names it, and the tensors
@@ -121,6 +125,14 @@ class Probe:
             self._policy.config.logprob_temperature, 1.0, None, self._num_new
         )
         outputs = self._generation.generate_on_each(self._rows, sampling)
+        if any("logprobs" not in output for output in outputs.values()):
+            if not self._has_told:
+                _logger.warning(
+                    "the generation backend gives no log-probs, so whether it computes "
+                    "with the weights that it was given cannot be checked"
+                )
+                self._has_told = True
+            return
         problems = []
         for (replica, output), logprobs in zip(
             outputs.items(), self._trainer_logprobs(list(outputs.values())), strict=True
