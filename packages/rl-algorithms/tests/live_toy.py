@@ -31,14 +31,15 @@ class LivePolicy(ToyPolicy):
 
     def __init__(self):
         super().__init__()
-        self.settings = {"lr": 1e-5}
-        self.rates = []
+        self.settings = {"lr": 1e-5, "weight_decay": 0.01}
+        self.rates, self.decays = [], []
 
     def change_optimizer(self, **settings):
         self.settings |= settings
 
     def train(self, batch):
         self.rates.append(self.settings["lr"])
+        self.decays.append(self.settings["weight_decay"])
         return super().train([*batch, round(self.settings["lr"] * 1e9)])
 
 
@@ -52,9 +53,6 @@ class LiveTrainer(ToyTrainer):
 
     def _early_stop(self):
         return EarlyStop()
-
-    def _setup_algorithm(self):
-        self.given.policy.settings = dict(self.config.policy.optimizer.kwargs)
 
 
 class At(Callback):

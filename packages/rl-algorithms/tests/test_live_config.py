@@ -73,11 +73,20 @@ class TestEffects:
         assert record["before"] == {"policy.optimizer.kwargs.lr": 1e-5}
 
     def test_other_arguments_of_the_optimizer_stay(self, run):
+        policy, seen = live.LivePolicy(), []
+        fit(
+            live.make(run, policy, toy={"max_num_steps": 4}),
+            At(2, change({"weight_decay": 0.5})),
+            At(3, lambda t: seen.append(t.config.policy.optimizer.kwargs)),
+        )
+        assert policy.decays == [0.01, 0.01, 0.5, 0.5]
+        assert policy.rates == [1e-5] * 4
+        assert seen[0]["betas"] == [0.9, 0.999]
+
+    def test_a_policy_that_was_handed_in_is_left_as_it_was(self, run):
         policy = live.LivePolicy()
-        fit(live.make(run, policy), At(2, change({"weight_decay": 0.5})))
-        assert policy.settings["lr"] == 1e-5
-        assert policy.settings["weight_decay"] == 0.5
-        assert policy.settings["betas"] == [0.9, 0.999]
+        fit(live.make(run, policy), At(2, change({"lr": 3e-5, "max_num_steps": 4})))
+        assert policy.settings == {"lr": 1e-5, "weight_decay": 0.01}
 
     def test_fewer_steps(self, run):
         result = fit(live.make(run), At(3, change({"max_num_steps": 5})))

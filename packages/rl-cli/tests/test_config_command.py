@@ -70,6 +70,18 @@ def test_the_default_of_a_preset_is_shown(capsys: pytest.CaptureFixture[str]) ->
     assert (entry["path"], entry["default"]) == ("loss_fn.ratio_clip_max", "0.28")
 
 
+def test_keys_that_may_change_meanwhile_say_so(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = "may change while the run goes on"
+    assert words in explained(capsys, "grpo", "grpo.val_period")[1]
+    kwargs = " ".join(explained(capsys, "grpo", "policy.optimizer.kwargs"))
+    assert f"lr, weight_decay {words}" in " ".join(kwargs.split())
+    assert words not in " ".join(explained(capsys, "grpo", "seed"))
+    teacher = explained(capsys, "distillation", "teacher.optimizer.kwargs")
+    assert words not in " ".join(teacher)
+
+
 def test_every_line_fits_and_no_key_is_broken(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

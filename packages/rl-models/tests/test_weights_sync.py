@@ -140,6 +140,80 @@ def test_every_way_brings_every_version(trainer, generation, transport):
     sync.close()
 
 
+def test_the_number_of_replicas_follows_the_run(cluster, trainer, tiny_folder):
+    generation = replicas(cluster, tiny_folder)
+    sync = make_sync(trainer, generation, transport="shared_memory")
+    rows = BatchedDataDict({**prompts(), "seeds": torch.arange(6)})
+    try:
+        learn(trainer, 1)
+        sync.sync_weights()
+        sampled = generation.generate(rows)["output_ids"]
+        generation.resize(1)
+        assert generation.num_replicas == 1
+        assert torch.equal(generation.generate(rows)["output_ids"], sampled)
+
+        # The one that comes back serves only once it has the version that is served.
+        generation.resize(2)
+        assert generation.num_replicas == 2
+        assert len(generation.replicas.serving) == 1
+        assert torch.equal(generation.generate(rows)["output_ids"], sampled)
+        sync.restore_weights()
+        assert len(generation.replicas.serving) == 2
+        assert generation.weight_version == 1
+        assert torch.equal(generation.generate(rows)["output_ids"], sampled)
+        with pytest.raises(ConfigError, match="num_replicas must not exceed"):
+            generation.resize(3)
+        assert generation.num_replicas == 2
+    finally:
+        sync.close()
+        generation.shutdown()
+
+
+def test_more_replicas_than_there_were_wait_for_weights(cluster, trainer, tiny_folder):
+    generation = replicas(cluster, tiny_folder, num_replicas=1)
+    sync = make_sync(trainer, generation, transport="object_store")
+    rows = BatchedDataDict({**prompts(), "seeds": torch.arange(6)})
+    try:
+        learn(trainer, 2)
+        sync.sync_weights()
+        sampled = generation.generate(rows)["output_ids"]
+        generation.resize(None)
+        assert generation.num_replicas == 2
+        with pytest.raises(GenerationError, match="started anew and have no weights"):
+            generation.generate(rows)
+        sync.restore_weights()
+        assert torch.equal(generation.generate(rows)["output_ids"], sampled)
+    finally:
+        sync.close()
+        generation.shutdown()
+
+
+def test_a_removed_replica_finishes_its_rows():
+    uses, order = Uses(), []
+    began, may_end = threading.Event(), threading.Event()
+
+    def call():
+        with uses.one():
+            began.set()
+            assert may_end.wait(60.0)
+            order.append("call")
+
+    def change():
+        with uses.alone(60.0):
+            order.append("change")
+
+    threads = [threading.Thread(target=call), threading.Thread(target=change)]
+    for thread in threads:
+        thread.start()
+        assert began.wait(60.0)
+    with pytest.raises(DeadlineExceededError, match="1 calls of generate"):
+        uses.alone(0.0).__enter__()
+    may_end.set()
+    for thread in threads:
+        thread.join(60.0)
+    assert order == ["call", "change"]
+
+
 def test_versions_only_rise(trainer, generation):
     sync = make_sync(trainer, generation)
     before = generation.weight_version
@@ -343,77 +417,3 @@ def test_a_trainer_that_dies_during_a_sync_is_named(trainer, generation):
     assert sync.is_stale
     with pytest.raises(GenerationError, match="last weight update failed"):
         generation.generate(prompts())
-
-
-def test_the_number_of_replicas_follows_the_run(cluster, trainer, tiny_folder):
-    generation = replicas(cluster, tiny_folder)
-    sync = make_sync(trainer, generation, transport="shared_memory")
-    rows = BatchedDataDict({**prompts(), "seeds": torch.arange(6)})
-    try:
-        learn(trainer, 1)
-        sync.sync_weights()
-        sampled = generation.generate(rows)["output_ids"]
-        generation.resize(1)
-        assert generation.num_replicas == 1
-        assert torch.equal(generation.generate(rows)["output_ids"], sampled)
-
-        # The one that comes back serves only once it has the version that is served.
-        generation.resize(2)
-        assert generation.num_replicas == 2
-        assert len(generation.replicas.serving) == 1
-        assert torch.equal(generation.generate(rows)["output_ids"], sampled)
-        sync.restore_weights()
-        assert len(generation.replicas.serving) == 2
-        assert generation.weight_version == 1
-        assert torch.equal(generation.generate(rows)["output_ids"], sampled)
-        with pytest.raises(ConfigError, match="num_replicas must not exceed"):
-            generation.resize(3)
-        assert generation.num_replicas == 2
-    finally:
-        sync.close()
-        generation.shutdown()
-
-
-def test_more_replicas_than_there_were_wait_for_weights(cluster, trainer, tiny_folder):
-    generation = replicas(cluster, tiny_folder, num_replicas=1)
-    sync = make_sync(trainer, generation, transport="object_store")
-    rows = BatchedDataDict({**prompts(), "seeds": torch.arange(6)})
-    try:
-        learn(trainer, 2)
-        sync.sync_weights()
-        sampled = generation.generate(rows)["output_ids"]
-        generation.resize(None)
-        assert generation.num_replicas == 2
-        with pytest.raises(GenerationError, match="started anew and have no weights"):
-            generation.generate(rows)
-        sync.restore_weights()
-        assert torch.equal(generation.generate(rows)["output_ids"], sampled)
-    finally:
-        sync.close()
-        generation.shutdown()
-
-
-def test_a_removed_replica_finishes_its_rows():
-    uses, order = Uses(), []
-    began, may_end = threading.Event(), threading.Event()
-
-    def call():
-        with uses.one():
-            began.set()
-            assert may_end.wait(60.0)
-            order.append("call")
-
-    def change():
-        with uses.alone(60.0):
-            order.append("change")
-
-    threads = [threading.Thread(target=call), threading.Thread(target=change)]
-    for thread in threads:
-        thread.start()
-        assert began.wait(60.0)
-    with pytest.raises(DeadlineExceededError, match="1 calls of generate"):
-        uses.alone(0.0).__enter__()
-    may_end.set()
-    for thread in threads:
-        thread.join(60.0)
-    assert order == ["call", "change"]

@@ -22,6 +22,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 from rl_algorithms.trainers.algorithm import Algorithm, ConfigT
@@ -132,7 +133,7 @@ class LiveConfig(Algorithm[ConfigT]):
         self._updates = UpdateFile(self.run_dir)
         self._requests = self._closing.enter_context(RunRequests(self.run_dir))
         self._config_at_start = self.config
-        self._closing.callback(self._end_updates)
+        self._closing.push(self._end_updates)
         recorded = self._updates.read()
         in_force = [] if info is None else info["state"].get("updates", [])
         for update in map(ConfigUpdate.from_dict, in_force):
@@ -154,21 +155,31 @@ class LiveConfig(Algorithm[ConfigT]):
 
         What the trainer has started has them from its start.
         """
-        first, config = self._config_at_start, self.config
-        for name in _OPTIMIZERS:
-            settings, _ = _optimizer_settings(first, config, name)
-            if settings and getattr(self.given, name) is not None:
-                getattr(self.given, name).change_optimizer(**settings)
-        if self.given.generation is not None:
-            wanted = _num_replicas(config)
-            if wanted != _num_replicas(first):
-                self._resize(wanted)
+        self._change_given(self._config_at_start, self.config)
 
-    def _end_updates(self) -> None:
-        """Leave the configuration as the next run of this trainer begins with it."""
+    def _change_given(self, old: ConfigT, new: ConfigT) -> None:
+        for name in _OPTIMIZERS:
+            settings, _ = _optimizer_settings(old, new, name)
+            part = getattr(self.given, name)
+            if settings and part is not None:
+                part.change_optimizer(**settings)
+        generation, wanted = self.given.generation, _num_replicas(new)
+        if generation is not None and wanted != _num_replicas(old):
+            # Those that come back wait for the first sync of the next run.
+            generation.resize(wanted)
+
+    def _end_updates(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Leave all as the next run of this trainer begins with it."""
         self._thread = None
         self._set_level(None)
-        self.config = self._config_at_start
+        now, self.config = self.config, self._config_at_start
+        if error is None:  # else their workers may be gone
+            self._change_given(now, self.config)
         for changes, by in self._queue:
             _logger.warning(
                 "an update by %s came too late and has no effect: %s", by, changes
