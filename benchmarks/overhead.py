@@ -63,7 +63,7 @@ class Clock(rl.Callback):
         self._began_s = now_s
 
     def on_step_end(
-        self, trainer: Any, state: Any, metrics: Mapping[str, float]
+        self, trainer: Any, step: int, metrics: Mapping[str, float]
     ) -> None:
         """Take what the timers say of this step."""
         self._parts = {part: metrics[name] for part, name in WORK.items()}

@@ -198,9 +198,9 @@ class Kill(rl.Callback):
         name = [] if self._name is None else [self._name]
         return [str(self._step), str(self._phase), str(self._delay_s), *name]
 
-    def on_phase(self, trainer: Any, state: Any, phase: str, *where: int) -> None:
+    def on_phase(self, trainer: Any, steps_done: int, phase: str, *where: int) -> None:
         """Start the clock when the moment has come."""
-        if state.step < self._step or self._name not in (None, phase):
+        if steps_done < self._step or self._name not in (None, phase):
             return
         self._seen += 1
         if self._seen == self._phase:

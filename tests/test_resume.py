@@ -40,8 +40,8 @@ class Copy(rl.Callback):
     def __init__(self, phase: str, target: Path) -> None:
         self._phase, self._target = phase, target
 
-    def on_phase(self, trainer: Any, state: Any, phase: str, *where: int) -> None:
-        if state.step == 3 and phase == self._phase:
+    def on_phase(self, trainer: Any, steps_done: int, phase: str, *where: int) -> None:
+        if steps_done == 3 and phase == self._phase:
             shutil.copytree(trainer.run_dir, self._target, dirs_exist_ok=True)
 
 

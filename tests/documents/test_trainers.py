@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -105,6 +106,58 @@ def test_a_reward_model_takes_a_policy_with_its_head(
         assert scorer.get_values(_rows())["values"].shape == (1, 8)
     finally:
         scorer.shutdown()
+
+
+def test_a_trainer_of_a_policy_and_a_cluster(run_program: Run, model: str) -> None:
+    names = run_program("dpo_trainer", model)
+    policy, trainer = names["policy"], names["trainer"]
+    try:
+        assert trainer.components.policy is policy
+        assert trainer.components.cluster is names["cluster"]
+        assert (trainer.state.step, trainer.state.consumed_samples) == (1, 64)
+        before, after = Path(model), trainer.run_dir / "checkpoints/step_1"
+        assert _weights(before) != _weights(after / "policy/weights")
+        assert policy.get_logprobs(_rows())["logprobs"].shape == (1, 8)
+    finally:
+        policy.shutdown()
+
+
+def _weights(folder: Path) -> bytes:
+    return (folder / "model.safetensors").read_bytes()
+
+
+def _write_data(folder: str) -> None:
+    Path(folder).mkdir(parents=True)
+    rows = [json.dumps({"prompt": f"{n} "}) for n in range(32)]
+    Path(folder, "train.jsonl").write_text("\n".join(rows))
+
+
+def test_five_lines(run_program: Run, model: str) -> None:
+    _write_data("nvidia/OpenMathInstruct-2")
+    result = run_program("five_lines", model)["result"]
+    assert result.steps == 1
+    assert result.metrics["train:reward"] == 0.0
+    assert (result.model_path / "model.safetensors").exists()
+
+
+def test_a_trainer_from_pretrained(run_program: Run, model: str) -> None:
+    _write_data("my-dataset")
+    trainer = run_program("from_pretrained", model)["trainer"]
+    assert (trainer.plan.num_prompts, trainer.state.step) == (32, 1)
+    assert trainer.history[-1]["train:loss"] == trainer.state.metrics["train:loss"]
+
+
+def test_callbacks_get_numbers(
+    run_program: Run, model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trainer = run_program("callbacks", model)["trainer"]
+    losses = {record["step"]: record["train:loss"] for record in trainer.history}
+    assert capsys.readouterr().out.splitlines() == [
+        f"Step 100: loss={losses[100]:.4f}",
+        f"Epoch 1: {losses[100]}",
+        f"Step 200: loss={losses[200]:.4f}",
+        f"Epoch 2: {losses[200]}",
+    ]
 
 
 def test_wrong_use_of_a_ready_policy(

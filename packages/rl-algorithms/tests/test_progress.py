@@ -27,8 +27,8 @@ sys.modules["toy_trainer"] = toy
 _SPEC.loader.exec_module(toy)
 
 
-def state(step: int, total: int = 10, reason: str | None = None) -> Any:
-    return SimpleNamespace(step=step, total_steps=total, stop_reason=reason)
+def trainer(total: int = 10, reason: str | None = None) -> Any:
+    return SimpleNamespace(state=SimpleNamespace(total_steps=total, stop_reason=reason))
 
 
 class Clock:
@@ -49,10 +49,10 @@ class Watched(ProgressDisplay):
         super().__init__(console, in_place=in_place, quiet=quiet, clock=self.clock)
 
     def step(self, number: int, total: int, took_s: float, **metrics: float) -> None:
-        self.on_step_begin(None, state(number - 1, total))  # type: ignore[arg-type]
+        self.on_step_begin(trainer(total), number)
         self.clock.now_s += took_s
         named = {key.replace("_", ":", 1): value for key, value in metrics.items()}
-        self.on_step_end(None, state(number, total), named)  # type: ignore[arg-type]
+        self.on_step_end(trainer(total), number, named)
 
     @property
     def lines(self) -> list[str]:
@@ -66,12 +66,12 @@ def test_it_shows_phase_step_reward_accuracy_speed_and_time_left(
     display = Watched(in_place=in_place)
     with display.running():
         display.begin("grpo")
-        display.on_phase(None, state(0), "setup", 0, 10)  # type: ignore[arg-type]
+        display.on_phase(trainer(), 0, "setup", 0, 10)
         display.step(1, 10, 2.0, train_reward=0.5, performance_tokens_per_sec=1234.0)
-        display.on_validation_end(None, state(1), {"val:accuracy": 0.25})  # type: ignore[arg-type]
+        display.on_validation_end(trainer(), 1, {"val:accuracy": 0.25})
         display.step(2, 10, 2.0, train_reward=0.5)
         numbers = display.numbers()
-        display.on_train_end(None, state(10, reason="max_num_steps (10) reached"))  # type: ignore[arg-type]
+        display.on_train_end(trainer(reason="max_num_steps (10) reached"), 10)
     for part in ("train:reward 0.50", "val:accuracy 25.0%", "1,234 tok/s", "16 s left"):
         assert part in numbers
     shown = display.text.getvalue()
@@ -93,10 +93,10 @@ def test_slow_steps_give_a_line_each() -> None:
     display = Watched()
     display.begin("grpo")
     for number in range(1, 4):
-        display.on_phase(None, state(number), "generation", number, 3)  # type: ignore[arg-type]
+        display.on_phase(trainer(), number, "generation", number, 3)
         display.step(number, 3, 60.0, train_loss=1.0)
-        display.on_validation_end(None, state(number), {"val:loss": 1.0})  # type: ignore[arg-type]
-        display.on_checkpoint(None, state(number), None)  # type: ignore[arg-type]
+        display.on_validation_end(trainer(), number, {"val:loss": 1.0})
+        display.on_checkpoint(trainer(), number, None)  # type: ignore[arg-type]
     steps = [line.split()[1] for line in display.lines if "/3" in line]
     assert steps == ["1/3", "2/3", "3/3"]
     assert "saved step 2" in display.lines[-1]
@@ -105,9 +105,9 @@ def test_slow_steps_give_a_line_each() -> None:
 def test_it_shows_the_held_out_reward_where_there_is_no_accuracy() -> None:
     display = Watched(quiet=True)
     display.begin("grpo")
-    display.on_validation_end(None, state(1), {"val:reward": 3.25})  # type: ignore[arg-type]
+    display.on_validation_end(trainer(), 1, {"val:reward": 3.25})
     assert "val:reward 3.25" in display.numbers()
-    display.on_validation_end(None, state(2), {"val:accuracy": 0.5})  # type: ignore[arg-type]
+    display.on_validation_end(trainer(), 2, {"val:accuracy": 0.5})
     assert "reward" not in display.numbers()
     assert "val:accuracy 50.0%" in display.numbers()
     assert display.text.getvalue() == ""
@@ -126,8 +126,8 @@ def test_in_80_columns_every_number_is_on_the_screen() -> None:
         display.begin("reinforce_plus_plus_baseline"[:16])
         values = {"train_reward": 0.5, "performance_tokens_per_sec": 12345.0}
         display.step(1, 200, 100.0, **values)
-        display.on_validation_end(None, state(1, 200), {"val:accuracy": 0.25})  # type: ignore[arg-type]
-        display.on_phase(None, state(1, 200), "policy_training", 2, 200)  # type: ignore[arg-type]
+        display.on_validation_end(trainer(200), 1, {"val:accuracy": 0.25})
+        display.on_phase(trainer(), 1, "policy_training", 2, 200)
     last = display.text.getvalue()
     assert "12,345 tok/s | 19900 s left" in last
     assert "policy training" in last

@@ -6,7 +6,9 @@ import importlib.util
 import itertools
 import json
 import logging
+import math
 import os
+import pickle
 import re
 import signal
 import sys
@@ -20,6 +22,8 @@ from rl_algorithms import Interrupted, LoggingCallback
 from rl_algorithms.data.parts import ValidationParts
 from rl_algorithms.data.streaming import RowStream, StreamLoader
 from rl_algorithms.trainers import base
+from rl_algorithms.trainers.callback_number import CountWithState
+from rl_algorithms.trainers.state import TrainerState
 from rl_algorithms.trainers.validation_samples import ValidationSamples
 from rl_distributed import cluster_watch
 from rl_distributed.cluster_watch import ClusterLoss
@@ -80,7 +84,7 @@ class TestHooks:
         trainer = make(max_num_steps=4, val_period=2, checkpointing={"save_period": 3})
         trainer.fit(ROWS, val_dataset=[0.0] * 9, callbacks=[recorder])
         step = lambda n: [  # noqa: E731
-            f"step_begin {n - 1}",
+            f"step_begin {n}",
             f"generation {n}/4",
             f"policy_training {n}/4",
             f"step_end {n}",
@@ -90,7 +94,7 @@ class TestHooks:
             "data 0/0",
             "setup 0/4",
             "train_begin",
-            "epoch_begin 0",
+            "epoch_begin 1",
             *step(1),
             *step(2),
             *[line.format(3) for line in validation],
@@ -98,7 +102,7 @@ class TestHooks:
             "checkpointing 4/4",
             "checkpoint step_3",
             "epoch_end 1",
-            "epoch_begin 1",
+            "epoch_begin 2",
             *step(4),
             *[line.format(4) for line in validation],
             "checkpointing 4/4",
@@ -108,7 +112,7 @@ class TestHooks:
 
     def test_what_a_hook_raises_names_it(self, make):
         class Bad(toy.Callback):
-            def on_step_end(self, trainer, state, metrics):
+            def on_step_end(self, trainer, step, metrics):
                 raise RuntimeError("oh")
 
         with pytest.raises(RuntimeError, match="oh") as caught:
@@ -121,17 +125,86 @@ class TestHooks:
 
     def test_a_hook_can_stop_the_run(self, make):
         class Stop(toy.Callback):
-            def on_step_end(self, trainer, state, metrics):
-                if state.step == 2:
+            def on_step_end(self, trainer, step, metrics):
+                if step == 2:
                     trainer.request_stop("enough")
 
         result = make().fit(ROWS, callbacks=[Stop(), LoggingCallback()])
         assert (result.steps, result.stop_reason) == (2, "enough")
         assert result.checkpoint_path.name == "step_2"
 
+    def test_metrics_have_plain_names_too(self, make):
+        seen = []
+
+        class Look(toy.Callback):
+            def on_step_end(self, trainer, step, metrics):
+                seen.append((step, metrics["loss"] == metrics["train:loss"]))
+
+            def on_epoch_end(self, trainer, epoch, metrics):
+                last = trainer.history[-1]["train:loss"]
+                seen.append(("epoch", epoch, metrics["loss"] == last))
+
+            def on_validation_end(self, trainer, step, metrics):
+                seen.append((step, metrics["accuracy"]))
+
+        result = make(val_at_end=True).fit(
+            ROWS, val_dataset=[0, 1, 2, 3, 4, 5, 6], callbacks=[Look()]
+        )
+        steps = [(n, True) for n in range(1, 7)]
+        epochs = [("epoch", 1, True), ("epoch", 2, True)]
+        assert seen == [*steps[:3], epochs[0], *steps[3:], (6, 6.0), epochs[1]]
+        assert "loss" not in result.metrics  # one name where they are written
+
+    def test_a_step_that_trained_nothing_has_nan_for_loss(self, make, monkeypatch):
+        seen = []
+
+        class Look(toy.Callback):
+            def on_step_end(self, trainer, step, metrics):
+                seen.append(metrics["loss"])
+
+        monkeypatch.setattr(toy.ToyTrainer, "_train_step", lambda self, batch: {})
+        make(max_num_steps=1).fit(ROWS, callbacks=[Look()])
+        assert math.isnan(seen[0])
+
+    def test_hooks_of_the_earlier_form_work_and_warn(self, make):
+        seen = []
+
+        class Old(toy.Callback):
+            def on_step_end(self, trainer, state, metrics):
+                seen.append((state.step, state.total_steps, state is trainer.state))
+                state.stop_reason = "enough" if state.step == 4 else None
+
+            def on_epoch_end(self, trainer, state):
+                seen.append(("epoch", state.epoch))
+
+        with pytest.warns(DeprecationWarning, match="in th|next") as caught:
+            result = make().fit(ROWS, callbacks=[Old()])
+        texts = {str(warning.message) for warning in caught}
+        assert any(
+            text.endswith(
+                "trainer.state.total_steps; the next release has no other way"
+            )
+            for text in texts
+        )
+        assert any(text.startswith("Old.on_epoch_end must take") for text in texts)
+        assert {
+            Path(w.filename).name for w in caught if "number" in str(w.message)
+        } == {Path(__file__).name}
+        steps = [(n, 6, False) for n in (1, 2, 3, 4)]
+        assert seen == [*steps[:3], ("epoch", 1), steps[3]]
+        assert result.stop_reason == "enough"
+
+    def test_the_number_of_a_hook_is_one(self):
+        number = CountWithState(100, TrainerState(step=100))
+        assert number % 100 == 0
+        assert json.dumps({"step": number}) == '{"step": 100}'
+        assert type(pickle.loads(pickle.dumps(number))) is int
+        with pytest.raises(AttributeError, match="number of the step or epoch, which"):
+            _ = number.stepp
+
     def test_a_stop_at_the_end_of_an_epoch_saves_its_last_step(self, make):
         class Stop(toy.Callback):
-            def on_epoch_end(self, trainer, state):
+            def on_epoch_end(self, trainer, epoch, metrics):
                 trainer.request_stop("enough")
 
         result = make().fit(ROWS, callbacks=[Stop()])
@@ -499,7 +572,7 @@ class TestResume:
         seen = []
 
         class Look(toy.Callback):
-            def on_train_begin(self, trainer, state):
+            def on_train_begin(self, trainer, step):
                 seen.extend(row["step"] for row in trainer.history)
 
         path = done.run_dir / "checkpoints" / "step_2"

@@ -109,7 +109,7 @@ def test_trainers_hand_on_their_processes(tiny_model, tmp_path) -> None:
     pids: list[list[int]] = []
 
     class Pids(rl.Callback):
-        def on_train_begin(self, trainer, state):
+        def on_train_begin(self, trainer, step):
             pids.append(trainer.components.policy.group.worker_pids)
 
     def train(pool: rl.WorkerPool, name: str, **cluster: int) -> None:

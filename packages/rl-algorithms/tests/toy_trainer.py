@@ -115,38 +115,38 @@ class Recorder(Callback):
         self.calls = []
         self.steps_seen = 0
 
-    def on_train_begin(self, trainer, state):
+    def on_train_begin(self, trainer, step):
         self.calls.append("train_begin")
 
-    def on_train_end(self, trainer, state):
+    def on_train_end(self, trainer, step):
         self.calls.append("train_end")
 
-    def on_epoch_begin(self, trainer, state):
-        self.calls.append(f"epoch_begin {state.epoch}")
+    def on_epoch_begin(self, trainer, epoch):
+        self.calls.append(f"epoch_begin {epoch}")
 
-    def on_epoch_end(self, trainer, state):
-        self.calls.append(f"epoch_end {state.epoch}")
+    def on_epoch_end(self, trainer, epoch, metrics):
+        self.calls.append(f"epoch_end {epoch}")
 
-    def on_step_begin(self, trainer, state):
-        self.calls.append(f"step_begin {state.step}")
+    def on_step_begin(self, trainer, step):
+        self.calls.append(f"step_begin {step}")
 
-    def on_step_end(self, trainer, state, metrics):
+    def on_step_end(self, trainer, step, metrics):
         self.steps_seen += 1
-        self.calls.append(f"step_end {state.step}")
+        self.calls.append(f"step_end {step}")
 
-    def on_phase(self, trainer, state, phase, step, total):
+    def on_phase(self, trainer, steps_done, phase, step, total):
         self.calls.append(f"{phase} {step}/{total}")
 
-    def on_validation_begin(self, trainer, state):
+    def on_validation_begin(self, trainer, step):
         self.calls.append("validation_begin")
 
-    def on_validation_end(self, trainer, state, metrics):
+    def on_validation_end(self, trainer, step, metrics):
         self.calls.append(f"validation_end {metrics['val:accuracy']}")
 
-    def on_checkpoint(self, trainer, state, path):
+    def on_checkpoint(self, trainer, step, path):
         self.calls.append(f"checkpoint {path.name}")
 
-    def on_exception(self, trainer, state, error):
+    def on_exception(self, trainer, step, error):
         self.calls.append(f"exception {type(error).__name__}")
 
     def state_dict(self):

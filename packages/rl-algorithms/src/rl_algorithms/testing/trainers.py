@@ -11,7 +11,6 @@ from rl_algorithms.trainers.base import BaseTrainer
 from rl_algorithms.trainers.callbacks import Callback
 from rl_algorithms.trainers.result import TrainResult
 from rl_algorithms.trainers.run_folder import Resume
-from rl_algorithms.trainers.state import TrainerState
 
 __all__ = ["check_trainer", "weights_digest"]
 
@@ -32,18 +31,16 @@ class _Order(Callback):
     def __init__(self) -> None:
         self.calls: list[str] = []
 
-    def on_train_begin(self, trainer: BaseTrainer[Any], state: TrainerState) -> None:
+    def on_train_begin(self, trainer: BaseTrainer[Any], step: int) -> None:
         self.calls.append("train_begin")
 
-    def on_train_end(self, trainer: BaseTrainer[Any], state: TrainerState) -> None:
+    def on_train_end(self, trainer: BaseTrainer[Any], step: int) -> None:
         self.calls.append("train_end")
 
-    def on_step_begin(self, trainer: BaseTrainer[Any], state: TrainerState) -> None:
+    def on_step_begin(self, trainer: BaseTrainer[Any], step: int) -> None:
         self.calls.append("step_begin")
 
-    def on_step_end(
-        self, trainer: BaseTrainer[Any], state: TrainerState, metrics: Any
-    ) -> None:
+    def on_step_end(self, trainer: BaseTrainer[Any], step: int, metrics: Any) -> None:
         self.calls.append("step_end")
 
 

@@ -2,28 +2,38 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rl_algorithms.trainers.callback_number import CountWithState, takes_state_only
 from rl_distributed.errors import ConfigError
 from rl_distributed.logging import get_logger
 
 if TYPE_CHECKING:
     from rl_algorithms.trainers.base import BaseTrainer
-    from rl_algorithms.trainers.state import TrainerState
 
-__all__ = ["Callback", "CallbackList", "LoggingCallback"]
+__all__ = ["Callback", "CallbackList", "LoggingCallback", "with_plain_names"]
 
 
 class Callback:
     """Base of all callbacks; override what you need.
 
-    Every hook gets the trainer and its state. A hook may call
-    `trainer.request_stop("why")`, which ends the run after the current step. What a
-    hook raises ends the run; the message says which hook it was.
+    Every hook gets the trainer and a number: that of the step, in the hooks of an epoch
+    that of the epoch, both counted from 1. More is in `trainer.state`
+    (`TrainerState`). A hook may call `trainer.request_stop("why")`, which ends the run
+    after the current step. What a hook raises ends the run; the message says which
+    hook it was.
+
+    ```python
+    class Progress(Callback):
+        def on_step_end(self, trainer, step, metrics):
+            if step % 100 == 0:
+                print(f"Step {step}: loss={metrics['loss']:.4f}")
+    ```
 
     Order: `on_train_begin`, then per epoch `on_epoch_begin`, per step `on_step_begin`,
     any number of `on_phase`, `on_step_end`, after it (when due) `on_validation_begin`,
@@ -31,33 +41,41 @@ class Callback:
     `on_train_end`. `on_exception` comes instead of what was left when something raised.
     """
 
-    def on_train_begin(self, trainer: BaseTrainer[Any], state: TrainerState) -> None:
-        """Everything is built, nothing has been trained in this process."""
+    def on_train_begin(self, trainer: BaseTrainer[Any], step: int) -> None:
+        """Everything is built; `step` steps were done by earlier processes."""
 
-    def on_train_end(self, trainer: BaseTrainer[Any], state: TrainerState) -> None:
-        """The loop is over; the policy is still there."""
+    def on_train_end(self, trainer: BaseTrainer[Any], step: int) -> None:
+        """The loop is over after `step` steps; the policy is still there."""
 
-    def on_epoch_begin(self, trainer: BaseTrainer[Any], state: TrainerState) -> None:
-        """A pass over the data begins (`state.epoch` counts from 0)."""
+    def on_epoch_begin(self, trainer: BaseTrainer[Any], epoch: int) -> None:
+        """A pass over the data begins, or goes on after a resume."""
 
-    def on_epoch_end(self, trainer: BaseTrainer[Any], state: TrainerState) -> None:
-        """A pass over the data has ended."""
+    def on_epoch_end(
+        self, trainer: BaseTrainer[Any], epoch: int, metrics: Mapping[str, float]
+    ) -> None:
+        """A pass over the data has ended.
 
-    def on_step_begin(self, trainer: BaseTrainer[Any], state: TrainerState) -> None:
-        """Step `state.step + 1` begins."""
+        `metrics` has the newest value of each metric of the run, those of its last step
+        also without prefix: `train:loss` and `loss`.
+        """
+
+    def on_step_begin(self, trainer: BaseTrainer[Any], step: int) -> None:
+        """A step begins."""
 
     def on_step_end(
-        self,
-        trainer: BaseTrainer[Any],
-        state: TrainerState,
-        metrics: Mapping[str, float],
+        self, trainer: BaseTrainer[Any], step: int, metrics: Mapping[str, float]
     ) -> None:
-        """Step `state.step` is done; `metrics` has names such as `train:loss`."""
+        """A step is done.
+
+        `metrics` has names such as `train:loss` and `performance:tokens_per_sec`, and
+        those of training also without prefix: `loss`, which is nan where the step had
+        nothing to train on.
+        """
 
     def on_phase(
         self,
         trainer: BaseTrainer[Any],
-        state: TrainerState,
+        steps_done: int,
         phase: str,
         step: int,
         total: int,
@@ -68,28 +86,24 @@ class Callback:
         names of the timers.
         """
 
-    def on_validation_begin(
-        self, trainer: BaseTrainer[Any], state: TrainerState
-    ) -> None:
-        """A validation begins."""
+    def on_validation_begin(self, trainer: BaseTrainer[Any], step: int) -> None:
+        """A validation begins, after `step` steps."""
 
     def on_validation_end(
-        self,
-        trainer: BaseTrainer[Any],
-        state: TrainerState,
-        metrics: Mapping[str, float],
+        self, trainer: BaseTrainer[Any], step: int, metrics: Mapping[str, float]
     ) -> None:
-        """A validation is done; `metrics` has names such as `val:accuracy`."""
+        """A validation is done.
 
-    def on_checkpoint(
-        self, trainer: BaseTrainer[Any], state: TrainerState, path: Path
-    ) -> None:
-        """A checkpoint is complete and will be found by `resume`."""
+        `metrics` has names such as `val:accuracy`, and the same without prefix.
+        """
+
+    def on_checkpoint(self, trainer: BaseTrainer[Any], step: int, path: Path) -> None:
+        """A checkpoint of step `step` is complete and will be found by `resume`."""
 
     def on_exception(
-        self, trainer: BaseTrainer[Any], state: TrainerState, error: BaseException
+        self, trainer: BaseTrainer[Any], step: int, error: BaseException
     ) -> None:
-        """The run ends by an exception (an `Interrupted` among them)."""
+        """The run ends after `step` steps by an exception (also an `Interrupted`)."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed run needs, as JSON values; {} when there is nothing."""
@@ -114,11 +128,23 @@ class CallbackList:
     def __iter__(self) -> Iterator[Callback]:
         return iter(self._callbacks)
 
-    def call(self, hook: str, trainer: Any, *arguments: Any) -> None:
-        """Call one hook; what it raises carries a note that names it."""
+    def call(self, hook: str, trainer: Any, number: int, *arguments: Any) -> None:
+        """Call one hook; what it raises carries a note that names it.
+
+        Args:
+            hook: Name of the method.
+            trainer: Its first argument.
+            number: Of the step or the epoch.
+            *arguments: What else the hook gets.
+        """
+        count = CountWithState(number, trainer.state)
         for callback in self._callbacks:
             with _blame(callback, hook):
-                getattr(callback, hook)(trainer, trainer.state, *arguments)
+                method = getattr(callback, hook)
+                if hook == "on_epoch_end" and takes_state_only(method):
+                    method(trainer, count)
+                else:
+                    method(trainer, count, *arguments)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the states by class name and position among that class."""
@@ -136,6 +162,23 @@ class CallbackList:
             name = type(callback).__name__
             counts[name] = counts.get(name, 0) + 1
             yield f"{name}/{counts[name]}", callback
+
+
+def with_plain_names(
+    metrics: Mapping[str, float], prefix: str = "train"
+) -> dict[str, float]:
+    """Return metrics, those of one prefix also without it: `train:loss` and `loss`.
+
+    A step that had nothing to train on has no `train:loss`, and nan as `loss`.
+    """
+    start = f"{prefix}:"
+    plain = {
+        name.removeprefix(start): value
+        for name, value in metrics.items()
+        if name.startswith(start)
+    }
+    unknown = {"loss": math.nan} if prefix == "train" else {}
+    return {**unknown, **plain, **metrics}
 
 
 @contextmanager
@@ -178,43 +221,35 @@ class LoggingCallback(Callback):
         self._logger = get_logger("rl_algorithms.training")
         self._started_s = time.monotonic()
 
-    def on_train_begin(self, trainer: BaseTrainer[Any], state: TrainerState) -> None:
+    def on_train_begin(self, trainer: BaseTrainer[Any], step: int) -> None:
         """Start the clock."""
         self._started_s = time.monotonic()
         self._logger.info("run folder %s", trainer.run_dir)
 
     def on_step_end(
-        self,
-        trainer: BaseTrainer[Any],
-        state: TrainerState,
-        metrics: Mapping[str, float],
+        self, trainer: BaseTrainer[Any], step: int, metrics: Mapping[str, float]
     ) -> None:
         """Write the step's line."""
-        if state.step % self._every_n_steps:
+        if step % self._every_n_steps:
             return
         shown = self._show(metrics, "train", "performance")
         elapsed_s = time.monotonic() - self._started_s
         self._logger.info(
             "step %d/%d  %s  (%.1f s)",
-            state.step,
-            state.total_steps,
+            step,
+            trainer.state.total_steps,
             shown,
             elapsed_s,
         )
 
     def on_validation_end(
-        self,
-        trainer: BaseTrainer[Any],
-        state: TrainerState,
-        metrics: Mapping[str, float],
+        self, trainer: BaseTrainer[Any], step: int, metrics: Mapping[str, float]
     ) -> None:
         """Write the validation's line."""
         shown = self._show(metrics, "val")
-        self._logger.info("validation at step %d  %s", state.step, shown)
+        self._logger.info("validation at step %d  %s", step, shown)
 
-    def on_checkpoint(
-        self, trainer: BaseTrainer[Any], state: TrainerState, path: Path
-    ) -> None:
+    def on_checkpoint(self, trainer: BaseTrainer[Any], step: int, path: Path) -> None:
         """Write where the checkpoint is."""
         self._logger.info("checkpoint %s", path)
 

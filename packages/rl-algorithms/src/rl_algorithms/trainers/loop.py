@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rl_algorithms.trainers.algorithm import ConfigT
-from rl_algorithms.trainers.callbacks import CallbackList
+from rl_algorithms.trainers.callbacks import CallbackList, with_plain_names
 from rl_algorithms.trainers.checkpoints import RunCheckpoints
 from rl_algorithms.trainers.history import History
 from rl_algorithms.trainers.live_config import LiveConfig
@@ -134,7 +134,7 @@ class TrainerLoop(LiveConfig[ConfigT]):
             # It was saved after a validation that may have ended the run.
             self._stop_early(state.metrics)
         while not self._finished():
-            self._call("on_epoch_begin")
+            self._call_numbered("on_epoch_begin", state.epoch + 1)
             self._batches = iter(self._loader)
             while (batch := self._next_batch()) is not None:
                 self._run_step(batch)
@@ -144,7 +144,9 @@ class TrainerLoop(LiveConfig[ConfigT]):
                 state.epoch += 1
                 state.step_in_epoch = 0
                 self._loader_state = self._loader.state_dict()
-                self._call("on_epoch_end")
+                self._call_numbered(
+                    "on_epoch_end", state.epoch, with_plain_names(state.metrics)
+                )
         if state.validated_at != state.step:
             # Nobody knew that the last step was the last: a stream has ended.
             self._validate_if_due()
@@ -180,7 +182,7 @@ class TrainerLoop(LiveConfig[ConfigT]):
 
     def _run_step(self, batch: Any) -> None:
         with log_context(step=self.state.step + 1):
-            self._call("on_step_begin")
+            self._call_numbered("on_step_begin", self.state.step + 1)
             self._apply_updates("step_begin")
             with self.timer.time("total_step_time"):
                 metrics = to_floats(self._train_step(batch))
@@ -203,7 +205,7 @@ class TrainerLoop(LiveConfig[ConfigT]):
         rates = self._throughput.take(metrics, timing)
         named |= {f"performance:{name}": value for name, value in rates.items()}
         self._record(named)
-        self._call("on_step_end", named)
+        self._call("on_step_end", with_plain_names(named))
 
     def _after_step(self) -> None:
         self._checkpoints.mark_step()
@@ -241,7 +243,7 @@ class TrainerLoop(LiveConfig[ConfigT]):
         self._samples.add(self.state.step, self.validation.samples)
         self._record({**metrics, "timing:validation": timer.reduce("validation")})
         self._patience.observe(self.state, metrics)
-        self._call("on_validation_end", metrics)
+        self._call("on_validation_end", with_plain_names(metrics, "val"))
         self._stop_early(metrics)
         return best
 
@@ -301,4 +303,8 @@ class TrainerLoop(LiveConfig[ConfigT]):
         self.history = History.read(path, up_to=self.state.step)
 
     def _call(self, hook: str, *arguments: Any) -> None:
-        self._callbacks.call(hook, self, *arguments)
+        """Call a hook with the number of steps done."""
+        self._call_numbered(hook, self.state.step, *arguments)
+
+    def _call_numbered(self, hook: str, number: int, *arguments: Any) -> None:
+        self._callbacks.call(hook, self, number, *arguments)

@@ -30,7 +30,6 @@ from rl_distributed.terminal_stream import TerminalStream
 
 if TYPE_CHECKING:
     from rl_algorithms.trainers.base import BaseTrainer
-    from rl_algorithms.trainers.state import TrainerState
 
 __all__ = ["ProgressDisplay", "showing"]
 
@@ -143,35 +142,32 @@ class ProgressDisplay(Callback):
     def on_phase(
         self,
         trainer: BaseTrainer[Any],
-        state: TrainerState,
+        steps_done: int,
         phase: str,
         step: int,
         total: int,
     ) -> None:
         """A phase begins."""
         self._total = total
-        words = _STARTING.get(phase) if not state.step else None
+        words = _STARTING.get(phase) if not steps_done else None
         self._doing = words or phase.replace("_", " ")
         self._draw()
         if words is not None and self.has_begun:
             self._line(f"{self._title} | {words}")
 
-    def on_step_begin(self, trainer: BaseTrainer[Any], state: TrainerState) -> None:
+    def on_step_begin(self, trainer: BaseTrainer[Any], step: int) -> None:
         """Start the clock of the step."""
         self._step_began_s = self._clock()
 
     def on_step_end(
-        self,
-        trainer: BaseTrainer[Any],
-        state: TrainerState,
-        metrics: Mapping[str, float],
+        self, trainer: BaseTrainer[Any], step: int, metrics: Mapping[str, float]
     ) -> None:
         """Take over the step's numbers."""
         now_s = self._clock()
         took_s = now_s - self._step_began_s
         old_s = took_s if self._step_s is None else self._step_s
         self._step_s = _SMOOTHING * old_s + (1 - _SMOOTHING) * took_s
-        self._step, self._total = state.step, state.total_steps
+        self._step, self._total = step, trainer.state.total_steps
         self._values.update(metrics)
         self._draw()
         last_s = self._last_line_s
@@ -180,30 +176,26 @@ class ProgressDisplay(Callback):
             self._line(self._state())
 
     def on_validation_end(
-        self,
-        trainer: BaseTrainer[Any],
-        state: TrainerState,
-        metrics: Mapping[str, float],
+        self, trainer: BaseTrainer[Any], step: int, metrics: Mapping[str, float]
     ) -> None:
         """Take over the validation's numbers."""
         self._values.update(metrics)
         self._draw()
-        if not state.step:
+        if not step:
             self._line(self._state())
 
-    def on_checkpoint(
-        self, trainer: BaseTrainer[Any], state: TrainerState, path: Path
-    ) -> None:
+    def on_checkpoint(self, trainer: BaseTrainer[Any], step: int, path: Path) -> None:
         """Note which step is saved."""
-        self._saved = state.step
+        self._saved = step
         self._draw()
 
-    def on_train_end(self, trainer: BaseTrainer[Any], state: TrainerState) -> None:
+    def on_train_end(self, trainer: BaseTrainer[Any], step: int) -> None:
         """The training has ended."""
         if self._bar is None:
             return
-        self._step, self._total = state.step, state.total_steps
-        self._doing = f"done: {state.stop_reason}" if state.stop_reason else "done"
+        self._step, self._total = step, trainer.state.total_steps
+        reason = trainer.state.stop_reason
+        self._doing = f"done: {reason}" if reason else "done"
         self._step_s = None
         self._draw()
         took_s = self._clock() - self._began_s

@@ -1,0 +1,73 @@
+"""The number that a hook gets, which callbacks of an earlier form read as the state."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, cast
+
+if TYPE_CHECKING:
+    from rl_algorithms.trainers.state import TrainerState
+
+__all__ = ["CountWithState", "takes_state_only"]
+
+_WITHOUT_METRICS = 2
+
+
+class CountWithState(int):
+    """Number of a step or an epoch; `state.step` of an earlier form warns and works."""
+
+    _state: TrainerState
+
+    def __new__(cls, number: int, state: TrainerState) -> CountWithState:
+        """Make the number of a run in this state."""
+        made = super().__new__(cls, number)
+        object.__setattr__(made, "_state", state)
+        return made
+
+    def __getattr__(self, name: str) -> Any:
+        """Return what the state has by this name."""
+        if name.startswith("__") or not hasattr(self._state, name):
+            raise AttributeError(
+                f"a hook gets the number of the step or epoch, which has no {name!r}",
+                name=name,
+                obj=self,
+            )
+        _warn(name)
+        return getattr(self._state, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set what the state has by this name."""
+        _warn(name)
+        setattr(self._state, name, value)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Leave the state behind."""
+        return int, (int(self),)
+
+
+def _warn(name: str) -> None:
+    warnings.warn(
+        f"hooks get a number in place of the state: read trainer.state.{name}; the next "
+        "release has no other way",
+        DeprecationWarning,
+        stacklevel=3,
+    )
+
+
+def takes_state_only(method: Callable[..., Any]) -> bool:
+    """Tell an `on_epoch_end` of the earlier form, (trainer, state), and warn of it."""
+    # On an unbound function the bound `self` would count.
+    try:
+        inspect.signature(method).bind(*[None] * (_WITHOUT_METRICS + 1))
+    except TypeError:
+        owner = type(cast("Any", method).__self__).__name__
+        warnings.warn(
+            f"{owner}.on_epoch_end must take (trainer, epoch, metrics); without metrics "
+            "it works in this release only",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        return True
+    return False
