@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rl_algorithms.trainers.state import TrainerState
@@ -49,8 +49,8 @@ class CountWithState(int):
 
 def _warn(name: str) -> None:
     warnings.warn(
-        f"hooks get a number in place of the state: read trainer.state.{name}; the next "
-        "release has no other way",
+        f"hooks get a number in place of the state: read trainer.state.{name}; the "
+        "next release has no other way",
         DeprecationWarning,
         stacklevel=3,
     )
@@ -58,14 +58,12 @@ def _warn(name: str) -> None:
 
 def takes_state_only(method: Callable[..., Any]) -> bool:
     """Tell an `on_epoch_end` of the earlier form, (trainer, state), and warn of it."""
-    # On an unbound function the bound `self` would count.
     try:
         inspect.signature(method).bind(*[None] * (_WITHOUT_METRICS + 1))
     except TypeError:
-        owner = type(cast("Any", method).__self__).__name__
         warnings.warn(
-            f"{owner}.on_epoch_end must take (trainer, epoch, metrics); without metrics "
-            "it works in this release only",
+            f"{method.__qualname__} must take (trainer, epoch, metrics); without "
+            "metrics it works in this release only",
             DeprecationWarning,
             stacklevel=2,
         )
