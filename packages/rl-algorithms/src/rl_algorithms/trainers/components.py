@@ -9,6 +9,9 @@
 | generation  | `policy.generation`         | generation workers, same bundles   |
 | environment | `env`, a function, an object | a Ray actor, or the driver if given |
 | sync        | policy and generation       | the driver                         |
+
+A policy that was given and samples itself is the generation as well (`own_policy`):
+there is no sync then, and a reward function is called in the driver.
 """
 
 from __future__ import annotations
@@ -22,6 +25,11 @@ from typing import Any, TypeVar
 import rl_envs
 import rl_models
 from rl_algorithms.trainers.config import TrainerConfig
+from rl_algorithms.trainers.own_policy import (
+    OwnPolicy,
+    check_own_policy,
+    samples_itself,
+)
 from rl_algorithms.trainers.pool import WorkerPool
 from rl_algorithms.trainers.signals import SignalGuard
 from rl_algorithms.trainers.starting import (
@@ -125,6 +133,8 @@ def check_components(
         )
     if given.policy is None:
         check_policy(config.policy, config.num_ranks)
+    elif _is_own(given, needs):
+        check_own_policy(config, given.policy, reference=needs.reference_policy)
     elif needs.reference_policy and not getattr(given.policy, "has_reference", True):
         raise ConfigError(
             "this run compares with the initial weights, which the given policy does "
@@ -209,6 +219,7 @@ def start_components(
         Interrupted: A signal came.
     """
     starter = Starter(config, closing if pool is None else pool.closing)
+    given, environment = _one_process(config, given, needs, environment, starter)
     jobs: dict[str, Callable[[], Any]] = {}
     cluster = given.cluster
     further = ("generation", "critic", "teacher")
@@ -250,11 +261,38 @@ def start_components(
     # An environment object is its maker's, and no later trainer's.
     kept |= {n: part for n, part in started.items() if part is not environment}
     kept["cluster"] = cluster
-    if needs.generation:
-        sync = rl_models.WeightSynchronizer(parts.policy, parts.generation)
-        starter.close_later("weight sync", sync.close)
-        parts = replace(parts, sync=sync)
-    return parts
+    return _with_sync(parts, starter) if needs.generation else parts
+
+
+def _with_sync(parts: Components, starter: Starter) -> Components:
+    if parts.generation is parts.policy:
+        return parts
+    sync = rl_models.WeightSynchronizer(parts.policy, parts.generation)
+    starter.close_later("weight sync", sync.close)
+    return replace(parts, sync=sync)
+
+
+def _is_own(given: Components, needs: Needs) -> bool:
+    """Whether the policy that was given is to sample as well."""
+    is_asked = needs.generation and given.generation is None
+    return is_asked and given.policy is not None and samples_itself(given.policy)
+
+
+def _one_process(
+    config: TrainerConfig,
+    given: Components,
+    needs: Needs,
+    environment: Any,
+    starter: Starter,
+) -> tuple[Components, Any]:
+    """Make a policy that samples itself the generator, and score in this process."""
+    if not _is_own(given, needs):
+        return given, environment
+    assert config.policy.generation is not None
+    own = OwnPolicy(given.policy, config.policy.generation.sampling_params())
+    if environment is not None and environment is not config.env:
+        environment = starter.environment_here(environment)
+    return replace(given, policy=own, generation=own), environment
 
 
 def _start_or_resume(

@@ -40,7 +40,7 @@ def told_apart(trainer: str, config: Any, policy: Any) -> tuple[Any, Any]:
             )
         config, policy = None, config
     if policy is not None:
-        _check_policy_object(trainer, policy)
+        _check_policy_object(trainer, policy, stands_alone=config is None)
     elif config is None:
         raise ConfigError(
             f"{trainer} needs a policy or a configuration: got neither; give "
@@ -49,8 +49,9 @@ def told_apart(trainer: str, config: Any, policy: Any) -> tuple[Any, Any]:
     return config, policy
 
 
-def _check_policy_object(trainer: str, policy: Any) -> None:
-    methods = ("train", "shutdown")
+def _check_policy_object(trainer: str, policy: Any, *, stands_alone: bool) -> None:
+    # Modules of torch, which may stand alone by mistake, have a method `train` as well.
+    methods = ("train", "shutdown") if stands_alone else ("train",)
     has_all = all(callable(getattr(policy, name, None)) for name in methods)
     if has_all and not isinstance(policy, type):
         return

@@ -115,6 +115,14 @@ class Starter:
         self.close_later("generation", generation.shutdown)
         return generation
 
+    def environment_here(self, chosen: Any) -> Any:
+        """Make an environment of reward functions in this process."""
+        if is_environment(chosen):
+            return chosen
+        environment = rl_envs.FunctionalRewardWrapper(chosen)
+        self.close_later("environment", environment.shutdown)
+        return environment
+
     def environment(self, chosen: Any) -> Any:
         """Start the environment in an actor; an object is used where it is."""
         if is_environment(chosen):

@@ -52,14 +52,18 @@ def count_tokens(rows: Mapping[str, Any]) -> dict[str, float]:
 
 
 def join_outputs(outputs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Put what several calls of `train` return together, as if it had been one."""
+    """Put what several calls of `train` return together, as if it had been one.
+
+    What not all of them say is left out, but for the loss, which they must.
+    """
     joined: dict[str, Any] = {
         name: torch.cat([torch.as_tensor(output[name]).flatten() for output in outputs])
         for name in ("loss", "grad_norm", "lr")
+        if name == "loss" or all(name in output for output in outputs)
     }
     metrics: dict[str, list[Any]] = {}
     for output in outputs:
-        for name, values in output["all_mb_metrics"].items():
+        for name, values in output.get("all_mb_metrics", {}).items():
             metrics.setdefault(name, []).extend(values)
     return {**joined, "all_mb_metrics": metrics}
 
