@@ -5,20 +5,22 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
+import sys
 import traceback
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from rl_distributed.errors import UserError, WorkerMethodError, WorkerStartError
 from rl_distributed.extras import installed_torch
+from rl_distributed.registrations import Registration
 from rl_distributed.workers.output import hide_secrets_in_output
 from rl_distributed.workers.secret_variables import scrubbed
 from rl_envs.functional_reward import FunctionalRewardWrapper
 from rl_envs.interfaces import EnvironmentInterface
-from rl_envs.registry import EnvironmentSpec
+from rl_envs.registry import EnvironmentSpec, env_registry, task_registry
 
-__all__ = ["Abilities", "EnvironmentHost", "Outcome"]
+__all__ = ["Abilities", "DriverNames", "EnvironmentHost", "Outcome"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,24 @@ class Abilities:
     is_function: bool = False
     """It is a reward function: its answers hold numpy arrays, because its process has
     no need of torch, and its metrics are those of the rewards."""
+
+
+@dataclass(frozen=True, slots=True)
+class DriverNames:
+    """What the driver knows beyond installed packages."""
+
+    environments: Sequence[Registration] = ()
+    """Environments that its program has registered."""
+    task_sources: Sequence[Registration] = ()
+    """Task sources that its program has registered."""
+    search_path: Sequence[str] = field(default=(), repr=False)
+    """Folders in which it finds modules."""
+
+    def adopt(self) -> None:
+        """Make them known in this process."""
+        sys.path += [folder for folder in self.search_path if folder not in sys.path]
+        env_registry.adopt(self.environments)
+        task_registry.adopt(self.task_sources)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +79,17 @@ class EnvironmentHost:
         label: What messages call this worker.
         secrets: Variables that are set before the environment is made. Ray knows
             nothing of them, and what the process prints shows `***` for their values.
+        names: What the driver has registered.
     """
 
-    def __init__(self, label: str, secrets: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        label: str,
+        secrets: Mapping[str, str] | None = None,
+        names: DriverNames | None = None,
+    ) -> None:
+        if names is not None:
+            names.adopt()
         os.environ.update(secrets or {})
         if secrets:
             hide_secrets_in_output()

@@ -19,7 +19,9 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import sys
 from collections.abc import Mapping, MutableMapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -37,7 +39,12 @@ from rl_distributed.logging import get_logger
 from rl_distributed.ray_start import init_ray
 from rl_distributed.workers.failures import cause_of_death
 from rl_distributed.workers.secret_variables import secrets_of
-from rl_envs.environment_host import Abilities, EnvironmentHost, Outcome
+from rl_envs.environment_host import (
+    Abilities,
+    DriverNames,
+    EnvironmentHost,
+    Outcome,
+)
 from rl_envs.errors import EnvironmentContractError
 from rl_envs.interfaces import (
     EnvironmentInterface,
@@ -48,7 +55,13 @@ from rl_envs.interfaces import (
     num_rows,
 )
 from rl_envs.metrics import reward_metrics
-from rl_envs.registry import EnvFactory, EnvironmentSpec, EnvSettings
+from rl_envs.registry import (
+    EnvFactory,
+    EnvironmentSpec,
+    EnvSettings,
+    env_registry,
+    task_registry,
+)
 from rl_envs.reward_lists import RewardFns
 
 if TYPE_CHECKING:
@@ -165,6 +178,12 @@ class RemoteEnvironment(EnvironmentInterface[Any]):
         spec = EnvironmentSpec.of(env, config)
         self.name = spec.name
         self._spec_pickle = _pickle(spec)
+        # An environment may make another one by name.
+        self._names = DriverNames(
+            env_registry.registrations(),
+            task_registry.registrations(),
+            [str(Path(folder or ".").resolve()) for folder in sys.path],
+        )
         self._num_cpus = num_cpus
         self._deadline_s = deadline_s
         self._start_deadline_s = start_deadline_s
@@ -310,7 +329,9 @@ class RemoteEnvironment(EnvironmentInterface[Any]):
             options["runtime_env"] = {"env_vars": plain}
         actor_class = ray.remote(EnvironmentHost).options(**options)
         for index in missing:
-            self._workers[index] = actor_class.remote(self._label(index), secrets)
+            self._workers[index] = actor_class.remote(
+                self._label(index), secrets, self._names
+            )
         refs = {i: self._workers[i].load.remote(self._spec_pickle) for i in missing}
         try:
             answers, deaths = self._collect(refs, self._start_deadline_s, "start")
