@@ -118,6 +118,20 @@ def test_nobody_reads(tmp_path):
         send_request(tmp_path, "update", {})
 
 
+def test_of_a_run_of_several_stages_the_one_that_runs_is_asked(tmp_path):
+    for name in ("first", "second"):
+        (tmp_path / "stages" / name).mkdir(parents=True)
+    RunRequests(tmp_path / "stages" / "first").close()
+    with RunRequests(tmp_path / "stages" / "second") as requests:
+        sender = Sender(tmp_path, {"a": 1})
+        (request,) = take(requests)
+        request.answer({"stage": "second"})
+        sender.join(DEADLINE_S)
+    assert sender.answer == {"stage": "second"}
+    with pytest.raises(ConfigError, match="no process carries out the run"):
+        send_request(tmp_path, "update", {})
+
+
 def test_the_end_of_the_run_answers_what_is_left(tmp_path):
     requests = RunRequests(tmp_path)
     sender = Sender(tmp_path, {})
