@@ -141,3 +141,15 @@ def test_answers_are_sampled_without_ray(tmp_path):
     assert code == 0, messages
     assert json.loads(output)["prompt"] == "1+1="
     assert heavy == ["torch", "transformers"]
+
+
+def test_the_driver_of_a_run_of_a_ready_model_imports_no_code_of_models():
+    program = (
+        "import sys, rl_cli.compose\n"
+        "print('torch' in sys.modules, 'transformers.modeling_utils' in sys.modules, "
+        "'torch._dynamo' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["True", "False", "False"]

@@ -25,7 +25,6 @@ from rl_algorithms.trainers.signals import SignalGuard
 from rl_cli.run_config import Run, Stage
 from rl_cli.run_folder import RunFolder
 from rl_distributed import merge_configs
-from rl_models import build_model
 
 __all__ = ["RunOutcome", "carry_out"]
 
@@ -97,6 +96,9 @@ def _built_model(run: Run, folder: RunFolder) -> Path | None:
     if run.model is None:
         return None
     if not folder.model.exists():
+        # It imports the code of models, which a run of a ready model leaves to workers.
+        from rl_models import build_model  # noqa: PLC0415
+
         temporary = folder.model.with_name("model.tmp")
         shutil.rmtree(temporary, ignore_errors=True)
         build_model(run.model, temporary, seed=run.seed)

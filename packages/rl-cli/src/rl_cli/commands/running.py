@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rl_algorithms.registry import get_algorithm
 from rl_algorithms.trainers.early_ray import loaded_beside_ray
 from rl_algorithms.trainers.progress import ProgressDisplay
 from rl_algorithms.trainers.signals import Interrupted, SignalGuard
@@ -69,17 +71,20 @@ def run_and_report(
         display = ProgressDisplay(terminal.err)
         resume = found is not None
         # What is wrong is said before this, which takes seconds.
-        first = run.stages[0].config
-        with loaded_beside_ray(_carry_out, first.cluster, guard) as carry_out:
+        first = run.stages[0]
+        load = functools.partial(_carry_out, first.algorithm)
+        with loaded_beside_ray(load, first.config.cluster, guard) as carry_out:
             guard.raise_pending()
             with display.running():
                 outcome = carry_out(run, folder, display, guard, resume=resume)
         return _report(run, folder, outcome, terminal, guard, began_s, aside=as_json)
 
 
-def _carry_out() -> Callable[..., RunOutcome]:
+def _carry_out(algorithm: str) -> Callable[..., RunOutcome]:
+    """Import what carries out a run, and the trainer that it begins with."""
     from rl_cli.compose import carry_out  # noqa: PLC0415
 
+    get_algorithm(algorithm)
     return carry_out
 
 
