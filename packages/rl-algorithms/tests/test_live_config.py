@@ -25,6 +25,7 @@ from rl_algorithms import (
 )
 from rl_algorithms.grpo.config import GRPOConfig
 from rl_algorithms.trainers.settings import changeable_settings, changed_config
+from rl_distributed.audit import disable_audit, enable_audit
 from rl_distributed.errors import ConfigError, DeadlineExceededError
 
 HERE = Path(__file__).parent
@@ -171,6 +172,17 @@ class TestEffects:
         assert "toy.max_num_steps None -> 5" in event["text"]["config_update"]
         kept = (run / "checkpoints" / "step_5" / "config.yaml").read_text()
         assert "max_num_steps: 5" in kept
+
+    def test_the_audit_log_has_who_and_when(self, run, tmp_path):
+        enable_audit(tmp_path / "audit.jsonl")
+        try:
+            fit(live.make(run), At(3, change({"max_num_steps": 5}, by="alice")))
+        finally:
+            disable_audit()
+        lines = map(json.loads, (tmp_path / "audit.jsonl").open())
+        (entry,) = [line for line in lines if line["action"] == "run.update"]
+        assert (entry["by"], entry["step"], entry["outcome"]) == ("alice", 3, "ok")
+        assert entry["changes"] == {"toy.max_num_steps": 5}
 
 
 class TestRefusals:

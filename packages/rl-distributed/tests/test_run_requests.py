@@ -11,7 +11,8 @@ import threading
 
 import pytest
 
-from rl_distributed.errors import ConfigError, DeadlineExceededError
+from rl_distributed.errors import ConfigError, DeadlineExceededError, LockHeldError
+from rl_distributed.lock_owner import LockOwner
 from rl_distributed.run_requests import REQUESTS, RunRequests, send_request
 
 DEADLINE_S = 60.0
@@ -201,3 +202,18 @@ def test_requests_to_an_earlier_process_are_gone(tmp_path):
     )
     with RunRequests(tmp_path) as requests:
         assert requests.take() == []
+
+
+def test_what_a_reader_on_another_machine_has_left_is_not_waited_for(tmp_path):
+    RunRequests(tmp_path).close()
+    lock = tmp_path / REQUESTS / ".reader.lock"
+    left = LockOwner(7, machine="another", lease_s=3600.0)
+    with lock.open("r+b") as file:
+        left.write(file.fileno())
+    with RunRequests(tmp_path) as requests:
+        assert requests.take() == []
+
+
+def test_there_is_one_reader(tmp_path):
+    with RunRequests(tmp_path), pytest.raises(LockHeldError):
+        RunRequests(tmp_path)

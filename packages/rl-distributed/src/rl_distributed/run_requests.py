@@ -33,7 +33,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from rl_distributed.errors import ConfigError, DeadlineExceededError
-from rl_distributed.file_lock import FolderLock
+from rl_distributed.file_lock import FolderLock, is_locked
 from rl_distributed.logging import get_logger
 from rl_distributed.private_files import make_private_folder, write_private_text
 
@@ -85,7 +85,7 @@ class RunRequests:
     """The reader's side: the one process that carries the run out.
 
     Args:
-        run_dir: The folder of the run.
+        run_dir: The folder of the run, which this process owns (`RunClaim`).
 
     Raises:
         LockHeldError: Another process reads them.
@@ -96,6 +96,10 @@ class RunRequests:
         self._folder = run_dir / REQUESTS
         make_private_folder(self._folder)
         self._lock = _lock_of(self._folder)
+        if not is_locked(self._lock.path):
+            # A note that a process on another machine has left would be waited for,
+            # though the owner of the run knows already that it is gone.
+            self._lock.path.unlink(missing_ok=True)
         self._lock.acquire()
         # Those of a reader that is no more: their senders know it.
         for suffix in (_REQUEST, _TAKEN, _ANSWER):
