@@ -73,6 +73,44 @@ def test_wrong_overrides_are_named_with_a_remedy(override: str, said: str) -> No
     assert said in refused("quickstart", override)
 
 
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("seed=x", 'seed must be an integer: got "x"'),
+        ("model.hidden_size=0", "model.hidden_size must be greater than 0: got 0"),
+        ("stages.grpo.grpo.max_num_steps=-1", "grpo.max_num_steps must be greater"),
+        ("stages.grpo.grpo.num_promts=3", "grpo.num_promts is not a known key"),
+        ("stages.grpo={grpo: {max_num_steps: -1}}", "grpo.max_num_steps must be"),
+        ("common.policy.train_global_batch_size=0", "policy.train_global_batch_size"),
+        ("common.polcy.x=1", "polcy is not a known key; did you mean 'policy'?"),
+    ],
+)
+def test_what_an_override_set_wrong_is_named_as_it_was_written(
+    override: str, said: str
+) -> None:
+    message = refused("quickstart", override)
+    assert message.startswith(said)
+    assert message.endswith(f"(override {override!r})")
+
+
+def test_wrong_values_of_a_recipe_file_name_their_line(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(
+        "title: mine\n"
+        "stages:\n"
+        "  sft:\n"
+        "    policy: {model_name: model}\n"
+        "    sft:\n"
+        "      max_num_steps: -3\n"
+    )
+    said = "sft.max_num_steps must be greater than 0: got"
+    assert refused(str(path)) == f"{said} -3 ({path}:6)"
+    # What an override sets in a section is no longer what the file says there.
+    override = "stages.sft={sft: {max_num_steps: -4}}"
+    assert refused(str(path), override) == f"{said} -4 (override {override!r})"
+    assert load_run(str(path), None, ["stages.sft.sft.max_num_steps=2"]).stages
+
+
 def test_unknown_name_lists_recipes_and_algorithms() -> None:
     message = refused("quikstart")
     assert "quickstart" in message

@@ -12,7 +12,7 @@ here, before a model is built.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,12 @@ from rl_cli.recipe_files import recipe_names, recipe_path
 from rl_cli.required import fill_required, how_to_set
 from rl_cli.run_place import given_output_dir
 from rl_distributed import Config, ConfigError, load_config, merge_configs
-from rl_distributed.config import apply_overrides, parse_overrides
+from rl_distributed.config import (
+    ConfigDocument,
+    Override,
+    apply_overrides,
+    parse_overrides,
+)
 from rl_distributed.errors import UserError
 from rl_distributed.suggestion import did_you_mean
 from rl_models.model_build_config import ModelBuildConfig
@@ -184,34 +189,34 @@ def run_from_dict(source: Mapping[str, Any], overrides: Sequence[str] = ()) -> R
 
 def _override_recipe(
     recipe: dict[str, Any], overrides: Sequence[str]
-) -> dict[str, Any]:
+) -> ConfigDocument:
     """Apply overrides; those of a stage are checked against its algorithm's config."""
-    own: list[str] = []
-    of_stage: dict[str, list[str]] = {}
-    for text in overrides:
-        sign = text[: len(text) - len(text.lstrip("+~"))]
-        key = text[len(sign) :]
-        parts = key.split("=", 1)[0].split(".")
-        if parts[0] == "stages" and len(parts) > 2 and parts[2] != "algorithm":
-            _check_stage(parts[1], text, recipe["stages"])
-            rest = key.removeprefix(f"stages.{parts[1]}.")
-            of_stage.setdefault(parts[1], []).append(sign + rest)
+    own: list[Override] = []
+    of_stage: dict[str, list[Override]] = {}
+    for override in parse_overrides(overrides):
+        first, *below = override.path
+        if first == "stages" and len(below) > 1 and below[1] != "algorithm":
+            _check_stage(below[0], override.text, recipe["stages"])
+            # In messages it stays as it was written.
+            inside = replace(override, path=override.path[2:])
+            of_stage.setdefault(below[0], []).append(inside)
             continue
-        if parts[0] == "common" and len(parts) > 1 and not sign:
-            text = f"++{key}"  # what it may hold is decided by the stages
-        own.append(text)
+        if first == "common" and below and override.action == "set":
+            # What it may hold is decided by the stages.
+            override = replace(override, action="force")
+        own.append(override)
     _suggest_stage(own, recipe)
-    data = apply_overrides(recipe, parse_overrides(own), RecipeConfig)
-    for name, texts in of_stage.items():
-        stage = data["stages"].get(name)
-        if stage is None:
+    data = apply_overrides(recipe, own, RecipeConfig)
+    for name, changes in of_stage.items():
+        if data["stages"].get(name) is None:
             raise ConfigError(f"stages.{name} is removed by one override and set by "
                               f"another; drop one of the two.")  # fmt: skip
-        algorithm = stage.get("algorithm")
-        schema = get_config_class(algorithm)
-        settings = {key: value for key, value in stage.items() if key != "algorithm"}
-        changed = apply_overrides(settings, parse_overrides(texts), schema)
-        data["stages"][name] = {"algorithm": algorithm, **changed}
+        settings = data.section(("stages", name))
+        named = {key: settings.pop(key) for key in ("algorithm",) if key in settings}
+        schema = get_config_class(named.get("algorithm", name))
+        changed = apply_overrides(settings, changes, schema)
+        changed.update(named)
+        data.put_section(("stages", name), changed)
     return data
 
 
@@ -219,15 +224,14 @@ def _check_stage(name: str, override: str, stages: Mapping[str, Any]) -> None:
     if name not in stages:
         raise ConfigError(
             f"override {override!r}: there is no stage {name!r}"
-            f"{did_you_mean(name, stages)} The recipe has {', '.join(stages)}."
+            f"{did_you_mean(name, stages) or '.'} The recipe has {', '.join(stages)}."
         )
 
 
-def _suggest_stage(overrides: Sequence[str], recipe: Mapping[str, Any]) -> None:
+def _suggest_stage(overrides: Sequence[Override], recipe: Mapping[str, Any]) -> None:
     """Fail helpfully on `grpo.x=1` where `stages.grpo.grpo.x=1` is meant."""
-    for text in overrides:
-        key = text.lstrip("+~").split("=", 1)[0]
-        section = key.split(".")[0]
+    for override in overrides:
+        section, key, text = override.path[0], ".".join(override.path), override.text
         if section in RecipeConfig.model_fields:
             continue
         for name, stage in recipe["stages"].items():
@@ -241,13 +245,16 @@ def _suggest_stage(overrides: Sequence[str], recipe: Mapping[str, Any]) -> None:
 
 
 def _from_recipe(name: str, data: Mapping[str, Any], source: str) -> Run:
-    recipe = RecipeConfig.from_dict(dict(data), source=source)
+    recipe = RecipeConfig.from_dict(data, source=source)
     if not recipe.stages:
         raise ConfigError(f"{source}: stages must hold at least one stage: got none.")
     stages: list[Stage] = []
     context = recipe.model.max_position_embeddings if recipe.model else None
-    for index, (key, raw) in enumerate(recipe.stages.items()):
-        merged: dict[str, Any] = merge_configs(recipe.common, raw)
+    document = ConfigDocument(data)
+    common = document.section(("common",))
+    for index, key in enumerate(recipe.stages):
+        stage = document.section(("stages", key))
+        merged: dict[str, Any] = merge_configs(common, stage)
         algorithm = merged.pop("algorithm", key)
         if not isinstance(algorithm, str):
             raise ConfigError(f"{source}: stages.{key}.algorithm must be a name: got "

@@ -59,6 +59,32 @@ class ConfigDocument(dict[str, Any]):
         for known in [known for known in self.origins if known[:depth] == path]:
             del self.origins[known]
 
+    def section(self, path: KeyPath) -> ConfigDocument:
+        """A copy of the section at `path`, empty where there is none, with origins."""
+        node: Any = self
+        for key in path:
+            node = node.get(key) if isinstance(node, Mapping) else None
+        section = plain_copy(node) if isinstance(node, Mapping) else {}
+        depth, around = len(path), self.origin(path)
+        origins = {
+            known[depth:]: origin
+            for known, origin in self.origins.items()
+            if known[:depth] == path and len(known) > depth
+        }
+        if around is not None:
+            origins = {(str(key),): around for key in section} | origins
+        return ConfigDocument(section, origins)
+
+    def put_section(self, path: KeyPath, section: ConfigDocument) -> None:
+        """Replace the section at `path`, with its origins; those around it exist."""
+        node: Any = self
+        for key in path[:-1]:
+            node = node[key]
+        node[path[-1]] = plain_copy(section)
+        self.forget_origins(path)
+        for below, origin in section.origins.items():
+            self.origins[(*path, *below)] = origin
+
 
 def dotted(path: KeyPath) -> str:
     """`a.b.c`, with the dots inside a key escaped."""

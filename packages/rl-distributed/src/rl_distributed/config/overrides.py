@@ -216,6 +216,7 @@ def _assign(
         if below is MISSING or below is None:
             below = _fresh_section(root, path)
             _put(section, key, below)
+            document.origins[path] = override.origin
         elif not isinstance(below, dict | list):
             raise _RefusedError(
                 f"cannot be set: {dotted(path)} is {below!r}, no section"
@@ -224,6 +225,7 @@ def _assign(
     key = override.path[-1]
     present, value = _child(section, key), override.value
     if isinstance(present, dict) and isinstance(value, Mapping):
+        _forget_replaced(document, override.path, value)
         value = dict(merge_configs(present, value))
     else:
         value = plain_copy(value)
@@ -231,6 +233,18 @@ def _assign(
     _put(section, key, value)
     document.origins[override.path] = override.origin
     return document
+
+
+def _forget_replaced(
+    document: ConfigDocument, path: KeyPath, value: Mapping[str, Any]
+) -> None:
+    """Forget where the keys were written that a mapping sets in a section."""
+    for key, item in value.items():
+        if isinstance(item, Mapping) and item:
+            _forget_replaced(document, (*path, str(key)), item)
+            document.origins.pop((*path, str(key)), None)
+        else:
+            document.forget_origins((*path, str(key)))
 
 
 def _fresh_section(root: SchemaNode | None, path: KeyPath) -> dict[str, Any]:
