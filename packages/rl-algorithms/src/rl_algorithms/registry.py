@@ -72,7 +72,7 @@ def get_config_class(name: str) -> type[TrainerConfig]:
     if _ALGORITHMS.loaded(algorithm) is None and algorithm in _CONFIGS:
         _ALGORITHMS.check(algorithm)
         return _CONFIGS.get(algorithm)
-    return get_algorithm(algorithm).config_class
+    return get_algorithm(algorithm).config_type()
 
 
 def _algorithm_of(name: str) -> str:

@@ -19,10 +19,11 @@ only what the trainer made itself.
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Any, ClassVar, Self, cast
 
 from rl_algorithms.trainers.algorithm import ConfigT
 from rl_algorithms.trainers.callbacks import Callback, CallbackList
@@ -38,14 +39,19 @@ from rl_algorithms.trainers.components import (
     with_tokenizer,
 )
 from rl_algorithms.trainers.config import TrainerConfig
+from rl_algorithms.trainers.custom_config import CustomConfig
+from rl_algorithms.trainers.default_step import DefaultStep
 from rl_algorithms.trainers.given_policy import (
     checked_config,
     told_apart,
     with_ranks,
 )
 from rl_algorithms.trainers.history import History
-from rl_algorithms.trainers.loop import TrainerLoop
 from rl_algorithms.trainers.memory_hint import memory_hint
+from rl_algorithms.trainers.own_sections import (
+    build_with_sections,
+    config_class_of,
+)
 from rl_algorithms.trainers.pool import WorkerPool
 from rl_algorithms.trainers.progress import ProgressDisplay, showing
 from rl_algorithms.trainers.result import RESULT, TrainResult, write_result
@@ -66,7 +72,7 @@ from rl_algorithms.trainers.schedule import (
     count_steps,
     unranked_warning,
 )
-from rl_algorithms.trainers.settings import build_config
+from rl_algorithms.trainers.settings import build_config, build_tree, is_setting
 from rl_algorithms.trainers.signals import Interrupted, SignalGuard
 from rl_algorithms.trainers.state import TrainerState
 from rl_algorithms.trainers.throughput import Throughput
@@ -87,7 +93,7 @@ __all__ = ["BaseTrainer"]
 _logger = get_logger(__name__)
 
 
-class BaseTrainer(TrainerLoop[ConfigT]):
+class BaseTrainer(DefaultStep[ConfigT]):
     """Base of all trainers: a subclass says what one step is.
 
     It sets `algorithm` and `config_class`, implements `_load_data` and `_train_step`,
@@ -119,6 +125,8 @@ class BaseTrainer(TrainerLoop[ConfigT]):
         ConfigError: Neither a policy nor a configuration is given, or it is wrong.
     """
 
+    config_class: ClassVar[type[TrainerConfig]] = CustomConfig
+
     def __init__(
         self,
         config: ConfigT | Mapping[str, Any] | PolicyInterface | None = None,
@@ -131,10 +139,12 @@ class BaseTrainer(TrainerLoop[ConfigT]):
         claim: RunClaim | None = None,
         **settings: Any,
     ) -> None:
-        name, config_class = type(self).__name__, self.config_class
+        before = set(vars(self))
+        name, config_class = type(self).__name__, config_class_of(type(self))
         config, policy = told_apart(name, config, policy)
         found = checked_config(name, config_class, config, policy, settings)
         self.config = cast("ConfigT", with_ranks(found, policy, cluster))
+        self._alone = ExitStack()
         self._pool = pool
         self._claim = claim
         self.given = Components(cluster, policy, generation, None, tokenizer)
@@ -148,6 +158,44 @@ class BaseTrainer(TrainerLoop[ConfigT]):
         self.run_dir = Path(self.config.output_dir or f"runs/{self.run_name}")
         self.needs = Needs()
         self.plan = self._plan_batches()
+        self._of_base = set(vars(self)) - before
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if not hasattr(cls, "algorithm"):
+            cls.algorithm = cls.__name__.removesuffix("Trainer").lower()
+
+    @classmethod
+    def config_type(cls) -> type[TrainerConfig]:
+        """Return the class of the configuration, with the sections that are added."""
+        return config_class_of(cls)
+
+    @classmethod
+    def adds_sections(cls) -> bool:
+        """Return whether a class builds its configuration in its own way."""
+        own: Any = cls._build_config_from_pretrained
+        return own.__func__ is not BaseTrainer._build_config_from_pretrained.__func__  # type: ignore[attr-defined]
+
+    @classmethod
+    def _build_config_from_pretrained(
+        cls,
+        model: str | Path,
+        config: TrainerConfig | Mapping[str, Any] | None = None,
+        **settings: Any,
+    ) -> dict[str, Any]:
+        """Return the configuration of a run as a tree, which a subclass may add to.
+
+        A section that is added is a mapping of its keys to their values; its keys are
+        settings of `from_pretrained`, and checked as all others.
+
+        Args:
+            model: Folder or hub name.
+            config: What to start from.
+            **settings: Values by name; those of sections that are added stay out.
+        """
+        known = {n: v for n, v in settings.items() if is_setting(cls.config_class, n)}
+        values = {"policy.model_name": str(model), **known}
+        return build_tree(cls.config_class, values, base=config)
 
     @classmethod
     def from_pretrained(
@@ -182,6 +230,10 @@ class BaseTrainer(TrainerLoop[ConfigT]):
             settings["cluster"], cluster = cluster, None
         if isinstance(policy, Mapping | Config):
             settings["policy"], policy = policy, None
+        if cls.adds_sections():
+            tree = build_with_sections(cls, str(model), config, settings).to_dict()
+            trainer = cls(cast("Any", tree))
+            return trainer._give(cluster, policy, generation, tokenizer)
         values = {"policy.model_name": str(model), **settings}
         built = build_config(cls.config_class, values, base=config)
         return cls(
@@ -191,6 +243,14 @@ class BaseTrainer(TrainerLoop[ConfigT]):
             generation=generation,
             tokenizer=tokenizer,
         )
+
+    def _give(self, cluster: Any, policy: Any, generation: Any, tokenizer: Any) -> Self:
+        """Use these parts; for classes whose `__init__` takes a configuration only."""
+        self.given = Components(cluster, policy, generation, None, tokenizer)
+        self.components = self.given
+        self.config = with_ranks(self.config, policy, cluster)
+        self.plan = self._plan_batches()
+        return self
 
     def fit(
         self,
@@ -230,8 +290,10 @@ class BaseTrainer(TrainerLoop[ConfigT]):
                 the workers still answer.
         """
         began_s = time.monotonic()
+        self._alone.close()
         self._phase = "setup"
         self._opened = False
+        self._note_own_names()
         with (
             showing(progress) as display,
             SignalGuard() as self._signals,
@@ -321,13 +383,47 @@ class BaseTrainer(TrainerLoop[ConfigT]):
             pool=self._pool,
         )
         self._signals.raise_pending()
-        self._setup_algorithm()
+        self._set_up()
         if checkpoint is not None and info is not None:
             self._restore(checkpoint, info)
             self._bring_given()
         self._loader_state = self._loader.state_dict()
         self._throughput = Throughput.of(config, self.components.policy)
         self._opened = True
+
+    def _note_own_names(self) -> None:
+        """Tell attributes of the subclass from those that a run sets."""
+        if not hasattr(self, "_own_names"):
+            self._own_names = set(vars(self)) - self._of_base - {"_of_base"}
+
+    def _set_up(self) -> None:
+        before = set(vars(self))
+        self._setup_algorithm()
+        self._own_names |= set(vars(self)) - before - {"_loss"}
+
+    def _start_alone(self) -> None:
+        if self.components.policy is not None and hasattr(self, "_signals"):
+            return
+        self._note_own_names()
+        self._phase, self._opened = "setup", False
+        self._callbacks = CallbackList(())
+        self.needs = self._needs(has_environment=False)
+        check_components(self.config, self.given, self.needs, None)
+        self.config = config = with_row_lengths(self.config, self.given)
+        with SignalGuard() as self._signals:
+            self.components = start_components(
+                config,
+                with_tokenizer(self.given, config),
+                self.needs,
+                self._alone,
+                checkpoint=None,
+                environment=None,
+                signals=self._signals,
+                pool=self._pool,
+            )
+        weakref.finalize(self, self._alone.close)
+        self._set_up()
+        self._throughput = Throughput.of(config, self.components.policy)
 
     def _take_folder(self, resume: Resume, overwrite: bool) -> Path | None:
         """Own the folder of the run; return the checkpoint to go on from."""

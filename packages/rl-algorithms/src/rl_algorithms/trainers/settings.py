@@ -14,9 +14,11 @@ from rl_distributed.suggestion import did_you_mean
 
 __all__ = [
     "build_config",
+    "build_tree",
     "changeable_in",
     "changeable_settings",
     "changed_config",
+    "is_setting",
     "route",
 ]
 
@@ -92,6 +94,22 @@ def build_config(
     Raises:
         ConfigError: A name is unknown or ambiguous, or a value is wrong.
     """
+    return cls.from_dict(build_tree(cls, settings, base=base), source=source)
+
+
+def is_setting(cls: type[Config], name: str) -> bool:
+    """Return whether `route` knows a name, or a dotted path begins with a section."""
+    first, dot, _ = name.partition(".")
+    return first in cls.model_fields or (not dot and name in _paths(cls))
+
+
+def build_tree(
+    cls: type[Config],
+    settings: Mapping[str, Any],
+    *,
+    base: Config | Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Return what `build_config` validates."""
     tree: dict[str, Any] = _copy(base.to_dict() if isinstance(base, Config) else base)
     for name, value in settings.items():
         path = route(cls, name).split(".")
@@ -109,7 +127,7 @@ def build_config(
             _merge(present, plain)
         else:
             place[path[-1]] = _copy(plain) if isinstance(plain, Mapping) else plain
-    return cls.from_dict(tree, source=source)
+    return tree
 
 
 def changeable_settings(config: Config) -> list[str]:

@@ -1,0 +1,98 @@
+"""A loss made of a trainer's method, which runs in the training workers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import cloudpickle
+import torch
+
+from rl_algorithms.errors import AlgorithmError
+from rl_models.types import LossInputType, LossType
+
+__all__ = ["MethodLoss"]
+
+
+class MethodLoss:
+    """The mean over rows that `trainer._compute_loss(batch, outputs)` gives.
+
+    The workers get the class and those attributes of the trainer that its own code has
+    set, with their values of that moment; workers, data and callbacks stay behind. A
+    micro-batch weighs as its share of the rows that count.
+
+    Args:
+        trainer: Has the method.
+        names: Attributes that its own code has set.
+    """
+
+    loss_type = LossType.SEQUENCE_LEVEL
+    input_type = LossInputType.LOGPROB
+
+    def __init__(self, trainer: Any, names: Iterable[str]) -> None:
+        self._trainer, self._names = trainer, names
+        self._missing: Mapping[str, str] = {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Send what the method can use, and the reasons why it lacks the rest."""
+        values: dict[str, Any] = {"config": self._trainer.config}
+        missing = {}
+        for name in self._names:
+            value = getattr(self._trainer, name, None)
+            try:
+                cloudpickle.dumps(value)
+            except Exception as error:
+                missing[name] = f"{type(error).__name__}: {error}"
+            else:
+                values[name] = value
+        return _rebuild, (type(self._trainer), values, missing)
+
+    def __call__(
+        self,
+        data: Any,
+        global_valid_seqs: Any,
+        global_valid_toks: Any,
+        **inputs: Any,
+    ) -> tuple[Any, Mapping[str, Any]]:
+        """Return the share of this micro-batch."""
+        logprobs = inputs["next_token_logprobs"]
+        rows = (data["sample_mask"] != 0).nonzero().flatten()
+        if not len(rows):  # only rows that fill up the batch
+            return logprobs.sum() * 0.0, {}
+        if len(rows) < len(logprobs):
+            data, logprobs = data.select_indices(rows.tolist()), logprobs[rows]
+        # As the tokens are: the first one has no log-prob.
+        outputs = {"logprobs": torch.nn.functional.pad(logprobs, (1, 0))}
+        loss = self._call(data, outputs)
+        return loss * (len(rows) / global_valid_seqs), {}
+
+    def _call(self, data: Any, outputs: Mapping[str, Any]) -> Any:
+        name = f"{type(self._trainer).__name__}._compute_loss"
+        try:
+            loss = self._trainer._compute_loss(data, outputs)
+        except AttributeError as error:
+            reason = self._missing.get(error.name or "")
+            if reason is None:
+                raise
+            raise AlgorithmError(
+                f"{name} runs in the training workers, where self.{error.name} cannot "
+                f"be sent ({reason}): keep plain values in the attributes it uses"
+            ) from error
+        if isinstance(loss, torch.Tensor) and loss.ndim == 0:
+            return loss
+        shape = list(loss.shape) if isinstance(loss, torch.Tensor) else None
+        got = type(loss).__name__ if shape is None else f"a tensor of shape {shape}"
+        raise AlgorithmError(
+            f"{name} must return the loss as one number, a tensor of shape []: got "
+            f"{got}; take the mean over the rows"
+        )
+
+
+def _rebuild(
+    cls: type[Any], values: Mapping[str, Any], missing: Mapping[str, str]
+) -> MethodLoss:
+    trainer = object.__new__(cls)
+    vars(trainer).update(values)
+    loss = MethodLoss(trainer, ())
+    loss._missing = missing
+    return loss

@@ -1,0 +1,126 @@
+"""The documented algorithm of one's own: its section, its loss, its unit test."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rl_algorithms import registry
+
+Run = Callable[..., dict[str, Any]]
+PROGRAMS = str(Path(__file__).parent / "programs")
+ROWS = [{"prompt": f"{n} ", "response": "yes"} for n in range(8)]
+
+
+@pytest.fixture
+def _registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = registry.Registry[Any]("rl.algorithms", "algorithm")
+    monkeypatch.setattr(registry, "_ALGORITHMS", own)
+
+
+@pytest.mark.usefixtures("_registry")
+def test_an_algorithm_of_one_s_own(run_program: Run, model: str) -> None:
+    names = run_program("my_algorithm", model)
+    trainer = names["trainer"]
+    assert trainer.config.to_dict()["myalgo"] == {"my_param": 2.0}
+    first = trainer.history[0]["train:loss"]
+    other = names["by_name"].history[0]["train:loss"]
+    # The same weights and rows: the loss is that of the method, with its parameter.
+    assert first > 0
+    assert other == pytest.approx(-first / 2, rel=1e-5)
+    # A loss that trains: the answers are likelier than with the weights before.
+    again = names["MyAlgoTrainer"].from_pretrained(
+        str(trainer.run_dir / "checkpoints/step_1/policy/weights"), my_param=2.0
+    )
+    assert again.fit(ROWS, progress=False).history[0]["train:loss"] < 0.9 * first
+    assert (trainer.algorithm, trainer.run_dir.name) == ("myalgo", "myalgo-001")
+
+
+@pytest.mark.usefixtures("_registry")
+def test_a_step_without_a_run(
+    run_program: Run, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(PROGRAMS)
+    names = run_program("my_algorithm_test", model)
+    trainer = names["trainer"]
+    try:
+        assert names["result"]["loss"] > 0
+        # The step has trained: the next one begins with another loss.
+        assert trainer._train_step(names["batch"])["loss"] < names["result"]["loss"]
+    finally:
+        trainer._alone.close()
+
+
+class Weighted(BaseTrainer[Any]):
+    """Adds a section, as a plain mapping."""
+
+    @classmethod
+    def _build_config_from_pretrained(cls, model: Any, **kwargs: Any) -> Any:
+        config = super()._build_config_from_pretrained(model, **kwargs)
+        config["weighted"] = {"weight": kwargs.pop("weight", 1), "name": "a"}
+        return config
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.weight = config["weighted"]["weight"]
+        self.handle = (n for n in range(3))  # which no other process can have
+
+    def _compute_loss(self, batch: Any, outputs: Any) -> Any:  # type: ignore[override]
+        return self.weight * outputs["logprobs"].sum(1).mean()
+
+
+def test_keys_of_its_own_are_checked_like_others(model: str) -> None:
+    make = Weighted.from_pretrained
+    assert make(model).config.weighted.weight == 1
+    assert make(model, weight=0.5).weight == 0.5
+    assert make(model, weighted={"weight": 3}).weight == 3
+    assert make(model, **{"weighted.weight": 4}).weight == 4
+    assert make(model, config={"weighted": {"weight": 5}}).weight == 5
+    assert make(model, config={"weighted": {"weight": 5}}, weight=6).weight == 6
+    assert make(model, max_num_steps=7).config.training.max_num_steps == 7
+    with pytest.raises(ConfigError, match=r"'wieght'.*did you mean 'weight'"):
+        make(model, wieght=2)
+    with pytest.raises(ConfigError, match=r"weighted\.wieght.*did you mean 'weight'"):
+        make(model, weighted={"wieght": 2})
+    with pytest.raises(ConfigError, match=r"weighted\.weight"):
+        make(model, weight="much")
+    policy = {"model_name": model}
+    with pytest.raises(ConfigError, match=r"weighted\.wieght.*did you mean 'weight'"):
+        Weighted({"policy": policy, "weighted": {"wieght": 2}})
+    with pytest.raises(ConfigError, match=r"data\.train is not set and no dataset"):
+        make(model).fit(progress=False)
+
+
+def _share(loss: MethodLoss, logprobs: torch.Tensor, mask: list[float]) -> Any:
+    data = BatchedDataDict({"sample_mask": torch.tensor(mask)})
+    return loss(data, torch.tensor(4.0), None, next_token_logprobs=logprobs)[0]
+
+
+def test_the_loss_is_the_mean_over_rows_that_count(model: str) -> None:
+    trainer = Weighted.from_pretrained(model, weight=2)
+    loss = pickle.loads(pickle.dumps(MethodLoss(trainer, ["weight", "handle"])))
+    rows = torch.randn(6, 3, requires_grad=True)
+    whole = 2 * rows[:4].sum(1).mean()
+    parts = _share(loss, rows[:3], [1, 1, 1]) + _share(loss, rows[3:], [1, 0, 0])
+    assert parts.item() == pytest.approx(whole.item())
+    parts.backward()
+    assert torch.allclose(rows.grad, torch.tensor([[0.5]] * 4 + [[0.0]] * 2))
+    assert _share(loss, rows[:2], [0, 0]).item() == 0.0
+
+
+def test_a_loss_that_is_none(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = Weighted.from_pretrained(model)
+    loss = pickle.loads(pickle.dumps(MethodLoss(trainer, ["weight", "handle"])))
+    for wrong, got in (
+        (lambda *_: 1.0, "float"),
+        (lambda _, b, o: o["logprobs"], "a te"),
+    ):
+        monkeypatch.setattr(Weighted, "_compute_loss", wrong)
+        with pytest.raises(AlgorithmError, match=f"as one number.*: got {got}"):
+            _share(loss, torch.zeros(2, 3), [1, 1])
+    monkeypatch.setattr(Weighted, "_compute_loss", lambda self, *_: self.handle)
+    with pytest.raises(AlgorithmError, match=r"where self\.handle cannot be sent"):
+        _share(loss, torch.zeros(2, 3), [1, 1])
