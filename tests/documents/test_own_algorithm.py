@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import pytest
+import torch
 
 from rl_algorithms import registry
+from rl_algorithms.errors import AlgorithmError
+from rl_algorithms.trainers.base import BaseTrainer
+from rl_algorithms.trainers.method_loss import MethodLoss
+from rl_distributed import BatchedDataDict
+from rl_distributed.errors import ConfigError
 
 Run = Callable[..., dict[str, Any]]
 PROGRAMS = str(Path(__file__).parent / "programs")
@@ -60,36 +68,36 @@ class Weighted(BaseTrainer[Any]):
     @classmethod
     def _build_config_from_pretrained(cls, model: Any, **kwargs: Any) -> Any:
         config = super()._build_config_from_pretrained(model, **kwargs)
-        config["weighted"] = {"weight": kwargs.pop("weight", 1), "name": "a"}
+        config["weighted"] = {"factor": kwargs.pop("factor", 1), "name": "a"}
         return config
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
-        self.weight = config["weighted"]["weight"]
+        self.factor = config["weighted"]["factor"]
         self.handle = (n for n in range(3))  # which no other process can have
 
     def _compute_loss(self, batch: Any, outputs: Any) -> Any:  # type: ignore[override]
-        return self.weight * outputs["logprobs"].sum(1).mean()
+        return self.factor * outputs["logprobs"].sum(1).mean()
 
 
 def test_keys_of_its_own_are_checked_like_others(model: str) -> None:
     make = Weighted.from_pretrained
-    assert make(model).config.weighted.weight == 1
-    assert make(model, weight=0.5).weight == 0.5
-    assert make(model, weighted={"weight": 3}).weight == 3
-    assert make(model, **{"weighted.weight": 4}).weight == 4
-    assert make(model, config={"weighted": {"weight": 5}}).weight == 5
-    assert make(model, config={"weighted": {"weight": 5}}, weight=6).weight == 6
+    assert make(model).config.weighted.factor == 1
+    assert make(model, factor=0.5).factor == 0.5
+    assert make(model, weighted={"factor": 3}).factor == 3
+    assert make(model, **{"weighted.factor": 4}).factor == 4
+    assert make(model, config={"weighted": {"factor": 5}}).factor == 5
+    assert make(model, config={"weighted": {"factor": 5}}, factor=6).factor == 6
     assert make(model, max_num_steps=7).config.training.max_num_steps == 7
-    with pytest.raises(ConfigError, match=r"'wieght'.*did you mean 'weight'"):
-        make(model, wieght=2)
-    with pytest.raises(ConfigError, match=r"weighted\.wieght.*did you mean 'weight'"):
-        make(model, weighted={"wieght": 2})
-    with pytest.raises(ConfigError, match=r"weighted\.weight"):
-        make(model, weight="much")
+    with pytest.raises(ConfigError, match=r"'facter'.*did you mean .*factor'"):
+        make(model, facter=2)
+    with pytest.raises(ConfigError, match=r"weighted\.facter.*did you mean .*factor'"):
+        make(model, weighted={"facter": 2})
+    with pytest.raises(ConfigError, match=r"weighted\.factor"):
+        make(model, factor="much")
     policy = {"model_name": model}
-    with pytest.raises(ConfigError, match=r"weighted\.wieght.*did you mean 'weight'"):
-        Weighted({"policy": policy, "weighted": {"wieght": 2}})
+    with pytest.raises(ConfigError, match=r"weighted\.facter.*did you mean .*factor'"):
+        Weighted({"policy": policy, "weighted": {"facter": 2}})
     with pytest.raises(ConfigError, match=r"data\.train is not set and no dataset"):
         make(model).fit(progress=False)
 
@@ -100,8 +108,8 @@ def _share(loss: MethodLoss, logprobs: torch.Tensor, mask: list[float]) -> Any:
 
 
 def test_the_loss_is_the_mean_over_rows_that_count(model: str) -> None:
-    trainer = Weighted.from_pretrained(model, weight=2)
-    loss = pickle.loads(pickle.dumps(MethodLoss(trainer, ["weight", "handle"])))
+    trainer = Weighted.from_pretrained(model, factor=2)
+    loss = pickle.loads(cloudpickle.dumps(MethodLoss(trainer, ["factor", "handle"])))
     rows = torch.randn(6, 3, requires_grad=True)
     whole = 2 * rows[:4].sum(1).mean()
     parts = _share(loss, rows[:3], [1, 1, 1]) + _share(loss, rows[3:], [1, 0, 0])
@@ -113,7 +121,7 @@ def test_the_loss_is_the_mean_over_rows_that_count(model: str) -> None:
 
 def test_a_loss_that_is_none(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = Weighted.from_pretrained(model)
-    loss = pickle.loads(pickle.dumps(MethodLoss(trainer, ["weight", "handle"])))
+    loss = pickle.loads(cloudpickle.dumps(MethodLoss(trainer, ["factor", "handle"])))
     for wrong, got in (
         (lambda *_: 1.0, "float"),
         (lambda _, b, o: o["logprobs"], "a te"),
