@@ -230,6 +230,19 @@ def test_tool_calls_are_switched_on(server: Server) -> None:
     assert isinstance(json.loads(call["arguments"]), dict)
 
 
+def test_one_tool_can_be_named(server: Server) -> None:
+    parameters = _form("a")["json_schema"]["schema"]
+    tools = [
+        {"type": "function", "function": {"name": name, "parameters": parameters}}
+        for name in ("b", "a")
+    ]
+    named = {"type": "function", "function": {"name": "a"}}
+    message = _chat(server, tools=tools, tool_choice=named)["message"]
+    [call] = message["tool_calls"]
+    assert call["function"]["name"] == "a"
+    assert isinstance(json.loads(call["function"]["arguments"]), dict)
+
+
 def test_the_parsers_of_tool_calls_are_those_of_the_engine() -> None:
     prepared = engine_environment().prepare()
     python = shlex.split(prepared.runtime_env["py_executable"])
