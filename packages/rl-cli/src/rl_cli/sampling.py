@@ -16,6 +16,7 @@ from rl_models import GenerationConfig
 from rl_models.checkpoint.model_folder import check_model_folder, folder_context_length
 from rl_models.generation.choice import for_this_process
 from rl_models.generation.four_methods import make_generation_backend
+from rl_models.tokens.chat import encode_prompt
 from rl_models.tokens.tokenizer import decode_rows, load_tokenizer, pad_token_id
 
 __all__ = ["Sample", "sample"]
@@ -123,14 +124,7 @@ def _warn_of_unknown_characters(tokenizer: Any, prompts: Sequence[str]) -> None:
 
 
 def _encode(tokenizer: Any, text: str, chat: bool) -> list[int]:
-    if chat:
-        messages = [{"role": "user", "content": text}]
-        rendered = tokenizer.apply_chat_template(
-            messages, add_generation_prompt=True, tokenize=False
-        )
-        ids = tokenizer(rendered, add_special_tokens=False, verbose=False)["input_ids"]
-    else:
-        ids = tokenizer(text, verbose=False)["input_ids"]
+    ids = encode_prompt(tokenizer, text, chat=chat)
     if not ids:
         raise ConfigError(f"The prompt {text!r} has no tokens; give a longer one.")
-    return list(ids)
+    return ids

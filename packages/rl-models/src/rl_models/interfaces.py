@@ -211,7 +211,8 @@ class PolicyInterface(ABC):
 
         Args:
             data: Rows; their number is a multiple of `gbs`.
-            loss_fn: The loss; it is sent to the workers.
+            loss_fn: The loss; it is sent to the workers. `TrainingPolicy` also takes
+                rewards of rows that `generate` gave.
             eval_mode: Compute the loss and its metrics only.
             gbs: Rows per optimizer step; default `train_global_batch_size`.
             mbs: Rows per micro-batch and rank; default `train_micro_batch_size`.

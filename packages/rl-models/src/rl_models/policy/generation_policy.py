@@ -33,9 +33,12 @@ from rl_models.policy.replica_workers import (
 from rl_models.policy.replicas import Replicas
 from rl_models.policy.row_queue import serve_parts
 from rl_models.policy.row_sharding import num_parts, split_rows
+from rl_models.policy.text_rows import TextRows, has_texts
 from rl_models.policy.weight_updates import WeightUpdates
 from rl_models.registry import get_generation_traits
 from rl_models.types import GenerationDatumSpec, GenerationOutputSpec, SamplingParams
+from rl_models.weights.following import Following
+from rl_models.weights.sync import WeightSource
 
 __all__ = ["GenerationPolicy"]
 
@@ -77,6 +80,7 @@ class GenerationPolicy(ReplicaCount, WeightUpdates, GenerationInterface):
         self._cluster = cluster
         self._name_prefix = name_prefix
         self._pad_token_id = 0
+        self._following: Following | None = None
         self._begin(
             config, model_name, tokenizer_name, load_weights, hf_config_overrides
         )
@@ -182,6 +186,7 @@ class GenerationPolicy(ReplicaCount, WeightUpdates, GenerationInterface):
         self._num_calls = 0
         self._uses = Uses()
         self._restore: Callable[[], None] | None = None
+        self._texts = TextRows(str(tokenizer_name or model_name))
         self._context = {
             "model_name": str(model_name),
             "tokenizer_name": None if tokenizer_name is None else str(tokenizer_name),
@@ -214,6 +219,7 @@ class GenerationPolicy(ReplicaCount, WeightUpdates, GenerationInterface):
             ModelLoadError: Likewise.
         """
         before = self._hosting
+        self._end_following()
         self._begin(
             config, model_name, tokenizer_name, load_weights, hf_config_overrides
         )
@@ -248,9 +254,41 @@ class GenerationPolicy(ReplicaCount, WeightUpdates, GenerationInterface):
         A row's sample depends on its tokens, its seed and the weights, not on the
         number of replicas. Rows without a column `seeds` get seeds from `config.seed`
         and the number of calls so far.
+
+        A batch may have texts in place of tokens: see `TextRows.sample`.
         """
-        with self._uses.one():
-            return self._generate(data, greedy, sampling)
+        if self._following is not None:
+            self._following.update()
+
+        def generate(rows: BatchedDataDict[Any]) -> BatchedDataDict[Any]:
+            with self._uses.one():
+                return self._generate(rows, greedy, sampling)
+
+        return self._texts.sample(data, generate) if has_texts(data) else generate(data)
+
+    def follow(self, policy: WeightSource) -> None:
+        """Serve the weights of a policy from now on.
+
+        Each `generate` brings them first, verified, where the policy has trained or
+        loaded a checkpoint since. One call after both are made is enough. Where a
+        `WeightSynchronizer` brings the weights, as in a trainer, it is not needed.
+
+        Args:
+            policy: A policy of a model of the same kind.
+
+        Raises:
+            ConfigError: It cannot hand out its weights.
+        """
+        following = Following(policy, self)
+        self._end_following()
+        self._following = following
+        # A replica that comes back must wait for the policy's weights.
+        self._context["load_weights"] = False
+
+    def _end_following(self) -> None:
+        if self._following is not None:
+            self._following.close()
+            self._following = None
 
     def _generate(
         self,
@@ -350,5 +388,6 @@ class GenerationPolicy(ReplicaCount, WeightUpdates, GenerationInterface):
 
     def shutdown(self) -> bool:
         """End the workers; True if nothing went wrong."""
+        self._end_following()
         self.replicas.close()
         return bool(self.group.shutdown(cleanup_method="shutdown"))

@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from torch import Tensor
+
 from rl_distributed.batched_data_dict import BatchedDataDict
+from rl_distributed.errors import BatchError
 from rl_models.config import PolicyConfig
 from rl_models.generation.noise import derive_seeds
 from rl_models.generation.sampling import check_sampling_params
 from rl_models.policy.generation_rows import columns_to_sample
 from rl_models.policy.heads import check_lm_head
 from rl_models.policy.row_sharding import split_rows
+from rl_models.policy.text_rows import TextRows, has_texts
 from rl_models.policy.worker_sampler import DEFAULT_NEW_TOKENS, sampling_config
 from rl_models.types import GenerationDatumSpec, GenerationOutputSpec, SamplingParams
 
@@ -25,6 +29,8 @@ class OwnSampling:
     num_ranks: int
     _weight_version: int
     _num_samplings: int
+    _exported: dict[int, int]
+    """By version as a generator counts, the policy's own at that time."""
     _call_sharded: Callable[..., list[Any]]
 
     @property
@@ -54,15 +60,25 @@ class OwnSampling:
         `generation` and the number of calls so far. Without that section rows get 128
         new tokens at most, or what room there is, at temperature 1.
 
+        A batch may have texts in place of tokens: see `TextRows.sample`.
+
         Raises:
             ConfigError: The model has a scalar head, or `sampling` is no distribution.
             BatchError: Columns are missing, or there are no rows.
             ContextLengthError: A row leaves no room for an answer.
         """
         check_lm_head(self.config, "generate")
-        rows = columns_to_sample(data)
         if sampling is not None:
             check_sampling_params(sampling)
+
+        def generate(rows: BatchedDataDict[Any]) -> BatchedDataDict[Any]:
+            return self._sample(columns_to_sample(rows), greedy, sampling)
+
+        return self._texts.sample(data, generate) if has_texts(data) else generate(data)
+
+    def _sample(
+        self, rows: BatchedDataDict[Any], greedy: bool, sampling: SamplingParams | None
+    ) -> BatchedDataDict[GenerationOutputSpec]:
         sampling = self._with_limit(sampling, int(rows["input_lengths"].max()))
         if "seeds" not in rows:
             seed = sampling_config(self.config).seed
@@ -99,4 +115,32 @@ class OwnSampling:
     def _begin_versions(self) -> None:
         """Start counting with the weights that the workers have now."""
         self._weight_version = 0
+        self._exported: dict[int, int] = {}
         self._num_samplings = 0
+        tokenizer = self.config.tokenizer
+        self._texts = TextRows(
+            tokenizer.name or self.config.model_name, tokenizer.chat_template
+        )
+
+    def _check_newest(self, versions: Tensor | None) -> None:
+        """Refuse rows that were sampled with other weights than the present ones.
+
+        Args:
+            versions: [B] what `generate` stated; None: nothing.
+
+        Raises:
+            BatchError: They are of another version.
+        """
+        if versions is None:
+            return
+        for version in sorted(set(versions.tolist())):
+            # What a generator calls a version is its own affair.
+            own = self._exported.get(version, version)
+            if own != self._weight_version:
+                raise BatchError(
+                    f"policy.train(batch, rewards) takes rows that the present weights "
+                    f"sampled, version {self._weight_version}: got rows of version "
+                    f"{own}; call generator.follow(policy) once before the loop, so "
+                    "that its weights are those of the policy, and train on each batch "
+                    "once"
+                )

@@ -26,6 +26,7 @@ from rl_models.policy.heads import (
 )
 from rl_models.policy.own_sampling import OwnSampling
 from rl_models.policy.preflight import check_policy
+from rl_models.policy.reward_rows import ReinforceLoss, Rewards, reinforce_rows
 from rl_models.policy.row_length import with_row_length
 from rl_models.policy.weight_exports import WeightExports
 from rl_models.registry import training_registrations
@@ -196,7 +197,7 @@ class TrainingPolicy(WeightExports, OwnSampling, PolicyInterface):
     def train(
         self,
         data: BatchedDataDict[Any],
-        loss_fn: LossFunction,
+        loss_fn: LossFunction | Rewards,
         eval_mode: bool = False,
         *,
         gbs: int | None = None,
@@ -207,7 +208,15 @@ class TrainingPolicy(WeightExports, OwnSampling, PolicyInterface):
 
         One global batch of a size that the ranks cannot share evenly is filled up with
         rows that do not count.
+
+        Rewards in place of a loss mean REINFORCE, one step over all rows unless `gbs`
+        says otherwise, on rows that `generate` has just sampled: see
+        `rl_models.policy.reward_rows`. Rows of older weights are refused.
         """
+        if not callable(loss_fn):
+            self._check_newest(data.get("weight_version"))
+            data, loss_fn = reinforce_rows(data, loss_fn), ReinforceLoss()
+            gbs = gbs or data.size
         check_loss_fits_head(self.config, loss_fn)
         self._check_rows(data, ("token_mask", "sample_mask"))
         gbs = gbs or self.config.train_global_batch_size or data.size

@@ -23,6 +23,8 @@ class WeightExports:
     config: PolicyConfig
     group: RayWorkerGroup
     _bucket_counts: dict[tuple[str, int], int]
+    _weight_version: int
+    _exported: dict[int, int]
 
     @property
     def node_ids(self) -> set[str]:
@@ -57,6 +59,7 @@ class WeightExports:
             The weights stay in the object store: pass the references on, unopened.
         """
         check_lm_head(self.config, "start_weight_export")
+        self._exported[request.version] = self._weight_version
         if link is not None:
             references = self.group.run_all_workers_single_data(
                 "send_weights", link=link, request=request

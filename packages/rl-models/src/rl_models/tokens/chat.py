@@ -12,6 +12,7 @@ from rl_distributed.errors import ConfigError
 __all__ = [
     "DEFAULT_CHAT_TEMPLATE",
     "encode_messages",
+    "encode_prompt",
     "has_chat_template",
     "render_chat",
 ]
@@ -92,3 +93,25 @@ def encode_messages(
     text = render_chat(tokenizer, messages, **settings)
     ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
     return ids
+
+
+def encode_prompt(
+    tokenizer: Any, prompt: str | Sequence[Message], *, chat: bool | None = None
+) -> list[int]:
+    """Token ids of a prompt that a model shall answer.
+
+    Args:
+        tokenizer: Its chat template is used for messages, and for a text where it has
+            one: the text is then the message of a user.
+        prompt: A text, or messages.
+        chat: Whether to use the template for a text; None: where there is one.
+
+    Raises:
+        ConfigError: See `render_chat`.
+    """
+    if isinstance(prompt, str):
+        if not (has_chat_template(tokenizer) if chat is None else chat):
+            return list(tokenizer(prompt, verbose=False)["input_ids"])
+        prompt = [{"role": "user", "content": prompt}]
+    text = render_chat(tokenizer, prompt)
+    return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])

@@ -1,0 +1,19 @@
+"""The loop of the API documentation: each part takes what the others give."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+
+def test_the_loop_learns(
+    run_program: Callable[..., dict[str, Any]], model: str
+) -> None:
+    left = run_program("written_loop", model)
+    means = left["means"]
+    assert len(means) == 20
+    assert sum(means[-4:]) / 4 > sum(means[:4]) / 4 + 0.2
+    # Texts and solutions have travelled with the batch.
+    assert left["generations"]["answer"] == ["7"] * 16
+    assert all(isinstance(text, str) for text in left["generations"]["response"])
+    assert left["policy"].weight_version == 20
