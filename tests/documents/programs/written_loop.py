@@ -2,12 +2,12 @@
 
 import sys
 
-from rl_algorithms.data import BatchedDataLoader
+from rl_algorithms import BatchedDataLoader
 from rl_distributed import RayVirtualCluster
 from rl_envs import FunctionalRewardWrapper
 from rl_models import GenerationConfig, GenerationPolicy, HuggingFacePolicy
 
-dataset = [{"prompt": f"{n % 10}:", "answer": "7"} for n in range(320)]
+dataset = [{"prompt": f"{n % 10}:", "answer": "7"} for n in range(640)]
 
 
 def share_of_sevens(prompt: str, response: str) -> float:
@@ -27,7 +27,7 @@ generator = GenerationPolicy(
 )
 generator.follow(policy)
 environment = FunctionalRewardWrapper(share_of_sevens)
-dataloader = BatchedDataLoader(dataset, batch_size=16)
+dataloader = BatchedDataLoader(dataset)
 
 means = []
 for batch in dataloader:
