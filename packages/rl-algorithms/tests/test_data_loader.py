@@ -167,3 +167,25 @@ def test_a_state_fits_another_number_of_shards():
 def test_impossible_shards(settings, message):
     with pytest.raises(DataError, match=message):
         make(**settings)
+
+
+@pytest.mark.parametrize(
+    ("rows", "shards", "size"), [(100, 1, 32), (5, 1, 5), (7, 2, 6)]
+)
+def test_batch_size_by_default(rows, shards, size):
+    loader = BatchedDataLoader(
+        [{"n": n} for n in range(rows)], num_shards=shards, drop_last=shards > 1
+    )
+    assert loader.batch_size == size
+    assert next(iter(loader))["n"] == list(range(0, size, shards))
+
+
+def test_no_rows_by_default():
+    with pytest.raises(EmptyDatasetError, match="has no rows"):
+        BatchedDataLoader([])
+
+
+def test_rows_of_other_columns():
+    loader = BatchedDataLoader([{"prompt": "a"}, {"text": "b"}])
+    with pytest.raises(DataError, match=r"same columns: got 'text' beside 'prompt'"):
+        next(iter(loader))

@@ -78,6 +78,16 @@ class TestBatchPlan:
         assert BatchPlan(4, 8, 16, 2, 4).rows_for(32) == (32, 16)
 
 
+def test_sections_may_be_named_like_parts(tiny_model):
+    config = GRPOTrainer.from_pretrained(
+        tiny_model,
+        generation={"max_new_tokens": 5},
+        tokenizer={"chat_template": "{{ messages }}"},
+    ).config
+    assert config.policy.generation.max_new_tokens == 5
+    assert config.policy.tokenizer.chat_template == "{{ messages }}"
+
+
 class TestCheckpoints:
     def make(self, folder, **settings):
         config = CheckpointingConfig(metric_name="val:accuracy", **settings)

@@ -5,6 +5,7 @@ Shapes: B rows in a batch. A row is one conversation.
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeAlias, TypeVar
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeAlias, TypeVar
 import numpy as np
 
 from rl_distributed.arrays import as_array, from_numpy, to_numpy
+from rl_envs.batches import takes_batches
 from rl_envs.errors import EnvironmentContractError, MessageLogError
 
 if TYPE_CHECKING:
@@ -61,7 +63,8 @@ class EnvironmentReturn(NamedTuple, Generic[MetadataT]):
 
     observations: Sequence[Observation]
     """A list with one message (`role`, `content`) per row, or several messages, which
-    the conversation goes on with unless the row is terminated."""
+    the conversation goes on with unless the row is terminated. Where all rows are, it
+    may be empty."""
     metadata: list[MetadataT]
     """What the environment wants back with the row's next turn."""
     next_stop_strings: list[list[str] | None] | list[None]
@@ -82,7 +85,17 @@ class EnvironmentInterface(ABC, Generic[MetadataT]):
 
     An environment is a plain class: it runs where it is made, or in a process of its
     own through `RemoteEnvironment`. `check_environment` tests an implementation.
+
+    `step` of every environment also takes one argument, a batch as `generate` gives it:
+    `environment.step(generations)`. See `conversations_of` for the columns.
     """
+
+    def __init_subclass__(cls, **settings: Any) -> None:
+        """Let `step` be called with a batch alone."""
+        super().__init_subclass__(**settings)
+        step = vars(cls).get("step")
+        if inspect.isfunction(step):
+            cls.step = takes_batches(step)  # type: ignore[method-assign]
 
     @abstractmethod
     def step(
@@ -247,14 +260,40 @@ def as_rewards(rewards: Any) -> Rewards:
 def as_columns(result: EnvironmentReturn[MetadataT]) -> EnvironmentReturn[MetadataT]:
     """Return an answer with rewards and ends as the environments here give them.
 
+    Where all rows have ended, observations that were left out are none for each row.
+
     Raises:
         EnvironmentContractError: They are neither tensors, nor arrays or lists of one
-            number per row.
+            number per row; a row that goes on has no observation; or it is no answer.
     """
+    if not isinstance(result, EnvironmentReturn):
+        raise EnvironmentContractError(
+            "step must return an EnvironmentReturn: got "
+            f"{type(result).__name__} {result!r:.60}; test the environment with "
+            "check_environment"
+        )
+    ends = _as_column("terminateds", result.terminateds, "bool")
     return result._replace(
+        observations=_observations(result.observations, ends),
         rewards=as_rewards(result.rewards),
-        terminateds=_as_column("terminateds", result.terminateds, "bool"),
+        terminateds=ends,
     )
+
+
+def _observations(
+    given: Sequence[Observation], ends: torch.Tensor
+) -> Sequence[Observation]:
+    """Return one observation per row; those that have ended need none."""
+    if len(given) or not len(ends):
+        return given
+    going_on = (~to_numpy(ends).astype(bool)).nonzero()[0].tolist()
+    if going_on:
+        raise EnvironmentContractError(
+            "observations must have one entry per row, as "
+            f"{len(going_on)} of {len(ends)} rows go on (row {going_on[0]} first): got "
+            "none; return what each conversation goes on with, or terminated rows"
+        )
+    return [[] for _ in range(len(ends))]
 
 
 def _as_column(name: str, values: Any, dtype: str) -> torch.Tensor:

@@ -19,11 +19,21 @@ Batch = Any
 """What `collate_fn` returns; a `BatchedDataDict` by default."""
 
 
+_DEFAULT_ROWS = 32
+
+
 def _default_collate(rows: Sequence[Mapping[str, Any]]) -> BatchedDataDict[Any]:
     """Processed prompts become token columns, other rows plain lists by column."""
     if all("token_ids" in row and "message_log" in row for row in rows):
         return rl_collate_fn(rows)  # type: ignore[arg-type]
     names = list(rows[0])
+    for index, row in enumerate(rows):
+        if set(row) != set(names):
+            raise DataError(
+                "rows of a batch must have the same columns: got "
+                f"{', '.join(map(repr, row))} beside {', '.join(map(repr, names))} "
+                f"(row {index} of the batch and the first)"
+            )
     return BatchedDataDict({name: [row[name] for row in rows] for name in names})
 
 
@@ -70,7 +80,7 @@ class BatchedDataLoader:
 
     Args:
         dataset: Anything with `len()` and integer indices, or an iterable of rows.
-        batch_size: Rows per batch.
+        batch_size: Rows per batch; None: 32, or all where there are fewer.
         shuffle: Permute the rows of each epoch.
         seed: Seed of the permutation.
         drop_last: Leave out the last, smaller batch of an epoch.
@@ -91,7 +101,7 @@ class BatchedDataLoader:
     def __init__(
         self,
         dataset: Any,
-        batch_size: int,
+        batch_size: int | None = None,
         *,
         shuffle: bool = False,
         seed: int = 0,
@@ -109,6 +119,10 @@ class BatchedDataLoader:
             else list(dataset)
         )
         self.name = name or str(getattr(dataset, "name", None) or "dataset")
+        if batch_size is None:
+            # A multiple of the shards, at least one row each.
+            size = min(_DEFAULT_ROWS, len(rows)) // num_shards * num_shards
+            batch_size = max(size, num_shards)
         _check_sizes(batch_size, num_shards, shard_index)
         if num_shards > 1 and not (drop_last or endless):
             raise DataError(

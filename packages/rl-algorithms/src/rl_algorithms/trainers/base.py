@@ -216,8 +216,8 @@ class BaseTrainer(DefaultStep[ConfigT]):
             config: What to start from; default the algorithm's defaults.
             cluster: See the class; or the section of the configuration.
             policy: See the class; or the section of the configuration.
-            generation: See the class.
-            tokenizer: See the class.
+            generation: See the class; or the section `policy.generation`.
+            tokenizer: See the class; or the section `policy.tokenizer`.
             **settings: Keys of the configuration. A name that only one section has may
                 stand alone (`num_prompts_per_step=8`, `lr=1e-5`); otherwise a section
                 (`policy={...}`) or a dotted path (`**{"policy.backend": "dtensor"}`).
@@ -225,11 +225,15 @@ class BaseTrainer(DefaultStep[ConfigT]):
         Raises:
             ConfigError: A name is unknown, or more than one section has it.
         """
-        # `cluster` and `policy` are objects to use, or sections of the configuration.
+        # Each is an object to use, or a section of the configuration.
         if isinstance(cluster, Mapping | Config):
             settings["cluster"], cluster = cluster, None
         if isinstance(policy, Mapping | Config):
             settings["policy"], policy = policy, None
+        if isinstance(generation, Mapping | Config):
+            settings["generation"], generation = generation, None
+        if isinstance(tokenizer, Mapping | Config):
+            settings["tokenizer"], tokenizer = tokenizer, None
         if cls.adds_sections():
             tree = build_with_sections(cls, str(model), config, settings).to_dict()
             trainer = cls(cast("Any", tree))
