@@ -52,7 +52,7 @@ def test_a_step_without_a_run(
     run_program: Run, model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(PROGRAMS)
-    names = run_program("my_algorithm_test", model)
+    names = run_program("check_my_algorithm", model)
     trainer = names["trainer"]
     try:
         assert names["result"]["loss"] > 0

@@ -87,7 +87,10 @@ def raise_always(env: Any, logs: Any, metadata: Any, fields: Any) -> None:
 
 WRONG: dict[str, tuple[Change, str]] = {
     "tuple": (put(result=(1, 2)), "must return an EnvironmentReturn: got tuple"),
-    "observations": (put(observations=[]), "observations must have one entry per row"),
+    "observations": (
+        put(observations=lambda n: [{"role": "user", "content": "x"}] * (n + 1)),
+        "observations must have one entry per row",
+    ),
     "message": (
         put(observations=lambda n: ["x"] * n),
         "must be a message or a list of messages: got str",
