@@ -189,3 +189,13 @@ def test_rows_of_other_columns():
     loader = BatchedDataLoader([{"prompt": "a"}, {"text": "b"}])
     with pytest.raises(DataError, match=r"same columns: got 'text' beside 'prompt'"):
         next(iter(loader))
+
+
+def test_rows_that_are_no_mappings():
+    with pytest.raises(DataError, match="must be a mapping of columns: got int 1"):
+        next(iter(BatchedDataLoader([1, 2])))
+
+
+def test_shards_that_cannot_be_with_the_default_size():
+    with pytest.raises(DataError, match="shard_index must be from 0"):
+        BatchedDataLoader([{"n": 1}], num_shards=0)

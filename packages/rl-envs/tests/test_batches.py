@@ -97,8 +97,27 @@ def test_two_arguments_are_as_before():
     assert environment.asked == (log, [None])
     environment.step(message_log_batch=log, metadata=[1])
     assert environment.asked == (log, [1])
-    with pytest.raises(TypeError, match=r"Bare\.step takes message_log_batch and"):
+    with pytest.raises(TypeError, match="missing 1 required positional argument"):
         environment.step(log)
+
+
+class Mixin:
+    def step(self, logs, columns=None):
+        return logs, columns
+
+
+class Named(Mixin, EnvironmentInterface):
+    """Has its `step` from a class that is no environment, with names of its own."""
+
+
+def test_other_names_and_mixins():
+    environment = Named()
+    log = [[{"role": "assistant", "content": "x"}]]
+    assert environment.step(log) == (log, None)
+    assert environment.step(logs=log, columns=[1]) == (log, [1])
+    logs, columns = environment.step(batch())
+    assert [row["answer"] for row in columns] == ["2", "4"]
+    assert len(logs) == 2
 
 
 def test_mathematics_needs_no_arguments():
@@ -123,6 +142,15 @@ def test_reward_functions_get_the_columns():
         ({"response": ["2"]}, "prompt must have one entry per row: got 2 for 1"),
         ({"answer": ["2"]}, "answer must have one entry per row: got 1 for 2"),
         ({"truncated": [True]}, "truncated must have one entry per row"),
+        ({"truncated": False}, "truncated must have one entry per row"),
+        ({"truncated": np.ones((2, 2))}, "truncated must have one entry per row"),
+        ({"response": "25"}, "response must be a list with one entry per row: got str"),
+        ({"response": None}, "response must be a list"),
+        ({"prompt": "ab"}, "prompt must be a list"),
+        ({"task": "ab"}, "task must be a list with one entry per row: got str 'ab'"),
+        ({"step": 3}, "step must be a list"),
+        ({"step": {"a": 1, "b": 2}}, "step must be a list"),
+        ({"prompt": ["a", []]}, r"prompt\[1\] must be text or a list of messages"),
         ({"response": ["2", None]}, r"response\[1\] must be text"),
         ({"prompt": ["a", 3]}, r"prompt\[1\] must be text or a list of messages"),
     ],
@@ -144,6 +172,8 @@ class TestObservations:
         found = as_columns(ended(2))
         assert [observation_messages(said) for said in found.observations] == [[], []]
         assert check_return(ended(2), 2) == []
+        left_out = as_columns(ended(2)._replace(observations=None))
+        assert left_out.observations == [[], []]
 
     def test_rows_that_go_on_do(self):
         result = ended(3, terminateds=[True, False, False])

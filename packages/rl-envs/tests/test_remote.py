@@ -24,6 +24,7 @@ from rl_distributed.errors import (
 )
 from rl_envs import (
     EnvironmentContractError,
+    EnvironmentInterface,
     EnvironmentReturn,
     FunctionalRewardWrapper,
     GroupRewardWrapper,
@@ -362,3 +363,31 @@ def test_tools_and_groups_in_another_process() -> None:
     assert [part["reward/longest"].tolist() for part in scores] == [[0.0, 1.0], [1.0]]
     with RemoteEnvironment(ToolEnvironment([double], known)) as remote:
         assert remote.score_groups([logs[1:]], [[{}] * 2]) is None
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_a_batch_and_rows_that_have_ended(num_workers: int) -> None:
+    class Short(EnvironmentInterface[Any]):
+        def step(self, message_log_batch: Any, metadata: Any) -> EnvironmentReturn[Any]:
+            size = len(metadata)
+            if metadata[0]["answer"] == "nothing":
+                return None  # type: ignore[return-value]
+            return EnvironmentReturn(
+                observations=[],
+                metadata=[None] * size,
+                next_stop_strings=[None] * size,
+                rewards=[
+                    float(log[-1]["content"] == row["answer"])
+                    for log, row in zip(message_log_batch, metadata, strict=True)
+                ],
+                terminateds=[True] * size,
+                answers=None,
+            )
+
+    batch = {"prompt": ["a", "b"], "response": ["1", "3"], "answer": ["1", "2"]}
+    with RemoteEnvironment(Short(), num_workers=num_workers) as environment:
+        found = environment.step(batch)
+        assert found.rewards.tolist() == [1.0, 0.0]
+        assert list(found.observations) == [[], []]
+        with pytest.raises(EnvironmentContractError, match="got NoneType None"):
+            environment.step({**batch, "answer": ["nothing", "nothing"]})

@@ -6,11 +6,15 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from rl_distributed.arrays import is_array
+import numpy as np
+
+from rl_distributed.arrays import is_array, to_numpy
 from rl_envs.errors import MessageLogError
 
 __all__ = ["conversations_of", "takes_batches"]
 
+# Of a `step` that takes batches already.
+_MARK = "_takes_batches"
 # What `generate` needs and adds; none of it is a column of the data set.
 _OF_GENERATION = frozenset(
     {
@@ -47,45 +51,36 @@ def conversations_of(
     """
     responses = _texts(batch)
     size = len(responses)
-    if not size:
-        raise MessageLogError("the batch has no rows: step needs at least one")
     name = "message_log" if "message_log" in batch else "prompt"
     if name not in batch:
         raise MessageLogError(
             f"the batch needs prompt or message_log beside response: it has "
             f"{', '.join(map(str, batch))}"
         )
-    _check_length(name, batch[name], size)
-    cut = batch.get("truncated")
-    cut = [False] * size if cut is None else list(cut)
-    _check_length("truncated", cut, size)
+    prompts = _rows(name, batch[name], size)
+    cut = _flags("truncated", batch.get("truncated"), size)
     logs = [
         [
-            *_messages(batch[name][row], name, row),
-            {"role": "assistant", "content": responses[row], "truncated": bool(at)},
+            *_messages(prompts[row], name, row),
+            {"role": "assistant", "content": responses[row], "truncated": cut[row]},
         ]
-        for row, at in enumerate(cut)
+        for row in range(size)
     ]
     return logs, _metadata(batch, size)
 
 
 def takes_batches(step: Callable[..., Any]) -> Callable[..., Any]:
     """Let the `step` of an environment also be called with a batch alone."""
+    if getattr(step, _MARK, False):
+        return step
 
     @functools.wraps(step)
-    def step_of(
-        self: Any, message_log_batch: Any = None, metadata: Any = None, **named: Any
-    ) -> Any:
-        if metadata is None and isinstance(message_log_batch, Mapping):
-            message_log_batch, metadata = conversations_of(message_log_batch)
-        elif metadata is None:
-            raise TypeError(
-                f"{type(self).__name__}.step takes message_log_batch and metadata, or "
-                f"a batch of columns alone: got {type(message_log_batch).__name__} and "
-                "no metadata"
-            )
-        return step(self, message_log_batch, metadata, **named)
+    def step_of(self: Any, *arguments: Any, **named: Any) -> Any:
+        if len(arguments) == 1 and not named and isinstance(arguments[0], Mapping):
+            arguments = conversations_of(arguments[0])
+        return step(self, *arguments, **named)
 
+    setattr(step_of, _MARK, True)
     return step_of
 
 
@@ -96,7 +91,9 @@ def _texts(batch: Mapping[str, Any]) -> Sequence[str]:
             "generate adds where the batch has a column prompt: it has "
             f"{', '.join(map(str, batch)) or 'no columns'}"
         )
-    responses: Sequence[str] = batch["response"]
+    responses = _rows("response", batch["response"])
+    if not len(responses):
+        raise MessageLogError("the batch has no rows: step needs at least one")
     for row, text in enumerate(responses):
         if not isinstance(text, str):
             raise MessageLogError(
@@ -108,32 +105,52 @@ def _texts(batch: Mapping[str, Any]) -> Sequence[str]:
 def _messages(prompt: Any, name: str, row: int) -> list[dict[str, Any]]:
     if isinstance(prompt, str):
         return [{"role": "user", "content": prompt}]
-    if isinstance(prompt, Sequence) and all(isinstance(m, Mapping) for m in prompt):
+    if (
+        isinstance(prompt, Sequence)
+        and len(prompt)
+        and all(isinstance(message, Mapping) for message in prompt)
+    ):
         return [dict(message) for message in prompt]
     raise MessageLogError(
-        f"{name}[{row}] must be text or a list of messages: got "
+        f"{name}[{row}] must be text or a list of messages, at least one: got "
         f"{type(prompt).__name__} {prompt!r:.60}"
     )
 
 
 def _metadata(batch: Mapping[str, Any], size: int) -> list[Any]:
     if "extra_env_info" in batch:
-        _check_length("extra_env_info", batch["extra_env_info"], size)
-        return list(batch["extra_env_info"])
+        return list(_rows("extra_env_info", batch["extra_env_info"], size))
     columns = {
-        name: column
+        name: _rows(name, column, size)
         for name, column in batch.items()
         if name not in _OF_GENERATION and not is_array(column)
     }
-    for name, column in columns.items():
-        _check_length(name, column, size)
     return [
         {name: column[row] for name, column in columns.items()} for row in range(size)
     ]
 
 
-def _check_length(name: str, column: Any, size: int) -> None:
-    if len(column) != size:
+def _rows(name: str, column: Any, size: int | None = None) -> Sequence[Any]:
+    """Return a column of a batch after a look at it."""
+    if not isinstance(column, list | tuple):
+        raise MessageLogError(
+            f"{name} must be a list with one entry per row: got "
+            f"{type(column).__name__} {column!r:.60}"
+        )
+    if size is not None and len(column) != size:
         raise MessageLogError(
             f"{name} must have one entry per row: got {len(column)} for {size} answers"
         )
+    return column
+
+
+def _flags(name: str, column: Any, size: int) -> list[bool]:
+    if column is None:
+        return [False] * size
+    values = to_numpy(column) if is_array(column) else np.asarray(column)
+    if values.shape != (size,):
+        raise MessageLogError(
+            f"{name} must have one entry per row: got shape {values.shape} for "
+            f"{size} answers"
+        )
+    return [bool(value) for value in values]

@@ -93,7 +93,7 @@ class EnvironmentInterface(ABC, Generic[MetadataT]):
     def __init_subclass__(cls, **settings: Any) -> None:
         """Let `step` be called with a batch alone."""
         super().__init_subclass__(**settings)
-        step = vars(cls).get("step")
+        step = inspect.getattr_static(cls, "step", None)  # it may be of a mixin
         if inspect.isfunction(step):
             cls.step = takes_batches(step)  # type: ignore[method-assign]
 
@@ -281,10 +281,10 @@ def as_columns(result: EnvironmentReturn[MetadataT]) -> EnvironmentReturn[Metada
 
 
 def _observations(
-    given: Sequence[Observation], ends: torch.Tensor
+    given: Sequence[Observation] | None, ends: torch.Tensor
 ) -> Sequence[Observation]:
     """Return one observation per row; those that have ended need none."""
-    if len(given) or not len(ends):
+    if given is not None and (len(given) or not len(ends)):
         return given
     going_on = (~to_numpy(ends).astype(bool)).nonzero()[0].tolist()
     if going_on:

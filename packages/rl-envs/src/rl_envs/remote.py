@@ -84,9 +84,9 @@ def join_returns(
     Raises:
         EnvironmentContractError: The chunks have different rewards.
     """
+    parts = [as_columns(part) for part in parts]
     if len(parts) == 1:
         return parts[0]
-    parts = [as_columns(part) for part in parts]
     answers: list[str | None] | None = None
     if any(part.answers is not None for part in parts):
         answers = []

@@ -24,6 +24,13 @@ _DEFAULT_ROWS = 32
 
 def _default_collate(rows: Sequence[Mapping[str, Any]]) -> BatchedDataDict[Any]:
     """Processed prompts become token columns, other rows plain lists by column."""
+    for index, row in enumerate(rows):
+        if not isinstance(row, Mapping):
+            raise DataError(
+                "a row must be a mapping of columns: got "
+                f"{type(row).__name__} {row!r:.60} (row {index} of the batch); give "
+                "collate_fn, which makes a batch of rows of another kind"
+            )
     if all("token_ids" in row and "message_log" in row for row in rows):
         return rl_collate_fn(rows)  # type: ignore[arg-type]
     names = list(rows[0])
@@ -121,8 +128,8 @@ class BatchedDataLoader:
         self.name = name or str(getattr(dataset, "name", None) or "dataset")
         if batch_size is None:
             # A multiple of the shards, at least one row each.
-            size = min(_DEFAULT_ROWS, len(rows)) // num_shards * num_shards
-            batch_size = max(size, num_shards)
+            shards = max(num_shards, 1)
+            batch_size = max(min(_DEFAULT_ROWS, len(rows)) // shards, 1) * shards
         _check_sizes(batch_size, num_shards, shard_index)
         if num_shards > 1 and not (drop_last or endless):
             raise DataError(
