@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import cloudpickle
 import torch
 
 from rl_algorithms.errors import AlgorithmError
@@ -35,6 +34,9 @@ class MethodLoss:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Send what the method can use, and the reasons why it lacks the rest."""
+        # Where it is sent, Ray is there; it is slow to import for all others.
+        from ray import cloudpickle  # noqa: PLC0415
+
         values: dict[str, Any] = {"config": self._trainer.config}
         missing = {}
         for name in self._names:
