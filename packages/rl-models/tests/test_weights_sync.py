@@ -179,7 +179,7 @@ def test_more_replicas_than_there_were_wait_for_weights(cluster, trainer, tiny_f
         sampled = generation.generate(rows)["output_ids"]
         generation.resize(None)
         assert generation.num_replicas == 2
-        with pytest.raises(GenerationError, match="started anew and have no weights"):
+        with pytest.raises(GenerationError, match="restarted and have no weights"):
             generation.generate(rows)
         sync.restore_weights()
         assert torch.equal(generation.generate(rows)["output_ids"], sampled)

@@ -58,7 +58,7 @@ class RunRequest:
     body: Mapping[str, Any]
     """What it is about."""
     by: str
-    """Who asks: a person or a program."""
+    """The person or program that asked."""
     path: Path = field(repr=False)
     """The file, taken."""
 
@@ -178,7 +178,7 @@ def send_request(
             is asked.
         kind: What is asked.
         body: What it is about, as JSON values.
-        by: Who asks, as it is recorded; None: `user@machine`.
+        by: Name of the person or program, as recorded; None: `user@machine`.
         deadline_s: How long to wait for the answer; a run looks between its steps.
 
     Raises:

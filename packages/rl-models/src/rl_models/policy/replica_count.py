@@ -81,8 +81,8 @@ class ReplicaCount(ABC):
         Calls of `generate` that run are waited for, so that a replica that is removed
         has finished its rows. One that is added has no weights: it serves from the next
         weight update on (`WeightSynchronizer.sync_weights`, or `restore_weights` where
-        the trainer's weights have not changed). More replicas than there have been are
-        all started anew.
+        the trainer's weights have not changed). Beyond the number that it was started
+        with, all replicas are restarted.
 
         Args:
             num_replicas: How many; None: one per bundle of the cluster.
@@ -121,7 +121,7 @@ class ReplicaCount(ABC):
         self.group.shutdown(cleanup_method="shutdown")
         if self._version:
             # Whatever they load at their start is older than what was served.
-            self._refusal = "the replicas were started anew and have no weights yet."
+            self._refusal = "the replicas were restarted and have no weights yet."
         self.config = config
         try:
             self._start()
