@@ -167,7 +167,7 @@ def measure_sharding(
 ) -> None:
     """Measure one way to shard."""
     from rl_distributed import BatchedDataDict
-    from rl_distributed.balance import load_imbalance
+    from rl_distributed.batch.balance import load_imbalance
 
     batch = BatchedDataDict(
         ids=torch.zeros(ROWS, WIDTH, dtype=torch.int16),

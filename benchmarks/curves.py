@@ -14,7 +14,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from rl_algorithms.trainers.history import History
+from rl_algorithms.trainers.run.history import History
 
 
 def curve(run: Path) -> tuple[list[int], list[float]]:

@@ -20,9 +20,9 @@ from typing import Any
 
 import torch
 
-from rl_distributed.batched_data_dict import BatchedDataDict
-from rl_distributed.ray_start import init_ray
-from rl_distributed.virtual_cluster import RayVirtualCluster
+from rl_distributed.batch.batched_data_dict import BatchedDataDict
+from rl_distributed.cluster.start import init_ray
+from rl_distributed.cluster.virtual_cluster import RayVirtualCluster
 from rl_models import GenerationConfig, GenerationPolicy, ModelBuildConfig, build_model
 
 BACKENDS = ("huggingface", "vllm")

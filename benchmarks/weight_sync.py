@@ -25,8 +25,8 @@ from typing import Any
 import torch
 
 from rl_distributed import RayWorkerBuilder, RayWorkerGroup
-from rl_distributed.ray_start import init_ray
-from rl_distributed.virtual_cluster import RayVirtualCluster
+from rl_distributed.cluster.start import init_ray
+from rl_distributed.cluster.virtual_cluster import RayVirtualCluster
 from rl_models import (
     GenerationConfig,
     GenerationPolicy,

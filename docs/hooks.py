@@ -44,8 +44,8 @@ def _replace(match: re.Match[str]) -> str:
 
 
 def _rows(name: str) -> list[Any]:
-    from rl_algorithms.trainers.config import TrainerConfig  # noqa: PLC0415
-    from rl_algorithms.trainers.settings import changeable_in  # noqa: PLC0415
+    from rl_algorithms.trainers.settings.config import TrainerConfig  # noqa: PLC0415
+    from rl_algorithms.trainers.settings.keywords import changeable_in  # noqa: PLC0415
     from rl_distributed.config import explain_config  # noqa: PLC0415
 
     module, _, attribute = name.rpartition(".")

@@ -19,7 +19,7 @@ from rl_algorithms import (
     register_algorithm,
     train,
 )
-from rl_algorithms.trainers.training_rows import count_tokens, train_metrics
+from rl_algorithms.trainers.steps.training_rows import count_tokens, train_metrics
 
 GAMMA = 2.0
 

@@ -25,7 +25,7 @@ import psutil
 import pytest
 from processes import is_running, kill_session, session_processes
 
-from rl_models.model_build_config import TokenizerBuildConfig
+from rl_models.build.config import TokenizerBuildConfig
 from rl_models.testing import build_tiny_model
 
 pytestmark = pytest.mark.slow

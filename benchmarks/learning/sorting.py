@@ -10,7 +10,7 @@ from benchmarks.learning.experiment import train, with_model
 from rl_algorithms import WorkerPool
 from rl_distributed import load_config, merge_configs
 from rl_models import build_model
-from rl_models.modelbuild import ModelBuildConfig
+from rl_models.build.model import ModelBuildConfig
 
 __all__ = ["NUM_STEPS", "Sorting"]
 

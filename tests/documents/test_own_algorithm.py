@@ -14,7 +14,7 @@ import torch
 from rl_algorithms import registry
 from rl_algorithms.errors import AlgorithmError
 from rl_algorithms.trainers.base import BaseTrainer
-from rl_algorithms.trainers.method_loss import MethodLoss
+from rl_algorithms.trainers.steps.method_loss import MethodLoss
 from rl_distributed import BatchedDataDict
 from rl_distributed.errors import ConfigError
 

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from rl_distributed.batched_data_dict import BatchedDataDict
+from rl_distributed.batch.batched_data_dict import BatchedDataDict
 from rl_models.config import PolicyConfig
 from rl_models.generation.config import GenerationConfig
-from rl_models.policy.generation_worker import GenerationWorker
-from rl_models.policy.worker import TrainingWorker
+from rl_models.generation.worker import GenerationWorker
 from rl_models.testing import TokenCrossEntropy, build_tiny_model, reference_logprobs
+from rl_models.training.worker import TrainingWorker
 from rl_models.weights.request import WeightRequest
 
 pytestmark = [

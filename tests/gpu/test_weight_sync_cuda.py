@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from rl_distributed.cluster.virtual_cluster import RayVirtualCluster
 from rl_distributed.testing import local_ray
-from rl_distributed.virtual_cluster import RayVirtualCluster
 from rl_models.generation.config import GenerationConfig
 from rl_models.policy.generation_policy import GenerationPolicy
 from rl_models.policy.huggingface_policy import HuggingFacePolicy

@@ -32,7 +32,7 @@ def pool(ray_cluster):
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory):
-    from rl_models.modelbuild import ModelBuildConfig, build_model  # noqa: PLC0415
+    from rl_models.build.model import ModelBuildConfig, build_model  # noqa: PLC0415
 
     config = ModelBuildConfig(
         hidden_size=32,

@@ -10,9 +10,9 @@ from pydantic import Field
 from toy_trainer import POLICY, ToyPolicy, ToyTrainer
 
 from rl_algorithms.trainers.callbacks import Callback
-from rl_algorithms.trainers.config import TrainerConfig
-from rl_algorithms.trainers.run_settings import RunSettings
 from rl_algorithms.trainers.schedule import EarlyStop, ValidationSchedule
+from rl_algorithms.trainers.settings.config import TrainerConfig
+from rl_algorithms.trainers.settings.run_settings import RunSettings
 
 ROWS = list(range(40))
 ACCURACIES = [0.1] * 60

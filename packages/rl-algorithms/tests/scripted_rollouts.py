@@ -6,9 +6,9 @@ import torch
 
 from rl_algorithms.data.collate import rl_collate_fn
 from rl_algorithms.data.prompts import process_prompts
-from rl_distributed.batched_data_dict import BatchedDataDict
+from rl_distributed.batch.batched_data_dict import BatchedDataDict
 from rl_envs.interfaces import EnvironmentInterface, EnvironmentReturn
-from rl_models.modelbuild import TokenizerBuildConfig, build_tokenizer
+from rl_models.build.model import TokenizerBuildConfig, build_tokenizer
 
 EOS = 1
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from matplotlib.figure import Figure
 
-from rl_algorithms.trainers.curves import Mark, draw_curves
-from rl_algorithms.trainers.history import History
+from rl_algorithms.trainers.run.curves import Mark, draw_curves
+from rl_algorithms.trainers.run.history import History
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from rl_algorithms.data.config import DataConfig
 from rl_algorithms.data.demonstrations import process_demonstrations
 from rl_algorithms.data.prompts import process_prompts
 from rl_algorithms.errors import ColumnError, DataError, PromptTooLongError
-from rl_models.modelbuild import TokenizerBuildConfig, build_tokenizer
+from rl_models.build.model import TokenizerBuildConfig, build_tokenizer
 
 TEMPLATE = (
     "{% for m in messages %}<{{ m['role'][0] }}>{{ m['content'] }}\n{% endfor %}"

@@ -11,7 +11,7 @@ from rl_algorithms.data.message_log import (
     message_log_to_flat_messages,
 )
 from rl_algorithms.errors import ColumnError
-from rl_models.modelbuild import TokenizerBuildConfig, build_tokenizer
+from rl_models.build.model import TokenizerBuildConfig, build_tokenizer
 
 TEMPLATE = (
     "{% for m in messages %}<{{ m['role'][0] }}>{{ m['content'] }}\n{% endfor %}"

@@ -16,7 +16,7 @@ from rl_algorithms.data.mixture import MixtureOrder, quotas
 from rl_algorithms.data.module import DataModule
 from rl_algorithms.errors import ColumnError, DataError
 from rl_distributed.errors import ConfigError
-from rl_models.modelbuild import TokenizerBuildConfig, build_tokenizer
+from rl_models.build.model import TokenizerBuildConfig, build_tokenizer
 
 SOURCES = st.lists(
     st.tuples(st.integers(1, 12), st.floats(0.05, 1.0)), min_size=1, max_size=4

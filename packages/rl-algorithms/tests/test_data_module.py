@@ -12,7 +12,7 @@ from rl_algorithms.errors import EmptyDatasetError, PromptTooLongError
 from rl_algorithms.grpo.config import GRPOSettings
 from rl_algorithms.ppo.config import PPOSettings
 from rl_distributed.errors import ConfigError
-from rl_models.modelbuild import TokenizerBuildConfig, build_tokenizer
+from rl_models.build.model import TokenizerBuildConfig, build_tokenizer
 
 ROWS = [{"prompt": f"{i}:", "answer": str(i)} for i in range(10)]
 

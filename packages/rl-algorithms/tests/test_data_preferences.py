@@ -13,7 +13,7 @@ from rl_algorithms.errors import (
     EmptyDatasetError,
     PromptTooLongError,
 )
-from rl_models.modelbuild import TokenizerBuildConfig, build_tokenizer
+from rl_models.build.model import TokenizerBuildConfig, build_tokenizer
 
 TEMPLATE = (
     "{% for m in messages %}<{{ m['role'][0] }}>{{ m['content'] }}\n{% endfor %}"

@@ -15,7 +15,7 @@ from rl_algorithms.data.module import DataModule
 from rl_algorithms.data.streaming import RowStream, StreamLoader
 from rl_algorithms.errors import DataError, EmptyDatasetError
 from rl_distributed.errors import ConfigError
-from rl_models.modelbuild import TokenizerBuildConfig, build_tokenizer
+from rl_models.build.model import TokenizerBuildConfig, build_tokenizer
 
 
 def endless():

@@ -11,7 +11,7 @@ from rl_algorithms.distillation.vocabulary import check_same_vocabulary
 from rl_algorithms.testing import check_trainer
 from rl_distributed.errors import ConfigError, UserError
 from rl_envs.testing import check_environment
-from rl_models.modelbuild import (
+from rl_models.build.model import (
     ModelBuildConfig,
     TokenizerBuildConfig,
     build_model,

@@ -8,7 +8,7 @@ import torch
 import rl_algorithms as rl
 from rl_algorithms.dpo.reference import ReferenceLogprobs, reference_identity
 from rl_algorithms.testing import check_trainer, weights_digest
-from rl_distributed.batched_data_dict import BatchedDataDict
+from rl_distributed.batch.batched_data_dict import BatchedDataDict
 from rl_distributed.errors import UserError
 from rl_models import TrainingPolicy
 from rl_models.config import PolicyConfig

@@ -5,15 +5,15 @@ import sys
 
 import pytest
 
-from rl_algorithms.trainers.early_ray import adopt_early_ray, loaded_beside_ray
-from rl_algorithms.trainers.signals import SignalGuard
-from rl_distributed.cluster_config import ClusterConfig
+from rl_algorithms.trainers.run.signals import SignalGuard
+from rl_algorithms.trainers.setup.early_ray import adopt_early_ray, loaded_beside_ray
+from rl_distributed.cluster.config import ClusterConfig
 
 PROGRAM = """
 import signal, sys, threading, time
-from rl_algorithms.trainers.early_ray import adopt_early_ray, loaded_beside_ray
-from rl_algorithms.trainers.signals import SignalGuard
-from rl_distributed.cluster_config import ClusterConfig
+from rl_algorithms.trainers.setup.early_ray import adopt_early_ray, loaded_beside_ray
+from rl_algorithms.trainers.run.signals import SignalGuard
+from rl_distributed.cluster.config import ClusterConfig
 
 def load():
     # Ray and this wait for each other: neither comes first.
@@ -64,7 +64,8 @@ def test_nothing_is_started_early_where_torch_is_there(
 ) -> None:
     monkeypatch.setitem(sys.modules, "torch", sys)
     monkeypatch.setattr(
-        "rl_distributed.ray_start.init_ray", lambda **_: pytest.fail("Ray was started")
+        "rl_distributed.cluster.start.init_ray",
+        lambda **_: pytest.fail("Ray was started"),
     )
     with (
         SignalGuard() as guard,

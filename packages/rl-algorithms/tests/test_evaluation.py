@@ -11,9 +11,9 @@ import rl_algorithms as rl
 from rl_algorithms.errors import DataError
 from rl_algorithms.evaluation import EvalConfig, evaluate, find_target
 from rl_algorithms.evaluation.result import DatasetEvaluation
-from rl_distributed.batched_data_dict import BatchedDataDict
+from rl_distributed.batch.batched_data_dict import BatchedDataDict
+from rl_distributed.cluster.virtual_cluster import RayVirtualCluster
 from rl_distributed.errors import ConfigError, UserError
-from rl_distributed.virtual_cluster import RayVirtualCluster
 from rl_envs import FunctionalRewardWrapper
 from rl_envs.interfaces import EnvironmentInterface, EnvironmentReturn
 from rl_models import GenerationConfig, GenerationPolicy

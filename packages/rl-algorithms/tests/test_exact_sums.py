@@ -23,7 +23,7 @@ from rl_algorithms.grpo.rows import add_kl_penalty
 from rl_algorithms.losses.clipped_pg import ClippedPGLossFn
 from rl_algorithms.losses.config import ClippedPGLossConfig
 from rl_algorithms.losses.distillation import DistillationLossFn
-from rl_distributed.batched_data_dict import BatchedDataDict
+from rl_distributed.batch.batched_data_dict import BatchedDataDict
 
 V = 5
 POLICIES = ("sampler", "old", "new", "reference")

@@ -12,7 +12,7 @@ from rl_algorithms.filters import (
     mask_sequence_logprob_error,
     rows_with_variance,
 )
-from rl_distributed.batched_data_dict import BatchedDataDict
+from rl_distributed.batch.batched_data_dict import BatchedDataDict
 
 
 def test_groups_without_variance():

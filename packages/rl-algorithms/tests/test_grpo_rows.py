@@ -10,7 +10,7 @@ from rl_algorithms.filters import DynamicSamplingBuffer, rows_with_variance
 from rl_algorithms.grpo.config import GRPOConfig, GRPOSettings
 from rl_algorithms.grpo.rows import add_kl_penalty, build_rows, mask_disagreement
 from rl_algorithms.losses import ClippedPGLossConfig
-from rl_distributed.batched_data_dict import BatchedDataDict
+from rl_distributed.batch.batched_data_dict import BatchedDataDict
 from rl_distributed.errors import ConfigError
 
 

@@ -24,9 +24,9 @@ from rl_algorithms import (
     update_run,
 )
 from rl_algorithms.grpo.config import GRPOConfig
-from rl_algorithms.trainers.settings import changeable_settings, changed_config
-from rl_distributed.audit import disable_audit, enable_audit
+from rl_algorithms.trainers.settings.keywords import changeable_settings, changed_config
 from rl_distributed.errors import ConfigError, DeadlineExceededError
+from rl_distributed.security.audit import disable_audit, enable_audit
 
 HERE = Path(__file__).parent
 DEADLINE_S = 120.0

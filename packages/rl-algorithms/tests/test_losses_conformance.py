@@ -11,7 +11,7 @@ import torch
 from rl_algorithms.losses import ClippedPGLossFn
 from rl_algorithms.ppo.rows import add_nll_weights
 from rl_algorithms.testing import ConformanceError, check_loss, token_batch
-from rl_distributed.batched_data_dict import BatchedDataDict
+from rl_distributed.batch.batched_data_dict import BatchedDataDict
 
 _spec = importlib.util.spec_from_file_location(
     "policy_reference", Path(__file__).with_name("policy_reference.py")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rl_algorithms.trainers.own_policy import OwnPolicy, samples_itself
-from rl_distributed.batched_data_dict import BatchedDataDict
+from rl_algorithms.trainers.setup.own_policy import OwnPolicy, samples_itself
+from rl_distributed.batch.batched_data_dict import BatchedDataDict
 from rl_distributed.errors import BatchError
 from rl_models.errors import UnsupportedModelError
 from rl_models.interfaces import PolicyInterface

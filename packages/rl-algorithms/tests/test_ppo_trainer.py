@@ -18,7 +18,7 @@ from rl_algorithms.ppo.rows import (
     trainable_rows,
 )
 from rl_algorithms.testing import check_trainer
-from rl_distributed.batched_data_dict import BatchedDataDict
+from rl_distributed.batch.batched_data_dict import BatchedDataDict
 from rl_distributed.errors import ConfigError, UserError
 
 ROWS = [{"prompt": f"{a}+{b}="} for a in range(8) for b in range(4)]

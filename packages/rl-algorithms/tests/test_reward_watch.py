@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rl_algorithms.trainers.reward_watch import RewardWatch
+from rl_algorithms.trainers.sampling.reward_watch import RewardWatch
 
 NAN = float("nan")
 

@@ -14,13 +14,13 @@ from rl_algorithms.rollout.config import RolloutConfig
 from rl_algorithms.rollout.engine import RolloutEngine
 from rl_algorithms.rollout.result import Outcome
 from rl_algorithms.seeds import row_seeds
-from rl_distributed.batched_data_dict import BatchedDataDict
+from rl_distributed.batch.batched_data_dict import BatchedDataDict
 from rl_distributed.errors import WorkerDiedError
 from rl_distributed.metrics.values import reduce_metrics
-from rl_distributed.timing import Timer
+from rl_distributed.timing.timer import Timer
 from rl_envs.errors import EnvironmentContractError, RewardValueError
 from rl_envs.interfaces import EnvironmentInterface, EnvironmentReturn
-from rl_models.modelbuild import TokenizerBuildConfig, build_tokenizer
+from rl_models.build.model import TokenizerBuildConfig, build_tokenizer
 
 TEMPLATE = (
     "{% for m in messages %}<{{ m['role'][0] }}>{{ m['content'] }}"

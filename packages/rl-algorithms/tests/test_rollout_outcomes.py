@@ -19,7 +19,7 @@ from rl_algorithms.rollout import (
     mark_stale,
     staleness,
 )
-from rl_distributed.batched_data_dict import BatchedDataDict
+from rl_distributed.batch.batched_data_dict import BatchedDataDict
 from rl_distributed.errors import DeadlineExceededError, WorkerDiedError
 from rl_envs import GroupRewardWrapper
 from rl_envs.errors import RewardCallError

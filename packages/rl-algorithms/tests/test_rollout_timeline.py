@@ -12,7 +12,7 @@ from rl_algorithms.losses import ClippedPGLossConfig
 from rl_algorithms.ppo.config import PPOSettings
 from rl_algorithms.ppo.rows import add_advantages, trainable_rows
 from rl_algorithms.rollout import Branch, Timeline, unfold_branches
-from rl_distributed.batched_data_dict import BatchedDataDict
+from rl_distributed.batch.batched_data_dict import BatchedDataDict
 
 # Of each conversation its parts: prompt tokens and sampled ones by turns.
 PARTS = [

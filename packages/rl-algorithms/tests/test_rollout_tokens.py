@@ -18,7 +18,7 @@ from rl_algorithms.rollout import (
     RolloutEngine,
     unfold_branches,
 )
-from rl_distributed.batched_data_dict import BatchedDataDict
+from rl_distributed.batch.batched_data_dict import BatchedDataDict
 from rl_envs.interfaces import EnvironmentInterface
 
 _spec = importlib.util.spec_from_file_location(

@@ -20,7 +20,7 @@ TASKS = CalculatorTasks(6, max_number=1, operators="+").train(16)
 @pytest.fixture(scope="module")
 def calling_model(tmp_path_factory):
     """A random model of few characters, so that many of its answers call the tool."""
-    from rl_models.modelbuild import (  # noqa: PLC0415
+    from rl_models.build.model import (  # noqa: PLC0415
         ModelBuildConfig,
         TokenizerBuildConfig,
         build_model,

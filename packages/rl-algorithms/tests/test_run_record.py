@@ -6,7 +6,7 @@ from pathlib import Path
 
 import yaml
 
-from rl_algorithms.trainers.run_record import write_run_record
+from rl_algorithms.trainers.run.record import write_run_record
 
 
 def test_it_says_what_the_run_is_and_with_what_it_was_made(tmp_path: Path) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 
-from rl_algorithms.trainers.run_warnings import WarningKeeper
-from rl_algorithms.trainers.state import TrainerState
+from rl_algorithms.trainers.run.state import TrainerState
+from rl_algorithms.trainers.run.warnings import WarningKeeper
 
 LOGGER = logging.getLogger("rl_algorithms.trainers.here")
 

@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from rl_algorithms import GRPOConfig, GRPOTrainer, Interrupted, SFTConfig
 from rl_algorithms.evaluation.config import EvalConfig
 from rl_algorithms.ppo.config import PPOConfig
-from rl_algorithms.trainers.batch_plan import BatchPlan
 from rl_algorithms.trainers.checkpoints import RunCheckpoints
-from rl_algorithms.trainers.config import EnvConfig
-from rl_algorithms.trainers.figures import Figures
-from rl_algorithms.trainers.history import History, metric_name
-from rl_algorithms.trainers.result import TrainResult
-from rl_algorithms.trainers.run_folder import find_resume
+from rl_algorithms.trainers.run.figures import Figures
+from rl_algorithms.trainers.run.folder import find_resume
+from rl_algorithms.trainers.run.history import History, metric_name
+from rl_algorithms.trainers.run.result import TrainResult
+from rl_algorithms.trainers.run.signals import SignalGuard
+from rl_algorithms.trainers.run.state import TrainerState
 from rl_algorithms.trainers.schedule import (
     EarlyStop,
     Patience,
@@ -29,15 +29,15 @@ from rl_algorithms.trainers.schedule import (
     count_steps,
     unranked_warning,
 )
-from rl_algorithms.trainers.settings import build_config, route
-from rl_algorithms.trainers.signals import SignalGuard
-from rl_algorithms.trainers.state import TrainerState
-from rl_algorithms.trainers.training_rows import (
+from rl_algorithms.trainers.settings.batch_plan import BatchPlan
+from rl_algorithms.trainers.settings.config import EnvConfig
+from rl_algorithms.trainers.settings.keywords import build_config, route
+from rl_algorithms.trainers.steps.training_rows import (
     count_tokens,
     pad_to_plan,
     train_metrics,
 )
-from rl_distributed.batched_data_dict import BatchedDataDict
+from rl_distributed.batch.batched_data_dict import BatchedDataDict
 from rl_distributed.checkpoint import CheckpointingConfig
 from rl_distributed.errors import ConfigError
 from rl_distributed.metrics.values import Mean, Sum

@@ -19,14 +19,14 @@ from pathlib import Path
 import pytest
 
 from rl_algorithms import Interrupted, LoggingCallback
-from rl_algorithms.data.parts import ValidationParts
 from rl_algorithms.data.streaming import RowStream, StreamLoader
+from rl_algorithms.data.validation_sets import ValidationParts
 from rl_algorithms.trainers import base
 from rl_algorithms.trainers.callback_number import CountWithState
-from rl_algorithms.trainers.state import TrainerState
-from rl_algorithms.trainers.validation_samples import ValidationSamples
-from rl_distributed import cluster_watch
-from rl_distributed.cluster_watch import ClusterLoss
+from rl_algorithms.trainers.run.state import TrainerState
+from rl_algorithms.trainers.sampling.validation_samples import ValidationSamples
+from rl_distributed.cluster import watch as cluster_watch
+from rl_distributed.cluster.watch import ClusterLoss
 from rl_distributed.errors import (
     CheckpointError,
     ClusterLostError,
@@ -34,7 +34,7 @@ from rl_distributed.errors import (
     WorkerDiedError,
 )
 from rl_distributed.metrics.sinks.jsonl import read_metrics
-from rl_distributed.run_folder import begin_run, own_run_folder
+from rl_distributed.runs.folder import begin_run, own_run_folder
 from rl_distributed.workers import WorkerFailure
 
 _SPEC = importlib.util.spec_from_file_location(

@@ -9,12 +9,12 @@ import torch
 from rl_algorithms.errors import MismatchError
 from rl_algorithms.losses import ClippedPGLossFn
 from rl_algorithms.losses.mismatch import log_ratios_by_position, position_label
-from rl_algorithms.trainers.mismatch import (
+from rl_algorithms.trainers.sampling.mismatch import (
     MismatchMonitor,
     mismatch_metrics,
 )
-from rl_algorithms.trainers.mismatch_config import MismatchConfig
-from rl_algorithms.trainers.training_rows import train_metrics
+from rl_algorithms.trainers.settings.mismatch_config import MismatchConfig
+from rl_algorithms.trainers.steps.training_rows import train_metrics
 
 
 def batch(width=300, num_rows=4, seed=0):

@@ -7,7 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM, Qwen2Config, Qwen3MoeConfig
 
 from rl_algorithms import SFTConfig
-from rl_algorithms.trainers.throughput import ModelFlops, Throughput, peak_tflops
+from rl_algorithms.trainers.run.throughput import ModelFlops, Throughput, peak_tflops
 
 QWEN = Qwen2Config(
     vocab_size=50,

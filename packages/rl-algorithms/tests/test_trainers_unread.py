@@ -6,8 +6,8 @@ import pytest
 
 import rl_algorithms as rl
 from rl_algorithms.evaluation import EvalConfig
-from rl_algorithms.trainers.settings import build_config
-from rl_algorithms.trainers.unread import idle_lines, of_validation
+from rl_algorithms.trainers.settings.keywords import build_config
+from rl_algorithms.trainers.settings.unused_keys import idle_lines, of_validation
 from rl_distributed.errors import ConfigError
 
 ENV = {"name": "sorting"}

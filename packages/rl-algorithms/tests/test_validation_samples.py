@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rl_algorithms.trainers.validation_samples import ValidationSamples
+from rl_algorithms.trainers.sampling.validation_samples import ValidationSamples
 
 
 def sample(prompt: str) -> dict[str, object]:

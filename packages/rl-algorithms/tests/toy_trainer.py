@@ -10,9 +10,9 @@ from pydantic import Field
 
 from rl_algorithms.trainers.base import BaseTrainer
 from rl_algorithms.trainers.callbacks import Callback
-from rl_algorithms.trainers.config import TrainerConfig
+from rl_algorithms.trainers.sampling.validation import ValidationResult
 from rl_algorithms.trainers.schedule import EarlyStop, ValidationSchedule
-from rl_algorithms.trainers.validation import ValidationResult
+from rl_algorithms.trainers.settings.config import TrainerConfig
 from rl_distributed.config import Config
 
 POLICY = {"model_name": "toy", "train_global_batch_size": 2}

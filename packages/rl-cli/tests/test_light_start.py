@@ -145,7 +145,7 @@ def test_answers_are_sampled_without_ray(tmp_path):
 
 def test_the_driver_of_a_run_of_a_ready_model_imports_no_code_of_models():
     program = (
-        "import sys, rl_cli.compose\n"
+        "import sys, rl_cli.run_stages\n"
         "print('torch' in sys.modules, 'transformers.modeling_utils' in sys.modules, "
         "'torch._dynamo' in sys.modules)"
     )

@@ -10,10 +10,10 @@ from typing import Any
 
 from rich.console import Console
 
-from rl_algorithms.trainers.figures import Figures
-from rl_cli.compose import RunOutcome
+from rl_algorithms.trainers.run.figures import Figures
 from rl_cli.console import Terminal
 from rl_cli.report import curve, summary
+from rl_cli.run_stages import RunOutcome
 
 
 class Folder:

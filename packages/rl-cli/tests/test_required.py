@@ -9,7 +9,7 @@ import yaml
 from rl_algorithms import algorithm_names, get_algorithm
 from rl_algorithms.presets import find_preset, preset_names
 from rl_cli.main import _run
-from rl_cli.required import UNSET, fill_required
+from rl_cli.missing_keys import UNSET, fill_required
 from rl_cli.run_config import load_run
 from rl_distributed import ConfigError
 

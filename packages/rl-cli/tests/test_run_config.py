@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from rl_cli import compose
+from rl_cli import run_stages as compose
 from rl_cli.run_config import check_run, load_run, recipe_names, run_from_dict
 from rl_distributed import UserError
 

@@ -18,7 +18,7 @@ from rl_cli.run_config import load_run, run_from_dict
 from rl_cli.run_folder import RunFolder
 from rl_cli.run_place import find_place, given_output_dir
 from rl_distributed import ConfigError
-from rl_distributed.hidden_keys import hide_secrets
+from rl_distributed.config.hidden_keys import hide_secrets
 
 # Runs `rl` and fails if it has imported what takes long.
 LIGHT = """

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from rl_algorithms import Interrupted
-from rl_algorithms.trainers.signals import SignalGuard
-from rl_cli import compose
-from rl_cli.commands import running
+from rl_algorithms.trainers.run.signals import SignalGuard
+from rl_cli import run_stages as compose
+from rl_cli.commands import train_run as running
 from rl_cli.console import Terminal
 from rl_cli.report import samples, summary
 from rl_cli.run_place import find_place

@@ -6,8 +6,8 @@ import logging
 import os
 import threading
 
-from rl_distributed.logging import get_logger
-from rl_distributed.timing import Timer
+from rl_distributed.logs.logging import get_logger
+from rl_distributed.timing.timer import Timer
 
 logger = get_logger(__name__)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from ray.cluster_utils import Cluster
 
-from rl_distributed.ray_processes import only_needed_processes
+from rl_distributed.cluster.ray_processes import only_needed_processes
 
 
 def simulated_nodes(*nodes: dict, attempts: int = 3) -> tuple[Any, list[Any]]:

@@ -17,8 +17,20 @@ import pytest
 import ray
 from rl_distributed_scripts import SCRIPTS, clean_environment
 
-from rl_distributed import audit as audit_module
-from rl_distributed.audit import (
+from rl_distributed.checkpoint import CheckpointingConfig, CheckpointManager
+from rl_distributed.cluster.start import init_ray
+from rl_distributed.cluster.virtual_cluster import RayVirtualCluster
+from rl_distributed.errors import (
+    AuditError,
+    ConfigError,
+    DistributedError,
+    LockHeldError,
+    ResourceInsufficientError,
+    UserError,
+)
+from rl_distributed.logs.logging import log_context
+from rl_distributed.security import audit as audit_module
+from rl_distributed.security.audit import (
     AuditLog,
     AuditSummary,
     audit,
@@ -28,18 +40,6 @@ from rl_distributed.audit import (
     make_audit_key,
     verify_audit_log,
 )
-from rl_distributed.checkpoint import CheckpointingConfig, CheckpointManager
-from rl_distributed.errors import (
-    AuditError,
-    ConfigError,
-    DistributedError,
-    LockHeldError,
-    ResourceInsufficientError,
-    UserError,
-)
-from rl_distributed.logging import log_context
-from rl_distributed.ray_start import init_ray
-from rl_distributed.virtual_cluster import RayVirtualCluster
 from rl_distributed.workers import RayWorkerBuilder, RayWorkerGroup
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rl_distributed.balance import (
+from rl_distributed.batch.balance import (
     bin_loads,
     deal_in_rounds,
     even_bounds,

@@ -15,8 +15,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rl_distributed.batched_data_dict import BatchedDataDict, SlicedDataDict
-from rl_distributed.tensor_buffers import EncodedList, carried, encode
+from rl_distributed.batch.batched_data_dict import BatchedDataDict, SlicedDataDict
+from rl_distributed.batch.tensor_buffers import EncodedList, carried, encode
 
 DTYPES = [
     *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),

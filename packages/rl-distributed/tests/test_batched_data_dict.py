@@ -15,8 +15,8 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rl_distributed.balance import load_imbalance
-from rl_distributed.batched_data_dict import (
+from rl_distributed.batch.balance import load_imbalance
+from rl_distributed.batch.batched_data_dict import (
     BatchedDataDict,
     DynamicBatchingArgs,
     SequencePackingArgs,

@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from rl_distributed import busy_threads
-from rl_distributed.busy_threads import has_busy_thread
+from rl_distributed.process import activity as busy_threads
+from rl_distributed.process.activity import has_busy_thread
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_who_computes_is_at_work_until_he_is_gone():
 
 def test_who_asks_does_not_count():
     code = (
-        "import os; from rl_distributed.busy_threads import has_busy_thread;"
+        "import os; from rl_distributed.process.activity import has_busy_thread;"
         "print(has_busy_thread(os.getpid()))"
     )
     done = subprocess.run(

@@ -17,8 +17,8 @@ from rl_distributed_scripts import (
     run_to_end,
 )
 
-from rl_distributed import cluster_watch
-from rl_distributed.cluster_watch import ClusterLoss, ClusterWatch, find_loss
+from rl_distributed.cluster import watch as cluster_watch
+from rl_distributed.cluster.watch import ClusterLoss, ClusterWatch, find_loss
 
 DEADLINE_S = 60.0
 # Ray then gives up sooner, and waits for results with it.

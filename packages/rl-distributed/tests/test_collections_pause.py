@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rl_distributed.collections_pause import collections_paused
+from rl_distributed.process.gc_pause import collections_paused
 from rl_distributed.workers import host
 
 

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
+from rl_distributed.cluster.virtual_cluster import RayVirtualCluster
 from rl_distributed.collectives import process_group
 from rl_distributed.errors import DistributedError
-from rl_distributed.virtual_cluster import RayVirtualCluster
 from rl_distributed.workers import RayWorkerBuilder, RayWorkerGroup
 
 

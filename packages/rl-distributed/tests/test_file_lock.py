@@ -19,8 +19,8 @@ from pathlib import Path
 import pytest
 
 from rl_distributed.errors import DeadlineExceededError, LockHeldError
-from rl_distributed.file_lock import FileLock, FolderLock, is_locked
-from rl_distributed.lock_owner import LockOwner, machine_id
+from rl_distributed.failures.lock_owner import LockOwner, machine_id
+from rl_distributed.files.file_lock import FileLock, FolderLock, is_locked
 
 SCRIPT = Path(__file__).parent / "scripts" / "hold_lock.py"
 DEADLINE_S = 60.0

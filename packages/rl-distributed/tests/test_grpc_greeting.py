@@ -7,8 +7,8 @@ from concurrent import futures
 
 import pytest
 
-from rl_distributed import grpc_greeting
-from rl_distributed.grpc_greeting import Greeting, greet
+from rl_distributed.cluster import grpc_greeting
+from rl_distributed.cluster.grpc_greeting import Greeting, greet
 
 METHOD = "/ray.rpc.NodeInfoGcsService/GetClusterId"
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rl_distributed.interrupts import deferred_signals
+from rl_distributed.process.interrupts import deferred_signals
 
 
 @pytest.fixture(autouse=True)

@@ -21,9 +21,9 @@ from rl_distributed_scripts import (
     run_to_end,
 )
 
+from rl_distributed.cluster.ports import find_free_ports
 from rl_distributed.errors import ConfigError, ResourceInsufficientError
 from rl_distributed.launch import SlurmConfig, SlurmContainer, slurm_script
-from rl_distributed.ports import find_free_ports
 
 LARGE = SlurmConfig(
     command=["python", "train.py", "--name", "two words; $HOME"],

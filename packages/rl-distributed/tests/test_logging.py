@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 import ray
 
-from rl_distributed import logging as log_module
+from rl_distributed.cluster.virtual_cluster import RayVirtualCluster
 from rl_distributed.errors import ConfigError, WorkerMethodError
-from rl_distributed.logging import (
+from rl_distributed.logs import logging as log_module
+from rl_distributed.logs.logging import (
     LoggingSetup,
     configure_logging,
     configure_worker_logging,
@@ -28,7 +29,6 @@ from rl_distributed.logging import (
     restore_named_levels,
     worker_log_path,
 )
-from rl_distributed.virtual_cluster import RayVirtualCluster
 from rl_distributed.workers import RayWorkerBuilder, RayWorkerGroup
 
 TALKER = "rl_distributed_sample_loggers.Talker"

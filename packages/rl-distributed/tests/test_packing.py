@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rl_distributed.batch.packing import PackingAlgorithm, get_packer
 from rl_distributed.errors import PackingError
-from rl_distributed.packing import PackingAlgorithm, get_packer
 
 ALGORITHMS = list(PackingAlgorithm)
 CAPACITY = 60

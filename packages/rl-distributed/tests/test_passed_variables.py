@@ -8,15 +8,15 @@ import pytest
 from rl_distributed_scripts import run_script
 from test_ray_attach import held_cluster
 
-from rl_distributed.cluster_config import ClusterConfig
-from rl_distributed.errors import ConfigError
-from rl_distributed.passed_variables import (
+from rl_distributed.cluster.config import ClusterConfig
+from rl_distributed.cluster.passed_variables import (
     check_pass_env,
     passed_variables,
     withheld_variables,
 )
-from rl_distributed.ray_start import init_ray
-from rl_distributed.virtual_cluster import RayVirtualCluster
+from rl_distributed.cluster.start import init_ray
+from rl_distributed.cluster.virtual_cluster import RayVirtualCluster
+from rl_distributed.errors import ConfigError
 
 CANARIES = {
     "MY_SECRET": "canary-1",
@@ -82,9 +82,10 @@ def test_a_running_cluster_has_its_environment(monkeypatch: pytest.MonkeyPatch) 
 def test_the_configuration_names_them(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: dict = {}
     monkeypatch.setattr(
-        "rl_distributed.virtual_cluster.init_ray", lambda **given: asked.update(given)
+        "rl_distributed.cluster.virtual_cluster.init_ray",
+        lambda **given: asked.update(given),
     )
-    monkeypatch.setattr("rl_distributed.virtual_cluster.live_nodes", list)
+    monkeypatch.setattr("rl_distributed.cluster.virtual_cluster.live_nodes", list)
     config = ClusterConfig(pass_env=["PLAIN"])
     assert RayVirtualCluster.from_config(config).use_gpus is False
     assert asked["pass_env"] == ("PLAIN",)

@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rl_distributed.errors import ResourceInsufficientError
-from rl_distributed.placement import (
+from rl_distributed.cluster.placement import (
     Bundle,
     NodeCapacity,
     assign_blocks,
     check_unified_placement,
 )
+from rl_distributed.errors import ResourceInsufficientError
 
 
 def cpu_nodes(*sizes):

@@ -12,17 +12,17 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from rl_distributed_scripts import SCRIPTS, clean_environment
 
-from rl_distributed.errors import (
-    ConfigError,
-    LockHeldError,
-    ResourceInsufficientError,
-)
-from rl_distributed.ports import (
+from rl_distributed.cluster.ports import (
     PortAllocator,
     PortOwner,
     default_port_range,
     find_free_ports,
     reserve_ports,
+)
+from rl_distributed.errors import (
+    ConfigError,
+    LockHeldError,
+    ResourceInsufficientError,
 )
 
 LOW, HIGH = default_port_range()
@@ -115,7 +115,7 @@ def test_ports_of_another_machine_stay_for_a_while(tmp_path, monkeypatch):
     far = PortOwner("another machine", os.getpid(), 0.0)
     first = reserve_ports(5, LOW, LOW + 9, far, registry=tmp_path)
     assert not set(first) & set(reserve_ports(3, LOW, LOW + 9, registry=tmp_path))
-    monkeypatch.setattr("rl_distributed.ports._LEASE_S", -1.0)
+    monkeypatch.setattr("rl_distributed.cluster.ports._LEASE_S", -1.0)
     assert set(first) & set(reserve_ports(5, LOW, LOW + 9, registry=tmp_path))
 
 

@@ -17,16 +17,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rl_distributed.batched_data_dict import BatchedDataDict
+from rl_distributed.batch.batched_data_dict import BatchedDataDict
+from rl_distributed.cluster.virtual_cluster import RayVirtualCluster
 from rl_distributed.errors import (
     BatchError,
     DeadlineExceededError,
     QueueClosedError,
     WorkerDiedError,
 )
-from rl_distributed.queue_host import Answer, ClientOrigin, QueueHost
-from rl_distributed.queues import BoundedQueue
-from rl_distributed.virtual_cluster import RayVirtualCluster
+from rl_distributed.queues.host import Answer, ClientOrigin, QueueHost
+from rl_distributed.queues.queue import BoundedQueue
 from rl_distributed.workers import RayWorkerBuilder, RayWorkerGroup, RestartWorker
 
 WAIT_S = 60

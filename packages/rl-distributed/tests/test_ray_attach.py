@@ -17,16 +17,20 @@ from rl_distributed_scripts import (
     run_script,
 )
 
-from rl_distributed import ray_attach
+from rl_distributed.cluster import attach as ray_attach
+from rl_distributed.cluster.attach import (
+    ClusterAddress,
+    NotThereYetError,
+    check_joinable,
+)
+from rl_distributed.cluster.start import init_ray, wait_for_nodes
 from rl_distributed.errors import (
     ConfigError,
     DeadlineExceededError,
     SecurityError,
     UserError,
 )
-from rl_distributed.ray_attach import ClusterAddress, NotThereYetError, check_joinable
-from rl_distributed.ray_start import init_ray, wait_for_nodes
-from rl_distributed.security import make_certificates
+from rl_distributed.security.access import make_certificates
 
 
 @pytest.mark.parametrize(

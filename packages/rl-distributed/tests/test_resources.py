@@ -4,14 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rl_distributed.errors import ConfigError, ResourceInsufficientError
-from rl_distributed.placement import NodeCapacity
-from rl_distributed.resources import (
+from rl_distributed.cluster.placement import NodeCapacity
+from rl_distributed.cluster.resources import (
     GroupRequest,
     ResourceConfig,
     ResourceManager,
     plan_clusters,
 )
+from rl_distributed.errors import ConfigError, ResourceInsufficientError
 
 TWO_CORES = [NodeCapacity("a", "127.0.0.1", 2)]
 TWO_GPU_NODES = [NodeCapacity(n, "10.0.0.1", 64, 8) for n in "ab"]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from rl_distributed.batched_data_dict import BatchedDataDict
+from rl_distributed.batch.batched_data_dict import BatchedDataDict
 from rl_distributed.errors import BatchError
 
 COLUMNS = {"input_key": "input_ids", "input_lengths_key": "input_lengths"}

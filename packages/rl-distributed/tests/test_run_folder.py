@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rl_distributed.errors import ConfigError
-from rl_distributed.run_folder import (
+from rl_distributed.runs.folder import (
     begin_run,
     check_run_folder,
     has_progress,

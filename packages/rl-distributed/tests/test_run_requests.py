@@ -12,8 +12,8 @@ import threading
 import pytest
 
 from rl_distributed.errors import ConfigError, DeadlineExceededError, LockHeldError
-from rl_distributed.lock_owner import LockOwner
-from rl_distributed.run_requests import REQUESTS, RunRequests, send_request
+from rl_distributed.failures.lock_owner import LockOwner
+from rl_distributed.runs.requests import REQUESTS, RunRequests, send_request
 
 DEADLINE_S = 60.0
 
@@ -147,7 +147,7 @@ def test_the_end_of_the_run_answers_what_is_left(tmp_path):
 READER = """
 import sys, time
 from pathlib import Path
-from rl_distributed.run_requests import RunRequests
+from rl_distributed.runs.requests import RunRequests
 requests = RunRequests(Path(sys.argv[1]))
 print("reads", flush=True)
 while not requests.take():

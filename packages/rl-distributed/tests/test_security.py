@@ -17,11 +17,12 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 from rl_distributed_scripts import run_script
 
 import rl_distributed
-from rl_distributed import certificates, security
-from rl_distributed.cluster_config import ClusterConfig
+from rl_distributed.cluster.config import ClusterConfig
+from rl_distributed.cluster.start import init_ray
 from rl_distributed.errors import ConfigError, SecurityError, UserError
-from rl_distributed.ray_start import init_ray
-from rl_distributed.security import (
+from rl_distributed.security import access as security
+from rl_distributed.security import certificates
+from rl_distributed.security.access import (
     adopt_token_authentication,
     check_certificates,
     check_token_settings,
@@ -31,7 +32,7 @@ from rl_distributed.security import (
     tls_in_use,
     variables_undone_on_failure,
 )
-from rl_distributed.tls_files import TlsFiles
+from rl_distributed.security.tls_files import TlsFiles
 
 
 @pytest.fixture
@@ -202,7 +203,7 @@ def test_what_the_variables_say(files):
 
 
 def test_the_missing_package_is_named(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "rl_distributed.certificates", None)
+    monkeypatch.setitem(sys.modules, "rl_distributed.security.certificates", None)
     monkeypatch.delattr(rl_distributed, "certificates", raising=False)
     with pytest.raises(SecurityError, match=r"pip install 'rl-distributed\[tls\]'"):
         make_certificates(tmp_path)
@@ -378,7 +379,8 @@ def test_nothing_reads_pickle_from_a_file():
 def test_a_script_is_needed_for_no_import():
     """`security` is imported without `cryptography`."""
     code = (
-        "import sys; sys.modules['cryptography'] = None; import rl_distributed.security"
+        "import sys; sys.modules['cryptography'] = None; "
+        "import rl_distributed.security.access"
     )
     done = subprocess.run(
         [sys.executable, "-c", code],

@@ -8,9 +8,12 @@ from pathlib import Path
 import pytest
 import ray
 
+from rl_distributed.cluster.session_folder import (
+    check_session_folder,
+    make_session_folder,
+)
+from rl_distributed.cluster.start import init_ray
 from rl_distributed.errors import ConfigError, SecurityError
-from rl_distributed.ray_start import init_ray
-from rl_distributed.session_folder import check_session_folder, make_session_folder
 
 
 @pytest.fixture

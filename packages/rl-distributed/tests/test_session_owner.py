@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rl_distributed.session_owner import (
+from rl_distributed.cluster.session_owner import (
     _LOCK,
     owned_session,
     prune_sessions,
@@ -20,7 +20,7 @@ from rl_distributed.session_owner import (
 OWNER = """
 import sys
 from pathlib import Path
-from rl_distributed.session_owner import owned_session
+from rl_distributed.cluster.session_owner import owned_session
 folder = Path(sys.argv[1])
 import os
 with owned_session(folder):
@@ -125,7 +125,7 @@ def test_one_that_failed_to_start_is_owned_too(tmp_path: Path) -> None:
 
 
 START = """
-from rl_distributed.ray_start import init_ray, shutdown_ray
+from rl_distributed.cluster.start import init_ray, shutdown_ray
 init_ray(num_cpus=1, address="local")
 shutdown_ray()
 """

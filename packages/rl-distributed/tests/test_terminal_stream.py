@@ -5,7 +5,7 @@ import io
 
 import pytest
 
-from rl_distributed.terminal_stream import TerminalStream
+from rl_distributed.logs.terminal_stream import TerminalStream
 
 
 class Broken(io.StringIO):

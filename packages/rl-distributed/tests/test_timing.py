@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rl_distributed.errors import ConfigError
-from rl_distributed.timing import TimeoutChecker, Timer, convert_to_seconds
+from rl_distributed.timing.timer import TimeoutChecker, Timer, convert_to_seconds
 
 
 class Clock:

@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rl_distributed.errors import ConfigError
-from rl_distributed.placement import Bundle, NodeCapacity
-from rl_distributed.topology import (
+from rl_distributed.cluster.placement import Bundle, NodeCapacity
+from rl_distributed.cluster.topology import (
     BundlePlace,
     detect_nvlink_domain,
     nvlink_domain_of,
@@ -18,6 +17,7 @@ from rl_distributed.topology import (
     order_nodes,
     split_into_groups,
 )
+from rl_distributed.errors import ConfigError
 
 
 @st.composite

@@ -13,9 +13,9 @@ import ray
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rl_distributed.timing import Timer
-from rl_distributed.tracing import Span, chrome_trace, export_chrome_trace
-from rl_distributed.virtual_cluster import RayVirtualCluster
+from rl_distributed.cluster.virtual_cluster import RayVirtualCluster
+from rl_distributed.timing.timer import Timer
+from rl_distributed.timing.tracing import Span, chrome_trace, export_chrome_trace
 from rl_distributed.workers import RayWorkerBuilder, RayWorkerGroup
 
 TALKER = "rl_distributed_sample_loggers.Talker"
@@ -151,7 +151,7 @@ def test_spans_overlapping_by_halves_get_a_second_track() -> None:
 
 
 def test_only_the_newest_spans_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rl_distributed.timing._MOST_SPANS", 3)
+    monkeypatch.setattr("rl_distributed.timing.timer._MOST_SPANS", 3)
     timer = Timer()
     for index in range(5):
         with timer.time(f"s{index}"):

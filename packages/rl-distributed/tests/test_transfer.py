@@ -20,6 +20,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rl_distributed.cluster.virtual_cluster import RayVirtualCluster
 from rl_distributed.errors import (
     DeadlineExceededError,
     ResourceInsufficientError,
@@ -41,7 +42,6 @@ from rl_distributed.transfer import (
 )
 from rl_distributed.transfer.manifest import piece_bytes
 from rl_distributed.transfer.messages import tensor_messages
-from rl_distributed.virtual_cluster import RayVirtualCluster
 from rl_distributed.workers import RayWorkerBuilder, RayWorkerGroup
 
 LINKS = ["shared memory", "file", "collective", "object store"]

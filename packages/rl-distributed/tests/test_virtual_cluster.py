@@ -10,8 +10,10 @@ import pytest
 import ray
 from ray._private.node import Node
 
-from rl_distributed import ray_start
-from rl_distributed.cluster_config import ClusterConfig
+from rl_distributed.cluster import start as ray_start
+from rl_distributed.cluster.config import ClusterConfig
+from rl_distributed.cluster.ray_processes import only_needed_processes
+from rl_distributed.cluster.virtual_cluster import RayVirtualCluster, init_ray
 from rl_distributed.errors import (
     ConfigError,
     DeadlineExceededError,
@@ -19,8 +21,6 @@ from rl_distributed.errors import (
     ResourceInsufficientError,
     UserError,
 )
-from rl_distributed.ray_processes import only_needed_processes
-from rl_distributed.virtual_cluster import RayVirtualCluster, init_ray
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import sys
 import pytest
 from rl_distributed_scripts import SCRIPTS, run_script
 
-from rl_distributed.arrays import as_array, is_tensor, to_numpy
+from rl_distributed.batch.arrays import as_array, is_tensor, to_numpy
 from rl_distributed.errors import MissingExtraError, RegistryError
 from rl_distributed.extras import import_extra, require_torch
 

@@ -10,6 +10,7 @@ import pytest
 import ray
 import rl_distributed_sample_failures as sample
 
+from rl_distributed.cluster.virtual_cluster import RayVirtualCluster
 from rl_distributed.errors import (
     UserError,
     WorkerDiedError,
@@ -17,11 +18,10 @@ from rl_distributed.errors import (
     WorkerMethodError,
     WorkerStartError,
 )
-from rl_distributed.virtual_cluster import RayVirtualCluster
+from rl_distributed.failures.carried_exception import pack_exception, unpack_exception
+from rl_distributed.failures.worker import WorkerFailure
 from rl_distributed.workers import RayWorkerBuilder, RayWorkerGroup
-from rl_distributed.workers.carried_exception import pack_exception, unpack_exception
 from rl_distributed.workers.failures import _cause_of_death
-from rl_distributed.workers.reports import WorkerFailure
 
 FAILING = "rl_distributed_sample_failures.Failing"
 SECRET = "sesame-sesame-sesame"

@@ -9,6 +9,7 @@ import psutil
 import pytest
 import ray
 
+from rl_distributed.cluster.virtual_cluster import RayVirtualCluster
 from rl_distributed.errors import (
     ActorEnvironmentError,
     ConfigError,
@@ -21,7 +22,6 @@ from rl_distributed.errors import (
     WorkerStartError,
 )
 from rl_distributed.named_sharding import NamedSharding
-from rl_distributed.virtual_cluster import RayVirtualCluster
 from rl_distributed.workers import RayWorkerBuilder, RayWorkerGroup
 
 MODULE = "rl_distributed_sample_workers"

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
+from rl_distributed.cluster.virtual_cluster import WorkerSlot
 from rl_distributed.errors import ConfigError
-from rl_distributed.virtual_cluster import WorkerSlot
 from rl_distributed.workers.layout import lay_out_workers
 
 

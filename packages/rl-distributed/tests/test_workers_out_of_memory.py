@@ -7,9 +7,9 @@ from ray import exceptions as ray_errors
 from rl_distributed_scripts import run_script
 
 from rl_distributed.errors import WorkerDiedError
+from rl_distributed.failures.out_of_memory import read_memory_report
 from rl_distributed.workers import failures
 from rl_distributed.workers.failures import WorkerPlace, translate_failure
-from rl_distributed.workers.out_of_memory import read_memory_report
 
 # What Ray 2.60 was seen to say, shortened.
 TEXT = """\

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 import ray
 
+from rl_distributed.cluster.virtual_cluster import RayVirtualCluster
 from rl_distributed.errors import (
     ConfigError,
     WorkerDiedError,
     WorkerMethodError,
     WorkerStartError,
 )
-from rl_distributed.redaction import is_secret_variable
-from rl_distributed.virtual_cluster import RayVirtualCluster
+from rl_distributed.logs.redaction import is_secret_variable
 from rl_distributed.workers import RayWorkerBuilder, RayWorkerGroup, WorkerOptions
 from rl_distributed.workers.host import WorkerIdentity
 from rl_distributed.workers.secret_variables import (

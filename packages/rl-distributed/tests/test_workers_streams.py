@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from rl_distributed.cluster.virtual_cluster import RayVirtualCluster
 from rl_distributed.errors import (
     CallCancelledError,
     DeadlineExceededError,
@@ -13,7 +14,6 @@ from rl_distributed.errors import (
     WorkerMethodError,
 )
 from rl_distributed.named_sharding import NamedSharding
-from rl_distributed.virtual_cluster import RayVirtualCluster
 from rl_distributed.workers import (
     FailFast,
     RayWorkerBuilder,

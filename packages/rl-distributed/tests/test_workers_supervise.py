@@ -9,6 +9,7 @@ import time
 import psutil
 import pytest
 
+from rl_distributed.cluster.virtual_cluster import RayVirtualCluster
 from rl_distributed.errors import (
     DeadlineExceededError,
     WorkerDiedError,
@@ -17,7 +18,6 @@ from rl_distributed.errors import (
     WorkerMethodError,
 )
 from rl_distributed.named_sharding import NamedSharding
-from rl_distributed.virtual_cluster import RayVirtualCluster
 from rl_distributed.workers import (
     FailFast,
     RayWorkerBuilder,

@@ -7,8 +7,8 @@ import torch
 from ray import cloudpickle
 
 from rl_envs.environment_host import EnvironmentHost
-from rl_envs.functional_reward import FunctionalRewardWrapper
 from rl_envs.registry import EnvironmentSpec
+from rl_envs.rewards.functional import FunctionalRewardWrapper
 
 LOG = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "four"}]
 PROGRAM = """

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rl_envs.errors import RewardSignatureError
-from rl_envs.reward_signature import inspect_reward_fn
+from rl_envs.rewards.signature import inspect_reward_fn
 
 
 class Scorer:

@@ -20,7 +20,7 @@ from rl_envs import (
     exact_match,
     numeric_match,
 )
-from rl_envs.rewards import extract_number
+from rl_envs.rewards.functions import extract_number
 
 
 def test_exact_match() -> None:

@@ -24,8 +24,8 @@ from rl_envs import (
     check_environment,
 )
 from rl_envs.interfaces import EnvironmentReturn, observation_messages
-from rl_envs.tool_functions import ToolArgumentError
-from rl_envs.tool_runs import Job, run_jobs
+from rl_envs.tools.functions import ToolArgumentError
+from rl_envs.tools.runs import Job, run_jobs
 
 
 def search(query: str, limit: int = 3, unit: Literal["km", "mi"] = "km") -> list[str]:

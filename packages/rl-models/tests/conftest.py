@@ -16,7 +16,7 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 from transformers.utils import logging as transformers_logging
 
-from rl_distributed.batched_data_dict import BatchedDataDict
+from rl_distributed.batch.batched_data_dict import BatchedDataDict
 from rl_distributed.testing import local_ray
 from rl_models.testing import build_tiny_model
 
@@ -148,7 +148,7 @@ def vllm_policy(ray_cluster: None, vllm_folder: Path) -> Iterator[Any]:
 
     Their weights and settings are those that the test before has left.
     """
-    from rl_distributed.virtual_cluster import RayVirtualCluster  # noqa: PLC0415
+    from rl_distributed.cluster.virtual_cluster import RayVirtualCluster  # noqa: PLC0415
     from rl_models import PolicyConfig, VllmGeneration  # noqa: PLC0415
     from rl_models.generation.config import GenerationConfig  # noqa: PLC0415
 

@@ -7,8 +7,8 @@ import signal
 import pytest
 import torch
 
-from rl_distributed.batched_data_dict import BatchedDataDict
-from rl_distributed.virtual_cluster import RayVirtualCluster
+from rl_distributed.batch.batched_data_dict import BatchedDataDict
+from rl_distributed.cluster.virtual_cluster import RayVirtualCluster
 from rl_models.errors import GenerationError
 from rl_models.generation.config import GenerationConfig
 from rl_models.policy.generation_policy import GenerationPolicy

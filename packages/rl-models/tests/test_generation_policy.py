@@ -4,16 +4,16 @@ import pytest
 import ray
 import torch
 
-from rl_distributed.batched_data_dict import BatchedDataDict
+from rl_distributed.batch.batched_data_dict import BatchedDataDict
+from rl_distributed.cluster.virtual_cluster import RayVirtualCluster
 from rl_distributed.errors import BatchError, ConfigError, RegistryError
-from rl_distributed.virtual_cluster import RayVirtualCluster
 from rl_models.errors import (
     ContextLengthError,
     ModelLoadError,
 )
 from rl_models.generation.config import GenerationConfig
+from rl_models.generation.worker import GenerationWorker
 from rl_models.policy.generation_policy import GenerationPolicy
-from rl_models.policy.generation_worker import GenerationWorker
 from rl_models.types import SamplingParams
 
 CONFIG = GenerationConfig(max_new_tokens=8, start_deadline_s=120, call_deadline_s=60)

@@ -12,7 +12,7 @@ from transformers import (
     MistralConfig,
 )
 
-from rl_distributed.batched_data_dict import BatchedDataDict
+from rl_distributed.batch.batched_data_dict import BatchedDataDict
 from rl_distributed.errors import BatchError, ConfigError
 from rl_models.errors import (
     ContextLengthError,

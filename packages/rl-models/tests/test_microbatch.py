@@ -11,7 +11,7 @@ from transformers import (
     MistralForCausalLM,
 )
 
-from rl_distributed.batched_data_dict import BatchedDataDict
+from rl_distributed.batch.batched_data_dict import BatchedDataDict
 from rl_models.ops.varlen_attention import ATTENTION_NAME
 from rl_models.training.dtensor.microbatch import (
     MicroBatchRows,

@@ -3,7 +3,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rl_distributed.errors import ConfigError
-from rl_models.modelbuild import (
+from rl_models.build.model import (
     ModelBuildConfig,
     TokenizerBuildConfig,
     build_model,

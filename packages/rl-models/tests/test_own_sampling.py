@@ -5,17 +5,17 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rl_distributed.batched_data_dict import BatchedDataDict
+from rl_distributed.batch.batched_data_dict import BatchedDataDict
+from rl_distributed.cluster.virtual_cluster import RayVirtualCluster
 from rl_distributed.errors import BatchError, ConfigError
-from rl_distributed.virtual_cluster import RayVirtualCluster
 from rl_models.config import PolicyConfig
 from rl_models.errors import ContextLengthError
 from rl_models.generation.config import GenerationConfig
 from rl_models.generation.huggingface import HuggingFaceGenerationBackend
 from rl_models.policy.huggingface_policy import HuggingFacePolicy
-from rl_models.policy.worker import TrainingWorker
-from rl_models.policy.worker_sampler import sampling_config
 from rl_models.testing import reference_logprobs
+from rl_models.training.worker import TrainingWorker
+from rl_models.training.worker_sampler import sampling_config
 from rl_models.types import SamplingParams
 
 GENERATION = {"max_new_tokens": 12, "temperature": 0.8, "stop_token_ids": []}

@@ -8,17 +8,17 @@ import pytest
 import ray
 import torch
 
-from rl_distributed.batched_data_dict import BatchedDataDict
+from rl_distributed.batch.batched_data_dict import BatchedDataDict
 from rl_distributed.errors import WorkerDiedError
 from rl_models.errors import GenerationError, WeightSyncError
-from rl_models.policy import replica_workers
-from rl_models.policy.generation_rows import (
+from rl_models.generation.row_checks import (
     check_same_rows,
     check_versions,
     rows_digest,
 )
-from rl_models.policy.replica_workers import ReplicaCall, ReplicaWorkers
 from rl_models.policy.weight_updates import WeightUpdates
+from rl_models.replicas import workers as replica_workers
+from rl_models.replicas.workers import ReplicaCall, ReplicaWorkers
 from rl_models.weights.request import LoadReport, WeightRequest
 
 

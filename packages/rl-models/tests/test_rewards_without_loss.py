@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from rl_distributed.batched_data_dict import BatchedDataDict
+from rl_distributed.batch.batched_data_dict import BatchedDataDict
+from rl_distributed.cluster.virtual_cluster import RayVirtualCluster
 from rl_distributed.errors import BatchError, ConfigError
-from rl_distributed.virtual_cluster import RayVirtualCluster
 from rl_models.generation.config import GenerationConfig
 from rl_models.policy.generation_policy import GenerationPolicy
 from rl_models.policy.huggingface_policy import HuggingFacePolicy

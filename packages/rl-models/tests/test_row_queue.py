@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from rl_models.errors import GenerationError
-from rl_models.policy.row_queue import ReplicaLostError, serve_parts
 from rl_models.policy.row_sharding import num_parts
+from rl_models.replicas.row_queue import ReplicaLostError, serve_parts
 
 
 class Fake:

@@ -9,8 +9,8 @@ from transformers import (
     AutoModelForTokenClassification,
 )
 
+from rl_distributed.cluster.virtual_cluster import RayVirtualCluster
 from rl_distributed.errors import BatchError, ConfigError
-from rl_distributed.virtual_cluster import RayVirtualCluster
 from rl_models.config import PolicyConfig
 from rl_models.errors import ModelLoadError, UnsupportedModelError
 from rl_models.ops.scalar_head import load_scalar_model

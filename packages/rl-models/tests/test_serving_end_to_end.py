@@ -17,8 +17,8 @@ import psutil
 import pytest
 import torch
 
+from rl_models.build.config import TokenizerBuildConfig
 from rl_models.generation.config import GenerationConfig
-from rl_models.model_build_config import TokenizerBuildConfig
 from rl_models.registry import get_generation_backend
 from rl_models.serving import Server, serve
 from rl_models.serving.ray_process import engine_environment

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rl_models.serving.gate import Gate
+from rl_models.serving.replica_access import Gate
 
 
 def _enter(scope: dict[str, Any]) -> list[dict[str, Any]]:

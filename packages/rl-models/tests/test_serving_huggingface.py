@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from rl_distributed.errors import ConfigError
+from rl_models.build.config import TokenizerBuildConfig
 from rl_models.generation.huggingface.backend import HuggingFaceGenerationBackend
-from rl_models.model_build_config import TokenizerBuildConfig
 from rl_models.serving import ServeConfig, Server, engine_choice, serve
 from rl_models.serving.huggingface_replica import HuggingFaceReplica
 from rl_models.testing import build_tiny_model, reference_logprobs

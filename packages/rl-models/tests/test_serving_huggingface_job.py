@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rl_models.modelbuild import TokenizerBuildConfig, build_tokenizer
+from rl_models.build.model import TokenizerBuildConfig, build_tokenizer
 from rl_models.serving.huggingface_job import Job
 from rl_models.serving.openai_request import COMPLETIONS, OpenAIRequest
 

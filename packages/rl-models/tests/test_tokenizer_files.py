@@ -18,16 +18,16 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from rl_distributed.errors import CheckpointError, ConfigError
 from rl_models import PolicyConfig
-from rl_models.checkpoint import tokenizer_files
-from rl_models.checkpoint.tokenizer_files import save_tokenizer
-from rl_models.environments import VLLM
-from rl_models.errors import ModelLoadError
-from rl_models.modelbuild import (
+from rl_models.build.model import (
     ModelBuildConfig,
     TokenizerBuildConfig,
     build_model,
     build_tokenizer,
 )
+from rl_models.checkpoint import tokenizer_files
+from rl_models.checkpoint.tokenizer_files import save_tokenizer
+from rl_models.environments import VLLM
+from rl_models.errors import ModelLoadError
 from rl_models.policy.preflight import check_policy
 from rl_models.testing import build_tiny_model
 from rl_models.tokens.chat import DEFAULT_CHAT_TEMPLATE

@@ -5,8 +5,8 @@ import torch
 from transformers import AutoConfig, AutoTokenizer
 
 from rl_distributed.errors import ConfigError
+from rl_models.build.model import TokenizerBuildConfig, build_tokenizer
 from rl_models.errors import ModelLoadError
-from rl_models.modelbuild import TokenizerBuildConfig, build_tokenizer
 from rl_models.tokens.chat import DEFAULT_CHAT_TEMPLATE, encode_messages, render_chat
 from rl_models.tokens.difference import tokenizer_difference
 from rl_models.tokens.tokenizer import (

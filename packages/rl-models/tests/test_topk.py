@@ -6,9 +6,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from rl_distributed.batched_data_dict import BatchedDataDict
+from rl_distributed.batch.batched_data_dict import BatchedDataDict
+from rl_distributed.cluster.virtual_cluster import RayVirtualCluster
 from rl_distributed.errors import BatchError
-from rl_distributed.virtual_cluster import RayVirtualCluster
 from rl_models.config import PolicyConfig
 from rl_models.policy.huggingface_policy import HuggingFacePolicy
 from rl_models.testing import build_tiny_model

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from rl_distributed.cluster.virtual_cluster import RayVirtualCluster
 from rl_distributed.errors import BatchError, ConfigError
-from rl_distributed.timing import Timer
+from rl_distributed.timing.timer import Timer
 from rl_distributed.transfer import receive_tensors
-from rl_distributed.virtual_cluster import RayVirtualCluster
 from rl_models.config import PolicyConfig
 from rl_models.errors import ContextLengthError, ModelLoadError
 from rl_models.policy.huggingface_policy import HuggingFacePolicy

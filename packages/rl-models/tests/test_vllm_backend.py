@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from rl_distributed.batched_data_dict import BatchedDataDict
+from rl_distributed.batch.batched_data_dict import BatchedDataDict
 from rl_distributed.errors import BatchError, ConfigError
 from rl_models.errors import ContextLengthError
 from rl_models.generation.config import GenerationConfig

@@ -14,8 +14,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from rl_distributed.batched_data_dict import BatchedDataDict
-from rl_distributed.virtual_cluster import RayVirtualCluster
+from rl_distributed.batch.batched_data_dict import BatchedDataDict
+from rl_distributed.cluster.virtual_cluster import RayVirtualCluster
 from rl_models.errors import GenerationError, WeightSyncError
 from rl_models.policy.huggingface_policy import HuggingFacePolicy
 from rl_models.testing import TokenCrossEntropy, build_tiny_model, reference_logprobs

@@ -7,8 +7,8 @@ import importlib.util
 import pytest
 
 from rl_distributed.actor_environments import EnvironmentStore, InstalledEnvironment
+from rl_distributed.cluster.virtual_cluster import RayVirtualCluster
 from rl_distributed.errors import ActorEnvironmentError, ConfigError
-from rl_distributed.virtual_cluster import RayVirtualCluster
 from rl_models import PolicyConfig, VllmGeneration
 from rl_models.environments import VLLM
 from rl_models.generation import choice

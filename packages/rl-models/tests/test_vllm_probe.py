@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from rl_distributed.batched_data_dict import BatchedDataDict
+from rl_distributed.batch.batched_data_dict import BatchedDataDict
 from rl_distributed.transfer import Manifest, TensorEntry, digest_of
 from rl_distributed.transfer.manifest import dtype_name
 from rl_models.config import PolicyConfig

@@ -13,9 +13,9 @@ import pytest
 import ray
 import torch
 
-from rl_distributed.batched_data_dict import BatchedDataDict
+from rl_distributed.batch.batched_data_dict import BatchedDataDict
+from rl_distributed.cluster.virtual_cluster import RayVirtualCluster
 from rl_distributed.errors import ConfigError
-from rl_distributed.virtual_cluster import RayVirtualCluster
 from rl_models import PolicyConfig, VllmGeneration
 from rl_models.errors import WeightSyncError
 from rl_models.generation.config import GenerationConfig
@@ -23,9 +23,9 @@ from rl_models.generation.replica_rank import ReplicaRank
 from rl_models.generation.vllm import VllmConfig
 from rl_models.generation.vllm.engine_args import engine_args, engine_variables
 from rl_models.generation.vllm.model_shards import check_shards
-from rl_models.policy.replica_workers import replica_layout
-from rl_models.policy.worker import TrainingWorker
+from rl_models.replicas.workers import replica_layout
 from rl_models.testing import build_tiny_model, reference_logprobs
+from rl_models.training.worker import TrainingWorker
 from rl_models.types import SamplingParams
 from rl_models.weights.request import Pending
 from rl_models.weights.sync import WeightSynchronizer

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rl_distributed.tensor_buffers import decode, encode
+from rl_distributed.batch.tensor_buffers import decode, encode
 from rl_distributed.transfer import SharedMemoryLink
 from rl_models.errors import WeightSyncError
 from rl_models.weights.loading import changed_tensors, load_tensors, loaded_tensors

@@ -12,16 +12,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from rl_distributed.batched_data_dict import BatchedDataDict
+from rl_distributed.batch.batched_data_dict import BatchedDataDict
+from rl_distributed.cluster.virtual_cluster import RayVirtualCluster
 from rl_distributed.errors import ConfigError, DeadlineExceededError
-from rl_distributed.timing import Timer
+from rl_distributed.timing.timer import Timer
 from rl_distributed.transfer import SharedMemoryLink
-from rl_distributed.virtual_cluster import RayVirtualCluster
 from rl_models.errors import GenerationError, WeightSyncError
 from rl_models.generation.config import GenerationConfig
 from rl_models.policy.generation_policy import GenerationPolicy
 from rl_models.policy.huggingface_policy import HuggingFacePolicy
-from rl_models.policy.replica_count import Uses
+from rl_models.replicas.count import Uses
 from rl_models.testing import TokenCrossEntropy
 from rl_models.weights.config import ProbeConfig, WeightSyncConfig
 from rl_models.weights.links import WeightLinks

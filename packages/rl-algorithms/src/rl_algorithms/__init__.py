@@ -74,15 +74,15 @@ if TYPE_CHECKING:
     from rl_algorithms.sft.trainer import SFTTrainer
     from rl_algorithms.trainers.base import BaseTrainer
     from rl_algorithms.trainers.callbacks import Callback, LoggingCallback
-    from rl_algorithms.trainers.config import EnvConfig, TrainerConfig
-    from rl_algorithms.trainers.config_updates import ConfigUpdate, update_run
-    from rl_algorithms.trainers.history import History
-    from rl_algorithms.trainers.pool import WorkerPool
-    from rl_algorithms.trainers.result import TrainResult
-    from rl_algorithms.trainers.run_settings import RunSettings
-    from rl_algorithms.trainers.signals import Interrupted
-    from rl_algorithms.trainers.state import TrainerState
-    from rl_algorithms.trainers.validation import ValidationResult
+    from rl_algorithms.trainers.run.history import History
+    from rl_algorithms.trainers.run.result import TrainResult
+    from rl_algorithms.trainers.run.signals import Interrupted
+    from rl_algorithms.trainers.run.state import TrainerState
+    from rl_algorithms.trainers.sampling.validation import ValidationResult
+    from rl_algorithms.trainers.settings.config import EnvConfig, TrainerConfig
+    from rl_algorithms.trainers.settings.config_updates import ConfigUpdate, update_run
+    from rl_algorithms.trainers.settings.run_settings import RunSettings
+    from rl_algorithms.trainers.setup.pool import WorkerPool
 
 __all__ = [
     "AdvantageConfig",
@@ -226,15 +226,15 @@ _NAMES_OF_MODULE = {
     "sft.trainer": ["SFTTrainer"],
     "trainers.base": ["BaseTrainer"],
     "trainers.callbacks": ["Callback", "LoggingCallback"],
-    "trainers.config": ["EnvConfig", "TrainerConfig"],
-    "trainers.config_updates": ["ConfigUpdate", "update_run"],
-    "trainers.pool": ["WorkerPool"],
-    "trainers.history": ["History"],
-    "trainers.result": ["TrainResult"],
-    "trainers.run_settings": ["RunSettings"],
-    "trainers.signals": ["Interrupted"],
-    "trainers.state": ["TrainerState"],
-    "trainers.validation": ["ValidationResult"],
+    "trainers.settings.config": ["EnvConfig", "TrainerConfig"],
+    "trainers.settings.config_updates": ["ConfigUpdate", "update_run"],
+    "trainers.setup.pool": ["WorkerPool"],
+    "trainers.run.history": ["History"],
+    "trainers.run.result": ["TrainResult"],
+    "trainers.settings.run_settings": ["RunSettings"],
+    "trainers.run.signals": ["Interrupted"],
+    "trainers.run.state": ["TrainerState"],
+    "trainers.sampling.validation": ["ValidationResult"],
 }
 _MODULES = {
     name: module for module, names in _NAMES_OF_MODULE.items() for name in names

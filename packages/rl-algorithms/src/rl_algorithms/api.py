@@ -16,18 +16,18 @@ from rl_algorithms.registry import (
     get_config_class,
 )
 from rl_algorithms.trainers.callbacks import Callback
-from rl_algorithms.trainers.early_ray import loaded_beside_ray
 from rl_algorithms.trainers.progress import showing
-from rl_algorithms.trainers.settings import build_config
-from rl_algorithms.trainers.signals import SignalGuard
+from rl_algorithms.trainers.run.signals import SignalGuard
+from rl_algorithms.trainers.settings.keywords import build_config
+from rl_algorithms.trainers.setup.early_ray import loaded_beside_ray
 from rl_distributed.config import Config
 from rl_models.checkpoint.model_folder import check_model_folder
 
 if TYPE_CHECKING:
     from rl_algorithms.trainers.base import BaseTrainer
-    from rl_algorithms.trainers.result import TrainResult
-    from rl_algorithms.trainers.run_folder import Resume
-    from rl_envs.reward_lists import RewardFns
+    from rl_algorithms.trainers.run.folder import Resume
+    from rl_algorithms.trainers.run.result import TrainResult
+    from rl_envs.rewards.lists import RewardFns
 
 __all__ = ["train"]
 

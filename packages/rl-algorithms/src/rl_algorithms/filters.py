@@ -14,7 +14,7 @@ from torch import Tensor
 from rl_algorithms.advantages.baselines import calculate_baseline_and_std_per_group
 from rl_algorithms.advantages.checks import check_rewards
 from rl_algorithms.errors import LossInputError, NoLearningSignalError
-from rl_distributed.batched_data_dict import BatchedDataDict
+from rl_distributed.batch.batched_data_dict import BatchedDataDict
 
 __all__ = [
     "DynamicSamplingBuffer",

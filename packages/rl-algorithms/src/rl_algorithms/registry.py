@@ -16,7 +16,7 @@ from rl_distributed.suggestion import nearest
 
 if TYPE_CHECKING:
     from rl_algorithms.trainers.base import BaseTrainer
-    from rl_algorithms.trainers.config import TrainerConfig
+    from rl_algorithms.trainers.settings.config import TrainerConfig
 
 __all__ = [
     "algorithm_names",

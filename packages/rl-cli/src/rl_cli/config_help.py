@@ -17,7 +17,7 @@ from rl_algorithms.registry import (
     algorithm_settings,
     get_config_class,
 )
-from rl_algorithms.trainers.settings import changeable_in
+from rl_algorithms.trainers.settings.keywords import changeable_in
 from rl_cli.recipe_files import recipe_path
 from rl_cli.run_config import load_run
 from rl_distributed.config import ConfigRow, explain_config

@@ -16,7 +16,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from rl_distributed.terminal_stream import TerminalStream
+from rl_distributed.logs.terminal_stream import TerminalStream
 
 __all__ = ["Listing", "Terminal", "table"]
 

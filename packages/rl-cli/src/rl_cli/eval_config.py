@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rl_algorithms.evaluation import EvalConfig, find_target
-from rl_algorithms.trainers.settings import build_config
+from rl_algorithms.trainers.settings.keywords import build_config
 from rl_distributed import ConfigError
 from rl_distributed.config import apply_overrides, parse_overrides
 from rl_models.checkpoint.model_folder import check_model_folder

@@ -25,10 +25,10 @@ from rl_algorithms.registry import (
     get_config_class,
     suggest_algorithm,
 )
-from rl_algorithms.trainers.config import TrainerConfig
-from rl_algorithms.trainers.preflight import check_start
+from rl_algorithms.trainers.settings.config import TrainerConfig
+from rl_algorithms.trainers.setup.preflight import check_start
+from rl_cli.missing_keys import fill_required, how_to_set
 from rl_cli.recipe_files import recipe_names, recipe_path
-from rl_cli.required import fill_required, how_to_set
 from rl_cli.run_place import given_output_dir
 from rl_distributed import Config, ConfigError, load_config, merge_configs
 from rl_distributed.config import (
@@ -39,7 +39,7 @@ from rl_distributed.config import (
 )
 from rl_distributed.errors import UserError
 from rl_distributed.suggestion import did_you_mean
-from rl_models.model_build_config import ModelBuildConfig
+from rl_models.build.config import ModelBuildConfig
 from rl_models.row_length import context_of_folder, fitting
 
 __all__ = [

@@ -12,7 +12,7 @@ runs/quickstart-001/    readable by its owner only
   logs/run.jsonl        log lines of this process; worker files lie beside it
   result.json curve.png samples.json     the report
 ```
-`rl_distributed.run_folder` says whose the folder is, and when a run may begin there.
+`rl_distributed.runs.folder` says whose the folder is, and when a run may begin there.
 
 Imports nothing heavy: what is wrong with a folder is said before anything is loaded.
 """
@@ -30,10 +30,10 @@ from typing import Any
 
 import yaml
 
-from rl_algorithms.trainers.run_record import write_run_record
+from rl_algorithms.trainers.run.record import write_run_record
 from rl_distributed.errors import ConfigError
-from rl_distributed.private_files import make_private_folder, private_opener
-from rl_distributed.run_folder import (
+from rl_distributed.files.private_files import make_private_folder, private_opener
+from rl_distributed.runs.folder import (
     RunClaim,
     begin_run,
     check_run_folder,

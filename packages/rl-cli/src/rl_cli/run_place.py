@@ -13,10 +13,10 @@ from typing import Any
 
 from rl_cli.recipe_files import recipe_path
 from rl_cli.run_folder import RunFolder, check_output_dir, check_writable
+from rl_distributed.cluster.session_folder import check_session_folder
 from rl_distributed.config import load_config, parse_overrides
 from rl_distributed.errors import ConfigError
-from rl_distributed.run_folder import refuse_contradiction
-from rl_distributed.session_folder import check_session_folder
+from rl_distributed.runs.folder import refuse_contradiction
 
 __all__ = ["find_place", "given_output_dir"]
 

@@ -48,15 +48,22 @@ if TYPE_CHECKING:
         OverlayEnvironment,
         UvWorkspaceEnvironment,
     )
-    from rl_distributed.audit import enable_audit, make_audit_key, verify_audit_log
-    from rl_distributed.batched_data_dict import (
+    from rl_distributed.batch.batched_data_dict import (
         BatchedDataDict,
         DynamicBatchingArgs,
         SequencePackingArgs,
         SlicedDataDict,
     )
+    from rl_distributed.batch.packing import (
+        PackingAlgorithm,
+        SequencePacker,
+        get_packer,
+    )
     from rl_distributed.checkpoint import CheckpointingConfig, CheckpointManager
-    from rl_distributed.cluster_config import ClusterConfig
+    from rl_distributed.cluster.config import ClusterConfig
+    from rl_distributed.cluster.resources import ResourceManager
+    from rl_distributed.cluster.start import init_ray, shutdown_ray, wait_for_nodes
+    from rl_distributed.cluster.virtual_cluster import RayVirtualCluster
     from rl_distributed.config import (
         Config,
         ConfigDocument,
@@ -68,14 +75,14 @@ if TYPE_CHECKING:
         merge_configs,
         parse_overrides,
     )
-    from rl_distributed.file_lock import FileLock, FolderLock
+    from rl_distributed.files.file_lock import FileLock, FolderLock
     from rl_distributed.launch import (
         KubeRayConfig,
         SlurmConfig,
         kuberay_manifest,
         slurm_script,
     )
-    from rl_distributed.logging import configure_logging, get_logger, log_context
+    from rl_distributed.logs.logging import configure_logging, get_logger, log_context
     from rl_distributed.metrics import (
         Distribution,
         Histogram,
@@ -90,15 +97,17 @@ if TYPE_CHECKING:
         reduce_metrics,
     )
     from rl_distributed.named_sharding import NamedSharding
-    from rl_distributed.packing import PackingAlgorithm, SequencePacker, get_packer
-    from rl_distributed.queues import BoundedQueue
-    from rl_distributed.ray_start import init_ray, shutdown_ray, wait_for_nodes
+    from rl_distributed.queues.queue import BoundedQueue
     from rl_distributed.registry import Registry
-    from rl_distributed.resources import ResourceManager
-    from rl_distributed.security import make_certificates
-    from rl_distributed.timing import TimeoutChecker, Timer
-    from rl_distributed.tls_files import TlsFiles
-    from rl_distributed.tracing import Span, export_chrome_trace
+    from rl_distributed.security.access import make_certificates
+    from rl_distributed.security.audit import (
+        enable_audit,
+        make_audit_key,
+        verify_audit_log,
+    )
+    from rl_distributed.security.tls_files import TlsFiles
+    from rl_distributed.timing.timer import TimeoutChecker, Timer
+    from rl_distributed.timing.tracing import Span, export_chrome_trace
     from rl_distributed.transfer import (
         CollectiveLink,
         CudaIpcLink,
@@ -110,7 +119,6 @@ if TYPE_CHECKING:
         receive_tensors,
         send_tensors,
     )
-    from rl_distributed.virtual_cluster import RayVirtualCluster
     from rl_distributed.workers import (
         FailFast,
         MultiWorkerFuture,
@@ -262,15 +270,15 @@ _MODULES = {
         "OverlayEnvironment",
         "UvWorkspaceEnvironment",
     ),
-    "audit": ("enable_audit", "make_audit_key", "verify_audit_log"),
-    "batched_data_dict": (
+    "security.audit": ("enable_audit", "make_audit_key", "verify_audit_log"),
+    "batch.batched_data_dict": (
         "BatchedDataDict",
         "DynamicBatchingArgs",
         "SequencePackingArgs",
         "SlicedDataDict",
     ),
     "checkpoint": ("CheckpointManager", "CheckpointingConfig"),
-    "cluster_config": ("ClusterConfig",),
+    "cluster.config": ("ClusterConfig",),
     "config": (
         "Config",
         "ConfigDocument",
@@ -282,9 +290,9 @@ _MODULES = {
         "merge_configs",
         "parse_overrides",
     ),
-    "file_lock": ("FileLock", "FolderLock"),
+    "files.file_lock": ("FileLock", "FolderLock"),
     "launch": ("KubeRayConfig", "SlurmConfig", "kuberay_manifest", "slurm_script"),
-    "logging": ("configure_logging", "get_logger", "log_context"),
+    "logs.logging": ("configure_logging", "get_logger", "log_context"),
     "metrics": (
         "Distribution",
         "Histogram",
@@ -299,15 +307,15 @@ _MODULES = {
         "reduce_metrics",
     ),
     "named_sharding": ("NamedSharding",),
-    "packing": ("PackingAlgorithm", "SequencePacker", "get_packer"),
-    "queues": ("BoundedQueue",),
-    "ray_start": ("init_ray", "shutdown_ray", "wait_for_nodes"),
+    "batch.packing": ("PackingAlgorithm", "SequencePacker", "get_packer"),
+    "queues.queue": ("BoundedQueue",),
+    "cluster.start": ("init_ray", "shutdown_ray", "wait_for_nodes"),
     "registry": ("Registry",),
-    "resources": ("ResourceManager",),
-    "security": ("make_certificates",),
-    "tls_files": ("TlsFiles",),
-    "timing": ("TimeoutChecker", "Timer"),
-    "tracing": ("Span", "export_chrome_trace"),
+    "cluster.resources": ("ResourceManager",),
+    "security.access": ("make_certificates",),
+    "security.tls_files": ("TlsFiles",),
+    "timing.timer": ("TimeoutChecker", "Timer"),
+    "timing.tracing": ("Span", "export_chrome_trace"),
     "transfer": (
         "CollectiveLink",
         "CudaIpcLink",
@@ -319,7 +327,7 @@ _MODULES = {
         "receive_tensors",
         "send_tensors",
     ),
-    "virtual_cluster": ("RayVirtualCluster",),
+    "cluster.virtual_cluster": ("RayVirtualCluster",),
     "workers": (
         "FailFast",
         "MultiWorkerFuture",

@@ -36,9 +36,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rl_distributed.cluster_watch import ClusterLoss
-    from rl_distributed.lock_owner import LockOwner
-    from rl_distributed.workers.reports import WorkerFailure
+    from rl_distributed.cluster.watch import ClusterLoss
+    from rl_distributed.failures.lock_owner import LockOwner
+    from rl_distributed.failures.worker import WorkerFailure
 
 __all__ = [
     "ActorEnvironmentError",

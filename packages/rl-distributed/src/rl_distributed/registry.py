@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Generic, TypeVar
 
 from rl_distributed.errors import RegistryError
-from rl_distributed.logging import get_logger
+from rl_distributed.logs.logging import get_logger
 from rl_distributed.registrations import Registration
 from rl_distributed.suggestion import did_you_mean
 

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 
 import ray
 
+from rl_distributed.cluster.start import init_ray
 from rl_distributed.metrics.contract import SinkContractError, check_metric_sink
-from rl_distributed.ray_start import init_ray
 from rl_distributed.transfer.contract import TransferContractError, check_transfer
 
 __all__ = [

@@ -11,7 +11,7 @@ import time
 import ray
 
 from rl_distributed import init_ray
-from rl_distributed.tls_files import TlsFiles
+from rl_distributed.security.tls_files import TlsFiles
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ import ray
 
 from rl_distributed import init_ray
 from rl_distributed.errors import DistributedError
-from rl_distributed.tls_files import TlsFiles
+from rl_distributed.security.tls_files import TlsFiles
 
 
 @ray.remote(num_cpus=0)

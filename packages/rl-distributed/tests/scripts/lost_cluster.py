@@ -27,14 +27,14 @@ from rl_distributed import (
     RestartWorker,
     init_ray,
 )
-from rl_distributed.cluster_watch import (
+from rl_distributed.cluster.start import shutdown_ray
+from rl_distributed.cluster.watch import (
     ClusterLoss,
     ClusterWatch,
     find_loss,
     raise_if_lost,
 )
 from rl_distributed.errors import ClusterLostError
-from rl_distributed.ray_start import shutdown_ray
 
 DEADLINE_S = 120.0
 

@@ -17,10 +17,10 @@ from pathlib import Path
 import numpy as np
 
 import rl_distributed as rd
-from rl_distributed.arrays import to_numpy
+from rl_distributed.batch.arrays import to_numpy
+from rl_distributed.batch.tensor_buffers import EncodedTensor, decode
 from rl_distributed.collectives import process_group
 from rl_distributed.extras import installed_torch
-from rl_distributed.tensor_buffers import EncodedTensor, decode
 from rl_distributed.testing import check_transfer
 
 # Workers find their class here by the module's name.
@@ -71,7 +71,9 @@ def check_imports():
         getattr(rd, name)
     # The wheel is all there is: every module can be imported.
     for found in pkgutil.walk_packages(rd.__path__, "rl_distributed."):
-        if found.name != "rl_distributed.certificates":  # needs the extra `tls`
+        if (
+            found.name != "rl_distributed.security.certificates"
+        ):  # needs the extra `tls`
             __import__(found.name)
 
 

@@ -27,8 +27,8 @@ from rl_distributed import (
     RestartWorker,
     init_ray,
 )
+from rl_distributed.cluster.resources import GroupRequest, ResourceConfig
 from rl_distributed.errors import DistributedError, WorkerError
-from rl_distributed.resources import GroupRequest, ResourceConfig
 
 # The node of the driver is in another domain than the two that lie together.
 NODES = [("apart", {}), ("joined", {"probe": 1}), ("joined", {"probe": 1})]

@@ -9,7 +9,7 @@ import json
 import sys
 from pathlib import Path
 
-from rl_distributed.ports import reserve_ports
+from rl_distributed.cluster.ports import reserve_ports
 
 
 def main() -> None:

@@ -11,8 +11,8 @@ import time
 import ray
 
 from rl_distributed import init_ray
-from rl_distributed.ray_attach import ClusterAddress
-from rl_distributed.ray_start import live_nodes, shutdown_ray
+from rl_distributed.cluster.attach import ClusterAddress
+from rl_distributed.cluster.start import live_nodes, shutdown_ray
 
 
 @ray.remote(num_cpus=0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from rl_distributed.audit import audit
+from rl_distributed.security.audit import audit
 
 
 def main() -> None:

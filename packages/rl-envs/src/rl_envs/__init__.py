@@ -22,7 +22,6 @@ if TYPE_CHECKING:
         ToolError,
         ToolUnavailableError,
     )
-    from rl_envs.functional_reward import FunctionalRewardWrapper, check_reward_fn
     from rl_envs.interfaces import (
         EnvironmentInterface,
         EnvironmentReturn,
@@ -38,10 +37,10 @@ if TYPE_CHECKING:
     from rl_envs.metrics import calculate_pass_rate_per_prompt, reward_metrics
     from rl_envs.registry import create_env, env_registry, register_env
     from rl_envs.remote import RemoteEnvironment
-    from rl_envs.reward_environments import GroupRewardWrapper, as_environment
-    from rl_envs.reward_file import FileReward, FileRewardConfig
-    from rl_envs.reward_lists import RewardList
-    from rl_envs.rewards import (
+    from rl_envs.rewards.environments import GroupRewardWrapper, as_environment
+    from rl_envs.rewards.file import FileReward, FileRewardConfig
+    from rl_envs.rewards.functional import FunctionalRewardWrapper, check_reward_fn
+    from rl_envs.rewards.functions import (
         FormatReward,
         LengthPenalty,
         NumericMatch,
@@ -49,11 +48,12 @@ if TYPE_CHECKING:
         exact_match,
         numeric_match,
     )
+    from rl_envs.rewards.lists import RewardList
     from rl_envs.tasks import Split, Task, TaskSource
     from rl_envs.testing import check_environment
-    from rl_envs.tool_calls import JsonToolCallParser, ToolCall, ToolCallParser
-    from rl_envs.tool_functions import Tool
-    from rl_envs.tools import ToolEnvironment, ToolLimits
+    from rl_envs.tools.calls import JsonToolCallParser, ToolCall, ToolCallParser
+    from rl_envs.tools.environment import ToolEnvironment, ToolLimits
+    from rl_envs.tools.functions import Tool
     from rl_envs.worlds.calculator import (
         CalculatorConfig,
         CalculatorEnvironment,
@@ -131,7 +131,7 @@ _MODULES = {
         "RewardSignatureError RewardValueError SolutionError TaskError ToolError "
         "ToolUnavailableError"
     ),
-    "functional_reward": "FunctionalRewardWrapper check_reward_fn",
+    "rewards.functional": "FunctionalRewardWrapper check_reward_fn",
     "interfaces": (
         "EnvironmentInterface EnvironmentReturn Message MessageLog Observation "
         "last_response observation_messages prompt_text scored_mask total_reward"
@@ -139,18 +139,18 @@ _MODULES = {
     "metrics": "calculate_pass_rate_per_prompt reward_metrics",
     "registry": "create_env env_registry register_env",
     "remote": "RemoteEnvironment",
-    "reward_environments": "GroupRewardWrapper as_environment",
-    "reward_file": "FileReward FileRewardConfig",
-    "reward_lists": "RewardList",
-    "rewards": (
+    "rewards.environments": "GroupRewardWrapper as_environment",
+    "rewards.file": "FileReward FileRewardConfig",
+    "rewards.lists": "RewardList",
+    "rewards.functions": (
         "FormatReward LengthPenalty NumericMatch combine_reward_functions exact_match "
         "numeric_match"
     ),
     "tasks": "Split Task TaskSource",
     "testing": "check_environment",
-    "tool_calls": "JsonToolCallParser ToolCall ToolCallParser",
-    "tool_functions": "Tool",
-    "tools": "ToolEnvironment ToolLimits",
+    "tools.calls": "JsonToolCallParser ToolCall ToolCallParser",
+    "tools.functions": "Tool",
+    "tools.environment": "ToolEnvironment ToolLimits",
     "worlds.calculator": "CalculatorConfig CalculatorEnvironment CalculatorTasks",
     "worlds.math": "MathConfig MathEnvironment",
     "worlds.sorting": "SortingConfig SortingEnvironment SortingTasks",

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from rl_distributed.arrays import is_array, to_numpy
+from rl_distributed.batch.arrays import is_array, to_numpy
 from rl_envs.errors import MessageLogError
 
 __all__ = ["conversations_of", "takes_batches"]

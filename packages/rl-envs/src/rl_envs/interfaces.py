@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 
-from rl_distributed.arrays import as_array, from_numpy, to_numpy
+from rl_distributed.batch.arrays import as_array, from_numpy, to_numpy
 from rl_envs.batches import takes_batches
 from rl_envs.errors import EnvironmentContractError, MessageLogError
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rl_distributed.arrays import is_array, to_numpy
+from rl_distributed.batch.arrays import is_array, to_numpy
 
 if TYPE_CHECKING:
     import torch

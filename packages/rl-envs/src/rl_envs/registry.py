@@ -10,9 +10,9 @@ from typing import Any, TypeAlias, TypeVar
 from rl_distributed.config import Config
 from rl_distributed.errors import ConfigError
 from rl_distributed.registry import Registry
-from rl_envs.functional_reward import FunctionalRewardWrapper
 from rl_envs.interfaces import EnvironmentInterface
-from rl_envs.reward_lists import RewardFns
+from rl_envs.rewards.functional import FunctionalRewardWrapper
+from rl_envs.rewards.lists import RewardFns
 from rl_envs.tasks import TaskSource
 
 __all__ = [

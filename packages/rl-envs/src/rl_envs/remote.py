@@ -28,15 +28,15 @@ import numpy as np
 import ray
 from ray import cloudpickle
 
-from rl_distributed.arrays import concat, to_numpy
+from rl_distributed.batch.arrays import concat, to_numpy
+from rl_distributed.cluster.start import init_ray
 from rl_distributed.errors import (
     ConfigError,
     DeadlineExceededError,
     WorkerDiedError,
     WorkerStartError,
 )
-from rl_distributed.logging import get_logger
-from rl_distributed.ray_start import init_ray
+from rl_distributed.logs.logging import get_logger
 from rl_distributed.workers.failures import cause_of_death
 from rl_distributed.workers.secret_variables import secrets_of
 from rl_envs.environment_host import (
@@ -62,7 +62,7 @@ from rl_envs.registry import (
     env_registry,
     task_registry,
 )
-from rl_envs.reward_lists import RewardFns
+from rl_envs.rewards.lists import RewardFns
 
 if TYPE_CHECKING:
     import torch

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from rl_distributed.arrays import is_array, is_tensor, to_numpy
+from rl_distributed.batch.arrays import is_array, is_tensor, to_numpy
 from rl_envs.errors import EnvironmentContractError
 from rl_envs.interfaces import (
     EnvironmentInterface,

@@ -10,6 +10,8 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rl_models.build.config import ModelBuildConfig, TokenizerBuildConfig
+    from rl_models.build.model import build_model
     from rl_models.config import (
         DTensorConfig,
         DynamicBatchingConfig,
@@ -37,8 +39,6 @@ if TYPE_CHECKING:
         PolicyInterface,
         TrainingBackend,
     )
-    from rl_models.model_build_config import ModelBuildConfig, TokenizerBuildConfig
-    from rl_models.modelbuild import build_model
     from rl_models.ops.causal_lm import load_causal_lm
     from rl_models.policy.generation_policy import GenerationPolicy
     from rl_models.policy.huggingface_policy import HuggingFacePolicy
@@ -145,8 +145,8 @@ _MODULE_OF_NAMES = {
         "PolicyInterface",
         "TrainingBackend",
     ],
-    "model_build_config": ["ModelBuildConfig", "TokenizerBuildConfig"],
-    "modelbuild": ["build_model"],
+    "build.config": ["ModelBuildConfig", "TokenizerBuildConfig"],
+    "build.model": ["build_model"],
     "ops.causal_lm": ["load_causal_lm"],
     "policy.generation_policy": ["GenerationPolicy"],
     "policy.huggingface_policy": ["HuggingFacePolicy"],

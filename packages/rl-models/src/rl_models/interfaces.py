@@ -30,8 +30,8 @@ from rl_models.types import (
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from rl_distributed.batched_data_dict import BatchedDataDict
-    from rl_distributed.timing import Timer
+    from rl_distributed.batch.batched_data_dict import BatchedDataDict
+    from rl_distributed.timing.timer import Timer
     from rl_models.weights.request import Pending, WeightRequest
 
 __all__ = [

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from rl_distributed.batched_data_dict import BatchedDataDict
+from rl_distributed.batch.batched_data_dict import BatchedDataDict
+from rl_models.build.model import ModelBuildConfig, TokenizerBuildConfig, build_model
 from rl_models.interfaces import GenerationBackend, TrainingBackend
-from rl_models.modelbuild import ModelBuildConfig, TokenizerBuildConfig, build_model
 from rl_models.types import LossInputType, LossType
 
 __all__ = [

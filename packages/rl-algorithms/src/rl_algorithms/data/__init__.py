@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     )
     from rl_algorithms.data.mixture import Mixture
     from rl_algorithms.data.module import DataModule
-    from rl_algorithms.data.parts import ValidationParts
     from rl_algorithms.data.preferences import (
         PreferenceCollator,
         PreferenceDatumSpec,
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from rl_algorithms.data.prompts import process_prompts
     from rl_algorithms.data.sources import load_dataset_any
     from rl_algorithms.data.types import DatumSpec, LLMMessageLogType
+    from rl_algorithms.data.validation_sets import ValidationParts
 
 __all__ = [
     "BatchedDataLoader",
@@ -69,7 +69,7 @@ _MODULES = {
     "ProcessedDataset": "dataset",
     "SFTCollator": "collate",
     "SourceConfig": "config",
-    "ValidationParts": "parts",
+    "ValidationParts": "validation_sets",
     "add_loss_mask_to_message_log": "message_log",
     "batched_message_log_to_flat_message": "message_log",
     "get_formatted_message_log": "message_log",

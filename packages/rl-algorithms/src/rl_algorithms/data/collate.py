@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rl_algorithms.data.types import DatumSpec
-from rl_distributed.batched_data_dict import BatchedDataDict
+from rl_distributed.batch.batched_data_dict import BatchedDataDict
 
 __all__ = ["SFTCollator", "pad_rows", "rl_collate_fn"]
 

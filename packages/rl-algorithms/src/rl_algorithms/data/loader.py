@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from rl_algorithms.data.collate import rl_collate_fn
 from rl_algorithms.errors import DataError, EmptyDatasetError
 from rl_algorithms.seeds import permutation
-from rl_distributed.batched_data_dict import BatchedDataDict
+from rl_distributed.batch.batched_data_dict import BatchedDataDict
 
 __all__ = ["BatchedDataLoader", "RowOrder"]
 

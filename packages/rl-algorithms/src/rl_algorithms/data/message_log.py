@@ -15,7 +15,7 @@ from torch import Tensor
 from rl_algorithms.data.encoding import encode_conversations, render_conversation
 from rl_algorithms.data.types import LLMMessageLogType, Tokenizer
 from rl_algorithms.errors import ColumnError
-from rl_distributed.batched_data_dict import BatchedDataDict
+from rl_distributed.batch.batched_data_dict import BatchedDataDict
 
 __all__ = [
     "add_loss_mask_to_message_log",

@@ -13,15 +13,15 @@ from rl_algorithms.data.demonstrations import process_demonstrations
 from rl_algorithms.data.loader import BatchedDataLoader
 from rl_algorithms.data.loading import LoadedSource, load_sources, set_aside
 from rl_algorithms.data.mixture import MixtureOrder
-from rl_algorithms.data.parts import ValidationParts
 from rl_algorithms.data.preferences import PreferenceCollator, process_preferences
 from rl_algorithms.data.preflight import NO_SOURCE
 from rl_algorithms.data.prompts import process_prompts
 from rl_algorithms.data.streaming import RowStream, StreamLoader
 from rl_algorithms.data.types import Rows, Tokenizer
 from rl_algorithms.data.unknown_tokens import unknown_prompts
+from rl_algorithms.data.validation_sets import ValidationParts
 from rl_distributed.errors import ConfigError
-from rl_distributed.logging import get_logger
+from rl_distributed.logs.logging import get_logger
 
 __all__ = ["DataModule"]
 

@@ -8,7 +8,7 @@ from rl_algorithms.data.config import DataConfig
 from rl_algorithms.data.dataset import ProcessedDataset
 from rl_algorithms.data.types import DatumSpec
 from rl_algorithms.errors import EmptyDatasetError, PromptTooLongError
-from rl_distributed.logging import get_logger
+from rl_distributed.logs.logging import get_logger
 
 __all__ = ["handle_overlong"]
 

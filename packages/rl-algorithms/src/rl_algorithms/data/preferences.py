@@ -33,8 +33,8 @@ from rl_algorithms.data.preference_columns import Messages, find_pairs
 from rl_algorithms.data.prompts import PromptFormat, plain_text
 from rl_algorithms.data.types import Rows, Tokenizer
 from rl_algorithms.errors import DataError, EmptyDatasetError
-from rl_distributed.batched_data_dict import BatchedDataDict
-from rl_distributed.logging import get_logger
+from rl_distributed.batch.batched_data_dict import BatchedDataDict
+from rl_distributed.logs.logging import get_logger
 
 __all__ = [
     "PreferenceCollator",

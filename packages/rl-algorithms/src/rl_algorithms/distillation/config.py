@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from rl_algorithms.data.config import DataKind
 from rl_algorithms.losses.distillation_config import DistillationLossConfig
-from rl_algorithms.trainers.rollout_config import (
+from rl_algorithms.trainers.settings.rollout_config import (
     RolloutTrainerConfig,
     SamplingSettings,
     check_generation,
@@ -18,7 +18,7 @@ from rl_algorithms.trainers.rollout_config import (
     with_generation,
     with_row_length,
 )
-from rl_algorithms.trainers.unread import OF_PAIRS
+from rl_algorithms.trainers.settings.unused_keys import OF_PAIRS
 from rl_distributed.errors import ConfigError
 from rl_models.config import PolicyConfig
 

@@ -18,15 +18,15 @@ from rl_algorithms.distillation.unscored import Unscored
 from rl_algorithms.distillation.vocabulary import check_same_vocabulary
 from rl_algorithms.losses.distillation import DistillationLossFn
 from rl_algorithms.rollout import unfold_branches
-from rl_algorithms.trainers.components import Needs
 from rl_algorithms.trainers.rollout_trainer import RolloutTrainer
-from rl_algorithms.trainers.training_rows import (
+from rl_algorithms.trainers.sampling.validation import ValidationResult
+from rl_algorithms.trainers.setup.components import Needs
+from rl_algorithms.trainers.steps.training_rows import (
     count_tokens,
     pad_to_plan,
     train_metrics,
 )
-from rl_algorithms.trainers.validation import ValidationResult
-from rl_distributed.batched_data_dict import BatchedDataDict
+from rl_distributed.batch.batched_data_dict import BatchedDataDict
 from rl_models.tokens.tokenizer import load_tokenizer
 
 __all__ = ["DistillationTrainer"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from rl_algorithms.losses.dpo_config import DPOLossConfig
-from rl_algorithms.trainers.pair_config import PairSettings, PairTrainerConfig
+from rl_algorithms.trainers.settings.pair_config import PairSettings, PairTrainerConfig
 
 __all__ = ["DPOConfig", "DPOSettings"]
 

@@ -23,8 +23,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rl_distributed.batched_data_dict import BatchedDataDict
-from rl_distributed.logging import get_logger
+from rl_distributed.batch.batched_data_dict import BatchedDataDict
+from rl_distributed.logs.logging import get_logger
 from rl_models.config import PolicyConfig
 
 __all__ = ["ReferenceLogprobs", "answer_logprobs", "reference_identity"]

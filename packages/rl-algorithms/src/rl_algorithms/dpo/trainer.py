@@ -20,12 +20,12 @@ from rl_algorithms.dpo.reference import (
     reference_identity,
 )
 from rl_algorithms.losses.dpo import DPOLossFn
-from rl_algorithms.trainers.components import Needs
 from rl_algorithms.trainers.pair_trainer import PairTrainer
-from rl_algorithms.trainers.starting import resume_paths
-from rl_distributed.batched_data_dict import BatchedDataDict
+from rl_algorithms.trainers.setup.components import Needs
+from rl_algorithms.trainers.setup.starting import resume_paths
+from rl_distributed.batch.batched_data_dict import BatchedDataDict
 from rl_distributed.errors import ConfigError
-from rl_distributed.logging import get_logger
+from rl_distributed.logs.logging import get_logger
 
 __all__ = ["DPOTrainer"]
 

@@ -9,9 +9,9 @@ from pydantic import Field, model_validator
 
 from rl_algorithms.data.config import DataConfig, DatasetConfig
 from rl_algorithms.rollout.config import RolloutSettings
-from rl_algorithms.trainers.config import EnvConfig
-from rl_algorithms.trainers.unread import refuse_unread
-from rl_distributed.cluster_config import ClusterConfig
+from rl_algorithms.trainers.settings.config import EnvConfig
+from rl_algorithms.trainers.settings.unused_keys import refuse_unread
+from rl_distributed.cluster.config import ClusterConfig
 from rl_distributed.config import Config
 from rl_models.generation.config import GenerationConfig
 

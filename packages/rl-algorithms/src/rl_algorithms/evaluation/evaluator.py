@@ -28,15 +28,15 @@ from rl_algorithms.evaluation.preflight import check_evaluation
 from rl_algorithms.evaluation.result import DatasetEvaluation, EvaluationResult
 from rl_algorithms.evaluation.target import find_target
 from rl_algorithms.rollout import RolloutConfig, RolloutEngine, RolloutResult
-from rl_algorithms.trainers.reward_trial import try_reward_fn
-from rl_algorithms.trainers.settings import build_config
-from rl_algorithms.trainers.unusable_rows import check_rows
+from rl_algorithms.trainers.sampling.unusable_rows import check_rows
+from rl_algorithms.trainers.settings.keywords import build_config
+from rl_algorithms.trainers.setup.reward_trial import try_reward_fn
+from rl_distributed.cluster.start import init_ray
+from rl_distributed.cluster.virtual_cluster import RayVirtualCluster
 from rl_distributed.errors import ConfigError
-from rl_distributed.logging import get_logger
+from rl_distributed.logs.logging import get_logger
 from rl_distributed.metrics import reduce_metrics, to_floats
-from rl_distributed.ray_start import init_ray
-from rl_distributed.virtual_cluster import RayVirtualCluster
-from rl_envs.reward_lists import RewardFns
+from rl_envs.rewards.lists import RewardFns
 from rl_models.checkpoint.model_folder import (
     check_model_folder,
     folder_context_length,

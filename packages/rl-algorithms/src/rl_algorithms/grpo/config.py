@@ -13,13 +13,13 @@ from rl_algorithms.advantages.config import (
     RewardShapingConfig,
 )
 from rl_algorithms.losses.config import ClippedPGLossConfig
-from rl_algorithms.trainers.mismatch_config import MismatchConfig
-from rl_algorithms.trainers.rollout_config import (
+from rl_algorithms.trainers.settings.mismatch_config import MismatchConfig
+from rl_algorithms.trainers.settings.rollout_config import (
     RolloutTrainerConfig,
     SamplingSettings,
     with_generation,
 )
-from rl_algorithms.trainers.unread import OF_KL, Idle
+from rl_algorithms.trainers.settings.unused_keys import OF_KL, Idle
 
 __all__ = ["GRPOConfig", "GRPOSettings", "idle_in_loss", "with_lengths"]
 

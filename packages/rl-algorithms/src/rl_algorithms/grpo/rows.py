@@ -27,7 +27,7 @@ from rl_algorithms.grpo.config import GRPOSettings
 from rl_algorithms.losses.config import ClippedPGLossConfig
 from rl_algorithms.losses.kl import calculate_kl
 from rl_algorithms.rollout.timeline import Timeline
-from rl_distributed.batched_data_dict import BatchedDataDict
+from rl_distributed.batch.batched_data_dict import BatchedDataDict
 from rl_distributed.errors import ConfigError
 from rl_distributed.metrics.values import Mean
 

@@ -17,16 +17,16 @@ from rl_algorithms.grpo.config import GRPOConfig, GRPOSettings
 from rl_algorithms.grpo.rows import add_kl_penalty, build_rows, mask_disagreement
 from rl_algorithms.losses import ClippedPGLossFn
 from rl_algorithms.rollout import unfold_branches
-from rl_algorithms.trainers.components import Needs
-from rl_algorithms.trainers.mismatch import MismatchMonitor
-from rl_algorithms.trainers.reward_watch import RewardWatch
 from rl_algorithms.trainers.rollout_trainer import RolloutTrainer
-from rl_algorithms.trainers.training_rows import (
+from rl_algorithms.trainers.sampling.mismatch import MismatchMonitor
+from rl_algorithms.trainers.sampling.reward_watch import RewardWatch
+from rl_algorithms.trainers.setup.components import Needs
+from rl_algorithms.trainers.steps.training_rows import (
     count_tokens,
     pad_to_plan,
     train_metrics,
 )
-from rl_distributed.batched_data_dict import BatchedDataDict
+from rl_distributed.batch.batched_data_dict import BatchedDataDict
 from rl_distributed.metrics import reduce_metrics
 
 __all__ = ["GRPOTrainer"]

@@ -11,14 +11,14 @@ from rl_algorithms.advantages.config import RewardScalingConfig, RewardShapingCo
 from rl_algorithms.grpo.config import idle_in_loss, with_lengths
 from rl_algorithms.losses.config import ClippedPGLossConfig
 from rl_algorithms.losses.value_config import MseValueLossConfig
-from rl_algorithms.trainers.mismatch_config import MismatchConfig
-from rl_algorithms.trainers.rollout_config import (
+from rl_algorithms.trainers.settings.mismatch_config import MismatchConfig
+from rl_algorithms.trainers.settings.rollout_config import (
     RolloutTrainerConfig,
     SamplingSettings,
     check_second_length,
     with_generation,
 )
-from rl_algorithms.trainers.unread import Idle
+from rl_algorithms.trainers.settings.unused_keys import Idle
 from rl_distributed.config import merge_configs
 from rl_models.config import PolicyConfig
 

@@ -23,7 +23,7 @@ from rl_algorithms.filters import mask_overlong
 from rl_algorithms.ppo.config import PPOSettings
 from rl_algorithms.rollout.timeline import Timeline
 from rl_algorithms.seeds import mix, permutation
-from rl_distributed.batched_data_dict import BatchedDataDict
+from rl_distributed.batch.batched_data_dict import BatchedDataDict
 from rl_distributed.metrics.values import Mean
 
 __all__ = [

@@ -21,17 +21,17 @@ from rl_algorithms.ppo.rows import (
     trainable_rows,
 )
 from rl_algorithms.rollout import unfold_branches
-from rl_algorithms.trainers.components import Needs
-from rl_algorithms.trainers.mismatch import MismatchMonitor
-from rl_algorithms.trainers.reward_watch import RewardWatch
 from rl_algorithms.trainers.rollout_trainer import RolloutTrainer
-from rl_algorithms.trainers.training_rows import (
+from rl_algorithms.trainers.sampling.mismatch import MismatchMonitor
+from rl_algorithms.trainers.sampling.reward_watch import RewardWatch
+from rl_algorithms.trainers.setup.components import Needs
+from rl_algorithms.trainers.steps.training_rows import (
     count_tokens,
     join_outputs,
     pad_to_plan,
     train_metrics,
 )
-from rl_distributed.batched_data_dict import BatchedDataDict
+from rl_distributed.batch.batched_data_dict import BatchedDataDict
 
 __all__ = ["PPOTrainer"]
 

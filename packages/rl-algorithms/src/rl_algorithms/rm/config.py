@@ -8,7 +8,7 @@ from typing import Any, Self
 from pydantic import Field, model_validator
 
 from rl_algorithms.losses.preference_config import PreferenceLossConfig
-from rl_algorithms.trainers.pair_config import PairSettings, PairTrainerConfig
+from rl_algorithms.trainers.settings.pair_config import PairSettings, PairTrainerConfig
 
 __all__ = ["RMConfig", "RMSettings"]
 

@@ -14,7 +14,7 @@ import torch
 from rl_algorithms.losses import PreferenceLossFn
 from rl_algorithms.rm.config import RMConfig, RMSettings
 from rl_algorithms.trainers.pair_trainer import PairTrainer
-from rl_distributed.batched_data_dict import BatchedDataDict
+from rl_distributed.batch.batched_data_dict import BatchedDataDict
 
 __all__ = ["RMTrainer"]
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from rl_algorithms.errors import RolloutError
-from rl_distributed.batched_data_dict import BatchedDataDict
+from rl_distributed.batch.batched_data_dict import BatchedDataDict
 
 __all__ = ["Branch", "unfold_branches"]
 

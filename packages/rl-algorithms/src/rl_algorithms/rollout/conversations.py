@@ -18,7 +18,7 @@ from rl_algorithms.rollout.observations import ObservationEncoder, Turn
 from rl_algorithms.rollout.result import Outcome
 from rl_algorithms.rollout.row_names import RowNames
 from rl_algorithms.rollout.token_rows import TokenRows
-from rl_distributed.batched_data_dict import BatchedDataDict
+from rl_distributed.batch.batched_data_dict import BatchedDataDict
 from rl_envs.interfaces import TRUNCATED_KEY, observation_messages
 
 __all__ = ["Conversations"]

@@ -28,21 +28,21 @@ from rl_algorithms.data.types import Tokenizer
 from rl_algorithms.errors import DataError, PromptTooLongError
 from rl_algorithms.rollout.config import RolloutConfig
 from rl_algorithms.rollout.conversations import Conversations
-from rl_algorithms.rollout.finishing import Finisher
 from rl_algorithms.rollout.judge import Judge
 from rl_algorithms.rollout.observations import ObservationEncoder
-from rl_algorithms.rollout.plays import Play, Table
 from rl_algorithms.rollout.result import Outcome, RolloutResult
+from rl_algorithms.rollout.result_builder import Finisher
 from rl_algorithms.rollout.retries import ConfiguredRetry, RetryPolicy
 from rl_algorithms.rollout.row_names import RowNames
-from rl_distributed.batched_data_dict import BatchedDataDict
+from rl_algorithms.rollout.row_table import Play, Table
+from rl_distributed.batch.batched_data_dict import BatchedDataDict
 from rl_distributed.errors import DeadlineExceededError, WorkerError
 from rl_envs.interfaces import EnvironmentInterface
 from rl_models.interfaces import GenerationInterface
 from rl_models.types import SamplingParams
 
 if TYPE_CHECKING:
-    from rl_distributed.timing import Timer
+    from rl_distributed.timing.timer import Timer
 
 __all__ = ["RolloutEngine"]
 

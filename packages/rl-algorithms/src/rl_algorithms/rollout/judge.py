@@ -12,9 +12,9 @@ from torch import Tensor
 from rl_algorithms.data.types import LLMMessageLogType
 from rl_algorithms.errors import RolloutError
 from rl_algorithms.rollout.result import Outcome
-from rl_distributed.batched_data_dict import BatchedDataDict
+from rl_distributed.batch.batched_data_dict import BatchedDataDict
 from rl_distributed.errors import DeadlineExceededError, UserError, WorkerError
-from rl_distributed.logging import get_logger
+from rl_distributed.logs.logging import get_logger
 from rl_envs.interfaces import (
     EnvironmentInterface,
     EnvironmentReturn,

@@ -23,7 +23,7 @@ from typing import Any
 from rl_algorithms.data.encoding import TextEncoder
 from rl_algorithms.data.types import LLMMessageLogType, Tokenizer
 from rl_algorithms.errors import RolloutError
-from rl_distributed.logging import get_logger
+from rl_distributed.logs.logging import get_logger
 from rl_models.tokens.chat import has_chat_template, render_chat
 
 __all__ = ["Continuation", "ObservationEncoder", "Turn"]

@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Any
 
 from rl_algorithms.data.types import LLMMessageLogType
-from rl_distributed.batched_data_dict import BatchedDataDict
+from rl_distributed.batch.batched_data_dict import BatchedDataDict
 from rl_distributed.metrics.values import MetricValue
 
 __all__ = ["Outcome", "RolloutResult", "RolloutSample"]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from rl_algorithms.rollout.result import Outcome
-from rl_distributed.batched_data_dict import BatchedDataDict
+from rl_distributed.batch.batched_data_dict import BatchedDataDict
 
 __all__ = ["mark_stale", "staleness"]
 

@@ -7,9 +7,9 @@ from typing import ClassVar, Self
 from pydantic import Field, model_validator
 
 from rl_algorithms.data.config import DataKind
-from rl_algorithms.trainers.config import TrainerConfig
-from rl_algorithms.trainers.run_settings import RunSettings
-from rl_algorithms.trainers.unread import OF_PAIRS
+from rl_algorithms.trainers.settings.config import TrainerConfig
+from rl_algorithms.trainers.settings.run_settings import RunSettings
+from rl_algorithms.trainers.settings.unused_keys import OF_PAIRS
 from rl_distributed.errors import ConfigError
 
 __all__ = ["SFTConfig", "SFTSettings"]

@@ -9,15 +9,15 @@ from rl_algorithms.data import DataModule, ValidationParts
 from rl_algorithms.losses import NLLLossFn
 from rl_algorithms.rollout import RolloutConfig, RolloutEngine
 from rl_algorithms.sft.config import SFTConfig
-from rl_algorithms.trainers.answers import validate_by_answers
 from rl_algorithms.trainers.base import BaseTrainer
-from rl_algorithms.trainers.components import Needs
-from rl_algorithms.trainers.training_rows import (
+from rl_algorithms.trainers.sampling.answer_validation import validate_by_answers
+from rl_algorithms.trainers.sampling.validation import ValidationResult
+from rl_algorithms.trainers.setup.components import Needs
+from rl_algorithms.trainers.steps.training_rows import (
     count_tokens,
     pad_to_plan,
     train_metrics,
 )
-from rl_algorithms.trainers.validation import ValidationResult
 from rl_distributed.errors import ConfigError
 
 __all__ = ["SFTTrainer"]

@@ -18,7 +18,7 @@ from torch import Tensor
 from rl_algorithms.testing.batches import LossBatch
 from rl_algorithms.testing.examples import ConformanceError, for_examples
 from rl_algorithms.testing.loss_case import LossCase, Reference, check_close
-from rl_distributed.packing import PackingAlgorithm, get_packer
+from rl_distributed.batch.packing import PackingAlgorithm, get_packer
 
 __all__ = ["LOSS_CHECKS", "check_loss"]
 

@@ -6,13 +6,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar, Generic, TypeVar
 
-from rl_algorithms.trainers.batch_plan import BatchPlan
-from rl_algorithms.trainers.components import Components, Needs
-from rl_algorithms.trainers.config import TrainerConfig
-from rl_algorithms.trainers.loss import StaticLoss
-from rl_algorithms.trainers.run_settings import RunSettings
+from rl_algorithms.trainers.sampling.validation import ValidationResult
 from rl_algorithms.trainers.schedule import EarlyStop, ValidationSchedule
-from rl_algorithms.trainers.validation import ValidationResult
+from rl_algorithms.trainers.settings.batch_plan import BatchPlan
+from rl_algorithms.trainers.settings.config import TrainerConfig
+from rl_algorithms.trainers.settings.run_settings import RunSettings
+from rl_algorithms.trainers.setup.components import Components, Needs
+from rl_algorithms.trainers.steps.loss import StaticLoss
 
 __all__ = ["Algorithm", "ConfigT"]
 

@@ -28,41 +28,22 @@ from typing import Any, ClassVar, Self, cast
 from rl_algorithms.trainers.algorithm import ConfigT
 from rl_algorithms.trainers.callbacks import Callback, CallbackList
 from rl_algorithms.trainers.checkpoints import RunCheckpoints
-from rl_algorithms.trainers.cluster_loss import cluster_lost_error
-from rl_algorithms.trainers.components import (
-    Components,
-    Needs,
-    check_components,
-    choose_environment,
-    start_components,
-    with_row_lengths,
-    with_tokenizer,
-)
-from rl_algorithms.trainers.config import TrainerConfig
-from rl_algorithms.trainers.custom_config import CustomConfig
 from rl_algorithms.trainers.default_step import DefaultStep
-from rl_algorithms.trainers.given_policy import (
-    checked_config,
-    told_apart,
-    with_ranks,
-)
-from rl_algorithms.trainers.history import History
-from rl_algorithms.trainers.memory_hint import memory_hint
-from rl_algorithms.trainers.own_sections import (
-    build_with_sections,
-    config_class_of,
-)
-from rl_algorithms.trainers.pool import WorkerPool
 from rl_algorithms.trainers.progress import ProgressDisplay, showing
-from rl_algorithms.trainers.result import RESULT, TrainResult, write_result
-from rl_algorithms.trainers.reward_trial import try_reward_fn
-from rl_algorithms.trainers.run_folder import (
+from rl_algorithms.trainers.run.cluster_loss import cluster_lost_error
+from rl_algorithms.trainers.run.folder import (
     CHECKPOINTS,
     Resume,
     RunPlace,
 )
-from rl_algorithms.trainers.run_record import write_run_record
-from rl_algorithms.trainers.run_warnings import WarningKeeper
+from rl_algorithms.trainers.run.history import History
+from rl_algorithms.trainers.run.record import write_run_record
+from rl_algorithms.trainers.run.result import RESULT, TrainResult, write_result
+from rl_algorithms.trainers.run.signals import Interrupted, SignalGuard
+from rl_algorithms.trainers.run.state import TrainerState
+from rl_algorithms.trainers.run.throughput import Throughput
+from rl_algorithms.trainers.run.warnings import WarningKeeper
+from rl_algorithms.trainers.sampling.validation_samples import ValidationSamples
 from rl_algorithms.trainers.schedule import (
     Patience,
     RunPlan,
@@ -72,20 +53,43 @@ from rl_algorithms.trainers.schedule import (
     count_steps,
     unranked_warning,
 )
-from rl_algorithms.trainers.settings import build_config, build_tree, is_setting
-from rl_algorithms.trainers.signals import Interrupted, SignalGuard
-from rl_algorithms.trainers.state import TrainerState
-from rl_algorithms.trainers.throughput import Throughput
-from rl_algorithms.trainers.unread import idle_lines, of_validation
-from rl_algorithms.trainers.validation_samples import ValidationSamples
-from rl_distributed.cluster_watch import ClusterLoss, ClusterWatch, find_loss
+from rl_algorithms.trainers.settings.config import TrainerConfig
+from rl_algorithms.trainers.settings.custom_config import CustomConfig
+from rl_algorithms.trainers.settings.keywords import (
+    build_config,
+    build_tree,
+    is_setting,
+)
+from rl_algorithms.trainers.settings.own_sections import (
+    build_with_sections,
+    config_class_of,
+)
+from rl_algorithms.trainers.settings.unused_keys import idle_lines, of_validation
+from rl_algorithms.trainers.setup.components import (
+    Components,
+    Needs,
+    check_components,
+    choose_environment,
+    start_components,
+    with_row_lengths,
+    with_tokenizer,
+)
+from rl_algorithms.trainers.setup.given_policy import (
+    checked_config,
+    told_apart,
+    with_ranks,
+)
+from rl_algorithms.trainers.setup.memory_hint import memory_hint
+from rl_algorithms.trainers.setup.pool import WorkerPool
+from rl_algorithms.trainers.setup.reward_trial import try_reward_fn
+from rl_distributed.cluster.watch import ClusterLoss, ClusterWatch, find_loss
 from rl_distributed.config import Config
 from rl_distributed.errors import ClusterLostError
-from rl_distributed.logging import get_logger, keeping_log
+from rl_distributed.logs.logging import get_logger, keeping_log
 from rl_distributed.metrics import LoggerFacade
-from rl_distributed.run_folder import RunClaim
-from rl_distributed.timing import Timer
-from rl_envs.reward_lists import RewardFns
+from rl_distributed.runs.folder import RunClaim
+from rl_distributed.timing.timer import Timer
+from rl_envs.rewards.lists import RewardFns
 from rl_models.interfaces import PolicyInterface
 
 __all__ = ["BaseTrainer"]

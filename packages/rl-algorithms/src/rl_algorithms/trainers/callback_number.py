@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rl_algorithms.trainers.state import TrainerState
+    from rl_algorithms.trainers.run.state import TrainerState
 
 __all__ = ["CountWithState", "takes_state_only"]
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from rl_algorithms.trainers.callback_number import CountWithState, takes_state_only
 from rl_distributed.errors import ConfigError
-from rl_distributed.logging import get_logger
+from rl_distributed.logs.logging import get_logger
 
 if TYPE_CHECKING:
     from rl_algorithms.trainers.base import BaseTrainer

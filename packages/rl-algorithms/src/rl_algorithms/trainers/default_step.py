@@ -9,15 +9,15 @@ from typing import Any
 from rl_algorithms.data import DataModule
 from rl_algorithms.errors import AlgorithmError
 from rl_algorithms.trainers.algorithm import ConfigT
-from rl_algorithms.trainers.batch_plan import BatchPlan
 from rl_algorithms.trainers.loop import TrainerLoop
-from rl_algorithms.trainers.method_loss import MethodLoss
-from rl_algorithms.trainers.training_rows import (
+from rl_algorithms.trainers.sampling.validation import ValidationResult
+from rl_algorithms.trainers.settings.batch_plan import BatchPlan
+from rl_algorithms.trainers.steps.method_loss import MethodLoss
+from rl_algorithms.trainers.steps.training_rows import (
     count_tokens,
     pad_to_plan,
     train_metrics,
 )
-from rl_algorithms.trainers.validation import ValidationResult
 
 __all__ = ["DefaultStep"]
 

@@ -27,18 +27,22 @@ from typing import Any
 
 from rl_algorithms.trainers.algorithm import Algorithm, ConfigT
 from rl_algorithms.trainers.checkpoints import RunCheckpoints
-from rl_algorithms.trainers.components import Components
-from rl_algorithms.trainers.config_updates import ConfigUpdate, Moment, UpdateFile
+from rl_algorithms.trainers.run.signals import SignalGuard
+from rl_algorithms.trainers.run.state import TrainerState
 from rl_algorithms.trainers.schedule import Patience, RunPlan, ValidationSchedule
-from rl_algorithms.trainers.settings import changed_config
-from rl_algorithms.trainers.signals import SignalGuard
-from rl_algorithms.trainers.state import TrainerState
-from rl_distributed.audit import audit
+from rl_algorithms.trainers.settings.config_updates import (
+    ConfigUpdate,
+    Moment,
+    UpdateFile,
+)
+from rl_algorithms.trainers.settings.keywords import changed_config
+from rl_algorithms.trainers.setup.components import Components
 from rl_distributed.config.changes import value_at
 from rl_distributed.errors import ConfigError, DistributedError
-from rl_distributed.logging import get_logger, set_log_level
+from rl_distributed.logs.logging import get_logger, set_log_level
 from rl_distributed.metrics import LoggerFacade
-from rl_distributed.run_requests import RunRequest, RunRequests
+from rl_distributed.runs.requests import RunRequest, RunRequests
+from rl_distributed.security.audit import audit
 
 __all__ = ["LiveConfig"]
 

@@ -16,17 +16,17 @@ from typing import Any
 from rl_algorithms.trainers.algorithm import ConfigT
 from rl_algorithms.trainers.callbacks import CallbackList, with_plain_names
 from rl_algorithms.trainers.checkpoints import RunCheckpoints
-from rl_algorithms.trainers.history import History
 from rl_algorithms.trainers.live_config import LiveConfig
+from rl_algorithms.trainers.run.history import History
+from rl_algorithms.trainers.run.signals import Interrupted, SignalGuard
+from rl_algorithms.trainers.run.state import TrainerState
+from rl_algorithms.trainers.run.throughput import Throughput
+from rl_algorithms.trainers.sampling.validation import ValidationResult, validate_parts
+from rl_algorithms.trainers.sampling.validation_samples import ValidationSamples
 from rl_algorithms.trainers.schedule import Patience, ValidationSchedule
-from rl_algorithms.trainers.signals import Interrupted, SignalGuard
-from rl_algorithms.trainers.state import TrainerState
-from rl_algorithms.trainers.throughput import Throughput
-from rl_algorithms.trainers.validation import ValidationResult, validate_parts
-from rl_algorithms.trainers.validation_samples import ValidationSamples
-from rl_distributed.logging import get_logger, log_context
+from rl_distributed.logs.logging import get_logger, log_context
 from rl_distributed.metrics import LoggerFacade, to_floats
-from rl_distributed.timing import Timer
+from rl_distributed.timing.timer import Timer
 
 __all__ = ["TrainerLoop"]
 

@@ -12,14 +12,14 @@ from typing import Any, ClassVar
 from rl_algorithms.data import DataModule
 from rl_algorithms.trainers.algorithm import ConfigT
 from rl_algorithms.trainers.base import BaseTrainer
-from rl_algorithms.trainers.pair_config import PairSettings
-from rl_algorithms.trainers.training_rows import (
+from rl_algorithms.trainers.sampling.validation import ValidationResult
+from rl_algorithms.trainers.settings.pair_config import PairSettings
+from rl_algorithms.trainers.steps.training_rows import (
     count_tokens,
     pad_to_plan,
     train_metrics,
 )
-from rl_algorithms.trainers.validation import ValidationResult
-from rl_distributed.batched_data_dict import BatchedDataDict
+from rl_distributed.batch.batched_data_dict import BatchedDataDict
 from rl_distributed.metrics import reduce_metrics
 from rl_distributed.metrics.values import Mean, Sum
 

@@ -26,7 +26,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from rich.text import Text
 
 from rl_algorithms.trainers.callbacks import Callback
-from rl_distributed.terminal_stream import TerminalStream
+from rl_distributed.logs.terminal_stream import TerminalStream
 
 if TYPE_CHECKING:
     from rl_algorithms.trainers.base import BaseTrainer

@@ -8,19 +8,19 @@ from typing import Any, TypeVar
 
 from rl_algorithms.data import DataModule
 from rl_algorithms.rollout import RolloutConfig, RolloutEngine
-from rl_algorithms.trainers.answers import validate_by_answers
 from rl_algorithms.trainers.base import BaseTrainer
-from rl_algorithms.trainers.components import Needs
-from rl_algorithms.trainers.reward_watch import RewardWatch
-from rl_algorithms.trainers.rollout_config import (
+from rl_algorithms.trainers.sampling.answer_validation import validate_by_answers
+from rl_algorithms.trainers.sampling.reward_watch import RewardWatch
+from rl_algorithms.trainers.sampling.unusable_rows import check_rows
+from rl_algorithms.trainers.sampling.validation import ValidationResult
+from rl_algorithms.trainers.settings.rollout_config import (
     RolloutTrainerConfig,
     SamplingSettings,
 )
-from rl_algorithms.trainers.unusable_rows import check_rows
-from rl_algorithms.trainers.validation import ValidationResult
-from rl_distributed.batched_data_dict import BatchedDataDict
-from rl_distributed.logging import get_logger
-from rl_distributed.timing import Timer
+from rl_algorithms.trainers.setup.components import Needs
+from rl_distributed.batch.batched_data_dict import BatchedDataDict
+from rl_distributed.logs.logging import get_logger
+from rl_distributed.timing.timer import Timer
 
 __all__ = ["RolloutTrainer"]
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from rl_distributed.errors import ConfigError
 
 if TYPE_CHECKING:
-    from rl_algorithms.trainers.config import TrainerConfig
-    from rl_algorithms.trainers.state import TrainerState
+    from rl_algorithms.trainers.run.state import TrainerState
+    from rl_algorithms.trainers.settings.config import TrainerConfig
     from rl_distributed.checkpoint import CheckpointingConfig
 
 __all__ = [

@@ -59,7 +59,7 @@ def show(
       rl config show quickstart --source > my.yaml
       rl config show dapo policy.model_name=model --json
     """
-    from rl_cli.required import mark_required  # noqa: PLC0415
+    from rl_cli.missing_keys import mark_required  # noqa: PLC0415
     from rl_cli.run_config import load_run  # noqa: PLC0415
     from rl_cli.run_folder import to_yaml  # noqa: PLC0415
 
@@ -92,7 +92,7 @@ def validate(name: str, overrides: tuple[str, ...], path: Path | None) -> None:
       rl config validate quickstart seed=3
       rl config validate my-recipe.yaml
     """
-    from rl_algorithms.trainers.unread import idle_lines  # noqa: PLC0415
+    from rl_algorithms.trainers.settings.unused_keys import idle_lines  # noqa: PLC0415
     from rl_cli.run_config import check_run, load_run  # noqa: PLC0415
     from rl_cli.run_place import find_place  # noqa: PLC0415
 

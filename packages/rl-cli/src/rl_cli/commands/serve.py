@@ -11,7 +11,7 @@ from rl_cli.console import Terminal
 from rl_cli.options import Whole
 
 if TYPE_CHECKING:
-    from rl_algorithms.trainers.signals import SignalGuard
+    from rl_algorithms.trainers.run.signals import SignalGuard
     from rl_models.serving import Server
 
 _LOOK_EVERY_S = 1.0
@@ -74,7 +74,7 @@ def serve(
       RL_WEIGHTS_KEY=other rl serve model --weights-root runs/a/checkpoints
       rl serve model request_deadline_s=60 vllm.max_num_seqs=64
     """
-    from rl_algorithms.trainers.signals import (  # noqa: PLC0415
+    from rl_algorithms.trainers.run.signals import (  # noqa: PLC0415
         Interrupted,
         SignalGuard,
     )
@@ -124,7 +124,7 @@ def _server(model: str, settings: dict[str, Any], overrides: tuple[str, ...]) ->
 def _run(server: Server, guard: SignalGuard, terminal: Terminal, as_json: bool) -> int:
     import os  # noqa: PLC0415
 
-    from rl_algorithms.trainers.signals import Interrupted  # noqa: PLC0415
+    from rl_algorithms.trainers.run.signals import Interrupted  # noqa: PLC0415
     from rl_cli.engine_environment import prepare_engine  # noqa: PLC0415
     from rl_distributed import init_ray  # noqa: PLC0415
     from rl_models.serving.config import ENGINE  # noqa: PLC0415

@@ -70,7 +70,7 @@ def train(
       rl train sft policy.model_name=path/to/model data.train=rows.jsonl
     """
     began_s = time.monotonic()
-    from rl_algorithms.trainers.signals import SignalGuard  # noqa: PLC0415
+    from rl_algorithms.trainers.run.signals import SignalGuard  # noqa: PLC0415
 
     # Neither an import nor the start of Ray survives an exception in its middle.
     with SignalGuard() as guard:
@@ -83,7 +83,7 @@ def train(
 
         terminal = Terminal(quiet=quiet)
         terminal.note(f"{name}: loading the libraries")
-        from rl_cli.commands.running import run_and_report  # noqa: PLC0415
+        from rl_cli.commands.train_run import run_and_report  # noqa: PLC0415
 
         summary = run_and_report(
             name,

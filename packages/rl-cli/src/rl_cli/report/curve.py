@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rl_algorithms.trainers.curves import Mark, draw_curves
-from rl_algorithms.trainers.figures import Figures
-from rl_algorithms.trainers.history import History
+from rl_algorithms.trainers.run.curves import Mark, draw_curves
+from rl_algorithms.trainers.run.figures import Figures
+from rl_algorithms.trainers.run.history import History
 from rl_cli.run_config import Run
 from rl_cli.run_folder import RunFolder
 

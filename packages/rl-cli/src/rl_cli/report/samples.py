@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from rl_algorithms.data.loading import load_sources
-from rl_cli.compose import RunOutcome
 from rl_cli.run_config import Run
 from rl_cli.run_folder import RunFolder
+from rl_cli.run_stages import RunOutcome
 from rl_cli.sampling import sample
 
 __all__ = ["Answer", "answer"]

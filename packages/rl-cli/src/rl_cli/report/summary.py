@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rl_algorithms.trainers.figures import Figures, format_measure
-from rl_algorithms.trainers.result import result_record
-from rl_cli.compose import RunOutcome
+from rl_algorithms.trainers.run.figures import Figures, format_measure
+from rl_algorithms.trainers.run.result import result_record
 from rl_cli.console import Terminal, table
 from rl_cli.report.samples import Answer
 from rl_cli.run_config import Run
+from rl_cli.run_stages import RunOutcome
 
 __all__ = ["result_of", "show", "warnings_of"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import Field, field_validator
 
 from rl_distributed.config import Config, changeable
-from rl_distributed.timing import convert_to_seconds
+from rl_distributed.timing.timer import convert_to_seconds
 
 __all__ = ["CheckpointingConfig"]
 

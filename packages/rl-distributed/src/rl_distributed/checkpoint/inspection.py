@@ -6,12 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-from rl_distributed.audit import audit
 from rl_distributed.checkpoint.folders import StepFolders
 from rl_distributed.checkpoint.manifest import MANIFEST_NAME, read_manifest, verify
 from rl_distributed.checkpoint.storage import read_bytes
 from rl_distributed.errors import CheckpointError
-from rl_distributed.logging import get_logger
+from rl_distributed.logs.logging import get_logger
+from rl_distributed.security.audit import audit
 
 __all__ = ["Inspector", "read_training_info"]
 

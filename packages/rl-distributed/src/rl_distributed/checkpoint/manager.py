@@ -27,7 +27,6 @@ from typing import Any
 
 import yaml
 
-from rl_distributed.audit import audit
 from rl_distributed.checkpoint.config import CheckpointingConfig
 from rl_distributed.checkpoint.folders import StepFolders
 from rl_distributed.checkpoint.inspection import Inspector, read_training_info
@@ -47,10 +46,11 @@ from rl_distributed.checkpoint.storage import (
     write_error,
 )
 from rl_distributed.checkpoint.writer import FolderWriter
-from rl_distributed.closing import close_after
 from rl_distributed.errors import CheckpointError, ConfigError, DeadlineExceededError
-from rl_distributed.logging import get_logger
-from rl_distributed.redaction import redacted
+from rl_distributed.logs.logging import get_logger
+from rl_distributed.logs.redaction import redacted
+from rl_distributed.process.closing import close_after
+from rl_distributed.security.audit import audit
 
 __all__ = ["CheckpointManager"]
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from rl_distributed.logging import get_logger
+from rl_distributed.logs.logging import get_logger
 
 __all__ = ["RankingMetric", "metric_of", "rank", "steps_to_keep"]
 

@@ -18,8 +18,8 @@ from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from rl_distributed.cluster.topology import NVLINK_DOMAIN_LABEL
 from rl_distributed.config import Config
-from rl_distributed.topology import NVLINK_DOMAIN_LABEL
 
 __all__ = ["SlurmConfig", "SlurmContainer", "slurm_script"]
 
@@ -278,7 +278,7 @@ def _certificates(config: SlurmConfig) -> str:
         return ""
     make = _python(
         config,
-        "import sys; from rl_distributed.security import make_certificates; "
+        "import sys; from rl_distributed.security.access import make_certificates; "
         "make_certificates(sys.argv[1], hosts=sys.argv[2:])",
     )
     return f"""
@@ -313,7 +313,7 @@ pids+=($!)
 """
     wait = _python(
         config,
-        "import sys; from rl_distributed.ray_start import wait_for_nodes; "
+        "import sys; from rl_distributed.cluster.start import wait_for_nodes; "
         "wait_for_nodes(int(sys.argv[1]), deadline_s=float(sys.argv[2]))",
     )
     return f"""{script}

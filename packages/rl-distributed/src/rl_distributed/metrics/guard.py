@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal
 
-from rl_distributed.logging import get_logger
+from rl_distributed.logs.logging import get_logger
 from rl_distributed.metrics.sink import CannotShowError, MetricSink
 
 __all__ = ["FailurePolicy", "GuardedSink"]

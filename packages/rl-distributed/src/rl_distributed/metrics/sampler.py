@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Any, Protocol
 
 from rl_distributed.errors import ConfigError
-from rl_distributed.logging import get_logger
+from rl_distributed.logs.logging import get_logger
 from rl_distributed.metrics.probes import (
     GpuProbe,
     HostProbe,

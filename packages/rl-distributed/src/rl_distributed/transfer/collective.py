@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, Self
 
+from rl_distributed.cluster.ports import PortAllocator
 from rl_distributed.errors import (
     DeadlineExceededError,
     ResourceInsufficientError,
     TransferError,
 )
 from rl_distributed.extras import require_torch
-from rl_distributed.ports import PortAllocator
 from rl_distributed.transfer.protocol import Header
 
 if TYPE_CHECKING:

@@ -14,13 +14,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from rl_distributed.batch.tensor_buffers import carried
 from rl_distributed.errors import (
     DeadlineExceededError,
     DistributedError,
     TransferError,
 )
 from rl_distributed.extras import require_torch
-from rl_distributed.tensor_buffers import carried
 from rl_distributed.transfer.manifest import Manifest
 from rl_distributed.transfer.protocol import ReceivingEnd, SendingEnd, TensorLink
 from rl_distributed.transfer.stream import receive_tensors, send_tensors

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, TypeAlias
 
+from rl_distributed.batch.tensor_buffers import carried
 from rl_distributed.errors import TransferError
-from rl_distributed.tensor_buffers import carried
 from rl_distributed.transfer.manifest import (
     TensorEntry,
     digest_of,

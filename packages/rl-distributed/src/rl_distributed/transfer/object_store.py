@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 import ray
 from ray.exceptions import GetTimeoutError, ObjectLostError, RayError
 
-from rl_distributed.closing import close_after
+from rl_distributed.batch.tensor_buffers import decode, encode
 from rl_distributed.errors import (
     DeadlineExceededError,
     QueueClosedError,
@@ -23,8 +23,8 @@ from rl_distributed.errors import (
     WorkerDiedError,
 )
 from rl_distributed.extras import require_torch
-from rl_distributed.queues import BoundedQueue
-from rl_distributed.tensor_buffers import decode, encode
+from rl_distributed.process.closing import close_after
+from rl_distributed.queues.queue import BoundedQueue
 from rl_distributed.transfer.protocol import Header
 
 if TYPE_CHECKING:

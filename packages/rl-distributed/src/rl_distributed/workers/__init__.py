@@ -6,6 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rl_distributed.failures.worker import WorkerFailure, WorkerHealth
     from rl_distributed.workers.builder import RayWorkerBuilder
     from rl_distributed.workers.cancellation import is_cancelled, stop_if_cancelled
     from rl_distributed.workers.future import MultiWorkerFuture, WorkerResult
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
         RestartGroup,
         RestartWorker,
     )
-    from rl_distributed.workers.reports import WorkerFailure, WorkerHealth
 
 __all__ = [
     "FailFast",
@@ -45,8 +45,8 @@ _MODULES = {
     "RayWorkerGroup": "rl_distributed.workers.group",
     "RestartGroup": "rl_distributed.workers.policy",
     "RestartWorker": "rl_distributed.workers.policy",
-    "WorkerFailure": "rl_distributed.workers.reports",
-    "WorkerHealth": "rl_distributed.workers.reports",
+    "WorkerFailure": "rl_distributed.failures.worker",
+    "WorkerHealth": "rl_distributed.failures.worker",
     "WorkerOptions": "rl_distributed.workers.options",
     "WorkerResult": "rl_distributed.workers.future",
     "is_cancelled": "rl_distributed.workers.cancellation",

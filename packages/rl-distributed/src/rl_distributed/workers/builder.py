@@ -22,7 +22,7 @@ from rl_distributed.actor_environments import (
     declared_environment,
 )
 from rl_distributed.errors import ConfigError
-from rl_distributed.redaction import is_secret_variable
+from rl_distributed.logs.redaction import is_secret_variable
 from rl_distributed.suggestion import did_you_mean
 from rl_distributed.workers.host import WorkerHost, WorkerIdentity
 from rl_distributed.workers.options import WorkerOptions, recursive_merge_options
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ray.actor import ActorHandle
     from ray.util.placement_group import PlacementGroup
 
-    from rl_distributed.placement import Bundle
+    from rl_distributed.cluster.placement import Bundle
 
 __all__ = ["RayWorkerBuilder"]
 

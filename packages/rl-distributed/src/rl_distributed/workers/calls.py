@@ -17,7 +17,7 @@ from rl_distributed.errors import (
     WorkerError,
     WorkerMethodError,
 )
-from rl_distributed.logging import portable_log_context
+from rl_distributed.logs.logging import portable_log_context
 from rl_distributed.suggestion import did_you_mean
 from rl_distributed.workers.call_deadline import add_call_deadline
 from rl_distributed.workers.dispatch import (

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import ray
 
 from rl_distributed.errors import DistributedError, WorkerDiedError, WorkerError
+from rl_distributed.failures.worker import WorkerFailure
 from rl_distributed.workers.failures import (
     actor_of,
     cause_of_death,
@@ -19,7 +20,6 @@ from rl_distributed.workers.failures import (
 )
 from rl_distributed.workers.incidents import IncidentLog
 from rl_distributed.workers.launch import LaunchedWorker
-from rl_distributed.workers.reports import WorkerFailure
 
 if TYPE_CHECKING:
     from rl_distributed.workers.policy import FailurePolicy

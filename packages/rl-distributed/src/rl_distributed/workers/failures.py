@@ -20,8 +20,8 @@ from rl_distributed.errors import (
     WorkerMethodError,
     WorkerStartError,
 )
-from rl_distributed.workers.out_of_memory import read_memory_report
-from rl_distributed.workers.reports import FailureKind, WorkerFailure
+from rl_distributed.failures.out_of_memory import read_memory_report
+from rl_distributed.failures.worker import FailureKind, WorkerFailure
 from rl_distributed.workers.secret_variables import scrubbed
 
 __all__ = [

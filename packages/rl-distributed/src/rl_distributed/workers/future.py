@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import ray
 from ray import ObjectRefGenerator
 
-from rl_distributed.cluster_watch import raise_if_lost
+from rl_distributed.cluster.watch import raise_if_lost
 from rl_distributed.errors import (
     CallCancelledError,
     ConfigError,

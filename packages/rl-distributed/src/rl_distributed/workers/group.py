@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 
-from rl_distributed.audit import audit, audited
-from rl_distributed.closing import close_after
 from rl_distributed.errors import ConfigError, DistributedError
-from rl_distributed.redaction import REDACTED, is_secret_variable
+from rl_distributed.logs.redaction import REDACTED, is_secret_variable
+from rl_distributed.process.closing import close_after
+from rl_distributed.security.audit import audit, audited
 from rl_distributed.workers.builder import RayWorkerBuilder
 from rl_distributed.workers.calls import WorkerCalls
 from rl_distributed.workers.dispatch import check_worker_ranks
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 
     from ray.actor import ActorHandle
 
+    from rl_distributed.cluster.virtual_cluster import RayVirtualCluster
+    from rl_distributed.failures.worker import WorkerHealth
     from rl_distributed.named_sharding import NamedSharding
-    from rl_distributed.virtual_cluster import RayVirtualCluster
-    from rl_distributed.workers.reports import WorkerHealth
 
 __all__ = ["RayWorkerGroup"]
 

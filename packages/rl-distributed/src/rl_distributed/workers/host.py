@@ -20,29 +20,29 @@ from collections.abc import AsyncIterator, Collection, Coroutine, Iterator, Mapp
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
-from rl_distributed.collections_pause import collections_paused
 from rl_distributed.errors import (
     CallCancelledError,
     UserError,
     WorkerMethodError,
     WorkerStartError,
 )
-from rl_distributed.logging import (
+from rl_distributed.failures.carried_exception import pack_exception
+from rl_distributed.failures.worker import WorkerFailure
+from rl_distributed.logs.logging import (
     LoggingSetup,
     configure_worker_logging,
     log_context,
 )
-from rl_distributed.process_label import ProcessLabel, set_process_label
+from rl_distributed.process.gc_pause import collections_paused
+from rl_distributed.process.label import ProcessLabel, set_process_label
 from rl_distributed.workers.beats import BeatSender, WatchTarget, in_process_group
 from rl_distributed.workers.cancellation import (
     current_call,
     is_cancelled,
     stop_if_cancelled,
 )
-from rl_distributed.workers.carried_exception import pack_exception
 from rl_distributed.workers.journal import log_error, log_made, log_start
 from rl_distributed.workers.output import hide_secrets_in_output
-from rl_distributed.workers.reports import WorkerFailure
 from rl_distributed.workers.secret_variables import scrubbed, shown_variables
 from rl_distributed.workers.worker_class import (
     LaunchOverrides,

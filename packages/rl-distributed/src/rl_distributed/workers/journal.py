@@ -8,8 +8,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rl_distributed.logging import get_logger
-from rl_distributed.redaction import redacted
+from rl_distributed.logs.logging import get_logger
+from rl_distributed.logs.redaction import redacted
 
 __all__ = ["log_error", "log_made", "log_start"]
 

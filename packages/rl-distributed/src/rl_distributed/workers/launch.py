@@ -32,8 +32,8 @@ from rl_distributed.errors import (
     WorkerDiedError,
     WorkerStartError,
 )
-from rl_distributed.logging import current_logging_setup
-from rl_distributed.redaction import is_secret_variable
+from rl_distributed.logs.logging import current_logging_setup
+from rl_distributed.logs.redaction import is_secret_variable
 from rl_distributed.workers.beats import WatchTarget
 from rl_distributed.workers.failures import WorkerPlace, remember_worker
 from rl_distributed.workers.future import fetch
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
         ActorEnvironment,
         PreparedEnvironment,
     )
-    from rl_distributed.virtual_cluster import RayVirtualCluster
+    from rl_distributed.cluster.virtual_cluster import RayVirtualCluster
     from rl_distributed.workers.builder import RayWorkerBuilder
 
 __all__ = ["LaunchedWorker", "WorkerLauncher", "shared_argument"]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rl_distributed.errors import ConfigError
 
 if TYPE_CHECKING:
-    from rl_distributed.virtual_cluster import WorkerSlot
+    from rl_distributed.cluster.virtual_cluster import WorkerSlot
 
 __all__ = ["WorkerSeat", "lay_out_workers"]
 

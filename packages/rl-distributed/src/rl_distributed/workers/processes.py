@@ -13,8 +13,8 @@ import psutil
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from rl_distributed.busy_threads import has_busy_thread
-from rl_distributed.cluster_watch import find_loss
+from rl_distributed.cluster.watch import find_loss
+from rl_distributed.process.activity import has_busy_thread
 
 if TYPE_CHECKING:
     from rl_distributed.workers.launch import LaunchedWorker

@@ -22,13 +22,19 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 
-from rl_distributed.cluster_watch import find_loss, raise_if_lost
+from rl_distributed.cluster.watch import find_loss, raise_if_lost
 from rl_distributed.errors import (
     DeadlineExceededError,
     DistributedError,
     WorkerDiedError,
     WorkerError,
     WorkerStartError,
+)
+from rl_distributed.failures.worker import (
+    FailureKind,
+    WorkerFailure,
+    WorkerHealth,
+    WorkerState,
 )
 from rl_distributed.workers.explain import FailureExplainer
 from rl_distributed.workers.failures import cause_of_death, failure_error, is_vague
@@ -37,12 +43,6 @@ from rl_distributed.workers.launch import LaunchedWorker
 from rl_distributed.workers.node_watch import NodeWatch, is_reached, places_of
 from rl_distributed.workers.policy import RestartGroup, _Restart
 from rl_distributed.workers.processes import is_at_work, is_stopped, process_state
-from rl_distributed.workers.reports import (
-    FailureKind,
-    WorkerFailure,
-    WorkerHealth,
-    WorkerState,
-)
 from rl_distributed.workers.watch import GroupWatch, WatchEvent
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from rl_distributed.actor_environments import (
     EnvironmentStore,
 )
 from rl_distributed.errors import DistributedError
-from rl_distributed.logging import get_logger
+from rl_distributed.logs.logging import get_logger
 from rl_models.environments import VLLM
 from rl_models.generation.config import GenerationConfig
 

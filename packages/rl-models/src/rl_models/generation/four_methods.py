@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from rl_distributed.batched_data_dict import BatchedDataDict
-from rl_distributed.logging import get_logger
+from rl_distributed.batch.batched_data_dict import BatchedDataDict
+from rl_distributed.logs.logging import get_logger
 from rl_models.backend_forms import generation_form
 from rl_models.checkpoint.model_folder import folder_context_length
 from rl_models.errors import GenerationError

@@ -25,7 +25,7 @@ from rl_models.registry import generation_registrations
 
 __all__ = ["Hosting", "check_model", "hosting_of", "rows_at_once"]
 
-_WORKER = "rl_models.policy.generation_worker.GenerationWorker"
+_WORKER = "rl_models.generation.worker.GenerationWorker"
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from rl_distributed.batched_data_dict import BatchedDataDict
+from rl_distributed.batch.batched_data_dict import BatchedDataDict
+from rl_distributed.cluster.virtual_cluster import RayVirtualCluster
 from rl_distributed.errors import ActorEnvironmentError
-from rl_distributed.virtual_cluster import RayVirtualCluster
 from rl_distributed.workers.builder import RayWorkerBuilder
 from rl_distributed.workers.future import MultiWorkerFuture, fetch
 from rl_distributed.workers.group import RayWorkerGroup
@@ -19,23 +19,23 @@ from rl_models.errors import GenerationError
 from rl_models.generation.choice import choose_backend
 from rl_models.generation.config import GenerationConfig
 from rl_models.generation.noise import derive_seeds
+from rl_models.generation.row_checks import check_versions, columns_to_sample
 from rl_models.generation.sampling import check_sampling_params
 from rl_models.interfaces import GenerationInterface, Path
 from rl_models.policy.backend_traits import check_model, hosting_of, rows_at_once
-from rl_models.policy.generation_rows import check_versions, columns_to_sample
-from rl_models.policy.replica_count import ReplicaCount, Uses
-from rl_models.policy.replica_server import ReplicaServer
-from rl_models.policy.replica_workers import (
-    ReplicaCall,
-    ReplicaWorkers,
-    replica_layout,
-)
-from rl_models.policy.replicas import Replicas
-from rl_models.policy.row_queue import serve_parts
 from rl_models.policy.row_sharding import num_parts, split_rows
 from rl_models.policy.text_rows import TextRows, has_texts
 from rl_models.policy.weight_updates import WeightUpdates
 from rl_models.registry import get_generation_traits
+from rl_models.replicas.count import ReplicaCount, Uses
+from rl_models.replicas.replicas import Replicas
+from rl_models.replicas.row_queue import serve_parts
+from rl_models.replicas.server import ReplicaServer
+from rl_models.replicas.workers import (
+    ReplicaCall,
+    ReplicaWorkers,
+    replica_layout,
+)
 from rl_models.types import GenerationDatumSpec, GenerationOutputSpec, SamplingParams
 from rl_models.weights.following import Following
 from rl_models.weights.sync import WeightSource

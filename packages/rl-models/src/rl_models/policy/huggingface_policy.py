@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from rl_distributed.cluster.own_cluster import OwnCluster
+from rl_distributed.cluster.virtual_cluster import RayVirtualCluster
 from rl_distributed.errors import ConfigError
-from rl_distributed.own_cluster import OwnCluster
-from rl_distributed.virtual_cluster import RayVirtualCluster
 from rl_models.config import PolicyConfig
 from rl_models.interfaces import Path
 from rl_models.policy.preflight import check_policy

@@ -7,16 +7,16 @@ from typing import Any
 
 from torch import Tensor
 
-from rl_distributed.batched_data_dict import BatchedDataDict
+from rl_distributed.batch.batched_data_dict import BatchedDataDict
 from rl_distributed.errors import BatchError
 from rl_models.config import PolicyConfig
 from rl_models.generation.noise import derive_seeds
+from rl_models.generation.row_checks import columns_to_sample
 from rl_models.generation.sampling import check_sampling_params
-from rl_models.policy.generation_rows import columns_to_sample
-from rl_models.policy.heads import check_lm_head
+from rl_models.policy.head_checks import check_lm_head
 from rl_models.policy.row_sharding import split_rows
 from rl_models.policy.text_rows import TextRows, has_texts
-from rl_models.policy.worker_sampler import DEFAULT_NEW_TOKENS, sampling_config
+from rl_models.training.worker_sampler import DEFAULT_NEW_TOKENS, sampling_config
 from rl_models.types import GenerationDatumSpec, GenerationOutputSpec, SamplingParams
 
 __all__ = ["OwnSampling"]

@@ -18,7 +18,7 @@ from typing import Any, Protocol, TypeAlias
 import torch
 from torch import Tensor
 
-from rl_distributed.batched_data_dict import BatchedDataDict
+from rl_distributed.batch.batched_data_dict import BatchedDataDict
 from rl_distributed.errors import BatchError
 from rl_models.types import LossInputType, LossType
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from rl_distributed.batched_data_dict import BatchedDataDict
+from rl_distributed.batch.batched_data_dict import BatchedDataDict
 from rl_distributed.errors import BatchError
 from rl_models.tokens.chat import encode_prompt
 from rl_models.tokens.tokenizer import decode_rows, load_tokenizer, pad_token_id

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from rl_distributed.batched_data_dict import BatchedDataDict
+from rl_distributed.batch.batched_data_dict import BatchedDataDict
+from rl_distributed.cluster.virtual_cluster import RayVirtualCluster
 from rl_distributed.errors import BatchError, ConfigError
 from rl_distributed.named_sharding import NamedSharding
-from rl_distributed.timing import Timer
-from rl_distributed.virtual_cluster import RayVirtualCluster
+from rl_distributed.timing.timer import Timer
 from rl_distributed.workers.builder import RayWorkerBuilder
 from rl_distributed.workers.future import MultiWorkerFuture
 from rl_distributed.workers.group import RayWorkerGroup
@@ -19,7 +19,7 @@ from rl_models.checkpoint.hub import hub_secrets
 from rl_models.config import PolicyConfig
 from rl_models.errors import ContextLengthError
 from rl_models.interfaces import LossFunction, Path, PolicyInterface
-from rl_models.policy.heads import (
+from rl_models.policy.head_checks import (
     check_lm_head,
     check_loss_fits_head,
     check_scalar_head,
@@ -41,7 +41,7 @@ from rl_models.types import (
 __all__ = ["TrainingPolicy"]
 
 _AXIS = "data_parallel"
-_WORKER = "rl_models.policy.worker.TrainingWorker"
+_WORKER = "rl_models.training.worker.TrainingWorker"
 
 
 class TrainingPolicy(WeightExports, OwnSampling, PolicyInterface):

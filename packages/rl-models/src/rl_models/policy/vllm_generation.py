@@ -6,8 +6,8 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from rl_distributed.cluster.virtual_cluster import RayVirtualCluster
 from rl_distributed.errors import ConfigError
-from rl_distributed.virtual_cluster import RayVirtualCluster
 from rl_models.config import PolicyConfig
 from rl_models.generation.config import GenerationConfig
 from rl_models.interfaces import Path

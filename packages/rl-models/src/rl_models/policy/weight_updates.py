@@ -13,7 +13,7 @@ from typing import Any
 
 import ray
 
-from rl_distributed.batched_data_dict import BatchedDataDict
+from rl_distributed.batch.batched_data_dict import BatchedDataDict
 from rl_distributed.errors import (
     DeadlineExceededError,
     DistributedError,
@@ -23,8 +23,8 @@ from rl_distributed.errors import (
 from rl_distributed.transfer import TensorLink
 from rl_distributed.workers.group import RayWorkerGroup
 from rl_models.errors import WeightSyncError
-from rl_models.policy.replica_workers import ReplicaWorkers
-from rl_models.policy.replicas import Replicas
+from rl_models.replicas.replicas import Replicas
+from rl_models.replicas.workers import ReplicaWorkers
 from rl_models.types import GenerationOutputSpec, SamplingParams
 from rl_models.weights.request import LoadReport, Pending, WeightRequest
 

@@ -23,13 +23,13 @@ import aiohttp
 from aiohttp import web
 
 from rl_models.serving.balancer import Balancer, Endpoint
+from rl_models.serving.client_response import Outgoing
 from rl_models.serving.engine_failure import (
     REQUEST_ID_HEADER,
     EngineFailure,
     is_failure,
 )
 from rl_models.serving.errors import ApiError, error_body
-from rl_models.serving.outgoing import Outgoing
 
 __all__ = ["REPLICA_HEADER", "VERSION_HEADER", "Call", "Forwarder", "is_alive"]
 

@@ -11,8 +11,8 @@ import psutil
 import ray
 
 from rl_distributed.actor_environments import find_environment
+from rl_distributed.cluster.virtual_cluster import RayVirtualCluster
 from rl_distributed.errors import DistributedError, WorkerStartError
-from rl_distributed.virtual_cluster import RayVirtualCluster
 from rl_distributed.workers.builder import RayWorkerBuilder
 from rl_distributed.workers.group import RayWorkerGroup
 from rl_distributed.workers.policy import FailFast

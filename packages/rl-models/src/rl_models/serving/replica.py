@@ -24,8 +24,8 @@ from rl_models.errors import GenerationError
 from rl_models.generation.config import GenerationConfig
 from rl_models.generation.vllm.engine_args import engine_args
 from rl_models.serving.failure_report import FailureReport
-from rl_models.serving.gate import Gate
 from rl_models.serving.recent_errors import RecentErrors, relevant_lines
+from rl_models.serving.replica_access import Gate
 from rl_models.serving.version_stamp import VersionStamp
 
 __all__ = ["EXTENSION", "ServingReplica"]

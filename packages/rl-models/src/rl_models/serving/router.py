@@ -20,16 +20,16 @@ import aiohttp
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from rl_distributed.audit import audit
 from rl_distributed.errors import DistributedError, UserError
+from rl_distributed.security.audit import audit
 from rl_models.serving.access import Access
 from rl_models.serving.balancer import Balancer, Endpoint, estimated_tokens
+from rl_models.serving.client_response import ClientGoneError
 from rl_models.serving.config import ServeConfig
 from rl_models.serving.errors import ApiError, error_body
 from rl_models.serving.exposition import merged_metrics
 from rl_models.serving.fleet import UpdateReport
 from rl_models.serving.forward import Call, Forwarder, is_alive
-from rl_models.serving.outgoing import ClientGoneError
 from rl_models.serving.weights_root import WeightsRoot
 
 __all__ = ["Admin", "Router"]

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args
 
 from pydantic import SecretStr
 
-from rl_distributed.audit import audited
+from rl_distributed.cluster.start import init_ray, shutdown_ray
 from rl_distributed.errors import ConfigError
-from rl_distributed.ray_start import init_ray, shutdown_ray
+from rl_distributed.security.audit import audited
 from rl_models.checkpoint.hub import check_hub_name
 from rl_models.checkpoint.model_folder import check_model_folder, read_model_config
 from rl_models.serving.balancer import Endpoint

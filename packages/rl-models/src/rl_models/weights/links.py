@@ -26,7 +26,7 @@ from rl_distributed.errors import (
     DeadlineExceededError,
     DistributedError,
 )
-from rl_distributed.logging import get_logger
+from rl_distributed.logs.logging import get_logger
 from rl_distributed.transfer import (
     CollectiveLink,
     CudaIpcLink,

@@ -20,8 +20,8 @@ from typing import Any
 import torch
 import transformers
 
-from rl_distributed.batched_data_dict import BatchedDataDict
-from rl_distributed.logging import get_logger
+from rl_distributed.batch.batched_data_dict import BatchedDataDict
+from rl_distributed.logs.logging import get_logger
 from rl_models.checkpoint.model_folder import read_model_config
 from rl_models.errors import WeightSyncError
 from rl_models.ops.context_length import CONTEXT_KEYS, context_length

@@ -16,8 +16,8 @@ import ray
 import torch
 from ray.exceptions import GetTimeoutError, RayError
 
+from rl_distributed.batch.tensor_buffers import decode
 from rl_distributed.errors import DeadlineExceededError, DistributedError, TransferError
-from rl_distributed.tensor_buffers import decode
 from rl_distributed.transfer import (
     Header,
     Manifest,

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from rl_distributed.tensor_buffers import encode
+from rl_distributed.batch.tensor_buffers import encode
 from rl_distributed.transfer import SendingEnd, TensorLink, send_tensors
 from rl_distributed.transfer.messages import tensor_buckets, tensor_messages
 from rl_models.errors import WeightSyncError

@@ -23,8 +23,8 @@ from rl_distributed.errors import (
     WorkerDiedError,
     WorkerHungError,
 )
-from rl_distributed.logging import get_logger
-from rl_distributed.timing import Timer
+from rl_distributed.logs.logging import get_logger
+from rl_distributed.timing.timer import Timer
 from rl_distributed.transfer import TensorLink
 from rl_models.errors import WeightSyncError
 from rl_models.interfaces import GenerationInterface

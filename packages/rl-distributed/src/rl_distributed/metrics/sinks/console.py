@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from rl_distributed.config import Config
-from rl_distributed.logging import get_logger
+from rl_distributed.logs.logging import get_logger
 
 __all__ = ["ConsoleSink", "ConsoleSinkConfig"]
 

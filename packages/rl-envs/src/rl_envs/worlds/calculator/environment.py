@@ -14,8 +14,8 @@ from pydantic import Field
 from rl_distributed.config import Config
 from rl_envs.interfaces import EnvironmentReturn
 from rl_envs.registry import register_env
-from rl_envs.tool_calls import JsonToolCallParser, ToolCall, ToolCallParser
-from rl_envs.tools import ToolEnvironment, ToolLimits
+from rl_envs.tools.calls import JsonToolCallParser, ToolCall, ToolCallParser
+from rl_envs.tools.environment import ToolEnvironment, ToolLimits
 
 __all__ = [
     "BracketCallParser",

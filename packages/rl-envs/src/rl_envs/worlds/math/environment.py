@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from pydantic import Field
 
-from rl_distributed.arrays import as_array, full, to_numpy
+from rl_distributed.batch.arrays import as_array, full, to_numpy
 from rl_distributed.config import Config
 from rl_envs.errors import MessageLogError, SolutionError
 from rl_envs.interfaces import (

@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from rl_distributed.arrays import as_array, full, to_numpy
+from rl_distributed.batch.arrays import as_array, full, to_numpy
 from rl_distributed.config import Config
 from rl_envs.errors import MessageLogError
 from rl_envs.interfaces import (

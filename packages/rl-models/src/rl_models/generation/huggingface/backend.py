@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from rl_distributed.batched_data_dict import BatchedDataDict
+from rl_distributed.batch.batched_data_dict import BatchedDataDict
 from rl_distributed.transfer.manifest import Manifest
 from rl_models.errors import GenerationError
 from rl_models.generation.config import GenerationConfig

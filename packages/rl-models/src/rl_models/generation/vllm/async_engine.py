@@ -16,8 +16,8 @@ from rl_models.generation.replica_rank import ReplicaRank
 from rl_models.generation.vllm.engines import Tensors, joined, num_tokens
 from rl_models.generation.vllm.process_watch import parent_variables
 from rl_models.generation.vllm.requests import RowRequest
+from rl_models.generation.vllm.shared_weights_file import WeightFile
 from rl_models.generation.vllm.stall_watch import EngineProgress
-from rl_models.generation.vllm.weight_file import WeightFile
 
 __all__ = ["AsyncEngine", "EngineLostError"]
 

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from rl_distributed.batched_data_dict import BatchedDataDict
-from rl_distributed.collections_pause import collections_paused
+from rl_distributed.batch.batched_data_dict import BatchedDataDict
 from rl_distributed.errors import ConfigError
+from rl_distributed.process.gc_pause import collections_paused
 from rl_distributed.transfer import Manifest
 from rl_models.environments import has_gpu
 from rl_models.errors import GenerationError

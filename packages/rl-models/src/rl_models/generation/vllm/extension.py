@@ -15,7 +15,7 @@ from vllm.platforms import current_platform
 
 from rl_distributed.transfer.manifest import Manifest, TensorEntry
 from rl_models.errors import WeightSyncError
-from rl_models.generation.vllm.held_weights import held_tensors
+from rl_models.generation.vllm.parameter_names import held_tensors
 from rl_models.generation.vllm.process_watch import end_with_parent
 from rl_models.generation.vllm.staged_weights import StagedWeights
 from rl_models.weights.loading import changed_tensors

@@ -11,9 +11,9 @@ from rl_models.errors import GenerationError
 from rl_models.generation.replica_rank import ReplicaRank
 from rl_models.generation.vllm.engines import Tensors
 from rl_models.generation.vllm.requests import RowRequest
+from rl_models.generation.vllm.shared_weights_file import WeightFile
 from rl_models.generation.vllm.staged_weights import StagedWeights
 from rl_models.generation.vllm.stall_watch import EngineProgress
-from rl_models.generation.vllm.weight_file import WeightFile
 
 __all__ = ["FollowingEngine"]
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from rl_distributed.logging import get_logger
+from rl_distributed.logs.logging import get_logger
 
 __all__ = ["ProcessWatch", "end_process", "end_with_parent", "parent_variables"]
 

@@ -9,13 +9,13 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from rl_distributed.batched_data_dict import BatchedDataDict
-from rl_distributed.busy_threads import has_busy_thread
+from rl_distributed.batch.batched_data_dict import BatchedDataDict
+from rl_distributed.process.activity import has_busy_thread
 from rl_distributed.transfer import TensorLink
 from rl_models.environments import has_gpu
 from rl_models.generation.vllm.process_watch import ProcessWatch, end_process
 from rl_models.generation.vllm.stall_watch import StallWatch
-from rl_models.policy.generation_worker import GenerationWorker
+from rl_models.generation.worker import GenerationWorker
 from rl_models.types import GenerationDatumSpec, GenerationOutputSpec, SamplingParams
 from rl_models.weights.request import LoadReport, WeightRequest
 

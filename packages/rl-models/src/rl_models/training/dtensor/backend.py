@@ -22,7 +22,7 @@ from torch import Tensor
 from transformers.utils import logging as transformers_logging
 
 from rl_distributed.errors import BatchError
-from rl_distributed.logging import get_logger
+from rl_distributed.logs.logging import get_logger
 from rl_models.checkpoint.huggingface import save_model_folder
 from rl_models.checkpoint.tokenizer_files import save_tokenizer
 from rl_models.config import PolicyConfig
@@ -40,16 +40,16 @@ from rl_models.training.dtensor.model import (
     load_model,
     load_weights_into,
 )
-from rl_models.training.dtensor.needed import (
-    needed_for_logprobs,
-    needed_for_values,
-)
 from rl_models.training.dtensor.optimizer import (
     build_optimizer,
     build_scheduler,
     change_settings,
     clip_gradients,
     gradient_norm,
+)
+from rl_models.training.dtensor.positions import (
+    needed_for_logprobs,
+    needed_for_values,
 )
 from rl_models.training.dtensor.state import load_training_state, save_training_state
 from rl_models.training.dtensor.topk import student_inputs, topk_of_shard

@@ -16,7 +16,7 @@ from rl_distributed.errors import BatchError
 from rl_models.training.dtensor.forward import needed_logits
 from rl_models.training.dtensor.microbatch import micro_batch_rows, narrowed
 from rl_models.training.dtensor.model import RankModel
-from rl_models.training.dtensor.needed import needed_for_logprobs
+from rl_models.training.dtensor.positions import needed_for_logprobs
 
 __all__ = ["student_inputs", "topk_of_shard"]
 

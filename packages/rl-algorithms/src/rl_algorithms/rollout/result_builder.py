@@ -1,0 +1,209 @@
+"""`Finisher`: from a table of played rows to a `RolloutResult`.
+
+Groups are scored, what cannot be trained on is masked and counted by reason, and
+metrics are made. Shapes: N rows.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rl_algorithms.errors import RolloutError
+from rl_algorithms.rollout.config import RolloutConfig
+from rl_algorithms.rollout.judge import Judge, outcome_of
+from rl_algorithms.rollout.result import Outcome, RolloutResult
+from rl_algorithms.rollout.rollout_metrics import rollout_metrics
+from rl_algorithms.rollout.row_table import Table
+from rl_distributed.batch.batched_data_dict import BatchedDataDict
+from rl_distributed.logs.logging import get_logger
+from rl_distributed.metrics.values import Mean, MetricValue, Sum, as_metric
+from rl_envs.interfaces import total_reward
+
+__all__ = ["Finisher"]
+
+_logger = get_logger(__name__)
+_PRIVATE = (
+    "active",
+    "cut_answers",
+    "turn_limit_reached",
+    "prompt_lengths",
+    "env_tokens",
+    "errors",
+    "message_logs",
+    "num_prompt_messages",
+    "answers",
+    "extra_env_info",
+)
+
+
+class Finisher:
+    """Makes results.
+
+    Args:
+        judge: Scores groups, looks at finished rows, and knows the last failure.
+        config: What to do about failures.
+        pad_token_id: What lies behind the end of a row.
+    """
+
+    def __init__(self, judge: Judge, config: RolloutConfig, pad_token_id: int) -> None:
+        self._judge, self._config = judge, config
+        self.pads = {"input_ids": pad_token_id, "token_versions": -1}
+        """Padding of the columns of a table."""
+
+    def finish(self, table: Table, num_retried: int) -> RolloutResult:
+        """Make the result of whole groups.
+
+        Args:
+            table: The rows; it is changed.
+            num_retried: How many rows were played again.
+
+        Raises:
+            RolloutError: Too many rows failed.
+            Exception: What environment or generator raised, if that ends the run.
+        """
+        self._score_groups(table)
+        outcome = table["outcome"]
+        self._refuse_failures(outcome, table["errors"])
+        reasons = _reasons(outcome)
+        healthy = outcome <= int(Outcome.TRUNCATED)
+        _blank_failed(table, healthy)
+        whole = healthy
+        if self._config.incomplete_groups == "drop":
+            groups = table["group_index"]
+            whole = healthy & ~torch.isin(groups, groups[~healthy])
+            reasons["incomplete_group"] = int((healthy & ~whole).sum())
+        table["sample_mask"] = table["sample_mask"] * whole
+        self._report(reasons, len(outcome), num_retried)
+        metrics = self._metrics(table)
+        metrics["num_retried"] = Sum(float(num_retried))
+        for reason, count in reasons.items():
+            metrics[f"num_dropped/{reason}"] = Sum(float(count))
+        lists = {name: table[name] for name in _PRIVATE if name in table}
+        rows: BatchedDataDict[Any] = BatchedDataDict(
+            {name: table[name] for name in table if name not in _PRIVATE}
+        )
+        for name, value in self._judge.post_process(rows).items():
+            metrics[f"env/{name}"] = _over_rows(value, name, rows.size)
+        return RolloutResult(
+            rows=rows,
+            metrics=metrics,
+            message_logs=lists["message_logs"],
+            num_prompt_messages=lists["num_prompt_messages"],
+            answers=lists["answers"],
+            extra_env_info=lists["extra_env_info"],
+        )
+
+    def _score_groups(self, table: Table) -> None:
+        """Add what the environment says of the healthy rows of each prompt together."""
+        healthy = table["outcome"] <= int(Outcome.TRUNCATED)
+        groups = table["group_index"]
+        members = [
+            ((groups == group) & healthy).nonzero().flatten().tolist()
+            for group in groups[healthy].unique().tolist()
+        ]
+        logs, metadata = table["message_logs"], table["metadata"]
+        scores = self._judge.score_groups(
+            [[logs[row] for row in rows] for rows in members],
+            [[metadata[row] for row in rows] for rows in members],
+        )
+        if scores is None:
+            return
+        if isinstance(scores, Exception):
+            table["outcome"] = table["outcome"].masked_fill(
+                healthy, int(outcome_of(scores))
+            )
+            table["errors"] = [scores] * table.size
+            return
+        for rows, score in zip(members, scores, strict=True):
+            total = total_reward(score).to(torch.float32)
+            unscored = torch.tensor(rows)[~total.isfinite()]
+            table["rewards"][rows] += total.nan_to_num(0.0, 0.0, 0.0)
+            table["outcome"][unscored] = int(Outcome.ENVIRONMENT_ERROR)
+            for name, value in score.items() if isinstance(score, dict) else ():
+                empty = torch.full((table.size,), torch.nan)
+                column = table.setdefault(name, empty)
+                # Added to what the turns gave; alone where they gave nothing.
+                before = column[rows]
+                column[rows] = torch.where(before.isnan(), 0.0, before) + value
+
+    def _refuse_failures(self, outcome: Tensor, errors: list[Exception | None]) -> None:
+        failed = int((outcome > Outcome.TRUNCATED).sum())
+        if not failed:
+            return
+        if self._config.on_environment_error == "raise":
+            for error in errors:
+                if error is not None:
+                    raise error
+        rate = failed / len(outcome)
+        if rate > self._config.max_failed_rate or failed == len(outcome):
+            reasons = ", ".join(
+                f"{count} {name.replace('_', ' ')}"
+                for name, count in _reasons(outcome).items()
+                if count
+            )
+            raise RolloutError(
+                f"the environment failed for {failed} of {len(outcome)} rows "
+                f"({reasons}), more than "
+                f"rollout.max_failed_rate={self._config.max_failed_rate} allows"
+                f"{self._judge.last_failure}"
+            )
+
+    def _report(self, reasons: dict[str, int], num_rows: int, num_retried: int) -> None:
+        dropped = {name: count for name, count in reasons.items() if count}
+        if dropped:
+            _logger.warning(
+                "left out %d of %d rows: %s%s%s",
+                sum(dropped.values()),
+                num_rows,
+                ", ".join(f"{count} {name}" for name, count in dropped.items()),
+                f" ({num_retried} played again)" if num_retried else "",
+                self._judge.last_failure,
+            )
+
+    def _metrics(self, table: Table) -> dict[str, MetricValue]:
+        return rollout_metrics(
+            rewards=table["rewards"],
+            outcome=table["outcome"],
+            truncated=table["truncated"],
+            generation_lengths=table["generation_lengths"],
+            prompt_lengths=table["prompt_lengths"],
+            env_tokens=table["env_tokens"],
+            total_lengths=table["input_lengths"],
+            num_turns=table["num_turns"],
+            cut_answers=table["cut_answers"],
+            turn_limit_reached=table["turn_limit_reached"],
+            weight_version=table["weight_version"],
+            num_branches=torch.tensor([len(row) for row in table["branches"]]),
+        )
+
+
+def _over_rows(value: Any, name: str, num_rows: int) -> MetricValue:
+    """Let a plain number count as often as there are rows behind it.
+
+    Batches of different sizes would otherwise count alike in the mean of a validation.
+    """
+    if isinstance(value, MetricValue):
+        return value
+    return Mean(float(as_metric(value, name=name)) * num_rows, float(num_rows))
+
+
+def _reasons(outcome: Tensor) -> dict[str, int]:
+    """Count the rows of each ending that is not trained on."""
+    counts = torch.bincount(outcome.to(torch.int64), minlength=len(Outcome)).tolist()
+    return {
+        ending.name.lower(): counts[ending]
+        for ending in Outcome
+        if not ending.is_trainable
+    }
+
+
+def _blank_failed(table: Table, healthy: Tensor) -> None:
+    """Leave no reward where there is none: 0.0 in the sum, NaN in its parts."""
+    unscored = ~healthy & (table["outcome"] != int(Outcome.STALE))
+    for name in table:
+        if name.startswith("reward/"):
+            table[name] = table[name].masked_fill(unscored, torch.nan)
+    table["rewards"] = table["rewards"].masked_fill(unscored, 0.0)

@@ -1,0 +1,1 @@
+"""The folder, record, result and figures of a run."""

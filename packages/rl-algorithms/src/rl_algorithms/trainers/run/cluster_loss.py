@@ -1,0 +1,38 @@
+"""What a run ends with when a process of Ray itself has ended."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rl_distributed.cluster.watch import ClusterLoss
+from rl_distributed.errors import ClusterLostError
+
+__all__ = ["cluster_lost_error"]
+
+
+def cluster_lost_error(
+    loss: ClusterLoss, step: int, kept: Path | None
+) -> ClusterLostError:
+    """Return the error that says what was lost, and what was not.
+
+    Args:
+        loss: The process of Ray.
+        step: Steps that the run has done.
+        kept: The newest whole checkpoint, if there is one.
+    """
+    error = ClusterLostError(f"{loss}. {_describe_kept(step, kept)}")
+    error.loss = loss
+    return error
+
+
+def _describe_kept(step: int, kept: Path | None) -> str:
+    """Say which checkpoint a run can be resumed from after this many steps."""
+    if kept is None:
+        return f"No checkpoint was kept of the {step} steps done"
+    saved = kept.name.removeprefix("step_")
+    if saved == str(step):
+        return f"The checkpoint of step {step}, the last one done, is kept in {kept}"
+    return (
+        f"The newest whole checkpoint is that of step {saved}, in {kept}; step {step}, "
+        "the last one done, could not be saved"
+    )

@@ -1,0 +1,103 @@
+"""A run in a few figures: what it measured at the start, at best and at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Self
+
+from rl_algorithms.trainers.run.history import History
+
+__all__ = ["Figures", "format_measure", "measure_of"]
+
+_MEASURES = (
+    "val:accuracy",
+    "val:reward",
+    "val:val_loss",
+    "val:loss",
+    "train:reward",
+    "train:loss",
+)
+"""The most telling first: held-out data before training data; a reward function has no
+notion of a right answer, and what imitates samples none."""
+
+
+def measure_of(names: Iterable[str]) -> str | None:
+    """Return the most telling measure among names such as `val:reward`, or None."""
+    present = set(names)
+    return next((name for name in _MEASURES if name in present), None)
+
+
+def format_measure(measure: str, value: float | None) -> str:
+    """Return a value of a measure for people; "" where there is none."""
+    if value is None:
+        return ""
+    return f"{value:.1%}" if measure.endswith("accuracy") else f"{value:.4g}"
+
+
+@dataclass(frozen=True)
+class Figures:
+    """How one measure went in a run; all are None where nothing was measured."""
+
+    measure: str | None = None
+    """What was measured, such as `val:accuracy`."""
+    start: float | None = None
+    """Its first value."""
+    start_step: int | None = None
+    """Step of the first value; 0: before training."""
+    best: float | None = None
+    """Its best value: the lowest of a loss, the highest of anything else."""
+    best_step: int | None = None
+    """Step of the best value."""
+    end: float | None = None
+    """Its last value."""
+    nothing_learnt: str | None = None
+    """A sentence, where the measure never became better than at the start."""
+
+    @classmethod
+    def of(cls, history: History) -> Self:
+        """Return the figures of a history."""
+        measure = measure_of(name for record in history for name in record)
+        if measure is None:
+            return cls()
+        steps, values = history.column(measure)
+        sign = -1.0 if measure.endswith("loss") else 1.0
+        best = max(range(len(values)), key=lambda i: sign * values[i])
+        return cls(
+            measure=measure,
+            start=values[0],
+            start_step=steps[0],
+            best=values[best],
+            best_step=steps[best],
+            end=values[-1],
+            nothing_learnt=_nothing_learnt(measure, sign, values),
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the figures by name."""
+        return asdict(self)
+
+
+def _nothing_learnt(measure: str, sign: float, values: Sequence[float]) -> str | None:
+    """Return the sentence that says so, or None where something was learnt."""
+    if len(values) < 2:
+        return None
+    if measure.startswith("val:"):
+        before, after = values[0], max(values[1:], key=lambda value: sign * value)
+        when = "at the start", "at best afterwards"
+    else:
+        # Each step has other data, so that single steps say little.
+        half = len(values) // 2
+        before, after = _mean(values[:half]), _mean(values[half:])
+        when = "in the first half of the steps", "in the second"
+    if not sign * after <= sign * before:
+        return None
+    shown = format_measure(measure, before), format_measure(measure, after)
+    return (
+        f"Nothing was learnt: {measure} is {shown[0]} {when[0]} and {shown[1]} "
+        f"{when[1]}."
+    )
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)

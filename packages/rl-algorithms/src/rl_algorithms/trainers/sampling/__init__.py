@@ -1,0 +1,1 @@
+"""Validation and checks of what was sampled."""

@@ -1,0 +1,64 @@
+"""What a validation finds, on one held-out set or on several."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rl_algorithms.data.validation_sets import ValidationParts
+from rl_distributed.metrics.values import Mean, MetricValue, reduce_metrics
+
+__all__ = ["ValidationResult", "validate_parts"]
+
+
+@dataclass(frozen=True)
+class ValidationResult:
+    """Metrics of the held-out data, and some answers to look at."""
+
+    metrics: Mapping[str, Any]
+    """Numbers by name, without the prefix `val:`."""
+    samples: list[dict[str, Any]] = field(default_factory=list)
+    """Records with `prompt`, `response`, `reward` and, where the right answer is known,
+    `expected`; where answers were sampled. The run folder keeps them."""
+
+
+def validate_parts(
+    loader: Any, validate: Callable[[Any], ValidationResult]
+) -> ValidationResult:
+    """Validate; where there are several held-out sets, each by itself.
+
+    Args:
+        loader: What `_load_data` returned; a `ValidationParts` has several.
+        validate: Measures one of them.
+
+    Returns:
+        With several sets every metric twice: by itself as `<set>/<name>`, and over all
+        sets as `<name>`. Typed values merge by their type; plain numbers are averaged,
+        weighted by the rows of the sets.
+    """
+    if not isinstance(loader, ValidationParts):
+        return validate(loader)
+    found = {name: validate(part) for name, part in loader.items()}
+    weighted = [
+        {
+            key: _weighted(value, loader.num_rows[name])
+            for key, value in result.metrics.items()
+        }
+        for name, result in found.items()
+    ]
+    metrics: dict[str, Any] = dict(reduce_metrics(weighted))
+    for name, result in found.items():
+        metrics |= {f"{name}/{key}": value for key, value in result.metrics.items()}
+    samples = [
+        {"dataset": name, **sample}
+        for name, result in found.items()
+        for sample in result.samples
+    ]
+    return ValidationResult(metrics, samples)
+
+
+def _weighted(value: Any, num_rows: int) -> MetricValue:
+    if isinstance(value, MetricValue):
+        return value
+    return Mean(float(value) * num_rows, float(num_rows))

@@ -1,0 +1,55 @@
+"""Answers of every validation in a file of the run folder, for people to read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rl_distributed.checkpoint.storage import write_bytes_durably
+from rl_distributed.files.private_files import private_opener
+from rl_distributed.metrics.sinks.jsonl import json_line
+
+__all__ = ["VALIDATION_SAMPLES", "ValidationSamples"]
+
+VALIDATION_SAMPLES = "validation_samples.jsonl"
+
+
+class ValidationSamples:
+    """The file of answers: one JSON line each, with the step of its validation.
+
+    Lines are `{"step": 20, "prompt": ..., "response": ..., "reward": 1.0}`, with
+    `expected` where the right answer is known, and `dataset` where there are several.
+
+    Args:
+        run_dir: The run folder; the file is made with the first answer.
+    """
+
+    def __init__(self, run_dir: Path) -> None:
+        self.path = run_dir / VALIDATION_SAMPLES
+
+    def add(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
+        """Append the answers of a validation."""
+        if not samples:
+            return
+        lines = b"".join(json_line({"step": step, **sample}) for sample in samples)
+        with open(self.path, "ab", opener=private_opener) as file:
+            file.write(lines)
+
+    def resume_at(self, step: int) -> None:
+        """Drop the answers of later steps, which come again, and a torn line."""
+        if not self.path.is_file():
+            return
+        kept = [json_line(record) for record in self.read() if record["step"] <= step]
+        write_bytes_durably(self.path, b"".join(kept))
+
+    def read(self) -> Iterator[dict[str, Any]]:
+        """Read the records, oldest first; a torn line of a killed run is skipped."""
+        for line in self.path.read_bytes().splitlines():
+            try:
+                record = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(record, dict) and isinstance(record.get("step"), int):
+                yield record

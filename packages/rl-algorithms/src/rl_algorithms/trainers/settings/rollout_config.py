@@ -1,0 +1,211 @@
+"""What the configurations of all algorithms that sample have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+from pydantic import Field, model_validator
+
+from rl_algorithms.data.config import DataKind
+from rl_algorithms.rollout.config import RolloutSettings
+from rl_algorithms.trainers.settings.batch_plan import BatchPlan
+from rl_algorithms.trainers.settings.config import TrainerConfig
+from rl_algorithms.trainers.settings.run_settings import RunSettings
+from rl_algorithms.trainers.settings.unused_keys import OF_CONVERSATIONS, OF_PAIRS, Idle
+from rl_distributed.errors import ConfigError
+from rl_models.config import PolicyConfig
+from rl_models.row_length import default_row_length
+
+__all__ = [
+    "RolloutTrainerConfig",
+    "SamplingSettings",
+    "check_generation",
+    "check_second_length",
+    "with_generation",
+    "with_row_length",
+]
+
+_LONGEST_UNASKED = 256
+
+
+class SamplingSettings(RunSettings):
+    """How many prompts and answers, for how long, and how it is measured."""
+
+    num_prompts_per_step: int = Field(32, gt=0)
+    """Prompts per step."""
+    num_generations_per_prompt: int = Field(8, gt=0)
+    """Answers that are sampled to each prompt: the group."""
+    max_rollout_turns: int = Field(1, gt=0)
+    """Answers per conversation, where the environment goes on."""
+    val_batch_size: int = Field(256, gt=0)
+    """Prompts per call of the generator in a validation."""
+    max_val_samples: int | None = Field(None, gt=0)
+    """Validate on only that many held-out prompts, the first ones; null: on all."""
+    val_num_generations_per_prompt: int = Field(1, gt=0)
+    """Answers per held-out prompt."""
+    val_greedy: bool = True
+    """Take the most probable token in a validation instead of sampling."""
+    accuracy_threshold: float | None = None
+    """A held-out answer is right if its reward is at least this, and `val:accuracy` is
+    the share of right ones; null: `val:accuracy` is what the environment calls
+    accuracy, and missing where it calls nothing so, as a reward function does."""
+
+
+class RolloutTrainerConfig(TrainerConfig):
+    """A run that samples answers with `policy.generation`."""
+
+    trains_branches: ClassVar[bool] = False
+    """Whether the algorithm can train on conversations of several rows."""
+
+    data_kind: ClassVar[DataKind | None] = "prompts"
+
+    rollout: RolloutSettings = Field(default_factory=RolloutSettings)
+    """What to do about conversations that do not go as planned."""
+
+    def unread(self) -> tuple[str, ...]:
+        """Return the keys of algorithms that imitate, or learn from pairs."""
+        return ("data.add_eos", *OF_CONVERSATIONS, *OF_PAIRS)
+
+    def idle(self) -> tuple[Idle, ...]:
+        """Return what is turned off, besides what is for every algorithm."""
+        if self.rollout.retry.max_attempts > 1:
+            return super().idle()
+        retry = tuple(
+            f"rollout.retry.{name}" for name in ("outcomes", "resample", "deadline_s")
+        )
+        return (*super().idle(), Idle("rollout.retry.max_attempts=1", retry))
+
+    @property
+    def sampling(self) -> SamplingSettings:
+        """The algorithm's section."""
+        values = (getattr(self, name) for name in type(self).model_fields)
+        return next(value for value in values if isinstance(value, SamplingSettings))
+
+    def plan_batches(self) -> BatchPlan:
+        """Return the batch sizes: a step has a group of answers to each prompt."""
+        prompts = self.sampling.num_prompts_per_step
+        group = self.sampling.num_generations_per_prompt
+        return BatchPlan(
+            prompts,
+            group,
+            self.policy.train_global_batch_size or prompts * group,
+            self.num_ranks,
+            self.policy.train_micro_batch_size,
+        )
+
+    def check_scorer(self, *, is_given: bool) -> None:
+        """Check that something rewards the answers."""
+        if not is_given:
+            raise ConfigError(
+                "nothing rewards the answers that are sampled: name an environment in "
+                "the section env (env.name=math; env.name=reward "
+                "env.settings.file=reward.py for a function of your own), or in Python "
+                "pass reward_fn or environment"
+            )
+
+    @model_validator(mode="after")
+    def _check_branches(self) -> Self:
+        if self.rollout.on_template_rewrite == "branch" and not self.trains_branches:
+            raise ValueError(
+                "rollout.on_template_rewrite=branch makes several training rows of a "
+                "conversation, which this algorithm cannot train on: use a chat "
+                "template that leaves earlier messages alone, or another algorithm"
+            )
+        return self
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in(cls, data: Any) -> Any:
+        return with_generation(data)
+
+    @model_validator(mode="after")
+    def _check_generation(self) -> Self:
+        check_generation(self.policy)
+        return self
+
+
+def check_generation(policy: PolicyConfig) -> None:
+    """Check that answers can be sampled, and fit behind a prompt.
+
+    Raises:
+        ValueError: They cannot.
+    """
+    if policy.generation is None:
+        raise ValueError(
+            "policy.generation is null, but the algorithm samples: give it"
+        )
+    longest, tokens = (
+        policy.max_total_sequence_length,
+        policy.generation.max_new_tokens,
+    )
+    if longest is not None and tokens >= longest:
+        raise ValueError(
+            "policy.generation.max_new_tokens must leave room for the prompt in "
+            f"policy.max_total_sequence_length ({longest}): got {tokens}"
+        )
+
+
+def check_second_length(name: str, second: PolicyConfig, policy: PolicyConfig) -> None:
+    """Check that a second model takes the rows of the first one.
+
+    Raises:
+        ValueError: It does not.
+    """
+    longest, own = policy.max_total_sequence_length, second.max_total_sequence_length
+    if longest is not None and own is not None and own < longest:
+        raise ValueError(
+            f"{name}.max_total_sequence_length must be at least that of policy "
+            f"({longest}): got {own}; lower policy.max_total_sequence_length"
+        )
+
+
+def with_generation(data: Any) -> Any:
+    """Sample answers of half of what fits into a row, unless told otherwise.
+
+    Where the length of rows is left to the model, they have at most 256 tokens: half a
+    context of today is more than anybody waits for unasked.
+    """
+    if not isinstance(data, Mapping) or not isinstance(data.get("policy"), Mapping):
+        return data
+    is_given = data["policy"].get("max_total_sequence_length") is not None
+    data = with_row_length(data)
+    policy = dict(data["policy"])
+    if policy.get("generation") is None:
+        policy["generation"] = {}
+    longest = policy.get("max_total_sequence_length")
+    if isinstance(policy["generation"], Mapping):
+        if longest is None:
+            longest = 2 * _LONGEST_UNASKED
+        if isinstance(longest, int) and longest > 1:
+            half = max(1, longest // 2)
+            default = half if is_given else min(half, _LONGEST_UNASKED)
+            policy["generation"] = {"max_new_tokens": default} | dict(
+                policy["generation"]
+            )
+    return {**data, "policy": policy}
+
+
+def with_row_length(data: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Fill in the longest row that all models of a run hold, if none is named.
+
+    Args:
+        data: A whole configuration, with a section `policy`.
+    """
+    policy = data["policy"]
+    if policy.get("max_total_sequence_length") is not None:
+        return data
+    lengths = [default_row_length(policy)]
+    for name in ("critic", "teacher"):
+        section = data.get(name)
+        if isinstance(section, str | Path):
+            section = {"model_name": section}
+        if isinstance(section, Mapping):
+            lengths.append(
+                section.get("max_total_sequence_length") or default_row_length(section)
+            )
+    known = [length for length in lengths if isinstance(length, int)]
+    if lengths[0] is None or not known:
+        return data
+    return {**data, "policy": {**policy, "max_total_sequence_length": min(known)}}

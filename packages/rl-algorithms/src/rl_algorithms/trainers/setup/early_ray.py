@@ -1,0 +1,108 @@
+"""Starting Ray while the libraries of a training are imported.
+
+```
+this thread  | Ray ............ | adopts Ray, or ends it
+imports      | torch, trainer ..... |
+```
+
+| part | consumes | produces | waits for | is unblocked by |
+|---|---|---|---|---|
+| this thread | the section `cluster` | Ray | Ray's processes, then the imports | both |
+| imports | nothing | what `load` returns | nothing | - |
+
+Ray is started by the main thread: one that another thread has started takes seconds to
+end. A start mostly waits for other processes, an import computes, so side by side they
+take as long as the longer one. The trainer that needs Ray adopts it, and closes it with
+its other parts; otherwise it ends with the block, whatever ended that.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import TypeVar
+
+from rl_algorithms.trainers.run.signals import SignalGuard
+from rl_distributed.cluster.config import ClusterConfig
+
+__all__ = ["adopt_early_ray", "loaded_beside_ray"]
+
+LoadedT = TypeVar("LoadedT")
+
+
+@dataclass
+class _EarlyRay:
+    """A cluster that was started ahead of what uses it."""
+
+    is_adopted: bool = False
+
+
+_early: ContextVar[_EarlyRay | None] = ContextVar("rl_early_ray", default=None)
+
+
+@contextmanager
+def loaded_beside_ray(
+    load: Callable[[], LoadedT], cluster: ClusterConfig, signals: SignalGuard
+) -> Iterator[LoadedT]:
+    """Import libraries, and start Ray meanwhile where that saves time.
+
+    It does where torch is still to be imported, and Ray is to be started here.
+
+    Args:
+        load: Imports them; called in another thread then.
+        cluster: How Ray is to be started.
+        signals: Holds signals back; set again after Ray has set its own handlers.
+
+    Raises:
+        UserError: Ray cannot be started like this.
+        DistributedError: Ray does not start.
+    """
+    if not _saves_time():
+        yield load()
+        return
+    # Imported first: two threads that import the same modules can meet half of one.
+    import ray  # noqa: PLC0415
+
+    from rl_distributed.cluster.start import init_ray  # noqa: PLC0415
+
+    with ThreadPoolExecutor(1, thread_name_prefix="imports") as executor:
+        loading = executor.submit(load)
+        started = init_ray(tls=cluster.tls, pass_env=cluster.pass_env)
+        signals.install()
+    early = _EarlyRay(is_adopted=not started)
+    token = _early.set(early)
+    try:
+        signals.raise_pending()
+        yield loading.result()
+    finally:
+        _early.reset(token)
+        if not early.is_adopted:
+            ray.shutdown()
+
+
+def adopt_early_ray() -> bool:
+    """Take over the cluster that was started early; False where there is none.
+
+    Who takes it over closes it.
+    """
+    early = _early.get()
+    if early is None or early.is_adopted:
+        return False
+    early.is_adopted = True
+    return True
+
+
+def _saves_time() -> bool:
+    ray = sys.modules.get("ray")
+    return (
+        "torch" not in sys.modules
+        and (ray is None or not ray.is_initialized())
+        and os.environ.get("RAY_ADDRESS", "local") == "local"
+        and threading.current_thread() is threading.main_thread()
+    )

@@ -1,0 +1,43 @@
+"""Which settings of a run make its workers use less memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rl_algorithms.trainers.settings.config import TrainerConfig
+from rl_distributed.errors import DistributedError
+from rl_distributed.failures.out_of_memory import OUT_OF_MEMORY
+
+__all__ = ["memory_hint"]
+
+
+def memory_hint(config: TrainerConfig, error: BaseException) -> str | None:
+    """Name the settings to turn down, if a run ended because memory ran out.
+
+    Args:
+        config: Of the run.
+        error: What ended it.
+    """
+    # Replicas and environments tell it in errors of their own.
+    if not isinstance(error, DistributedError) or OUT_OF_MEMORY not in str(error):
+        return None
+    policy, cluster = config.policy, config.cluster
+    settings: dict[str, Any] = {
+        "policy.train_micro_batch_size": policy.train_micro_batch_size,
+        "policy.max_total_sequence_length": policy.max_total_sequence_length,
+        "cluster.workers_per_node": cluster.workers_per_node,
+    }
+    generation = policy.generation
+    prefix = "policy.generation"
+    if generation is not None:
+        settings[f"{prefix}.max_new_tokens"] = generation.max_new_tokens
+    if generation is not None and generation.backend in ("auto", "vllm"):
+        vllm = generation.vllm
+        settings |= {
+            f"{prefix}.vllm.gpu_memory_utilization": vllm.gpu_memory_utilization,
+            f"{prefix}.vllm.kv_cache_gib": vllm.kv_cache_gib,
+        }
+    named = ", ".join(
+        f"{name} ({value})" for name, value in settings.items() if value is not None
+    )
+    return f"To use less memory turn down what fits of: {named}"

@@ -1,0 +1,208 @@
+"""A policy of a program's own, which trains and samples in the driver's process.
+
+Such a policy may have two methods, `generate(batch)` and `train(batch, loss_fn)`. A run
+calls more than that; `OwnPolicy` stands between: it makes one call per optimizer step,
+counts versions of the weights, and checks what comes back.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from rl_algorithms.trainers.settings.config import TrainerConfig
+from rl_algorithms.trainers.steps.training_rows import join_outputs
+from rl_distributed.batch.batched_data_dict import BatchedDataDict
+from rl_distributed.errors import BatchError
+from rl_models.errors import UnsupportedModelError
+from rl_models.interfaces import PolicyInterface
+from rl_models.types import SamplingParams
+
+__all__ = ["OwnPolicy", "check_own_policy", "samples_itself"]
+
+_SAMPLED = (
+    "output_ids",
+    "generation_lengths",
+    "unpadded_sequence_lengths",
+    "logprobs",
+    "truncated",
+)
+
+
+def samples_itself(policy: Any) -> bool:
+    """Tell a policy that samples and cannot send its weights to a generator."""
+    return _has(policy, "generate") and not _has(policy, "start_weight_export")
+
+
+def check_own_policy(config: TrainerConfig, policy: Any, *, reference: bool) -> None:
+    """Refuse a run that asks a policy for methods that it does not have.
+
+    Args:
+        config: The run's configuration.
+        policy: A policy that samples itself.
+        reference: Whether the run compares with the initial weights.
+
+    Raises:
+        UnsupportedModelError: It does; the message names each method and a remedy.
+    """
+    asked = {
+        "get_reference_policy_logprobs": (
+            reference,
+            "loss_fn.reference_policy_kl_penalty=0",
+        ),
+        "save_checkpoint": (
+            config.checkpointing.enabled,
+            "checkpointing.enabled=false",
+        ),
+    }
+    missing = [
+        f"{name} (not needed with {remedy})"
+        for name, (is_asked, remedy) in asked.items()
+        if is_asked and not _has(policy, name)
+    ]
+    if missing:
+        raise UnsupportedModelError(
+            f"this run asks {type(policy).__name__} for {' and '.join(missing)}: "
+            "implement it, or change the setting"
+        )
+
+
+class OwnPolicy:
+    """The policy of a run and its generator at once, so that no weights are sent.
+
+    Args:
+        policy: What trains and samples. Any other of its methods can be called here.
+        sampling: Settings that it samples by where a call names none.
+    """
+
+    def __init__(self, policy: Any, sampling: SamplingParams) -> None:
+        self.policy = policy
+        self._sampling = sampling
+        self._name = type(policy).__name__
+        self._num_steps = 0
+
+    def __getattr__(self, name: str) -> Any:
+        """Return what else the policy has."""
+        if name == "policy":  # not set yet, as when it is copied
+            raise AttributeError(name)
+        return getattr(self.policy, name)
+
+    @property
+    def weight_version(self) -> int:
+        """Version of the weights: the policy's own count, or optimizer steps so far."""
+        return int(getattr(self.policy, "weight_version", self._num_steps))
+
+    def train(
+        self,
+        data: BatchedDataDict[Any],
+        loss_fn: Any,
+        eval_mode: bool = False,
+        *,
+        gbs: int | None = None,
+        mbs: int | None = None,
+        timer: Any = None,
+    ) -> dict[str, Any]:
+        """Train; a policy whose `train` takes no `gbs` is called for each step.
+
+        Raises:
+            UnsupportedModelError: `eval_mode` is asked for, and it has none.
+            BatchError: It returns no loss.
+        """
+        optional = {"gbs": gbs, "mbs": mbs, "timer": timer}
+        arguments = {
+            name: value
+            for name, value in optional.items()
+            if value is not None and _takes(self.policy.train, name)
+        }
+        if eval_mode:
+            self._require("train", "eval_mode", "train without held-out data")
+            arguments["eval_mode"] = True
+        size = gbs or data.size
+        parts = [data]
+        if "gbs" not in arguments and size < data.size:
+            ends = range(size, data.size + 1, size)
+            parts = [data.slice(end - size, end) for end in ends]
+        outputs = []
+        for part in parts:
+            output = self.policy.train(part, loss_fn, **arguments)
+            outputs.append(self._checked_loss(output))
+            self._num_steps += 0 if eval_mode else max(1, part.size // size)
+        return join_outputs(outputs)
+
+    def _checked_loss(self, output: Any) -> Mapping[str, Any]:
+        if isinstance(output, Mapping) and "loss" in output:
+            return output
+        raise BatchError(
+            f"{self._name}.train must return a mapping with the loss of the step, such "
+            f"as {{'loss': 0.5}} or a TrainOutput: got {type(output).__name__}"
+        )
+
+    def generate(
+        self,
+        data: BatchedDataDict[Any],
+        greedy: bool = False,
+        *,
+        sampling: SamplingParams | None = None,
+    ) -> BatchedDataDict[Any]:
+        """Sample; rows say the version of the weights where the policy does not.
+
+        Raises:
+            UnsupportedModelError: The call names settings that it cannot take.
+            BatchError: Columns are missing in what it returns.
+        """
+        arguments: dict[str, Any] = {}
+        if greedy:
+            self._require("generate", "greedy", "validate with val_greedy=false")
+            arguments["greedy"] = True
+        if sampling is not None and _takes(self.policy.generate, "sampling"):
+            arguments["sampling"] = sampling
+        elif sampling not in (None, self._sampling):
+            self._require(
+                "generate",
+                "sampling",
+                "leave val_temperature, val_top_p and val_top_k of policy.generation "
+                "out",
+            )
+        output = self.policy.generate(data, **arguments)
+        return self._with_versions(output, data.size)
+
+    def _with_versions(self, output: Any, num_rows: int) -> BatchedDataDict[Any]:
+        found = output if isinstance(output, Mapping) else {}
+        missing = [name for name in _SAMPLED if name not in found]
+        if missing:
+            raise BatchError(
+                f"{self._name}.generate must return the columns of "
+                f"GenerationOutputSpec: {', '.join(missing)} are missing in "
+                f"{sorted(found) or type(output).__name__}"
+            )
+        rows: BatchedDataDict[Any] = BatchedDataDict(dict(found))
+        if rows.size != num_rows:
+            raise BatchError(
+                f"{self._name}.generate must return a row for each row: got "
+                f"{rows.size} for {num_rows}"
+            )
+        if "weight_version" not in rows:
+            rows["weight_version"] = torch.full((num_rows,), self.weight_version)
+        return rows
+
+    def _require(self, method: str, parameter: str, remedy: str) -> None:
+        if not _takes(getattr(self.policy, method), parameter):
+            raise UnsupportedModelError(
+                f"{self._name}.{method} takes no {parameter}, which this run asks "
+                f"for: {remedy}, or give the method a parameter {parameter}"
+            )
+
+
+def _has(policy: Any, name: str) -> bool:
+    """Whether a policy has a method of its own, not the one that only refuses."""
+    found = getattr(type(policy), name, None)
+    return callable(found) and found is not getattr(PolicyInterface, name, None)
+
+
+def _takes(method: Callable[..., Any], name: str) -> bool:
+    parameters = inspect.signature(method).parameters
+    takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    return takes_all or name in parameters

@@ -1,0 +1,64 @@
+"""What can be known to be wrong about a configuration before anything is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rl_algorithms.data.preflight import check_data
+from rl_algorithms.data.sources import check_sources
+from rl_algorithms.trainers.settings.config import TrainerConfig
+from rl_envs.registry import EnvironmentSpec
+from rl_models.checkpoint.model_folder import check_model_folder
+from rl_models.config import PolicyConfig
+from rl_models.policy.preflight import check_policy, check_training_settings
+from rl_models.registry import check_generation_backend
+
+__all__ = ["check_names", "check_start"]
+
+
+def check_start(config: TrainerConfig) -> None:
+    """Check all that can be known to be wrong about a run before anything is loaded.
+
+    For a run that nothing but its configuration describes: no data, reward function or
+    environment is handed in.
+
+    Raises:
+        UserError: What `check_names` finds; a size; there are no data, or a column of
+            them is missing; nothing scores the answers.
+    """
+    check_names(config)
+    config.plan_batches()
+    for section in _policies(config):
+        check_policy(section, config.num_ranks)
+    config.check_scorer(is_given=config.env is not None)
+    check_data(config.data, config.kind_of_data())
+
+
+def check_names(config: TrainerConfig) -> None:
+    """Find names that nothing has, and settings that do not fit what they are for.
+
+    It loads no model, starts nothing and imports neither torch nor Ray where the
+    settings are those of this project, so a mistake is told at once, also one of the
+    last stage of several.
+
+    Raises:
+        UserError: A model folder, a backend, an optimizer, a schedule, an environment,
+            a world of tasks or a data file.
+    """
+    for section in _policies(config):
+        check_model_folder(section.model_name)
+        check_training_settings(section)
+    generation = config.policy.generation
+    if generation is not None and generation.backend != "auto":
+        check_generation_backend(generation.backend)
+    if config.env is not None:
+        EnvironmentSpec.of(config.env.name, config.env.settings)
+        config.env.passed()
+    check_sources(config.data.sources)
+
+
+def _policies(config: TrainerConfig) -> Iterator[PolicyConfig]:
+    for name in ("policy", "critic", "teacher"):
+        section = getattr(config, name, None)
+        if isinstance(section, PolicyConfig):
+            yield section

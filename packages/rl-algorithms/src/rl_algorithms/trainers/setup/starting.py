@@ -1,0 +1,196 @@
+"""How each component of a run is started, and how several start at the same time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import ray
+
+import rl_envs
+import rl_models
+from rl_algorithms.trainers.run.signals import SignalGuard
+from rl_algorithms.trainers.settings.config import TrainerConfig
+from rl_algorithms.trainers.setup.early_ray import adopt_early_ray
+from rl_distributed.cluster.start import init_ray
+from rl_distributed.cluster.virtual_cluster import RayVirtualCluster
+from rl_distributed.logs.logging import get_logger
+from rl_models.config import PolicyConfig
+
+__all__ = ["Starter", "is_environment", "resume_paths", "run_all", "section_of"]
+
+_logger = get_logger(__name__)
+_POLL_S = 0.05
+
+
+class Starter:
+    """Starts components and registers how each is closed."""
+
+    def __init__(self, config: TrainerConfig, closing: ExitStack) -> None:
+        self._config = config
+        self._closing = closing
+
+    def close_later(self, name: str, close: Callable[[], Any]) -> None:
+        """Close a component at the end, whatever happens to the others."""
+
+        def close_quietly() -> None:
+            try:
+                close()
+            except Exception:
+                _logger.exception("closing the %s failed", name)
+
+        self._closing.callback(close_quietly)
+
+    def cluster(self, num_groups: int, signals: SignalGuard) -> Any:
+        """Start Ray if it is not up, and section off a cluster."""
+        started = adopt_early_ray()
+        if not ray.is_initialized():
+            signals.raise_pending()
+            settings = self._config.cluster
+            started = init_ray(tls=settings.tls, pass_env=settings.pass_env)
+            signals.install()  # Ray has set its own handlers
+        if started:
+            self.close_later("local Ray cluster", ray.shutdown)
+        signals.raise_pending()
+        cluster = RayVirtualCluster.from_config(
+            self._config.cluster, max_colocated_worker_groups=num_groups
+        )
+        self.close_later("cluster", cluster.shutdown)
+        return cluster
+
+    def policy(
+        self, cluster: Any, reference: bool, checkpoint: Path | None, kept: Any
+    ) -> Any:
+        """Start the training workers, or load the model into those that are there."""
+        weights, optimizer = resume_paths(checkpoint)
+        settings: dict[str, Any] = {
+            "init_reference_model": reference,
+            "weights_path": weights,
+            "optimizer_path": optimizer,
+        }
+        if kept is not None:
+            kept.reload(self._config.policy, **settings)
+            return kept
+        policy = rl_models.TrainingPolicy(cluster, self._config.policy, **settings)
+        self.close_later("policy", policy.shutdown)
+        return policy
+
+    def further_policy(
+        self, name: str, cluster: Any, checkpoint: Path | None, kept: Any
+    ) -> Any:
+        """Start the training workers of another model, from the section of its name."""
+        config = section_of(self._config, name)
+        weights, optimizer = resume_paths(checkpoint, name)
+        if kept is not None:
+            kept.reload(config, weights_path=weights, optimizer_path=optimizer)
+            return kept
+        policy = rl_models.TrainingPolicy(
+            cluster,
+            config,
+            weights_path=weights,
+            optimizer_path=optimizer,
+            name_prefix=name,
+        )
+        self.close_later(name, policy.shutdown)
+        return policy
+
+    def generation(self, cluster: Any, kept: Any) -> Any:
+        """Start the generation workers, or load the model into those that are there."""
+        policy = self._config.policy
+        assert policy.generation is not None
+        settings: dict[str, Any] = {
+            "model_name": policy.model_name,
+            "tokenizer_name": policy.tokenizer.name,
+            "hf_config_overrides": policy.hf_config_overrides,
+            # The first weights come from the trainer, like all others.
+            "load_weights": False,
+        }
+        if kept is not None:
+            kept.reload(policy.generation, **settings)
+            return kept
+        generation = rl_models.GenerationPolicy(cluster, policy.generation, **settings)
+        self.close_later("generation", generation.shutdown)
+        return generation
+
+    def environment_here(self, chosen: Any) -> Any:
+        """Make an environment of reward functions in this process."""
+        if is_environment(chosen):
+            return chosen
+        environment = rl_envs.FunctionalRewardWrapper(chosen)
+        self.close_later("environment", environment.shutdown)
+        return environment
+
+    def environment(self, chosen: Any) -> Any:
+        """Start the environment in an actor; an object is used where it is."""
+        if is_environment(chosen):
+            return chosen
+        settings = self._config.env
+        if chosen is not settings:
+            remote = rl_envs.RemoteEnvironment(chosen)
+        else:
+            assert settings is not None
+            remote = rl_envs.RemoteEnvironment(
+                settings.name,
+                settings.settings,
+                num_workers=settings.num_workers,
+                num_cpus=settings.num_cpus,
+                deadline_s=settings.deadline_s,
+                env_vars=settings.passed(),
+                max_restarts=settings.max_restarts,
+            )
+        self.close_later("environment", remote.shutdown)
+        return remote
+
+
+def section_of(config: TrainerConfig, name: str) -> PolicyConfig:
+    """Return the section of a further model."""
+    section: PolicyConfig = getattr(config, name)
+    return section
+
+
+def resume_paths(
+    checkpoint: Path | None, name: str = "policy"
+) -> tuple[Path | None, Path | None]:
+    """Return the folders of weights and training state in a checkpoint."""
+    if checkpoint is None:
+        return None, None
+    optimizer = checkpoint / name / "optimizer"
+    if not optimizer.exists():
+        _logger.warning(
+            "%s has no optimizer state: the optimizer starts afresh", checkpoint
+        )
+        return checkpoint / name / "weights", None
+    return checkpoint / name / "weights", optimizer
+
+
+def is_environment(chosen: Any) -> bool:
+    """Tell an environment object (by its method) from a function and a section."""
+    return callable(getattr(chosen, "step", None)) and not isinstance(chosen, type)
+
+
+def run_all(
+    jobs: dict[str, Callable[[], Any]],
+    signals: SignalGuard,
+    abandon: list[Callable[[], Any]],
+) -> dict[str, Any]:
+    """Run jobs at the same time; the first error wins, after all have ended.
+
+    A signal calls all of `abandon`, which makes the jobs fail; they are waited for,
+    because a thread that is left behind would use what is closed next.
+    """
+    if not jobs:
+        return {}
+    with ThreadPoolExecutor(len(jobs), thread_name_prefix="start") as executor:
+        futures: dict[str, Future[Any]] = {
+            name: executor.submit(job) for name, job in jobs.items()
+        }
+        while wait(futures.values(), timeout=_POLL_S).not_done:
+            if signals.pending is not None:
+                for give_up in abandon:
+                    give_up()
+                break
+    signals.raise_pending()
+    return {name: future.result() for name, future in futures.items()}

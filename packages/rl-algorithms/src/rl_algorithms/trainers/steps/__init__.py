@@ -1,0 +1,1 @@
+"""Training rows and losses of one optimizer step."""

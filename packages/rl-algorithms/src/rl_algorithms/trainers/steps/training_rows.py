@@ -1,0 +1,96 @@
+"""Rows on their way into `PolicyInterface.train`, and the metrics on their way out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from rl_algorithms.trainers.settings.batch_plan import BatchPlan
+from rl_distributed.batch.batched_data_dict import BatchedDataDict
+from rl_distributed.metrics.values import MetricValue, Sum, as_metric
+
+__all__ = ["count_tokens", "join_outputs", "pad_to_plan", "train_metrics"]
+
+
+def pad_to_plan(
+    rows: BatchedDataDict[Any], plan: BatchPlan, rows_per_sample: int = 1
+) -> tuple[BatchedDataDict[Any], int]:
+    """Add rows that do not count, so that optimizer steps and ranks divide them.
+
+    Args:
+        rows: The rows of a step.
+        plan: The batch sizes, in samples.
+        rows_per_sample: Rows that follow each other and must stay together: 2 where a
+            sample is a pair.
+
+    Returns:
+        The rows, and how many go into one optimizer step.
+    """
+    num_rows = rows.size
+    num_samples = num_rows // rows_per_sample
+    padded, per_step = plan.rows_for(num_samples)
+    if padded == num_samples:
+        return rows, per_step * rows_per_sample
+    extra = [*range(rows_per_sample)] * (padded - num_samples)
+    rows = rows.select_indices([*range(num_rows), *extra])
+    sample_mask = rows["sample_mask"].clone()
+    sample_mask[num_rows:] = 0
+    rows["sample_mask"] = sample_mask
+    return rows, per_step * rows_per_sample
+
+
+def count_tokens(rows: Mapping[str, Any]) -> dict[str, float]:
+    """Return the counters of a step: rows, tokens, and tokens that are trained on."""
+    mask = rows["token_mask"][:, 1:] * rows["sample_mask"].unsqueeze(1)
+    return {
+        "num_samples": float(rows["sample_mask"].sum()),
+        "num_tokens": float(rows["input_lengths"].sum()),
+        "num_valid_tokens": float(mask.sum()),
+    }
+
+
+def join_outputs(outputs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Put what several calls of `train` return together, as if it had been one.
+
+    What not all of them say is left out, but for the loss, which they must.
+    """
+    joined: dict[str, Any] = {
+        name: torch.cat([torch.as_tensor(output[name]).flatten() for output in outputs])
+        for name in ("loss", "grad_norm", "lr")
+        if name == "loss" or all(name in output for output in outputs)
+    }
+    metrics: dict[str, list[Any]] = {}
+    for output in outputs:
+        for name, values in output.get("all_mb_metrics", {}).items():
+            metrics.setdefault(name, []).extend(values)
+    return {**joined, "all_mb_metrics": metrics}
+
+
+def train_metrics(output: Mapping[str, Any]) -> dict[str, Any]:
+    """Reduce what `train` returns to one number per name.
+
+    Typed values reduce by their type; plain ones are shares of a global batch, so they
+    add up, and are averaged over the optimizer steps of the call.
+    """
+    losses = torch.as_tensor(output["loss"], dtype=torch.float64)
+    num_steps = max(losses.numel(), 1)
+    metrics: dict[str, Any] = {}
+    for name, values in output["all_mb_metrics"].items():
+        metrics[name] = _reduce(name, values, num_steps)
+    metrics["loss"] = float(losses.mean()) if losses.numel() else 0.0
+    for name in ("grad_norm", "lr"):
+        if name in output:
+            values = torch.as_tensor(output[name], dtype=torch.float64).flatten()
+            if values.numel():
+                metrics[name] = float(values.mean())
+    return metrics
+
+
+def _reduce(name: str, values: Sequence[Any], num_steps: int) -> MetricValue | float:
+    typed = [as_metric(value, name=name, plain=Sum) for value in values]
+    merged = typed[0]
+    for value in typed[1:]:
+        merged = merged.merge(value)
+    return float(merged) / num_steps if isinstance(merged, Sum) else merged

@@ -1,0 +1,150 @@
+"""Carries out a run: builds the model, trains stage after stage, writes the report.
+
+A stage that has ended is never trained again: its result lies in the run folder, and
+the next stage begins with the weights that it kept, in the same processes. A stage that
+was interrupted goes on from its own last checkpoint.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rl_algorithms import (
+    BaseTrainer,
+    Interrupted,
+    TrainResult,
+    WorkerPool,
+    get_algorithm,
+)
+from rl_algorithms.trainers.progress import ProgressDisplay
+from rl_algorithms.trainers.run.signals import SignalGuard
+from rl_cli.run_config import Run, Stage
+from rl_cli.run_folder import RunFolder
+from rl_distributed import merge_configs
+
+__all__ = ["RunOutcome", "carry_out"]
+
+
+@dataclass(frozen=True)
+class RunOutcome:
+    """What a run came to."""
+
+    run_dir: Path
+    checkpoint: Path
+    """Hugging Face folder of the last stage's weights."""
+    wall_s: float
+    """Wall time of this process's part of the run, in seconds."""
+    stages: dict[str, dict[str, Any]]
+    """Metrics, checkpoint, steps and stop reason of every stage."""
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Metrics of the last stage."""
+        return dict(next(reversed(self.stages.values()))["metrics"])
+
+
+def carry_out(
+    run: Run,
+    folder: RunFolder,
+    display: ProgressDisplay,
+    guard: SignalGuard,
+    *,
+    resume: bool,
+) -> RunOutcome:
+    """Train every stage that has not ended yet.
+
+    Args:
+        run: What to do.
+        folder: Where; results of ended stages are found there.
+        display: Shows the progress.
+        guard: Asked between the stages whether a signal came.
+        resume: Go on from the last checkpoint of an interrupted stage.
+
+    Raises:
+        Interrupted: A signal came; it names the newest checkpoint of the run.
+    """
+    began_s = time.monotonic()
+    results: dict[str, dict[str, Any]] = {}
+    kept: Path | None = None
+    try:
+        with WorkerPool() as pool:
+            model = _built_model(run, folder)
+            for stage in run.stages:
+                guard.raise_pending()
+                result = folder.stage_result(stage.name)
+                if result is None:
+                    trainer = _trainer(stage, folder, model, pool)
+                    result = _train(stage, trainer, display, resume=resume)
+                    folder.end_stage(stage.name, result)
+                results[stage.name] = result
+                kept = Path(result["checkpoint"])
+                model = Path(result["model"])
+    except Interrupted as error:
+        if error.checkpoint_path is None:
+            raise error.with_checkpoint(kept) from None
+        raise
+    assert model is not None  # there is at least one stage
+    return RunOutcome(folder.path, model, time.monotonic() - began_s, results)
+
+
+def _built_model(run: Run, folder: RunFolder) -> Path | None:
+    """Build the run's model once; a half-built one is made again."""
+    if run.model is None:
+        return None
+    if not folder.model.exists():
+        # It imports the code of models, which a run of a ready model leaves to workers.
+        from rl_models import build_model  # noqa: PLC0415
+
+        temporary = folder.model.with_name("model.tmp")
+        shutil.rmtree(temporary, ignore_errors=True)
+        build_model(run.model, temporary, seed=run.seed)
+        temporary.rename(folder.model)
+    return folder.model
+
+
+def _trainer(
+    stage: Stage, folder: RunFolder, model: Path | None, pool: WorkerPool
+) -> BaseTrainer[Any]:
+    changes: dict[str, Any] = {"output_dir": str(folder.stage(stage.name))}
+    data = stage.config.to_dict()
+    if model is not None:
+        changes |= _with_model(data, str(model))
+    data = merge_configs(data, changes)
+    cls = get_algorithm(stage.algorithm)
+    config = cls.config_class.from_dict(data, source=f"stage {stage.name}")
+    return cls(config, pool=pool, claim=folder.claim)
+
+
+def _with_model(data: dict[str, Any], model: str) -> dict[str, Any]:
+    """Put the model handed on into each section that has the policy's, as a critic."""
+    name = data["policy"]["model_name"]
+    return {
+        key: {"model_name": model}
+        for key, section in data.items()
+        if isinstance(section, dict) and section.get("model_name") == name
+    }
+
+
+def _train(
+    stage: Stage, trainer: BaseTrainer[Any], display: ProgressDisplay, *, resume: bool
+) -> dict[str, Any]:
+    display.begin(stage.name)
+    result: TrainResult = trainer.fit(
+        progress=display, resume="auto" if resume else False
+    )
+    if result.checkpoint_path is None:
+        raise RuntimeError(f"stage {stage.name} kept no checkpoint")
+    return {
+        "algorithm": stage.algorithm,
+        "metrics": dict(result.metrics),
+        "steps": result.steps,
+        "run_dir": str(result.run_dir),
+        "stop_reason": result.stop_reason,
+        "warnings": list(result.warnings),
+        "checkpoint": str(result.checkpoint_path),
+        "model": str(result.model_path),
+    }

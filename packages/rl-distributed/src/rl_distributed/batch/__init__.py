@@ -1,0 +1,1 @@
+"""Batches: columns by name, sharding plans, packing, micro-batches."""

@@ -1,0 +1,335 @@
+"""`BatchedDataDict`: columns of equal length that can be sharded, packed and reordered.
+
+A column is a tensor with the rows in dimension 0, or a list. numpy arrays are converted
+when they are put in: numbers to a tensor that shares their memory, strings and objects
+to a list. Anything else is refused. Where torch is not installed, numbers stay numpy
+arrays, and everything here but `all_gather` and other devices works on them.
+
+Sharding for dynamic batching or sequence packing leaves a micro-batch plan on each
+shard. The plan speaks of row positions: what keeps the rows in place (`copy`, `to`,
+`truncate_tensors`, pickling, setting a column) keeps it, `get_batch` cuts out the part
+of one global batch, and everything else drops it.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import UserDict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+
+import numpy as np
+
+from rl_distributed.batch import arrays, columns
+from rl_distributed.batch.micro_batches import MicroBatches
+from rl_distributed.batch.shard_plan import DynamicBatchingArgs, SequencePackingArgs
+from rl_distributed.batch.size_checks import require_multiple, require_positive
+from rl_distributed.batch.tensor_buffers import decode, encode, own_memory
+from rl_distributed.errors import BatchError
+from rl_distributed.extras import require_torch
+
+if TYPE_CHECKING:
+    import torch
+    import torch.distributed as dist
+
+__all__ = [
+    "BatchedDataDict",
+    "DynamicBatchingArgs",
+    "SequencePackingArgs",
+    "SlicedDataDict",
+]
+
+DictT = TypeVar("DictT")
+
+
+class BatchedDataDict(MicroBatches, UserDict[str, Any], Generic[DictT]):
+    """A dict of columns with the same number of rows.
+
+    Pickling moves tensors out of band (see `tensor_buffers`): values only, to the CPU.
+    Tensors received through Ray lie in memory that all readers of the object share:
+    a write in place changes what the others read. Call `writable` before.
+
+    Columns may be set one after the other, as when all are cut to fewer rows; what
+    needs the number of rows raises while they differ.
+
+    Raises:
+        BatchError: The columns given differ in their number of rows, or one is neither
+            a tensor nor a list nor an array.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._drop_plan()
+        super().__init__(*args, **kwargs)
+        _ = self.size
+
+    def __setitem__(self, key: str, item: Any) -> None:
+        super().__setitem__(key, columns.as_column(key, item))
+
+    # ---------------------------------------------------------------- what it holds
+
+    @property
+    def size(self) -> int:
+        """The number of rows; 0 without columns.
+
+        Raises:
+            BatchError: Columns differ in their number of rows.
+        """
+        sizes = {key: len(column) for key, column in self.data.items()}
+        if len(set(sizes.values())) > 1:
+            listed = ", ".join(f"{key} has {size}" for key, size in sizes.items())
+            raise BatchError(f"columns must have the same number of rows: {listed}")
+        return next(iter(sizes.values()), 0)
+
+    def get_dict(self) -> dict[str, Any]:
+        """The underlying dict."""
+        return self.data
+
+    def __repr__(self) -> str:
+        shown = ", ".join(
+            f"{key}=list[{len(column)}]"
+            if isinstance(column, list)
+            else f"{key}={str(column.dtype).removeprefix('torch.')}{list(column.shape)}"
+            for key, column in self.data.items()
+        )
+        return f"{type(self).__name__}({shown})"
+
+    # ------------------------------------------------------------- copy and transport
+
+    def copy(self) -> Self:
+        """A shallow copy: the same columns and micro-batch plan."""
+        return self._like(self.data, keep_plan=True)
+
+    def clone(self) -> Self:
+        """A copy whose tensors have memory of their own; lists are copied shallowly."""
+        cloned = {
+            key: list(column) if isinstance(column, list) else arrays.clone(column)
+            for key, column in self.data.items()
+        }
+        return self._like(cloned, keep_plan=True)
+
+    def writable(self) -> Self:
+        """This batch, with a copy of each tensor that lies in memory of others.
+
+        That is memory which torch did not allocate itself: Ray's object store, a numpy
+        array, a file. Such tensors must not be written to in place, because torch has
+        no read-only tensors and other readers would see it. Tensors inside lists and
+        their views count as well; what is already torch's own is not copied. Without
+        torch the same holds of numpy arrays; those of Ray's object store refuse writes.
+        """
+        owned = {key: own_memory(column) for key, column in self.data.items()}
+        return self._like(owned, keep_plan=True)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self._like(copy.deepcopy(self.data, memo), keep_plan=True)
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        state = {key: value for key, value in self.__dict__.items() if key != "data"}
+        for key, column in self.data.items():
+            columns.require_values(f"column {key!r}", column)
+        encoded = {key: encode(column) for key, column in self.data.items()}
+        return _rebuild, (type(self), encoded, state)
+
+    def to(self, device: torch.device | str | int) -> Self:
+        """Move the tensors to a device, in place; returns self.
+
+        Raises:
+            BatchError: A tensor is on the meta device, and `device` is another one.
+            MissingExtraError: Another device than `cpu` needs torch.
+        """
+        for key, column in self.data.items():
+            if isinstance(column, list):
+                continue
+            if not str(device).startswith("meta"):
+                columns.require_values(f"column {key!r}", column)
+            self.data[key] = arrays.to_device(column, device)
+        return self
+
+    def all_gather(
+        self,
+        group: dist.ProcessGroup | None = None,
+        pad_value_dict: Mapping[str, float | int] | None = None,
+    ) -> Self:
+        """The rows of all ranks of a process group, in rank order, on every rank.
+
+        Ranks may have different numbers of rows and widths; padding is as in
+        `from_batches`.
+
+        Raises:
+            MissingExtraError: torch is not installed.
+        """
+        dist = require_torch("BatchedDataDict.all_gather").distributed
+        gathered: list[Any] = [None] * dist.get_world_size(group)
+        dist.all_gather_object(gathered, self, group=group)
+        devices = {
+            key: column.device
+            for key, column in self.data.items()
+            if not isinstance(column, list)
+        }
+        result = self.from_batches(gathered, pad_value_dict)
+        for key, device in devices.items():
+            result.data[key] = result.data[key].to(device)
+        return result
+
+    # ------------------------------------------------------------------ rows in and out
+
+    @classmethod
+    def from_batches(
+        cls,
+        batches: Sequence[Mapping[str, Any]],
+        pad_value_dict: Mapping[str, float | int] | None = None,
+    ) -> Self:
+        """The rows of all batches, one below the other.
+
+        Dimension 1 of tensors is right-padded to the widest batch, with the column's
+        value in `pad_value_dict` or 0. Batches without columns are skipped.
+
+        Raises:
+            BatchError: A batch lacks a column of another, or a column differs in kind,
+                dtype, device or in dimensions other than 0 and 1.
+        """
+        parts = [cls(batch) for batch in batches if len(batch)]
+        for part in parts:
+            _ = part.size
+        pads = pad_value_dict or {}
+        result = cls()
+        for key in sorted({key for part in parts for key in part}, key=str):
+            missing = [
+                place
+                for place, batch in enumerate(batches)
+                if len(batch) and key not in batch
+            ]
+            if missing:
+                raise BatchError(
+                    f"column {key!r} is missing in batches {missing} of {len(batches)}"
+                )
+            result.data[key] = columns.concat_columns(
+                key, [part.data[key] for part in parts], pads.get(key, 0)
+            )
+        return result
+
+    def slice(self, start: int, end: int) -> SlicedDataDict:
+        """Rows `[start, end)`; tensors are views.
+
+        Raises:
+            BatchError: The range does not lie within the rows.
+        """
+        if not 0 <= start <= end <= self.size:
+            raise BatchError(
+                f"rows {start}..{end} do not lie within the {self.size} rows"
+            )
+        return self._sliced(
+            (key, columns.cut_column(column, start, end))
+            for key, column in self.data.items()
+        )
+
+    def chunk(self, rank: int, chunks: int) -> SlicedDataDict:
+        """Part `rank` of `chunks` equal contiguous parts; tensors are copies.
+
+        Raises:
+            BatchError: The rows do not divide evenly, or there is no such part.
+        """
+        require_positive("chunks", chunks)
+        if not 0 <= rank < chunks:
+            raise BatchError(f"rank must be in 0..{chunks - 1}: got {rank}")
+        require_multiple("the number of rows", self.size, "chunks", chunks)
+        rows = self.size // chunks
+        return self.slice(rank * rows, (rank + 1) * rows).clone()
+
+    def select_indices(
+        self, indices: Sequence[int] | torch.Tensor | np.ndarray[Any, Any]
+    ) -> Self:
+        """The given rows in the given order; or, with booleans, the rows that are true.
+
+        Raises:
+            BatchError: An index lies outside the rows, or is no integer.
+        """
+        rows = columns.row_indices(indices, self.size)
+        return self._like(self._select(rows))
+
+    def repeat_interleave(self, num_repeats: int) -> Self:
+        """Each row `num_repeats` times in a row; list items are independent copies."""
+        require_positive("num_repeats", num_repeats)
+        _ = self.size
+        return self._like(
+            {
+                key: columns.repeat_column(column, num_repeats)
+                for key, column in self.data.items()
+            }
+        )
+
+    def reorder_data(self, reorded_indices: Sequence[int]) -> None:
+        """Put rows back to their original order, in place.
+
+        `reorded_indices[i]` is the original position of the row that is now at i, as
+        `shard_by_batch_size` returns it for the concatenation of its shards.
+
+        Raises:
+            BatchError: The indices are no permutation of the rows.
+        """
+        order = np.asarray(reorded_indices, dtype=np.int64).reshape(-1)
+        rows = self.size
+        if order.size != rows or not np.array_equal(np.sort(order), np.arange(rows)):
+            raise BatchError(
+                f"reorder_data needs every original position 0..{rows - 1} once: got "
+                f"{order.size} positions"
+            )
+        inverse = np.empty(rows, dtype=np.int64)
+        inverse[order] = np.arange(rows)
+        self.data = self._select(inverse)
+        self._drop_plan()
+
+    def truncate_tensors(
+        self, dim: int, truncated_len: int, keys: Sequence[str] | None = None
+    ) -> None:
+        """Cut tensors that are longer in `dim` down to `truncated_len`, in place.
+
+        Args:
+            dim: A dimension other than that of the rows.
+            truncated_len: The longest size to leave.
+            keys: The columns to cut; all that have the dimension, if None.
+        """
+        if dim < 1 or truncated_len < 0:
+            raise BatchError(
+                "truncate_tensors needs a dimension of at least 1 (0 is the rows) and "
+                f"a size of at least 0: got dim {dim}, size {truncated_len}"
+            )
+        for key in self.data if keys is None else keys:
+            column = columns.column_of(self.data, key)
+            if not isinstance(column, list) and column.ndim > dim:
+                self.data[key] = arrays.narrow(column, dim, truncated_len)
+
+    # --------------------------------------------------------------------- construction
+
+    def _select(self, rows: np.ndarray[Any, Any]) -> dict[str, Any]:
+        listed = rows.tolist()
+        return {
+            key: columns.select_rows(column, listed, rows)
+            for key, column in self.data.items()
+        }
+
+    def _like(self, data: Mapping[str, Any], keep_plan: bool = False) -> Self:
+        """An instance of the same class, with other columns."""
+        made = type(self).__new__(type(self))
+        made.__dict__.update(self.__dict__)
+        made.data = dict(data)
+        if not keep_plan:
+            made._drop_plan()
+        return made
+
+    def _sliced(self, items: Iterable[tuple[str, Any]]) -> SlicedDataDict:
+        made = SlicedDataDict()
+        made.data = dict(items)
+        return made
+
+
+class SlicedDataDict(BatchedDataDict[Any]):
+    """A shard or a slice of a `BatchedDataDict`."""
+
+
+def _rebuild(
+    cls: type[BatchedDataDict[Any]], encoded: dict[str, Any], state: dict[str, Any]
+) -> BatchedDataDict[Any]:
+    made = cls.__new__(cls)
+    made.__dict__.update(state)
+    made.data = {key: decode(column) for key, column in encoded.items()}
+    return made

@@ -1,0 +1,351 @@
+"""Which row goes to which shard, and which rows form a micro-batch. Pure functions.
+
+Legend: a *chunk* is a global batch (`batch_size` rows); a *shard* is what one
+data-parallel rank gets; a *position* is a row's place in its shard. Within a shard the
+chunks follow each other.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NotRequired, TypeAlias, TypedDict
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rl_distributed.batch.balance import bin_loads, deal_in_rounds, even_bounds
+from rl_distributed.batch.columns import column_of, require_values
+from rl_distributed.batch.packing import get_packer
+from rl_distributed.batch.size_checks import require_multiple, require_positive
+from rl_distributed.errors import BatchError, PackingError
+from rl_distributed.suggestion import did_you_mean
+
+__all__ = [
+    "DynamicBatchingArgs",
+    "SequencePackingArgs",
+    "ShardPlan",
+    "check_sizes",
+    "dynamic_plan",
+    "group_lengths",
+    "packed_plan",
+    "plain_plan",
+    "sequence_lengths",
+    "with_rows_of_groups",
+]
+
+Rows: TypeAlias = NDArray[np.int64]
+MicroBatches: TypeAlias = list[list[int]]
+
+
+class DynamicBatchingArgs(TypedDict):
+    """Micro-batches of rows of similar length, up to a number of padded tokens."""
+
+    max_tokens_per_microbatch: int
+    """The most tokens of a micro-batch: its rows times its padded length."""
+    sequence_length_round: int
+    """A padded length is rounded up to a multiple of this, at most to the width."""
+    input_key: str
+    """The column whose width is the longest possible padded length."""
+    input_lengths_key: str
+    """The column of the rows' lengths."""
+
+
+class SequencePackingArgs(TypedDict):
+    """Micro-batches of rows that are meant to be laid end to end in one sequence."""
+
+    max_tokens_per_microbatch: int
+    """The most tokens of a packed sequence."""
+    input_key: str
+    """The column that will be packed."""
+    input_lengths_key: str
+    """The column of the rows' lengths."""
+    algorithm: str
+    """A `PackingAlgorithm` by name."""
+    microbatch_order: NotRequired[Literal["packer", "largest_first"]]
+    """The order of a rank's micro-batches: as packed (default), or largest first."""
+    sequence_length_pad_multiple: int
+    """Each length counts as rounded up to a multiple of this."""
+
+
+@dataclass(frozen=True)
+class ShardPlan:
+    """The rows of every shard, and how they form micro-batches."""
+
+    rows: list[Rows]
+    """For each shard, the original row at each position."""
+    micro_batches: list[list[MicroBatches]] | None = None
+    """Shard, chunk, micro-batch: `[start, end)` positions, from 0 in each chunk."""
+    micro_batch_lengths: list[list[list[int]]] | None = None
+    """Shard, chunk, micro-batch: its padded or packed length in tokens."""
+    chunk_rows: list[list[int]] | None = None
+    """Shard, chunk: the number of rows; only where shards of a chunk can differ."""
+
+    @property
+    def order(self) -> list[int]:
+        """The original row at each place of all shards, one after the other."""
+        order: list[int] = np.concatenate(self.rows).tolist()
+        return order
+
+
+def check_sizes(
+    num_rows: int, shards: int, batch_size: int | None, uneven: bool
+) -> None:
+    """Raise `BatchError` unless the rows can be cut into such shards."""
+    require_positive("shards", shards)
+    if batch_size is not None:
+        if uneven:
+            raise BatchError(
+                "allow_uneven_shards and batch_size exclude each other: uneven shards "
+                "are made of all rows at once"
+            )
+        require_positive("batch_size", batch_size)
+        require_multiple("the number of rows", num_rows, "batch_size", batch_size)
+    if not uneven:
+        name = "the number of rows" if batch_size is None else "batch_size"
+        require_multiple(name, batch_size or num_rows, "shards", shards)
+
+
+def sequence_lengths(
+    data: Mapping[str, Any], args: DynamicBatchingArgs | SequencePackingArgs
+) -> tuple[Rows, int]:
+    """The length of each row, and the width of the input column."""
+    packing = "algorithm" in args
+    _check_args(args, SequencePackingArgs if packing else DynamicBatchingArgs)
+    key, lengths_key = args["input_key"], args["input_lengths_key"]
+    inputs, column = column_of(data, key), column_of(data, lengths_key)
+    require_values(f"column {lengths_key!r}", column)
+    lengths = np.asarray(column if isinstance(column, list) else column.tolist())
+    if lengths.size == 0:
+        lengths = np.zeros(0, dtype=np.int64)
+    if lengths.ndim != 1 or lengths.dtype.kind not in "iu":
+        raise BatchError(f"column {lengths_key!r} must hold one integer per row")
+    if isinstance(inputs, list):
+        return lengths.astype(np.int64), int(lengths.max(initial=0))
+    if inputs.ndim < 2:
+        raise BatchError(
+            f"column {key!r} must have a sequence dimension: its shape is "
+            f"{list(inputs.shape)}"
+        )
+    width = int(inputs.shape[1])
+    if lengths.size and lengths.max() > width:
+        row = int(lengths.argmax())
+        raise BatchError(
+            f"column {lengths_key!r} says that row {row} has {lengths[row]} tokens, "
+            f"but {key!r} is {width} wide"
+        )
+    return lengths.astype(np.int64), width
+
+
+def group_lengths(
+    lengths: Rows, width: int, rows_per_group: int, args: Mapping[str, Any]
+) -> tuple[Rows, int]:
+    """The length of each group of rows, and the budget, as if a group were one row.
+
+    Packed, a group is as long as its rows together; padded, it is as long as its
+    longest row, and a micro-batch holds so many times fewer of them.
+    """
+    budget = args["max_tokens_per_microbatch"]
+    groups = lengths.reshape(-1, rows_per_group)
+    if "algorithm" in args:
+        longest = _round_up(groups, args["sequence_length_pad_multiple"]).sum(axis=1)
+        padded, limit = longest, budget
+    else:
+        longest, limit = groups.max(axis=1, initial=0), budget // rows_per_group
+        padded = _padded(longest, width, args["sequence_length_round"])
+    if padded.size and padded.max() > limit:
+        first = int(padded.argmax()) * rows_per_group
+        raise PackingError(
+            f"rows {first} to {first + rows_per_group - 1} belong together and fit in "
+            f"no micro-batch: their lengths are {lengths[first:][:rows_per_group]}, "
+            f"and max_tokens_per_microbatch is {budget}, padding included; raise it or "
+            "shorten them"
+        )
+    return longest.astype(np.int64), limit
+
+
+def with_rows_of_groups(plan: ShardPlan, rows_per_group: int) -> ShardPlan:
+    """The plan of rows that a plan of groups stands for."""
+    inside = np.arange(rows_per_group)
+    rows = [(r[:, None] * rows_per_group + inside).ravel() for r in plan.rows]
+    cuts = plan.micro_batches
+    if cuts is not None:
+        cuts = [
+            [
+                [[bound * rows_per_group for bound in cut] for cut in chunk]
+                for chunk in s
+            ]
+            for s in cuts
+        ]
+    counts = plan.chunk_rows
+    if counts is not None:
+        counts = [[n * rows_per_group for n in shard] for shard in counts]
+    return ShardPlan(rows, cuts, plan.micro_batch_lengths, counts)
+
+
+def plain_plan(
+    num_rows: int, shards: int, batch_size: int | None, uneven: bool
+) -> ShardPlan:
+    """Each chunk in contiguous parts, part k to shard k."""
+    if uneven:
+        bounds = even_bounds(num_rows, shards)
+        return ShardPlan([np.arange(start, end) for start, end in bounds])
+    chunk = batch_size or num_rows
+    if num_rows == 0:
+        return ShardPlan([np.arange(0)] * shards)
+    grid = np.arange(num_rows).reshape(num_rows // chunk, shards, chunk // shards)
+    return ShardPlan([grid[:, shard].ravel() for shard in range(shards)])
+
+
+def dynamic_plan(
+    lengths: Rows,
+    width: int,
+    shards: int,
+    batch_size: int | None,
+    args: DynamicBatchingArgs,
+) -> ShardPlan:
+    """Rows of similar length together; all shards have the same micro-batches.
+
+    Within a chunk rows are sorted by length and dealt to the shards one each per
+    round, the longest of a round to the shard with the fewest tokens. Micro-batches
+    are cut at the same positions in every shard, so that ranks that work in lockstep
+    have equally many, equally wide ones. Where rows do not divide evenly, some shards
+    have one row less, in their first micro-batch.
+    """
+    budget, multiple = args["max_tokens_per_microbatch"], args["sequence_length_round"]
+    padded = _padded(lengths, width, multiple)
+    _check_budget(lengths, padded, budget, args["input_lengths_key"])
+    rows: list[list[Rows]] = [[] for _ in range(shards)]
+    cuts: list[list[MicroBatches]] = [[] for _ in range(shards)]
+    widths: list[list[list[int]]] = [[] for _ in range(shards)]
+    totals = [0] * shards
+    for start, end in _chunks(lengths.size, batch_size):
+        rounds = np.array(
+            deal_in_rounds(lengths[start:end], shards, totals), dtype=np.int64
+        ).reshape(-1, shards)
+        held = rounds >= 0
+        sizes = np.where(held, padded[start:end][rounds], 0).max(axis=1, initial=0)
+        bounds = _greedy_cuts(sizes.tolist(), budget)
+        for shard in range(shards):
+            missing = len(rounds) - int(held[:, shard].sum())
+            rows[shard].append(start + rounds[missing:, shard])
+            totals[shard] += int(lengths[rows[shard][-1]].sum())
+            cuts[shard].append(
+                [[max(a - missing, 0), max(b - missing, 0)] for a, b in bounds]
+            )
+            widths[shard].append([int(sizes[b - 1]) for _, b in bounds])
+    return ShardPlan([_join(parts) for parts in rows], cuts, widths)
+
+
+def packed_plan(
+    lengths: Rows, shards: int, batch_size: int | None, args: SequencePackingArgs
+) -> ShardPlan:
+    """Rows packed into bins; every shard gets equally many bins of each chunk.
+
+    Bins of similar load are dealt to the shards one each per round, the fullest of a
+    round to the shard with the fewest tokens, so both a step of all ranks and the
+    totals of ranks are even.
+    """
+    budget = args["max_tokens_per_microbatch"]
+    order = args.get("microbatch_order", "packer")
+    if order not in ("packer", "largest_first"):
+        raise BatchError(
+            f"microbatch_order must be 'packer' or 'largest_first': got {order!r}"
+            f"{did_you_mean(str(order), ('packer', 'largest_first'))}"
+        )
+    padded = _round_up(lengths, args["sequence_length_pad_multiple"])
+    _check_budget(lengths, padded, budget, args["input_lengths_key"], shortest=1)
+    packer = get_packer(
+        args["algorithm"], budget, min_bin_count=shards, bin_count_multiple=shards
+    )
+    rows: list[list[Rows]] = [[] for _ in range(shards)]
+    cuts: list[list[MicroBatches]] = [[] for _ in range(shards)]
+    loads: list[list[list[int]]] = [[] for _ in range(shards)]
+    totals = [0] * shards
+    for start, end in _chunks(lengths.size, batch_size):
+        bins = packer.pack(padded[start:end])
+        tokens = bin_loads(bins, padded[start:end])
+        rounds = deal_in_rounds(tokens, shards, totals)
+        rounds = rounds[::-1] if order == "largest_first" else sorted(rounds, key=min)
+        for shard in range(shards):
+            own = [bins[row[shard]] for row in rounds]
+            ends = np.cumsum([len(items) for items in own]).tolist()
+            rows[shard].append(
+                start
+                + np.array(list(itertools.chain.from_iterable(own)), dtype=np.int64)
+            )
+            starts = [0, *ends[:-1]]
+            cuts[shard].append([[a, b] for a, b in zip(starts, ends, strict=True)])
+            loads[shard].append([int(tokens[row[shard]]) for row in rounds])
+            totals[shard] += sum(loads[shard][-1])
+    counts = [[part.size for part in parts] for parts in rows]
+    return ShardPlan([_join(parts) for parts in rows], cuts, loads, counts)
+
+
+def _chunks(num_rows: int, batch_size: int | None) -> list[tuple[int, int]]:
+    size = batch_size or max(num_rows, 1)
+    return [(start, min(start + size, num_rows)) for start in range(0, num_rows, size)]
+
+
+def _join(parts: list[Rows]) -> Rows:
+    return np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
+
+
+def _round_up(lengths: Rows, multiple: int) -> Rows:
+    rounded: Rows = -(-lengths // multiple) * multiple
+    return rounded
+
+
+def _padded(lengths: Rows, width: int, multiple: int) -> Rows:
+    """The widths that rows are padded to: of at least one token, at most `width`."""
+    return np.minimum(_round_up(np.maximum(lengths, 1), multiple), width)
+
+
+def _greedy_cuts(sizes: list[int], budget: int) -> list[tuple[int, int]]:
+    """Cut non-decreasing `sizes` so that count times largest stays within `budget`."""
+    bounds: list[tuple[int, int]] = []
+    start = 0
+    for place, size in enumerate(sizes):
+        if (place - start + 1) * size > budget:
+            bounds.append((start, place))
+            start = place
+    if sizes:
+        bounds.append((start, len(sizes)))
+    return bounds
+
+
+def _check_budget(
+    lengths: Rows, padded: Rows, budget: int, column: str, shortest: int = 0
+) -> None:
+    if lengths.size == 0:
+        return
+    row = int(lengths.argmin())
+    if lengths[row] < shortest:
+        rule = "positive" if shortest else "at least 0"
+        raise PackingError(f"{column} must be {rule}: row {row} has {lengths[row]}")
+    row = int(padded.argmax())
+    if padded[row] > budget:
+        raise PackingError(
+            f"row {row} has {lengths[row]} tokens ({padded[row]} with padding), but "
+            f"max_tokens_per_microbatch is {budget}; raise it or shorten the row"
+        )
+
+
+def _check_args(args: Mapping[str, Any], kind: Any) -> None:
+    name, known = kind.__name__, list(kind.__annotations__)
+    unknown = [key for key in args if key not in known]
+    if unknown:
+        raise BatchError(
+            f"{name} has no key {unknown[0]!r}{did_you_mean(unknown[0], known)}"
+        )
+    missing = sorted(set(known) - set(args) - {"microbatch_order"})
+    if missing:
+        raise BatchError(f"{name} needs {', '.join(missing)}")
+    for key in known:
+        value = args.get(key)
+        counts = key.startswith(("max_tokens", "sequence_length"))
+        if counts and (
+            isinstance(value, bool) or not isinstance(value, int) or value < 1
+        ):
+            raise BatchError(f"{name}: {key} must be a positive integer: got {value!r}")

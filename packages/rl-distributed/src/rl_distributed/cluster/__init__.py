@@ -1,0 +1,1 @@
+"""The cluster: starting or joining Ray, bundles of resources, placement, ports."""

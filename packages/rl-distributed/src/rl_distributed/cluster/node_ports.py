@@ -1,0 +1,59 @@
+"""Free ports on any node of the Ray cluster, found by a task there."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from rl_distributed.cluster.ports import PortAllocator, PortOwner, reserve_ports
+from rl_distributed.errors import DeadlineExceededError, ResourceInsufficientError
+
+__all__ = ["ports_of_node"]
+
+_ATTEMPTS = 10
+
+
+def ports_of_node(
+    ports: PortAllocator, node_id: str, count: int, deadline_s: float
+) -> list[int]:
+    """Reserve new ports of a node for this process.
+
+    Args:
+        ports: remembers what was given out.
+        node_id: Ray's id of the node.
+        count: how many.
+        deadline_s: how long the node may take to answer.
+
+    Raises:
+        DeadlineExceededError: the node does not answer in time.
+        ResourceInsufficientError: it has fewer free ports.
+    """
+    if node_id == ray.get_runtime_context().get_node_id():
+        return ports.allocate(node_id, count)
+    search = ray.remote(reserve_ports).options(
+        num_cpus=0,
+        scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
+    )
+    for _ in range(_ATTEMPTS):
+        reference = search.remote(
+            count,
+            ports.low,
+            ports.high,
+            PortOwner.this_process(),
+            ports.given(node_id),
+        )
+        try:
+            found = cast("list[int]", ray.get(reference, timeout=deadline_s))
+        except ray.exceptions.GetTimeoutError:
+            raise DeadlineExceededError(
+                f"node {node_id} did not name a free port in {deadline_s:g} s"
+            ) from None
+        except ray.exceptions.RayTaskError as error:
+            raise error.cause from None
+        if ports.record(node_id, found):
+            return found
+    raise ResourceInsufficientError(
+        f"no unused ports found on node {node_id} in {_ATTEMPTS} attempts"
+    )

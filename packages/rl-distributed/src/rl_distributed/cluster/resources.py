@@ -1,0 +1,343 @@
+"""Which worker group gets which cluster: colocated on one, or apart.
+
+`plan_clusters` is a pure function from requests and nodes to clusters; the
+`ResourceManager` asks Ray for the nodes and makes the clusters.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from types import TracebackType
+from typing import Literal
+
+from pydantic import Field
+
+from rl_distributed.cluster.config import PlacementStrategy
+from rl_distributed.cluster.placement import (
+    Bundle,
+    NodeCapacity,
+    assign_blocks,
+    check_unified_placement,
+)
+from rl_distributed.cluster.start import init_ray, live_nodes
+from rl_distributed.cluster.virtual_cluster import RayVirtualCluster
+from rl_distributed.config import Config
+from rl_distributed.errors import ConfigError, ResourceInsufficientError
+from rl_distributed.process.closing import close_after
+from rl_distributed.security.tls_files import TlsFiles
+from rl_distributed.suggestion import did_you_mean
+
+__all__ = [
+    "ClusterPlan",
+    "GroupRequest",
+    "ResourceConfig",
+    "ResourceManager",
+    "plan_clusters",
+]
+
+logger = logging.getLogger(__name__)
+
+
+class GroupRequest(Config):
+    """What one worker group needs."""
+
+    num_nodes: int = Field(default=1, ge=1)
+    """Nodes that the group spans."""
+    workers_per_node: int = Field(default=1, ge=1)
+    """Workers of the group on each node."""
+    use_gpus: bool | None = None
+    """Whether each worker has a GPU; None: if the Ray cluster has any."""
+    unified: bool = False
+    """One placement group over all its nodes, for engines that start their own Ray
+    workers and for tied groups that span nodes."""
+    bundle_resources: dict[str, float] = Field(default_factory=dict)
+    """Further Ray resources of each worker, by name."""
+
+
+class ResourceConfig(Config):
+    """What all groups need, and how they lie to each other."""
+
+    groups: dict[str, GroupRequest]
+    """The worker groups by name."""
+    placement: Literal["auto", "colocated", "apart"] = "auto"
+    """`colocated`: all groups share one set of bundles; `apart`: each has its own;
+    `auto`: apart where the cluster has room for it, else colocated."""
+    colocated: list[list[str]] = Field(default_factory=list)
+    """Sets of groups that always share bundles, whatever `placement` says."""
+    placement_group_strategy: PlacementStrategy = "SPREAD"
+    """How one placement group over all nodes is laid out, where one is asked for."""
+    placement_deadline_s: float = Field(default=60.0, gt=0)
+    """How long to wait for resources that somebody else still holds."""
+    start_deadline_s: float = Field(default=60.0, gt=0)
+    """How long Ray may take to start or to answer, where it is not up."""
+    tls: bool | TlsFiles = False
+    """As for `init_ray`, where Ray is not up."""
+    pass_env: list[str] = Field(default_factory=list)
+    """As for `init_ray`, where Ray is not up."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterPlan:
+    """One cluster to make, and the groups on it."""
+
+    name: str
+    bundle_ct_per_node_list: tuple[int, ...]
+    use_gpus: bool
+    groups: tuple[str, ...]
+    unified: bool = False
+    """Whether one placement group holds the bundles of all nodes."""
+    resources: Mapping[str, float] = field(default_factory=dict, hash=False)
+    """Further resources of each bundle."""
+
+    @property
+    def max_colocated_worker_groups(self) -> int:
+        """How many groups share each bundle."""
+        return len(self.groups)
+
+    @property
+    def bundle(self) -> Bundle:
+        """What one bundle takes of its node."""
+        if self.use_gpus:
+            cpus = float(self.max_colocated_worker_groups)
+            return Bundle(cpus, 1.0, self.resources)
+        return Bundle(1.0, 0.0, self.resources)
+
+    def describe(self) -> str:
+        """One line for people: what it takes, and who is on it."""
+        counts = self.bundle_ct_per_node_list
+        where = "1 node" if len(counts) == 1 else f"{len(counts)} nodes"
+        shared = " in turn" if len(self.groups) > 1 else ""
+        return (
+            f"{self.bundle.times(sum(counts))} on {where} for "
+            f"{', '.join(self.groups)}{shared}"
+        )
+
+
+def plan_clusters(
+    config: ResourceConfig, nodes: Sequence[NodeCapacity]
+) -> list[ClusterPlan]:
+    """Decide on the clusters for a request.
+
+    Args:
+        config: what is asked for.
+        nodes: the nodes there are, empty.
+
+    Returns:
+        The clusters in the order in which their first groups are named; every group is
+        on exactly one.
+
+    Raises:
+        ConfigError: names are unknown, or groups that share bundles do not match.
+        ResourceInsufficientError: the clusters do not fit on the nodes together.
+    """
+    if not config.groups:
+        raise ConfigError("groups must name at least one worker group: got none")
+    together = _checked_sets(config)
+    everything = [list(config.groups)]
+    if config.placement == "colocated":
+        return _fitted(config, everything, nodes)
+    if config.placement == "apart":
+        return _fitted(config, together, nodes)
+    try:
+        return _fitted(config, together, nodes)
+    except ResourceInsufficientError:
+        if not _can_share(config, everything[0], nodes):
+            raise
+        return _fitted(config, everything, nodes)
+
+
+def _checked_sets(config: ResourceConfig) -> list[list[str]]:
+    """All groups as disjoint sets that share bundles, in the order of the request."""
+    set_of: dict[str, list[str]] = {}
+    for names in config.colocated:
+        for name in names:
+            if name not in config.groups:
+                raise ConfigError(
+                    f"colocated names {name!r}, which is no group; there are "
+                    f"{list(config.groups)}{did_you_mean(name, config.groups)}"
+                )
+            if name in set_of:
+                raise ConfigError(f"colocated names group {name!r} more than once")
+            set_of[name] = names
+    sets: list[list[str]] = []
+    for name in config.groups:
+        own = set_of.get(name, [name])
+        if own not in sets:
+            sets.append(own)
+    return sets
+
+
+def _gpus_of(request: GroupRequest, nodes: Sequence[NodeCapacity]) -> bool:
+    if request.use_gpus is not None:
+        return request.use_gpus
+    return any(node.num_gpus >= 1 for node in nodes)
+
+
+def _mismatch(
+    config: ResourceConfig, names: Sequence[str], nodes: Sequence[NodeCapacity]
+) -> str:
+    """Why these groups cannot share bundles; empty where they can."""
+    for first, second in pairwise(names):
+        one, other = config.groups[first], config.groups[second]
+        if _gpus_of(one, nodes) != _gpus_of(other, nodes):
+            return f"one of {first!r} and {second!r} uses GPUs and the other does not"
+        if one.num_nodes != other.num_nodes:
+            return (
+                f"{first!r} spans {one.num_nodes} nodes and {second!r} "
+                f"{other.num_nodes}"
+            )
+        if one.unified != other.unified:
+            return (
+                f"one of {first!r} and {second!r} wants one placement group over all "
+                "nodes (unified) and the other does not"
+            )
+        if one.bundle_resources != other.bundle_resources:
+            return (
+                f"{first!r} wants {one.bundle_resources or 'no further resources'} and "
+                f"{second!r} {other.bundle_resources or 'none'}"
+            )
+    return ""
+
+
+def _can_share(
+    config: ResourceConfig, names: Sequence[str], nodes: Sequence[NodeCapacity]
+) -> bool:
+    return not _mismatch(config, names, nodes)
+
+
+def _plan(
+    config: ResourceConfig, names: Sequence[str], nodes: Sequence[NodeCapacity]
+) -> ClusterPlan:
+    mismatch = _mismatch(config, names, nodes)
+    if mismatch:
+        raise ConfigError(
+            f"groups {list(names)} cannot be colocated: {mismatch}; make them equal or "
+            "put them apart"
+        )
+    requests = [config.groups[name] for name in names]
+    # A smaller group uses the first bundles of each node.
+    per_node = max(request.workers_per_node for request in requests)
+    return ClusterPlan(
+        "+".join(names),
+        (per_node,) * requests[0].num_nodes,
+        _gpus_of(requests[0], nodes),
+        tuple(names),
+        requests[0].unified,
+        requests[0].bundle_resources,
+    )
+
+
+def _blocks(plan: ClusterPlan, strategy: PlacementStrategy) -> tuple[int, ...]:
+    """How many bundles must lie together, each as Ray will place them."""
+    total = sum(plan.bundle_ct_per_node_list)
+    if not plan.unified:
+        return plan.bundle_ct_per_node_list
+    return (total,) if strategy == "STRICT_PACK" else (1,) * total
+
+
+def _fitted(
+    config: ResourceConfig,
+    sets: Sequence[Sequence[str]],
+    nodes: Sequence[NodeCapacity],
+) -> list[ClusterPlan]:
+    plans = [_plan(config, names, nodes) for names in sets]
+    left = list(nodes)
+    # GPU clusters first: what has no GPU fits beside them, not the other way round.
+    for plan in sorted(plans, key=lambda plan: not plan.use_gpus):
+        beside = ", beside the others," if left != nodes else ""
+        what = f"cluster {plan.name!r}{beside}"
+        strategy = config.placement_group_strategy
+        if plan.unified:
+            total = sum(plan.bundle_ct_per_node_list)
+            check_unified_placement(total, plan.bundle, left, strategy, what=what)
+        blocks = _blocks(plan, strategy)
+        chosen = assign_blocks(blocks, plan.bundle, left, what=what)
+        for count, node in zip(blocks, chosen, strict=True):
+            left[node] = left[node].without(plan.bundle, count)
+    return plans
+
+
+class ResourceManager:
+    """Makes and holds the clusters that a `ResourceConfig` asks for.
+
+    Nothing is reserved before a cluster's first worker group; leaving the `with` block
+    (or `shutdown`) gives everything back.
+    """
+
+    def __init__(
+        self,
+        config: ResourceConfig | Mapping[str, GroupRequest],
+        *,
+        nodes: Sequence[NodeCapacity] | None = None,
+    ) -> None:
+        if not isinstance(config, ResourceConfig):
+            config = ResourceConfig(groups=dict(config))
+        self.config = config
+        if nodes is None:
+            init_ray(
+                tls=config.tls,
+                pass_env=config.pass_env,
+                deadline_s=config.start_deadline_s,
+            )
+            nodes = live_nodes()
+        self.plans = plan_clusters(config, nodes)
+        for plan in self.plans:
+            logger.info("cluster %r: %s", plan.name, plan.describe())
+        self._clusters: dict[str, RayVirtualCluster] = {}
+
+    def plan_for(self, group: str) -> ClusterPlan:
+        """The plan of the cluster that a group is on."""
+        for plan in self.plans:
+            if group in plan.groups:
+                return plan
+        raise ConfigError(
+            f"there is no group {group!r}; the request has {list(self.config.groups)}"
+            f"{did_you_mean(group, self.config.groups)}"
+        )
+
+    def cluster_for(self, group: str) -> RayVirtualCluster:
+        """The cluster of a group; colocated groups get the same object."""
+        plan = self.plan_for(group)
+        if plan.name not in self._clusters:
+            self._clusters[plan.name] = RayVirtualCluster(
+                plan.bundle_ct_per_node_list,
+                use_gpus=plan.use_gpus,
+                max_colocated_worker_groups=plan.max_colocated_worker_groups,
+                num_gpus_per_node=max(plan.bundle_ct_per_node_list),
+                name=plan.name,
+                placement_group_strategy=self.config.placement_group_strategy,
+                deadline_s=self.config.placement_deadline_s,
+                unified=plan.unified,
+                bundle_resources=plan.resources,
+                tls=self.config.tls,
+            )
+        return self._clusters[plan.name]
+
+    def workers_per_node_of(self, group: str) -> int:
+        """Bundles of each node that a group uses, for `RayWorkerGroup`."""
+        self.plan_for(group)
+        return self.config.groups[group].workers_per_node
+
+    def is_colocated(self, *groups: str) -> bool:
+        """Whether all these groups share bundles."""
+        return len({self.plan_for(group).name for group in groups}) <= 1
+
+    def shutdown(self) -> None:
+        """Give all clusters back; may be called more than once."""
+        clusters, self._clusters = self._clusters, {}
+        for cluster in clusters.values():
+            cluster.shutdown()
+
+    def __enter__(self) -> ResourceManager:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        close_after(error, self.shutdown, "the clusters of the resource manager")

@@ -1,0 +1,1 @@
+"""Records of failures, which errors carry; they import nothing but each other."""

@@ -1,0 +1,1 @@
+"""Logging: files, console lines, and what is concealed in them."""

@@ -1,0 +1,1 @@
+"""One process: its label, signals, garbage collector and activity."""

@@ -1,0 +1,1 @@
+"""Folders of runs, and requests to a run from outside."""

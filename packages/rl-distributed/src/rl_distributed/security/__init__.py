@@ -1,0 +1,1 @@
+"""Who may talk to a cluster: tokens, certificates, the audit log."""

@@ -1,0 +1,415 @@
+"""An audit log: who did what to clusters, workers and checkpoints, and how it ended.
+
+Off until `enable_audit` is called or `RL_AUDIT_LOG` names a file; `audit` costs one
+comparison then. One JSON object per line is appended under a file lock, so processes of
+one machine may share a file; each line holds the digest of the line before it, so that
+a line which is changed or taken out shows. With a key each line also holds a code over
+itself (HMAC-SHA256), which nobody can make who does not have the key:
+
+```
+{"time": ..., "previous": SHA-256 of the line before, "hmac": code of this line so far}
+```
+Secrets are hidden before anything is written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import hashlib
+import hmac
+import json
+import logging
+import os
+import re
+import secrets
+import socket
+import stat
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from rl_distributed.errors import AuditError, ConfigError, LockHeldError
+from rl_distributed.files.file_lock import FileLock
+from rl_distributed.logs.logging import current_log_context
+from rl_distributed.logs.redaction import redacted
+
+__all__ = [
+    "AUDIT_KEY_VARIABLE",
+    "AUDIT_VARIABLE",
+    "AuditLog",
+    "AuditSummary",
+    "audit",
+    "audited",
+    "disable_audit",
+    "enable_audit",
+    "make_audit_key",
+    "verify_audit_log",
+]
+
+logger = logging.getLogger(__name__)
+
+AUDIT_VARIABLE = "RL_AUDIT_LOG"
+"""Names the file of the audit log for processes that do not call `enable_audit`."""
+
+AUDIT_KEY_VARIABLE = "RL_AUDIT_KEY_FILE"
+"""Names the file of its key for those processes."""
+
+_NO_LINE = "0" * 64
+_CODE = re.compile(rb'^(?P<body>.*), "hmac": "(?P<code>[0-9a-f]{64})"\}$', re.DOTALL)
+_KEY_BYTES = 32
+_SHORTEST_KEY = 16
+_LONGEST_LINE = 65_536
+
+
+@dataclass(frozen=True, slots=True)
+class AuditSummary:
+    """What a whole audit log holds."""
+
+    num_entries: int
+    last_digest: str
+    """SHA-256 of the last line. Kept elsewhere and given to `verify_audit_log`, it also
+    proves that no line was taken from the end."""
+    is_authentic: bool = False
+    """Whether every line was checked with the key."""
+
+
+class AuditLog:
+    """One file that entries are appended to.
+
+    Args:
+        path: the file; it is made with mode 0600, and its folder if need be.
+        chain: whether each line holds the digest of the one before.
+        key_file: file of `make_audit_key`; each line gets a code by it.
+        sync: whether each line is on the disk before the action goes on.
+        deadline_s: how long to wait for another process that writes.
+
+    Raises:
+        AuditError: the file cannot be written, or the key cannot be read.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        chain: bool = True,
+        key_file: str | os.PathLike[str] | None = None,
+        sync: bool = False,
+        deadline_s: float = 5.0,
+    ) -> None:
+        self.path = Path(path).resolve()
+        if key_file is not None and not chain:
+            raise ConfigError(
+                "key_file needs the chain, or lines could be taken out unseen: got "
+                "chain=False; leave one of the two out"
+            )
+        self._chain = chain
+        self._key = None if key_file is None else _read_key(Path(key_file))
+        self._sync = sync
+        self._deadline_s = deadline_s
+        self._lock = threading.Lock()
+        # It opens the file for every entry: that may be rotated away meanwhile.
+        self._file_lock = FileLock(
+            self.path,
+            "the audit log",
+            remedy="end a process that is stopped while it holds it",
+            mode=stat.S_IRUSR | stat.S_IWUSR,
+            is_data=True,
+        )
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            # Now and not at the first action, when nobody would read the error.
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+            os.close(os.open(self.path, flags, stat.S_IRUSR | stat.S_IWUSR))
+        except OSError as error:
+            raise AuditError(
+                f"audit log {self.path} cannot be written: {error}; choose another "
+                f"path in enable_audit or {AUDIT_VARIABLE}"
+            ) from error
+
+    def append(self, entry: dict[str, Any]) -> None:
+        """Write one entry as one line.
+
+        Raises:
+            AuditError: the file cannot be written.
+            LockHeldError: another process holds the file.
+        """
+        try:
+            with self._lock, self._file_lock.held(self._deadline_s) as file:
+                last, is_whole = _last_line(file)
+                if self._chain:
+                    entry = {**entry, "previous": _digest(last)}
+                line = json.dumps(entry, default=str, ensure_ascii=False).encode()
+                if self._key is not None:
+                    code = _code(self._key, line)
+                    line = line[:-1] + f', "hmac": "{code}"}}'.encode()
+                data = (b"" if is_whole else b"\n") + line + b"\n"
+                written = os.write(file, data)
+                if written < len(data):
+                    raise OSError("the disk is full")
+                if self._sync:
+                    os.fsync(file)
+        except LockHeldError:
+            raise
+        except OSError as error:
+            raise AuditError(
+                f"audit log {self.path} cannot be written: {error}"
+            ) from error
+
+
+def _digest(line: bytes | None) -> str:
+    return _NO_LINE if line is None else hashlib.sha256(line).hexdigest()
+
+
+def _code(key: bytes, line: bytes) -> str:
+    return hmac.new(key, line, hashlib.sha256).hexdigest()
+
+
+def make_audit_key(path: str | os.PathLike[str]) -> Path:
+    """Write a new key for audit logs to a file that only its owner can read.
+
+    Whoever can read it can also write entries that pass the check. So keep it where
+    those cannot read it who may write to the log.
+
+    Raises:
+        AuditError: the file is there already, or cannot be written.
+    """
+    place = Path(path).resolve()
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        file = os.open(place, flags, stat.S_IRUSR | stat.S_IWUSR)
+        with os.fdopen(file, "w") as key:
+            key.write(secrets.token_hex(_KEY_BYTES) + "\n")
+    except FileExistsError:
+        raise AuditError(
+            f"audit key {place} is there already; lines that it has signed could not "
+            "be checked without it: name another file"
+        ) from None
+    except OSError as error:
+        raise AuditError(f"audit key {place} cannot be written: {error}") from error
+    return place
+
+
+def _read_key(path: Path) -> bytes:
+    try:
+        key = path.read_bytes().strip()
+        mode = path.stat().st_mode
+    except OSError as error:
+        raise AuditError(
+            f"audit key {path} cannot be read: {error}; make one with make_audit_key"
+        ) from error
+    if len(key) < _SHORTEST_KEY:
+        raise AuditError(
+            f"audit key {path} holds {len(key)} bytes, and at least {_SHORTEST_KEY} "
+            "are needed; make one with make_audit_key"
+        )
+    if mode & (stat.S_IRWXG | stat.S_IRWXO):
+        logger.warning("audit key %s can be read by others: chmod 600", path)
+    return key
+
+
+def _last_line(file: int) -> tuple[bytes | None, bool]:
+    """The last line of a file, and whether its newline is there."""
+    size = os.fstat(file).st_size
+    if size == 0:
+        return None, True
+    length = _LONGEST_LINE
+    while True:
+        start = max(0, size - length)
+        tail = os.pread(file, size - start, start)
+        is_whole = tail.endswith(b"\n")
+        body = tail[:-1] if is_whole else tail
+        if b"\n" in body or start == 0:
+            return body.rpartition(b"\n")[2], is_whole
+        length *= 2
+
+
+# None: off. The environment is read once, at the first action.
+_log: AuditLog | None = None
+_is_decided = False
+
+
+def enable_audit(
+    path: str | os.PathLike[str],
+    *,
+    chain: bool = True,
+    key_file: str | os.PathLike[str] | None = None,
+    sync: bool = False,
+    deadline_s: float = 5.0,
+) -> None:
+    """Write the actions of this process to an audit log from now on.
+
+    Args:
+        path: the file; it is made with mode 0600.
+        chain: whether each line holds the digest of the one before.
+        key_file: file of `make_audit_key`; each line gets a code by it, which nobody
+            can make who does not have the key.
+        sync: whether each line is on the disk before the action goes on.
+        deadline_s: how long to wait for another process that writes.
+
+    Raises:
+        AuditError: the file cannot be written, or the key cannot be read.
+        ConfigError: there is a key and no chain.
+    """
+    global _log, _is_decided
+    _log = AuditLog(
+        path, chain=chain, key_file=key_file, sync=sync, deadline_s=deadline_s
+    )
+    _is_decided = True
+
+
+def disable_audit() -> None:
+    """Write no more; `RL_AUDIT_LOG` is not looked at again."""
+    global _log, _is_decided
+    _log, _is_decided = None, True
+
+
+def audit(action: str, object: str = "", outcome: str = "ok", **fields: Any) -> None:
+    """Note one action, if the audit log is on.
+
+    Args:
+        action: what was done: `cluster.start`, `group.up`, `checkpoint.saved`.
+        object: to what: an address, the name of a group, a folder.
+        outcome: `ok`, `failed` or `refused`.
+        fields: what else is to be known. Secrets among them are hidden.
+
+    A log that cannot be written is reported as an error in the ordinary log; the action
+    goes on.
+    """
+    if _log is None and (_is_decided or not _decide_by_environment()):
+        return
+    if _log is None:
+        return
+    try:
+        _log.append(_entry(action, object, outcome, fields))
+    except (AuditError, LockHeldError, TypeError, ValueError):
+        logger.exception("the action %s is missing from the audit log", action)
+
+
+@contextlib.contextmanager
+def audited(action: str, object: str = "", **fields: Any) -> Iterator[None]:
+    """Note the action of a block when it ends: `ok`, or `failed` with the error."""
+    try:
+        yield
+    except BaseException as error:
+        shown = f"{type(error).__name__}: {error}"
+        audit(action, object, "failed", error=shown, **fields)
+        raise
+    audit(action, object, **fields)
+
+
+def _decide_by_environment() -> bool:
+    global _is_decided
+    _is_decided = True
+    path = os.environ.get(AUDIT_VARIABLE, "")
+    if path:
+        enable_audit(path, key_file=os.environ.get(AUDIT_KEY_VARIABLE) or None)
+    return bool(path)
+
+
+def _entry(
+    action: str, object: str, outcome: str, fields: dict[str, Any]
+) -> dict[str, Any]:
+    context = {
+        key: value for key, value in current_log_context().items() if key not in fields
+    }
+    entry = {
+        "time": datetime.now(UTC).isoformat(),
+        "user": _user(),
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "action": action,
+        "object": object,
+        "outcome": outcome,
+    }
+    cleaned: dict[str, Any] = redacted({**context, **fields, **entry})
+    # The fixed fields come first, whatever else there is.
+    return {name: cleaned.pop(name) for name in entry} | cleaned
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return str(os.getuid())
+
+
+def verify_audit_log(
+    path: str | os.PathLike[str],
+    *,
+    key_file: str | os.PathLike[str] | None = None,
+    last_digest: str | None = None,
+    min_entries: int = 0,
+) -> AuditSummary:
+    """Check that an audit log with a chain is whole.
+
+    Args:
+        path: the file.
+        key_file: the key that its lines were written with. Without it, a change of the
+            last line does not show, nor one after which the chain was computed again.
+        last_digest: `AuditSummary.last_digest` from earlier; the line that it belongs
+            to must still be there. Without it, lines taken from the end do not show.
+        min_entries: how many entries there were earlier. Without it and `last_digest`,
+            a file that was emptied does not show.
+
+    Raises:
+        AuditError: a line is missing, was changed, or is not whole; the message names
+            the first such line.
+    """
+    try:
+        data = Path(path).read_bytes()
+    except OSError as error:
+        raise AuditError(f"audit log {path} cannot be read: {error}") from error
+    key = None if key_file is None else _read_key(Path(key_file))
+    lines = data.split(b"\n")
+    if lines[-1]:
+        raise AuditError(f"audit log {path}, line {len(lines)} is not whole")
+    previous: bytes | None = None
+    seen = {_NO_LINE}
+    for number, line in enumerate(lines[:-1], start=1):
+        where = f"audit log {path}, line {number}"
+        if key is not None:
+            _check_code(where, line, key)
+        _check_chain(where, line, previous)
+        previous = line
+        seen.add(_digest(line))
+    _check_length(path, len(lines) - 1, min_entries)
+    if last_digest is not None and last_digest not in seen:
+        raise AuditError(
+            f"audit log {path}: the line with digest {last_digest[:12]}... is gone; "
+            "lines were taken from the end"
+        )
+    return AuditSummary(len(lines) - 1, _digest(previous), key is not None)
+
+
+def _check_chain(where: str, line: bytes, previous: bytes | None) -> None:
+    try:
+        entry = json.loads(line)
+        found = entry["previous"]
+    except (ValueError, KeyError, TypeError):
+        raise AuditError(f"{where} is no entry with a chain: {line[:80]!r}") from None
+    if found != _digest(previous):
+        raise AuditError(f"{where}: the line before it was changed or taken out")
+
+
+def _check_code(where: str, line: bytes, key: bytes) -> None:
+    found = _CODE.match(line)
+    if found is None:
+        raise AuditError(f"{where} was written without the key: {line[:80]!r}")
+    body = found["body"] + b"}"
+    if not hmac.compare_digest(_code(key, body), found["code"].decode()):
+        raise AuditError(f"{where} was changed, or was written with another key")
+
+
+def _check_length(
+    path: str | os.PathLike[str], num_entries: int, min_entries: int
+) -> None:
+    if num_entries < min_entries:
+        raise AuditError(
+            f"audit log {path} has {num_entries} entries, and there were at least "
+            f"{min_entries}; lines were taken from the end"
+        )

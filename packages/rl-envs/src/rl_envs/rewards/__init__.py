@@ -1,0 +1,1 @@
+"""Reward functions: how they are called, checked and combined."""

@@ -1,0 +1,112 @@
+"""The environment `reward`: a reward function of your own, in a Python file."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any, Self
+
+from pydantic import field_validator, model_validator
+
+from rl_distributed.config import Config
+from rl_distributed.suggestion import did_you_mean
+from rl_envs.errors import RewardCallError, RewardError
+from rl_envs.registry import register_env
+from rl_envs.rewards.functional import FunctionalRewardWrapper
+from rl_envs.rewards.lists import make_reward_call
+
+__all__ = ["FileReward", "FileRewardConfig"]
+
+
+class FileRewardConfig(Config):
+    """Settings of the environment `reward`."""
+
+    file: str
+    """Python file that defines the function; modules beside it can be imported."""
+    function: str = "reward"
+    """Name of the function in the file."""
+
+    @field_validator("file")
+    @classmethod
+    def _is_a_file(cls, value: str) -> str:
+        path = Path(value).expanduser().resolve()
+        if not path.is_file():
+            raise ValueError(
+                f"must be a Python file: {value!r} does not exist"
+                if not path.exists()
+                else f"must be a Python file: {value!r} is a folder"
+            )
+        # Workers may run in another folder.
+        return str(path)
+
+    @model_validator(mode="after")
+    def _check_function(self) -> Self:
+        try:
+            make_reward_call(load_reward(self.file, self.function))
+        except RewardError as error:
+            raise ValueError(str(error)) from error
+        return self
+
+
+def load_reward(file: str, function: str) -> Any:
+    """Run a Python file and return a function of it.
+
+    Args:
+        file: Path of the file.
+        function: Name of the function.
+
+    Raises:
+        RewardCallError: The file cannot be run, or has no such function.
+    """
+    path = Path(file)
+    name = f"reward_file_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise RewardCallError(f"{path} must be a Python file: its name ends with .py")
+    module = importlib.util.module_from_spec(spec)
+    # As for a script: what lies beside it can be imported, also when it is called.
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        raise RewardCallError(
+            f"the reward file {path} cannot be run: {type(error).__name__}: {error}"
+        ) from error
+    found = getattr(module, function, None)
+    if callable(found):
+        return found
+    own = [
+        key
+        for key, value in vars(module).items()
+        if getattr(value, "__module__", None) == name and callable(value)
+    ]
+    has = f"it has {', '.join(own)}" if own else "it has none"
+    hint = did_you_mean(function, own)
+    raise RewardCallError(
+        f"the reward file {path} has no function {function!r}{hint} ({has}); name one "
+        "by env.settings.function"
+    )
+
+
+@register_env("reward")
+class FileReward(FunctionalRewardWrapper):
+    """Scores each response by a function of a Python file.
+
+    The function is one that `FunctionalRewardWrapper` takes.
+
+    Args:
+        config: The settings.
+
+    Raises:
+        RewardError: The file cannot be run, or the function's parameters cannot be
+            filled.
+    """
+
+    config_class = FileRewardConfig
+
+    def __init__(self, config: FileRewardConfig) -> None:
+        super().__init__(load_reward(config.file, config.function))

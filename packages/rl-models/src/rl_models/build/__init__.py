@@ -1,0 +1,1 @@
+"""Building small models and tokenizers from a configuration."""

@@ -1,0 +1,81 @@
+"""What the driver checks of the rows that go to replicas and come back."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from rl_distributed.batch.batched_data_dict import BatchedDataDict
+from rl_distributed.errors import BatchError
+from rl_models.errors import GenerationError
+
+__all__ = ["check_same_rows", "check_versions", "columns_to_sample", "rows_digest"]
+
+_NEEDED = ("input_ids", "input_lengths")
+_COLUMNS = (*_NEEDED, "seeds", "stop_strings")
+
+
+def columns_to_sample(data: BatchedDataDict[Any]) -> BatchedDataDict[Any]:
+    """The columns that replicas need.
+
+    Raises:
+        BatchError: Columns are missing, or there are no rows.
+    """
+    missing = [name for name in _NEEDED if name not in data]
+    if missing:
+        raise BatchError(
+            f"The batch lacks {' and '.join(missing)}; it has "
+            f"{', '.join(map(str, data.keys()))}."
+        )
+    rows: BatchedDataDict[Any] = BatchedDataDict(
+        {name: data[name] for name in _COLUMNS if name in data}
+    )
+    if not rows.size:
+        raise BatchError("The batch has no rows; generate needs at least one.")
+    return rows
+
+
+def check_versions(outputs: Sequence[BatchedDataDict[Any]], oldest: int) -> None:
+    """No row may have older weights than those served when the call began.
+
+    Raises:
+        GenerationError: Some have.
+    """
+    for part in outputs:
+        served = torch.unique(part["weight_version"]).tolist()
+        if served[0] < oldest:
+            raise GenerationError(
+                f"A replica sampled with weights of version {served}, but all have "
+                f"confirmed version {oldest}. Was it updated by somebody else? "
+                "Call WeightSynchronizer.sync_weights()."
+            )
+
+
+def rows_digest(output: BatchedDataDict[Any]) -> int:
+    """A number that differs where sampled tokens do, of all workers of a replica."""
+    return zlib.crc32(output["output_ids"].contiguous().numpy().tobytes())
+
+
+def check_same_rows(
+    output: BatchedDataDict[Any], digests: Sequence[int | None], replica: int
+) -> None:
+    """Workers that hold one model together must sample the same tokens.
+
+    Args:
+        output: The rows of the first of them.
+        digests: `rows_digest` of what the others came to; None: it was compared token
+            by token already.
+        replica: Which replica they are.
+
+    Raises:
+        GenerationError: They went apart: later tokens are of no model at all.
+    """
+    if any(digest not in (None, rows_digest(output)) for digest in digests):
+        raise GenerationError(
+            f"The workers of generation replica {replica} sampled different tokens of "
+            "the same rows, so that their parts of the model do not fit together. They "
+            "must have GPUs and software of the same kind."
+        )

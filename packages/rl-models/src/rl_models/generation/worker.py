@@ -1,0 +1,163 @@
+"""The process of one generator: a plain class that hosts a backend."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from rl_distributed.batch.batched_data_dict import BatchedDataDict
+from rl_distributed.errors import BatchError, DistributedError
+from rl_distributed.logs.logging import get_logger
+from rl_distributed.registrations import Registration
+from rl_distributed.transfer import TensorLink
+from rl_models.errors import GenerationError
+from rl_models.generation.four_methods import make_generation_backend
+from rl_models.generation.replica_rank import ReplicaRank
+from rl_models.generation.row_checks import rows_digest
+from rl_models.registry import adopt_generation_backends
+from rl_models.types import GenerationDatumSpec, GenerationOutputSpec, SamplingParams
+from rl_models.weights.receiving import WeightReceiver, failure_text
+from rl_models.weights.request import LoadReport, WeightRequest
+
+__all__ = ["GenerationWorker"]
+
+_logger = get_logger(__name__)
+
+
+class GenerationWorker:
+    """Hosts the generation backend that the config names; runs without Ray as well.
+
+    Args:
+        config: `GenerationConfig.to_dict()`.
+        context: Keyword arguments of the backend's `setup`.
+        replica: Number of this replica; None: what `setup` is called with.
+        registrations: Backends that the driver has registered in code.
+    """
+
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        context: Mapping[str, Any],
+        replica: int | None = None,
+        registrations: Sequence[Registration] = (),
+    ) -> None:
+        adopt_generation_backends(registrations)
+        self._config = config
+        self._context = dict(context)
+        self._replica = replica
+        self._backend: Any = None
+        self._receiver = WeightReceiver("")
+        self._refusal = ""
+        self._place: ReplicaRank | None = None
+
+    def setup(
+        self,
+        replica: int = 0,
+        config: Mapping[str, Any] | None = None,
+        context: Mapping[str, Any] | None = None,
+    ) -> int:
+        """Load the model; gives back the id that its rows are filled with.
+
+        Args:
+            replica: Number of this replica.
+            config: Takes the place of the one given at construction, with `context`:
+                the worker begins anew with another model in the same process.
+            context: Keyword arguments of the backend's `setup`.
+        """
+        if config is not None:
+            self.shutdown()
+            self._config, self._context = config, dict(context or {})
+        if self._replica is None:
+            self._replica = replica
+        threads = self._config.get("num_threads")
+        if threads is not None:
+            torch.set_num_threads(threads)
+        self._backend = make_generation_backend(str(self._config["backend"]))
+        self._backend.setup(self._config, replica=self._replica, **self._context)
+        self._place = self._context.get("place")
+        rank = "" if self._place is None else f", rank {self._place.rank}"
+        self._receiver = WeightReceiver(f"generation replica {self._replica}{rank}")
+        self._refusal = ""
+        return int(getattr(self._backend, "pad_token_id", 0))
+
+    def generate(
+        self,
+        data: BatchedDataDict[GenerationDatumSpec],
+        greedy: bool = False,
+        sampling: SamplingParams | None = None,
+        first_row: int = 0,
+    ) -> BatchedDataDict[GenerationOutputSpec] | int | None:
+        """Continue this replica's rows, which begin at `first_row` of the batch.
+
+        Of several workers that hold its model only the first returns the rows; the
+        others return their digest, or None where they do what the first tells them.
+        """
+        if self._refusal:
+            raise GenerationError(
+                f"generation replica {self._replica} does not serve, because its last "
+                f"weight update failed: {self._refusal} Sync the weights again."
+            )
+        try:
+            output: BatchedDataDict[GenerationOutputSpec] = self._backend.generate(
+                data, greedy=greedy, sampling=sampling
+            )
+        except BatchError as error:
+            if first_row:
+                error.add_note(f"(counted from row {first_row} of the whole batch)")
+            raise
+        is_first = self._place is None or self._place.leads
+        return output if is_first else rows_digest(output)
+
+    def open_weight_link(self, link: TensorLink, index: int, deadline_s: float) -> None:
+        """Join the link that `load_weights` uses from now on."""
+        self._receiver.open(link, index, deadline_s)
+
+    def load_weights(
+        self, source: TensorLink | Sequence[Any], request: WeightRequest
+    ) -> LoadReport:
+        """Load verified weights; a refusal is reported, not raised.
+
+        After one, `generate` raises until a version is loaded without an error.
+        """
+        replica = int(self._replica or 0)
+        try:
+            weights = self._receiver.weights(source, request)
+            served = int(self._backend.load_weights(iter(weights), request.version))
+            manifest = weights.manifest()
+            self._receiver.accept(manifest)
+        except Exception as error:
+            # Whatever it is: the weights may be neither the old ones nor the new.
+            self._refusal = failure_text(error)
+            self._receiver.close()  # a sender that waits learns of it at once
+            if not isinstance(error, DistributedError):
+                _logger.exception("loading %s failed", request.label)
+            return LoadReport(replica, None, problem=self._refusal)
+        self._refusal = ""
+        return LoadReport(replica, served, manifest.digest)
+
+    def changed_weights(self) -> list[str] | None:
+        """Tensors that the engine holds otherwise than they were sent.
+
+        Returns:
+            Their names; None if the backend cannot tell what it holds.
+        """
+        changed = getattr(self._backend, "changed_weights", None)
+        if changed is None or self._receiver.manifest is None:
+            return None
+        names: list[str] | None = changed(self._receiver.manifest)
+        return names
+
+    def release_memory(self) -> None:
+        """Let the backend free what only generation needs, if it can."""
+        release = getattr(self._backend, "release_memory", None)
+        if release is not None:
+            release()
+
+    def shutdown(self) -> None:
+        """Free the engine."""
+        if self._backend is not None:
+            self._receiver.close()
+            self._backend.shutdown()
+            self._backend = None

@@ -1,0 +1,1 @@
+"""Replicas of a generator: workers, restarts, the queue of rows."""

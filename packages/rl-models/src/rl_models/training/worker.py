@@ -1,0 +1,204 @@
+"""The process of one training rank: a plain class that hosts a backend."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rl_distributed.batch.batched_data_dict import BatchedDataDict
+from rl_distributed.cluster.ports import PortAllocator
+from rl_distributed.registrations import Registration
+from rl_distributed.transfer import TensorLink
+from rl_models.errors import UnsupportedModelError
+from rl_models.interfaces import LossFunction
+from rl_models.registry import adopt_training_backends
+from rl_models.training.process_group import Ranks
+from rl_models.training.six_methods import make_training_backend
+from rl_models.training.worker_sampler import WorkerSampler
+from rl_models.types import GenerationDatumSpec, GenerationOutputSpec, SamplingParams
+from rl_models.weights.request import WeightRequest
+from rl_models.weights.sending import Message, WeightSender
+
+__all__ = ["TrainingWorker"]
+
+
+class TrainingWorker:
+    """Hosts the training backend that the config names; imports and runs without Ray.
+
+    Args:
+        config: `PolicyConfig.to_dict()`.
+        init_reference_model: Keep a frozen copy of the initial model.
+        weights_path: Model folder to start from in place of `model_name`.
+        optimizer_path: Training state to resume exactly.
+        registrations: Backends that the driver has registered in code.
+    """
+
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        init_reference_model: bool = False,
+        weights_path: str | None = None,
+        optimizer_path: str | None = None,
+        registrations: Sequence[Registration] = (),
+    ) -> None:
+        adopt_training_backends(registrations)
+        self._config = config
+        self._arguments = {
+            "init_reference_model": init_reference_model,
+            "weights_path": weights_path,
+            "optimizer_path": optimizer_path,
+        }
+        self._backend: Any = None
+        self._sender = WeightSender(lambda precision: iter(()), False)
+        self._sampler = WorkerSampler(config, lambda precision: iter(()))
+
+    def setup(self, config: Mapping[str, Any] | None = None, **arguments: Any) -> None:
+        """Loads the model; every rank must be called, because ranks join here.
+
+        Args:
+            config: Takes the place of the one given at construction, with `arguments`:
+                the worker begins anew with another model in the same process.
+            arguments: Those of the constructor.
+        """
+        if config is not None:
+            # The ranks stay together: one that left and joined again at the same port
+            # could meet the others where they were before.
+            self._sender.close()
+            self._sampler.close()
+            self._backend = None
+            self._config, self._arguments = config, arguments
+        self._backend = make_training_backend(str(self._config["backend"]))
+        self._backend.setup(self._config, **self._arguments)
+        is_first = Ranks.from_environment().is_first
+        self._sender = WeightSender(self._backend.export_weights, is_first)
+        self._sampler = WorkerSampler(self._config, self._backend.export_weights)
+
+    def train(
+        self,
+        data: BatchedDataDict[Any],
+        loss_fn: LossFunction,
+        eval_mode: bool,
+        gbs: int,
+        mbs: int,
+    ) -> dict[str, Any]:
+        """One optimizer step per global batch on this rank's shard."""
+        if not eval_mode:
+            self._sampler.mark_stale()
+        result: dict[str, Any] = self._backend.train_step(
+            data, loss_fn, eval_mode=eval_mode, gbs=gbs, mbs=mbs
+        )
+        return result
+
+    def change_optimizer(self, settings: Mapping[str, float]) -> None:
+        """Change settings of the optimizer.
+
+        Raises:
+            UnsupportedModelError: The backend cannot.
+        """
+        change = getattr(self._backend, "change_optimizer", None)
+        if change is None:
+            raise UnsupportedModelError(
+                f"the training backend {self._config['backend']!r} cannot change "
+                f"{', '.join(settings)} while a run goes on: it has no method "
+                "change_optimizer(settings)"
+            )
+        change(settings)
+
+    def get_logprobs(
+        self, data: BatchedDataDict[Any], mbs: int, reference: bool = False
+    ) -> BatchedDataDict[Any]:
+        """Log-probs of this rank's shard as column `logprobs`."""
+        logprobs = self._backend.get_logprobs(data, mbs=mbs, reference=reference)
+        return BatchedDataDict({"logprobs": logprobs})
+
+    def get_topk_logits(
+        self,
+        data: BatchedDataDict[Any],
+        k: int,
+        mbs: int,
+        temperature: float | None = None,
+    ) -> BatchedDataDict[Any]:
+        """Columns of `TopkOutputSpec` for this rank's shard."""
+        columns = self._backend.get_topk_logits(
+            data, k=k, mbs=mbs, temperature=temperature
+        )
+        return BatchedDataDict(columns)
+
+    def get_values(self, data: BatchedDataDict[Any], mbs: int) -> BatchedDataDict[Any]:
+        """Numbers of a scalar head for this rank's shard as column `values`."""
+        return BatchedDataDict({"values": self._backend.get_values(data, mbs=mbs)})
+
+    def generate(
+        self,
+        data: BatchedDataDict[GenerationDatumSpec] | None,
+        version: int,
+        greedy: bool = False,
+        sampling: SamplingParams | None = None,
+    ) -> tuple[BatchedDataDict[GenerationOutputSpec] | None, int]:
+        """Continue this rank's rows; see `WorkerSampler.generate`.
+
+        Every rank must be called, because weights may be gathered.
+        """
+        return self._sampler.generate(data, version, greedy, sampling)
+
+    def num_weight_buckets(self, request: WeightRequest) -> int:
+        """How many calls of `export_weights` bring all weights."""
+        return self._sender.num_buckets(self._backend.weight_specs(), request)
+
+    def export_weights(
+        self, request: WeightRequest, index: int, is_last: bool
+    ) -> list[Message] | None:
+        """Bucket `index` of the weights on rank 0, None on the others.
+
+        Every rank must be called, for one bucket after the other.
+        """
+        return self._sender.messages(request, index, is_last)
+
+    def free_port(self) -> int:
+        """A port of this machine for a link."""
+        return PortAllocator().allocate("weight links")[0]
+
+    def open_weight_link(self, link: TensorLink, deadline_s: float) -> None:
+        """Join the link that `send_weights` uses from now on."""
+        self._sender.open(link, deadline_s)
+
+    def send_weights(self, link: TensorLink, request: WeightRequest) -> str | None:
+        """Send all weights; gives the manifest's digest on rank 0."""
+        return self._sender.send(link, request)
+
+    def save_checkpoint(
+        self,
+        weights_path: str,
+        optimizer_path: str | None = None,
+        tokenizer_path: str | None = None,
+    ) -> None:
+        """Writes this rank's part of a checkpoint."""
+        self._backend.save_checkpoint(weights_path, optimizer_path, tokenizer_path)
+
+    def load_checkpoint(
+        self, weights_path: str | None = None, optimizer_path: str | None = None
+    ) -> None:
+        """Loads this rank's part of a checkpoint."""
+        self._sampler.mark_stale()
+        self._backend.load_checkpoint(weights_path, optimizer_path)
+
+    def prepare_for_training(self) -> None:
+        """Lets the backend bring back what it had put away, if it can."""
+        self._sampler.release_memory()
+        prepare = getattr(self._backend, "prepare_for_training", None)
+        if prepare is not None:
+            prepare()
+
+    def finish_training(self) -> None:
+        """Lets the backend free what only training needs, if it can."""
+        finish = getattr(self._backend, "finish_training", None)
+        if finish is not None:
+            finish()
+
+    def shutdown(self) -> None:
+        """Leaves the process group."""
+        if self._backend is not None:
+            self._sender.close()
+            self._sampler.close()
+            self._backend.shutdown()
+            self._backend = None
