@@ -26,13 +26,13 @@ from rl_algorithms.trainers.callback_number import CountWithState
 from rl_algorithms.trainers.run.state import TrainerState
 from rl_algorithms.trainers.sampling.validation_samples import ValidationSamples
 from rl_distributed.cluster import watch as cluster_watch
-from rl_distributed.cluster.watch import ClusterLoss
 from rl_distributed.errors import (
     CheckpointError,
     ClusterLostError,
     ConfigError,
     WorkerDiedError,
 )
+from rl_distributed.failures.cluster_loss import ClusterLoss
 from rl_distributed.metrics.sinks.jsonl import read_metrics
 from rl_distributed.runs.folder import begin_run, own_run_folder
 from rl_distributed.workers import WorkerFailure

@@ -16,7 +16,7 @@ import rl_distributed_sample_environments as sample
 
 from rl_distributed import ActorEnvironmentError, LockHeldError
 from rl_distributed.actor_environments import EnvironmentStore, default_root
-from rl_distributed.files.file_lock import FileLock
+from rl_distributed.file_lock import FileLock
 
 SCRIPT = sample.__file__
 DEADLINE_S = 120

@@ -18,7 +18,8 @@ from rl_distributed_scripts import (
 )
 
 from rl_distributed.cluster import watch as cluster_watch
-from rl_distributed.cluster.watch import ClusterLoss, ClusterWatch, find_loss
+from rl_distributed.cluster.watch import ClusterWatch, find_loss
+from rl_distributed.failures.cluster_loss import ClusterLoss
 
 DEADLINE_S = 60.0
 # Ray then gives up sooner, and waits for results with it.

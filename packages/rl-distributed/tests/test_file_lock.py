@@ -20,7 +20,7 @@ import pytest
 
 from rl_distributed.errors import DeadlineExceededError, LockHeldError
 from rl_distributed.failures.lock_owner import LockOwner, machine_id
-from rl_distributed.files.file_lock import FileLock, FolderLock, is_locked
+from rl_distributed.file_lock import FileLock, FolderLock, is_locked
 
 SCRIPT = Path(__file__).parent / "scripts" / "hold_lock.py"
 DEADLINE_S = 60.0

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from rl_distributed.logs.redaction import (
+from rl_distributed.redaction import (
     hide_values,
     is_secret_name,
     redacted,

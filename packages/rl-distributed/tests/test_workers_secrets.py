@@ -14,13 +14,13 @@ from rl_distributed.errors import (
     WorkerMethodError,
     WorkerStartError,
 )
-from rl_distributed.logs.redaction import is_secret_variable
-from rl_distributed.workers import RayWorkerBuilder, RayWorkerGroup, WorkerOptions
-from rl_distributed.workers.host import WorkerIdentity
-from rl_distributed.workers.secret_variables import (
+from rl_distributed.redaction import is_secret_variable
+from rl_distributed.secret_variables import (
     scrubbed,
     shown_variables,
 )
+from rl_distributed.workers import RayWorkerBuilder, RayWorkerGroup, WorkerOptions
+from rl_distributed.workers.host import WorkerIdentity
 from rl_distributed.workers.worker_class import LaunchOverrides
 
 COUNTER = "rl_distributed_sample_workers.Counter"

@@ -32,7 +32,7 @@ import yaml
 
 from rl_algorithms.trainers.run.record import write_run_record
 from rl_distributed.errors import ConfigError
-from rl_distributed.files.private_files import make_private_folder, private_opener
+from rl_distributed.private_files import make_private_folder, private_opener
 from rl_distributed.runs.folder import (
     RunClaim,
     begin_run,

@@ -75,7 +75,7 @@ if TYPE_CHECKING:
         merge_configs,
         parse_overrides,
     )
-    from rl_distributed.files.file_lock import FileLock, FolderLock
+    from rl_distributed.file_lock import FileLock, FolderLock
     from rl_distributed.launch import (
         KubeRayConfig,
         SlurmConfig,
@@ -290,7 +290,7 @@ _MODULES = {
         "merge_configs",
         "parse_overrides",
     ),
-    "files.file_lock": ("FileLock", "FolderLock"),
+    "file_lock": ("FileLock", "FolderLock"),
     "launch": ("KubeRayConfig", "SlurmConfig", "kuberay_manifest", "slurm_script"),
     "logs.logging": ("configure_logging", "get_logger", "log_context"),
     "metrics": (

@@ -36,7 +36,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rl_distributed.cluster.watch import ClusterLoss
+    from rl_distributed.failures.cluster_loss import ClusterLoss
     from rl_distributed.failures.lock_owner import LockOwner
     from rl_distributed.failures.worker import WorkerFailure
 

@@ -14,9 +14,9 @@ import sys
 import time
 from unittest import mock
 
+from rl_distributed import file_lock
 from rl_distributed.failures import lock_owner
-from rl_distributed.files import file_lock
-from rl_distributed.files.file_lock import FolderLock
+from rl_distributed.file_lock import FolderLock
 
 folder, lease_s, *ways = sys.argv[1:]
 

@@ -29,12 +29,12 @@ from rl_distributed import (
 )
 from rl_distributed.cluster.start import shutdown_ray
 from rl_distributed.cluster.watch import (
-    ClusterLoss,
     ClusterWatch,
     find_loss,
     raise_if_lost,
 )
 from rl_distributed.errors import ClusterLostError
+from rl_distributed.failures.cluster_loss import ClusterLoss
 
 DEADLINE_S = 120.0
 

@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from rl_envs.metrics import calculate_pass_rate_per_prompt, reward_metrics
     from rl_envs.registry import create_env, env_registry, register_env
     from rl_envs.remote import RemoteEnvironment
+    from rl_envs.reward_file import FileReward, FileRewardConfig
     from rl_envs.rewards.environments import GroupRewardWrapper, as_environment
-    from rl_envs.rewards.file import FileReward, FileRewardConfig
     from rl_envs.rewards.functional import FunctionalRewardWrapper, check_reward_fn
     from rl_envs.rewards.functions import (
         FormatReward,
@@ -140,7 +140,7 @@ _MODULES = {
     "registry": "create_env env_registry register_env",
     "remote": "RemoteEnvironment",
     "rewards.environments": "GroupRewardWrapper as_environment",
-    "rewards.file": "FileReward FileRewardConfig",
+    "reward_file": "FileReward FileRewardConfig",
     "rewards.lists": "RewardList",
     "rewards.functions": (
         "FormatReward LengthPenalty NumericMatch combine_reward_functions exact_match "

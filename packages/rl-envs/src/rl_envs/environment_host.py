@@ -14,8 +14,8 @@ from typing import Any
 from rl_distributed.errors import UserError, WorkerMethodError, WorkerStartError
 from rl_distributed.extras import installed_torch
 from rl_distributed.registrations import Registration
+from rl_distributed.secret_variables import scrubbed
 from rl_distributed.workers.output import hide_secrets_in_output
-from rl_distributed.workers.secret_variables import scrubbed
 from rl_envs.interfaces import EnvironmentInterface
 from rl_envs.registry import EnvironmentSpec, env_registry, task_registry
 from rl_envs.rewards.functional import FunctionalRewardWrapper

@@ -37,8 +37,8 @@ from rl_distributed.errors import (
     WorkerStartError,
 )
 from rl_distributed.logs.logging import get_logger
+from rl_distributed.secret_variables import secrets_of
 from rl_distributed.workers.failures import cause_of_death
-from rl_distributed.workers.secret_variables import secrets_of
 from rl_envs.environment_host import (
     Abilities,
     DriverNames,

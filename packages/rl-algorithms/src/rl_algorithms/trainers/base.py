@@ -82,9 +82,10 @@ from rl_algorithms.trainers.setup.given_policy import (
 from rl_algorithms.trainers.setup.memory_hint import memory_hint
 from rl_algorithms.trainers.setup.pool import WorkerPool
 from rl_algorithms.trainers.setup.reward_trial import try_reward_fn
-from rl_distributed.cluster.watch import ClusterLoss, ClusterWatch, find_loss
+from rl_distributed.cluster.watch import ClusterWatch, find_loss
 from rl_distributed.config import Config
 from rl_distributed.errors import ClusterLostError
+from rl_distributed.failures.cluster_loss import ClusterLoss
 from rl_distributed.logs.logging import get_logger, keeping_log
 from rl_distributed.metrics import LoggerFacade
 from rl_distributed.runs.folder import RunClaim

@@ -9,7 +9,7 @@ from typing import Any
 from rl_algorithms.trainers.run.state import TrainerState
 from rl_distributed.checkpoint import CheckpointingConfig, CheckpointManager
 from rl_distributed.errors import ConfigError
-from rl_distributed.files.private_files import make_private_folder
+from rl_distributed.private_files import make_private_folder
 from rl_distributed.timing.timer import TimeoutChecker
 
 __all__ = ["RunCheckpoints"]

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from rl_distributed.errors import ActorEnvironmentError
-from rl_distributed.files.file_lock import FileLock, is_locked
+from rl_distributed.file_lock import FileLock, is_locked
 
 __all__ = ["EnvironmentStore", "StoredEnvironment", "default_root"]
 

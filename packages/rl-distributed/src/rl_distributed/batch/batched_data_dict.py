@@ -15,14 +15,18 @@ from __future__ import annotations
 
 import copy
 from collections import UserDict
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, overload
 
 import numpy as np
 
-from rl_distributed.batch import arrays, columns
-from rl_distributed.batch.micro_batches import MicroBatches
-from rl_distributed.batch.shard_plan import DynamicBatchingArgs, SequencePackingArgs
+from rl_distributed.batch import arrays, columns, micro_batches
+from rl_distributed.batch.shard_plan import (
+    DynamicBatchingArgs,
+    SequencePackingArgs,
+    ShardPlan,
+)
+from rl_distributed.batch.sharding import plan_shards
 from rl_distributed.batch.size_checks import require_multiple, require_positive
 from rl_distributed.batch.tensor_buffers import decode, encode, own_memory
 from rl_distributed.errors import BatchError
@@ -42,7 +46,7 @@ __all__ = [
 DictT = TypeVar("DictT")
 
 
-class BatchedDataDict(MicroBatches, UserDict[str, Any], Generic[DictT]):
+class BatchedDataDict(UserDict[str, Any], Generic[DictT]):
     """A dict of columns with the same number of rows.
 
     Pickling moves tensors out of band (see `tensor_buffers`): values only, to the CPU.
@@ -56,6 +60,15 @@ class BatchedDataDict(MicroBatches, UserDict[str, Any], Generic[DictT]):
         BatchError: The columns given differ in their number of rows, or one is neither
             a tensor nor a list nor an array.
     """
+
+    micro_batch_indices: list[list[list[int]]] | None = None
+    """Chunk, micro-batch: `[start, end]` rows, from 0 in each chunk."""
+    micro_batch_lengths: list[list[int]] | None = None
+    """Chunk, micro-batch: its padded (dynamic) or packed length in tokens."""
+    elem_counts_per_gb: list[int] | None = None
+    """Chunk: its number of rows; with sequence packing only."""
+    padded_width: int | None = None
+    """The width of the input column before truncation; dynamic batching only."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._drop_plan()
@@ -298,6 +311,159 @@ class BatchedDataDict(MicroBatches, UserDict[str, Any], Generic[DictT]):
             if not isinstance(column, list) and column.ndim > dim:
                 self.data[key] = arrays.narrow(column, dim, truncated_len)
 
+    # ------------------------------------------------------------------------ sharding
+
+    @overload
+    def shard_by_batch_size(
+        self,
+        shards: int,
+        batch_size: int | None = None,
+        allow_uneven_shards: bool = False,
+        dynamic_batching_args: None = None,
+        sequence_packing_args: None = None,
+        rows_per_group: int = 1,
+    ) -> list[SlicedDataDict]: ...
+
+    @overload
+    def shard_by_batch_size(
+        self,
+        shards: int,
+        batch_size: int | None = None,
+        allow_uneven_shards: bool = False,
+        *,
+        dynamic_batching_args: DynamicBatchingArgs,
+        sequence_packing_args: None = None,
+        rows_per_group: int = 1,
+    ) -> tuple[list[SlicedDataDict], list[int]]: ...
+
+    @overload
+    def shard_by_batch_size(
+        self,
+        shards: int,
+        batch_size: int | None = None,
+        allow_uneven_shards: bool = False,
+        dynamic_batching_args: None = None,
+        *,
+        sequence_packing_args: SequencePackingArgs,
+        rows_per_group: int = 1,
+    ) -> tuple[list[SlicedDataDict], list[int]]: ...
+
+    def shard_by_batch_size(
+        self,
+        shards: int,
+        batch_size: int | None = None,
+        allow_uneven_shards: bool = False,
+        dynamic_batching_args: DynamicBatchingArgs | None = None,
+        sequence_packing_args: SequencePackingArgs | None = None,
+        rows_per_group: int = 1,
+    ) -> list[SlicedDataDict] | tuple[list[SlicedDataDict], list[int]]:
+        """Split the rows for `shards` data-parallel ranks.
+
+        The rows are cut into global batches of `batch_size` (default: all of them),
+        and each global batch into `shards` equal contiguous parts; shard k is the k-th
+        part of each. `[0..7]` with 2 shards and batches of 4 gives `[0, 1, 4, 5]` and
+        `[2, 3, 6, 7]`. `get_batch` on a shard gives the part of one global batch.
+
+        Args:
+            shards: The number of shards.
+            batch_size: Rows of a global batch.
+            allow_uneven_shards: Shards may differ by rows and be empty; without
+                `batch_size` only.
+            dynamic_batching_args: Group rows of similar length into micro-batches that
+                have the same boundaries and widths in every shard.
+            sequence_packing_args: Pack rows into micro-batches, equally many per shard.
+            rows_per_group: So many rows that follow each other stay together and in
+                order, in one shard and one micro-batch.
+
+        Returns:
+            The shards. With dynamic batching or sequence packing also, for each row of
+            the concatenated shards, its original position: after
+            `result = BatchedDataDict.from_batches(shards)`,
+            `result.reorder_data(positions)` restores the order.
+
+        Raises:
+            BatchError: Sizes do not divide, arguments exclude each other, a column is
+                missing, or (as `PackingError`) a row fits in no micro-batch.
+        """
+        plan, width = plan_shards(
+            self.data,
+            self.size,
+            shards,
+            batch_size=batch_size,
+            allow_uneven_shards=allow_uneven_shards,
+            dynamic_batching_args=dynamic_batching_args,
+            sequence_packing_args=sequence_packing_args,
+            rows_per_group=rows_per_group,
+        )
+        parts = self._apply(plan, width)
+        if dynamic_batching_args is None and sequence_packing_args is None:
+            return parts
+        return parts, plan.order
+
+    def _apply(self, plan: ShardPlan, width: int | None) -> list[SlicedDataDict]:
+        shards = []
+        for number, rows in enumerate(plan.rows):
+            shard = self._sliced(self._select(rows).items())
+            if plan.micro_batches is not None and plan.micro_batch_lengths is not None:
+                shard.micro_batch_indices = plan.micro_batches[number]
+                shard.micro_batch_lengths = plan.micro_batch_lengths[number]
+                shard.padded_width = width
+            if plan.chunk_rows is not None:
+                shard.elem_counts_per_gb = plan.chunk_rows[number]
+            shards.append(shard)
+        return shards
+
+    # -------------------------------------------------------------------- micro-batches
+
+    def get_batch(
+        self, batch_idx: int, batch_size: int | None = None
+    ) -> SlicedDataDict:
+        """The rows of one global batch on this shard, with its micro-batch plan.
+
+        Args:
+            batch_idx: The number of the global batch.
+            batch_size: Its rows on this shard; not needed after sequence packing,
+                where global batches differ.
+
+        Raises:
+            BatchError: There is no such global batch.
+        """
+        return micro_batches.global_batch(self, batch_idx, batch_size)
+
+    def make_microbatch_iterator(
+        self, microbatch_size: int
+    ) -> Iterator[SlicedDataDict]:
+        """Slices of `microbatch_size` rows.
+
+        Raises:
+            BatchError: The rows are no multiple of it.
+        """
+        return micro_batches.fixed_size(self, microbatch_size)
+
+    def make_microbatch_iterator_with_dynamic_shapes(
+        self, sequence_dim: int = 1
+    ) -> Iterator[SlicedDataDict]:
+        """The micro-batches of dynamic batching, each cut to its padded length.
+
+        Tensors as wide as the input column was at sharding are cut in `sequence_dim`.
+        """
+        return micro_batches.dynamic_shapes(self, sequence_dim)
+
+    def get_microbatch_iterator_dynamic_shapes_len(self) -> int:
+        """The number of micro-batches of dynamic batching."""
+        return len(micro_batches.single_plan(self, "dynamic batching")[0])
+
+    def make_microbatch_iterator_for_packable_sequences(
+        self,
+    ) -> Iterator[SlicedDataDict]:
+        """The rows of each bin of sequence packing, still padded; packing is yours."""
+        return micro_batches.packed_bins(self)
+
+    def get_microbatch_iterator_for_packable_sequences_len(self) -> tuple[int, int]:
+        """The number of bins, and the tokens of the fullest."""
+        bounds, lengths = micro_batches.single_plan(self, "sequence packing")
+        return len(bounds), max(lengths, default=0)
+
     # --------------------------------------------------------------------- construction
 
     def _select(self, rows: np.ndarray[Any, Any]) -> dict[str, Any]:
@@ -315,6 +481,10 @@ class BatchedDataDict(MicroBatches, UserDict[str, Any], Generic[DictT]):
         if not keep_plan:
             made._drop_plan()
         return made
+
+    def _drop_plan(self) -> None:
+        for name in micro_batches.PLAN_FIELDS:
+            setattr(self, name, None)
 
     def _sliced(self, items: Iterable[tuple[str, Any]]) -> SlicedDataDict:
         made = SlicedDataDict()

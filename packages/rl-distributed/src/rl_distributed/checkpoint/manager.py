@@ -48,8 +48,8 @@ from rl_distributed.checkpoint.storage import (
 from rl_distributed.checkpoint.writer import FolderWriter
 from rl_distributed.errors import CheckpointError, ConfigError, DeadlineExceededError
 from rl_distributed.logs.logging import get_logger
-from rl_distributed.logs.redaction import redacted
 from rl_distributed.process.closing import close_after
+from rl_distributed.redaction import redacted
 from rl_distributed.security.audit import audit
 
 __all__ = ["CheckpointManager"]

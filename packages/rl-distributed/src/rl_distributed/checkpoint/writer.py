@@ -9,7 +9,7 @@ from collections.abc import Set
 from pathlib import Path
 
 from rl_distributed.errors import CheckpointError, LockHeldError
-from rl_distributed.files.file_lock import FolderLock
+from rl_distributed.file_lock import FolderLock
 
 __all__ = ["FolderWriter"]
 

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Mapping
 from fnmatch import fnmatchcase
 
 from rl_distributed.errors import ConfigError
-from rl_distributed.logs.redaction import is_secret_variable
+from rl_distributed.redaction import is_secret_variable
 
 __all__ = [
     "PASSED_VARIABLES",

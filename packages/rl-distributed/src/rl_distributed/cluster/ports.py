@@ -29,7 +29,7 @@ import psutil
 
 from rl_distributed.errors import ConfigError, ResourceInsufficientError
 from rl_distributed.failures.lock_owner import machine_id
-from rl_distributed.files.file_lock import FileLock
+from rl_distributed.file_lock import FileLock
 
 __all__ = [
     "PortAllocator",

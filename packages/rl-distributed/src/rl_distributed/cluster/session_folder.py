@@ -16,7 +16,7 @@ import stat
 from pathlib import Path
 
 from rl_distributed.errors import ConfigError, SecurityError
-from rl_distributed.files.private_files import make_private_folder
+from rl_distributed.private_files import make_private_folder
 
 __all__ = ["check_session_folder", "make_session_folder"]
 

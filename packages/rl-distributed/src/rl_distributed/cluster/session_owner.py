@@ -20,7 +20,7 @@ from pathlib import Path
 import psutil
 
 from rl_distributed.errors import LockHeldError
-from rl_distributed.files.file_lock import FileLock, is_locked
+from rl_distributed.file_lock import FileLock, is_locked
 
 __all__ = ["owned_session", "prune_sessions", "release_sessions"]
 

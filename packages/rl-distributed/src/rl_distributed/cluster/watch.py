@@ -17,7 +17,6 @@ on purpose; Ray is not initialized any more by then, and nothing is lost.
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
 import subprocess
@@ -26,18 +25,21 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import psutil
 import ray
 from ray._private import worker as ray_worker
 
 from rl_distributed.errors import ClusterLostError
+from rl_distributed.failures.cluster_loss import (
+    RECONNECT_S,
+    ClusterLoss,
+    RayProcess,
+    reconnect_s,
+)
 
-__all__ = ["ClusterLoss", "ClusterWatch", "find_loss", "raise_if_lost"]
-
-RayProcess = Literal["gcs_server", "raylet"]
+__all__ = ["ClusterWatch", "find_loss", "raise_if_lost"]
 
 _LOOK_S = 0.25
 _CLOSE_S = 5.0
@@ -45,55 +47,6 @@ _CONNECT_S = 1.0
 # Between two attempts to reach the head, and how many in a row may fail.
 _PROBE_S = 1.0
 _FAILURES = 3
-# How long Ray lets a program go on without its head, by default.
-_RECONNECT_S = 60.0
-_RECONNECT_VARIABLE = "RAY_gcs_rpc_server_reconnect_timeout_s"
-# Which part of that a wait may use before it gives up.
-_PATIENCE = 0.6
-
-_MEANING: dict[RayProcess, str] = {
-    "gcs_server": (
-        "its head process, which knows all nodes, workers and placement groups, "
-        "{how}. Workers that run still answer, but none can be started, and Ray ends "
-        "this program {limit_s:g} s after that"
-    ),
-    "raylet": (
-        "its node process, which starts and feeds the workers of this machine, "
-        "{how}. These workers cannot be reached any more"
-    ),
-}
-
-
-@dataclass(frozen=True, slots=True)
-class ClusterLoss:
-    """A process of Ray without which no program can go on has ended."""
-
-    process: RayProcess
-    """`gcs_server` is the head of the cluster, `raylet` Ray's process of a node."""
-    pid: int | None
-    """None: it ran where this process cannot see it."""
-    address: str
-    """`host:port` of the head."""
-    how: str
-    """How it ended, as far as that is known."""
-    at: float
-    """`time.monotonic()` when it was noticed."""
-
-    @property
-    def workers_answer(self) -> bool:
-        """Whether workers that are up can still be called, for some time."""
-        return self.process == "gcs_server"
-
-    @property
-    def waits_give_up_at(self) -> float:
-        """`time.monotonic()` from which waits for results end with an error."""
-        return self.at + _PATIENCE * _reconnect_s() if self.workers_answer else self.at
-
-    def __str__(self) -> str:
-        pid = "" if self.pid is None else f", pid {self.pid}"
-        how = f"({self.process}{pid}, cluster {self.address}) {self.how}"
-        text = _MEANING[self.process].format(how=how, limit_s=_reconnect_s())
-        return f"the Ray cluster is lost: {text}"
 
 
 class ClusterWatch:
@@ -167,13 +120,6 @@ def raise_if_lost(*, at_once: bool = False) -> None:
         error = ClusterLostError(str(loss))
         error.loss = loss
         raise error
-
-
-def _reconnect_s() -> float:
-    """How long Ray goes on without its head; set higher where that may come back."""
-    with suppress(ValueError):
-        return float(os.environ.get(_RECONNECT_VARIABLE, ""))
-    return _RECONNECT_S
 
 
 def _let_errors_be_shown() -> None:
@@ -274,7 +220,7 @@ class _Head:
                 self._failing_since = now
             self._failures += 1
             # Where it is known to come back, as in Kubernetes, it is given the time.
-            patience_s = max(0.0, _reconnect_s() - _RECONNECT_S)
+            patience_s = max(0.0, reconnect_s() - RECONNECT_S)
             if (
                 self._failures >= _FAILURES
                 and time.monotonic() - self._failing_since >= patience_s

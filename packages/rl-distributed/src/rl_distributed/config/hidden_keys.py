@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rl_distributed.config.document import dotted
-from rl_distributed.logs.redaction import REDACTED, redacted
+from rl_distributed.redaction import REDACTED, redacted
 
 __all__ = ["hide_secrets"]
 

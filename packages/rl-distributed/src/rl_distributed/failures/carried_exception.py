@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from ray import cloudpickle
 
-from rl_distributed.workers.secret_variables import scrubbed
+from rl_distributed.secret_variables import scrubbed
 
 __all__ = ["pack_exception", "unpack_exception"]
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from rl_distributed.logs.redaction import (
+from rl_distributed.redaction import (
     REDACTED,
     hide_values,
     is_secret_name,

@@ -21,12 +21,12 @@ from pathlib import Path
 from typing import Any, Literal, TextIO
 
 from rl_distributed.errors import ConfigError
-from rl_distributed.files.private_files import make_private_folder, private_opener
 from rl_distributed.logs.lines import (
     SEEN_ATTRIBUTE,
     ConsoleFormatter,
     JsonFormatter,
 )
+from rl_distributed.private_files import make_private_folder, private_opener
 
 __all__ = [
     "ConsoleFormatter",

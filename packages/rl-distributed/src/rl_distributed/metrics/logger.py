@@ -14,16 +14,16 @@ from pydantic import Field, field_validator
 
 from rl_distributed.config import Config, changeable
 from rl_distributed.errors import ConfigError, UserError
-from rl_distributed.files.private_files import make_private_folder, private_opener
 from rl_distributed.logs.logging import check_log_level, get_logger
-from rl_distributed.logs.redaction import redacted
 from rl_distributed.metrics.distribution import Distribution, Histogram
 from rl_distributed.metrics.guard import FailurePolicy, GuardedSink
 from rl_distributed.metrics.sampler import ResourceSampler
 from rl_distributed.metrics.sink import MetricSink, sink_registry
 from rl_distributed.metrics.sinks.jsonl import json_line
 from rl_distributed.metrics.values import MetricError, to_floats
+from rl_distributed.private_files import make_private_folder, private_opener
 from rl_distributed.process.closing import close_after
+from rl_distributed.redaction import redacted
 
 __all__ = ["LoggerConfig", "LoggerFacade"]
 

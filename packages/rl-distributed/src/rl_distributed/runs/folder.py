@@ -26,8 +26,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from rl_distributed.errors import ConfigError, LockHeldError, UserError
-from rl_distributed.files.file_lock import FolderLock
-from rl_distributed.files.private_files import make_private_folder, private_opener
+from rl_distributed.file_lock import FolderLock
+from rl_distributed.private_files import make_private_folder, private_opener
 
 __all__ = [
     "CHECKPOINTS",

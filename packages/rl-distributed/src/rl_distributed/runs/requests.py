@@ -33,9 +33,9 @@ from types import TracebackType
 from typing import Any, Self
 
 from rl_distributed.errors import ConfigError, DeadlineExceededError
-from rl_distributed.files.file_lock import FolderLock, is_locked
-from rl_distributed.files.private_files import make_private_folder, write_private_text
+from rl_distributed.file_lock import FolderLock, is_locked
 from rl_distributed.logs.logging import get_logger
+from rl_distributed.private_files import make_private_folder, write_private_text
 
 __all__ = ["REQUESTS", "RunRequest", "RunRequests", "default_sender", "send_request"]
 

@@ -33,9 +33,9 @@ from pathlib import Path
 from typing import Any
 
 from rl_distributed.errors import AuditError, ConfigError, LockHeldError
-from rl_distributed.files.file_lock import FileLock
+from rl_distributed.file_lock import FileLock
 from rl_distributed.logs.logging import current_log_context
-from rl_distributed.logs.redaction import redacted
+from rl_distributed.redaction import redacted
 
 __all__ = [
     "AUDIT_KEY_VARIABLE",

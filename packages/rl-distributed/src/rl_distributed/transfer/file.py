@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from rl_distributed.errors import TransferError
 from rl_distributed.extras import require_torch
-from rl_distributed.files.private_files import make_private_folder
+from rl_distributed.private_files import make_private_folder
 from rl_distributed.process.closing import close_after
 from rl_distributed.transfer.folder import (
     announce,

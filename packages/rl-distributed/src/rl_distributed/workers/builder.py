@@ -22,7 +22,7 @@ from rl_distributed.actor_environments import (
     declared_environment,
 )
 from rl_distributed.errors import ConfigError
-from rl_distributed.logs.redaction import is_secret_variable
+from rl_distributed.redaction import is_secret_variable
 from rl_distributed.suggestion import did_you_mean
 from rl_distributed.workers.host import WorkerHost, WorkerIdentity
 from rl_distributed.workers.options import WorkerOptions, recursive_merge_options

@@ -22,7 +22,7 @@ from rl_distributed.errors import (
 )
 from rl_distributed.failures.out_of_memory import read_memory_report
 from rl_distributed.failures.worker import FailureKind, WorkerFailure
-from rl_distributed.workers.secret_variables import scrubbed
+from rl_distributed.secret_variables import scrubbed
 
 __all__ = [
     "WorkerPlace",

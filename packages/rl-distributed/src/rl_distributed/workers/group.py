@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import ray
 
 from rl_distributed.errors import ConfigError, DistributedError
-from rl_distributed.logs.redaction import REDACTED, is_secret_variable
 from rl_distributed.process.closing import close_after
+from rl_distributed.redaction import REDACTED, is_secret_variable
 from rl_distributed.security.audit import audit, audited
 from rl_distributed.workers.builder import RayWorkerBuilder
 from rl_distributed.workers.calls import WorkerCalls

@@ -35,6 +35,7 @@ from rl_distributed.logs.logging import (
 )
 from rl_distributed.process.gc_pause import collections_paused
 from rl_distributed.process.label import ProcessLabel, set_process_label
+from rl_distributed.secret_variables import scrubbed, shown_variables
 from rl_distributed.workers.beats import BeatSender, WatchTarget, in_process_group
 from rl_distributed.workers.cancellation import (
     current_call,
@@ -43,7 +44,6 @@ from rl_distributed.workers.cancellation import (
 )
 from rl_distributed.workers.journal import log_error, log_made, log_start
 from rl_distributed.workers.output import hide_secrets_in_output
-from rl_distributed.workers.secret_variables import scrubbed, shown_variables
 from rl_distributed.workers.worker_class import (
     LaunchOverrides,
     ask_configuration,

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rl_distributed.logs.logging import get_logger
-from rl_distributed.logs.redaction import redacted
+from rl_distributed.redaction import redacted
 
 __all__ = ["log_error", "log_made", "log_start"]
 

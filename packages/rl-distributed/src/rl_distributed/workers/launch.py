@@ -33,14 +33,14 @@ from rl_distributed.errors import (
     WorkerStartError,
 )
 from rl_distributed.logs.logging import current_logging_setup
-from rl_distributed.logs.redaction import is_secret_variable
+from rl_distributed.redaction import is_secret_variable
+from rl_distributed.secret_variables import secrets_of
 from rl_distributed.workers.beats import WatchTarget
 from rl_distributed.workers.failures import WorkerPlace, remember_worker
 from rl_distributed.workers.future import fetch
 from rl_distributed.workers.host import WorkerDescription, WorkerIdentity
 from rl_distributed.workers.layout import WorkerSeat
 from rl_distributed.workers.options import identity_variables
-from rl_distributed.workers.secret_variables import secrets_of
 from rl_distributed.workers.worker_class import LaunchOverrides
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from rl_distributed.errors import ConfigError
-from rl_distributed.logs.redaction import REDACTED, is_secret_variable
-from rl_distributed.workers.secret_variables import shown_variables
+from rl_distributed.redaction import REDACTED, is_secret_variable
+from rl_distributed.secret_variables import shown_variables
 
 if TYPE_CHECKING:
     from rl_distributed.actor_environments import ActorEnvironment

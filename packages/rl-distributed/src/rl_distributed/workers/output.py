@@ -7,8 +7,8 @@ import sys
 from collections.abc import Iterable
 from typing import Any, TextIO, cast
 
-from rl_distributed.logs.redaction import REDACTED, hide_values
-from rl_distributed.workers.secret_variables import secret_texts
+from rl_distributed.redaction import REDACTED, hide_values
+from rl_distributed.secret_variables import secret_texts
 
 __all__ = ["hide_secrets_in_output"]
 

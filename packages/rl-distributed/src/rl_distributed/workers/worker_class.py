@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from rl_distributed.secret_variables import shown_variables
 from rl_distributed.suggestion import did_you_mean
-from rl_distributed.workers.secret_variables import shown_variables
 
 __all__ = ["LaunchOverrides", "ask_configuration", "resolve_class"]
 

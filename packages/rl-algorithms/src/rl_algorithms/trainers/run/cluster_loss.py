@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rl_distributed.cluster.watch import ClusterLoss
 from rl_distributed.errors import ClusterLostError
+from rl_distributed.failures.cluster_loss import ClusterLoss
 
 __all__ = ["cluster_lost_error"]
 

@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from rl_distributed.config.hidden_keys import hide_secrets
-from rl_distributed.files.private_files import write_private_text
+from rl_distributed.private_files import write_private_text
 
 __all__ = ["RUN_RECORDS", "installed_versions", "write_run_record"]
 

@@ -11,8 +11,8 @@ from typing import Any
 from rl_algorithms.trainers.run.curves import Mark, draw_curves
 from rl_algorithms.trainers.run.figures import Figures
 from rl_algorithms.trainers.run.history import History
-from rl_distributed.files.private_files import write_private_text
 from rl_distributed.metrics.sinks.plain import plain_tree
+from rl_distributed.private_files import write_private_text
 
 __all__ = ["RESULT", "TrainResult", "result_record", "write_result"]
 

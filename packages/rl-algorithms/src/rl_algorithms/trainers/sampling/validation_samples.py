@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from rl_distributed.checkpoint.storage import write_bytes_durably
-from rl_distributed.files.private_files import private_opener
 from rl_distributed.metrics.sinks.jsonl import json_line
+from rl_distributed.private_files import private_opener
 
 __all__ = ["VALIDATION_SAMPLES", "ValidationSamples"]
 

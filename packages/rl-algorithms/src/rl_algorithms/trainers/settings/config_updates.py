@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from rl_distributed.errors import CheckpointError
-from rl_distributed.files.private_files import private_opener
+from rl_distributed.private_files import private_opener
 from rl_distributed.runs.requests import send_request
 
 __all__ = ["UPDATES", "ConfigUpdate", "UpdateFile", "update_run"]

@@ -11,9 +11,9 @@ from typing import Any, BinaryIO, ClassVar
 
 from rl_distributed.checkpoint.storage import write_bytes_durably
 from rl_distributed.config import Config
-from rl_distributed.files.private_files import make_private_folder, private_opener
 from rl_distributed.metrics.distribution import Histogram
 from rl_distributed.metrics.sinks.plain import plain_tree
+from rl_distributed.private_files import make_private_folder, private_opener
 
 __all__ = ["JsonlSink", "JsonlSinkConfig", "json_line", "read_metrics"]
 

@@ -16,10 +16,10 @@ from pydantic import Field
 
 from rl_distributed.config import Config
 from rl_distributed.errors import ConfigError
-from rl_distributed.files.private_files import make_private_folder
 from rl_distributed.metrics.distribution import Histogram
 from rl_distributed.metrics.sinks.engine import import_engine
 from rl_distributed.metrics.sinks.plain import grouped, plain_tree, valid_text
+from rl_distributed.private_files import make_private_folder
 
 __all__ = ["WandbSink", "WandbSinkConfig"]
 

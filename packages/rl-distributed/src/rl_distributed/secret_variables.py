@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rl_distributed.logs.redaction import REDACTED, hide_values, is_secret_variable
+from rl_distributed.redaction import REDACTED, hide_values, is_secret_variable
 
 __all__ = ["scrubbed", "secret_texts", "secrets_of", "shown_variables"]
 

@@ -1,1 +1,0 @@
-"""Files that several processes share: locks, and files for one user alone."""
