@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 import ray
+import torch
 
 from rl_algorithms import GRPOTrainer
+from rl_algorithms.errors import LossInputError
 from rl_distributed import BatchedDataDict
-from rl_distributed.errors import BatchError
+from rl_distributed.errors import BatchError, ConfigError
 from rl_models import UnsupportedModelError
 from rl_models.interfaces import PolicyInterface
 
@@ -53,6 +55,10 @@ class TwoMethods(PolicyInterface):
         return self.trained
 
 
+def code_of_answer(prompt: str, response: str) -> float:
+    return float(sum(map(ord, response)))
+
+
 def fit(policy: Any, model: str, folder: Path, **settings: Any) -> None:
     values = {
         "reference_policy_kl_penalty": 0,
@@ -64,7 +70,7 @@ def fit(policy: Any, model: str, folder: Path, **settings: Any) -> None:
         **settings,
     }
     trainer = GRPOTrainer(policy, model_name=model, **values)
-    trainer.fit(ROWS, reward_fn=lambda prompt, response: 1.0, progress=False)
+    trainer.fit(ROWS, reward_fn=code_of_answer, progress=False)
 
 
 def test_what_a_run_asks_for_beyond_two_methods_is_named(
@@ -87,6 +93,49 @@ def test_what_a_run_asks_for_beyond_two_methods_is_named(
     ):
         assert word in str(caught.value)
     assert os.listdir(tmp_path) == []
+
+
+class WithoutLogprobs(PolicyInterface):
+    """Answers with one token, and tells nothing of its probability."""
+
+    losses: list[float]
+
+    def generate(self, batch):  # type: ignore[no-untyped-def,override]
+        lengths = batch["input_lengths"]
+        ids = torch.nn.functional.pad(batch["input_ids"], (0, 1))
+        ids[torch.arange(len(ids)), lengths] = torch.arange(40, 40 + len(ids))
+        return BatchedDataDict(
+            output_ids=ids,
+            generation_lengths=torch.ones_like(lengths),
+            unpadded_sequence_lengths=lengths + 1,
+            truncated=torch.ones_like(lengths) > 0,
+        )
+
+    def train(self, batch, loss_fn):  # type: ignore[no-untyped-def,override]
+        mask = batch["token_mask"][:, 1:].float()
+        loss, _ = loss_fn(batch, mask.sum(), mask.sum(), next_token_logprobs=-mask)
+        self.losses = [*getattr(self, "losses", []), float(loss)]
+        return {"loss": float(loss)}
+
+
+def test_log_probs_are_asked_for_only_where_they_count(
+    model: str, tmp_path: Path
+) -> None:
+    policy = WithoutLogprobs()
+    fit(policy, model, tmp_path / "1")
+    assert len(policy.losses) == 1
+    with pytest.raises(
+        LossInputError, match=r"importance_.*generate return .*to false"
+    ):
+        fit(policy, model, tmp_path / "2", use_importance_sampling_correction=True)
+    policy.get_logprobs = lambda rows: {"logprobs": -rows["token_mask"]}  # type: ignore
+    with pytest.raises(ConfigError, match=r"seq_logprob_error_threshold.* null"):
+        fit(policy, model, tmp_path / "3", seq_logprob_error_threshold=2.0)
+    # Several steps per batch compare with the log-probs before the first.
+    steps = {"train_global_batch_size": 2}
+    del policy.get_logprobs
+    with pytest.raises(UnsupportedModelError, match=r"get_logprobs.*take one"):
+        fit(policy, model, tmp_path / "4", **steps)
 
 
 def test_what_a_policy_of_two_methods_returns_is_checked(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -11,12 +12,15 @@ import cloudpickle
 import pytest
 import torch
 
-from rl_algorithms import registry
+from rl_algorithms import SFTTrainer, WorkerPool, registry
 from rl_algorithms.errors import AlgorithmError
 from rl_algorithms.trainers.base import BaseTrainer
+from rl_algorithms.trainers.setup.components import Components
 from rl_algorithms.trainers.steps.method_loss import MethodLoss
+from rl_cli.main import _run
 from rl_distributed import BatchedDataDict
 from rl_distributed.errors import ConfigError
+from rl_models.tokens.tokenizer import load_tokenizer
 
 Run = Callable[..., dict[str, Any]]
 PROGRAMS = str(Path(__file__).parent / "programs")
@@ -45,6 +49,32 @@ def test_an_algorithm_of_one_s_own(run_program: Run, model: str) -> None:
     )
     assert again.fit(ROWS, progress=False).history[0]["train:loss"] < 0.9 * first
     assert (trainer.algorithm, trainer.run_dir.name) == ("myalgo", "myalgo-001")
+    # The command trains by it as well, though its `__init__` takes a config only.
+    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    by_command = ["train", "myalgo", "data.train=rows.jsonl", "myalgo.my_param=2.0"]
+    settings = [f"policy.model_name={model}", "policy.optimizer.kwargs.lr=1e-2"]
+    out = "output_dir=by_command"
+    assert _run([*by_command, *settings, out, "--quiet"], debug=False) == 0
+    stored = json.loads(Path("by_command/result.json").read_text())
+    assert stored["start"] == pytest.approx(first, rel=1e-5)
+
+
+class ConfigOnly(SFTTrainer):
+    """An `__init__` without the parts that a run may be given."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+
+
+def test_parts_reach_a_trainer_that_takes_a_config_only(model: str) -> None:
+    claim: Any = object()
+    pool, tokenizer = WorkerPool(), load_tokenizer(model)
+    trainer = ConfigOnly.from_pretrained(model, tokenizer=tokenizer)
+    assert trainer.given.tokenizer is tokenizer
+    trainer = ConfigOnly.from_config(trainer.config, pool=pool, claim=claim)
+    assert (trainer._pool, trainer._claim) == (pool, claim)
+    with pytest.raises(ConfigError, match=r"takes a policy .*: got dict"):
+        ConfigOnly.from_config(trainer.config, Components(policy={}))
 
 
 @pytest.mark.usefixtures("_registry")

@@ -55,7 +55,7 @@ def test_what_a_batch_must_have():
     assert ClippedPGLossConfig().needs_reference_logprobs
     plain = ClippedPGLossConfig(reference_policy_kl_penalty=0.0)
     assert not plain.needs_reference_logprobs
-    assert not plain.needs_generation_logprobs
-    assert ClippedPGLossConfig(
-        use_importance_sampling_correction=True
-    ).needs_generation_logprobs
+    assert plain.names_needing_generation_logprobs == []
+    names = ["use_importance_sampling_correction", "use_on_policy_kl_approximation"]
+    both = ClippedPGLossConfig.from_dict(dict.fromkeys(names, True))
+    assert both.names_needing_generation_logprobs == names

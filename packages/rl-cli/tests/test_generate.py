@@ -4,13 +4,15 @@ import io
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rl_cli.main import _run
 from rl_cli.run_config import load_run
 from rl_cli.run_folder import RunFolder
-from rl_models import ModelBuildConfig, build_model
+from rl_cli.sampling import sample
+from rl_models import GenerationConfig, ModelBuildConfig, build_model, registry
 
 
 @pytest.fixture(scope="module")
@@ -114,6 +116,32 @@ def test_json_samples_are_reproducible_and_counted(
     assert [row["prompt"] for row in rows] == ["12="] * 3 + ["345="] * 3
     assert all(1 <= row["num_tokens"] <= 6 and row["logprob"] < 0 for row in rows)
     assert len({row["response"] for row in rows}) > 1
+
+
+class _Mute:
+    """Four methods of a generation backend that tells no log-probs."""
+
+    def setup(self, config: Any) -> None:
+        self.model = config["model_name"]
+
+    def generate(self, prompts: list[str], sampling_params: Any) -> list[str]:
+        return [prompt[::-1] for prompt in prompts]
+
+    def update_weights(self, state_dict: Any) -> None: ...
+
+    def shutdown(self) -> None: ...
+
+
+def test_a_backend_without_log_probs_answers_without_them(
+    model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry._GENERATION, "_registered", {"mute": _Mute})
+    config = GenerationConfig(backend="mute", max_new_tokens=4)
+    answers = sample(model, ["12", "345"], config)
+    assert [(s.response, s.num_tokens, s.logprob) for s in answers] == [
+        ("21", 3, None),
+        ("543", 4, None),
+    ]
 
 
 def test_prompts_from_a_file_and_from_standard_input(

@@ -115,8 +115,8 @@ def _trainer(
         changes |= _with_model(data, str(model))
     data = merge_configs(data, changes)
     cls = get_algorithm(stage.algorithm)
-    config = cls.config_class.from_dict(data, source=f"stage {stage.name}")
-    return cls(config, pool=pool, claim=folder.claim)
+    config = cls.config_type().from_dict(data, source=f"stage {stage.name}")
+    return cls.from_config(config, pool=pool, claim=folder.claim)
 
 
 def _with_model(data: dict[str, Any], model: str) -> dict[str, Any]:

@@ -32,8 +32,8 @@ class Sample:
     response: str
     num_tokens: int
     """Sampled tokens, the stop token included."""
-    logprob: float
-    """Sum of the tokens' log-probabilities."""
+    logprob: float | None
+    """Sum of the tokens' log-probabilities; None: the backend gives none."""
     truncated: bool
     """Whether it ended at the token limit."""
 
@@ -87,13 +87,14 @@ def sample(
     finally:
         backend.shutdown()
     ends = out["unpadded_sequence_lengths"]
+    logprobs = out.get("logprobs")
     texts = decode_rows(tokenizer, out["output_ids"], lengths, ends)
     return [
         Sample(
             prompts[index // num_samples],
             texts[index],
             int(out["generation_lengths"][index]),
-            float(out["logprobs"][index].sum()),
+            None if logprobs is None else float(logprobs[index].sum()),
             bool(out["truncated"][index]),
         )
         for index in range(len(rows))

@@ -126,8 +126,9 @@ class PolicyInterface(ABC):
         """
         raise self._lacks(
             "get_logprobs",
-            "several optimizer steps per batch of samples need it: take one, or "
-            "implement it",
+            "several optimizer steps per batch of samples need it, and so does a "
+            "comparison with the sampler: take one step and turn that comparison off, "
+            "or implement it",
         )
 
     def get_reference_policy_logprobs(

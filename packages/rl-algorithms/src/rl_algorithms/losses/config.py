@@ -197,9 +197,7 @@ class ClippedPGLossConfig(Config):
         return self.needs_reference_logprobs and self.use_kl_in_reward
 
     @property
-    def needs_generation_logprobs(self) -> bool:
-        """Whether a batch must have `generation_logprobs`."""
-        return (
-            self.use_importance_sampling_correction
-            or self.use_on_policy_kl_approximation
-        )
+    def names_needing_generation_logprobs(self) -> list[str]:
+        """Return the settings for which a batch must have `generation_logprobs`."""
+        names = ("use_importance_sampling_correction", "use_on_policy_kl_approximation")
+        return [name for name in names if getattr(self, name)]

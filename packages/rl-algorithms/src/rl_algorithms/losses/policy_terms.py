@@ -63,9 +63,7 @@ class PolicyTerms:
         curr = tokens.logprobs
         on_policy = cfg.force_on_policy_ratio or data.get("prev_logprobs") is None
         prev = curr.detach() if on_policy else _read(data, "prev_logprobs", curr)
-        generation = None
-        if cfg.needs_generation_logprobs or data.get("generation_logprobs") is not None:
-            generation = _read(data, "generation_logprobs", curr)
+        generation = _generation(data, curr, cfg)
         ratio, clipped = _ratios(tokens, prev, cfg)
         terms = cls(tokens, _advantages(data, curr), prev, generation, ratio, clipped)
         if generation is not None:
@@ -82,6 +80,23 @@ class PolicyTerms:
 def _read(data: Mapping[str, Any], name: str, like: Tensor) -> Tensor:
     value = next_token_column(data, name, like, needed_by=_NAME)
     return value.detach().to(like.dtype)
+
+
+def _generation(
+    data: Mapping[str, Any], like: Tensor, cfg: ClippedPGLossConfig
+) -> Tensor | None:
+    """Return the sampler's log-probs; None: it gave none, and nothing needs them."""
+    if data.get("generation_logprobs") is not None:
+        return _read(data, "generation_logprobs", like)
+    needing = cfg.names_needing_generation_logprobs
+    if needing:
+        raise LossInputError(
+            f"{' and '.join(f'loss_fn.{name}' for name in needing)} compares the "
+            "log-probs of sampler and trainer, but the batch has no column "
+            "generation_logprobs: have the generator's generate return the column "
+            f"logprobs, or set {'it' if len(needing) == 1 else 'both'} to false"
+        )
+    return None
 
 
 def _advantages(data: Mapping[str, Any], like: Tensor) -> Tensor:

@@ -240,26 +240,42 @@ class BaseTrainer(DefaultStep[ConfigT]):
         if isinstance(tokenizer, Mapping | Config):
             settings["tokenizer"], tokenizer = tokenizer, None
         if cls.adds_sections():
-            tree = build_with_sections(cls, str(model), config, settings).to_dict()
-            trainer = cls(cast("Any", tree))
-            return trainer._give(cluster, policy, generation, tokenizer)
-        values = {"policy.model_name": str(model), **settings}
-        built = build_config(cls.config_class, values, base=config)
-        return cls(
-            cast("ConfigT", built),
-            cluster=cluster,
-            policy=policy,
-            generation=generation,
-            tokenizer=tokenizer,
-        )
+            built = build_with_sections(cls, str(model), config, settings)
+        else:
+            values = {"policy.model_name": str(model), **settings}
+            built = build_config(cls.config_class, values, base=config)
+        given = Components(cluster, policy, generation, None, tokenizer)
+        return cls.from_config(built, given)
 
-    def _give(self, cluster: Any, policy: Any, generation: Any, tokenizer: Any) -> Self:
-        """Use these parts; for classes whose `__init__` takes a configuration only."""
-        self.given = Components(cluster, policy, generation, None, tokenizer)
-        self.components = self.given
-        self.config = with_ranks(self.config, policy, cluster)
-        self.plan = self._plan_batches()
-        return self
+    @classmethod
+    def from_config(
+        cls,
+        config: TrainerConfig,
+        given: Components | None = None,
+        *,
+        pool: WorkerPool | None = None,
+        claim: RunClaim | None = None,
+    ) -> Self:
+        """Make a trainer whose `__init__` may take a configuration and nothing else.
+
+        Args:
+            config: Everything, as an object of `config_type()`. A class that adds
+                sections to its configuration gets the tree of it.
+            given: Components to use instead of making them.
+            pool: See the class.
+            claim: See the class.
+
+        Raises:
+            ConfigError: A value is wrong, or the given policy is none.
+        """
+        trainer = cls(cast("Any", config.to_dict() if cls.adds_sections() else config))
+        trainer._pool, trainer._claim = pool, claim
+        if given is not None:
+            told_apart(cls.__name__, config, given.policy)
+            trainer.given = trainer.components = given
+            trainer.config = with_ranks(trainer.config, given.policy, given.cluster)
+            trainer.plan = trainer._plan_batches()
+        return trainer
 
     def fit(
         self,

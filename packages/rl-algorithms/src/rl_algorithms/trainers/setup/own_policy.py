@@ -27,7 +27,6 @@ _SAMPLED = (
     "output_ids",
     "generation_lengths",
     "unpadded_sequence_lengths",
-    "logprobs",
     "truncated",
 )
 
