@@ -26,8 +26,8 @@ from rl_models import (
     get_generation_backend,
     get_training_backend,
     register_training_backend,
+    registry as backends,
 )
-from rl_models import registry as backends
 
 ROOT = Path(__file__).resolve().parents[1]
 

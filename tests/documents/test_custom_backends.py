@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from rl_distributed.errors import RegistryError
-from rl_models import register_training_backend
-from rl_models import registry as backends
+from rl_models import register_training_backend, registry as backends
 
 Run = Callable[..., dict[str, Any]]
 

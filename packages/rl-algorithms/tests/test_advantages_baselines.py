@@ -4,8 +4,7 @@ import statistics
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from rl_algorithms.advantages.baselines import (
     calculate_baseline_and_std_per_group,

@@ -5,8 +5,7 @@ import statistics
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from rl_algorithms.advantages.whitening import whiten
 

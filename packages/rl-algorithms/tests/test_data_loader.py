@@ -4,8 +4,7 @@ import itertools
 import json
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from rl_algorithms.data.loader import BatchedDataLoader
 from rl_algorithms.errors import DataError, EmptyDatasetError

@@ -6,8 +6,7 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
-from hypothesis import strategies as st
+from hypothesis import assume, given, settings, strategies as st
 
 from rl_algorithms import Mixture
 from rl_algorithms.data.config import DataConfig

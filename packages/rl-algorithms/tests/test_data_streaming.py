@@ -7,8 +7,7 @@ import json
 
 import datasets
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from rl_algorithms.data.config import DataConfig, SourceConfig
 from rl_algorithms.data.module import DataModule

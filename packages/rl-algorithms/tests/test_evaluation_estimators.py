@@ -7,8 +7,7 @@ from collections import Counter
 from itertools import combinations
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from rl_algorithms.evaluation import cons_at_k, mean_with_interval, pass_at_k
 from rl_distributed.errors import ConfigError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rl_algorithms.grpo.config import GRPOConfig
 from rl_algorithms.trainers.setup.memory_hint import memory_hint
 from rl_distributed.errors import WorkerDiedError
-from rl_distributed.workers import WorkerFailure
+from rl_distributed.failures.worker import WorkerFailure
 from rl_models.errors import GenerationError
 
 

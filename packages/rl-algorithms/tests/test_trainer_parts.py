@@ -9,8 +9,7 @@ import signal
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from rl_algorithms import GRPOConfig, GRPOTrainer, Interrupted, SFTConfig
 from rl_algorithms.evaluation.config import EvalConfig

@@ -33,9 +33,9 @@ from rl_distributed.errors import (
     WorkerDiedError,
 )
 from rl_distributed.failures.cluster_loss import ClusterLoss
+from rl_distributed.failures.worker import WorkerFailure
 from rl_distributed.metrics.sinks.jsonl import read_metrics
 from rl_distributed.runs.folder import begin_run, own_run_folder
-from rl_distributed.workers import WorkerFailure
 
 _SPEC = importlib.util.spec_from_file_location(
     "toy_trainer", Path(__file__).with_name("toy_trainer.py")

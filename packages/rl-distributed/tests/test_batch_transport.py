@@ -12,8 +12,7 @@ import pytest
 import ray
 import rl_distributed_sample_batches as sample
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from rl_distributed.batch.batched_data_dict import BatchedDataDict, SlicedDataDict
 from rl_distributed.batch.tensor_buffers import EncodedList, carried, encode

@@ -12,8 +12,7 @@ import pytest
 import ray
 import torch
 import torch.distributed as dist
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from rl_distributed.batch.balance import load_imbalance
 from rl_distributed.batch.batched_data_dict import (

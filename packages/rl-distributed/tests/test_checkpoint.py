@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from rl_distributed.checkpoint import CheckpointingConfig, CheckpointManager
 from rl_distributed.checkpoint.ranking import metric_of, rank, steps_to_keep

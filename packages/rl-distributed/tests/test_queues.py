@@ -14,8 +14,7 @@ import pytest
 import ray
 import rl_distributed_sample_queues as sample
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from rl_distributed.batch.batched_data_dict import BatchedDataDict
 from rl_distributed.cluster.virtual_cluster import RayVirtualCluster

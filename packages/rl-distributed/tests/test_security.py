@@ -20,8 +20,7 @@ import rl_distributed
 from rl_distributed.cluster.config import ClusterConfig
 from rl_distributed.cluster.start import init_ray
 from rl_distributed.errors import ConfigError, SecurityError, UserError
-from rl_distributed.security import access as security
-from rl_distributed.security import certificates
+from rl_distributed.security import access as security, certificates
 from rl_distributed.security.access import (
     adopt_token_authentication,
     check_certificates,

@@ -4,8 +4,7 @@ import math
 import statistics
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from rl_distributed.errors import ConfigError
 from rl_distributed.timing.timer import TimeoutChecker, Timer, convert_to_seconds

@@ -5,8 +5,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from rl_distributed.cluster.placement import Bundle, NodeCapacity
 from rl_distributed.cluster.topology import (

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 import ray
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from rl_distributed.cluster.virtual_cluster import RayVirtualCluster
 from rl_distributed.timing.timer import Timer

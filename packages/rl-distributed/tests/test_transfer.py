@@ -17,8 +17,7 @@ import pytest
 import ray
 import rl_distributed_sample_transfer as sample
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from rl_distributed.cluster.virtual_cluster import RayVirtualCluster
 from rl_distributed.errors import (

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 import sympy
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from rl_envs.mathematics.judging import judge_answer, read_solution
 from rl_envs.mathematics.reader import read_answer

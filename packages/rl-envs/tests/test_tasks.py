@@ -5,8 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from rl_envs import Split, Task, TaskError, TaskSource
 from rl_envs.tasks import split_of, stable_fraction

@@ -8,8 +8,7 @@ from typing import Any, Literal
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from rl_envs import (
     GroupRewardWrapper,

@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from rl_distributed import BatchedDataDict, RayVirtualCluster
-from rl_models import GenerationConfig, GenerationPolicy
-from rl_models import registry as backends
+from rl_models import GenerationConfig, GenerationPolicy, registry as backends
 from rl_models.errors import GenerationError
 from rl_models.generation.four_methods import FourMethodBackend, make_generation_backend
 from rl_models.registry import register_generation_backend

@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,

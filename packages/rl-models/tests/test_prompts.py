@@ -1,8 +1,7 @@
 import itertools
 
 import numpy as np
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from rl_models.generation.huggingface.prompts import plan_prompts
 from rl_models.policy.row_sharding import split_rows

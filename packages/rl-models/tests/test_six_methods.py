@@ -8,8 +8,13 @@ from transformers import AutoModelForCausalLM
 
 from rl_distributed import RayVirtualCluster
 from rl_distributed.errors import BatchError, ConfigError, RegistryError
-from rl_models import GenerationConfig, PolicyConfig, TrainingBackend, TrainingPolicy
-from rl_models import registry as backends
+from rl_models import (
+    GenerationConfig,
+    PolicyConfig,
+    TrainingBackend,
+    TrainingPolicy,
+    registry as backends,
+)
 from rl_models.errors import UnsupportedModelError
 from rl_models.policy.preflight import check_policy
 from rl_models.registry import register_training_backend

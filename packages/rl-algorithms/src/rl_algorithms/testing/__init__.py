@@ -10,53 +10,6 @@
 which names the rule that was broken.
 """
 
-from __future__ import annotations
+import lazy_loader
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from rl_algorithms.testing.batches import (
-        LossBatch,
-        RewardBatch,
-        reward_batch,
-        token_batch,
-    )
-    from rl_algorithms.testing.estimators import ESTIMATOR_CHECKS, check_estimator
-    from rl_algorithms.testing.examples import ConformanceError
-    from rl_algorithms.testing.losses import LOSS_CHECKS, check_loss
-    from rl_algorithms.testing.trainers import check_trainer, weights_digest
-
-__all__ = [
-    "ESTIMATOR_CHECKS",
-    "LOSS_CHECKS",
-    "ConformanceError",
-    "LossBatch",
-    "RewardBatch",
-    "check_estimator",
-    "check_loss",
-    "check_trainer",
-    "reward_batch",
-    "token_batch",
-    "weights_digest",
-]
-
-_MODULES = {
-    "ESTIMATOR_CHECKS": "estimators",
-    "LOSS_CHECKS": "losses",
-    "ConformanceError": "examples",
-    "LossBatch": "batches",
-    "RewardBatch": "batches",
-    "check_estimator": "estimators",
-    "check_loss": "losses",
-    "check_trainer": "trainers",
-    "reward_batch": "batches",
-    "token_batch": "batches",
-    "weights_digest": "trainers",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -6,8 +6,7 @@ from collections.abc import Callable
 from random import Random
 
 try:
-    from hypothesis import HealthCheck, Phase, given, settings
-    from hypothesis import strategies as st
+    from hypothesis import HealthCheck, Phase, given, settings, strategies as st
 except ImportError as error:
     raise ImportError(
         "the conformance kit generates its examples with hypothesis: pip install "

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ray import ObjectRefGenerator
-from ray import exceptions as ray_errors
+from ray import ObjectRefGenerator, exceptions as ray_errors
 
 from rl_distributed.errors import (
     CallCancelledError,

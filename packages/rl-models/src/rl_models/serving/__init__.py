@@ -9,22 +9,6 @@ client --HTTP--> router (this process) --HTTP--> replica 0: server + engine, vLL
 Names are imported on first use; aiohttp is needed only where a server is started.
 """
 
-from __future__ import annotations
+import lazy_loader
 
-import importlib
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from rl_models.serving.config import ServeConfig
-    from rl_models.serving.server import Server, serve
-
-__all__ = ["ServeConfig", "Server", "serve"]
-
-_MODULES = {"ServeConfig": "config", "Server": "server", "serve": "server"}
-
-
-def __getattr__(name: str) -> Any:
-    """Import the module of a public name on first use."""
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

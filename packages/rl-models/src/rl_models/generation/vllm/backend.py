@@ -304,10 +304,9 @@ class VllmGenerationBackend:
 
 def _generation_config(model_name: str) -> Any:
     """What the folder says about how rows end, as the model itself would read it."""
-    from transformers import AutoConfig  # noqa: PLC0415
-    from transformers import GenerationConfig as FolderConfig  # noqa: PLC0415
+    import transformers  # noqa: PLC0415 - heavy
 
     try:
-        return FolderConfig.from_pretrained(model_name)
+        return transformers.GenerationConfig.from_pretrained(model_name)
     except OSError:
-        return AutoConfig.from_pretrained(model_name)
+        return transformers.AutoConfig.from_pretrained(model_name)

@@ -27,8 +27,11 @@ from torch.distributed.tensor import DTensor
 from rl_distributed.errors import ConfigError
 from rl_models.config import PolicyConfig
 from rl_models.errors import UnsupportedModelError
-from rl_models.ops.causal_lm import DTYPES, load_causal_lm
-from rl_models.ops.causal_lm import packing_obstacle as _packing_obstacle
+from rl_models.ops.causal_lm import (
+    DTYPES,
+    load_causal_lm,
+    packing_obstacle as _packing_obstacle,
+)
 from rl_models.ops.context_length import context_length
 from rl_models.ops.scalar_head import load_scalar_model
 from rl_models.ops.varlen_attention import ATTENTION_NAME

@@ -8,8 +8,7 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
-from torch.optim import lr_scheduler as schedules
+from torch.optim import Optimizer, lr_scheduler as schedules
 from torch.optim.lr_scheduler import LRScheduler
 
 from rl_distributed.errors import ConfigError

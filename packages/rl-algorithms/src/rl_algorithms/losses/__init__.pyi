@@ -1,0 +1,13 @@
+from .clipped_pg import ClippedPGLossFn as ClippedPGLossFn
+from .config import ClippedPGLossConfig as ClippedPGLossConfig
+from .distillation import DistillationLossFn as DistillationLossFn
+from .distillation_config import DistillationLossConfig as DistillationLossConfig
+from .dpo import DPOLossFn as DPOLossFn
+from .dpo_config import DPOLossConfig as DPOLossConfig
+from .kl import calculate_kl as calculate_kl
+from .nll import NLLLossFn as NLLLossFn
+from .preference import PreferenceLossFn as PreferenceLossFn
+from .preference_config import PreferenceLossConfig as PreferenceLossConfig
+from .reductions import masked_mean as masked_mean
+from .value import MseValueLossFn as MseValueLossFn
+from .value_config import MseValueLossConfig as MseValueLossConfig

@@ -1,0 +1,17 @@
+from .builder import RayWorkerBuilder as RayWorkerBuilder
+from .cancellation import (
+    is_cancelled as is_cancelled,
+    stop_if_cancelled as stop_if_cancelled,
+)
+from .future import MultiWorkerFuture as MultiWorkerFuture, WorkerResult as WorkerResult
+from .group import RayWorkerGroup as RayWorkerGroup
+from .options import (
+    WorkerOptions as WorkerOptions,
+    recursive_merge_options as recursive_merge_options,
+)
+from .policy import (
+    FailFast as FailFast,
+    FailurePolicy as FailurePolicy,
+    RestartGroup as RestartGroup,
+    RestartWorker as RestartWorker,
+)
