@@ -245,6 +245,11 @@ class TestLoop:
                 model_name=tiny_folder,
             )
             output = alone.generate(texts("1", "2"))
+            policy.reload(policy.config)
+            # The version is the policy's as well, which has not trained yet.
+            with pytest.raises(BatchError, match=r"does not follow it; call generator"):
+                policy.train(output, [1.0, 0.0])
+            assert policy.weight_version == 0
             own = policy.generate(texts("1", "2"))
             policy.train(own, [1.0, 0.0])
             with pytest.raises(BatchError, match=r"generator\.follow\(policy\)"):

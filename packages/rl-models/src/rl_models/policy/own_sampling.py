@@ -30,7 +30,7 @@ class OwnSampling:
     _weight_version: int
     _num_samplings: int
     _exported: dict[int, int]
-    """By version as a generator counts, the policy's own at that time."""
+    """By version that a sampler states, the policy's own at that time."""
     _call_sharded: Callable[..., list[Any]]
 
     @property
@@ -84,6 +84,7 @@ class OwnSampling:
             seed = sampling_config(self.config).seed
             rows["seeds"] = derive_seeds(seed, self._num_samplings, rows.size)
         self._num_samplings += 1
+        self._exported[self._weight_version] = self._weight_version
         parts = split_rows(rows["input_ids"].cpu().numpy(), self.num_ranks)
         results = self._call_sharded(
             "generate",
@@ -129,18 +130,23 @@ class OwnSampling:
             versions: [B] what `generate` stated; None: nothing.
 
         Raises:
-            BatchError: They are of another version.
+            BatchError: They are of another version, or of a generator that has never
+                got weights of this policy.
         """
         if versions is None:
             return
         for version in sorted(set(versions.tolist())):
             # What a generator calls a version is its own affair.
-            own = self._exported.get(version, version)
+            own = self._exported.get(version)
             if own != self._weight_version:
+                got = (
+                    f"version {own}"
+                    if own is not None
+                    else f"version {version} of a generator that does not follow it"
+                )
                 raise BatchError(
                     f"policy.train(batch, rewards) takes rows that the present weights "
-                    f"sampled, version {self._weight_version}: got rows of version "
-                    f"{own}; call generator.follow(policy) once before the loop, so "
-                    "that its weights are those of the policy, and train on each batch "
-                    "once"
+                    f"sampled, version {self._weight_version}: got rows of {got}; call "
+                    "generator.follow(policy) once before the loop, so that its "
+                    "weights are those of the policy, and train on each batch once"
                 )
