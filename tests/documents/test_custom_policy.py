@@ -11,7 +11,7 @@ import pytest
 import ray
 import torch
 
-from rl_algorithms import GRPOTrainer
+from rl_algorithms import GRPOTrainer, TrainResult
 from rl_algorithms.errors import LossInputError
 from rl_distributed import BatchedDataDict
 from rl_distributed.errors import BatchError, ConfigError
@@ -59,7 +59,9 @@ def code_of_answer(prompt: str, response: str) -> float:
     return float(sum(map(ord, response)))
 
 
-def fit(policy: Any, model: str, folder: Path, **settings: Any) -> None:
+def fit(
+    policy: Any, model: str, folder: Path, resume: bool = False, **settings: Any
+) -> TrainResult:
     values = {
         "reference_policy_kl_penalty": 0,
         "checkpointing": {"enabled": False},
@@ -70,7 +72,7 @@ def fit(policy: Any, model: str, folder: Path, **settings: Any) -> None:
         **settings,
     }
     trainer = GRPOTrainer(policy, model_name=model, **values)
-    trainer.fit(ROWS, reward_fn=code_of_answer, progress=False)
+    return trainer.fit(ROWS, reward_fn=code_of_answer, progress=False, resume=resume)
 
 
 def test_what_a_run_asks_for_beyond_two_methods_is_named(
@@ -136,6 +138,21 @@ def test_log_probs_are_asked_for_only_where_they_count(
     del policy.get_logprobs
     with pytest.raises(UnsupportedModelError, match=r"get_logprobs.*take one"):
         fit(policy, model, tmp_path / "4", **steps)
+
+
+def test_versions_go_on_after_a_resume(model: str, tmp_path: Path) -> None:
+    class Kept(WithoutLogprobs):
+        def save_checkpoint(self, weights_path, *others, **options):  # type: ignore
+            Path(weights_path).mkdir(parents=True)
+
+        def load_checkpoint(self, weights_path, *others):  # type: ignore
+            pass
+
+    for num_steps, resume in ((2, False), (4, True)):
+        settings = {"max_num_steps": num_steps, "checkpointing": {"save_period": 2}}
+        result = fit(Kept(), model, tmp_path, resume, **settings)
+    _, versions = result.history.column("train:weight_version_min")
+    assert versions == [0, 1, 2, 3]
 
 
 def test_what_a_policy_of_two_methods_returns_is_checked(

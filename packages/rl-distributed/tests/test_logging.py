@@ -27,6 +27,7 @@ from rl_distributed.logs.logging import (
     log_context,
     portable_log_context,
     restore_named_levels,
+    set_log_level,
     worker_log_path,
 )
 from rl_distributed.workers import RayWorkerBuilder, RayWorkerGroup
@@ -50,6 +51,7 @@ def _restore() -> Iterator[None]:
     yield
     log_module._remove_installed()
     log_module._setup.clear()
+    log_module._has_changed.clear()
     log_module._level.clear()
     log_module._process.clear()
     logging.getLogger().setLevel(logging.WARNING)
@@ -288,6 +290,31 @@ def test_a_context_travels_as_plain_values() -> None:
     assert portable_log_context() is None
     with log_context(step=3, path=Path("a")):
         assert portable_log_context() == {"step": 3, "path": "a"}
+
+
+def test_workers_that_run_follow_a_change_of_the_level(
+    ray_cluster: None, tmp_path: Path
+) -> None:
+    path = tmp_path / "run.jsonl"
+    configure_logging("INFO", path, stream=io.StringIO())
+    with (
+        RayVirtualCluster([1], name="levels") as cluster,
+        RayWorkerGroup(cluster, RayWorkerBuilder(TALKER)) as group,
+    ):
+
+        def said(text: str) -> bool:
+            ray.get(group.run_all_workers_single_data("talk", text=text), timeout=120)
+            lines = lines_of(worker_log_path(path, group.name, 0))
+            return f"own: {text}" in {line["message"] for line in lines}
+
+        assert not said("before")
+        restore = set_log_level("DEBUG")
+        assert said("at the next call")
+        restore()
+        assert not said("after")
+        with log_context(step=1):
+            set_log_level("INFO,rl_distributed_sample_loggers=DEBUG")
+            assert said("of one logger")
 
 
 def test_a_worker_without_the_folder_logs_elsewhere(tmp_path: Path) -> None:

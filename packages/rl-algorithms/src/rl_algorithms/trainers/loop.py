@@ -24,6 +24,7 @@ from rl_algorithms.trainers.run.throughput import Throughput
 from rl_algorithms.trainers.sampling.validation import ValidationResult, validate_parts
 from rl_algorithms.trainers.sampling.validation_samples import ValidationSamples
 from rl_algorithms.trainers.schedule import Patience, ValidationSchedule
+from rl_algorithms.trainers.setup.own_policy import OwnPolicy
 from rl_distributed.logs.logging import get_logger, log_context
 from rl_distributed.metrics import LoggerFacade, to_floats
 from rl_distributed.timing.timer import Timer
@@ -294,6 +295,8 @@ class TrainerLoop(LiveConfig[ConfigT]):
 
     def _restore(self, checkpoint: Path, info: Mapping[str, Any]) -> None:
         self.state.restore(info["state"])
+        if isinstance(self.components.policy, OwnPolicy):
+            self.components.policy.go_on_at(self.state.weight_version)
         self.state.last_checkpoint = str(checkpoint)
         self._loader.load_state_dict(info["dataloader"])
         self._callbacks.load_state_dict(info["callbacks"])

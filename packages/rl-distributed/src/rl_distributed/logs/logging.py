@@ -41,6 +41,7 @@ __all__ = [
     "keeping_log",
     "log_context",
     "portable_log_context",
+    "received_log_context",
     "restore_named_levels",
     "set_log_level",
     "worker_log_path",
@@ -60,6 +61,10 @@ _packages: set[logging.Logger] = set()
 _named_levels: dict[str, int] = {}
 _levels_before: dict[str, int] = {}
 _setup: list[LoggingSetup] = []
+_has_changed: list[bool] = []
+"""Holds something once `set_log_level` was called: workers may log at another level."""
+# No field of a block can have that name by accident.
+_LEVEL_FIELD = "level of the log"
 # Who this process is, where it is a worker; unlike a context it holds for all threads.
 _process: dict[str, Any] = {}
 _context: ContextVar[Mapping[str, Any] | None] = ContextVar(
@@ -124,13 +129,30 @@ def current_log_context() -> dict[str, Any]:
 def portable_log_context() -> dict[str, Any] | None:
     """Return the fields of the surrounding blocks for a call to another process.
 
-    Only plain values go, others as text; None where there are no fields.
+    Only plain values go, others as text. The level of the log goes with them once
+    `set_log_level` has changed it. None where there is nothing to tell.
     """
-    fields = _context.get()
-    if not fields:
-        return None
     plain = (str, int, float, bool, type(None))
-    return {k: v if isinstance(v, plain) else str(v) for k, v in fields.items()}
+    fields = _context.get() or {}
+    found = {k: v if isinstance(v, plain) else str(v) for k, v in fields.items()}
+    if _has_changed and _setup:
+        found[_LEVEL_FIELD] = _setup[0].level
+    return found or None
+
+
+@contextmanager
+def received_log_context(context: Mapping[str, Any] | None) -> Iterator[None]:
+    """Log in the block, and from then on at the level, as who called does.
+
+    Args:
+        context: What `portable_log_context` returned there.
+    """
+    fields = dict(context or {})
+    level = fields.pop(_LEVEL_FIELD, None)
+    if level is not None and _setup and level != _setup[0].level:
+        set_log_level(level)
+    with log_context(**fields):
+        yield
 
 
 class _ContextFilter(logging.Filter):
@@ -406,7 +428,7 @@ def check_log_level(level: str) -> None:
 def set_log_level(level: str) -> Callable[[], None]:
     """Change the level of the program's log; handlers and files stay.
 
-    Workers that are started afterwards get it too; those that run keep theirs.
+    Workers that are started afterwards get it too, those that run with the next call.
 
     Args:
         level: As `configure_logging` takes it.
@@ -418,6 +440,7 @@ def set_log_level(level: str) -> Callable[[], None]:
         ConfigError: The level is unknown.
     """
     number, named = _parse_levels(level)
+    _has_changed[:] = [True]
     names = {"", *_levels_before, *named, *(package.name for package in _packages)}
     levels = {name: logging.getLogger(name).level for name in names}
     kept = (*_level,), dict(_named_levels), dict(_levels_before), (*_setup,)

@@ -31,7 +31,7 @@ from rl_distributed.failures.worker import WorkerFailure
 from rl_distributed.logs.logging import (
     LoggingSetup,
     configure_worker_logging,
-    log_context,
+    received_log_context,
 )
 from rl_distributed.process.gc_pause import collections_paused
 from rl_distributed.process.label import ProcessLabel, set_process_label
@@ -225,7 +225,7 @@ class WorkerHost:
 
         Log lines of the call carry the fields of the caller's log context.
         """
-        with log_context(**(context or {})):
+        with received_log_context(context):
             return self._call(method_name, kwargs)
 
     def _call(self, method_name: str, kwargs: Mapping[str, Any]) -> Any:
@@ -248,7 +248,7 @@ class WorkerHost:
         **kwargs: Any,
     ) -> Iterator[Any]:
         """Call a generator method of the worker and pass its items on."""
-        with log_context(**(context or {})):
+        with received_log_context(context):
             yield from self._stream(method_name, kwargs)
 
     def _stream(self, method_name: str, kwargs: Mapping[str, Any]) -> Iterator[Any]:

@@ -94,6 +94,13 @@ class OwnPolicy:
         """Version of the weights: the policy's own count, or optimizer steps so far."""
         return int(getattr(self.policy, "weight_version", self._num_steps))
 
+    def go_on_at(self, version: int) -> None:
+        """Count on from the version of the weights that a checkpoint had.
+
+        A policy with a count of its own keeps that count in what it saves.
+        """
+        self._num_steps = version
+
     def train(
         self,
         data: BatchedDataDict[Any],
