@@ -12,12 +12,8 @@ from transformers import (
 )
 
 from rl_models.errors import UnsupportedModelError
-from rl_models.ops.varlen_attention import (
-    ATTENTION_NAME,
-    VarlenLayout,
-    packed_model_inputs,
-    varlen_attention_forward,
-)
+from rl_models.ops.packed_attention import VarlenLayout, packed_model_inputs
+from rl_models.ops.varlen_attention import ATTENTION_NAME, varlen_attention_forward
 
 
 def _pair(config_class, model_class, **extra):

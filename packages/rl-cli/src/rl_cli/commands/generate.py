@@ -79,7 +79,10 @@ def generate(
     check_model(folder)
     # What is wrong is said before these are imported, which takes seconds.
     from rl_cli.console import Terminal  # noqa: PLC0415
-    from rl_cli.sampling import sample  # noqa: PLC0415
+    from rl_distributed.process.gc_pause import collections_paused  # noqa: PLC0415
+
+    with collections_paused():
+        from rl_cli.sampling import sample  # noqa: PLC0415
 
     answers = sample(folder, texts, config, greedy=greedy,
                      num_samples=num_samples, chat=chat,

@@ -13,19 +13,18 @@ from rl_distributed.batch.batched_data_dict import BatchedDataDict
 from rl_distributed.transfer.manifest import Manifest
 from rl_models.errors import GenerationError
 from rl_models.generation.config import GenerationConfig
-from rl_models.generation.huggingface.decoders import Decoder, make_decoder
+from rl_models.generation.huggingface.decoder import Decoder
 from rl_models.generation.huggingface.engine import (
     Continuations,
     OnStep,
     SamplingRequest,
     sample_batch,
 )
+from rl_models.generation.huggingface.loading import load_for_sampling
 from rl_models.generation.huggingface.stopping import StopStrings, StopTokens
 from rl_models.generation.noise import derive_seeds
 from rl_models.generation.rows import check_rows, stop_strings_of
 from rl_models.generation.sampling import check_sampling_params
-from rl_models.ops.causal_lm import load_causal_lm
-from rl_models.ops.context_length import context_length
 from rl_models.registry import register_generation_backend
 from rl_models.tokens.tokenizer import load_tokenizer, pad_token_id, stop_token_ids
 from rl_models.types import (
@@ -84,22 +83,22 @@ class HuggingFaceGenerationBackend:
         self.name = f"generation replica {replica}"
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.tokenizer = load_tokenizer(tokenizer_name or model_name)
-        self.model = load_causal_lm(
-            model_name, self.config.precision, hf_config_overrides
+        loaded = load_for_sampling(
+            model_name,
+            self.config.precision,
+            hf_config_overrides,
+            self.device,
+            fused=bool(self.config.backend_options.get("fused", True)),
         )
-        self.model.eval().requires_grad_(False).to(self.device)
+        self.model, self._decoder = loaded.model, loaded.decoder
         self._has_weights = load_weights
-        fused = bool(self.config.backend_options.get("fused", True))
-        self._decoder = make_decoder(self.model, fused=fused)
         self.pad_token_id = pad_token_id(self.tokenizer)
         stop_ids = self.config.stop_token_ids
         if stop_ids is None:
-            stop_ids = stop_token_ids(self.tokenizer, self.model.generation_config)
+            stop_ids = stop_token_ids(self.tokenizer, loaded.generation_config)
         self._stop_tokens = StopTokens(stop_ids, self.device)
         self._stop_strings = StopStrings(self.tokenizer)
-        self._context = self.config.max_context_length or context_length(
-            self.model.config
-        )
+        self._context = self.config.max_context_length or loaded.context_length
 
     def generate(
         self,

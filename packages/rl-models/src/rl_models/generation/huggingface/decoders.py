@@ -1,12 +1,7 @@
-"""Running a Hugging Face model over prompts and, token by token, over a batch.
+"""Decoders that call the forward method of a model of transformers.
 
-| decoder | for | cache |
-|---|---|---|
-| `FusedDecoder` (own module) | Llama, Mistral, Qwen2, Qwen3 | `KVBuffers` |
-| `ModuleDecoder` | what else takes packed rows of attention layers | `KVBuffers` |
-| `OwnCacheDecoder` | state-space and hybrid models, and the rest | the model's own |
-
-`make_decoder` chooses. The last one decodes rows of equal length together, without
+`ModuleDecoder` is for models whose attention layers take packed rows, and
+`OwnCacheDecoder` for the rest. It decodes rows of equal length together, without
 padding (a recurrent state must not see it), prefills a shared prompt once per row and
 keeps finished rows until the last one ends: right, and slow.
 
@@ -15,7 +10,7 @@ Letters in shapes: B rows, P prompts, T packed prompt tokens, V vocabulary.
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,20 +19,15 @@ import torch
 from rl_models.errors import UnsupportedModelError
 from rl_models.generation.huggingface.cached_attention import (
     CACHED_ATTENTION_NAME,
+    DecodingCache,
     decoding_from,
 )
-from rl_models.generation.huggingface.fused_decoder import FusedDecoder
-from rl_models.generation.huggingface.kv_cache import (
-    BufferPool,
-    DecodingCache,
-    KVBuffers,
-)
+from rl_models.generation.huggingface.decoder import Decoder, DecodingState
+from rl_models.generation.huggingface.kv_cache import BufferPool, KVBuffers
 from rl_models.ops.causal_lm import packing_obstacle
-from rl_models.ops.varlen_attention import packed_model_inputs
+from rl_models.ops.packed_attention import packed_model_inputs
 
 __all__ = [
-    "Decoder",
-    "DecodingState",
     "ModuleDecoder",
     "OwnCacheDecoder",
     "make_decoder",
@@ -47,64 +37,16 @@ IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
 
 
-class DecodingState(Protocol):
-    """One batch in flight."""
-
-    def prefill(
-        self,
-        tokens_T: torch.Tensor,
-        lengths_P: IntArray,
-        first_row: int,
-        prompt_B: IntArray,
-    ) -> torch.Tensor:
-        """Run packed prompts; rows from `first_row` on begin with `prompt_B`.
-
-        Returns:
-            [P, V] logits after the last token of each prompt.
-        """
-        ...
-
-    def step(self, tokens_B: torch.Tensor, positions_B: torch.Tensor) -> torch.Tensor:
-        """Feed one token per row; [B, V] logits."""
-        ...
-
-    def keep(self, alive_B: BoolArray) -> IntArray | None:
-        """Drop the other rows; where each came from, or None if all stayed."""
-        ...
-
-
-class Decoder(Protocol):
-    """A model that decodes batches."""
-
-    mixes_lengths: bool
-    """Whether prompts of different lengths, and chunks of prompts, share a batch."""
-
-    def begin(self, lengths_B: IntArray, max_new_tokens: int) -> DecodingState:
-        """Start a batch; rows are sorted by falling prompt length."""
-        ...
-
-    def refresh(self) -> None:
-        """The model's weights have changed."""
-        ...
-
-    def release(self) -> None:
-        """Free memory that is kept between batches."""
-        ...
-
-
-def make_decoder(model: Any, *, fused: bool = True) -> Decoder:
-    """The fastest decoder that the model's architecture allows.
+def make_decoder(model: Any) -> Decoder:
+    """Return the fastest decoder that calls the model's own forward method.
 
     Args:
-        model: A causal language model in eval mode.
-        fused: Whether the fused decoder may be chosen.
+        model: A causal language model of transformers in eval mode.
     """
     if model.config._attn_implementation != CACHED_ATTENTION_NAME:
         if packing_obstacle(model) is not None:
             return OwnCacheDecoder(model)
         model.set_attn_implementation(CACHED_ATTENTION_NAME)
-    if fused and FusedDecoder.supports(model):
-        return FusedDecoder(model)
     return ModuleDecoder(model)
 
 

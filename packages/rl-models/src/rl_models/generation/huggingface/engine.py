@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 
 from rl_models.errors import GenerationError
-from rl_models.generation.huggingface.decoders import Decoder, DecodingState
+from rl_models.generation.huggingface.decoder import Decoder, DecodingState
 from rl_models.generation.huggingface.prompts import PromptPlan, plan_prompts
 from rl_models.generation.huggingface.stopping import StopStrings, StopTokens
 from rl_models.generation.noise import uniform_noise

@@ -23,7 +23,7 @@ import torch
 from torch.nn import functional
 
 from rl_models.generation.huggingface.kv_cache import BufferPool, KVBuffers
-from rl_models.ops.varlen_attention import packed_model_inputs, varlen_attention_forward
+from rl_models.ops.packed_attention import packed_attention, packed_model_inputs
 
 __all__ = ["FusedDecoder"]
 
@@ -237,7 +237,7 @@ class _FusedState:
         """[P, V] logits; the last layer is finished at the last tokens only."""
         decoder = self.decoder
         packed = packed_model_inputs(lengths_P, tokens_T.device)
-        rotations = decoder.rotations(packed.pop("position_ids")[0])
+        rotations = decoder.rotations(packed["position_ids"][0])
         starts = np.cumsum(lengths_P) - lengths_P
         last_P = torch.from_numpy(starts + lengths_P - 1).to(tokens_T.device)
         hidden = decoder.embed(tokens_T)
@@ -246,15 +246,13 @@ class _FusedState:
             self.buffers.place_prompts(
                 index, key, value, first_row, starts[prompt_B], decoder.heads
             )
-            attended, _ = varlen_attention_forward(
-                layer.attention,
+            attended = packed_attention(
                 query.transpose(0, 1)[None],
                 key.transpose(0, 1)[None],
                 value.transpose(0, 1)[None],
+                packed["cu_seq_lens_q"],
                 scaling=layer.attention.scaling,
-                **packed,
-            )
-            attended = attended[0].flatten(1)
+            )[0].flatten(1)
             if index == len(decoder.layers) - 1:
                 hidden = hidden.index_select(0, last_P)
                 attended = attended.index_select(0, last_P)

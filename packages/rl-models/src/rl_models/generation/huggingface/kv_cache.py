@@ -19,14 +19,12 @@ query heads per key head, D head size, T packed prompt tokens.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from transformers import Cache
 
-__all__ = ["DecodingCache", "KVBuffers", "Segment"]
+__all__ = ["BufferPool", "KVBuffers", "Segment"]
 
 IntArray = npt.NDArray[np.int64]
 
@@ -289,55 +287,3 @@ class KVBuffers:
             grouped[torch.from_numpy(holes).to(device)] = grouped[
                 torch.from_numpy(movers).to(device)
             ]
-
-
-class DecodingCache(Cache):  # type: ignore[misc]
-    """Shows `KVBuffers` to a model of transformers.
-
-    A packed prefill is copied into the buffers and attended to as it is; in a decoding
-    step the new column is written, and the attention function of this backend reads
-    the buffers itself (`rl_models.generation.huggingface.cached_attention`).
-    """
-
-    def __init__(self, buffers: KVBuffers) -> None:
-        super().__init__(layers=[])
-        self.buffers = buffers
-        self._prompts: tuple[int, IntArray] | None = None
-        self._num_heads = 0
-
-    def begin_prompts(
-        self, first_row: int, first_token_B: IntArray, num_heads: int
-    ) -> None:
-        """The next forward pass is a packed prefill of these rows."""
-        self._prompts = (first_row, first_token_B)
-        self._num_heads = num_heads
-
-    def begin_step(self) -> None:
-        """The next forward pass feeds one new token per row."""
-        self._prompts = None
-        self.buffers.begin_step()
-
-    def update(
-        self,
-        key_states: torch.Tensor,
-        value_states: torch.Tensor,
-        layer_idx: int,
-        *args: Any,
-        **kwargs: Any,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Take keys and values of one layer, [1, K, T, D] or [B, K, 1, D]."""
-        if self._prompts is None:
-            self.buffers.append(layer_idx, key_states[:, :, 0], value_states[:, :, 0])
-        else:
-            keys, values = (
-                key_states[0].transpose(0, 1),
-                value_states[0].transpose(0, 1),
-            )
-            self.buffers.place_prompts(
-                layer_idx, keys, values, *self._prompts, self._num_heads
-            )
-        return key_states, value_states
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Columns filled before the running step."""
-        return max(0, self.buffers.end - 1) if self._prompts is None else 0

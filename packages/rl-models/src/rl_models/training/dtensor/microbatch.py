@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rl_models.ops.varlen_attention import packed_model_inputs
+from rl_models.ops.packed_attention import packed_model_inputs
 
 __all__ = ["ModelBatch", "MicroBatchRows", "micro_batch_rows", "narrowed"]
 
