@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -57,6 +58,46 @@ def test_ray_starts_while_libraries_are_imported_and_ends_with_the_block() -> No
         "after False True",
         "[False, False] False",
     ], done.stderr
+
+
+WRONG_DATA = """
+import sys
+import rl_algorithms as rl
+from rl_distributed.cluster.session_owner import _held
+from rl_distributed.cluster.start import init_ray
+
+model, address = sys.argv[1:]
+if address == "own":
+    init_ray(num_cpus=1)
+
+def rows():
+    import ray
+    print("rows", ray.is_initialized(), len(_held))
+    return iter(())
+
+try:
+    rl.train(model, rows, lambda response: 1.0, max_num_steps=1, progress=False)
+except rl.DataError as error:
+    import ray
+    print(type(error).__name__, ray.is_initialized(), len(_held))
+"""
+
+
+@pytest.mark.parametrize("is_own", [True, False])
+def test_wrong_data_ends_the_cluster_that_was_started_early_and_no_other(
+    is_own: bool, tiny_model: str, tmp_path: Path
+) -> None:
+    kind = "own" if is_own else "early"
+    done = subprocess.run(
+        [sys.executable, "-c", WRONG_DATA, tiny_model, kind],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+    )
+    # What ends gives its session back as well, which is cleared away later.
+    left = "EmptyDatasetError True 1" if is_own else "EmptyDatasetError False 0"
+    assert done.stdout.splitlines() == ["rows True 1", left], done.stderr
 
 
 def test_nothing_is_started_early_where_torch_is_there(

@@ -31,7 +31,7 @@ from rl_algorithms.rollout import RolloutConfig, RolloutEngine, RolloutResult
 from rl_algorithms.trainers.sampling.unusable_rows import check_rows
 from rl_algorithms.trainers.settings.keywords import build_config
 from rl_algorithms.trainers.setup.reward_trial import try_reward_fn
-from rl_distributed.cluster.start import init_ray
+from rl_distributed.cluster.start import init_ray, shutdown_ray
 from rl_distributed.cluster.virtual_cluster import RayVirtualCluster
 from rl_distributed.errors import ConfigError
 from rl_distributed.logs.logging import get_logger
@@ -185,7 +185,7 @@ def _start_generation(cfg: EvalConfig, model: str, closing: ExitStack) -> Any:
     if not ray.is_initialized() and init_ray(
         tls=settings.tls, pass_env=settings.pass_env
     ):
-        closing.callback(ray.shutdown)
+        closing.callback(shutdown_ray)
     cluster = RayVirtualCluster.from_config(cfg.cluster)
     closing.callback(cluster.shutdown)
     generation = rl_models.GenerationPolicy(cluster, cfg.generation, model_name=model)

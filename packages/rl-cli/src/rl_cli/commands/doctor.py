@@ -131,7 +131,7 @@ def _accelerators() -> Iterator[Check]:
 def _ray() -> Iterator[Check]:
     import ray  # noqa: PLC0415
 
-    from rl_distributed import init_ray  # noqa: PLC0415
+    from rl_distributed import init_ray, shutdown_ray  # noqa: PLC0415
     from rl_distributed.errors import DistributedError  # noqa: PLC0415
 
     try:
@@ -141,4 +141,4 @@ def _ray() -> Iterator[Check]:
     except DistributedError as error:
         yield Check("Ray", "problem", "does not start", str(error))
     finally:
-        ray.shutdown()
+        shutdown_ray()

@@ -67,9 +67,7 @@ def loaded_beside_ray(
         yield load()
         return
     # Imported first: two threads that import the same modules can meet half of one.
-    import ray  # noqa: PLC0415
-
-    from rl_distributed.cluster.start import init_ray  # noqa: PLC0415
+    from rl_distributed.cluster.start import init_ray, shutdown_ray  # noqa: PLC0415
 
     with ThreadPoolExecutor(1, thread_name_prefix="imports") as executor:
         loading = executor.submit(load)
@@ -83,7 +81,7 @@ def loaded_beside_ray(
     finally:
         _early.reset(token)
         if not early.is_adopted:
-            ray.shutdown()
+            shutdown_ray()
 
 
 def adopt_early_ray() -> bool:

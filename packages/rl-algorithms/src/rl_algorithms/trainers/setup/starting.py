@@ -15,7 +15,7 @@ import rl_models
 from rl_algorithms.trainers.run.signals import SignalGuard
 from rl_algorithms.trainers.settings.config import TrainerConfig
 from rl_algorithms.trainers.setup.early_ray import adopt_early_ray
-from rl_distributed.cluster.start import init_ray
+from rl_distributed.cluster.start import init_ray, shutdown_ray
 from rl_distributed.cluster.virtual_cluster import RayVirtualCluster
 from rl_distributed.logs.logging import get_logger
 from rl_models.config import PolicyConfig
@@ -53,7 +53,7 @@ class Starter:
             started = init_ray(tls=settings.tls, pass_env=settings.pass_env)
             signals.install()  # Ray has set its own handlers
         if started:
-            self.close_later("local Ray cluster", ray.shutdown)
+            self.close_later("local Ray cluster", shutdown_ray)
         signals.raise_pending()
         cluster = RayVirtualCluster.from_config(
             self._config.cluster, max_colocated_worker_groups=num_groups
