@@ -34,7 +34,7 @@ from rl_distributed import (
     RayWorkerGroup,
     init_ray,
 )
-from rl_distributed.workers.calls import WorkerCalls
+from rl_distributed.workers.calls import CallSender
 from rl_distributed.workers.policy import FailFast
 
 TARGET = 1.15
@@ -97,17 +97,17 @@ def real(size: int, rounds: int, plain: bool) -> list[dict[str, Any]]:
         cluster.shutdown()
 
 
-def single_data(group: WorkerCalls, rows: list[Any]) -> Any:
+def single_data(group: RayWorkerGroup, rows: list[Any]) -> Any:
     return group.run_all_workers_single_data("echo", data=rows[0], scale=2.0)
 
 
-def sharded_data(group: WorkerCalls, rows: list[Any]) -> Any:
+def sharded_data(group: RayWorkerGroup, rows: list[Any]) -> Any:
     return group.run_all_workers_sharded_data(
         "echo", data=rows, in_sharded_axes=["data"], common_kwargs={"scale": 2.0}
     )
 
 
-KINDS: dict[str, Callable[[WorkerCalls, list[Any]], Any]] = {
+KINDS: dict[str, Callable[[RayWorkerGroup, list[Any]], Any]] = {
     "single_data": single_data,
     "sharded_data": sharded_data,
 }
@@ -184,7 +184,7 @@ class FakeMethod:
         return None
 
 
-class FakeGroup(WorkerCalls):
+class FakeGroup(RayWorkerGroup):
     """The calls of a group whose workers are plain objects."""
 
     def __init__(self, size: int) -> None:
@@ -194,10 +194,18 @@ class FakeGroup(WorkerCalls):
         self.sharding_annotations = NamedSharding(np.arange(size), ["data"])
         self.supervisor: Any = SimpleNamespace(incident=None, policy=FailFast())
         self._workers: Any = [SimpleNamespace(handle=handle)] * size
-        self._methods = frozenset({"echo"})
-        self._generators = frozenset()
-        self._has_dynamic_methods = False
-        self._plans = {}
+        description: Any = SimpleNamespace(
+            methods=frozenset({"echo"}),
+            generator_methods=frozenset(),
+            has_dynamic_methods=False,
+        )
+        self._sender = CallSender(
+            self.name,
+            self._workers,
+            description,
+            self.supervisor,
+            self.sharding_annotations,
+        )
 
 
 def controller(kind: str, rounds: int) -> dict[str, Any]:

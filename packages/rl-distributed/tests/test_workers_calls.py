@@ -16,7 +16,8 @@ from rl_distributed.errors import (
     WorkerMethodError,
 )
 from rl_distributed.named_sharding import NamedSharding
-from rl_distributed.workers.calls import WorkerCalls
+from rl_distributed.workers.calls import CallSender
+from rl_distributed.workers.group import RayWorkerGroup
 from rl_distributed.workers.policy import FailFast, RestartWorker
 
 SIZES = {"stage": 2, "data": 2, "tensor": 2}
@@ -37,7 +38,7 @@ class Method:
         return f"reference {len(self.sent)} of worker {self.rank}"
 
 
-class Group(WorkerCalls):
+class Group(RayWorkerGroup):
     def __init__(self, sharding=GRID, size=8, policy=None):
         self.sent: list[Any] = []
         self.name = "fake"
@@ -54,10 +55,14 @@ class Group(WorkerCalls):
             )
             for rank in range(size)
         ]
-        self._methods = frozenset({"step", "items"})
-        self._generators = frozenset({"items"})
-        self._has_dynamic_methods = False
-        self._plans = {}
+        description = SimpleNamespace(
+            methods=frozenset({"step", "items"}),
+            generator_methods=frozenset({"items"}),
+            has_dynamic_methods=False,
+        )
+        self._sender = CallSender(
+            self.name, self._workers, description, self.supervisor, sharding
+        )
 
     def arguments(self) -> dict[int, dict[str, Any]]:
         return {rank: arguments for rank, _, _, arguments in self.sent}

@@ -3,7 +3,7 @@ from .cancellation import (
     is_cancelled as is_cancelled,
     stop_if_cancelled as stop_if_cancelled,
 )
-from .future import MultiWorkerFuture as MultiWorkerFuture, WorkerResult as WorkerResult
+from .future import MultiWorkerFuture as MultiWorkerFuture
 from .group import RayWorkerGroup as RayWorkerGroup
 from .options import (
     WorkerOptions as WorkerOptions,
@@ -15,3 +15,4 @@ from .policy import (
     RestartGroup as RestartGroup,
     RestartWorker as RestartWorker,
 )
+from .wait import WorkerResult as WorkerResult

@@ -9,24 +9,32 @@ from __future__ import annotations
 import logging
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import ray
+from ray import ObjectRef
 
 from rl_distributed.errors import ConfigError, DistributedError
+from rl_distributed.logs.logging import portable_log_context
 from rl_distributed.process.closing import close_after
 from rl_distributed.redaction import REDACTED, is_secret_variable
 from rl_distributed.security.audit import audit, audited
 from rl_distributed.workers.builder import RayWorkerBuilder
-from rl_distributed.workers.calls import WorkerCalls
-from rl_distributed.workers.dispatch import check_worker_ranks
-from rl_distributed.workers.future import DEFAULT_DEADLINE_S, fetch
+from rl_distributed.workers.calls import Axes, CallSender
+from rl_distributed.workers.dispatch import (
+    check_nested_lengths,
+    check_worker_ranks,
+    merged_kwargs,
+    per_worker_kwargs,
+)
+from rl_distributed.workers.future import CallReferences, MultiWorkerFuture
 from rl_distributed.workers.launch import LaunchedWorker, WorkerLauncher
 from rl_distributed.workers.layout import WorkerSeat, lay_out_workers
-from rl_distributed.workers.policy import FailFast, FailurePolicy
+from rl_distributed.workers.policy import FailFast, FailurePolicy, Restart
 from rl_distributed.workers.processes import end_processes
 from rl_distributed.workers.supervise import GroupSupervisor
+from rl_distributed.workers.wait import DEFAULT_DEADLINE_S, WorkerResult, fetch
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -44,13 +52,25 @@ logger = logging.getLogger(__name__)
 _LOOPBACK = "127.0.0.1"
 
 
-class RayWorkerGroup(WorkerCalls):
+class RayWorkerGroup:
     """Workers of one class on the bundles of a virtual cluster.
 
     Every worker has RANK, LOCAL_RANK, NODE_RANK, WORLD_SIZE, MASTER_ADDR and
     MASTER_PORT in its environment before its class is imported, and `env_vars` from
     its first instruction. Of the caller's environment it has what its cluster was
     started with: `init_ray(pass_env=...)` of a local one, nothing of a running one.
+
+    `call_deadline_s` of each call is counted from now on, also while the call waits for
+    others before it. A worker that is past it is taken for hung: it is ended, who waits
+    gets `WorkerHungError` with the method and all ranks that are late, and the group's
+    policy says what follows.
+
+    References among the arguments are handed on as they are: their values go from
+    worker to worker without passing through here.
+
+    Arguments of the worker's method are given by name. Those whose name a call has
+    itself, such as `method_name` or `call_deadline_s`, go into `common_kwargs`, or
+    `split_kwargs` where each worker gets its own.
 
     Args:
         cluster: where the workers run.
@@ -92,7 +112,6 @@ class RayWorkerGroup(WorkerCalls):
         self.name = name_prefix or builder.class_name.rpartition(".")[2]
         self.sharding_annotations = sharding_annotations
         self.call_deadline_s = call_deadline_s
-        self._plans = {}
         self._lock = threading.Lock()
         self._workers: list[LaunchedWorker] = []
         # The launcher has the same list: a seat moves where its node is lost.
@@ -118,16 +137,29 @@ class RayWorkerGroup(WorkerCalls):
         except BaseException:
             self._unclaim()
             raise
-        description = self._workers[0].description
-        self._methods = description.methods
-        self._generators = description.generator_methods
-        self._has_dynamic_methods = description.has_dynamic_methods
+        self._sender = CallSender(
+            self.name,
+            self._workers,
+            self._workers[0].description,
+            self.supervisor,
+            sharding_annotations,
+        )
 
     def _launch(self, policy: FailurePolicy) -> None:
         address = _LOOPBACK
         if not self._launcher.is_local:
             address = ray.util.get_node_ip_address()
-        self.supervisor = GroupSupervisor(self.name, policy, self._workers, address)
+        # The supervisor must not keep a group alive that nobody uses any more.
+        group = weakref.ref(self)
+
+        def restore(ranks: Sequence[int]) -> None:
+            called = group()
+            if called is not None and isinstance(policy, Restart) and policy.on_restart:
+                policy.on_restart(called, ranks)
+
+        self.supervisor = GroupSupervisor(
+            self.name, policy, self._workers, self._launcher, address, restore
+        )
         self._unwatch = weakref.finalize(self, self.supervisor.watch.close)
         self._launcher.watch_target = self.supervisor.watch.target
         try:
@@ -174,7 +206,7 @@ class RayWorkerGroup(WorkerCalls):
         Raises:
             WorkerError: there were too many restarts, or the workers do not come up.
         """
-        self.supervisor.recover(self)
+        self.supervisor.recover()
 
     def restart(self, ranks: Sequence[int]) -> list[int]:
         """Start failed workers again, whatever the policy says.
@@ -194,7 +226,7 @@ class RayWorkerGroup(WorkerCalls):
             WorkerStartError: one did not come up; none of them is left then.
             DeadlineExceededError: not in time.
         """
-        return self.supervisor.restart(self._group, ranks)
+        return self.supervisor.restart(ranks)
 
     def end(self, ranks: Sequence[int], cause: str) -> None:
         """End workers that can do nothing more, as their peer has failed.
@@ -206,23 +238,6 @@ class RayWorkerGroup(WorkerCalls):
             cause: why, for messages.
         """
         self.supervisor.end(ranks, cause)
-
-    def find_seats(self, ranks: Sequence[int]) -> list[int]:
-        """Look up on which nodes these workers go; for the supervisor.
-
-        Returns:
-            The ranks that no node has room for now.
-        """
-        return self._launcher.find_seats(ranks)
-
-    def relaunch(self, ranks: Sequence[int]) -> list[LaunchedWorker]:
-        """New processes for these ranks; for the supervisor, which puts them in place.
-
-        Raises:
-            WorkerStartError: one did not come up; none of them is left then.
-        """
-        with audited("group.restart", self.name, ranks=list(ranks)):
-            return self._launcher.launch(ranks)
 
     @property
     def dp_leader_worker_indices(self) -> list[int]:
@@ -243,6 +258,216 @@ class RayWorkerGroup(WorkerCalls):
                 f"{dp_shard_idx}"
             )
         return leaders[dp_shard_idx]
+
+    # --- calls --------------------------------------------------------------------
+
+    def run_single_worker_single_data(
+        self,
+        method_name: str,
+        worker_idx: int,
+        *,
+        common_kwargs: Mapping[str, Any] | None = None,
+        call_deadline_s: float | None = None,
+        **kwargs: Any,
+    ) -> ObjectRef[Any]:
+        """Call a method of one worker; returns Ray's reference to its result.
+
+        Args:
+            method_name: which method.
+            worker_idx: rank of the worker.
+            common_kwargs: further arguments of the method.
+            call_deadline_s: how long the call may take; None: no limit of its own.
+            kwargs: arguments of the method.
+        """
+        if not 0 <= worker_idx < len(self._workers):
+            self._sender.check_up(method_name)
+            raise IndexError(
+                f"group {self.name!r} has workers 0 to {len(self._workers) - 1}: got "
+                f"worker_idx {worker_idx}"
+            )
+        self._sender.check_call(method_name, (worker_idx,), call_deadline_s)
+        context = portable_log_context()
+        arguments = merged_kwargs("common_kwargs", common_kwargs, kwargs)
+        reference = self._sender.submit(worker_idx, method_name, arguments, context)
+        self._sender.limit(method_name, (worker_idx,), [reference], call_deadline_s)
+        return reference
+
+    def run_all_workers_multiple_data(
+        self,
+        method_name: str,
+        *,
+        run_rank_0_only_axes: Axes = None,
+        common_kwargs: Mapping[str, Any] | None = None,
+        split_kwargs: Mapping[str, Sequence[Any]] | None = None,
+        call_deadline_s: float | None = None,
+        **kwargs: Sequence[Any],
+    ) -> list[ObjectRef[Any]]:
+        """Call a method of all workers, each with its own item of every list.
+
+        Args:
+            method_name: which method.
+            run_rank_0_only_axes: axes along which only coordinate 0 is called.
+            common_kwargs: arguments that are the same for all.
+            split_kwargs: further lists like those of `kwargs`.
+            call_deadline_s: how long the call may take; None: no limit of its own.
+            kwargs: lists with one item for each worker that is called.
+        """
+        called = self._sender.called(method_name, run_rank_0_only_axes, call_deadline_s)
+        split = merged_kwargs("split_kwargs", split_kwargs, kwargs)
+        common = self._sender.common(common_kwargs, split, len(called))
+        own = per_worker_kwargs(split, len(called))
+        return self._sender.send(
+            method_name,
+            called,
+            [{**common, **arguments} for arguments in own],
+            call_deadline_s,
+        )
+
+    def run_all_workers_single_data(
+        self,
+        method_name: str,
+        *,
+        run_rank_0_only_axes: Axes = None,
+        common_kwargs: Mapping[str, Any] | None = None,
+        call_deadline_s: float | None = None,
+        **kwargs: Any,
+    ) -> list[ObjectRef[Any]]:
+        """Call a method of all workers with the same arguments.
+
+        Args:
+            method_name: which method.
+            run_rank_0_only_axes: axes along which only coordinate 0 is called.
+            common_kwargs: further arguments of the method.
+            call_deadline_s: how long the call may take; None: no limit of its own.
+            kwargs: arguments of the method.
+        """
+        called = self._sender.called(method_name, run_rank_0_only_axes, call_deadline_s)
+        arguments = merged_kwargs("common_kwargs", common_kwargs, kwargs)
+        common = self._sender.common(arguments, {}, len(called))
+        return self._sender.send(
+            method_name, called, [common] * len(called), call_deadline_s
+        )
+
+    def run_all_workers_sharded_data(
+        self,
+        method_name: str,
+        *,
+        in_sharded_axes: Axes = None,
+        replicate_on_axes: Axes = None,
+        output_is_replicated: Axes = None,
+        make_dummy_calls_to_free_axes: bool = False,
+        common_kwargs: Mapping[str, Any] | None = None,
+        split_kwargs: Mapping[str, Any] | None = None,
+        call_deadline_s: float | None = None,
+        **kwargs: Any,
+    ) -> MultiWorkerFuture:
+        """Call a method with arguments that are split along named axes.
+
+        Args:
+            method_name: which method.
+            in_sharded_axes: axes along which the arguments are split. Each argument is
+                a list with one item for each coordinate of the first axis, these again
+                lists for the second axis, and so on.
+            replicate_on_axes: axes along which every coordinate gets the same slice.
+            output_is_replicated: axes along which all results are the same; only
+                coordinate 0 answers.
+            make_dummy_calls_to_free_axes: on all other axes only coordinate 0 is
+                called; this calls the others too, with None for each of `kwargs`.
+            common_kwargs: arguments that are the same for all.
+            split_kwargs: further split arguments.
+            call_deadline_s: how long the call may take; None: no limit of its own.
+            kwargs: the split arguments.
+
+        Raises:
+            ShardingError: axes are unknown or contradictory, lists have other lengths,
+                or the group has no named axes.
+        """
+        self._sender.check_up(method_name)
+        plan = self._sender.plan(
+            in_sharded_axes,
+            replicate_on_axes,
+            output_is_replicated,
+            make_dummy_calls_to_free_axes,
+        )
+        self._sender.check_call(method_name, plan.called_workers, call_deadline_s)
+        split = merged_kwargs("split_kwargs", split_kwargs, kwargs)
+        for name, value in split.items():
+            check_nested_lengths(name, value, plan.axis_sizes, plan.axes)
+        common = self._sender.common(common_kwargs, split, len(plan.called_workers))
+        sent = self._sender.send(
+            method_name,
+            plan.called_workers,
+            self._sender.slices(plan, common, split),
+            call_deadline_s,
+        )
+        return MultiWorkerFuture(
+            list(sent),
+            list(plan.return_from_workers),
+            list(plan.called_workers),
+            method_name,
+            self,
+            sent.repeat,
+        )
+
+    def get_all_worker_results(
+        self,
+        future: MultiWorkerFuture | Sequence[Any],
+        return_generators_as_proxies: bool = False,
+        deadline_s: float | None = None,
+    ) -> list[Any]:
+        """Wait for the results of a call, in the order of the workers.
+
+        Args:
+            future: what a call returned; a list of references is fine as well.
+            return_generators_as_proxies: return generators of references instead of
+                their items.
+            deadline_s: how long to wait; None: `call_deadline_s` of the group.
+
+        Raises:
+            Error: like `MultiWorkerFuture.get_results`.
+        """
+        return self.future_of(future).get_results(
+            self, return_generators_as_proxies, deadline_s
+        )
+
+    def iter_results(
+        self,
+        future: MultiWorkerFuture | Sequence[Any],
+        *,
+        ordered: bool = True,
+        deadline_s: float | None = None,
+    ) -> Iterator[WorkerResult]:
+        """Results of a call one by one, while the workers go on.
+
+        Args:
+            future: what a call returned; a list of references is fine as well.
+            ordered: all of one worker before those of the next; False: as they come.
+            deadline_s: how long all of them together may take; None: `call_deadline_s`
+                of the group.
+
+        Raises:
+            Error: like `MultiWorkerFuture.get_results`.
+        """
+        return self.future_of(future).iter_results(
+            ordered=ordered, deadline_s=deadline_s
+        )
+
+    def future_of(
+        self, references: MultiWorkerFuture | Sequence[Any]
+    ) -> MultiWorkerFuture:
+        """The future of a call that returned references, to iterate or cancel it."""
+        if isinstance(references, MultiWorkerFuture):
+            return references
+        if isinstance(references, CallReferences):
+            return MultiWorkerFuture(
+                list(references),
+                None,
+                list(references.called_workers),
+                references.method_name,
+                self,
+                references.repeat,
+            )
+        return MultiWorkerFuture(list(references), group=self)
 
     # --- the end ------------------------------------------------------------------
 

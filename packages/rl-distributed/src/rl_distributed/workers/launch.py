@@ -37,10 +37,10 @@ from rl_distributed.redaction import is_secret_variable
 from rl_distributed.secret_variables import secrets_of
 from rl_distributed.workers.beats import WatchTarget
 from rl_distributed.workers.failures import WorkerPlace, remember_worker
-from rl_distributed.workers.future import fetch
 from rl_distributed.workers.host import WorkerDescription, WorkerIdentity
 from rl_distributed.workers.layout import WorkerSeat
 from rl_distributed.workers.options import identity_variables
+from rl_distributed.workers.wait import fetch
 from rl_distributed.workers.worker_class import LaunchOverrides
 
 if TYPE_CHECKING:
@@ -172,6 +172,11 @@ class WorkerLauncher:
             )
             for rank in ranks
         ]
+
+    @property
+    def seats(self) -> Sequence[WorkerSeat]:
+        """Where each worker runs or goes, by rank."""
+        return self._seats
 
     def find_seats(self, ranks: Sequence[int]) -> list[int]:
         """Look up on which nodes the bundles of these workers are now.

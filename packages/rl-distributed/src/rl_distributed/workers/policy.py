@@ -5,16 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Any, Literal
 
 from rl_distributed.errors import ConfigError
 
-if TYPE_CHECKING:
-    from rl_distributed.workers.group import RayWorkerGroup
+__all__ = ["FailFast", "FailurePolicy", "Restart", "RestartGroup", "RestartWorker"]
 
-__all__ = ["FailFast", "FailurePolicy", "RestartGroup", "RestartWorker"]
-
-RestoreState = Callable[["RayWorkerGroup", Sequence[int]], None]
+# Any stands for `RayWorkerGroup`, which is built on policies: naming it here would
+# close a circle of imports.
+RestoreState = Callable[[Any, Sequence[int]], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,8 +87,8 @@ class FailFast(FailurePolicy):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Restart(FailurePolicy):
-    """What both ways to restart have."""
+class Restart(FailurePolicy):
+    """What both ways to restart have; use one of those below."""
 
     max_restarts: int = 3
     """How often, within `within_s`, before the group gives up."""
@@ -129,12 +128,18 @@ class _Restart(FailurePolicy):
 
     @property
     def restarts(self) -> bool:
+        """Whether failed workers are started again: yes."""
         return True
 
     def retries(self, method_name: str) -> bool:
+        """Whether a call of this method is made again; see `retry_calls`."""
         if isinstance(self.retry_calls, bool):
             return self.retry_calls
         return method_name in self.retry_calls
+
+    def ends_all(self) -> bool:
+        """Return whether workers that have not failed are started again as well."""
+        return False
 
     def pause_before(self, restarts: Sequence[float]) -> float | None:
         """Seconds to wait before the next restart.
@@ -155,7 +160,7 @@ class _Restart(FailurePolicy):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RestartWorker(_Restart):
+class RestartWorker(Restart):
     """Failed workers are started again, and those that were ended along with them.
 
     For workers that do not talk to each other. Where the failed worker was in a process
@@ -165,5 +170,9 @@ class RestartWorker(_Restart):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RestartGroup(_Restart):
+class RestartGroup(Restart):
     """All workers are ended and started again, with a new MASTER_PORT."""
+
+    def ends_all(self) -> bool:
+        """Return whether workers that have not failed are started again too: yes."""
+        return True

@@ -18,7 +18,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ray
 
@@ -36,18 +36,15 @@ from rl_distributed.failures.worker import (
     WorkerHealth,
     WorkerState,
 )
+from rl_distributed.security.audit import audited
 from rl_distributed.workers.explain import FailureExplainer
 from rl_distributed.workers.failures import cause_of_death, failure_error, is_vague
 from rl_distributed.workers.incidents import ASK_S, END_S, Incident, IncidentLog
-from rl_distributed.workers.launch import LaunchedWorker
+from rl_distributed.workers.launch import LaunchedWorker, WorkerLauncher
 from rl_distributed.workers.node_watch import NodeWatch, is_reached, places_of
-from rl_distributed.workers.policy import RestartGroup, _Restart
+from rl_distributed.workers.policy import FailurePolicy, Restart
 from rl_distributed.workers.processes import is_at_work, is_stopped, process_state
 from rl_distributed.workers.watch import GroupWatch, WatchEvent
-
-if TYPE_CHECKING:
-    from rl_distributed.workers.group import RayWorkerGroup
-    from rl_distributed.workers.policy import FailurePolicy
 
 __all__ = ["GroupSupervisor"]
 
@@ -70,7 +67,10 @@ class GroupSupervisor:
         name: of the group, for messages.
         policy: what to do about failures.
         workers: by rank; restarted workers are put in their places.
+        launcher: starts workers again.
         address: the address that the workers reach this process at.
+        restore: called with the ranks that were started again; brings them to the state
+            that they had.
     """
 
     def __init__(
@@ -78,11 +78,15 @@ class GroupSupervisor:
         name: str,
         policy: FailurePolicy,
         workers: list[LaunchedWorker],
+        launcher: WorkerLauncher,
         address: str,
+        restore: Callable[[Sequence[int]], None],
     ) -> None:
         self.name = name
         self.policy = policy
         self._workers = workers
+        self._launcher = launcher
+        self._restore = restore
         self._recovery = threading.RLock()
         self._is_recovering = False
         self._restarts: list[float] = []
@@ -108,7 +112,7 @@ class GroupSupervisor:
         # Ray takes its time to give up a node that is lost.
         self._lost_nodes: set[str] = set()
         self._log = IncidentLog(workers, policy, self.watch)
-        self.explain = FailureExplainer(workers, policy, self._log).explain
+        self._explainer = FailureExplainer(workers, policy, self._log)
 
     @property
     def incident(self) -> Incident | None:
@@ -231,14 +235,14 @@ class GroupSupervisor:
 
     # --- what a wait or a call asks -----------------------------------------------
 
-    def check(self, group: RayWorkerGroup, ranks: Sequence[int], what: str) -> None:
+    def check(self, ranks: Sequence[int], what: str) -> None:
         """Before a call in an incident: restart, or refuse what cannot run.
 
         Raises:
             WorkerError: a worker that the call needs has failed, and stays away.
         """
         if self.policy.restarts:
-            self.recover(group)
+            self.recover()
             return
         incident = self.incident
         if incident is not None and self._log.failed_among(ranks):
@@ -246,11 +250,10 @@ class GroupSupervisor:
 
     # --- restarting ---------------------------------------------------------------
 
-    def recover(self, group: RayWorkerGroup, *, is_patient: bool = True) -> None:
+    def recover(self, *, is_patient: bool = True) -> None:
         """Restart what failed, if the policy says so and has tries left.
 
         Args:
-            group: of the workers.
             is_patient: wait for a node with room where there is none; otherwise leave
                 the restart to somebody who does.
 
@@ -259,7 +262,7 @@ class GroupSupervisor:
             ClusterLostError: Ray itself is lost, and can start nothing.
         """
         policy = self.policy
-        if self.incident is None or not isinstance(policy, _Restart):
+        if self.incident is None or not isinstance(policy, Restart):
             return
         with self._recovery:
             # Calls of `on_restart` come here as well, and find the workers up.
@@ -272,13 +275,13 @@ class GroupSupervisor:
                 while self.incident is not None and not self._log.is_closed:
                     raise_if_lost(at_once=True)
                     failed = self._log.failed_among()
-                    if not is_patient and self._homeless(group, failed):
+                    if not is_patient and self._homeless(failed):
                         return
-                    self._restart(group, policy, self.incident)
+                    self._restart(policy, self.incident)
             finally:
                 self._is_recovering = False
 
-    def restart(self, group: RayWorkerGroup, ranks: Sequence[int]) -> list[int]:
+    def restart(self, ranks: Sequence[int]) -> list[int]:
         """Start those of these workers again that have failed; others go on meanwhile.
 
         Returns:
@@ -291,16 +294,14 @@ class GroupSupervisor:
         failed = self._log.failed_among(ranks)
         if failed:
             raise_if_lost(at_once=True)
-            self._find_room(group, failed)
+            self._find_room(failed)
         with self._recovery:
             failed = self._log.failed_among(ranks)
             if failed:
-                self._put_in_place(group.relaunch(failed))
+                self._put_in_place(self._relaunch(failed))
             return failed
 
-    def _restart(
-        self, group: RayWorkerGroup, policy: _Restart, incident: Incident
-    ) -> None:
+    def _restart(self, policy: Restart, incident: Incident) -> None:
         pause_s = policy.pause_before(self._restarts)
         if pause_s is None:
             self._give_up(policy, incident)
@@ -320,13 +321,13 @@ class GroupSupervisor:
             incident.root.label,
             incident.root.kind,
         )
-        self._find_room(group, ranks)
+        self._find_room(ranks)
         self._restarts.append(time.monotonic())
         try:
-            fresh = group.relaunch(ranks)
+            fresh = self._relaunch(ranks)
         except (WorkerStartError, DeadlineExceededError) as error:
             logger.warning("restart of group %r failed: %s", self.name, error)
-            if self._homeless(group, ranks):
+            if self._homeless(ranks):
                 # Another node was lost meanwhile: that does not count.
                 self._restarts.pop()
             return
@@ -334,7 +335,7 @@ class GroupSupervisor:
         if policy.on_restart is None:
             return
         try:
-            policy.on_restart(group, ranks)
+            self._restore(ranks)
         except Exception as error:
             if self.incident is None:
                 # No worker failed: it is the callback that cannot restore the state.
@@ -345,7 +346,7 @@ class GroupSupervisor:
                 self._log.incident = incident
                 raise
 
-    def _find_room(self, group: RayWorkerGroup, ranks: Sequence[int]) -> None:
+    def _find_room(self, ranks: Sequence[int]) -> None:
         """Wait until each of these workers has a node to go to.
 
         Raises:
@@ -354,7 +355,7 @@ class GroupSupervisor:
         limit_s = self.policy.resources_deadline_s
         end = time.monotonic() + limit_s
         was_told = False
-        while not self._log.is_closed and (waiting := self._homeless(group, ranks)):
+        while not self._log.is_closed and (waiting := self._homeless(ranks)):
             raise_if_lost(at_once=True)
             if not was_told:
                 was_told = True
@@ -375,10 +376,10 @@ class GroupSupervisor:
                 raise error
             self._log.stop.wait(_ROOM_LOOK_S)
 
-    def _homeless(self, group: RayWorkerGroup, ranks: Sequence[int]) -> list[int]:
+    def _homeless(self, ranks: Sequence[int]) -> list[int]:
         """Those of these ranks whose bundle is on no node that can be reached."""
-        waiting = set(group.find_seats(ranks))
-        seats = group.seats
+        waiting = set(self._launcher.find_seats(ranks))
+        seats = self._launcher.seats
         for rank in set(ranks) - waiting:
             node_id = seats[rank].slot.node_id
             if node_id in self._lost_nodes:
@@ -388,12 +389,16 @@ class GroupSupervisor:
                     waiting.add(rank)
         return sorted(waiting)
 
-    def _ranks_to_restart(self, policy: _Restart, incident: Incident) -> list[int]:
-        if isinstance(policy, RestartGroup):
+    def _ranks_to_restart(self, policy: Restart, incident: Incident) -> list[int]:
+        if policy.ends_all():
             cause = f"its group is restarted after the failure of {incident.root.label}"
             others = self._log.note_released(list(self._workers), cause)
             self._log.end(others)
         return self._log.failed_among()
+
+    def _relaunch(self, ranks: Sequence[int]) -> list[LaunchedWorker]:
+        with audited("group.restart", self.name, ranks=list(ranks)):
+            return self._launcher.launch(ranks)
 
     def _put_in_place(self, fresh: Sequence[LaunchedWorker]) -> None:
         if self._log.is_closed:
@@ -403,7 +408,7 @@ class GroupSupervisor:
         self._log.put_in_place(fresh)
         self.expect(fresh)
 
-    def _give_up(self, policy: _Restart, incident: Incident) -> None:
+    def _give_up(self, policy: Restart, incident: Incident) -> None:
         last = failure_error(incident.root, "after its last restart")
         error = WorkerDiedError(
             f"group {self.name!r} gives up after {policy.max_restarts} restarts within "
@@ -414,6 +419,16 @@ class GroupSupervisor:
         raise error
 
     # --- how the workers are ------------------------------------------------------
+
+    def explain(
+        self,
+        error: BaseException,
+        what: str,
+        references: Sequence[Any],
+        method_name: str = "",
+    ) -> DistributedError:
+        """Return the error to raise in place of that of Ray; see `FailureExplainer`."""
+        return self._explainer.explain(error, what, references, method_name)
 
     def failure_since(self, began: float) -> WorkerFailure | None:
         """The root of the incident that is open, if it began after a wait did."""

@@ -10,9 +10,10 @@ from rl_distributed.batch.batched_data_dict import BatchedDataDict
 from rl_distributed.cluster.virtual_cluster import RayVirtualCluster
 from rl_distributed.errors import ActorEnvironmentError
 from rl_distributed.workers.builder import RayWorkerBuilder
-from rl_distributed.workers.future import MultiWorkerFuture, fetch
+from rl_distributed.workers.future import MultiWorkerFuture
 from rl_distributed.workers.group import RayWorkerGroup
 from rl_distributed.workers.policy import FailFast
+from rl_distributed.workers.wait import fetch
 from rl_models.checkpoint.hub import check_hub_name, hub_secrets
 from rl_models.checkpoint.model_folder import read_model_config
 from rl_models.errors import GenerationError
