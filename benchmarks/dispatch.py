@@ -192,7 +192,8 @@ class FakeGroup(RayWorkerGroup):
         handle = SimpleNamespace(call=method, call_packed=method, stream=method)
         self.name = "fake"
         self.sharding_annotations = NamedSharding(np.arange(size), ["data"])
-        self.supervisor: Any = SimpleNamespace(incident=None, policy=FailFast())
+        supervisor: Any = SimpleNamespace(incident=None, policy=FailFast())
+        self.supervisor = supervisor
         self._workers: Any = [SimpleNamespace(handle=handle)] * size
         description: Any = SimpleNamespace(
             methods=frozenset({"echo"}),
@@ -203,7 +204,7 @@ class FakeGroup(RayWorkerGroup):
             self.name,
             self._workers,
             description,
-            self.supervisor,
+            supervisor,
             self.sharding_annotations,
         )
 
