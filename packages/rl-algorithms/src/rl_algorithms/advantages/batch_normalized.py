@@ -24,9 +24,9 @@ __all__ = [
 class ReinforcePlusPlusAdvantageEstimator:
     """The return of each token, normalised over the tokens of the batch.
 
-    REINFORCE++ (2501.03262): the return of a token is the reward of its answer minus
-    the KL penalties from that token on. With `minus_baseline` the mean reward of the
-    prompt's group is subtracted first (REINFORCE++-baseline).
+    REINFORCE++ (arXiv:2501.03262): the return of a token is the reward of its answer
+    minus the KL penalties from that token on. With `minus_baseline` the mean reward of
+    the prompt's group is subtracted first (REINFORCE++-baseline).
     """
 
     def __init__(self, config: AdvantageConfig | None = None) -> None:
@@ -72,9 +72,9 @@ class ReinforcePlusPlusAdvantageEstimator:
 class GDPOAdvantageEstimator:
     """Each of several rewards relative to its group, their weighted sum over the batch.
 
-    GDPO (2601.05242): rewards that are added up first lose what tells them apart, since
-    the sums are normalised; here each keeps its own scale. A reward that does not apply
-    to a row (NaN) says nothing about it.
+    GDPO (arXiv:2601.05242): rewards that are added up first lose what tells them apart,
+    since the sums are normalised; here each keeps its own scale. A reward that does not
+    apply to a row (NaN) says nothing about it.
     """
 
     def __init__(self, config: AdvantageConfig | None = None) -> None:

@@ -70,7 +70,14 @@ class AdvantageEstimator(Protocol):
 
 
 class GRPOAdvantageEstimator:
-    """`(reward - baseline) / std` within the group of a prompt.
+    r"""Rewards relative to their prompt's group (Shao et al., arXiv:2402.03300).
+
+    With the baseline $b_i$ and the spread $\sigma_i$ of the other answers, the
+    advantage of answer $i$ is
+
+    $$
+    A_i = \frac{r_i - b_i}{\sigma_i}
+    $$
 
     Where the others of a group agree, the spread of the whole group divides. Rows of a
     group without spread are not divided; their advantage is 0 anyway, up to rounding.

@@ -1,4 +1,4 @@
-"""Generalised advantage estimation (Schulman et al., 1506.02438) over tokens.
+"""Generalised advantage estimation (Schulman et al., arXiv:1506.02438) over tokens.
 
 The actions of a row are its sampled tokens, in order: those with `token_mask` 1. What
 lies between two of them (what the environment said between two turns) is part of the
@@ -13,7 +13,7 @@ return  = A_k + V_k
 
 The last action ends the episode, so `V_(n+1) = 0`, unless the caller says otherwise: of
 a row that a limit cut off it may be what the critic says of its last state (Pardo et
-al., 1712.00378). Everything is computed in float64. Shapes: N rows, S tokens.
+al., arXiv:1712.00378). Everything is computed in float64. Shapes: N rows, S tokens.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ _VALIDATION_STEP = -1
 
 
 class DistillationTrainer(RolloutTrainer[DistillationConfig]):
-    """Teaches a student the distribution of a teacher (Agarwal et al., 2306.13649)."""
+    """Teaches a student a teacher's distribution (Agarwal et al., arXiv:2306.13649)."""
 
     algorithm: ClassVar[str] = "distillation"
     config_class: ClassVar[type[DistillationConfig]] = DistillationConfig

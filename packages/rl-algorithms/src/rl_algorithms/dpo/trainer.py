@@ -35,7 +35,7 @@ _PAIRS_PER_CALL = 512
 
 
 class DPOTrainer(PairTrainer[DPOConfig]):
-    """Direct preference optimisation (Rafailov et al., 2305.18290) and its forms."""
+    """Direct preference optimisation and its forms (Rafailov, arXiv:2305.18290)."""
 
     algorithm: ClassVar[str] = "dpo"
     config_class: ClassVar[type[DPOConfig]] = DPOConfig

@@ -20,9 +20,14 @@ _Z = 1.959963984540054
 
 
 def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
-    """Return the probability that one of k samples is right (Chen et al., 2107.03374).
+    r"""Return the probability that one of k samples is right.
 
-    It is `1 - C(n - c, k) / C(n, k)`, unbiased for the probability of k fresh samples.
+    It is unbiased for the probability of k fresh samples (Chen et al.,
+    arXiv:2107.03374):
+
+    $$
+    1 - \frac{\binom{n - c}{k}}{\binom{n}{k}}
+    $$
 
     Args:
         num_samples: n, the samples there are.
@@ -46,10 +51,11 @@ def cons_at_k(
 ) -> float:
     """Return the probability that the majority of k samples is right.
 
-    The answer that most of the k samples give wins (self-consistency, 2203.11171). A
-    tie is drawn by lot, so each of the tied answers counts in equal parts. A sample
-    without an answer (None) does not vote; where nobody votes, the majority is wrong.
-    Where equal answers are not all judged alike, their mean counts.
+    The answer that most of the k samples give wins (self-consistency,
+    arXiv:2203.11171). A tie is drawn by lot, so each of the tied answers counts in
+    equal parts. A sample without an answer (None) does not vote; where nobody votes,
+    the majority is wrong. Where equal answers are not all judged alike, their mean
+    counts.
 
     Args:
         answers: What each of the n samples answers.

@@ -33,7 +33,7 @@ __all__ = ["GRPOTrainer"]
 
 
 class GRPOTrainer(RolloutTrainer[GRPOConfig]):
-    """Group-relative policy optimisation (Shao et al., 2402.03300)."""
+    """Group-relative policy optimisation (Shao et al., arXiv:2402.03300)."""
 
     algorithm: ClassVar[str] = "grpo"
     config_class: ClassVar[type[GRPOConfig]] = GRPOConfig

@@ -1,8 +1,5 @@
 """The clipped policy-gradient loss: GRPO, PPO, DAPO, Dr. GRPO, GSPO, CISPO, REINFORCE.
 
-With `r = p_new / p_old` per token (GSPO: per sequence) and advantage `A`, the loss of a
-token is `max(-A r, -A clip(r, 1 - min, 1 + max))`, to which a KL term to a reference
-policy, an entropy bonus and the likelihood of answers that succeeded may be added.
 `ClippedPGLossConfig` lists the variants.
 
 Shapes: B rows, T = S - 1 next-token positions.
@@ -27,7 +24,18 @@ __all__ = ["ClippedPGLossFn"]
 
 
 class ClippedPGLossFn:
-    """Clipped policy-gradient loss with an optional KL term.
+    r"""Clipped policy-gradient loss with an optional KL term.
+
+    With $r = \frac{p_{\text{new}}}{p_{\text{old}}}$ per token (GSPO: per sequence), the
+    advantage $A$, and `ratio_clip_min` and `ratio_clip_max` as $a$ and $b$, the loss of
+    a token is (Schulman et al., arXiv:1707.06347)
+
+    $$
+    \max\left( -A r, -A \operatorname{clip}(r, 1 - a, 1 + b) \right)
+    $$
+
+    to which a KL term to a reference policy, an entropy bonus and the likelihood of
+    answers that succeeded may be added.
 
     Columns of the batch, [B, S] unless said otherwise: `advantages` ([B] or [B, S]),
     `token_mask`, `sample_mask` [B]; `prev_logprobs` (absent: the step is exactly

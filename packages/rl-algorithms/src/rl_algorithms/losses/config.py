@@ -20,13 +20,16 @@ class ClippedPGLossConfig(Config):
 
     | algorithm | settings |
     |---|---|
-    | GRPO (2402.03300) | `token_level_loss=False` |
-    | DAPO (2503.14476) | `ratio_clip_max=0.28`, `reference_policy_kl_penalty=0` |
-    | Dr. GRPO (2503.20783) | `token_level_loss=False`, `fixed_length_normalizer=L` |
-    | RLOO (2402.14740) | as Dr. GRPO, `disable_ppo_ratio`, `use_kl_in_reward` |
-    | GSPO (2507.18071) | `token_level_loss=False`, `sequence_level_importance_ratios` |
-    | CISPO (2506.13585) | `use_cispo` |
+    | GRPO | `token_level_loss=False` |
+    | DAPO | `ratio_clip_max=0.28`, `reference_policy_kl_penalty=0` |
+    | Dr. GRPO | `token_level_loss=False`, `fixed_length_normalizer=L` |
+    | RLOO | as Dr. GRPO, `disable_ppo_ratio`, `use_kl_in_reward` |
+    | GSPO | `token_level_loss=False`, `sequence_level_importance_ratios` |
+    | CISPO | `use_cispo` |
     | REINFORCE | `disable_ppo_ratio` |
+
+    Papers: GRPO arXiv:2402.03300, DAPO arXiv:2503.14476, Dr. GRPO arXiv:2503.20783,
+    RLOO arXiv:2402.14740, GSPO arXiv:2507.18071, CISPO arXiv:2506.13585.
     """
 
     ratio_clip_min: float = Field(default=0.2, ge=0.0, le=1.0)
@@ -70,7 +73,7 @@ class ClippedPGLossConfig(Config):
     """Weight of an entropy bonus, estimated from the sampled tokens; 0: none."""
     positive_nll_coef: float = Field(default=0.0, ge=0.0)
     """Weight of the negative log-likelihood of the answers that succeeded, a mean over
-    their tokens (VAPO, 2504.05118, takes 0.1); needs `nll_weights`; 0: none."""
+    their tokens (VAPO, arXiv:2504.05118, takes 0.1); needs `nll_weights`; 0: none."""
 
     use_importance_sampling_correction: bool = False
     """Weight the loss by trainer over sampler; needs `generation_logprobs`."""

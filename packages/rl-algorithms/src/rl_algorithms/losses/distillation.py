@@ -1,4 +1,4 @@
-"""Distillation on the teacher's top k tokens (Agarwal et al., 2306.13649, GKD).
+"""Distillation on the teacher's top k tokens (Agarwal et al., arXiv:2306.13649, GKD).
 
 At each trained position a divergence of the teacher p and the student q is taken, see
 `losses.divergence`; `DistillationLossConfig` says over which tokens p and q are

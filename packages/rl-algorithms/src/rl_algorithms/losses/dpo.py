@@ -1,14 +1,5 @@
-"""Direct preference optimisation (Rafailov et al., 2305.18290) and its forms.
+"""The loss of direct preference optimisation and its forms.
 
-With `w` and `l` the chosen and the rejected answer to x, `log pi` summed (or averaged)
-over an answer's tokens, and the implicit reward `r(y) = beta log(pi(y|x) / ref(y|x))`:
-
-```
-sigmoid   -(1 - e) log sigmoid(r(w) - r(l)) - e log sigmoid(r(l) - r(w))
-ipo       ((r(w) - r(l)) / beta - 1 / (2 beta))^2
-```
-
-where `e` is `label_smoothing`. Each is averaged over the pairs of the global batch.
 Shapes: B pairs are 2 B rows, chosen and rejected in turn; S tokens.
 """
 
@@ -32,7 +23,25 @@ __all__ = ["DPOLossFn"]
 
 
 class DPOLossFn:
-    """The loss of DPO over interleaved pairs.
+    r"""The loss of DPO over interleaved pairs (Rafailov et al., arXiv:2305.18290).
+
+    With $w$ and $l$ the chosen and the rejected answer to $x$, $\log \pi$ summed (or
+    averaged) over an answer's tokens, and the implicit reward
+    $r(y) = \beta \left( \log \pi(y \mid x) - \log \pi_{\text{ref}}(y \mid x) \right)$,
+    `preference_loss=sigmoid` is
+
+    $$
+    -(1 - \varepsilon) \log \operatorname{sigmoid}(r(w) - r(l))
+    - \varepsilon \log \operatorname{sigmoid}(r(l) - r(w))
+    $$
+
+    where $\varepsilon$ is `label_smoothing`, and `ipo` (Azar et al., arXiv:2310.12036)
+
+    $$
+    \left( \frac{r(w) - r(l)}{\beta} - \frac{1}{2 \beta} \right)^2
+    $$
+
+    Each is averaged over the pairs of the global batch.
 
     Args:
         cfg: Form, beta and weights; a mapping is validated.

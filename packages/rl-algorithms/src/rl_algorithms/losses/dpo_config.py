@@ -16,11 +16,11 @@ class DPOLossConfig(Config):
 
     | form | settings |
     |---|---|
-    | DPO (2305.18290) | the defaults |
+    | DPO (arXiv:2305.18290) | the defaults |
     | cDPO (ericmitchell.ai/cdpo.pdf) | `label_smoothing=0.1` |
-    | IPO (2310.12036) | `preference_loss=ipo` |
-    | length-normalised DPO (2411.15124) | `preference_average_log_probs` |
-    | with a term of the chosen answers, as RPO (2404.19733) | `sft_loss_weight=1` |
+    | IPO (arXiv:2310.12036) | `preference_loss=ipo` |
+    | length-normalised DPO (arXiv:2411.15124) | `preference_average_log_probs` |
+    | a term of the chosen answers, as RPO (arXiv:2404.19733) | `sft_loss_weight=1` |
     """
 
     reference_policy_kl_penalty: float = Field(default=0.05, gt=0.0)

@@ -1,9 +1,4 @@
-"""Estimators of the KL divergence from samples (http://joschu.net/blog/kl-approx.html).
-
-With tokens sampled from the policy and `r = log p_ref - log p`:
-k1 = -r (unbiased, high variance), k2 = r^2 / 2 (biased, low variance),
-k3 = e^r - 1 - r (unbiased, low variance, never negative).
-"""
+"""Estimators of the KL divergence from samples."""
 
 from __future__ import annotations
 
@@ -26,7 +21,17 @@ def calculate_kl(
     output_clamp_value: float | None = 10.0,
     weights: Tensor | None = None,
 ) -> Tensor:
-    """Estimate KL(policy || reference) per token.
+    r"""Estimate KL(policy || reference) per token.
+
+    With tokens sampled from the policy $\pi$ and
+    $r = \log \pi_{\text{ref}} - \log \pi$ (J. Schulman,
+    [Approximating KL divergence](http://joschu.net/blog/kl-approx.html)):
+
+    | `kl_type` | estimate | bias | variance |
+    |---|---|---|---|
+    | `k1` | $-r$ | none | high |
+    | `k2` | $\frac{r^2}{2}$ | some | low |
+    | `k3` | $e^r - 1 - r$, never negative | none | low |
 
     Args:
         logprobs: Log-probs of the policy.

@@ -1,14 +1,6 @@
 """The reward model's loss: Bradley and Terry's probability of the preferred answer.
 
-With `r_w` and `r_l` the rewards of the chosen and the rejected answer, `m` a margin and
-`c` the weight that centres rewards, the loss of a pair is
-
-```
--log sigmoid(r_w - r_l - m) + c (r_w + r_l)^2
-```
-
-averaged over the pairs of the global batch. Shapes: B pairs are 2 B rows, chosen and
-rejected in turn; S tokens.
+Shapes: B pairs are 2 B rows, chosen and rejected in turn; S tokens.
 """
 
 from __future__ import annotations
@@ -33,7 +25,17 @@ _NAME = "PreferenceLossFn"
 
 
 class PreferenceLossFn:
-    """The Bradley-Terry loss over interleaved pairs.
+    r"""The Bradley-Terry loss over interleaved pairs (Ouyang et al., arXiv:2203.02155).
+
+    With $r(w)$ and $r(l)$ the rewards of the chosen and the rejected answer, $m$ the
+    margin (Touvron et al., arXiv:2307.09288) and $c$ the weight that centres rewards
+    (Eisenstein et al., arXiv:2312.09244), the loss of a pair is
+
+    $$
+    -\log \operatorname{sigmoid}(r(w) - r(l) - m) + c \left( r(w) + r(l) \right)^2
+    $$
+
+    averaged over the pairs of the global batch.
 
     Columns of the batch: `value_mask` [2 B, S], 1 at each row's last token, and
     `sample_mask` [2 B]; a pair counts if both of its rows do.

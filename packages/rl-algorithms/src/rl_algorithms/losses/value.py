@@ -1,13 +1,6 @@
 """The critic's loss: squared distance to the returns, with PPO's clipping.
 
-With `v` the value of the state in which a token was chosen, `v_old` that before the
-step and `R` the return, the loss of a token is
-
-```
-scale / 2 * max((v - R)^2, (clip(v, v_old - c, v_old + c) - R)^2)
-```
-
-averaged over the trained tokens of the global batch. Shapes: B rows, S tokens.
+Shapes: B rows, S tokens.
 """
 
 from __future__ import annotations
@@ -31,7 +24,19 @@ _NAME = "MseValueLossFn"
 
 
 class MseValueLossFn:
-    """Squared error of the values of a critic.
+    r"""Squared error of the values of a critic, clipped like PPO's reference code.
+
+    With $v$ the value of the state in which a token was chosen, $v_{\text{old}}$ that
+    before the step, $R$ the return, $c$ the clip range and $s$ the scale, the loss of a
+    token is
+
+    $$
+    \frac{s}{2} \max\left( (v - R)^2,
+    (\operatorname{clip}(v, v_{\text{old}} - c, v_{\text{old}} + c) - R)^2 \right)
+    $$
+
+    averaged over the trained tokens of the global batch (Schulman et al.,
+    arXiv:1707.06347; values are clipped as in openai/baselines).
 
     Columns of the batch, [B, S]: `returns` of each token, `token_mask`, `sample_mask`
     [B]; with clipping also `values`, what `get_values` gave before the step.

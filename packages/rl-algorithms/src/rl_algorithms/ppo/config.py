@@ -40,12 +40,12 @@ class PPOSettings(SamplingSettings):
     gae_lambda: float = Field(0.95, ge=0.0, le=1.0)
     """0 trusts the critic alone, 1 the rewards alone."""
     gae_lambda_value: float | None = Field(None, ge=0.0, le=1.0)
-    """Lambda of the returns that the critic learns (2504.05118 takes 1); null: that of
+    """Lambda of the returns that the critic learns (arXiv:2504.05118: 1); null: that of
     the advantages."""
     bootstrap_truncated: bool = False
     """Of an answer that the length limit cut off, take the critic's value of its last
-    state for what would have followed (1712.00378). false: the answer ends there, as it
-    does wherever the same limit holds when the model is used."""
+    state for what would have followed (arXiv:1712.00378). false: the answer ends there,
+    as it does wherever the same limit holds when the model is used."""
     target_kl: float | None = Field(None, gt=0.0)
     """The policy makes no further pass over the answers of a step once its mean KL
     divergence from the policy that the step began with is above this; null: it makes

@@ -37,7 +37,7 @@ __all__ = ["PPOTrainer"]
 
 
 class PPOTrainer(RolloutTrainer[PPOConfig]):
-    """Proximal policy optimisation with a critic (Schulman et al., 1707.06347)."""
+    """Proximal policy optimisation with a critic (Schulman, arXiv:1707.06347)."""
 
     algorithm: ClassVar[str] = "ppo"
     config_class: ClassVar[type[PPOConfig]] = PPOConfig

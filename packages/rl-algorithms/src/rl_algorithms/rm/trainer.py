@@ -20,7 +20,7 @@ __all__ = ["RMTrainer"]
 
 
 class RMTrainer(PairTrainer[RMConfig]):
-    """Reward models by the probability of Bradley and Terry (2203.02155, 3.5)."""
+    """Reward models by the probability of Bradley and Terry (arXiv:2203.02155, 3.5)."""
 
     algorithm: ClassVar[str] = "rm"
     config_class: ClassVar[type[RMConfig]] = RMConfig

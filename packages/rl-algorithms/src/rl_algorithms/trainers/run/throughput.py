@@ -1,7 +1,7 @@
 """Figures per second of a step, and the share of the hardware's peak that training got.
 
 The operations of a training step are those that the model needs, whatever was computed
-twice or padded (model FLOPs, PaLM, Chowdhery et al., 2204.02311, appendix B):
+twice or padded (model FLOPs, PaLM, Chowdhery et al., arXiv:2204.02311, appendix B):
 
     sum over rows of  6 N n + 12 L H Q n^2
 
