@@ -30,6 +30,7 @@ from typing import TypeVar
 
 from rl_algorithms.trainers.run.signals import SignalGuard
 from rl_distributed.cluster.config import ClusterConfig
+from rl_distributed.process.gc_pause import collections_paused
 
 __all__ = ["adopt_early_ray", "loaded_beside_ray"]
 
@@ -69,7 +70,8 @@ def loaded_beside_ray(
     # Imported first: two threads that import the same modules can meet half of one.
     from rl_distributed.cluster.start import init_ray, shutdown_ray  # noqa: PLC0415
 
-    with ThreadPoolExecutor(1, thread_name_prefix="imports") as executor:
+    threads = ThreadPoolExecutor(1, thread_name_prefix="imports")
+    with collections_paused(), threads as executor:
         loading = executor.submit(load)
         started = init_ray(tls=cluster.tls, pass_env=cluster.pass_env)
         signals.install()
