@@ -94,6 +94,72 @@ def test_grpo_samples_on_the_cluster_with_the_policy_s_weights(
     assert _logprobs(policy).shape == (1, 8)
 
 
+def test_ppo_trains_the_policy_and_starts_a_critic(
+    policy: HuggingFacePolicy, cluster: RayVirtualCluster
+) -> None:
+    before = _logprobs(policy)
+    settings = {
+        "num_prompts_per_step": 4,
+        "max_new_tokens": 4,
+        "reference_policy_kl_penalty": 0,
+        "max_num_steps": 2,
+        "critic.optimizer.kwargs.lr": 1e-3,
+    }
+
+    def train(trainer: rl.PPOTrainer) -> rl.TrainResult:
+        return trainer.train(
+            [{"prompt": "1 "}] * 8,
+            reward_fn=lambda prompt, response: float(len(response)),
+            progress=False,
+        )
+
+    with pytest.raises(
+        ConfigError, match=r"generation and critic .* 1 more group .*_groups=3, or"
+    ):
+        train(rl.PPOTrainer(policy, cluster, **settings))
+    assert not Path("runs").exists()
+    with RayVirtualCluster([1], use_gpus=False) as further:
+        trainer = rl.PPOTrainer(policy, further, **settings)
+        result = train(trainer)
+    assert trainer.components.policy is policy
+    critic = trainer.config.critic
+    assert critic.model_name == policy.config.model_name
+    assert critic.max_total_sequence_length == 16
+    assert critic.optimizer.kwargs["lr"] == 1e-3
+    assert result.steps == 2
+    assert result.metrics["train:critic/loss"] > 0
+    assert result.metrics["train:token_mult_prob_error"] == pytest.approx(1, abs=1e-3)
+    assert not torch.equal(_logprobs(policy), before)
+    left = result.run_dir / "checkpoints/step_2"
+    assert {path.name for path in left.iterdir()} >= {"policy", "critic"}
+
+
+@pytest.mark.parametrize("on_policy", [True, False])
+def test_a_policy_is_distilled_from_a_teacher(
+    policy: HuggingFacePolicy, model: str, on_policy: bool
+) -> None:
+    before = _logprobs(policy)
+    with RayVirtualCluster([1], use_gpus=False) as cluster:
+        trainer = rl.DistillationTrainer(
+            policy,
+            cluster,
+            teacher=model,
+            num_prompts_per_step=4,
+            on_policy=on_policy,
+            topk_logits_k=8,
+            max_num_steps=2,
+            **({"max_new_tokens": 4} if on_policy else {}),
+        )
+        result = trainer.train(ANSWERS, progress=False)
+    assert trainer.components.policy is policy
+    assert trainer.config.teacher.max_total_sequence_length == 16
+    assert (trainer.components.generation is not None) == on_policy
+    assert result.steps == 2
+    # The policy has been trained away from its first weights, which the teacher has.
+    assert result.metrics["train:loss"] > 0
+    assert not torch.equal(_logprobs(policy), before)
+
+
 def test_a_reward_model_takes_a_policy_with_its_head(
     cluster: RayVirtualCluster, model: str, policy: HuggingFacePolicy
 ) -> None:

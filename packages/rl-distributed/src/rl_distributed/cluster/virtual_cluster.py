@@ -345,6 +345,13 @@ class RayVirtualCluster:
             for bundle in wanted:
                 self._tenants.setdefault(bundle, []).append(tenant)
 
+    @property
+    def num_free_groups(self) -> int:
+        """How many further groups every bundle has room for."""
+        with self._lock:
+            fullest = max(map(len, self._tenants.values()), default=0)
+        return self.max_colocated_worker_groups - fullest
+
     def unclaim(self, tenant: str, bundles: Iterable[tuple[int, int]]) -> None:
         """Give back what `claim` noted; unknown entries are ignored."""
         with self._lock:

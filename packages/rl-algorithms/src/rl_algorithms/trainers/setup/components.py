@@ -154,6 +154,22 @@ def check_components(
         _check_generation_backend(config)
     if needs.environment and config.env is not None:
         rl_envs.env_registry.get(config.env.name)
+    _check_room(given, needs)
+
+
+def _check_room(given: Components, needs: Needs) -> None:
+    """Refuse a given cluster that has no room for the groups to start on it."""
+    free = getattr(given.cluster, "num_free_groups", None)
+    groups = _groups_to_start(given, needs)
+    if free is None or len(groups) <= free:
+        return
+    wanted = given.cluster.max_colocated_worker_groups + len(groups) - free
+    raise ConfigError(
+        f"this run starts {' and '.join(groups)} on the given cluster, which has room "
+        f"for {free} more {'group' if free == 1 else 'groups'} of workers: make the "
+        f"cluster with max_colocated_worker_groups={wanted}, or give the policy that "
+        "is there a cluster of its own"
+    )
 
 
 def _check_generation_backend(config: TrainerConfig) -> None:
@@ -317,15 +333,19 @@ def _left_environment(
 
 def _starts_anything(given: Components, needs: Needs, environment: Any) -> bool:
     """Whether a process must be started."""
+    local_env = environment is None or is_environment(environment)
+    return bool(_groups_to_start(given, needs)) or not local_env
+
+
+def _groups_to_start(given: Components, needs: Needs) -> list[str]:
+    """Return the parts with workers that the run needs and was not given."""
     parts = {
         "policy": True,
-        "generation": needs.generation,
+        "generation": needs.generation and not _is_own(given, needs),
         "critic": needs.critic,
         "teacher": needs.teacher,
     }
-    missing = [n for n, is_needed in parts.items() if is_needed and not _has(given, n)]
-    local_env = environment is None or is_environment(environment)
-    return bool(missing) or not local_env
+    return [n for n, is_needed in parts.items() if is_needed and not _has(given, n)]
 
 
 def _has(given: Components, name: str) -> bool:
