@@ -14,7 +14,7 @@ from rl_models.generation.config import GenerationConfig
 from rl_models.generation.worker import GenerationWorker
 from rl_models.testing import TokenCrossEntropy, build_tiny_model, reference_logprobs
 from rl_models.training.worker import TrainingWorker
-from rl_models.weights.request import WeightRequest
+from rl_models.weight_request import WeightRequest
 
 pytestmark = [
     pytest.mark.gpu,

@@ -19,7 +19,7 @@ from rl_models.generation.row_checks import (
 from rl_models.policy.weight_updates import WeightUpdates
 from rl_models.replicas import workers as replica_workers
 from rl_models.replicas.workers import ReplicaCall, ReplicaWorkers
-from rl_models.weights.request import LoadReport, WeightRequest
+from rl_models.weight_request import LoadReport, WeightRequest
 
 
 def test_workers_that_went_apart_are_found():

@@ -17,7 +17,7 @@ from rl_models.ops.scalar_head import load_scalar_model
 from rl_models.policy.huggingface_policy import HuggingFacePolicy
 from rl_models.training.dtensor import DTensorTrainingBackend
 from rl_models.types import LossInputType, LossType
-from rl_models.weights.request import WeightRequest
+from rl_models.weight_request import WeightRequest
 
 SETTINGS = {
     "head": "value",

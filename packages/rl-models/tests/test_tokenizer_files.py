@@ -23,15 +23,15 @@ from rl_models.build.model import (
     build_model,
     build_tokenizer,
 )
-from rl_models.checkpoint import tokenizer_files
-from rl_models.checkpoint.tokenizer_files import save_tokenizer
 from rl_models.environments import VLLM
 from rl_models.errors import ModelLoadError
 from rl_models.policy.preflight import check_policy
 from rl_models.testing import build_tiny_model
+from rl_models.tokens import tokenizer_files
 from rl_models.tokens.chat import DEFAULT_CHAT_TEMPLATE
 from rl_models.tokens.difference import tokenizer_difference
 from rl_models.tokens.tokenizer import load_tokenizer
+from rl_models.tokens.tokenizer_files import save_tokenizer
 
 TURN = "<|turn|>"
 KINDS = {

@@ -14,8 +14,8 @@ from rl_models.errors import ContextLengthError, ModelLoadError
 from rl_models.policy.huggingface_policy import HuggingFacePolicy
 from rl_models.policy.preflight import check_policy
 from rl_models.training.dtensor import DTensorTrainingBackend
+from rl_models.weight_request import WeightRequest
 from rl_models.weights.receiving import MessageReceiver
-from rl_models.weights.request import WeightRequest
 
 SETTINGS = {
     "train_micro_batch_size": 3,

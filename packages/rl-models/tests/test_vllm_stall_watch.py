@@ -7,8 +7,8 @@ import queue
 import pytest
 
 from rl_models.generation.vllm import stall_watch
-from rl_models.generation.vllm.config import VllmConfig
 from rl_models.generation.vllm.stall_watch import EngineProgress, StallWatch
+from rl_models.generation.vllm_config import VllmConfig
 
 
 class Clock:

@@ -20,14 +20,14 @@ from rl_models import PolicyConfig, VllmGeneration
 from rl_models.errors import WeightSyncError
 from rl_models.generation.config import GenerationConfig
 from rl_models.generation.replica_rank import ReplicaRank
-from rl_models.generation.vllm import VllmConfig
 from rl_models.generation.vllm.engine_args import engine_args, engine_variables
 from rl_models.generation.vllm.model_shards import check_shards
+from rl_models.generation.vllm_config import VllmConfig
 from rl_models.replicas.workers import replica_layout
 from rl_models.testing import build_tiny_model, reference_logprobs
 from rl_models.training.worker import TrainingWorker
 from rl_models.types import SamplingParams
-from rl_models.weights.request import Pending
+from rl_models.weight_request import Pending
 from rl_models.weights.sync import WeightSynchronizer
 
 CONFIG = GenerationConfig(

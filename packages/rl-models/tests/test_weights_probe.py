@@ -12,17 +12,17 @@ import torch
 from transformers import AutoConfig
 
 from rl_distributed.batch.batched_data_dict import BatchedDataDict
+from rl_models.checkpoint.context_length import context_length
 from rl_models.config import PolicyConfig
 from rl_models.errors import GenerationError, WeightSyncError
 from rl_models.generation.config import GenerationConfig
 from rl_models.generation.worker import GenerationWorker
-from rl_models.ops.context_length import context_length
 from rl_models.testing import TokenCrossEntropy, build_tiny_model
 from rl_models.training.worker import TrainingWorker
+from rl_models.weight_request import Pending
 from rl_models.weights.config import WeightSyncConfig
 from rl_models.weights.loading import loaded_tensors
 from rl_models.weights.probe import probe_rows, vocabulary_and_context
-from rl_models.weights.request import Pending
 from rl_models.weights.sync import WeightSynchronizer
 
 

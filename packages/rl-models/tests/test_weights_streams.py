@@ -8,9 +8,9 @@ import torch
 from rl_distributed.batch.tensor_buffers import decode, encode
 from rl_distributed.transfer import SharedMemoryLink
 from rl_models.errors import WeightSyncError
+from rl_models.weight_request import WeightRequest
 from rl_models.weights.loading import changed_tensors, load_tensors, loaded_tensors
 from rl_models.weights.receiving import WeightReceiver
-from rl_models.weights.request import WeightRequest
 from rl_models.weights.sending import WeightSender
 
 

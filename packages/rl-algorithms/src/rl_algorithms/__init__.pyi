@@ -74,6 +74,7 @@ from .trainers.run.history import History as History
 from .trainers.run.result import TrainResult as TrainResult
 from .trainers.run.signals import Interrupted as Interrupted
 from .trainers.run.state import TrainerState as TrainerState
+from .trainers.running_trainer import RunningTrainer as RunningTrainer
 from .trainers.sampling.validation import ValidationResult as ValidationResult
 from .trainers.settings.config import (
     EnvConfig as EnvConfig,

@@ -22,7 +22,7 @@ from .errors import (
     WeightSyncError as WeightSyncError,
 )
 from .generation.config import GenerationConfig as GenerationConfig
-from .generation.vllm.config import VllmConfig as VllmConfig
+from .generation.vllm_config import VllmConfig as VllmConfig
 from .interfaces import (
     GenerationBackend as GenerationBackend,
     GenerationInterface as GenerationInterface,

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from rl_distributed.batch.batched_data_dict import BatchedDataDict
     from rl_distributed.timing.timer import Timer
-    from rl_models.weights.request import Pending, WeightRequest
+    from rl_models.weight_request import Pending, WeightRequest
 
 __all__ = [
     "GenerationBackend",

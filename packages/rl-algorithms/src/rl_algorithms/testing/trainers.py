@@ -11,6 +11,7 @@ from rl_algorithms.trainers.base import BaseTrainer
 from rl_algorithms.trainers.callbacks import Callback
 from rl_algorithms.trainers.run.folder import Resume
 from rl_algorithms.trainers.run.result import TrainResult
+from rl_algorithms.trainers.running_trainer import RunningTrainer
 
 __all__ = ["check_trainer", "weights_digest"]
 
@@ -31,16 +32,16 @@ class _Order(Callback):
     def __init__(self) -> None:
         self.calls: list[str] = []
 
-    def on_train_begin(self, trainer: BaseTrainer[Any], step: int) -> None:
+    def on_train_begin(self, trainer: RunningTrainer, step: int) -> None:
         self.calls.append("train_begin")
 
-    def on_train_end(self, trainer: BaseTrainer[Any], step: int) -> None:
+    def on_train_end(self, trainer: RunningTrainer, step: int) -> None:
         self.calls.append("train_end")
 
-    def on_step_begin(self, trainer: BaseTrainer[Any], step: int) -> None:
+    def on_step_begin(self, trainer: RunningTrainer, step: int) -> None:
         self.calls.append("step_begin")
 
-    def on_step_end(self, trainer: BaseTrainer[Any], step: int, metrics: Any) -> None:
+    def on_step_end(self, trainer: RunningTrainer, step: int, metrics: Any) -> None:
         self.calls.append("step_end")
 
 

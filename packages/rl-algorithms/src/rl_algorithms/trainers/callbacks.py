@@ -7,14 +7,12 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rl_algorithms.trainers.callback_number import CountWithState, takes_state_only
+from rl_algorithms.trainers.running_trainer import RunningTrainer
 from rl_distributed.errors import ConfigError
 from rl_distributed.logs.logging import get_logger
-
-if TYPE_CHECKING:
-    from rl_algorithms.trainers.base import BaseTrainer
 
 __all__ = ["Callback", "CallbackList", "LoggingCallback", "with_plain_names"]
 
@@ -41,17 +39,17 @@ class Callback:
     `on_train_end`. `on_exception` comes instead of what was left when something raised.
     """
 
-    def on_train_begin(self, trainer: BaseTrainer[Any], step: int) -> None:
+    def on_train_begin(self, trainer: RunningTrainer, step: int) -> None:
         """Everything is built; `step` steps were done by earlier processes."""
 
-    def on_train_end(self, trainer: BaseTrainer[Any], step: int) -> None:
+    def on_train_end(self, trainer: RunningTrainer, step: int) -> None:
         """The loop is over after `step` steps; the policy is still there."""
 
-    def on_epoch_begin(self, trainer: BaseTrainer[Any], epoch: int) -> None:
+    def on_epoch_begin(self, trainer: RunningTrainer, epoch: int) -> None:
         """A pass over the data begins, or goes on after a resume."""
 
     def on_epoch_end(
-        self, trainer: BaseTrainer[Any], epoch: int, metrics: Mapping[str, float]
+        self, trainer: RunningTrainer, epoch: int, metrics: Mapping[str, float]
     ) -> None:
         """A pass over the data has ended.
 
@@ -59,11 +57,11 @@ class Callback:
         also without prefix: `train:loss` and `loss`.
         """
 
-    def on_step_begin(self, trainer: BaseTrainer[Any], step: int) -> None:
+    def on_step_begin(self, trainer: RunningTrainer, step: int) -> None:
         """A step begins."""
 
     def on_step_end(
-        self, trainer: BaseTrainer[Any], step: int, metrics: Mapping[str, float]
+        self, trainer: RunningTrainer, step: int, metrics: Mapping[str, float]
     ) -> None:
         """A step is done.
 
@@ -74,7 +72,7 @@ class Callback:
 
     def on_phase(
         self,
-        trainer: BaseTrainer[Any],
+        trainer: RunningTrainer,
         steps_done: int,
         phase: str,
         step: int,
@@ -86,22 +84,22 @@ class Callback:
         names of the timers.
         """
 
-    def on_validation_begin(self, trainer: BaseTrainer[Any], step: int) -> None:
+    def on_validation_begin(self, trainer: RunningTrainer, step: int) -> None:
         """A validation begins, after `step` steps."""
 
     def on_validation_end(
-        self, trainer: BaseTrainer[Any], step: int, metrics: Mapping[str, float]
+        self, trainer: RunningTrainer, step: int, metrics: Mapping[str, float]
     ) -> None:
         """A validation is done.
 
         `metrics` has names such as `val:accuracy`, and the same without prefix.
         """
 
-    def on_checkpoint(self, trainer: BaseTrainer[Any], step: int, path: Path) -> None:
+    def on_checkpoint(self, trainer: RunningTrainer, step: int, path: Path) -> None:
         """A checkpoint of step `step` is complete and will be found by `resume`."""
 
     def on_exception(
-        self, trainer: BaseTrainer[Any], step: int, error: BaseException
+        self, trainer: RunningTrainer, step: int, error: BaseException
     ) -> None:
         """The run ends after `step` steps by an exception (also an `Interrupted`)."""
 
@@ -221,13 +219,13 @@ class LoggingCallback(Callback):
         self._logger = get_logger("rl_algorithms.training")
         self._started_s = time.monotonic()
 
-    def on_train_begin(self, trainer: BaseTrainer[Any], step: int) -> None:
+    def on_train_begin(self, trainer: RunningTrainer, step: int) -> None:
         """Start the clock."""
         self._started_s = time.monotonic()
         self._logger.info("run folder %s", trainer.run_dir)
 
     def on_step_end(
-        self, trainer: BaseTrainer[Any], step: int, metrics: Mapping[str, float]
+        self, trainer: RunningTrainer, step: int, metrics: Mapping[str, float]
     ) -> None:
         """Write the step's line."""
         if step % self._every_n_steps:
@@ -243,13 +241,13 @@ class LoggingCallback(Callback):
         )
 
     def on_validation_end(
-        self, trainer: BaseTrainer[Any], step: int, metrics: Mapping[str, float]
+        self, trainer: RunningTrainer, step: int, metrics: Mapping[str, float]
     ) -> None:
         """Write the validation's line."""
         shown = self._show(metrics, "val")
         self._logger.info("validation at step %d  %s", step, shown)
 
-    def on_checkpoint(self, trainer: BaseTrainer[Any], step: int, path: Path) -> None:
+    def on_checkpoint(self, trainer: RunningTrainer, step: int, path: Path) -> None:
         """Write where the checkpoint is."""
         self._logger.info("checkpoint %s", path)
 

@@ -19,17 +19,15 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, cast
+from typing import IO, Any, cast
 
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 from rl_algorithms.trainers.callbacks import Callback
+from rl_algorithms.trainers.running_trainer import RunningTrainer
 from rl_distributed.logs.terminal_stream import TerminalStream
-
-if TYPE_CHECKING:
-    from rl_algorithms.trainers.base import BaseTrainer
 
 __all__ = ["ProgressDisplay", "showing"]
 
@@ -141,7 +139,7 @@ class ProgressDisplay(Callback):
 
     def on_phase(
         self,
-        trainer: BaseTrainer[Any],
+        trainer: RunningTrainer,
         steps_done: int,
         phase: str,
         step: int,
@@ -155,12 +153,12 @@ class ProgressDisplay(Callback):
         if words is not None and self.has_begun:
             self._line(f"{self._title} | {words}")
 
-    def on_step_begin(self, trainer: BaseTrainer[Any], step: int) -> None:
+    def on_step_begin(self, trainer: RunningTrainer, step: int) -> None:
         """Start the clock of the step."""
         self._step_began_s = self._clock()
 
     def on_step_end(
-        self, trainer: BaseTrainer[Any], step: int, metrics: Mapping[str, float]
+        self, trainer: RunningTrainer, step: int, metrics: Mapping[str, float]
     ) -> None:
         """Take over the step's numbers."""
         now_s = self._clock()
@@ -176,7 +174,7 @@ class ProgressDisplay(Callback):
             self._line(self._state())
 
     def on_validation_end(
-        self, trainer: BaseTrainer[Any], step: int, metrics: Mapping[str, float]
+        self, trainer: RunningTrainer, step: int, metrics: Mapping[str, float]
     ) -> None:
         """Take over the validation's numbers."""
         self._values.update(metrics)
@@ -184,12 +182,12 @@ class ProgressDisplay(Callback):
         if not step:
             self._line(self._state())
 
-    def on_checkpoint(self, trainer: BaseTrainer[Any], step: int, path: Path) -> None:
+    def on_checkpoint(self, trainer: RunningTrainer, step: int, path: Path) -> None:
         """Note which step is saved."""
         self._saved = step
         self._draw()
 
-    def on_train_end(self, trainer: BaseTrainer[Any], step: int) -> None:
+    def on_train_end(self, trainer: RunningTrainer, step: int) -> None:
         """The training has ended."""
         if self._bar is None:
             return

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from rl_models.checkpoint.context_length import CONTEXT_KEYS
 from rl_models.errors import ModelLoadError
-from rl_models.ops.context_length import CONTEXT_KEYS
 
 __all__ = ["check_model_folder", "folder_context_length", "read_model_config"]
 

@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import Field, model_validator
 
 from rl_distributed.config import Config, changeable
-from rl_models.generation.vllm.config import VllmConfig
+from rl_models.generation.vllm_config import VllmConfig
 from rl_models.types import SamplingParams
 from rl_models.weights.config import WeightSyncConfig
 

@@ -18,8 +18,8 @@ from rl_models.generation.replica_rank import ReplicaRank
 from rl_models.generation.row_checks import rows_digest
 from rl_models.registry import adopt_generation_backends
 from rl_models.types import GenerationDatumSpec, GenerationOutputSpec, SamplingParams
+from rl_models.weight_request import LoadReport, WeightRequest
 from rl_models.weights.receiving import WeightReceiver, failure_text
-from rl_models.weights.request import LoadReport, WeightRequest
 
 __all__ = ["GenerationWorker"]
 

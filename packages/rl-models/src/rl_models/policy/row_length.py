@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from transformers import AutoConfig
 
+from rl_models.checkpoint.context_length import context_length
 from rl_models.checkpoint.hub import check_hub_name
 from rl_models.checkpoint.model_folder import check_model_folder
 from rl_models.config import PolicyConfig
 from rl_models.errors import ModelLoadError
-from rl_models.ops.context_length import context_length
 from rl_models.row_length import UNKNOWN_CONTEXT, fitting
 
 __all__ = ["with_row_length"]

@@ -9,7 +9,7 @@ from rl_distributed.workers.future import MultiWorkerFuture
 from rl_distributed.workers.group import RayWorkerGroup
 from rl_models.config import PolicyConfig
 from rl_models.policy.head_checks import check_lm_head
-from rl_models.weights.request import Pending, WeightRequest
+from rl_models.weight_request import Pending, WeightRequest
 
 __all__ = ["WeightExports"]
 

@@ -26,7 +26,7 @@ from rl_models.errors import WeightSyncError
 from rl_models.replicas.replicas import Replicas
 from rl_models.replicas.workers import ReplicaWorkers
 from rl_models.types import GenerationOutputSpec, SamplingParams
-from rl_models.weights.request import LoadReport, Pending, WeightRequest
+from rl_models.weight_request import LoadReport, Pending, WeightRequest
 
 __all__ = ["WeightUpdates"]
 

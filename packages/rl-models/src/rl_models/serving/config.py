@@ -9,7 +9,7 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 
 from rl_distributed.config import Config
 from rl_models.generation.config import GenerationConfig
-from rl_models.generation.vllm.config import VllmConfig
+from rl_models.generation.vllm_config import VllmConfig
 from rl_models.serving.tool_parsers import TOOL_CALL_PARSERS
 
 __all__ = ["ENGINE", "DType", "Engine", "ServeConfig", "is_loopback"]

@@ -25,11 +25,11 @@ from torch import Tensor
 
 from rl_distributed.errors import BatchError, CheckpointError
 from rl_models.backend_forms import own_method, training_form
-from rl_models.checkpoint.tokenizer_files import save_tokenizer
 from rl_models.config import PolicyConfig
 from rl_models.errors import UnsupportedModelError
 from rl_models.interfaces import LossFunction
 from rl_models.registry import get_training_backend
+from rl_models.tokens.tokenizer_files import save_tokenizer
 from rl_models.training.batch_loss import BatchLoss
 from rl_models.types import LossInputType
 

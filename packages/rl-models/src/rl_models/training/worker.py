@@ -16,7 +16,7 @@ from rl_models.training.process_group import Ranks
 from rl_models.training.six_methods import make_training_backend
 from rl_models.training.worker_sampler import WorkerSampler
 from rl_models.types import GenerationDatumSpec, GenerationOutputSpec, SamplingParams
-from rl_models.weights.request import WeightRequest
+from rl_models.weight_request import WeightRequest
 from rl_models.weights.sending import Message, WeightSender
 
 __all__ = ["TrainingWorker"]

@@ -35,8 +35,8 @@ from rl_distributed.transfer import (
     TensorLink,
 )
 from rl_models.errors import WeightSyncError
+from rl_models.weight_request import Pending
 from rl_models.weights.config import WeightSyncConfig
-from rl_models.weights.request import Pending
 
 __all__ = ["WeightLinks", "failure_of", "join_failures"]
 

@@ -22,9 +22,9 @@ import transformers
 
 from rl_distributed.batch.batched_data_dict import BatchedDataDict
 from rl_distributed.logs.logging import get_logger
+from rl_models.checkpoint.context_length import CONTEXT_KEYS, context_length
 from rl_models.checkpoint.model_folder import read_model_config
 from rl_models.errors import WeightSyncError
-from rl_models.ops.context_length import CONTEXT_KEYS, context_length
 from rl_models.types import SamplingParams
 from rl_models.weights.config import ProbeConfig
 

@@ -28,7 +28,7 @@ from rl_distributed.transfer import (
 )
 from rl_distributed.transfer.manifest import dtype_name
 from rl_models.errors import WeightSyncError
-from rl_models.weights.request import WeightRequest
+from rl_models.weight_request import WeightRequest
 from rl_models.weights.sending import Message
 
 __all__ = ["MessageReceiver", "VerifiedWeights", "WeightReceiver"]

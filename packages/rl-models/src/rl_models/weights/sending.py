@@ -20,7 +20,7 @@ from rl_distributed.batch.tensor_buffers import encode
 from rl_distributed.transfer import SendingEnd, TensorLink, send_tensors
 from rl_distributed.transfer.messages import tensor_buckets, tensor_messages
 from rl_models.errors import WeightSyncError
-from rl_models.weights.request import WeightRequest
+from rl_models.weight_request import WeightRequest
 
 __all__ = ["Message", "WeightSender"]
 

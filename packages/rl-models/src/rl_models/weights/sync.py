@@ -28,10 +28,10 @@ from rl_distributed.timing.timer import Timer
 from rl_distributed.transfer import TensorLink
 from rl_models.errors import WeightSyncError
 from rl_models.interfaces import GenerationInterface
+from rl_models.weight_request import Pending, WeightRequest
 from rl_models.weights.config import WeightSyncConfig
 from rl_models.weights.links import WeightLinks, failure_of, join_failures
 from rl_models.weights.probe import Probe
-from rl_models.weights.request import Pending, WeightRequest
 
 __all__ = ["TrainerLostError", "WeightSource", "WeightSynchronizer"]
 

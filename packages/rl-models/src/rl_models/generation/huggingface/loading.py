@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 
+from rl_models.checkpoint.context_length import context_length
 from rl_models.generation.huggingface.decoder import Decoder
 from rl_models.generation.huggingface.fused_decoder import FusedDecoder
 from rl_models.generation.huggingface.plain_weights import load_plain_model
-from rl_models.ops.context_length import context_length
 
 __all__ = ["LoadedModel", "load_for_sampling"]
 

@@ -21,8 +21,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from rl_models.checkpoint.context_length import CONTEXT_KEYS
 from rl_models.checkpoint.model_folder import check_model_folder, read_model_config
-from rl_models.ops.context_length import CONTEXT_KEYS
 
 __all__ = ["PlainConfig", "PlainModel", "load_plain_model"]
 

@@ -1,5 +1,4 @@
 from .backend import VllmGenerationBackend as VllmGenerationBackend
-from .config import VllmConfig as VllmConfig
 from .engine_args import (
     engine_args as engine_args,
     engine_variables as engine_variables,

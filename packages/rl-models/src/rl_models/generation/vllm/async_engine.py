@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from rl_models.errors import GenerationError, WeightSyncError
 from rl_models.generation.replica_rank import ReplicaRank
-from rl_models.generation.vllm.engines import Tensors, joined, num_tokens
+from rl_models.generation.vllm.engine import Tensors, joined, num_tokens
 from rl_models.generation.vllm.process_watch import parent_variables
 from rl_models.generation.vllm.requests import RowRequest
 from rl_models.generation.vllm.shared_weights_file import WeightFile

@@ -21,13 +21,14 @@ from rl_models.generation.noise import derive_seeds
 from rl_models.generation.replica_rank import ReplicaRank
 from rl_models.generation.rows import check_rows, stop_strings_of
 from rl_models.generation.sampling import check_sampling_params
+from rl_models.generation.vllm.engine import Engine
 from rl_models.generation.vllm.engine_args import (
     EXTENSION,
     check_engine_config,
     engine_args,
     engine_variables,
 )
-from rl_models.generation.vllm.engines import Engine, make_engine
+from rl_models.generation.vllm.engines import make_engine
 from rl_models.generation.vllm.model_shards import check_shards
 from rl_models.generation.vllm.requests import (
     Completion,

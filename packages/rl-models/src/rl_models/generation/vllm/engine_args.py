@@ -14,7 +14,7 @@ from typing import Any
 from rl_distributed.errors import ConfigError
 from rl_models.generation.config import GenerationConfig
 from rl_models.generation.replica_rank import ReplicaRank
-from rl_models.generation.vllm.config import VllmConfig
+from rl_models.generation.vllm_config import VllmConfig
 
 __all__ = ["EXTENSION", "check_engine_config", "engine_args", "engine_variables"]
 

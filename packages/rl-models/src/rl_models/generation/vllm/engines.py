@@ -10,71 +10,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
-import torch
-
-from rl_models.errors import WeightSyncError
 from rl_models.generation.replica_rank import ReplicaRank
-from rl_models.generation.vllm.requests import RowRequest
-from rl_models.generation.vllm.stall_watch import EngineProgress
+from rl_models.generation.vllm.engine import Engine
+from rl_models.generation.vllm.sync_engine import SyncEngine
 
-__all__ = ["Engine", "SyncEngine", "joined", "make_engine", "num_tokens"]
-
-Tensors = Iterable[tuple[str, torch.Tensor]]
-
-
-class Engine(Protocol):
-    """A running engine."""
-
-    progress: EngineProgress
-    """Its steps."""
-
-    @property
-    def follows(self) -> bool:
-        """Whether it takes part in the steps of another, and samples no rows itself."""
-        ...
-
-    @property
-    def context_length(self) -> int:
-        """Tokens of a row at most, input and output together."""
-        ...
-
-    def sample(self, requests: Sequence[RowRequest]) -> list[Any]:
-        """`RequestOutput` of each request, in order."""
-        ...
-
-    def begin_update(self) -> None:
-        """Weights are about to come; whether or not `load` gets them."""
-        ...
-
-    def load(self, tensors: Tensors, version: int) -> None:
-        """Replace all weights, forget what was computed with the old ones."""
-        ...
-
-    def changed(self, entries: Sequence[list[Any]]) -> list[str] | None:
-        """Tensors held otherwise than these entries of a manifest say, by name.
-
-        None: it cannot be told.
-        """
-        ...
-
-    def processes(self) -> list[int]:
-        """Numbers of the processes that the engine has of its own."""
-        ...
-
-    def sleep(self) -> None:
-        """Free the memory of the GPU."""
-        ...
-
-    def wake(self) -> None:
-        """Take it again."""
-        ...
-
-    def shutdown(self) -> None:
-        """End the engine and its processes."""
-        ...
+__all__ = ["make_engine"]
 
 
 def make_engine(
@@ -106,99 +48,3 @@ def make_engine(
     )
 
     return FollowingEngine(arguments, place, update_deadline_s)
-
-
-class SyncEngine:
-    """`vllm.LLM`: one batch after the other."""
-
-    follows = False
-
-    def __init__(
-        self, arguments: dict[str, Any], place: ReplicaRank | None = None
-    ) -> None:
-        from vllm import LLM  # noqa: PLC0415
-
-        if place is not None:
-            _take_place(place)
-        self.progress = EngineProgress()
-        self._llm: Any = LLM(**arguments)
-        engine = self._llm.llm_engine
-        engine.set_weight_version("0")
-        engine.step = _counted(engine.step, self.progress)
-
-    @property
-    def context_length(self) -> int:
-        """Tokens of a row at most, input and output together."""
-        return int(self._llm.llm_engine.model_config.max_model_len)
-
-    def sample(self, requests: Sequence[RowRequest]) -> list[Any]:
-        """`RequestOutput` of each request, in order."""
-        with self.progress.sampling(num_tokens(requests)):
-            outputs: list[Any] = self._llm.generate(
-                [{"prompt_token_ids": request.token_ids} for request in requests],
-                [request.params for request in requests],
-                use_tqdm=False,
-            )
-        return outputs
-
-    def begin_update(self) -> None:
-        """Nothing: every rank loads by itself."""
-
-    def load(self, tensors: Tensors, version: int) -> None:
-        """Replace all weights, forget what was computed with the old ones."""
-        self._llm.collective_rpc("rl_load_weights", args=(tensors,))
-        if not self._llm.reset_prefix_cache():
-            raise WeightSyncError("vLLM did not reset its prefix cache")
-        self._llm.llm_engine.set_weight_version(str(version))
-
-    def changed(self, entries: Sequence[list[Any]]) -> list[str] | None:
-        """Tensors held otherwise than these entries of a manifest say, by name."""
-        return joined(self._llm.collective_rpc("rl_changed_weights", args=(entries,)))
-
-    def processes(self) -> list[int]:
-        """Numbers of the processes that the engine has of its own."""
-        return []
-
-    def sleep(self) -> None:
-        """Free the memory of the GPU."""
-        self._llm.sleep(level=1)
-
-    def wake(self) -> None:
-        """Take it again."""
-        self._llm.wake_up()
-
-    def shutdown(self) -> None:
-        """End the engine and its processes."""
-        engine = self._llm.llm_engine
-        self._llm = None
-        engine.engine_core.shutdown()
-
-
-def num_tokens(requests: Sequence[RowRequest]) -> int:
-    """Tokens of the prompts of all rows."""
-    return sum(len(request.token_ids) for request in requests)
-
-
-def joined(answers: Sequence[list[str] | None]) -> list[str] | None:
-    """What any of the processes found; None if one of them cannot tell."""
-    names: dict[str, None] = {}
-    for answer in answers:
-        if answer is None:
-            return None
-        names.update(dict.fromkeys(answer))
-    return list(names)
-
-
-def _take_place(place: ReplicaRank) -> None:
-    from rl_models.generation.vllm.rank_executor import RankExecutor  # noqa: PLC0415
-
-    RankExecutor.place = place
-
-
-def _counted(step: Callable[[], Any], progress: EngineProgress) -> Callable[[], Any]:
-    def counted() -> Any:
-        outputs = step()
-        progress.step()
-        return outputs
-
-    return counted

@@ -9,7 +9,7 @@ from typing import Any
 
 from rl_models.errors import GenerationError
 from rl_models.generation.replica_rank import ReplicaRank
-from rl_models.generation.vllm.engines import Tensors
+from rl_models.generation.vllm.engine import Tensors
 from rl_models.generation.vllm.requests import RowRequest
 from rl_models.generation.vllm.shared_weights_file import WeightFile
 from rl_models.generation.vllm.staged_weights import StagedWeights

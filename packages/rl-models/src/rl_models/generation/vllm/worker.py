@@ -17,7 +17,7 @@ from rl_models.generation.vllm.process_watch import ProcessWatch, end_process
 from rl_models.generation.vllm.stall_watch import StallWatch
 from rl_models.generation.worker import GenerationWorker
 from rl_models.types import GenerationDatumSpec, GenerationOutputSpec, SamplingParams
-from rl_models.weights.request import LoadReport, WeightRequest
+from rl_models.weight_request import LoadReport, WeightRequest
 
 __all__ = ["VllmGenerationWorker"]
 

@@ -23,17 +23,17 @@ from transformers.utils import logging as transformers_logging
 
 from rl_distributed.errors import BatchError
 from rl_distributed.logs.logging import get_logger
-from rl_models.checkpoint.huggingface import save_model_folder
-from rl_models.checkpoint.tokenizer_files import save_tokenizer
 from rl_models.config import PolicyConfig
 from rl_models.errors import NonFiniteGradientError
 from rl_models.interfaces import LossFunction
 from rl_models.ops.causal_lm import DTYPES
+from rl_models.tokens.tokenizer_files import save_tokenizer
 from rl_models.training.dtensor.forward import (
     forward_logits,
     forward_logprobs,
     forward_values,
 )
+from rl_models.training.dtensor.huggingface_files import save_model_folder
 from rl_models.training.dtensor.microbatch import micro_batch_rows, narrowed
 from rl_models.training.dtensor.model import (
     RankModel,

@@ -25,6 +25,7 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor
 
 from rl_distributed.errors import ConfigError
+from rl_models.checkpoint.context_length import context_length
 from rl_models.config import PolicyConfig
 from rl_models.errors import UnsupportedModelError
 from rl_models.ops.causal_lm import (
@@ -32,7 +33,6 @@ from rl_models.ops.causal_lm import (
     load_causal_lm,
     packing_obstacle as _packing_obstacle,
 )
-from rl_models.ops.context_length import context_length
 from rl_models.ops.scalar_head import load_scalar_model
 from rl_models.ops.varlen_attention import ATTENTION_NAME
 from rl_models.training.process_group import Ranks
