@@ -113,7 +113,7 @@ def types(session: nox.Session) -> None:
 
 @nox.session
 def layers(session: nox.Session) -> None:
-    """Check that no package imports one above it."""
+    """Check that no package imports one above it, and that no imports go in circles."""
     sync(session)
     session.run(str(VENV / "bin" / "lint-imports"), external=True)
 
