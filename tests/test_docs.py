@@ -306,3 +306,15 @@ def test_programs_of_readme_and_home_page_and_example_train(
     assert "step_2" in readme
     assert "step_2" in home_page
     assert "policy/weights" in focal
+
+
+@pytest.mark.parametrize("page", ["docs/concepts/architecture.md", "CONTRIBUTING.md"])
+def test_files_that_a_page_names_exist(page: str) -> None:
+    named = set(re.findall(r"`(rl_\w+/[\w/]+(?:\.py|/))`", (ROOT / page).read_text()))
+    assert len(named) > 20
+    missing = [
+        name
+        for name in sorted(named)
+        if not any(ROOT.glob(f"packages/*/src/{name.rstrip('/')}"))
+    ]
+    assert missing == []

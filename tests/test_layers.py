@@ -7,6 +7,7 @@ import importlib
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,13 @@ def test_public_surface_exists_and_is_sorted_out(package: str) -> None:
     assert len(set(module.__all__)) == len(module.__all__)
     missing = [name for name in module.__all__ if not hasattr(module, name)]
     assert missing == []
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_public_names_are_those_that_were_agreed(package: str) -> None:
+    """Whoever adds a name adds it to the file as well, so that growth is seen."""
+    agreed = tomllib.loads((ROOT / "tests/public_names.toml").read_text())
+    assert sorted(importlib.import_module(package).__all__) == agreed[package]
 
 
 @pytest.mark.parametrize("package", PACKAGES)
