@@ -27,7 +27,11 @@ class DPOLossFn:
 
     With $w$ and $l$ the chosen and the rejected answer to $x$, $\log \pi$ summed (or
     averaged) over an answer's tokens, and the implicit reward
-    $r(y) = \beta \left( \log \pi(y \mid x) - \log \pi_{\text{ref}}(y \mid x) \right)$,
+
+    $$
+    r(y) = \beta \left( \log \pi(y \mid x) - \log \pi_{\text{ref}}(y \mid x) \right)
+    $$
+
     `preference_loss=sigmoid` is
 
     $$
