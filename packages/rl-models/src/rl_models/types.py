@@ -9,12 +9,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any, NotRequired, TypedDict
+
+from rl_distributed.batch.schema import ColumnSpec, Schema
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 __all__ = [
+    "GENERATION_INPUT",
+    "GENERATION_OUTPUT",
+    "SEQUENCES",
+    "TRAINING_ROWS",
     "GenerationDatumSpec",
     "GenerationOutputSpec",
     "LogprobOutputSpec",
@@ -22,6 +28,7 @@ __all__ = [
     "LossType",
     "ReferenceLogprobOutputSpec",
     "SamplingParams",
+    "SequenceDatumSpec",
     "TopkOutputSpec",
     "TrainDatumSpec",
     "TrainOutput",
@@ -54,16 +61,29 @@ class LossInputType(Enum):
     [B, S-1]; 0.0 where `token_mask[:, 1:]` is 0."""
 
 
+class SequenceDatumSpec(TypedDict):
+    """Columns of rows that a model reads, as `get_logprobs` and `get_values` do."""
+
+    input_ids: Annotated[Tensor, ColumnSpec(("rows", "tokens"), "integer")]
+    """Right-padded."""
+    input_lengths: Annotated[Tensor, ColumnSpec(("rows",), "integer")]
+    """Tokens per row."""
+    token_mask: NotRequired[Annotated[Tensor, ColumnSpec(("rows", "tokens"), "number")]]
+    """1 where the token is asked about."""
+    value_mask: NotRequired[Annotated[Tensor, ColumnSpec(("rows", "tokens"), "number")]]
+    """1 where a value is asked for; see `get_values`."""
+
+
 class TrainDatumSpec(TypedDict):
     """Columns that every training batch has; a loss may need more."""
 
-    input_ids: Tensor
+    input_ids: Annotated[Tensor, ColumnSpec(("rows", "tokens"), "integer")]
     """[B, S] int64, right-padded."""
-    input_lengths: Tensor
+    input_lengths: Annotated[Tensor, ColumnSpec(("rows",), "integer")]
     """[B] tokens per row."""
-    token_mask: Tensor
+    token_mask: Annotated[Tensor, ColumnSpec(("rows", "tokens"), "number")]
     """[B, S] 1 where the token is trained on."""
-    sample_mask: Tensor
+    sample_mask: Annotated[Tensor, ColumnSpec(("rows",), "number")]
     """[B] 1 where the row counts."""
 
 
@@ -105,35 +125,44 @@ class TopkOutputSpec(TypedDict):
 class GenerationDatumSpec(TypedDict):
     """Input of `generate`."""
 
-    input_ids: Tensor
+    input_ids: Annotated[Tensor, ColumnSpec(("rows", "tokens"), "integer")]
     """[B, S] int64, right-padded."""
-    input_lengths: Tensor
+    input_lengths: Annotated[Tensor, ColumnSpec(("rows",), "integer")]
     """[B] tokens per row."""
-    stop_strings: NotRequired[Sequence[Sequence[str] | None]]
+    stop_strings: NotRequired[
+        Annotated[Sequence[Sequence[str] | None], ColumnSpec(("rows",), "list")]
+    ]
     """Extra stop strings of each row."""
-    seeds: NotRequired[Tensor]
+    seeds: NotRequired[Annotated[Tensor, ColumnSpec(("rows",), "int64")]]
     """[B] int64; a row's sample depends on its seed and its tokens only."""
 
 
 class GenerationOutputSpec(TypedDict):
     """Result of `generate`."""
 
-    output_ids: Tensor
+    output_ids: Annotated[Tensor, ColumnSpec(("rows", "tokens"), "integer")]
     """[B, S] int64: the input followed by the sampled tokens, right-padded."""
-    generation_lengths: Tensor
+    generation_lengths: Annotated[Tensor, ColumnSpec(("rows",), "integer")]
     """[B] number of sampled tokens."""
-    unpadded_sequence_lengths: Tensor
+    unpadded_sequence_lengths: Annotated[Tensor, ColumnSpec(("rows",), "integer")]
     """[B] input length plus generation length."""
-    logprobs: NotRequired[Tensor]
+    logprobs: NotRequired[Annotated[Tensor, ColumnSpec(("rows", "tokens"), "float")]]
     """[B, S] float32 at the sampling temperature after top-k and top-p; 0.0 at the
     input positions and at padding. Absent where the backend gives none."""
-    truncated: Tensor
+    truncated: Annotated[Tensor, ColumnSpec(("rows",), "number")]
     """[B] bool: the length limit came before a stop."""
-    weight_version: Tensor
+    weight_version: Annotated[Tensor, ColumnSpec(("rows",), "integer")]
     """[B] int64: the oldest version of the weights among the row's sampled tokens."""
-    token_versions: Tensor
+    token_versions: Annotated[Tensor, ColumnSpec(("rows", "tokens"), "integer")]
     """[B, S] int64: version of the weights that sampled each token; -1 at the input
     positions and at padding."""
+
+
+# torch is imported by type checkers only, as this module is read at every start.
+SEQUENCES = Schema.of(SequenceDatumSpec, "rows", Tensor=object)
+TRAINING_ROWS = Schema.of(TrainDatumSpec, "training rows", Tensor=object)
+GENERATION_INPUT = Schema.of(GenerationDatumSpec, "rows to continue", Tensor=object)
+GENERATION_OUTPUT = Schema.of(GenerationOutputSpec, "sampled rows", Tensor=object)
 
 
 class TrainOutput(TypedDict):

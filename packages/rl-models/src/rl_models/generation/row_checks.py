@@ -11,34 +11,36 @@ import torch
 from rl_distributed.batch.batched_data_dict import BatchedDataDict
 from rl_distributed.errors import BatchError
 from rl_models.errors import GenerationError
+from rl_models.types import (
+    GENERATION_INPUT,
+    GenerationDatumSpec,
+    GenerationOutputSpec,
+)
 
 __all__ = ["check_same_rows", "check_versions", "columns_to_sample", "rows_digest"]
 
-_NEEDED = ("input_ids", "input_lengths")
-_COLUMNS = (*_NEEDED, "seeds", "stop_strings")
 
-
-def columns_to_sample(data: BatchedDataDict[Any]) -> BatchedDataDict[Any]:
-    """The columns that replicas need.
+def columns_to_sample(
+    data: BatchedDataDict[Any],
+) -> BatchedDataDict[GenerationDatumSpec]:
+    """Return the columns that replicas need.
 
     Raises:
-        BatchError: Columns are missing, or there are no rows.
+        BatchError: Columns are missing or have another shape or dtype, or there are no
+            rows.
     """
-    missing = [name for name in _NEEDED if name not in data]
-    if missing:
-        raise BatchError(
-            f"The batch lacks {' and '.join(missing)}; it has "
-            f"{', '.join(map(str, data.keys()))}."
-        )
-    rows: BatchedDataDict[Any] = BatchedDataDict(
-        {name: data[name] for name in _COLUMNS if name in data}
+    GENERATION_INPUT.check(data)
+    rows: BatchedDataDict[GenerationDatumSpec] = BatchedDataDict(
+        {name: column for name, column in data.items() if name in GENERATION_INPUT}
     )
     if not rows.size:
         raise BatchError("The batch has no rows; generate needs at least one.")
     return rows
 
 
-def check_versions(outputs: Sequence[BatchedDataDict[Any]], oldest: int) -> None:
+def check_versions(
+    outputs: Sequence[BatchedDataDict[GenerationOutputSpec]], oldest: int
+) -> None:
     """No row may have older weights than those served when the call began.
 
     Raises:
@@ -54,13 +56,15 @@ def check_versions(outputs: Sequence[BatchedDataDict[Any]], oldest: int) -> None
             )
 
 
-def rows_digest(output: BatchedDataDict[Any]) -> int:
+def rows_digest(output: BatchedDataDict[GenerationOutputSpec]) -> int:
     """A number that differs where sampled tokens do, of all workers of a replica."""
     return zlib.crc32(output["output_ids"].contiguous().numpy().tobytes())
 
 
 def check_same_rows(
-    output: BatchedDataDict[Any], digests: Sequence[int | None], replica: int
+    output: BatchedDataDict[GenerationOutputSpec],
+    digests: Sequence[int | None],
+    replica: int,
 ) -> None:
     """Workers that hold one model together must sample the same tokens.
 

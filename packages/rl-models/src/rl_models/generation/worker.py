@@ -17,7 +17,13 @@ from rl_models.generation.four_methods import make_generation_backend
 from rl_models.generation.replica_rank import ReplicaRank
 from rl_models.generation.row_checks import rows_digest
 from rl_models.registry import adopt_generation_backends
-from rl_models.types import GenerationDatumSpec, GenerationOutputSpec, SamplingParams
+from rl_models.types import (
+    GENERATION_INPUT,
+    GENERATION_OUTPUT,
+    GenerationDatumSpec,
+    GenerationOutputSpec,
+    SamplingParams,
+)
 from rl_models.weight_request import LoadReport, WeightRequest
 from rl_models.weights.receiving import WeightReceiver, failure_text
 
@@ -99,6 +105,7 @@ class GenerationWorker:
                 f"generation replica {self._replica} does not serve, because its last "
                 f"weight update failed: {self._refusal} Sync the weights again."
             )
+        GENERATION_INPUT.check(data)
         try:
             output: BatchedDataDict[GenerationOutputSpec] = self._backend.generate(
                 data, greedy=greedy, sampling=sampling
@@ -108,6 +115,8 @@ class GenerationWorker:
                 error.add_note(f"(counted from row {first_row} of the whole batch)")
             raise
         is_first = self._place is None or self._place.leads
+        if is_first:
+            GENERATION_OUTPUT.check(output)
         return output if is_first else rows_digest(output)
 
     def open_weight_link(self, link: TensorLink, index: int, deadline_s: float) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from rl_distributed.batch.batched_data_dict import BatchedDataDict
+from rl_distributed.batch.schema import Schema
 from rl_distributed.cluster.virtual_cluster import RayVirtualCluster
 from rl_distributed.errors import BatchError, ConfigError
 from rl_distributed.named_sharding import NamedSharding
@@ -31,6 +32,8 @@ from rl_models.policy.row_length import with_row_length
 from rl_models.policy.weight_exports import WeightExports
 from rl_models.registry import training_registrations
 from rl_models.types import (
+    SEQUENCES,
+    TRAINING_ROWS,
     LogprobOutputSpec,
     ReferenceLogprobOutputSpec,
     TopkOutputSpec,
@@ -218,7 +221,7 @@ class TrainingPolicy(WeightExports, OwnSampling, PolicyInterface):
             data, loss_fn = reinforce_rows(data, loss_fn), ReinforceLoss()
             gbs = gbs or data.size
         check_loss_fits_head(self.config, loss_fn)
-        self._check_rows(data, ("token_mask", "sample_mask"))
+        self._check_rows(data, TRAINING_ROWS)
         gbs = gbs or self.config.train_global_batch_size or data.size
         mbs = mbs or self.config.train_micro_batch_size
         group: int = getattr(loss_fn, "rows_per_group", 1)
@@ -384,7 +387,7 @@ class TrainingPolicy(WeightExports, OwnSampling, PolicyInterface):
         **arguments: Any,
     ) -> BatchedDataDict[Any]:
         """Calls a method of every worker that gives columns for its rows."""
-        self._check_rows(data, ())
+        self._check_rows(data, SEQUENCES)
         num_rows = data.size
         names = ("input_ids", "input_lengths", *columns)
         part: BatchedDataDict[Any] = BatchedDataDict(
@@ -417,13 +420,8 @@ class TrainingPolicy(WeightExports, OwnSampling, PolicyInterface):
             return [data], None
         return data.shard_by_batch_size(self.num_ranks, gbs, **budget), None
 
-    def _check_rows(self, data: BatchedDataDict[Any], masks: tuple[str, ...]) -> None:
-        missing = [n for n in ("input_ids", "input_lengths", *masks) if n not in data]
-        if missing:
-            raise BatchError(
-                f"the batch lacks {', '.join(missing)}; it has "
-                f"{', '.join(map(str, data.keys()))}"
-            )
+    def _check_rows(self, data: BatchedDataDict[Any], schema: Schema) -> None:
+        schema.check(data)
         if data.size == 0:
             raise BatchError("the batch has no rows; the policy needs at least one")
         lengths, width = data["input_lengths"], data["input_ids"].shape[1]

@@ -15,7 +15,19 @@ from rl_models.registry import adopt_training_backends
 from rl_models.training.process_group import Ranks
 from rl_models.training.six_methods import make_training_backend
 from rl_models.training.worker_sampler import WorkerSampler
-from rl_models.types import GenerationDatumSpec, GenerationOutputSpec, SamplingParams
+from rl_models.types import (
+    GENERATION_INPUT,
+    SEQUENCES,
+    TRAINING_ROWS,
+    GenerationDatumSpec,
+    GenerationOutputSpec,
+    LogprobOutputSpec,
+    SamplingParams,
+    SequenceDatumSpec,
+    TopkOutputSpec,
+    TrainDatumSpec,
+    ValueOutputSpec,
+)
 from rl_models.weight_request import WeightRequest
 from rl_models.weights.sending import Message, WeightSender
 
@@ -75,13 +87,14 @@ class TrainingWorker:
 
     def train(
         self,
-        data: BatchedDataDict[Any],
+        data: BatchedDataDict[TrainDatumSpec],
         loss_fn: LossFunction,
         eval_mode: bool,
         gbs: int,
         mbs: int,
     ) -> dict[str, Any]:
         """One optimizer step per global batch on this rank's shard."""
+        TRAINING_ROWS.check(data)
         if not eval_mode:
             self._sampler.mark_stale()
         result: dict[str, Any] = self._backend.train_step(
@@ -105,27 +118,35 @@ class TrainingWorker:
         change(settings)
 
     def get_logprobs(
-        self, data: BatchedDataDict[Any], mbs: int, reference: bool = False
-    ) -> BatchedDataDict[Any]:
+        self,
+        data: BatchedDataDict[SequenceDatumSpec],
+        mbs: int,
+        reference: bool = False,
+    ) -> BatchedDataDict[LogprobOutputSpec]:
         """Log-probs of this rank's shard as column `logprobs`."""
+        SEQUENCES.check(data)
         logprobs = self._backend.get_logprobs(data, mbs=mbs, reference=reference)
         return BatchedDataDict({"logprobs": logprobs})
 
     def get_topk_logits(
         self,
-        data: BatchedDataDict[Any],
+        data: BatchedDataDict[SequenceDatumSpec],
         k: int,
         mbs: int,
         temperature: float | None = None,
-    ) -> BatchedDataDict[Any]:
+    ) -> BatchedDataDict[TopkOutputSpec]:
         """Columns of `TopkOutputSpec` for this rank's shard."""
+        SEQUENCES.check(data)
         columns = self._backend.get_topk_logits(
             data, k=k, mbs=mbs, temperature=temperature
         )
         return BatchedDataDict(columns)
 
-    def get_values(self, data: BatchedDataDict[Any], mbs: int) -> BatchedDataDict[Any]:
+    def get_values(
+        self, data: BatchedDataDict[SequenceDatumSpec], mbs: int
+    ) -> BatchedDataDict[ValueOutputSpec]:
         """Numbers of a scalar head for this rank's shard as column `values`."""
+        SEQUENCES.check(data)
         return BatchedDataDict({"values": self._backend.get_values(data, mbs=mbs)})
 
     def generate(
@@ -139,6 +160,8 @@ class TrainingWorker:
 
         Every rank must be called, because weights may be gathered.
         """
+        if data is not None:
+            GENERATION_INPUT.check(data)
         return self._sampler.generate(data, version, greedy, sampling)
 
     def num_weight_buckets(self, request: WeightRequest) -> int:
