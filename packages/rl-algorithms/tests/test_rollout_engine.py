@@ -12,7 +12,7 @@ from rl_algorithms.data.prompts import process_prompts
 from rl_algorithms.errors import DataError, PromptTooLongError, RolloutError
 from rl_algorithms.rollout.config import RolloutConfig
 from rl_algorithms.rollout.engine import RolloutEngine
-from rl_algorithms.rollout.result import Outcome
+from rl_algorithms.rollout.result import TRAJECTORIES, Outcome
 from rl_algorithms.seeds import row_seeds
 from rl_distributed.batch.batched_data_dict import BatchedDataDict
 from rl_distributed.errors import WorkerDiedError
@@ -140,6 +140,7 @@ def test_single_turn(tokenizer):
         make_batch(tokenizer), num_generations=2, seed=3, step=4, first_prompt_index=9
     )
     rows = result.rows
+    TRAJECTORIES.check(rows)
     assert texts(tokenizer, result) == ["2<eos>", "33<eos>", "3<eos>", "1"]
     assert texts(tokenizer, result, "all")[1] == "1+1=33<eos>"
     assert rows["texts"] == ["2", "33", "3", "1"]
@@ -475,6 +476,10 @@ def test_bad_input(tokenizer):
         engine.run(make_batch(tokenizer))
     with pytest.raises(DataError, match="lacks input_ids, input_lengths"):
         engine.run(BatchedDataDict({"message_log": []}))
+    batch = make_batch(tokenizer)
+    batch["input_ids"] = batch["input_ids"].float()
+    with pytest.raises(DataError, match="column 'input_ids' of the prompts must be"):
+        engine.run(batch)
     with pytest.raises(DataError, match="num_generations must be at least 1"):
         engine.run(make_batch(tokenizer), num_generations=0)
 

@@ -72,7 +72,7 @@ def test_what_does_not_fit_is_named(columns, message):
 def test_missing_columns_are_named_with_what_was_meant():
     with pytest.raises(
         BatchError,
-        match="lacks position and kind; it has positions; did you mean 'positions'",
+        match="lacks position, kind; it has positions; did you mean 'positions'",
     ):
         POINTS.check({"positions": torch.zeros(3, 2)})
     assert list(POINTS.required) == ["position", "kind"]

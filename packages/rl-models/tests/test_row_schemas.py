@@ -60,7 +60,7 @@ def test_a_generation_worker_refuses_what_its_backend_gives():
 
     worker = GenerationWorker({}, {})
     worker._backend = Backend()
-    with pytest.raises(BatchError, match="lacks generation_lengths and unpadded"):
+    with pytest.raises(BatchError, match="lacks generation_lengths, unpadded"):
         worker.generate(training_rows())
 
 

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NotRequired, Protocol, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any, NotRequired, Protocol, TypedDict
+
+from rl_distributed.batch.schema import ColumnSpec, Schema
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["DatumSpec", "LLMMessageLogType", "Row", "Rows", "Tokenizer"]
+__all__ = [
+    "PROMPT_ROWS",
+    "DatumSpec",
+    "LLMMessageLogType",
+    "PromptSpec",
+    "Row",
+    "Rows",
+    "Tokenizer",
+]
 
 LLMMessageLogType = list[dict[str, Any]]
 """Messages with `role` and `content`; `token_ids`, `token_loss_mask` and
@@ -41,6 +51,27 @@ class DatumSpec(TypedDict):
     """Environment of the row, where there are several."""
     stop_strings: NotRequired[list[str] | None]
     """Texts that end the row's answer."""
+
+
+class PromptSpec(TypedDict):
+    """Prompts as columns: what `rl_collate_fn` makes, and a rollout begins with."""
+
+    input_ids: Annotated[Tensor, ColumnSpec(("rows", "tokens"), "integer")]
+    """Right-padded."""
+    input_lengths: Annotated[Tensor, ColumnSpec(("rows",), "integer")]
+    """Tokens per row."""
+    message_log: Annotated[list[LLMMessageLogType], ColumnSpec(("rows",), "list")]
+    """`DatumSpec.message_log`; the columns that follow are named alike, too."""
+    loss_multiplier: NotRequired[Annotated[Tensor, ColumnSpec(("rows",), "number")]]
+    extra_env_info: NotRequired[
+        Annotated[list[dict[str, Any]], ColumnSpec(("rows",), "list")]
+    ]
+    stop_strings: NotRequired[
+        Annotated[list[list[str] | None], ColumnSpec(("rows",), "list")]
+    ]
+
+
+PROMPT_ROWS = Schema.of(PromptSpec, "prompts", Tensor=object)
 
 
 class Tokenizer(Protocol):

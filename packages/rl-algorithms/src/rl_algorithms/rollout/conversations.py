@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rl_algorithms.data.types import LLMMessageLogType, Tokenizer
+from rl_algorithms.data.types import LLMMessageLogType, PromptSpec, Tokenizer
 from rl_algorithms.rollout.branches import Branch
 from rl_algorithms.rollout.decoding import decode_answers
 from rl_algorithms.rollout.judge import Verdict, outcome_of
@@ -18,8 +18,10 @@ from rl_algorithms.rollout.observations import ObservationEncoder, Turn
 from rl_algorithms.rollout.result import Outcome
 from rl_algorithms.rollout.row_names import RowNames
 from rl_algorithms.rollout.token_rows import TokenRows
+from rl_algorithms.rollout.trajectories import Trajectories, TrajectoryNotes
 from rl_distributed.batch.batched_data_dict import BatchedDataDict
 from rl_envs.interfaces import TRUNCATED_KEY, observation_messages
+from rl_models.types import GenerationDatumSpec, GenerationOutputSpec
 
 __all__ = ["Conversations"]
 
@@ -34,7 +36,7 @@ class Conversations:
     """
 
     def __init__(
-        self, batch: BatchedDataDict[Any], names: RowNames, tokenizer: Tokenizer
+        self, batch: BatchedDataDict[PromptSpec], names: RowNames, tokenizer: Tokenizer
     ) -> None:
         self.names = names
         self.num_rows = len(names.prompt)
@@ -69,7 +71,7 @@ class Conversations:
         self.unfinished = torch.ones(self.num_rows, dtype=torch.bool)
         """[N] rows that neither the environment nor a lack of room has ended."""
 
-    def _start_messages(self, batch: BatchedDataDict[Any]) -> None:
+    def _start_messages(self, batch: BatchedDataDict[PromptSpec]) -> None:
         """Fan the prompts' texts and columns out to rows; tokens stay behind."""
         logs = [
             [{"role": m["role"], "content": m["content"]} for m in log]
@@ -99,7 +101,7 @@ class Conversations:
         """How many rows go on."""
         return self.num_rows if self._active is None else len(self._active)
 
-    def generation_input(self, seeds: Tensor) -> BatchedDataDict[Any]:
+    def generation_input(self, seeds: Tensor) -> BatchedDataDict[GenerationDatumSpec]:
         """Return the columns that `generate` takes, for the active rows.
 
         Args:
@@ -121,7 +123,7 @@ class Conversations:
             ]
         return BatchedDataDict(columns)
 
-    def add_answers(self, output: BatchedDataDict[Any]) -> None:
+    def add_answers(self, output: BatchedDataDict[GenerationOutputSpec]) -> None:
         """Take over what was sampled for the active rows."""
         rows = self._active_rows()
         lengths = output["unpadded_sequence_lengths"].to(torch.int64)
@@ -252,47 +254,54 @@ class Conversations:
             self._stop_strings = [None] * self.num_rows
         self._stop_strings[row] = stops
 
-    def table(self, max_length: int | None, *, turn_limit: bool) -> dict[str, Any]:
-        """Return everything that is known of each row, as columns.
+    def trajectories(
+        self, max_length: int | None, *, is_last: bool, turn_limit: bool
+    ) -> Trajectories:
+        """Return everything that is known of each row.
 
         Args:
             max_length: Longer rows are cut, and count as truncated.
+            is_last: No turn follows.
             turn_limit: Whether rows that nothing has ended were ended by that limit.
         """
         tokens = self.tokens
         if max_length is not None:
             self._truncated |= tokens.cut(max_length)
+        turn_limit_reached = self.unfinished & turn_limit
         outcome = self._outcome.clone()
-        limited = self._truncated | (self.unfinished & turn_limit)
+        limited = self._truncated | turn_limit_reached
         outcome[(outcome == Outcome.OK) & limited] = int(Outcome.TRUNCATED)
-        return {
-            "input_ids": tokens.input_ids,
-            "input_lengths": tokens.lengths,
-            "token_mask": tokens.token_mask,
-            "sample_mask": self._loss_multiplier,
-            **({"generation_logprobs": tokens.logprobs} if tokens.has_logprobs else {}),
-            "token_versions": tokens.versions,
-            "rewards": self._rewards,
-            **self._named_rewards,
-            "group_index": torch.from_numpy(self.names.prompt.copy()),
-            "truncated": self._truncated,
-            "generation_lengths": self._generation_lengths,
-            "num_turns": self.num_turns,
-            "weight_version": self._weight_version,
-            "outcome": outcome,
-            "branches": self._branches,
-            "texts": self._texts,
-            "metadata": self._metadata,
-            "cut_answers": self._cut_answers,
-            "turn_limit_reached": self.unfinished & turn_limit,
-            "prompt_lengths": tokens.prompt_lengths,
-            "env_tokens": self._env_tokens,
-            "errors": self._errors,
-            "message_logs": self.message_logs,
-            "num_prompt_messages": self._num_prompt_messages,
-            "answers": self._answers,
-            "extra_env_info": self._extra_env_info,
-        }
+        return Trajectories(
+            input_ids=tokens.input_ids,
+            input_lengths=tokens.lengths,
+            token_mask=tokens.token_mask,
+            sample_mask=self._loss_multiplier,
+            generation_logprobs=tokens.logprobs if tokens.has_logprobs else None,
+            token_versions=tokens.versions,
+            rewards=self._rewards,
+            named_rewards=dict(self._named_rewards),
+            group_index=torch.from_numpy(self.names.prompt.copy()),
+            truncated=self._truncated,
+            generation_lengths=self._generation_lengths,
+            num_turns=self.num_turns,
+            weight_version=self._weight_version,
+            outcome=outcome,
+            branches=self._branches,
+            texts=self._texts,
+            metadata=self._metadata,
+            notes=TrajectoryNotes(
+                is_active=self.unfinished & (not is_last),
+                cut_answers=self._cut_answers,
+                turn_limit_reached=turn_limit_reached,
+                prompt_lengths=tokens.prompt_lengths,
+                env_tokens=self._env_tokens,
+                errors=self._errors,
+                message_logs=self.message_logs,
+                num_prompt_messages=self._num_prompt_messages,
+                answers=self._answers,
+                extra_env_info=self._extra_env_info,
+            ),
+        )
 
 
 def _as_said(log: LLMMessageLogType) -> LLMMessageLogType:

@@ -24,19 +24,20 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from rl_algorithms.data.types import Tokenizer
+from rl_algorithms.data.types import PROMPT_ROWS, PromptSpec, Tokenizer
 from rl_algorithms.errors import DataError, PromptTooLongError
 from rl_algorithms.rollout.config import RolloutConfig
 from rl_algorithms.rollout.conversations import Conversations
 from rl_algorithms.rollout.judge import Judge
 from rl_algorithms.rollout.observations import ObservationEncoder
+from rl_algorithms.rollout.play import Play
 from rl_algorithms.rollout.result import Outcome, RolloutResult
 from rl_algorithms.rollout.result_builder import Finisher
 from rl_algorithms.rollout.retries import ConfiguredRetry, RetryPolicy
 from rl_algorithms.rollout.row_names import RowNames
-from rl_algorithms.rollout.row_table import Play, Table
+from rl_algorithms.rollout.trajectories import Trajectories
 from rl_distributed.batch.batched_data_dict import BatchedDataDict
-from rl_distributed.errors import DeadlineExceededError, WorkerError
+from rl_distributed.errors import BatchError, DeadlineExceededError, WorkerError
 from rl_envs.interfaces import EnvironmentInterface
 from rl_models.interfaces import GenerationInterface
 from rl_models.types import SamplingParams
@@ -89,7 +90,7 @@ class RolloutEngine:
 
     def run(
         self,
-        batch: BatchedDataDict[Any],
+        batch: BatchedDataDict[PromptSpec],
         *,
         num_generations: int = 1,
         seed: int = 0,
@@ -122,12 +123,12 @@ class RolloutEngine:
         """
         play = Play(seed, step, first_prompt_index, greedy, sampling, timer)
         batch, names = self._start(batch, num_generations)
-        *_, table = self._play(batch, names, play)
-        return self._complete(batch, names, table, play)
+        *_, played = self._play(batch, names, play)
+        return self._complete(batch, names, played, play)
 
     def run_iter(
         self,
-        batch: BatchedDataDict[Any],
+        batch: BatchedDataDict[PromptSpec],
         *,
         num_generations: int = 1,
         seed: int = 0,
@@ -149,23 +150,24 @@ class RolloutEngine:
         play = Play(seed, step, first_prompt_index, greedy, sampling, timer)
         batch, names = self._start(batch, num_generations)
         left = torch.arange(len(names.prompt)).view(-1, num_generations)
-        for table in self._play(batch, names, play):
-            whole = ~table["active"][left].any(1)
+        for played in self._play(batch, names, play):
+            whole = ~played.notes.is_active[left].any(1)
             rows, left = left[whole].flatten(), left[~whole]
             if len(rows):
-                part = Table(table).select_indices(rows)
+                part = played.select(rows)
                 yield self._complete(batch, names.select(rows.numpy()), part, play)
 
     def _start(
-        self, batch: BatchedDataDict[Any], num_generations: int
-    ) -> tuple[BatchedDataDict[Any], RowNames]:
+        self, batch: BatchedDataDict[PromptSpec], num_generations: int
+    ) -> tuple[BatchedDataDict[PromptSpec], RowNames]:
         """Check a batch, and tell its prompts of the tools."""
-        missing = {"input_ids", "input_lengths", "message_log"} - set(batch)
-        if missing:
+        try:
+            PROMPT_ROWS.check(batch)
+        except BatchError as error:
             raise DataError(
-                f"a rollout's batch lacks {', '.join(sorted(missing))}: collate "
-                "processed prompts with rl_collate_fn (BatchedDataLoader does)"
-            )
+                f"a rollout cannot start: {error}; collate processed prompts with "
+                "rl_collate_fn (BatchedDataLoader does)"
+            ) from None
         if num_generations < 1:
             raise DataError(
                 f"num_generations must be at least 1: got {num_generations}"
@@ -185,7 +187,9 @@ class RolloutEngine:
         self._check_lengths(batch, tools=prompts is not None)
         return batch, RowNames.of_groups(len(logs), num_generations)
 
-    def _check_lengths(self, batch: BatchedDataDict[Any], *, tools: bool) -> None:
+    def _check_lengths(
+        self, batch: BatchedDataDict[PromptSpec], *, tools: bool
+    ) -> None:
         limit = self.config.max_total_sequence_length
         longest = int(batch["input_lengths"].max())
         if limit is not None and longest >= limit:
@@ -202,23 +206,21 @@ class RolloutEngine:
     # Playing ------------------------------------------------------------------------
 
     def _play(
-        self, batch: BatchedDataDict[Any], names: RowNames, play: Play
-    ) -> Iterator[Table]:
-        """Play conversations turn by turn; yields the table of all rows after each.
+        self, batch: BatchedDataDict[PromptSpec], names: RowNames, play: Play
+    ) -> Iterator[Trajectories]:
+        """Play conversations turn by turn; yield what is known after each.
 
-        Its column `active` [N] says which rows go on; the last table has none.
+        `notes.is_active` [N] says which rows go on; after the last turn none do.
         """
         rows = Conversations(batch, names, self._tokenizer)
         for turn in range(self.config.max_turns):
             last = turn + 1 == self.config.max_turns
             self._play_turn(rows, play, turn, last=last)
             done = last or not rows.num_active
-            yield Table(
-                rows.table(
-                    self.config.max_total_sequence_length,
-                    turn_limit=done and self.config.max_turns > 1,
-                )
-                | {"active": rows.unfinished & (not done)}
+            yield rows.trajectories(
+                self.config.max_total_sequence_length,
+                is_last=done,
+                turn_limit=done and self.config.max_turns > 1,
             )
             if done:
                 return
@@ -253,27 +255,31 @@ class RolloutEngine:
     # Finishing ----------------------------------------------------------------------
 
     def _complete(
-        self, batch: BatchedDataDict[Any], names: RowNames, table: Table, play: Play
+        self,
+        batch: BatchedDataDict[PromptSpec],
+        names: RowNames,
+        played: Trajectories,
+        play: Play,
     ) -> RolloutResult:
         """Play failed rows again, let groups be scored, and make the result."""
         attempt, num_retried = 1, 0
-        self._mark_stale(table)
+        self._mark_stale(played)
         while True:
             rows = self._retry.rows_to_resample(
-                table["outcome"],
-                table["group_index"],
+                played.outcome,
+                played.group_index,
                 attempt,
                 time.monotonic() - play.begin_s,
             )
             if not len(rows):
-                return self._finisher.finish(table, num_retried)
+                return self._finisher.finish(played, num_retried)
             # What the infrastructure broke is sampled as it would have been, what the
             # environment broke is sampled differently.
-            again = table["outcome"] != Outcome.INFRASTRUCTURE_ERROR
+            again = played.outcome != Outcome.INFRASTRUCTURE_ERROR
             names = names.next_attempt(self._reseeded(rows, again).numpy())
             *_, replacement = self._play(batch, names.select(rows.numpy()), play)
             self._mark_stale(replacement)
-            table = table.replaced(rows, replacement, self._finisher.pads)
+            played = played.replaced(rows, replacement, self._finisher.pads)
             attempt, num_retried = attempt + 1, num_retried + len(rows)
 
     def _reseeded(self, rows: Tensor, again: Tensor) -> Tensor:
@@ -281,6 +287,8 @@ class RolloutEngine:
         chosen[rows] = again[rows]
         return chosen
 
-    def _mark_stale(self, table: Table) -> None:
+    def _mark_stale(self, played: Trajectories) -> None:
         if self.config.max_staleness is not None:
-            table.mark_stale(self._generation.weight_version, self.config.max_staleness)
+            played.mark_stale(
+                self._generation.weight_version, self.config.max_staleness
+            )

@@ -8,13 +8,23 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cached_property
-from typing import Any
+from typing import Annotated, Any, NotRequired, TypedDict
+
+from torch import Tensor
 
 from rl_algorithms.data.types import LLMMessageLogType
+from rl_algorithms.rollout.branches import Branch
 from rl_distributed.batch.batched_data_dict import BatchedDataDict
+from rl_distributed.batch.schema import ColumnSpec, Schema
 from rl_distributed.metrics.values import MetricValue
 
-__all__ = ["Outcome", "RolloutResult", "RolloutSample"]
+__all__ = [
+    "TRAJECTORIES",
+    "Outcome",
+    "RolloutResult",
+    "RolloutSample",
+    "TrajectorySpec",
+]
 
 
 class Outcome(IntEnum):
@@ -42,6 +52,52 @@ class Outcome(IntEnum):
         return self is Outcome.INFRASTRUCTURE_ERROR
 
 
+class TrajectorySpec(TypedDict):
+    """Columns of played rows.
+
+    A reward of several parts has a column `reward/<name>` [N] for each of them besides,
+    NaN where one does not apply.
+    """
+
+    input_ids: Annotated[Tensor, ColumnSpec(("rows", "tokens"), "integer")]
+    """Tokens of the conversation, right-padded."""
+    input_lengths: Annotated[Tensor, ColumnSpec(("rows",), "integer")]
+    """Tokens of the row."""
+    token_mask: Annotated[Tensor, ColumnSpec(("rows", "tokens"), "number")]
+    """1 on sampled tokens."""
+    generation_logprobs: NotRequired[
+        Annotated[Tensor, ColumnSpec(("rows", "tokens"), "float")]
+    ]
+    """Of sampled tokens; if there are any."""
+    token_versions: Annotated[Tensor, ColumnSpec(("rows", "tokens"), "integer")]
+    """Weights that sampled the token, -1 elsewhere."""
+    weight_version: Annotated[Tensor, ColumnSpec(("rows",), "integer")]
+    """The oldest of them."""
+    sample_mask: Annotated[Tensor, ColumnSpec(("rows",), "number")]
+    """0 where `outcome` is not trainable."""
+    rewards: Annotated[Tensor, ColumnSpec(("rows",), "float")]
+    """Sum over turns and names; 0.0 where nothing was scored."""
+    group_index: Annotated[Tensor, ColumnSpec(("rows",), "integer")]
+    """Rows of one prompt share it."""
+    outcome: Annotated[Tensor, ColumnSpec(("rows",), "int8")]
+    """How it ended: an `Outcome`."""
+    truncated: Annotated[Tensor, ColumnSpec(("rows",), "bool")]
+    """A length limit ended it."""
+    generation_lengths: Annotated[Tensor, ColumnSpec(("rows",), "integer")]
+    """Sampled tokens."""
+    num_turns: Annotated[Tensor, ColumnSpec(("rows",), "integer")]
+    """Answers."""
+    branches: Annotated[list[tuple[Branch, ...]], ColumnSpec(("rows",), "list")]
+    """Parts before the template rewrote messages; see `unfold_branches`."""
+    texts: Annotated[list[str], ColumnSpec(("rows",), "list")]
+    """Sampled texts."""
+    metadata: Annotated[list[Any], ColumnSpec(("rows",), "list")]
+    """What the environment returned last."""
+
+
+TRAJECTORIES = Schema.of(TrajectorySpec, "played rows")
+
+
 @dataclass(frozen=True, slots=True)
 class RolloutSample:
     """One trajectory as people read it."""
@@ -59,25 +115,8 @@ class RolloutSample:
 class RolloutResult:
     """Rows to train on, metrics, and the texts behind them."""
 
-    rows: BatchedDataDict[Any]
-    """Columns:
-
-    | column | holds |
-    |---|---|
-    | `input_ids` [N, S], `input_lengths` [N] | tokens of the conversation |
-    | `token_mask` [N, S] | 1 on sampled tokens |
-    | `generation_logprobs` [N, S] | of sampled tokens; if there are any |
-    | `token_versions` [N, S] | weights that sampled the token, -1 elsewhere |
-    | `weight_version` [N] | the oldest of them |
-    | `sample_mask` [N] | 0 where `outcome` is not trainable |
-    | `rewards` [N] | sum over turns and names; 0.0 where nothing was scored |
-    | `reward/<name>` [N] | where there are several; NaN where one does not apply |
-    | `group_index` [N] | rows of one prompt share it |
-    | `outcome` [N] int8, `truncated` [N] bool | how it ended; by a length limit |
-    | `generation_lengths`, `num_turns` [N] | sampled tokens, answers |
-    | `branches` | tuples of `Branch`; see `unfold_branches` |
-    | `texts`, `metadata` | sampled texts; what the environment returned last |
-    """
+    rows: BatchedDataDict[TrajectorySpec]
+    """The columns of `TrajectorySpec`."""
     metrics: dict[str, MetricValue]
     """Typed, so that several rollouts of a step merge exactly."""
     message_logs: list[LLMMessageLogType] = field(repr=False)

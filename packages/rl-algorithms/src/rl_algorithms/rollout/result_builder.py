@@ -1,4 +1,4 @@
-"""`Finisher`: from a table of played rows to a `RolloutResult`.
+"""`Finisher`: from played rows to a `RolloutResult`.
 
 Groups are scored, what cannot be trained on is masked and counted by reason, and
 metrics are made. Shapes: N rows.
@@ -16,8 +16,7 @@ from rl_algorithms.rollout.config import RolloutConfig
 from rl_algorithms.rollout.judge import Judge, outcome_of
 from rl_algorithms.rollout.result import Outcome, RolloutResult
 from rl_algorithms.rollout.rollout_metrics import rollout_metrics
-from rl_algorithms.rollout.row_table import Table
-from rl_distributed.batch.batched_data_dict import BatchedDataDict
+from rl_algorithms.rollout.trajectories import Trajectories
 from rl_distributed.logs.logging import get_logger
 from rl_distributed.metrics.values import Mean, MetricValue, Sum, as_metric
 from rl_envs.interfaces import total_reward
@@ -25,18 +24,6 @@ from rl_envs.interfaces import total_reward
 __all__ = ["Finisher"]
 
 _logger = get_logger(__name__)
-_PRIVATE = (
-    "active",
-    "cut_answers",
-    "turn_limit_reached",
-    "prompt_lengths",
-    "env_tokens",
-    "errors",
-    "message_logs",
-    "num_prompt_messages",
-    "answers",
-    "extra_env_info",
-)
 
 
 class Finisher:
@@ -51,60 +38,58 @@ class Finisher:
     def __init__(self, judge: Judge, config: RolloutConfig, pad_token_id: int) -> None:
         self._judge, self._config = judge, config
         self.pads = {"input_ids": pad_token_id, "token_versions": -1}
-        """Padding of the columns of a table."""
+        """Padding of the columns that are as wide as the rows."""
 
-    def finish(self, table: Table, num_retried: int) -> RolloutResult:
+    def finish(self, played: Trajectories, num_retried: int) -> RolloutResult:
         """Make the result of whole groups.
 
         Args:
-            table: The rows; it is changed.
+            played: The rows; they are changed.
             num_retried: How many rows were played again.
 
         Raises:
             RolloutError: Too many rows failed.
             Exception: What environment or generator raised, if that ends the run.
         """
-        self._score_groups(table)
-        outcome = table["outcome"]
-        self._refuse_failures(outcome, table["errors"])
+        self._score_groups(played)
+        outcome = played.outcome
+        self._refuse_failures(outcome, played.notes.errors)
         reasons = _reasons(outcome)
         healthy = outcome <= int(Outcome.TRUNCATED)
-        _blank_failed(table, healthy)
+        _blank_failed(played, healthy)
         whole = healthy
         if self._config.incomplete_groups == "drop":
-            groups = table["group_index"]
+            groups = played.group_index
             whole = healthy & ~torch.isin(groups, groups[~healthy])
             reasons["incomplete_group"] = int((healthy & ~whole).sum())
-        table["sample_mask"] = table["sample_mask"] * whole
+        played.sample_mask = played.sample_mask * whole
         self._report(reasons, len(outcome), num_retried)
-        metrics = self._metrics(table)
+        metrics = self._metrics(played)
         metrics["num_retried"] = Sum(float(num_retried))
         for reason, count in reasons.items():
             metrics[f"num_dropped/{reason}"] = Sum(float(count))
-        lists = {name: table[name] for name in _PRIVATE if name in table}
-        rows: BatchedDataDict[Any] = BatchedDataDict(
-            {name: table[name] for name in table if name not in _PRIVATE}
-        )
+        rows = played.rows()
         for name, value in self._judge.post_process(rows).items():
             metrics[f"env/{name}"] = _over_rows(value, name, rows.size)
+        notes = played.notes
         return RolloutResult(
             rows=rows,
             metrics=metrics,
-            message_logs=lists["message_logs"],
-            num_prompt_messages=lists["num_prompt_messages"],
-            answers=lists["answers"],
-            extra_env_info=lists["extra_env_info"],
+            message_logs=notes.message_logs,
+            num_prompt_messages=notes.num_prompt_messages,
+            answers=notes.answers,
+            extra_env_info=notes.extra_env_info,
         )
 
-    def _score_groups(self, table: Table) -> None:
+    def _score_groups(self, played: Trajectories) -> None:
         """Add what the environment says of the healthy rows of each prompt together."""
-        healthy = table["outcome"] <= int(Outcome.TRUNCATED)
-        groups = table["group_index"]
+        healthy = played.outcome <= int(Outcome.TRUNCATED)
+        groups = played.group_index
         members = [
             ((groups == group) & healthy).nonzero().flatten().tolist()
             for group in groups[healthy].unique().tolist()
         ]
-        logs, metadata = table["message_logs"], table["metadata"]
+        logs, metadata = played.notes.message_logs, played.metadata
         scores = self._judge.score_groups(
             [[logs[row] for row in rows] for rows in members],
             [[metadata[row] for row in rows] for rows in members],
@@ -112,19 +97,19 @@ class Finisher:
         if scores is None:
             return
         if isinstance(scores, Exception):
-            table["outcome"] = table["outcome"].masked_fill(
+            played.outcome = played.outcome.masked_fill(
                 healthy, int(outcome_of(scores))
             )
-            table["errors"] = [scores] * table.size
+            played.notes.errors = [scores] * played.size
             return
         for rows, score in zip(members, scores, strict=True):
             total = total_reward(score).to(torch.float32)
             unscored = torch.tensor(rows)[~total.isfinite()]
-            table["rewards"][rows] += total.nan_to_num(0.0, 0.0, 0.0)
-            table["outcome"][unscored] = int(Outcome.ENVIRONMENT_ERROR)
+            played.rewards[rows] += total.nan_to_num(0.0, 0.0, 0.0)
+            played.outcome[unscored] = int(Outcome.ENVIRONMENT_ERROR)
             for name, value in score.items() if isinstance(score, dict) else ():
-                empty = torch.full((table.size,), torch.nan)
-                column = table.setdefault(name, empty)
+                empty = torch.full((played.size,), torch.nan)
+                column = played.named_rewards.setdefault(name, empty)
                 # Added to what the turns gave; alone where they gave nothing.
                 before = column[rows]
                 column[rows] = torch.where(before.isnan(), 0.0, before) + value
@@ -163,20 +148,20 @@ class Finisher:
                 self._judge.last_failure,
             )
 
-    def _metrics(self, table: Table) -> dict[str, MetricValue]:
+    def _metrics(self, played: Trajectories) -> dict[str, MetricValue]:
         return rollout_metrics(
-            rewards=table["rewards"],
-            outcome=table["outcome"],
-            truncated=table["truncated"],
-            generation_lengths=table["generation_lengths"],
-            prompt_lengths=table["prompt_lengths"],
-            env_tokens=table["env_tokens"],
-            total_lengths=table["input_lengths"],
-            num_turns=table["num_turns"],
-            cut_answers=table["cut_answers"],
-            turn_limit_reached=table["turn_limit_reached"],
-            weight_version=table["weight_version"],
-            num_branches=torch.tensor([len(row) for row in table["branches"]]),
+            rewards=played.rewards,
+            outcome=played.outcome,
+            truncated=played.truncated,
+            generation_lengths=played.generation_lengths,
+            prompt_lengths=played.notes.prompt_lengths,
+            env_tokens=played.notes.env_tokens,
+            total_lengths=played.input_lengths,
+            num_turns=played.num_turns,
+            cut_answers=played.notes.cut_answers,
+            turn_limit_reached=played.notes.turn_limit_reached,
+            weight_version=played.weight_version,
+            num_branches=torch.tensor([len(row) for row in played.branches]),
         )
 
 
@@ -200,10 +185,9 @@ def _reasons(outcome: Tensor) -> dict[str, int]:
     }
 
 
-def _blank_failed(table: Table, healthy: Tensor) -> None:
+def _blank_failed(played: Trajectories, healthy: Tensor) -> None:
     """Leave no reward where there is none: 0.0 in the sum, NaN in its parts."""
-    unscored = ~healthy & (table["outcome"] != int(Outcome.STALE))
-    for name in table:
-        if name.startswith("reward/"):
-            table[name] = table[name].masked_fill(unscored, torch.nan)
-    table["rewards"] = table["rewards"].masked_fill(unscored, 0.0)
+    unscored = ~healthy & (played.outcome != int(Outcome.STALE))
+    for name, column in played.named_rewards.items():
+        played.named_rewards[name] = column.masked_fill(unscored, torch.nan)
+    played.rewards = played.rewards.masked_fill(unscored, 0.0)

@@ -10,7 +10,7 @@ from torch import Tensor
 from rl_algorithms.rollout.result import Outcome
 from rl_distributed.batch.batched_data_dict import BatchedDataDict
 
-__all__ = ["mark_stale", "staleness"]
+__all__ = ["mark_stale", "staleness", "without_stale"]
 
 
 def staleness(rows: BatchedDataDict[Any], current_version: int) -> Tensor:
@@ -34,9 +34,26 @@ def mark_stale(
     Returns:
         [N] booleans: which rows became stale.
     """
-    outcome = rows["outcome"]
-    old = staleness(rows, current_version) > max_staleness
-    old &= outcome <= int(Outcome.TRUNCATED)
-    rows["outcome"] = torch.where(old, int(Outcome.STALE), outcome).to(outcome.dtype)
-    rows["sample_mask"] = rows["sample_mask"].masked_fill(old, 0)
+    rows["outcome"], rows["sample_mask"], old = without_stale(
+        rows["outcome"],
+        rows["sample_mask"],
+        staleness(rows, current_version),
+        max_staleness,
+    )
     return old
+
+
+def without_stale(
+    outcome: Tensor, sample_mask: Tensor, age: Tensor, max_staleness: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return outcome and sample mask, with rows that are too old as stale, and these.
+
+    Args:
+        outcome: [N] of `Outcome`.
+        sample_mask: [N].
+        age: [N] versions that each row lies behind.
+        max_staleness: Versions that a row may lie behind.
+    """
+    old = (age > max_staleness) & (outcome <= int(Outcome.TRUNCATED))
+    typed = torch.where(old, int(Outcome.STALE), outcome).to(outcome.dtype)
+    return typed, sample_mask.masked_fill(old, 0), old

@@ -89,7 +89,7 @@ class Schema:
         if missing:
             hint = did_you_mean(missing[0], [key for key in batch if key not in self])
             raise BatchError(
-                f"the batch lacks {' and '.join(missing)}; it has "
+                f"the batch lacks {', '.join(missing)}; it has "
                 f"{', '.join(map(str, batch))}{hint}"
             )
         sizes: dict[str, tuple[int, str]] = {}

@@ -1,0 +1,138 @@
+"""`Trajectories`: everything known of N rows that were played.
+
+Shapes: N rows, S tokens wide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rl_algorithms.data.types import LLMMessageLogType
+from rl_algorithms.rollout.branches import Branch
+from rl_algorithms.rollout.result import TrajectorySpec
+from rl_algorithms.rollout.versions import without_stale
+from rl_distributed.batch.batched_data_dict import BatchedDataDict
+
+__all__ = ["Trajectories", "TrajectoryNotes"]
+
+
+@dataclass
+class TrajectoryNotes:
+    """What the rollout knows of rows besides the columns of its result."""
+
+    is_active: Tensor
+    """[N] bool: the row goes on."""
+    cut_answers: Tensor
+    """[N] int64: answers that a length limit cut."""
+    turn_limit_reached: Tensor
+    """[N] bool: the limit of turns ended the row."""
+    prompt_lengths: Tensor
+    """[N] int64."""
+    env_tokens: Tensor
+    """[N] int64: tokens that the environment added."""
+    errors: list[Exception | None]
+    message_logs: list[LLMMessageLogType]
+    num_prompt_messages: list[int]
+    answers: list[str | None]
+    extra_env_info: list[dict[str, Any]]
+
+
+@dataclass
+class Trajectories:
+    """Rows as they are played, judged and played again.
+
+    The columns are those of `RolloutResult.rows`, under the same names.
+    """
+
+    input_ids: Tensor
+    input_lengths: Tensor
+    token_mask: Tensor
+    sample_mask: Tensor
+    generation_logprobs: Tensor | None
+    """None where an answer came without them."""
+    token_versions: Tensor
+    rewards: Tensor
+    named_rewards: dict[str, Tensor]
+    """Columns `reward/<name>`."""
+    group_index: Tensor
+    truncated: Tensor
+    generation_lengths: Tensor
+    num_turns: Tensor
+    weight_version: Tensor
+    outcome: Tensor
+    branches: list[tuple[Branch, ...]]
+    texts: list[str]
+    metadata: list[Any]
+    notes: TrajectoryNotes
+
+    @property
+    def size(self) -> int:
+        """The number of rows."""
+        return len(self.outcome)
+
+    def rows(self) -> BatchedDataDict[TrajectorySpec]:
+        """Return the columns of the result."""
+        columns: dict[str, Any] = {}
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name == "named_rewards":
+                columns |= value
+            elif field.name != "notes" and value is not None:
+                columns[field.name] = value
+        return BatchedDataDict(columns)
+
+    def select(self, rows: Tensor) -> Trajectories:
+        """Return the given rows, in their order."""
+        return self._like(self._columns().select_indices(rows))
+
+    def replaced(
+        self, rows: Tensor, others: Trajectories, pads: Mapping[str, int | float]
+    ) -> Trajectories:
+        """Return these rows with M others in the place of `rows` [M].
+
+        Args:
+            rows: Places of those that go.
+            others: Rows that take their place.
+            pads: Padding of the columns that are as wide as the rows.
+        """
+        both = [self._columns(), others._columns()]
+        for part, other in (both, both[::-1]):
+            for name in other.keys() - part.keys():
+                if name == "generation_logprobs":
+                    del other[name]
+                else:
+                    # A reward's name that only one of the two has come to know.
+                    part[name] = torch.full((part.size,), torch.nan)
+        order = torch.arange(self.size)
+        order[rows] = self.size + torch.arange(others.size)
+        joined = BatchedDataDict[Any].from_batches(both, pads)
+        return self._like(joined.select_indices(order))
+
+    def mark_stale(self, current_version: int, max_staleness: int) -> None:
+        """See `versions.mark_stale`."""
+        self.outcome, self.sample_mask, _ = without_stale(
+            self.outcome,
+            self.sample_mask,
+            current_version - self.weight_version,
+            max_staleness,
+        )
+
+    def _columns(self) -> BatchedDataDict[Any]:
+        columns: BatchedDataDict[Any] = self.rows()
+        columns |= {f.name: getattr(self.notes, f.name) for f in fields(self.notes)}
+        return columns
+
+    def _like(self, columns: Mapping[str, Any]) -> Trajectories:
+        noted = {field.name for field in fields(self.notes)}
+        own = {field.name for field in fields(self)}
+        return Trajectories(
+            **{"generation_logprobs": None}
+            | {name: columns[name] for name in own if name in columns},
+            named_rewards={n: columns[n] for n in columns if n not in own | noted},
+            notes=TrajectoryNotes(**{name: columns[name] for name in noted}),
+        )
