@@ -87,7 +87,7 @@ class Finisher:
         groups = played.group_index
         members = [
             ((groups == group) & healthy).nonzero().flatten().tolist()
-            for group in groups[healthy].unique().tolist()
+            for group in torch.unique(groups[healthy]).tolist()
         ]
         logs, metadata = played.notes.message_logs, played.metadata
         scores = self._judge.score_groups(
