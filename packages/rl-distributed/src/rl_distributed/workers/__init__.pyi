@@ -15,4 +15,7 @@ from .policy import (
     RestartGroup as RestartGroup,
     RestartWorker as RestartWorker,
 )
-from .wait import WorkerResult as WorkerResult
+from .wait import (
+    WorkerOutcome as WorkerOutcome,
+    WorkerResult as WorkerResult,
+)

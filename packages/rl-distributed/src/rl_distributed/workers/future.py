@@ -16,6 +16,7 @@ from rl_distributed.workers.wait import (
     DEFAULT_DEADLINE_S,
     LOOK_S,
     Wait,
+    WorkerOutcome,
     WorkerResult,
     end_of,
 )
@@ -130,6 +131,30 @@ class MultiWorkerFuture:
             if self.group is not None:
                 self.group.supervisor.recover(is_patient=False)
             raise
+
+    def outcomes(self, deadline_s: float | None = None) -> Iterator[WorkerOutcome]:
+        """How the call ended on each worker, as they end; failures are not raised.
+
+        For work that goes on without some of the workers. Nothing is restarted and no
+        call is made again here: `RayWorkerGroup.recover` and `restart` do that.
+
+        Args:
+            deadline_s: how long to wait for all of them together. A worker that has
+                not ended by then has a `DeadlineExceededError`.
+
+        Yields:
+            One outcome for each worker that answers: its value, or an error explained
+            as `get_results` would raise it.
+
+        Raises:
+            ClusterLostError: Ray itself is gone, and with it every worker.
+            CallCancelledError: the call was cancelled before.
+        """
+        self._check_cancelled()
+        called, places = self._places()
+        kept = {called[place] for place in places}
+        wait = self._wait(self.group, deadline_s)
+        return (o for o in wait.outcomes(self.futures, called) if o.rank in kept)
 
     def _as_they_come(self, wait: Wait) -> Iterator[WorkerResult]:
         called, places = self._places()

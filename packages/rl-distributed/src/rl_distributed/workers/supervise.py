@@ -437,6 +437,10 @@ class GroupSupervisor:
             return None
         return incident.root
 
+    def failure_of(self, rank: int) -> WorkerFailure | None:
+        """Return why this worker is away; None: it is not."""
+        return self._log.failed.get(rank)
+
     def health(self) -> list[WorkerHealth]:
         """How each worker is, by rank."""
         now = time.monotonic()

@@ -28,6 +28,7 @@ __all__ = [
     "LOOK_S",
     "Supervisor",
     "Wait",
+    "WorkerOutcome",
     "WorkerResult",
     "end_of",
     "fetch",
@@ -47,6 +48,9 @@ class Supervisor(Protocol):
     def failure_since(self, began: float) -> WorkerFailure | None:
         """Return the root of the incident that is open, if it began after `began`."""
 
+    def failure_of(self, rank: int) -> WorkerFailure | None:
+        """Return why this worker is away; None: it is not."""
+
     def explain(
         self,
         error: BaseException,
@@ -64,6 +68,16 @@ class WorkerResult(NamedTuple):
     position: int
     """0, 1, 2, ... for the items of a generator method; 0 for other methods."""
     value: Any
+
+
+class WorkerOutcome(NamedTuple):
+    """How a call ended on one worker; from `MultiWorkerFuture.outcomes`."""
+
+    rank: int
+    value: Any
+    """What the method returned, or a list of the items of a generator method."""
+    error: DistributedError | None = None
+    """Why there is no value, explained as `get_results` would raise it."""
 
 
 def fetch(references: Sequence[Any], what: str, deadline_s: float) -> list[Any]:
@@ -183,6 +197,68 @@ class Wait:
                 value = self._item(reference, streams, counts)
                 yield WorkerResult(rank, counts[rank], value)
                 counts[rank] += 1
+
+    def outcomes(
+        self, streams: Sequence[Any], ranks: Sequence[int]
+    ) -> Iterator[WorkerOutcome]:
+        """How the call ended on each worker, as they end; failures are not raised.
+
+        Args:
+            streams: references or generators of references.
+            ranks: the worker of each.
+
+        Raises:
+            ClusterLostError: Ray itself is gone, and with it every worker.
+        """
+        ends = [end_of(stream) for stream in streams]
+        pending = dict(zip(streams, ranks, strict=True))
+        items: dict[int, list[Any]] = {rank: [] for rank in ranks}
+        while pending:
+            left_s = self._left()
+            ready, _ = ray.wait(
+                list(pending), num_returns=1, timeout=min(left_s, LOOK_S)
+            )
+            if not ready:
+                yield from self._failed_or_late(pending, left_s)
+                continue
+            (stream,) = ready
+            rank = pending[stream]
+            is_stream = isinstance(stream, ObjectRefGenerator)
+            reference = next(stream, None) if is_stream else stream
+            try:
+                if reference is None:
+                    value: Any = items[rank]
+                else:
+                    left_s = max(self._left(), _SHORTEST_S)
+                    value = ray.get(reference, timeout=left_s)
+            except ray.exceptions.GetTimeoutError:
+                outcome = WorkerOutcome(rank, None, self._late([reference]))
+            except ray.exceptions.RayError as error:
+                outcome = WorkerOutcome(rank, None, self._explained(error, ends))
+            else:
+                if is_stream and reference is not None:
+                    items[rank].append(value)
+                    continue
+                outcome = WorkerOutcome(rank, value)
+            del pending[stream]
+            yield outcome
+
+    def _failed_or_late(
+        self, pending: dict[Any, int], left_s: float
+    ) -> Iterator[WorkerOutcome]:
+        """Take out the workers that nothing can come of any more."""
+        raise_if_lost()
+        for stream, rank in list(pending.items()):
+            # Of a worker on a lost node, Ray itself says nothing for a long time.
+            supervisor = self._supervisor
+            failure = None if supervisor is None else supervisor.failure_of(rank)
+            if failure is not None:
+                del pending[stream]
+                error = failure_error(failure, self._what, self._method_name)
+                yield WorkerOutcome(rank, None, error)
+            elif left_s <= 0:
+                del pending[stream]
+                yield WorkerOutcome(rank, None, self._late([stream]))
 
     def _item(
         self, reference: Any, streams: Sequence[Any], counts: Mapping[int, int]
