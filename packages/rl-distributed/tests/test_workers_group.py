@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 
 import numpy as np
 import psutil
@@ -407,6 +408,22 @@ def test_shutdown_leaves_no_process(cluster, tmp_path):
     assert group.shutdown()
     with pytest.raises(WorkerError, match="was shut down"):
         group.run_all_workers_single_data("rank")
+
+
+@pytest.mark.parametrize("on_purpose", [True, False])
+def test_workers_that_are_gone_are_not_cleaned_up(cluster, tmp_path, on_purpose):
+    file = {"CLEAN_UP_FILE": str(tmp_path / "clean")}
+    group = RayWorkerGroup(cluster, RayWorkerBuilder(SAMPLE), env_vars=file)
+    if on_purpose:
+        group.end([1], "fewer are needed")
+    else:
+        os.kill(group.worker_pids[1], signal.SIGKILL)
+        deadline = time.monotonic() + 120
+        while group.health()[1].failure is None and time.monotonic() < deadline:
+            time.sleep(0.05)
+    # Those that are up come to the end of theirs, which is a success if none failed.
+    assert group.shutdown(cleanup_method="write_on_clean_up") == on_purpose
+    assert [path.name for path in tmp_path.iterdir()] == ["clean.0"]
 
 
 def test_failed_clean_up_is_reported_and_does_not_stop_the_end(cluster):

@@ -480,13 +480,14 @@ class RayWorkerGroup:
         """End all workers, and what they started; may be called more than once.
 
         Args:
-            cleanup_method: called in every worker first.
+            cleanup_method: called first in every worker that is up.
             timeout: how long the clean-up, and then the end, may take.
             force: skip the clean-up. So does a cluster that was shut down before, which
                 has ended the workers.
 
         Returns:
-            True if the clean-up succeeded everywhere and no process is left.
+            True if the clean-up succeeded everywhere and no process is left. Workers
+            that `end` has ended need none; others that have failed missed it.
         """
         with self._lock:
             # The supervisor has the same list.
@@ -509,13 +510,15 @@ class RayWorkerGroup:
     def _clean_up(
         self, workers: Sequence[LaunchedWorker], method_name: str, timeout: float
     ) -> bool:
-        references = [worker.handle.call.remote(method_name) for worker in workers]
+        gone = self.supervisor.gone
+        up = [worker for worker in workers if worker.seat.rank not in gone]
+        references = [worker.handle.call.remote(method_name) for worker in up]
         try:
             fetch(references, f"clean-up {method_name!r} of {self.name!r}", timeout)
         except DistributedError as error:
             logger.warning("%s", error)
             return False
-        return True
+        return all(failure.kind == "released" for failure in gone.values())
 
     def __enter__(self) -> RayWorkerGroup:
         return self

@@ -119,6 +119,11 @@ class GroupSupervisor:
         """What has failed and is not mended."""
         return self._log.incident
 
+    @property
+    def gone(self) -> dict[int, WorkerFailure]:
+        """Why the workers of these ranks are not up."""
+        return dict(self._log.failed)
+
     def expect(self, workers: Sequence[LaunchedWorker]) -> None:
         """Watch these workers, which are up."""
         for worker in workers:
