@@ -66,5 +66,33 @@ def test_goes_on_bitwise_from_what_a_kill_leaves(
     assert resume_check.differences(whole, resumed) == []
 
 
+class Update(rl.Callback):
+    """Changes the configuration before a checkpoint, and between it and a kill."""
+
+    def on_step_end(self, trainer: Any, step: int, metrics: Any) -> None:
+        changes = {1: {"lr": 1e-3}, 3: {"lr": 6e-3, "val_period": 2}}.get(step)
+        if changes is not None:
+            trainer.update_config(changes, by="Update")
+
+
+@pytest.mark.slow
+def test_updates_before_a_kill_come_again_bitwise(
+    model: Path, tmp_path: Path, pool: rl.WorkerPool
+) -> None:
+    copy = Copy("policy_training", tmp_path / "killed")
+    arguments: dict[str, Any] = {"num_steps": NUM_STEPS, "pool": pool}
+    whole = resume_check.train(
+        "grpo", model, tmp_path / "whole", callbacks=[copy, Update()], **arguments
+    )
+    resumed = resume_check.train(
+        "grpo", model, tmp_path / "killed", resume=True, **arguments
+    )
+    assert resume_check.differences(whole, resumed) == []
+    _, rates = resumed.history.column("train:lr")
+    assert rates[:4] == [3e-3, 1e-3, 1e-3, 6e-3]
+    records = [(run.run_dir / "updates.jsonl").read_text() for run in (whole, resumed)]
+    assert records[0] == records[1]
+
+
 def test_every_algorithm_has_a_case() -> None:
     assert set(rl.algorithm_names()) <= set(resume_check.CASES)

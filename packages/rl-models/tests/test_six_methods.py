@@ -20,6 +20,7 @@ from rl_models.policy.preflight import check_policy
 from rl_models.registry import register_training_backend
 from rl_models.testing import TokenCrossEntropy
 from rl_models.training.six_methods import SixMethodBackend, make_training_backend
+from rl_models.types import LossInputType
 
 
 @pytest.fixture(autouse=True)
@@ -147,6 +148,38 @@ def test_weights_come_from_a_state_dict_or_a_saved_folder(made, cls, tiny_model)
 def test_a_backend_that_hands_out_no_weights_is_not_sampled_from(made):
     with pytest.raises(UnsupportedModelError, match=r"give its class a method state_d"):
         dict(made(Secretive).export_weights("float32"))
+
+
+def test_metrics_of_a_loss_that_it_never_calls(made, make_batch, caplog):
+    class Unasked(Plain):
+        def train_step(self, batch, loss_fn):
+            (-self.get_logprobs(batch).mean()).backward()
+            self.optimizer.step()
+            return {"loss": 7.0}
+
+    backend, batch = made(Unasked), make_batch(num_rows=8)
+    output = backend.train_step(batch, TokenCrossEntropy(), gbs=4, mbs=4)
+    assert output["loss"].tolist() == [7.0, 7.0]
+    last = batch.slice(4, 8)
+    after = backend.train_step(last, TokenCrossEntropy(), eval_mode=True, gbs=4, mbs=4)
+    nll = output["all_mb_metrics"]["nll"]
+    assert len(nll) == 2
+    assert nll[1] == pytest.approx(after["all_mb_metrics"]["nll"][0], rel=1e-6)
+
+    class OfValues(TokenCrossEntropy):
+        input_type = LossInputType.VALUE
+
+    class Own(Plain):
+        def train_step(self, batch, loss_fn):
+            return {"loss": 7.0}
+
+    own = made(Own)
+    for _ in range(2):
+        output = own.train_step(batch, OfValues(), gbs=8, mbs=4)
+        assert output["all_mb_metrics"] == {}
+    assert caplog.text.count("OfValues cannot be computed from get_logprobs") == 1
+    with pytest.raises(UnsupportedModelError, match="loss of held-out rows from"):
+        own.train_step(batch, OfValues(), eval_mode=True, gbs=8, mbs=4)
 
 
 def test_what_it_does_not_have_is_told(made, make_batch):

@@ -44,6 +44,7 @@ class BatchLoss:
         """What it is computed from; see `LossInputType`."""
         self.metrics: dict[str, list[Any]] = {}
         """What the loss reported, by call."""
+        self.was_called = False
         rows = batch["sample_mask"].double()
         tokens = batch["token_mask"][:, 1:].double().sum(1) * rows
         self._num_rows = rows.sum().float()
@@ -62,6 +63,7 @@ class BatchLoss:
             UnsupportedModelError: The loss needs more than one tensor.
         """
         inputs = self._inputs(batch, outputs)
+        self.was_called = True
         loss, metrics = self.loss_fn(batch, self._num_rows, self._num_tokens, **inputs)
         for name, value in metrics.items():
             plain = value.item() if isinstance(value, Tensor) else value

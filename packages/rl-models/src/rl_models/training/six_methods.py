@@ -4,6 +4,7 @@
 |---------------------------------|------------------------------------------------|
 | one step per global batch       | `train_step(batch, loss_fn)` for each          |
 | the loss of held-out rows       | `get_logprobs` and the loss, without gradients |
+| metrics of a loss not called    | the same, with the weights after the step      |
 | log-probs of the initial model  | a second object, which is never trained        |
 | a checkpoint, resume            | `save_checkpoint(path)`, `load_checkpoint`     |
 | weights for a generator         | `state_dict()` if there is one, else the       |
@@ -24,6 +25,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from rl_distributed.errors import BatchError, CheckpointError
+from rl_distributed.logs.logging import get_logger
 from rl_models.backend_forms import own_method, training_form
 from rl_models.config import PolicyConfig
 from rl_models.errors import UnsupportedModelError
@@ -34,6 +36,8 @@ from rl_models.training.batch_loss import BatchLoss
 from rl_models.types import LossInputType
 
 __all__ = ["SixMethodBackend", "make_training_backend"]
+
+_logger = get_logger(__name__)
 
 _STATE = "state.json"
 
@@ -64,6 +68,7 @@ class SixMethodBackend:
         self._backend: Any = None
         self._reference: Any = None
         self._specs: dict[str, Tensor] | None = None
+        self._has_told = False
 
     def setup(
         self,
@@ -110,19 +115,38 @@ class SixMethodBackend:
                 results.append({"loss": self._evaluated(batch, loss)})
             else:
                 results.append(self._checked(self._backend.train_step(batch, loss)))
+                if not loss.was_called:
+                    self._measure(batch, loss)
             for name, values in loss.metrics.items():
                 metrics.setdefault(name, []).extend(values)
         self._add_own_metrics(results, metrics)
         return {**_columns(results), "all_mb_metrics": metrics}
 
-    @torch.no_grad()
     def _evaluated(self, batch: Any, loss: BatchLoss) -> float:
-        if loss.input_type is not LossInputType.LOGPROB:
+        value = self._measure(batch, loss)
+        if value is None:
             raise self._unsupported(
                 f"way to give the loss of held-out rows from {loss.input_type.value}"
             )
-        logprobs = self._logprobs(self._backend, batch)
-        return float(loss(batch, logprobs))
+        return value
+
+    @torch.no_grad()
+    def _measure(self, batch: Any, loss: BatchLoss) -> float | None:
+        """Compute the loss and its metrics; None: from nothing the backend offers."""
+        if loss.input_type is LossInputType.LOGPROB:
+            return float(loss(batch, self._logprobs(self._backend, batch)))
+        offers_values = own_method(self._class, "get_values") is not None
+        if loss.input_type is LossInputType.VALUE and offers_values:
+            return float(loss(batch, self.get_values(batch, mbs=batch.size)))
+        if not self._has_told:
+            _logger.warning(
+                "train_step of training backend %r does not call loss_fn, and the "
+                "metrics of %s cannot be computed from get_logprobs: they are left out",
+                self._name,
+                type(loss.loss_fn).__name__,
+            )
+            self._has_told = True
+        return None
 
     def _checked(self, result: Any) -> dict[str, float]:
         """The numbers that `train_step` returned."""
