@@ -237,3 +237,26 @@ class Ledger:
         for value in range(size):
             threading.Event().wait(0.02)
             yield value
+
+
+class Trial:
+    """Independent tasks, some of which fail."""
+
+    def square(self, number):
+        return number * number
+
+    def fail_once(self, path):
+        if not os.path.exists(path):
+            open(path, "w").close()
+            raise OSError("not yet")
+        return path
+
+    def die_once(self, path):
+        if not os.path.exists(path):
+            open(path, "w").close()
+            self.die(signal.SIGKILL)
+        return path
+
+    def die(self, number):
+        os.kill(os.getpid(), number)
+        threading.Event().wait(60)

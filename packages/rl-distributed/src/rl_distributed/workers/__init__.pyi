@@ -15,6 +15,11 @@ from .policy import (
     RestartGroup as RestartGroup,
     RestartWorker as RestartWorker,
 )
+from .pool import (
+    Retry as Retry,
+    TaskResult as TaskResult,
+    WorkerPool as WorkerPool,
+)
 from .wait import (
     WorkerOutcome as WorkerOutcome,
     WorkerResult as WorkerResult,
