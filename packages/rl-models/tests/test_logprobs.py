@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from rl_models.ops.logprobs import (
-    entropy_from_logits,
     next_token_logprobs,
     token_logprobs,
 )
@@ -41,8 +40,3 @@ def test_next_token_convention():
     assert torch.equal(got[:, 0], torch.zeros(2))
     expected = torch.log_softmax(logits[1, 2], -1)[ids[1, 3]]
     torch.testing.assert_close(got[1, 3], expected)
-
-
-def test_entropy_of_equal_logits():
-    got = entropy_from_logits(torch.zeros(3, 8))
-    torch.testing.assert_close(got, torch.full((3,), 8.0).log())

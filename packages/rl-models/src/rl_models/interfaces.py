@@ -42,7 +42,7 @@ __all__ = [
     "TrainingBackend",
 ]
 
-Path = str | PathLike[str]
+AnyPath = str | PathLike[str]
 
 
 @runtime_checkable
@@ -228,9 +228,9 @@ class PolicyInterface(ABC):
 
     def save_checkpoint(
         self,
-        weights_path: Path,
-        optimizer_path: Path | None = None,
-        tokenizer_path: Path | None = None,
+        weights_path: AnyPath,
+        optimizer_path: AnyPath | None = None,
+        tokenizer_path: AnyPath | None = None,
     ) -> None:
         """Writes a Hugging Face folder and, if asked, the exact training state.
 
@@ -243,7 +243,7 @@ class PolicyInterface(ABC):
         )
 
     def load_checkpoint(
-        self, weights_path: Path | None, optimizer_path: Path | None = None
+        self, weights_path: AnyPath | None, optimizer_path: AnyPath | None = None
     ) -> None:
         """Loads weights; with `optimizer_path`, the exact training state.
 
@@ -316,8 +316,8 @@ class TrainingBackend(Protocol):
         config: Mapping[str, Any],
         *,
         init_reference_model: bool = False,
-        weights_path: Path | None = None,
-        optimizer_path: Path | None = None,
+        weights_path: AnyPath | None = None,
+        optimizer_path: AnyPath | None = None,
     ) -> None:
         """Builds the model from `PolicyConfig.to_dict()`; rank from the environment.
 
@@ -361,15 +361,15 @@ class TrainingBackend(Protocol):
 
     def save_checkpoint(
         self,
-        weights_path: Path,
-        optimizer_path: Path | None = None,
-        tokenizer_path: Path | None = None,
+        weights_path: AnyPath,
+        optimizer_path: AnyPath | None = None,
+        tokenizer_path: AnyPath | None = None,
     ) -> None:
         """Writes this rank's part of a checkpoint."""
         ...
 
     def load_checkpoint(
-        self, weights_path: Path | None, optimizer_path: Path | None = None
+        self, weights_path: AnyPath | None, optimizer_path: AnyPath | None = None
     ) -> None:
         """Loads this rank's part of a checkpoint."""
         ...

@@ -10,7 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-__all__ = ["entropy_from_logits", "next_token_logprobs", "token_logprobs"]
+__all__ = ["next_token_logprobs", "token_logprobs"]
 
 
 class _TokenLogprobs(torch.autograd.Function):
@@ -75,9 +75,3 @@ def next_token_logprobs(
     )
     first = flat.new_zeros(rows, 1)
     return torch.cat([first, flat.view(rows, columns - 1)], dim=1)
-
-
-def entropy_from_logits(logits: Tensor) -> Tensor:
-    """Entropy in nats of the distribution at each position: [..., V] -> [...]."""
-    log_probs = torch.log_softmax(logits.float(), dim=-1)
-    return -(log_probs.exp() * log_probs).sum(dim=-1)

@@ -22,7 +22,7 @@ from rl_models.generation.config import GenerationConfig
 from rl_models.generation.noise import derive_seeds
 from rl_models.generation.row_checks import check_versions, columns_to_sample
 from rl_models.generation.sampling import check_sampling_params
-from rl_models.interfaces import GenerationInterface, Path
+from rl_models.interfaces import AnyPath, GenerationInterface
 from rl_models.policy.backend_traits import check_model, hosting_of, rows_at_once
 from rl_models.policy.row_sharding import num_parts, split_rows
 from rl_models.policy.text_rows import TextRows, has_texts
@@ -72,8 +72,8 @@ class GenerationPolicy(ReplicaCount, WeightUpdates, GenerationInterface):
         cluster: RayVirtualCluster,
         config: GenerationConfig,
         *,
-        model_name: Path,
-        tokenizer_name: Path | None = None,
+        model_name: AnyPath,
+        tokenizer_name: AnyPath | None = None,
         load_weights: bool = True,
         hf_config_overrides: Mapping[str, Any] | None = None,
         name_prefix: str = "generation",
@@ -164,8 +164,8 @@ class GenerationPolicy(ReplicaCount, WeightUpdates, GenerationInterface):
     def _begin(
         self,
         config: GenerationConfig,
-        model_name: Path,
-        tokenizer_name: Path | None,
+        model_name: AnyPath,
+        tokenizer_name: AnyPath | None,
         load_weights: bool,
         hf_config_overrides: Mapping[str, Any] | None,
     ) -> None:
@@ -199,8 +199,8 @@ class GenerationPolicy(ReplicaCount, WeightUpdates, GenerationInterface):
         self,
         config: GenerationConfig,
         *,
-        model_name: Path,
-        tokenizer_name: Path | None = None,
+        model_name: AnyPath,
+        tokenizer_name: AnyPath | None = None,
         load_weights: bool = True,
         hf_config_overrides: Mapping[str, Any] | None = None,
     ) -> None:

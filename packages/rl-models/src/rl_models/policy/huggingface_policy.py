@@ -9,7 +9,7 @@ from rl_distributed.cluster.own_cluster import OwnCluster
 from rl_distributed.cluster.virtual_cluster import RayVirtualCluster
 from rl_distributed.errors import ConfigError
 from rl_models.config import PolicyConfig
-from rl_models.interfaces import Path
+from rl_models.interfaces import AnyPath
 from rl_models.policy.preflight import check_policy
 from rl_models.policy.training_policy import TrainingPolicy
 
@@ -46,8 +46,8 @@ class HuggingFacePolicy(TrainingPolicy):
         cluster: RayVirtualCluster | None = None,
         *,
         init_reference_model: bool = False,
-        weights_path: Path | None = None,
-        optimizer_path: Path | None = None,
+        weights_path: AnyPath | None = None,
+        optimizer_path: AnyPath | None = None,
         name_prefix: str = "policy",
         **settings: Any,
     ) -> None:

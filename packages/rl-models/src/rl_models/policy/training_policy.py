@@ -19,7 +19,7 @@ from rl_distributed.workers.group import RayWorkerGroup
 from rl_models.checkpoint.hub import hub_secrets
 from rl_models.config import PolicyConfig
 from rl_models.errors import ContextLengthError
-from rl_models.interfaces import LossFunction, Path, PolicyInterface
+from rl_models.interfaces import AnyPath, LossFunction, PolicyInterface
 from rl_models.policy.head_checks import (
     check_lm_head,
     check_loss_fits_head,
@@ -71,8 +71,8 @@ class TrainingPolicy(WeightExports, OwnSampling, PolicyInterface):
         config: PolicyConfig,
         *,
         init_reference_model: bool = False,
-        weights_path: Path | None = None,
-        optimizer_path: Path | None = None,
+        weights_path: AnyPath | None = None,
+        optimizer_path: AnyPath | None = None,
         name_prefix: str = "policy",
     ) -> None:
         self.num_ranks = cluster.world_size()
@@ -140,8 +140,8 @@ class TrainingPolicy(WeightExports, OwnSampling, PolicyInterface):
         config: PolicyConfig,
         *,
         init_reference_model: bool = False,
-        weights_path: Path | None = None,
-        optimizer_path: Path | None = None,
+        weights_path: AnyPath | None = None,
+        optimizer_path: AnyPath | None = None,
     ) -> None:
         """Begin anew with another config and model, in the same processes.
 
@@ -449,9 +449,9 @@ class TrainingPolicy(WeightExports, OwnSampling, PolicyInterface):
 
     def save_checkpoint(
         self,
-        weights_path: Path,
-        optimizer_path: Path | None = None,
-        tokenizer_path: Path | None = None,
+        weights_path: AnyPath,
+        optimizer_path: AnyPath | None = None,
+        tokenizer_path: AnyPath | None = None,
     ) -> None:
         """Writes a Hugging Face folder and, if asked, the exact training state."""
         self._call_all(
@@ -462,7 +462,7 @@ class TrainingPolicy(WeightExports, OwnSampling, PolicyInterface):
         )
 
     def load_checkpoint(
-        self, weights_path: Path | None, optimizer_path: Path | None = None
+        self, weights_path: AnyPath | None, optimizer_path: AnyPath | None = None
     ) -> None:
         """Loads weights; with `optimizer_path`, the exact training state."""
         self._weight_version += 1
@@ -481,7 +481,7 @@ def _secrets_of(config: PolicyConfig) -> dict[str, str]:
     return hub_secrets(config.model_name, config.tokenizer.name)
 
 
-def _text(path: Path | None) -> str | None:
+def _text(path: AnyPath | None) -> str | None:
     return None if path is None else str(path)
 
 

@@ -10,7 +10,7 @@ from rl_distributed.cluster.virtual_cluster import RayVirtualCluster
 from rl_distributed.errors import ConfigError
 from rl_models.config import PolicyConfig
 from rl_models.generation.config import GenerationConfig
-from rl_models.interfaces import Path
+from rl_models.interfaces import AnyPath
 from rl_models.policy.generation_policy import GenerationPolicy
 
 __all__ = ["VllmGeneration"]
@@ -43,8 +43,8 @@ class VllmGeneration(GenerationPolicy):
         cluster: RayVirtualCluster,
         config: PolicyConfig | GenerationConfig,
         *,
-        model_name: Path | None = None,
-        tokenizer_name: Path | None = None,
+        model_name: AnyPath | None = None,
+        tokenizer_name: AnyPath | None = None,
         load_weights: bool = True,
         hf_config_overrides: Mapping[str, Any] | None = None,
         name_prefix: str = "generation",
