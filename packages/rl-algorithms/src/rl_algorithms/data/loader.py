@@ -44,6 +44,22 @@ def _default_collate(rows: Sequence[Mapping[str, Any]]) -> BatchedDataDict[Any]:
     return BatchedDataDict({name: [row[name] for row in rows] for name in names})
 
 
+class Loader(Protocol):
+    """Batches of a dataset, for training and for validation."""
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Go on with the epoch that is under way, or begin the next one."""
+        ...
+
+    def state_dict(self) -> Mapping[str, Any]:
+        """Return the place in the data, as JSON values."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go to a place that `state_dict` gave."""
+        ...
+
+
 class RowOrder(Protocol):
     """An order of rows other than one permutation of them."""
 

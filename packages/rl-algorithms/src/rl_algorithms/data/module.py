@@ -89,8 +89,9 @@ class DataModule:
         self.collate = self._collator(make_sequence_length_divisible_by)
         held_out = load_sources(validation, config.validation)
         if config.streaming or callable(train):
-            self.train_loader: Any = self._stream(train)
-            self.train_dataset: ProcessedDataset = self.train_loader.first_block
+            stream = self._stream(train)
+            self.train_loader: BatchedDataLoader | StreamLoader = stream
+            self.train_dataset: ProcessedDataset = stream.first_block
         else:
             sources = load_sources(train, config.train)
             if not sources:

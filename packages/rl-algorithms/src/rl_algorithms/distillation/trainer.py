@@ -13,6 +13,8 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from rl_algorithms.data import DataModule
+from rl_algorithms.data.loader import Loader
+from rl_algorithms.data.validation_sets import Loaders
 from rl_algorithms.distillation.config import DistillationConfig, DistillationSettings
 from rl_algorithms.distillation.unscored import Unscored
 from rl_algorithms.distillation.vocabulary import check_same_vocabulary
@@ -53,7 +55,7 @@ class DistillationTrainer(RolloutTrainer[DistillationConfig]):
             generation=samples, environment=samples and has_environment, teacher=True
         )
 
-    def _load_data(self, dataset: Any, val_dataset: Any) -> tuple[Any, Any]:
+    def _load_data(self, dataset: Any, val_dataset: Any) -> Loaders:
         settings, teacher = self._sampling, self.config.teacher
         tokenizer = self.components.tokenizer
         name = teacher.tokenizer.name or teacher.model_name
@@ -90,7 +92,7 @@ class DistillationTrainer(RolloutTrainer[DistillationConfig]):
     def _watch_rewards(self) -> None:
         """Watch none: the teacher is learned from, and rewards only measure."""
 
-    def _train_step(self, batch: Any) -> Mapping[str, Any]:
+    def _train_step(self, batch: BatchedDataDict[Any]) -> Mapping[str, Any]:
         rows, metrics = batch, dict[str, Any]()
         if self._sampling.on_policy:
             self.sync_weights()
@@ -102,10 +104,10 @@ class DistillationTrainer(RolloutTrainer[DistillationConfig]):
             # No conversation went as planned: there is nothing to learn from.
             return metrics
         metrics |= count_tokens(rows)
-        rows, rows_per_step = pad_to_plan(rows, self.plan)
+        rows, global_batch_size = pad_to_plan(rows, self.plan)
         with self.phase("teacher_logprob_inference"):
             self._ask_teacher(rows)
-        output = self.train_policy(rows, self._loss, rows_per_step)
+        output = self.train_policy(rows, self._loss, global_batch_size)
         return metrics | train_metrics(output)
 
     def _ask_teacher(self, rows: BatchedDataDict[Any]) -> None:
@@ -115,14 +117,14 @@ class DistillationTrainer(RolloutTrainer[DistillationConfig]):
             rows, self._k, temperature=temperature
         )
 
-    def _validate(self, loader: Any) -> ValidationResult:
+    def _validate(self, loader: Loader) -> ValidationResult:
         """Measure answers where something scores them, else the loss."""
         if self._is_scored:
             return super()._validate(loader)
-        if self._sampling.on_policy:
-            self.sync_weights()
-            loader = self._answers(loader)
-        return ValidationResult(self._loss_of(loader))
+        if not self._sampling.on_policy:
+            return ValidationResult(self._loss_of(loader))
+        self.sync_weights()
+        return ValidationResult(self._loss_of(self._answers(loader)))
 
     def _answers(self, loader: Iterable[Any]) -> Iterator[BatchedDataDict[Any]]:
         """The student's answers to held-out prompts."""

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
+from rl_algorithms.data.validation_sets import Loaders
 from rl_algorithms.dpo.config import DPOConfig, DPOSettings
 from rl_algorithms.dpo.reference import (
     ReferenceLogprobs,
@@ -52,7 +53,7 @@ class DPOTrainer(PairTrainer[DPOConfig]):
     def _precomputes(self) -> bool:
         return self.config.dpo.precompute_reference_logprobs
 
-    def _load_data(self, dataset: Any, val_dataset: Any) -> tuple[Any, Any]:
+    def _load_data(self, dataset: Any, val_dataset: Any) -> Loaders:
         if self._precomputes and (self.config.data.streaming or callable(dataset)):
             raise ConfigError(
                 "dpo.precompute_reference_logprobs needs all pairs before the first "

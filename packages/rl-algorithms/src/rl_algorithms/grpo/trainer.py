@@ -62,7 +62,7 @@ class GRPOTrainer(RolloutTrainer[GRPOConfig]):
         compares = settings.adv_estimator.compares_group
         return RewardWatch(compares_groups=compares)
 
-    def _train_step(self, batch: Any) -> Mapping[str, Any]:
+    def _train_step(self, batch: BatchedDataDict[Any]) -> Mapping[str, Any]:
         self.sync_weights()
         rows, metrics = self._sample(batch)
         if rows is None:
@@ -79,11 +79,11 @@ class GRPOTrainer(RolloutTrainer[GRPOConfig]):
         if train_rows is None:
             # Nothing differs within any group: there is nothing to learn from.
             return metrics
-        train_rows, rows_per_step = pad_to_plan(train_rows, self.plan)
+        train_rows, global_batch_size = pad_to_plan(train_rows, self.plan)
         threshold = settings.seq_logprob_error_threshold
         # With one optimizer step the log-probs before the step are those of the step's
         # own forward pass, so only several steps need them beforehand.
-        several_steps = train_rows.size > rows_per_step
+        several_steps = train_rows.size > global_batch_size
         needs_prev = several_steps and not loss_cfg.force_on_policy_ratio
         self._add_logprobs(
             train_rows,
@@ -93,10 +93,12 @@ class GRPOTrainer(RolloutTrainer[GRPOConfig]):
         if threshold is not None:
             metrics |= mask_disagreement(train_rows, threshold)
         metrics |= count_tokens(train_rows)
-        output = self.train_policy(train_rows, self._loss, rows_per_step)
+        output = self.train_policy(train_rows, self._loss, global_batch_size)
         return metrics | self._mismatch.report(train_metrics(output))
 
-    def _sample(self, batch: Any) -> tuple[BatchedDataDict[Any] | None, dict[str, Any]]:
+    def _sample(
+        self, batch: BatchedDataDict[Any]
+    ) -> tuple[BatchedDataDict[Any] | None, dict[str, Any]]:
         """Sample answers to a batch; with dynamic sampling, to as many as it takes.
 
         Returns:
@@ -114,13 +116,14 @@ class GRPOTrainer(RolloutTrainer[GRPOConfig]):
         )
         collected = []
         first = 0
-        while batch is not None:
-            rows, metrics = self._run_rollouts(batch, first)
+        prompts: BatchedDataDict[Any] | None = batch
+        while prompts is not None:
+            rows, metrics = self._run_rollouts(prompts, first)
             collected.append(metrics)
             if buffer.add(rows):
                 break
-            first += batch.size
-            batch = self.draw_batch()
+            first += prompts.size
+            prompts = self.draw_batch()
         kept, metrics = buffer.take()
         return kept, {**reduce_metrics(collected), **metrics}
 

@@ -162,18 +162,18 @@ def rows_of_epoch(
 
 
 def add_nll_weights(
-    rows: BatchedDataDict[Any], threshold: float, rows_per_step: int
+    rows: BatchedDataDict[Any], threshold: float, global_batch_size: int
 ) -> None:
     """Add the column `nll_weights` [N] that `ClippedPGLossFn` describes.
 
     Args:
         rows: Columns `rewards`, `token_mask` and `sample_mask`, in their order.
         threshold: Rows whose reward is above it succeeded.
-        rows_per_step: Rows of each optimizer step, in which the weights add up.
+        global_batch_size: Rows of each optimizer step, in which the weights add up.
     """
     counted = rows["token_mask"][:, 1:] != 0
-    tokens = (counted.sum(1) * rows["sample_mask"]).view(-1, rows_per_step)
-    succeeded = (rows["rewards"] > threshold).view(-1, rows_per_step)
+    tokens = (counted.sum(1) * rows["sample_mask"]).view(-1, global_batch_size)
+    succeeded = (rows["rewards"] > threshold).view(-1, global_batch_size)
     good = (tokens * succeeded).sum(1, keepdim=True)
     share = torch.where(good > 0, tokens.sum(1, keepdim=True) / good, 0.0)
     rows["nll_weights"] = (share * succeeded).flatten()

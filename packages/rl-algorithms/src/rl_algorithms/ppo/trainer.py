@@ -63,7 +63,7 @@ class PPOTrainer(RolloutTrainer[PPOConfig]):
         shaped = self.config.ppo.reward_shaping is not None
         return None if shaped or self.config.loss_fn.has_kl_reward else RewardWatch()
 
-    def _train_step(self, batch: Any) -> Mapping[str, Any]:
+    def _train_step(self, batch: BatchedDataDict[Any]) -> Mapping[str, Any]:
         self.sync_weights()
         sampled, metrics = self._run_rollouts(batch, 0)
         rows, row_metrics = trainable_rows(sampled, self.config.ppo)
@@ -71,7 +71,7 @@ class PPOTrainer(RolloutTrainer[PPOConfig]):
         if rows is None:
             # Every answer failed or was cut off: there is nothing to learn from.
             return metrics
-        rows, rows_per_step = pad_to_plan(unfold_branches(rows), self.plan)
+        rows, global_batch_size = pad_to_plan(unfold_branches(rows), self.plan)
         metrics |= count_tokens(rows)
         with self.phase("value_inference"):
             found = self.components.critic.get_values(rows, timer=self.timer)
@@ -81,7 +81,7 @@ class PPOTrainer(RolloutTrainer[PPOConfig]):
             if self.config.loss_fn.has_kl_reward:
                 metrics |= add_kl_penalty(rows, self.config.loss_fn)
             metrics |= add_advantages(rows, self.config.ppo)
-        return metrics | self._train_models(rows, rows_per_step)
+        return metrics | self._train_models(rows, global_batch_size)
 
     def _add_logprobs(self, rows: BatchedDataDict[Any]) -> None:
         """Add the log-probs before the step, and those of the reference if needed."""
@@ -93,7 +93,7 @@ class PPOTrainer(RolloutTrainer[PPOConfig]):
                 rows["reference_policy_logprobs"] = reference["reference_logprobs"]
 
     def _train_models(
-        self, rows: BatchedDataDict[Any], rows_per_step: int
+        self, rows: BatchedDataDict[Any], global_batch_size: int
     ) -> dict[str, Any]:
         """Pass over the rows several times; both models see the same order."""
         settings = self.config.ppo
@@ -106,12 +106,12 @@ class PPOTrainer(RolloutTrainer[PPOConfig]):
             with self.phase("value_training"):
                 values.append(
                     self.components.critic.train(
-                        shuffled, self._value_loss, gbs=rows_per_step
+                        shuffled, self._value_loss, gbs=global_batch_size
                     )
                 )
             if trains_policy:
-                self._weigh_successes(shuffled, rows_per_step)
-                output = self.train_policy(shuffled, self._loss, rows_per_step)
+                self._weigh_successes(shuffled, global_batch_size)
+                output = self.train_policy(shuffled, self._loss, global_batch_size)
                 policies.append(output)
                 trains_policy = not self._has_moved_far(output)
         found = train_metrics(join_outputs(values))
@@ -121,9 +121,11 @@ class PPOTrainer(RolloutTrainer[PPOConfig]):
             metrics["policy_passes"] = float(len(policies))
         return metrics
 
-    def _weigh_successes(self, rows: BatchedDataDict[Any], rows_per_step: int) -> None:
+    def _weigh_successes(
+        self, rows: BatchedDataDict[Any], global_batch_size: int
+    ) -> None:
         if self.config.loss_fn.positive_nll_coef > 0:
-            add_nll_weights(rows, self.config.ppo.positive_above, rows_per_step)
+            add_nll_weights(rows, self.config.ppo.positive_above, global_batch_size)
 
     def _has_moved_far(self, output: Mapping[str, Any]) -> bool:
         """Whether a pass over the rows left the policy that they were sampled with."""

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 from rl_algorithms.data import DataModule, ValidationParts
+from rl_algorithms.data.loader import Loader
+from rl_algorithms.data.validation_sets import Loaders
 from rl_algorithms.losses import NLLLossFn
 from rl_algorithms.rollout import RolloutConfig, RolloutEngine
 from rl_algorithms.sft.config import SFTConfig
@@ -18,6 +20,7 @@ from rl_algorithms.trainers.steps.training_rows import (
     pad_to_plan,
     train_metrics,
 )
+from rl_distributed.batch.batched_data_dict import BatchedDataDict
 from rl_distributed.errors import ConfigError
 
 __all__ = ["SFTTrainer"]
@@ -29,12 +32,15 @@ class SFTTrainer(BaseTrainer[SFTConfig]):
     algorithm: ClassVar[str] = "sft"
     config_class: ClassVar[type[SFTConfig]] = SFTConfig
 
+    _prompts_of: Mapping[Loader, Loader | None]
+    """Prompts of the examples of each validation loader."""
+
     def _needs(self, has_environment: bool) -> Needs:
         samples = self.config.policy.generation is not None
         self.config.check_scorer(is_given=has_environment)
         return Needs(generation=samples, environment=samples)
 
-    def _load_data(self, dataset: Any, val_dataset: Any) -> tuple[Any, Any]:
+    def _load_data(self, dataset: Any, val_dataset: Any) -> Loaders:
         settings, policy = self.config.sft, self.config.policy
         size = settings.val_global_batch_size
         data = DataModule(
@@ -57,18 +63,19 @@ class SFTTrainer(BaseTrainer[SFTConfig]):
                 "policy.generation and what scores answers out"
             )
         if not isinstance(loader, ValidationParts):
-            return data.train_loader, loader and self._with_prompts(data, "", loader)
-        parts = {
-            title: self._with_prompts(data, title, part)
-            for title, part in loader.items()
+            sets: Mapping[str, Loader] = {} if loader is None else {"": loader}
+        else:
+            sets = loader
+        self._prompts_of = {
+            part: self._prompts(data, title) for title, part in sets.items()
         }
-        return data.train_loader, ValidationParts(parts, loader.num_rows)
+        return data.train_loader, loader
 
-    def _with_prompts(self, data: DataModule, title: str, loader: Any) -> Any:
-        """Add the prompts of a held-out set to its examples, if answers are sampled."""
+    def _prompts(self, data: DataModule, title: str) -> Loader | None:
+        """Return the prompts of a held-out set, if answers are sampled."""
         policy = self.config.policy
         if not self.needs.generation or policy.generation is None:
-            return loader, None
+            return None
         rows = [datum["extra_env_info"] for datum in data.validation_datasets[title]]
         prompts = DataModule(
             self.config.data.replace(
@@ -85,7 +92,7 @@ class SFTTrainer(BaseTrainer[SFTConfig]):
             train=rows,
         )
         self.sample_prompt = prompts.train_dataset[0]
-        return loader, prompts.train_loader
+        return prompts.train_loader
 
     def _build_loss(self) -> NLLLossFn:
         return NLLLossFn()
@@ -104,15 +111,15 @@ class SFTTrainer(BaseTrainer[SFTConfig]):
                 use_chat_template=self.config.data.apply_chat_template,
             )
 
-    def _train_step(self, batch: Any) -> Mapping[str, Any]:
+    def _train_step(self, batch: BatchedDataDict[Any]) -> Mapping[str, Any]:
         metrics: dict[str, Any] = dict(count_tokens(batch))
-        rows, rows_per_step = pad_to_plan(batch, self.plan)
-        output = self.train_policy(rows, self._loss, rows_per_step)
+        rows, global_batch_size = pad_to_plan(batch, self.plan)
+        output = self.train_policy(rows, self._loss, global_batch_size)
         return metrics | train_metrics(output)
 
-    def _validate(self, loader: Any) -> ValidationResult:
-        examples, prompts = loader
-        metrics = self._validation_loss(examples)
+    def _validate(self, loader: Loader) -> ValidationResult:
+        metrics = self._validation_loss(loader)
+        prompts = self._prompts_of.get(loader)
         if self._rollouts is None or prompts is None:
             return ValidationResult(metrics)
         self.sync_weights()

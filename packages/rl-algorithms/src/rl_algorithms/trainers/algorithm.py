@@ -6,6 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar, Generic, TypeVar
 
+from rl_algorithms.data.loader import Loader
+from rl_algorithms.data.validation_sets import Loaders
 from rl_algorithms.trainers.sampling.validation import ValidationResult
 from rl_algorithms.trainers.schedule import EarlyStop, ValidationSchedule
 from rl_algorithms.trainers.settings.batch_plan import BatchPlan
@@ -13,6 +15,7 @@ from rl_algorithms.trainers.settings.config import TrainerConfig
 from rl_algorithms.trainers.settings.run_settings import RunSettings
 from rl_algorithms.trainers.setup.components import Components, Needs
 from rl_algorithms.trainers.steps.loss import StaticLoss
+from rl_distributed.batch.batched_data_dict import BatchedDataDict
 
 __all__ = ["Algorithm", "ConfigT"]
 
@@ -38,7 +41,7 @@ class Algorithm(ABC, Generic[ConfigT]):
     """A processed prompt on which the reward function is tried."""
 
     @abstractmethod
-    def _train_step(self, batch: Any) -> Mapping[str, Any]:
+    def _train_step(self, batch: BatchedDataDict[Any]) -> Mapping[str, Any]:
         """Do one step and return its metrics, names without prefix.
 
         `num_samples`, `num_tokens` and `num_valid_tokens` also feed the counters of the
@@ -81,7 +84,7 @@ class Algorithm(ABC, Generic[ConfigT]):
         return self.config.plan_batches()
 
     @abstractmethod
-    def _load_data(self, dataset: Any, val_dataset: Any) -> tuple[Any, Any]:
+    def _load_data(self, dataset: Any, val_dataset: Any) -> Loaders:
         """Return the loader of training batches and that of validation, or None.
 
         It may set `sample_prompt`, a row on which the reward function is tried.
@@ -113,7 +116,7 @@ class Algorithm(ABC, Generic[ConfigT]):
             return EarlyStop()
         return EarlyStop(metric, goal, higher_is_better="loss" not in metric)
 
-    def _validate(self, loader: Any) -> ValidationResult:
+    def _validate(self, loader: Loader) -> ValidationResult:
         """Measure the policy on the batches of a loader, without training."""
         raise NotImplementedError(f"{type(self).__name__} has no validation")
 

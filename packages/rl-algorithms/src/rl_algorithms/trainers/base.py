@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sized
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, ClassVar, Self, cast
@@ -488,7 +488,7 @@ class BaseTrainer(DefaultStep[ConfigT]):
             check_accuracy(names, threshold)
         max_epochs, max_steps = self._limits()
         # A stream has no length.
-        length = len(self._loader) if hasattr(self._loader, "__len__") else None
+        length = len(self._loader) if isinstance(self._loader, Sized) else None
         total_steps = count_steps(length, max_epochs, max_steps)
         unranked = unranked_warning(
             config.checkpointing, schedule, total_steps, has_data=has_data

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from rl_algorithms.data import DataModule
+from rl_algorithms.data.loader import Loader
+from rl_algorithms.data.validation_sets import Loaders
 from rl_algorithms.errors import AlgorithmError
 from rl_algorithms.trainers.algorithm import ConfigT
 from rl_algorithms.trainers.loop import TrainerLoop
@@ -18,6 +20,7 @@ from rl_algorithms.trainers.steps.training_rows import (
     pad_to_plan,
     train_metrics,
 )
+from rl_distributed.batch.batched_data_dict import BatchedDataDict
 
 __all__ = ["DefaultStep"]
 
@@ -28,7 +31,7 @@ class DefaultStep(TrainerLoop[ConfigT]):
     plan: BatchPlan
     _own_names: set[str]
 
-    def _load_data(self, dataset: Any, val_dataset: Any) -> tuple[Any, Any]:
+    def _load_data(self, dataset: Any, val_dataset: Any) -> Loaders:
         kind = self.config.kind_of_data()
         if kind is None:
             raise AlgorithmError(
@@ -56,17 +59,17 @@ class DefaultStep(TrainerLoop[ConfigT]):
     def _setup_algorithm(self) -> None:
         self._loss = self._build_loss()
 
-    def _train_step(self, batch: Any) -> Mapping[str, Any]:
+    def _train_step(self, batch: BatchedDataDict[Any]) -> Mapping[str, Any]:
         self._start_alone()
         metrics: dict[str, Any] = dict(count_tokens(batch))
-        rows, rows_per_step = pad_to_plan(batch, self.plan)
-        output = self.train_policy(rows, self._loss, rows_per_step)
+        rows, global_batch_size = pad_to_plan(batch, self.plan)
+        output = self.train_policy(rows, self._loss, global_batch_size)
         return metrics | train_metrics(output)
 
     def _start_alone(self) -> None:
         """Start what a step needs, where it is called without `fit`."""
 
-    def _validate(self, loader: Any) -> ValidationResult:
+    def _validate(self, loader: Loader) -> ValidationResult:
         """Measure the loss on held-out rows."""
         total = count = 0.0
         for batch in loader:

@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from rl_algorithms.data.loader import Loader
+from rl_algorithms.data.validation_sets import ValidationParts
 from rl_algorithms.trainers.algorithm import ConfigT
 from rl_algorithms.trainers.callbacks import CallbackList, with_plain_names
 from rl_algorithms.trainers.checkpoints import RunCheckpoints
@@ -25,6 +27,7 @@ from rl_algorithms.trainers.sampling.validation import ValidationResult, validat
 from rl_algorithms.trainers.sampling.validation_samples import ValidationSamples
 from rl_algorithms.trainers.schedule import Patience, ValidationSchedule
 from rl_algorithms.trainers.setup.own_policy import OwnPolicy
+from rl_distributed.batch.batched_data_dict import BatchedDataDict
 from rl_distributed.logs.logging import get_logger, log_context
 from rl_distributed.metrics import LoggerFacade, to_floats
 from rl_distributed.timing.timer import Timer
@@ -58,8 +61,8 @@ class TrainerLoop(LiveConfig[ConfigT]):
     _schedule: ValidationSchedule
     _patience: Patience
     _throughput: Throughput
-    _loader: Any
-    _val_loader: Any
+    _loader: Loader
+    _val_loader: Loader | ValidationParts | None
     _loader_state: Mapping[str, Any]
     _phase: str
     _opened: bool
@@ -102,7 +105,7 @@ class TrainerLoop(LiveConfig[ConfigT]):
             sync.sync_weights(version=self.state.weight_version)
 
     def train_policy(
-        self, rows: Any, loss: Any, rows_per_optimizer_step: int
+        self, rows: BatchedDataDict[Any], loss: Any, global_batch_size: int
     ) -> Mapping[str, Any]:
         """Train the policy on rows, and note that its weights are new.
 
@@ -111,15 +114,15 @@ class TrainerLoop(LiveConfig[ConfigT]):
         """
         with self.phase("policy_training"):
             output: Mapping[str, Any] = self.components.policy.train(
-                rows, loss, gbs=rows_per_optimizer_step, timer=self.timer
+                rows, loss, gbs=global_batch_size, timer=self.timer
             )
         self._throughput.note_trained(rows)
-        self.state.weight_version += rows.size // rows_per_optimizer_step
+        self.state.weight_version += rows.size // global_batch_size
         if self.components.sync is not None:
             self.components.sync.mark_stale()
         return output
 
-    def draw_batch(self) -> Any:
+    def draw_batch(self) -> BatchedDataDict[Any] | None:
         """Return the next batch of the epoch, or None at its end."""
         with self.timer.time("data_processing"):
             return next(self._batches, None)
@@ -181,7 +184,7 @@ class TrainerLoop(LiveConfig[ConfigT]):
         with self.timer.time("total_step_time"):
             return self.draw_batch()
 
-    def _run_step(self, batch: Any) -> None:
+    def _run_step(self, batch: BatchedDataDict[Any]) -> None:
         with log_context(step=self.state.step + 1):
             self._call_numbered("on_step_begin", self.state.step + 1)
             self._apply_updates("step_begin")

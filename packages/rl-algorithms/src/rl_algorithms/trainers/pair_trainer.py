@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from rl_algorithms.data import DataModule
+from rl_algorithms.data.loader import Loader
+from rl_algorithms.data.validation_sets import Loaders
 from rl_algorithms.trainers.algorithm import ConfigT
 from rl_algorithms.trainers.base import BaseTrainer
 from rl_algorithms.trainers.sampling.validation import ValidationResult
@@ -41,7 +43,7 @@ class PairTrainer(BaseTrainer[ConfigT]):
     def _complete(self, rows: BatchedDataDict[Any]) -> None:
         """Add the columns that the loss needs besides tokens and masks."""
 
-    def _load_data(self, dataset: Any, val_dataset: Any) -> tuple[Any, Any]:
+    def _load_data(self, dataset: Any, val_dataset: Any) -> Loaders:
         settings = self._pairs
         size = settings.val_global_batch_size
         data = DataModule(
@@ -62,14 +64,14 @@ class PairTrainer(BaseTrainer[ConfigT]):
     def _setup_algorithm(self) -> None:
         self._loss = self._build_loss()
 
-    def _train_step(self, batch: Any) -> Mapping[str, Any]:
+    def _train_step(self, batch: BatchedDataDict[Any]) -> Mapping[str, Any]:
         metrics: dict[str, Any] = dict(count_tokens(batch))
-        rows, rows_per_step = pad_to_plan(batch, self.plan, rows_per_sample=2)
+        rows, global_batch_size = pad_to_plan(batch, self.plan, rows_per_sample=2)
         self._complete(rows)
-        output = self.train_policy(rows, self._loss, rows_per_step)
+        output = self.train_policy(rows, self._loss, global_batch_size)
         return metrics | train_metrics(output)
 
-    def _validate(self, loader: Any) -> ValidationResult:
+    def _validate(self, loader: Loader) -> ValidationResult:
         """Measure the loss and its metrics over all held-out pairs."""
         found = []
         for batch in loader:

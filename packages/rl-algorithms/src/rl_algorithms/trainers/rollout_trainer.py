@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from rl_algorithms.data import DataModule
+from rl_algorithms.data.loader import Loader
+from rl_algorithms.data.validation_sets import Loaders
 from rl_algorithms.rollout import RolloutConfig, RolloutEngine
 from rl_algorithms.trainers.base import BaseTrainer
 from rl_algorithms.trainers.sampling.answer_validation import validate_by_answers
@@ -43,7 +45,7 @@ class RolloutTrainer(BaseTrainer[RolloutConfigT]):
         self.config.check_scorer(is_given=has_environment)
         return Needs(generation=True, environment=True)
 
-    def _load_data(self, dataset: Any, val_dataset: Any) -> tuple[Any, Any]:
+    def _load_data(self, dataset: Any, val_dataset: Any) -> Loaders:
         settings, policy = self._sampling, self.config.policy
         assert policy.generation is not None
         data = DataModule(
@@ -103,7 +105,7 @@ class RolloutTrainer(BaseTrainer[RolloutConfigT]):
         return generation.max_new_tokens
 
     def _run_rollouts(
-        self, batch: Any, first: int
+        self, batch: BatchedDataDict[Any], first: int
     ) -> tuple[BatchedDataDict[Any], dict[str, Any]]:
         """Sample and score answers; the first prompt has this index in the step."""
         timer = Timer()
@@ -124,7 +126,7 @@ class RolloutTrainer(BaseTrainer[RolloutConfigT]):
         num_tokens = float(result.rows["generation_lengths"].sum())
         return result.rows, {**result.metrics, "num_generated_tokens": num_tokens}
 
-    def _validate(self, loader: Any) -> ValidationResult:
+    def _validate(self, loader: Loader) -> ValidationResult:
         self.sync_weights()
         generation = self.config.policy.generation
         assert generation is not None

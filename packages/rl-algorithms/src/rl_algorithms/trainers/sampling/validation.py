@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from rl_algorithms.data.loader import Loader
 from rl_algorithms.data.validation_sets import ValidationParts
 from rl_distributed.metrics.values import Mean, MetricValue, reduce_metrics
 
@@ -24,7 +25,7 @@ class ValidationResult:
 
 
 def validate_parts(
-    loader: Any, validate: Callable[[Any], ValidationResult]
+    loader: Loader | ValidationParts, validate: Callable[[Loader], ValidationResult]
 ) -> ValidationResult:
     """Validate; where there are several held-out sets, each by itself.
 
