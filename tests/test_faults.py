@@ -225,6 +225,19 @@ def workers_of(process: subprocess.Popen[str], actor: str) -> list[psutil.Proces
     return found
 
 
+def environment_and_others(
+    process: subprocess.Popen[str],
+) -> tuple[psutil.Process, list[psutil.Process]]:
+    """Tell the worker of the environment from those of the policy."""
+    found: dict[bool, list[psutil.Process]] = {True: [], False: []}
+    for worker in workers_of(process, "WorkerHost"):
+        # Standard error of a worker is its log, in which it first says who it is.
+        log = Path(f"/proc/{worker.pid}/fd/2").read_text(errors="replace")
+        found["of group 'environment " in log].append(worker)
+    (environment,) = found[True]
+    return environment, found[False]
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_killed_environment_costs_nothing_and_a_killed_policy_names_the_way_on(
@@ -246,12 +259,12 @@ def test_a_killed_environment_costs_nothing_and_a_killed_policy_names_the_way_on
 
     process = start("train", path, f"output_dir={out}")
     goes_on(process)
-    (environment,) = workers_of(process, "EnvironmentHost")
+    environment, others = environment_and_others(process)
     environment.kill()
     goes_on(process)
-    (replaced,) = workers_of(process, "EnvironmentHost")
+    replaced, others = environment_and_others(process)
     assert replaced.pid != environment.pid
-    for worker in workers_of(process, "WorkerHost"):
+    for worker in others:
         worker.kill()
     _, err = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 1, err

@@ -16,10 +16,9 @@ import pickle, sys
 from rl_envs.registry import EnvironmentSpec
 from rl_envs.environment_host import EnvironmentHost
 
-host = EnvironmentHost("environment")
 print("torch" in sys.modules)
-outcome = host.load(pickle.dumps(EnvironmentSpec.of("sorting")))
-print(outcome.error, "torch" in sys.modules)
+EnvironmentHost(pickle.dumps(EnvironmentSpec.of("sorting")))
+print("torch" in sys.modules)
 """
 
 
@@ -27,7 +26,7 @@ def test_torch_is_there_before_the_first_step():
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True
     )
-    assert done.stdout.split("\n")[:2] == ["False", "None True"]
+    assert done.stdout.split("\n")[:2] == ["False", "True"]
 
 
 PROGRAM_OF_A_FUNCTION = """
@@ -38,10 +37,10 @@ from rl_envs.environment_host import EnvironmentHost
 def reward(prompt, response):
     return {"long": float(len(response)), "even": None}
 
-host = EnvironmentHost("environment")
-abilities = host.load(pickle.dumps(EnvironmentSpec.of(reward))).value
+host = EnvironmentHost(pickle.dumps(EnvironmentSpec.of(reward)))
+abilities = host.abilities()
 log = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "four"}]
-answer = host.call("step", [log], [None]).value
+answer = host.step([log], [None])
 print(abilities.is_function, "torch" in sys.modules)
 print({name: str(column) for name, column in answer.rewards.items()})
 print(answer.terminateds, type(answer.terminateds).__module__)
@@ -68,8 +67,8 @@ def test_a_subclass_of_the_wrapper_keeps_its_tensors():
             answer = super().step(message_log_batch, metadata)
             return answer._replace(rewards=answer.rewards.clamp(max=1.0))
 
-    host = EnvironmentHost("environment")
     spec = EnvironmentSpec.of(Clamped(lambda prompt, response: 5.0))
-    assert not host.load(cloudpickle.dumps(spec)).value.is_function
-    answer = host.call("step", [LOG], [None]).value
+    host = EnvironmentHost(cloudpickle.dumps(spec))
+    assert not host.abilities().is_function
+    answer = host.step([LOG], [None])
     assert torch.equal(answer.rewards, torch.tensor([1.0]))

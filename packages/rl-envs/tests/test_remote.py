@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import contextlib
 import os
+import pickle
 import signal
 import subprocess
 import threading
@@ -13,6 +15,7 @@ import psutil
 import pytest
 import ray
 import torch
+from ray import cloudpickle
 
 from rl_distributed.errors import (
     ConfigError,
@@ -38,6 +41,7 @@ from rl_envs import (
     observation_messages,
 )
 from rl_envs.environment_host import EnvironmentHost
+from rl_envs.registry import EnvironmentSpec
 from rl_envs.remote import join_returns
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
@@ -269,12 +273,17 @@ def test_a_death_may_be_an_error_at_once() -> None:
 
 
 def test_a_worker_that_hangs_is_named_and_ended() -> None:
-    with RemoteEnvironment(scripted_environment(), deadline_s=0.3) as remote:
+    with RemoteEnvironment(scripted_environment(), deadline_s=1.0) as remote:
         with pytest.raises(
             DeadlineExceededError, match=r"worker 0 of 1: no answer to step"
         ):
             remote.step(*batch_of(["hang"], answer=["1"]))
-        assert remote._workers == [None]
+        (health,) = remote._group.health()
+        assert health.state == "dead"
+        with contextlib.suppress(psutil.NoSuchProcess):
+            psutil.Process(health.pid).wait(60)
+        # Its successor has a new process.
+        assert len(remote.step(*batch_of(["1"], answer=["1"])).rewards) == 1
 
 
 class CannotStart(SortingEnvironment):
@@ -327,9 +336,11 @@ def test_chunks_join() -> None:
 
 
 def test_the_host_runs_without_ray() -> None:
-    host = EnvironmentHost("worker 0")
-    assert isinstance(host.call("step", [], []).error, WorkerStartError)
-    assert isinstance(host.load(b"garbage").error, WorkerStartError)
+    with pytest.raises(pickle.UnpicklingError):
+        EnvironmentHost(b"garbage")
+    host = EnvironmentHost(cloudpickle.dumps(EnvironmentSpec.of("sorting")))
+    assert host.abilities().tools == []
+    assert list(host.step([], []).terminateds) == []
 
 
 def test_tools_and_groups_in_another_process() -> None:

@@ -142,6 +142,13 @@ class EnvironmentSpec:
             )
         return cls(name, factory, (config,))
 
+    @property
+    def declares(self) -> EnvFactory:
+        """The class or function that may declare an `actor_environment`."""
+        if isinstance(self.factory, _Existing):
+            return type(self.factory.environment)
+        return self.factory
+
     def make(self) -> EnvironmentInterface[Any]:
         """Make the environment.
 

@@ -1,7 +1,7 @@
-"""`RemoteEnvironment`: an environment in processes of its own.
+"""`RemoteEnvironment`: an environment in a worker group of its own.
 
 ```
-step(B rows) --chunks--> [EnvironmentHost] x num_workers --> EnvironmentReturn
+step(B rows) --chunks--> RayWorkerGroup of EnvironmentHost --> EnvironmentReturn
 ```
 
 | part | consumes | produces | waits for | is unblocked by |
@@ -9,42 +9,41 @@ step(B rows) --chunks--> [EnvironmentHost] x num_workers --> EnvironmentReturn
 | caller | rows | the result | all workers | their answers, a death, the deadline |
 | worker | a chunk | its answer | the environment | the environment, or being killed |
 
-An environment keeps nothing between calls, so a worker that dies is replaced and its
-rows are sent again, `max_restarts` times in a row. One that misses the deadline is
-killed, reported, and replaced for the next call. `shutdown` asks every environment to
-shut down, briefly, then kills the workers.
+The group watches its processes, explains their failures and starts them again. Decided
+here is which calls are made again: an environment keeps nothing between calls, so the
+rows of a worker that died are sent to the one that replaces it, `max_restarts` times in
+a row. One that misses the deadline is ended, reported, and replaced for the next call.
+`shutdown` asks every environment to shut down, briefly, then ends the workers.
 """
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-import sys
 from collections.abc import Mapping, MutableMapping, Sequence
-from pathlib import Path
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import ray
 from ray import cloudpickle
 
+from rl_distributed.actor_environments import declared_environment
 from rl_distributed.batch.arrays import concat, to_numpy
-from rl_distributed.cluster.start import init_ray
+from rl_distributed.cluster.virtual_cluster import RayVirtualCluster
 from rl_distributed.errors import (
+    ActorEnvironmentError,
     ConfigError,
     DeadlineExceededError,
+    DistributedError,
     WorkerDiedError,
+    WorkerHungError,
+    WorkerMethodError,
     WorkerStartError,
 )
 from rl_distributed.logs.logging import get_logger
-from rl_distributed.secret_variables import secrets_of
-from rl_distributed.workers.failures import cause_of_death
-from rl_envs.environment_host import (
-    Abilities,
-    DriverNames,
-    EnvironmentHost,
-    Outcome,
-)
+from rl_distributed.workers import FailFast, RayWorkerBuilder, RayWorkerGroup
+from rl_distributed.workers.future import MultiWorkerFuture
+from rl_envs.environment_host import Abilities, DriverNames
 from rl_envs.errors import EnvironmentContractError
 from rl_envs.interfaces import (
     EnvironmentInterface,
@@ -72,8 +71,9 @@ __all__ = ["RemoteEnvironment", "join_returns"]
 _logger = get_logger(__name__)
 _SHUTDOWN_S = 5.0
 _ROWS_PER_CHECK = 256
-# The process of an actor is gone; Ray's monitor ends one for want of memory.
-_DEATHS = (ray.exceptions.RayActorError, ray.exceptions.OutOfMemoryError)
+_HOST = "rl_envs.environment_host.EnvironmentHost"
+# What ends a process, and not only a call: the rows are sent to its successor.
+_DEATHS = (WorkerDiedError, WorkerHungError)
 
 
 def join_returns(
@@ -130,10 +130,11 @@ def _knows_no_name(rewards: torch.Tensor, part: EnvironmentReturn[Any]) -> bool:
 
 
 class RemoteEnvironment(EnvironmentInterface[Any]):
-    """Runs an environment in one or more Ray actors, behind the same interface.
+    """Runs an environment in a group of workers, behind the same interface.
 
     Ray is started on this machine if it is not up. Only `role` and `content` of the
-    messages travel.
+    messages travel. Where the class of the environment declares an `actor_environment`
+    (or one is declared for it), its workers run there, with the packages that it needs.
 
     Args:
         env: A registered name, an environment class, an environment (each worker gets
@@ -149,7 +150,8 @@ class RemoteEnvironment(EnvironmentInterface[Any]):
             again; a call that succeeds begins a new count. 0: a death is an error.
 
     Raises:
-        UserError: The name, settings or function are wrong.
+        UserError: The name, settings or function are wrong, or the class declares an
+            environment that cannot be made.
         WorkerStartError: A worker does not come up.
     """
 
@@ -177,28 +179,33 @@ class RemoteEnvironment(EnvironmentInterface[Any]):
             raise ConfigError(f"max_restarts must be at least 0: got {max_restarts}")
         spec = EnvironmentSpec.of(env, config)
         self.name = spec.name
-        self._spec_pickle = _pickle(spec)
-        # An environment may make another one by name.
-        self._names = DriverNames(
-            env_registry.registrations(),
-            task_registry.registrations(),
-            [str(Path(folder or ".").resolve()) for folder in sys.path],
-        )
-        self._num_cpus = num_cpus
+        self._num_workers = num_workers
         self._deadline_s = deadline_s
-        self._start_deadline_s = start_deadline_s
-        self._env_vars = dict(env_vars or {})
         self._max_restarts = max_restarts
         # Deaths since the last call that succeeded; those at one time count once.
         self._num_deaths = 0
-        self._abilities = Abilities(False, False, False, [])
-        self._workers: list[Any] = [None] * num_workers
+        # Workers whose end was reported, and which the next call starts again.
+        self._ended: set[int] = set()
         self._closed = False
-        try:
-            self._start_missing()
-        except BaseException:
-            self.shutdown()
-            raise
+        with ExitStack() as closing:
+            cluster = RayVirtualCluster(
+                [num_workers],
+                use_gpus=False,
+                max_colocated_worker_groups=1,
+                name=f"environment {spec.name!r}",
+                deadline_s=start_deadline_s,
+                # The workers need not be on one node.
+                unified=True,
+                # Ray takes no empty bundle, and every node has a byte of memory left.
+                bundle_resources={"CPU": num_cpus, "memory": 1.0},
+            )
+            closing.callback(cluster.shutdown)
+            self._group = _start(spec, cluster, env_vars, start_deadline_s)
+            self._cluster = cluster
+            closing.callback(self.shutdown)
+            [abilities] = self._call({0: {}}, "abilities", start_deadline_s)
+            self._abilities: Abilities = abilities
+            closing.pop_all()
 
     # Calls ----------------------------------------------------------------------
 
@@ -249,12 +256,15 @@ class RemoteEnvironment(EnvironmentInterface[Any]):
         found: dict[int, str] = {}
         if not self._abilities.checks_rows:
             return found
-        size = len(self._workers)
+        size = self._num_workers
         # A call has a deadline: each worker gets few rows at a time.
         for first in range(0, len(metadata), size * _ROWS_PER_CHECK):
             rows = metadata[first : first + size * _ROWS_PER_CHECK]
             parts = [rows[index::size] for index in range(min(size, len(rows)))]
-            answers = self._call_workers([("unusable_rows", part) for part in parts])
+            answers = self._call(
+                {index: {"metadata": part} for index, part in enumerate(parts)},
+                "unusable_rows",
+            )
             for index, answer in enumerate(answers):
                 for place, reason in answer.items():
                     found[first + index + place * size] = reason
@@ -268,14 +278,13 @@ class RemoteEnvironment(EnvironmentInterface[Any]):
         self, method: str, rows: list[Any], metadata: list[Any]
     ) -> list[Any]:
         """Call a method with consecutive parts of the rows, one per worker."""
-        num_chunks = max(1, min(len(self._workers), len(rows)))
+        num_chunks = max(1, min(self._num_workers, len(rows)))
         bounds = [len(rows) * index // num_chunks for index in range(num_chunks + 1)]
-        return self._call_workers(
-            [
-                (method, rows[begin:end], metadata[begin:end])
-                for begin, end in itertools.pairwise(bounds)
-            ]
-        )
+        chunks = {
+            index: {"message_logs": rows[begin:end], "metadata": metadata[begin:end]}
+            for index, (begin, end) in enumerate(itertools.pairwise(bounds))
+        }
+        return self._call(chunks, method)
 
     def global_post_process_and_metrics(
         self, batch: MutableMapping[str, Any]
@@ -289,21 +298,22 @@ class RemoteEnvironment(EnvironmentInterface[Any]):
             return batch, reward_metrics(batch)
         if not self._abilities.post_processes:
             return super().global_post_process_and_metrics(batch)
-        [result] = self._call_workers([("global_post_process_and_metrics", batch)])
+        [result] = self._call({0: {"batch": batch}}, "global_post_process_and_metrics")
         processed, metrics = result
         return processed, metrics
 
     def shutdown(self) -> None:
         """Shut the environments down and end their processes; may be called again."""
-        self._closed = True
-        workers = [worker for worker in self._workers if worker is not None]
-        self._workers = [None] * len(self._workers)
-        if not workers or not ray.is_initialized():
+        if self._closed:
             return
-        refs = [worker.call.remote("shutdown") for worker in workers]
-        ray.wait(refs, num_returns=len(refs), timeout=_SHUTDOWN_S)
-        for worker in workers:
-            _kill(worker)
+        self._closed = True
+        with ExitStack() as closing:
+            closing.callback(self._cluster.shutdown)
+            closing.callback(self._group.shutdown, force=True)
+            if ray.is_initialized():
+                up = [h.rank for h in self._group.health() if h.failure is None]
+                # An environment that raises or hangs now is ended like the others.
+                self._attempt({index: {} for index in up}, "shutdown", _SHUTDOWN_S)
 
     def __enter__(self) -> RemoteEnvironment:
         return self
@@ -314,96 +324,113 @@ class RemoteEnvironment(EnvironmentInterface[Any]):
     # Workers --------------------------------------------------------------------
 
     def _label(self, index: int) -> str:
-        return f"environment {self.name!r}, worker {index} of {len(self._workers)}"
+        return f"environment {self.name!r}, worker {index} of {self._num_workers}"
 
-    def _start_missing(self) -> None:
-        missing = [i for i, worker in enumerate(self._workers) if worker is None]
-        if not missing:
-            return
-        init_ray()
-        options: dict[str, Any] = {"num_cpus": self._num_cpus, "max_restarts": 0}
-        # Ray writes a runtime environment to its logs, so secrets go another way.
-        secrets = secrets_of(self._env_vars)
-        plain = {k: v for k, v in self._env_vars.items() if k not in secrets}
-        if plain:
-            options["runtime_env"] = {"env_vars": plain}
-        actor_class = ray.remote(EnvironmentHost).options(**options)
-        for index in missing:
-            self._workers[index] = actor_class.remote(
-                self._label(index), secrets, self._names
-            )
-        refs = {i: self._workers[i].load.remote(self._spec_pickle) for i in missing}
-        try:
-            answers, deaths = self._collect(refs, self._start_deadline_s, "start")
-            if deaths:
-                raise WorkerStartError(self._describe(deaths, "start"))
-        except BaseException as error:
-            self._drop([i for i in missing if self._workers[i] is not None])
-            if isinstance(error, DeadlineExceededError):
-                raise WorkerStartError(str(error)) from error
-            raise
-        self._abilities = answers[missing[0]]
-
-    def _call_workers(self, calls: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Make one call per worker; those of a worker that dies are made again."""
+    def _call(
+        self,
+        arguments: Mapping[int, Mapping[str, Any]],
+        method: str,
+        deadline_s: float | None = None,
+    ) -> list[Any]:
+        """Call a method of some workers; calls of those that die are made again."""
         if self._closed:
             raise WorkerDiedError(
                 f"environment {self.name!r} was shut down; make a new one"
             )
-        method = str(calls[0][0])
+        deadline_s = self._deadline_s if deadline_s is None else deadline_s
         values: dict[int, Any] = {}
-        while len(values) < len(calls):
-            self._start_missing()
-            refs = {
-                index: self._workers[index].call.remote(*call)
-                for index, call in enumerate(calls)
-                if index not in values
-            }
-            answers, deaths = self._collect(refs, self._deadline_s, method)
+        while len(values) < len(arguments):
+            self._replace_ended()
+            left = {i: kwargs for i, kwargs in arguments.items() if i not in values}
+            answers, errors = self._attempt(left, method, deadline_s)
             values |= answers
+            deaths = {i: e for i, e in errors.items() if isinstance(e, _DEATHS)}
+            late = [
+                i for i, e in errors.items() if isinstance(e, DeadlineExceededError)
+            ]
+            # Noted with the group even where it has not found out itself.
+            self._group.end(deaths, f"its process failed during {method}")
+            self._group.end(late, f"it had no answer to {method} in time")
+            self._ended |= {*deaths, *late}
+            if late:
+                raise DeadlineExceededError(
+                    f"{', '.join(map(self._label, late))}: no answer to {method} "
+                    f"within {deadline_s:g} s; the process was ended. Bound what "
+                    "the environment waits for, or raise the deadline"
+                )
+            for index, error in errors.items():
+                if index not in deaths:
+                    raise self._named(error, index, method) from error.__cause__
             if deaths:
                 self._report_deaths(deaths, method)
         self._num_deaths = 0
-        return [values[index] for index in range(len(calls))]
+        return [values[index] for index in arguments]
 
-    def _collect(
-        self, refs: Mapping[int, Any], deadline_s: float, method: str
-    ) -> tuple[dict[int, Any], dict[int, Exception]]:
-        """Return what workers answered, and why others died; the dead are dropped."""
-        _, late = ray.wait(
-            list(refs.values()), num_returns=len(refs), timeout=deadline_s
-        )
-        outcomes: dict[int, Outcome] = {}
-        deaths: dict[int, Exception] = {}
-        for index, ref in refs.items():
-            if ref in late:
-                continue
+    def _replace_ended(self) -> None:
+        """Start the workers again whose end was reported."""
+        if self._ended:
+            self._group.restart(sorted(self._ended))
+            self._ended.clear()
+
+    def _attempt(
+        self,
+        arguments: Mapping[int, Mapping[str, Any]],
+        method: str,
+        deadline_s: float,
+    ) -> tuple[dict[int, Any], dict[int, DistributedError]]:
+        """Make the calls once; return the answers, and the errors of other workers."""
+        values: dict[int, Any] = {}
+        errors: dict[int, DistributedError] = {}
+        sent: dict[int, Any] = {}
+        for index, kwargs in arguments.items():
             try:
-                outcomes[index] = ray.get(ref, timeout=deadline_s)
+                sent[index] = self._group.run_single_worker_single_data(
+                    method, index, common_kwargs=kwargs
+                )
             except _DEATHS as error:
-                deaths[index] = error
-        hung = [index for index, ref in refs.items() if ref in late]
-        self._drop([*deaths, *hung])
-        if hung:
-            raise DeadlineExceededError(
-                f"{', '.join(map(self._label, hung))}: no answer to {method} within "
-                f"{deadline_s:g} s; the process was ended. Bound what the environment "
-                "waits for, or raise the deadline"
-            )
-        for outcome in outcomes.values():
-            if outcome.error is not None:
-                raise outcome.error
-        return {index: outcome.value for index, outcome in outcomes.items()}, deaths
+                # It died between two calls.
+                errors[index] = error
+        future = MultiWorkerFuture(
+            list(sent.values()), None, list(sent), method, self._group
+        )
+        for outcome in future.outcomes(deadline_s):
+            if outcome.error is None:
+                values[outcome.rank] = outcome.value
+            else:
+                errors[outcome.rank] = outcome.error
+        return values, dict(sorted(errors.items()))
 
-    def _report_deaths(self, deaths: Mapping[int, Exception], method: str) -> None:
+    def _named(
+        self, error: DistributedError, index: int, method: str
+    ) -> DistributedError:
+        """Return the error of a method with the environment's name; others as is."""
+        failure = getattr(error, "failure", None)
+        if not isinstance(error, WorkerMethodError) or failure is None:
+            return error
+        named = WorkerMethodError(
+            f"{self._label(index)}: {method} raised {failure.cause}\n"
+            f"{failure.traceback}\nLog of the worker: {failure.log_path}"
+        )
+        named.failure = failure
+        return named
+
+    def _report_deaths(
+        self, deaths: Mapping[int, DistributedError], method: str
+    ) -> None:
         """Log that dead workers are replaced, or raise once that happened too often."""
         self._num_deaths += 1
-        said = self._describe(deaths, method)
+        labels = ", ".join(map(self._label, deaths))
+        first = next(iter(deaths.values()))
+        failure = getattr(first, "failure", None)
+        cause = (str(first) if failure is None else failure.cause).rstrip(".")
+        said = f"{labels}: the process ended during {method}: {cause}"
         if self._num_deaths > self._max_restarts:
-            raise WorkerDiedError(
+            error = WorkerDiedError(
                 f"{said}. It was replaced {self._num_deaths - 1} times in a row "
                 "(max_restarts); look for what ends it (memory, a crash in native code)"
-            ) from next(iter(deaths.values()))
+            )
+            error.failure = failure
+            raise error from first
         _logger.warning(
             "%s. It is replaced, and its rows are sent again (%d of %d)",
             said,
@@ -411,15 +438,44 @@ class RemoteEnvironment(EnvironmentInterface[Any]):
             self._max_restarts,
         )
 
-    def _describe(self, deaths: Mapping[int, Exception], method: str) -> str:
-        labels = ", ".join(map(self._label, deaths))
-        cause = cause_of_death(next(iter(deaths.values()))).rstrip(".")
-        return f"{labels}: the process ended during {method}: {cause}"
 
-    def _drop(self, indices: Sequence[int]) -> None:
-        for index in indices:
-            _kill(self._workers[index])
-            self._workers[index] = None
+def _start(
+    spec: EnvironmentSpec,
+    cluster: RayVirtualCluster,
+    env_vars: Mapping[str, str] | None,
+    start_deadline_s: float,
+) -> RayWorkerGroup:
+    """Start a worker on each bundle, in the Python environment that is declared.
+
+    Raises:
+        WorkerStartError: A worker does not come up.
+        ActorEnvironmentError: The declared environment cannot be made.
+    """
+    names = DriverNames(env_registry.registrations(), task_registry.registrations())
+    builder = RayWorkerBuilder(_HOST, _pickle(spec), names)
+    declared = declared_environment(spec.declares)
+    if declared.source != "default":
+        builder = builder.with_options(environment=declared.environment)
+    try:
+        return RayWorkerGroup(
+            cluster,
+            builder,
+            name_prefix=f"environment {spec.name}",
+            env_vars=env_vars,
+            start_deadline_s=start_deadline_s,
+            # Workers do not talk to each other; which rows go where is decided above.
+            failure_policy=FailFast(release="tied"),
+        )
+    except ActorEnvironmentError as error:
+        raise ActorEnvironmentError(
+            f"environment {spec.name!r} cannot run with what it declares "
+            f"({declared.source}: {declared.environment.label}): {error}"
+        ) from error
+    except DeadlineExceededError as error:
+        raise WorkerStartError(
+            f"environment {spec.name!r} did not start within {start_deadline_s:g} s: "
+            f"{error}"
+        ) from error
 
 
 def _as_text(log: MessageLog) -> list[dict[str, Any]]:
@@ -436,9 +492,3 @@ def _pickle(spec: EnvironmentSpec) -> bytes:
             "class in place of the object"
         ) from error
     return pickled
-
-
-def _kill(worker: Any) -> None:
-    with contextlib.suppress(Exception):
-        # The process may be gone already, or Ray itself.
-        ray.kill(worker, no_restart=True)

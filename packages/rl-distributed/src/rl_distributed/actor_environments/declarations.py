@@ -16,7 +16,7 @@ Of several names in 2 or 3, the longest that the path of the class begins with c
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -54,8 +54,8 @@ class Declaration:
     source: Literal["option", "user", "entry point", "class", "default"]
 
 
-def declared_environment(worker_class: str | type[Any]) -> Declaration:
-    """The environment of a class, or of one that only its path is known of.
+def declared_environment(worker_class: str | Callable[..., Any]) -> Declaration:
+    """Return the environment of a class or factory, or of the class at a path.
 
     A class whose module is not imported here is left to the worker, which tells its
     attribute once it has imported it.
@@ -72,14 +72,14 @@ def declared_environment(worker_class: str | type[Any]) -> Declaration:
         found = environment_registry.get(name)
         where = f"the entry point {name!r} of {environment_registry.group}"
         return Declaration(checked_environment(found, where), "entry point")
-    cls = worker_class if isinstance(worker_class, type) else _imported(worker_class)
+    cls = _imported(worker_class) if isinstance(worker_class, str) else worker_class
     own = own_environment(cls)
     if own is not None:
         return Declaration(own, "class")
     return Declaration(DriverEnvironment(), "default")
 
 
-def own_environment(cls: type[Any] | None) -> ActorEnvironment | None:
+def own_environment(cls: Callable[..., Any] | None) -> ActorEnvironment | None:
     """The attribute `actor_environment` of a class, or None where it has none.
 
     Raises:

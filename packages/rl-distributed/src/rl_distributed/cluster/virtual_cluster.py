@@ -78,7 +78,8 @@ class RayVirtualCluster:
         deadline_s: how long to wait for resources that somebody else still holds.
         unified: one placement group over all nodes instead of one for each, where
             `place` does not say otherwise.
-        bundle_resources: further Ray resources of each bundle, by name.
+        bundle_resources: further Ray resources of each bundle, by name. `CPU` replaces
+            the CPUs that it has otherwise; 0 fits where all are taken.
         tls: as for `init_ray`, which is called where Ray is not up; call it first to
             set more.
     """
@@ -189,9 +190,14 @@ class RayVirtualCluster:
     @property
     def bundle(self) -> Bundle:
         """What one bundle reserves."""
-        if self.use_gpus:
-            return Bundle(self._cpus_beside_gpu, 1.0, self._bundle_resources)
-        return Bundle(1.0, 0.0, self._bundle_resources)
+        resources = dict(self._bundle_resources)
+        resources.pop("CPU", None)
+        return Bundle(self._cpus_per_bundle, float(self.use_gpus), resources)
+
+    @property
+    def _cpus_per_bundle(self) -> float:
+        usual = self._cpus_beside_gpu if self.use_gpus else 1.0
+        return self._bundle_resources.get("CPU", usual)
 
     @property
     def worker_share(self) -> Bundle:
@@ -199,8 +205,8 @@ class RayVirtualCluster:
         # Rounded down to what Ray can count, or the last group would not fit.
         share = (10_000 // self.max_colocated_worker_groups) / 10_000
         if not self.use_gpus:
-            return Bundle(share)
-        return Bundle(min(1.0, self._cpus_beside_gpu * share), share)
+            return Bundle(self._cpus_per_bundle * share)
+        return Bundle(min(1.0, self._cpus_per_bundle * share), share)
 
     @property
     def is_shut_down(self) -> bool:
@@ -441,8 +447,13 @@ class RayVirtualCluster:
 
 def _check_resources(resources: Mapping[str, float]) -> None:
     for name, amount in resources.items():
-        if name in ("CPU", "GPU") or not amount > 0:
+        if name == "GPU" or not (amount > 0 or (name == "CPU" and amount == 0)):
             raise ConfigError(
-                "bundle_resources must map names other than CPU and GPU to positive "
-                f"amounts: got {name!r}: {amount!r}; CPUs and GPUs follow from use_gpus"
+                "bundle_resources must map names other than GPU to positive amounts, "
+                f"0 for CPU alone: got {name!r}: {amount!r}; GPUs follow from use_gpus"
             )
+    if resources.get("CPU") == 0 and len(resources) == 1:
+        raise ConfigError(
+            "bundle_resources must name another resource beside 0 CPU, as Ray takes no "
+            f"empty bundle: got {dict(resources)}"
+        )
