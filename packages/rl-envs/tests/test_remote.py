@@ -41,8 +41,8 @@ from rl_envs import (
     observation_messages,
 )
 from rl_envs.environment_host import EnvironmentHost
+from rl_envs.joined_returns import join_returns
 from rl_envs.registry import EnvironmentSpec
-from rl_envs.remote import join_returns
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 
@@ -278,7 +278,7 @@ def test_a_worker_that_hangs_is_named_and_ended() -> None:
             DeadlineExceededError, match=r"worker 0 of 1: no answer to step"
         ):
             remote.step(*batch_of(["hang"], answer=["1"]))
-        (health,) = remote._group.health()
+        (health,) = remote._workers.health()
         assert health.state == "dead"
         with contextlib.suppress(psutil.NoSuchProcess):
             psutil.Process(health.pid).wait(60)

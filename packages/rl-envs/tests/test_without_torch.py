@@ -23,7 +23,7 @@ from rl_envs import (
     total_reward,
 )
 from rl_envs.interfaces import as_columns
-from rl_envs.remote import join_returns
+from rl_envs.joined_returns import join_returns
 
 SCRIPT = Path(__file__).parent / "scripts" / "numpy_or_torch.py"
 NO_TORCH = Path(__file__).parents[2] / "rl-distributed/tests/scripts/no_torch"

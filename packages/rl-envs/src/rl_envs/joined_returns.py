@@ -1,0 +1,70 @@
+"""Answers to consecutive chunks of a batch, put together again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rl_distributed.batch.arrays import concat, to_numpy
+from rl_envs.errors import EnvironmentContractError
+from rl_envs.interfaces import EnvironmentReturn, Rewards, as_columns
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["join_returns"]
+
+
+def join_returns(
+    parts: Sequence[EnvironmentReturn[Any]],
+) -> EnvironmentReturn[Any]:
+    """Put the answers to consecutive chunks of a batch together.
+
+    Raises:
+        EnvironmentContractError: The chunks have different rewards.
+    """
+    parts = [as_columns(part) for part in parts]
+    if len(parts) == 1:
+        return parts[0]
+    answers: list[str | None] | None = None
+    if any(part.answers is not None for part in parts):
+        answers = []
+        for part in parts:
+            answers.extend(part.answers or [None] * len(part.terminateds))
+    return EnvironmentReturn(
+        observations=[row for part in parts for row in part.observations],
+        metadata=[row for part in parts for row in part.metadata],
+        next_stop_strings=[row for part in parts for row in part.next_stop_strings],
+        rewards=_join_rewards(parts),
+        terminateds=concat([part.terminateds for part in parts]),
+        answers=answers,
+    )
+
+
+def _join_rewards(parts: Sequence[EnvironmentReturn[Any]]) -> Rewards:
+    rewards = [part.rewards for part in parts]
+    named = [part for part in rewards if isinstance(part, dict)]
+    if not named:
+        return concat([part for part in rewards if not isinstance(part, dict)])
+    names = list(named[0])
+    columns: list[dict[str, torch.Tensor]] = []
+    for part in parts:
+        values = part.rewards
+        if not isinstance(values, dict) and _knows_no_name(values, part):
+            values = dict.fromkeys(names, values)
+        if not isinstance(values, dict) or set(values) != set(names):
+            got = sorted(values) if isinstance(values, dict) else "one reward per row"
+            raise EnvironmentContractError(
+                f"an environment must give the same rewards for every row: got {got} "
+                f"and {sorted(names)} in one batch"
+            )
+        columns.append(values)
+    return {name: concat([column[name] for column in columns]) for name in names}
+
+
+def _knows_no_name(rewards: torch.Tensor, part: EnvironmentReturn[Any]) -> bool:
+    """Whether no row of a chunk was scored: all failed, or go on without a reward."""
+    values, ended = to_numpy(rewards), to_numpy(part.terminateds)
+    return bool((np.isnan(values) | (~ended & (values == 0))).all())
