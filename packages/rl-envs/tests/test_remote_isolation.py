@@ -79,7 +79,12 @@ def judging_class(needed: Any) -> type[EnvironmentInterface[Any]]:
         def step(self, message_log_batch: Any, metadata: Any) -> EnvironmentReturn[Any]:
             count = len(metadata)
             return EnvironmentReturn(
-                [], [None] * count, [None] * count, [self.score] * count, [True] * count
+                [],
+                [None] * count,
+                [None] * count,
+                [self.score] * count,
+                [True] * count,
+                None,
             )
 
     return Judging

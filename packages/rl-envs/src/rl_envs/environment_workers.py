@@ -156,7 +156,7 @@ class EnvironmentWorkers:
                 i for i, e in errors.items() if isinstance(e, DeadlineExceededError)
             ]
             # Noted with the group even where it has not found out itself.
-            self._group.end(deaths, f"its process failed during {method}")
+            self._group.end(list(deaths), f"its process failed during {method}")
             self._group.end(late, f"it had no answer to {method} in time")
             self._ended |= {*deaths, *late}
             if late:
