@@ -233,7 +233,7 @@ def environment_and_others(
     for worker in workers_of(process, "WorkerHost"):
         # Standard error of a worker is its log, in which it first says who it is.
         log = Path(f"/proc/{worker.pid}/fd/2").read_text(errors="replace")
-        found["of group 'environment " in log].append(worker)
+        found["of group 'environment-" in log].append(worker)
     (environment,) = found[True]
     return environment, found[False]
 

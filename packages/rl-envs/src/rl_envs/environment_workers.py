@@ -267,7 +267,7 @@ def _start(
         return RayWorkerGroup(
             cluster,
             builder,
-            name_prefix=f"environment {spec.name}",
+            name_prefix=f"environment-{spec.name}",
             env_vars=env_vars,
             start_deadline_s=start_deadline_s,
             # Workers do not talk to each other; which rows go where is decided above.
