@@ -40,7 +40,15 @@ from rl_distributed.errors import (
         ),
         (
             {"bundle_ct_per_node_list": [1], "bundle_resources": {"GPU": 1}},
-            "names other than CPU and GPU",
+            "names other than GPU",
+        ),
+        (
+            {"bundle_ct_per_node_list": [1], "bundle_resources": {"CPU": -1}},
+            "0 for CPU alone",
+        ),
+        (
+            {"bundle_ct_per_node_list": [1], "bundle_resources": {"CPU": 0}},
+            "another resource beside 0 CPU",
         ),
         (
             {"bundle_ct_per_node_list": [1], "bundle_resources": {"probe": 0}},
