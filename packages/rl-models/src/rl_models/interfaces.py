@@ -31,15 +31,18 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from rl_distributed.batch.batched_data_dict import BatchedDataDict
+    from rl_distributed.cluster.virtual_cluster import RayVirtualCluster
     from rl_distributed.timing.timer import Timer
     from rl_models.weight_request import Pending, WeightRequest
 
 __all__ = [
     "GenerationBackend",
     "GenerationInterface",
+    "GenerationMemory",
     "LossFunction",
     "PolicyInterface",
     "TrainingBackend",
+    "TrainingMemory",
 ]
 
 AnyPath = str | PathLike[str]
@@ -220,11 +223,21 @@ class PolicyInterface(ABC):
             timer: Receives the spans of the call.
         """
 
+    @property
+    def cluster(self) -> RayVirtualCluster | None:
+        """Whose bundles the model runs on; None: on none, as in this process."""
+        return None
+
     def prepare_for_training(self) -> None:  # noqa: B027 - most have nothing to do
-        """Brings weights and optimizer state to where training needs them."""
+        """Bring weights and optimizer state to where training needs them.
+
+        Trainers call it before a training turn if the policy shares its devices with
+        the generator, and `finish_training` after it. Either may be called twice in a
+        row, and `train` works without.
+        """
 
     def finish_training(self) -> None:  # noqa: B027
-        """Frees what only training needs."""
+        """Free what only training needs; weights can still be read."""
 
     def save_checkpoint(
         self,
@@ -276,13 +289,23 @@ class GenerationInterface(ABC):
     ) -> BatchedDataDict[GenerationOutputSpec]:
         """Samples one continuation per row, rows in input order."""
 
+    @property
+    def cluster(self) -> RayVirtualCluster | None:
+        """Whose bundles the model runs on; None: on none, as in this process."""
+        return None
+
     @abstractmethod
     def prepare_for_generation(self) -> None:
-        """Brings weights and caches to where generation needs them."""
+        """Bring weights and caches to where generation needs them.
+
+        Trainers call it before a generation turn, after the weights were updated, if
+        the generator shares its devices with the policy, and `finish_generation` after
+        the last row. Either may be called twice in a row, and `generate` works without.
+        """
 
     @abstractmethod
     def finish_generation(self) -> None:
-        """Frees what only generation needs."""
+        """Free what only generation needs; weights can still be updated."""
 
     @abstractmethod
     def start_weight_update(self, source: Any, request: WeightRequest) -> Pending:
@@ -306,6 +329,33 @@ class GenerationInterface(ABC):
     @abstractmethod
     def shutdown(self) -> bool:
         """Ends the workers; True if nothing went wrong."""
+
+
+@runtime_checkable
+class TrainingMemory(Protocol):
+    """What a `TrainingBackend` may have besides: memory to free between its turns."""
+
+    @property
+    def frees_memory(self) -> bool:
+        """Whether the two methods do anything here; asked once, after `setup`."""
+        ...
+
+    def prepare_for_training(self) -> None:
+        """Bring back what was put away; see `PolicyInterface`."""
+        ...
+
+    def finish_training(self) -> None:
+        """Free what only training needs; see `PolicyInterface`."""
+        ...
+
+
+@runtime_checkable
+class GenerationMemory(Protocol):
+    """What a `GenerationBackend` may have besides: memory to free between its turns."""
+
+    def release_memory(self) -> None:
+        """Free it; `load_weights` and `generate` take what they need again."""
+        ...
 
 
 class TrainingBackend(Protocol):

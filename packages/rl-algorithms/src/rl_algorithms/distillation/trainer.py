@@ -97,6 +97,7 @@ class DistillationTrainer(RolloutTrainer[DistillationConfig]):
         if self._sampling.on_policy:
             self.sync_weights()
             rows, metrics = self._run_rollouts(batch, 0)
+            self.finish_sampling()
             rows = _to_train_on(rows)
         if not self._is_scored:
             metrics = {k: v for k, v in metrics.items() if not k.startswith("reward")}
@@ -124,7 +125,10 @@ class DistillationTrainer(RolloutTrainer[DistillationConfig]):
         if not self._sampling.on_policy:
             return ValidationResult(self._loss_of(loader))
         self.sync_weights()
-        return ValidationResult(self._loss_of(self._answers(loader)))
+        # All of them first: the models that measure need the room of the cache.
+        answers = list(self._answers(loader))
+        self.finish_sampling()
+        return ValidationResult(self._loss_of(answers))
 
     def _answers(self, loader: Iterable[Any]) -> Iterator[BatchedDataDict[Any]]:
         """The student's answers to held-out prompts."""

@@ -31,6 +31,7 @@ from rl_algorithms.rollout import RolloutConfig, RolloutEngine, RolloutResult
 from rl_algorithms.trainers.sampling.unusable_rows import check_rows
 from rl_algorithms.trainers.settings.keywords import build_config
 from rl_algorithms.trainers.setup.reward_trial import try_reward_fn
+from rl_algorithms.trainers.steps.memory_turns import generation_turn
 from rl_distributed.cluster.start import init_ray, shutdown_ray
 from rl_distributed.cluster.virtual_cluster import RayVirtualCluster
 from rl_distributed.errors import ConfigError
@@ -120,10 +121,15 @@ def evaluate(
             _rollout_config(cfg, target.model),
             use_chat_template=cfg.data.apply_chat_template,
         )
+        turn = generation_turn([started])
+        turn.prepare()
         found = {
             name: _evaluate_one(engine, name, rows, cfg, tokenizer)
             for name, rows in prompts.items()
         }
+        if generation is not None:
+            # It lives on, perhaps beside a model that is trained.
+            turn.finish()
     result = EvaluationResult(str(model), found, cfg.to_dict())
     if output is not None:
         result.save(output)

@@ -65,6 +65,7 @@ class GRPOTrainer(RolloutTrainer[GRPOConfig]):
     def _train_step(self, batch: BatchedDataDict[Any]) -> Mapping[str, Any]:
         self.sync_weights()
         rows, metrics = self._sample(batch)
+        self.finish_sampling()
         if rows is None:
             return metrics
         settings, loss_cfg = self.config.grpo, self.config.loss_fn

@@ -66,6 +66,7 @@ class PPOTrainer(RolloutTrainer[PPOConfig]):
     def _train_step(self, batch: BatchedDataDict[Any]) -> Mapping[str, Any]:
         self.sync_weights()
         sampled, metrics = self._run_rollouts(batch, 0)
+        self.finish_sampling()
         rows, row_metrics = trainable_rows(sampled, self.config.ppo)
         metrics |= row_metrics
         if rows is None:
@@ -96,6 +97,7 @@ class PPOTrainer(RolloutTrainer[PPOConfig]):
         self, rows: BatchedDataDict[Any], global_batch_size: int
     ) -> dict[str, Any]:
         """Pass over the rows several times; both models see the same order."""
+        self.prepare_for_training()
         settings = self.config.ppo
         trains_policy = self.state.step >= settings.critic_warmup_steps
         values, policies = [], []

@@ -82,6 +82,7 @@ from rl_algorithms.trainers.setup.given_policy import (
 from rl_algorithms.trainers.setup.memory_hint import memory_hint
 from rl_algorithms.trainers.setup.pool import WorkerPool
 from rl_algorithms.trainers.setup.reward_trial import try_reward_fn
+from rl_algorithms.trainers.steps.memory_turns import MemoryTurns
 from rl_distributed.cluster.watch import ClusterWatch, find_loss
 from rl_distributed.config import Config
 from rl_distributed.errors import ClusterLostError
@@ -408,6 +409,7 @@ class BaseTrainer(DefaultStep[ConfigT]):
             pool=self._pool,
         )
         self._signals.raise_pending()
+        self._share_memory()
         self._set_up()
         if checkpoint is not None and info is not None:
             self._restore(checkpoint, info)
@@ -415,6 +417,10 @@ class BaseTrainer(DefaultStep[ConfigT]):
         self._loader_state = self._loader.state_dict()
         self._throughput = Throughput.of(config, self.components.policy)
         self._opened = True
+
+    def _share_memory(self) -> None:
+        parts = self.components
+        self._memory = MemoryTurns(parts.policy, parts.generation, parts.critic)
 
     def _note_own_names(self) -> None:
         """Tell attributes of the subclass from those that a run sets."""
@@ -447,6 +453,7 @@ class BaseTrainer(DefaultStep[ConfigT]):
                 pool=self._pool,
             )
         weakref.finalize(self, self._alone.close)
+        self._share_memory()
         self._set_up()
         self._throughput = Throughput.of(config, self.components.policy)
 

@@ -27,6 +27,7 @@ from rl_algorithms.trainers.sampling.validation import ValidationResult, validat
 from rl_algorithms.trainers.sampling.validation_samples import ValidationSamples
 from rl_algorithms.trainers.schedule import Patience, ValidationSchedule
 from rl_algorithms.trainers.setup.own_policy import OwnPolicy
+from rl_algorithms.trainers.steps.memory_turns import MemoryTurns
 from rl_distributed.batch.batched_data_dict import BatchedDataDict
 from rl_distributed.logs.logging import get_logger, log_context
 from rl_distributed.metrics import LoggerFacade, to_floats
@@ -61,6 +62,7 @@ class TrainerLoop(LiveConfig[ConfigT]):
     _schedule: ValidationSchedule
     _patience: Patience
     _throughput: Throughput
+    _memory: MemoryTurns
     _loader: Loader
     _val_loader: Loader | ValidationParts | None
     _loader_state: Mapping[str, Any]
@@ -93,16 +95,39 @@ class TrainerLoop(LiveConfig[ConfigT]):
         self.state.stop_reason = reason
 
     def sync_weights(self) -> None:
-        """Give generation the policy's weights, if it does not have them."""
-        sync = self.components.sync
-        if sync is None or not sync.is_stale:
+        """Give generation the policy's weights, if it lacks them, and its memory.
+
+        Call it before anything is sampled, and `finish_sampling` afterwards.
+        """
+        sync, memory = self.components.sync, self._memory
+        is_stale = sync is not None and sync.is_stale
+        if not is_stale and not memory.generation.must_prepare:
             return
         prefix = "prepare_for_generation"
-        with (
-            self.phase(prefix, label=f"{prefix}/total"),
-            self.timer.time(f"{prefix}/transfer_and_update_weights"),
-        ):
-            sync.sync_weights(version=self.state.weight_version)
+        with self.phase(prefix, label=f"{prefix}/total"):
+            # First of all: the new weights need the room.
+            memory.training.finish()
+            if is_stale:
+                with self.timer.time(f"{prefix}/transfer_and_update_weights"):
+                    sync.sync_weights(version=self.state.weight_version)
+            memory.generation.prepare()
+
+    def finish_sampling(self) -> None:
+        """Free what only generation needs; log-probs and training follow.
+
+        Not called after an error: the workers may be gone, and the next turn, also that
+        of a later run with the same models, begins by freeing what is left.
+        """
+        if self._memory.generation.must_finish:
+            with self.timer.time("finish_generation"):
+                self._memory.generation.finish()
+
+    def prepare_for_training(self) -> None:
+        """Give the memory of the devices to the models that are trained."""
+        self.finish_sampling()
+        if self._memory.training.must_prepare:
+            with self.timer.time("prepare_for_training"):
+                self._memory.training.prepare()
 
     def train_policy(
         self, rows: BatchedDataDict[Any], loss: Any, global_batch_size: int
@@ -112,6 +137,7 @@ class TrainerLoop(LiveConfig[ConfigT]):
         Returns:
             What `PolicyInterface.train` returns.
         """
+        self.prepare_for_training()
         with self.phase("policy_training"):
             output: Mapping[str, Any] = self.components.policy.train(
                 rows, loss, gbs=global_batch_size, timer=self.timer
@@ -158,6 +184,9 @@ class TrainerLoop(LiveConfig[ConfigT]):
         if unsaved and self._checkpoints.due(state.step, last=True, best=False):
             self._save_checkpoint()
         self._call("on_train_end")
+        # Models that were given to the run live on.
+        self.finish_sampling()
+        self._memory.training.finish()
 
     def _finished(self) -> bool:
         max_epochs, max_steps = self._limits()

@@ -59,8 +59,9 @@ class VllmConfig(Config):
     enable_prefix_caching: bool = True
     """Compute a shared beginning of prompts once."""
     enable_sleep_mode: bool = False
-    """On GPUs: `finish_generation` frees weights and cache, and
-    `prepare_for_generation` brings them back. A CPU has no such mode."""
+    """On GPUs: `finish_generation`, which trainers on the same devices call, frees
+    weights and cache; an update and `generate` take them again. A CPU has no such
+    mode."""
     stall_limit_s: float | None = Field(None, gt=0)
     """An engine that has rows to sample and ends no step for so long is taken for hung;
     null: 6 s (on a GPU, which may compile something new at any time, 60 s), or five

@@ -16,6 +16,7 @@ from rl_models.errors import GenerationError
 from rl_models.generation.four_methods import make_generation_backend
 from rl_models.generation.replica_rank import ReplicaRank
 from rl_models.generation.row_checks import rows_digest
+from rl_models.interfaces import GenerationMemory
 from rl_models.registry import adopt_generation_backends
 from rl_models.types import (
     GENERATION_INPUT,
@@ -160,9 +161,8 @@ class GenerationWorker:
 
     def release_memory(self) -> None:
         """Let the backend free what only generation needs, if it can."""
-        release = getattr(self._backend, "release_memory", None)
-        if release is not None:
-            release()
+        if isinstance(self._backend, GenerationMemory):
+            self._backend.release_memory()
 
     def shutdown(self) -> None:
         """Free the engine."""

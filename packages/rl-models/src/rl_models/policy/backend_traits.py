@@ -9,6 +9,8 @@ it may leave out:
 - `check_model(config, model_config)`: the same for what the model's `config.json` says;
 - `process_variables(config, on_gpu=...)`: environment variables of its process;
 - `calls_at_once(config)`: calls of `generate` that run in one replica at a time;
+- `frees_memory(config, on_gpu=...)`: whether its `release_memory` frees anything; it
+  is taken to, where the class has that method and leaves this one out;
 - `workers_per_replica(config)`: workers that hold one model together. Each is given its
   `place` in the replica by `setup`.
 """
@@ -39,6 +41,8 @@ class Hosting:
     """Calls of `generate` that run in one replica at a time."""
     workers_per_replica: int = 1
     """Workers that hold one model together."""
+    frees_memory: bool = False
+    """Whether replicas are told when they may free memory."""
     registrations: tuple[Registration, ...] = field(default=(), repr=False)
     """Backends that the driver has registered in code."""
 
@@ -62,11 +66,15 @@ def hosting_of(
     variables = getattr(backend, "process_variables", None)
     at_once = getattr(backend, "calls_at_once", None)
     size = getattr(backend, "workers_per_replica", None)
+    frees = getattr(backend, "frees_memory", None)
     return Hosting(
         getattr(backend, "worker_class", _WORKER),
         {} if variables is None else dict(variables(config, on_gpu=on_gpu)),
         1 if at_once is None else int(at_once(config)),
         1 if size is None else int(size(config)),
+        hasattr(backend, "release_memory")
+        if frees is None
+        else bool(frees(config, on_gpu=on_gpu)),
         generation_registrations(config.backend),
     )
 

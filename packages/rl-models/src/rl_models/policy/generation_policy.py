@@ -26,7 +26,7 @@ from rl_models.interfaces import AnyPath, GenerationInterface
 from rl_models.policy.backend_traits import check_model, hosting_of, rows_at_once
 from rl_models.policy.row_sharding import num_parts, split_rows
 from rl_models.policy.text_rows import TextRows, has_texts
-from rl_models.policy.weight_updates import WeightUpdates
+from rl_models.policy.weight_updates import WeightUpdates, but_losses, raise_first
 from rl_models.registry import get_generation_traits
 from rl_models.replicas.count import ReplicaCount, Uses
 from rl_models.replicas.replicas import Replicas
@@ -234,6 +234,11 @@ class GenerationPolicy(ReplicaCount, WeightUpdates, GenerationInterface):
         self.replicas.updated(live)
 
     @property
+    def cluster(self) -> RayVirtualCluster:
+        """Whose bundles the replicas run on."""
+        return self._cluster
+
+    @property
     def num_replicas(self) -> int:
         """Copies of the model that serve, or will when they are up again."""
         return self.workers.num_replicas - self.replicas.num_away
@@ -380,12 +385,23 @@ class GenerationPolicy(ReplicaCount, WeightUpdates, GenerationInterface):
         return results
 
     def prepare_for_generation(self) -> None:
-        """Nothing to do: a replica takes the memory that it freed when it is needed."""
+        """Do nothing: a replica takes memory when weights or rows need it.
+
+        What holds an update is taken before the cache, which then has what is left.
+        """
 
     def finish_generation(self) -> None:
-        """Free the memory of the replicas' caches."""
+        """Free the replicas' caches; without a call where the backend has none.
+
+        A replica that is lost here is brought back as one that is lost in `generate`.
+        """
+        if not self._hosting.frees_memory:
+            return
         method = "release_memory"
-        self._await(method, [self.workers.call(method, r) for r in self.replicas.live])
+        ranks = [rank for r in self.replicas.live for rank in self.workers.ranks(r)]
+        calls = self._call(method, {rank: {} for rank in ranks})
+        _, failures = self._results(method, calls, self.config.call_deadline_s)
+        raise_first(but_losses(failures))
 
     def shutdown(self) -> bool:
         """End the workers; True if nothing went wrong."""

@@ -29,6 +29,8 @@ class OwnSampling:
     num_ranks: int
     _weight_version: int
     _num_samplings: int
+    _holds_cache: bool
+    """Whether the workers keep a cache of tokens for the next call."""
     _exported: dict[int, int]
     """By version that a sampler states, the policy's own at that time."""
     _call_sharded: Callable[..., list[Any]]
@@ -85,6 +87,7 @@ class OwnSampling:
             rows["seeds"] = derive_seeds(seed, self._num_samplings, rows.size)
         self._num_samplings += 1
         self._exported[self._weight_version] = self._weight_version
+        self._holds_cache = True
         parts = split_rows(rows["input_ids"].cpu().numpy(), self.num_ranks)
         results = self._call_sharded(
             "generate",
@@ -118,6 +121,7 @@ class OwnSampling:
         self._weight_version = 0
         self._exported: dict[int, int] = {}
         self._num_samplings = 0
+        self._holds_cache = False
         tokenizer = self.config.tokenizer
         self._texts = TextRows(
             tokenizer.name or self.config.model_name, tokenizer.chat_template

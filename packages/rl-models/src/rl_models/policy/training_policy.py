@@ -125,10 +125,16 @@ class TrainingPolicy(WeightExports, OwnSampling, PolicyInterface):
             sharding_annotations=NamedSharding(list(range(self.num_ranks)), [_AXIS]),
         )
         try:
-            self._call_all("setup", deadline_s=config.start_deadline_s)
+            frees = self._call_all("setup", deadline_s=config.start_deadline_s)
         except BaseException:
             self.group.shutdown(force=True)
             raise
+        self._frees_memory = any(frees)
+
+    @property
+    def cluster(self) -> RayVirtualCluster:
+        """Whose bundles the workers run on."""
+        return self.group.cluster
 
     @property
     def has_reference(self) -> bool:
@@ -174,12 +180,13 @@ class TrainingPolicy(WeightExports, OwnSampling, PolicyInterface):
         self.config = config
         self._begin_versions()
         self._has_reference = init_reference_model
-        self._call_all(
+        frees = self._call_all(
             "setup",
             deadline_s=config.start_deadline_s,
             config=config.to_dict(),
             **settings,
         )
+        self._frees_memory = any(frees)
 
     def _call_all(self, method: str, deadline_s: float | None = None, **kw: Any) -> Any:
         """Calls every rank and waits; gives the results in the order of the ranks."""
@@ -440,12 +447,18 @@ class TrainingPolicy(WeightExports, OwnSampling, PolicyInterface):
             )
 
     def prepare_for_training(self) -> None:
-        """Brings weights and optimizer state to where training needs them."""
-        self._call_all("prepare_for_training")
+        """Bring weights and optimizer state to where training needs them.
+
+        Workers that have nothing to bring back or to free are not called.
+        """
+        if self._frees_memory or self._holds_cache:
+            self._call_all("prepare_for_training")
+            self._holds_cache = False
 
     def finish_training(self) -> None:
-        """Frees what only training needs."""
-        self._call_all("finish_training")
+        """Free what only training needs; workers without any are not called."""
+        if self._frees_memory:
+            self._call_all("finish_training")
 
     def save_checkpoint(
         self,

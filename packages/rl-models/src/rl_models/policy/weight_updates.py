@@ -28,7 +28,7 @@ from rl_models.replicas.workers import ReplicaWorkers
 from rl_models.types import GenerationOutputSpec, SamplingParams
 from rl_models.weight_request import LoadReport, Pending, WeightRequest
 
-__all__ = ["WeightUpdates"]
+__all__ = ["WeightUpdates", "but_losses", "raise_first"]
 
 _PROBE_DEADLINE_S = 120.0
 _LOOK_S = 1.0
@@ -78,7 +78,7 @@ class WeightUpdates:
 
         def finish(left_s: float) -> None:
             joined, failures = self._results(method, calls, left_s)
-            _raise_first(failures)
+            raise_first(failures)
             if len(joined) < len(live):
                 raise WeightSyncError("A replica was lost before it joined the link.")
 
@@ -99,7 +99,7 @@ class WeightUpdates:
                 reports, failures = self._results(method, calls, left_s)
                 _check_reports(list(reports.values()), request.version)
                 whole = self._whole(reports)
-                _raise_first(_but_losses(failures) if whole else failures)
+                raise_first(but_losses(failures) if whole else failures)
                 if not whole:
                     raise WeightSyncError("All generation replicas were lost.")
             except BaseException as error:
@@ -130,7 +130,7 @@ class WeightUpdates:
             "generate", {rank: {} for rank in ranks}, data=rows, sampling=sampling
         )
         outputs, failures = self._results("generate", calls, _PROBE_DEADLINE_S)
-        _raise_first(_but_losses(failures))
+        raise_first(but_losses(failures))
         firsts = {r: self.workers.ranks(r)[0] for r in self._whole(outputs)}
         return {replica: outputs[rank] for replica, rank in firsts.items()}
 
@@ -205,11 +205,13 @@ class WeightUpdates:
         return found
 
 
-def _but_losses(failures: list[DistributedError]) -> list[DistributedError]:
+def but_losses(failures: list[DistributedError]) -> list[DistributedError]:
+    """Leave out the losses of replicas, which `Replicas` takes care of."""
     return [error for error in failures if not isinstance(error, _LOSSES)]
 
 
-def _raise_first(failures: list[DistributedError]) -> None:
+def raise_first(failures: list[DistributedError]) -> None:
+    """Raise the first failure, if there is any."""
     if failures:
         raise failures[0]
 

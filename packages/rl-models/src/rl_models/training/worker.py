@@ -10,7 +10,7 @@ from rl_distributed.cluster.ports import PortAllocator
 from rl_distributed.registrations import Registration
 from rl_distributed.transfer import TensorLink
 from rl_models.errors import UnsupportedModelError
-from rl_models.interfaces import LossFunction
+from rl_models.interfaces import LossFunction, TrainingMemory
 from rl_models.registry import adopt_training_backends
 from rl_models.training.process_group import Ranks
 from rl_models.training.six_methods import make_training_backend
@@ -64,13 +64,16 @@ class TrainingWorker:
         self._sender = WeightSender(lambda precision: iter(()), False)
         self._sampler = WorkerSampler(config, lambda precision: iter(()))
 
-    def setup(self, config: Mapping[str, Any] | None = None, **arguments: Any) -> None:
-        """Loads the model; every rank must be called, because ranks join here.
+    def setup(self, config: Mapping[str, Any] | None = None, **arguments: Any) -> bool:
+        """Load the model; every rank must be called, because ranks join here.
 
         Args:
             config: Takes the place of the one given at construction, with `arguments`:
                 the worker begins anew with another model in the same process.
             arguments: Those of the constructor.
+
+        Returns:
+            Whether the backend frees memory between its turns.
         """
         if config is not None:
             # The ranks stay together: one that left and joined again at the same port
@@ -84,6 +87,8 @@ class TrainingWorker:
         is_first = Ranks.from_environment().is_first
         self._sender = WeightSender(self._backend.export_weights, is_first)
         self._sampler = WorkerSampler(self._config, self._backend.export_weights)
+        backend = self._backend
+        return isinstance(backend, TrainingMemory) and bool(backend.frees_memory)
 
     def train(
         self,
@@ -206,17 +211,15 @@ class TrainingWorker:
         self._backend.load_checkpoint(weights_path, optimizer_path)
 
     def prepare_for_training(self) -> None:
-        """Lets the backend bring back what it had put away, if it can."""
+        """Let the backend bring back what it had put away, if it can."""
         self._sampler.release_memory()
-        prepare = getattr(self._backend, "prepare_for_training", None)
-        if prepare is not None:
-            prepare()
+        if isinstance(self._backend, TrainingMemory):
+            self._backend.prepare_for_training()
 
     def finish_training(self) -> None:
-        """Lets the backend free what only training needs, if it can."""
-        finish = getattr(self._backend, "finish_training", None)
-        if finish is not None:
-            finish()
+        """Let the backend free what only training needs, if it can."""
+        if isinstance(self._backend, TrainingMemory):
+            self._backend.finish_training()
 
     def shutdown(self) -> None:
         """Leaves the process group."""

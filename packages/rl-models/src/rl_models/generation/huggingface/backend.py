@@ -240,6 +240,8 @@ class HuggingFaceGenerationBackend:
     def release_memory(self) -> None:
         """Free the cache's memory; the next call takes it again."""
         self._decoder.release()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def shutdown(self) -> None:
         """Drop the model."""

@@ -47,6 +47,8 @@ from rl_models.types import (
 __all__ = ["VllmGenerationBackend"]
 
 _CALLS_AT_ONCE = 16
+# What vLLM's sleep puts away, by its own names.
+_MEMORY = ("weights", "kv_cache")
 
 
 @register_generation_backend("vllm")
@@ -89,6 +91,11 @@ class VllmGenerationBackend:
         return engine_variables(config, on_gpu=on_gpu)
 
     @staticmethod
+    def frees_memory(config: GenerationConfig, *, on_gpu: bool) -> bool:
+        """Whether `release_memory` frees anything; the engine of a CPU cannot."""
+        return on_gpu and config.vllm.enable_sleep_mode
+
+    @staticmethod
     def calls_at_once(config: GenerationConfig) -> int:
         """Calls that one replica takes at a time."""
         return _CALLS_AT_ONCE if config.vllm.async_engine else 1
@@ -101,7 +108,7 @@ class VllmGenerationBackend:
         self.pad_token_id = 0
         self._engine: Engine | None = None
         self._has_weights = True
-        self._is_asleep = False
+        self._asleep: frozenset[str] = frozenset()
         self._num_calls = 0
 
     def setup(
@@ -240,7 +247,7 @@ class VllmGenerationBackend:
             max_new_tokens=limit,
             greedy=greedy,
         )
-        self.wake()
+        self.wake(*_MEMORY)
         version = self.weight_version
         completions: list[Completion] = [
             make_completion(output, row, version)
@@ -262,7 +269,8 @@ class VllmGenerationBackend:
             WeightSyncError: Weights are missing, unknown or of another shape. Nothing
                 is generated then until an update succeeds.
         """
-        self.wake()
+        # The cache stays away: while the trainer gathers what it sends, it needs room.
+        self.wake("weights")
         try:
             self.engine.load(tensors, version)
         except BaseException:
@@ -282,19 +290,27 @@ class VllmGenerationBackend:
             Their names; None: quantized weights, or others that the engine keeps in a
             form of its own, cannot be compared.
         """
+        self.wake("weights")
         return self.engine.changed([entry.to_json() for entry in manifest.entries])
 
     def release_memory(self) -> None:
         """Free the GPU's memory, with `enable_sleep_mode`; a CPU keeps its own."""
-        if self.config.vllm.enable_sleep_mode and not self._is_asleep:
+        if self.config.vllm.enable_sleep_mode and len(self._asleep) < len(_MEMORY):
+            # While a part of it sleeps, vLLM takes no notice of another call.
+            self.wake(*_MEMORY)
             self.engine.sleep()
-            self._is_asleep = True
+            self._asleep = frozenset(_MEMORY)
 
-    def wake(self) -> None:
-        """Take the GPU's memory again."""
-        if self._is_asleep:
-            self.engine.wake()
-            self._is_asleep = False
+    def wake(self, *parts: str) -> None:
+        """Take the GPU's memory again.
+
+        Args:
+            parts: What it is for: `weights`, `kv_cache`.
+        """
+        needed = [part for part in parts if part in self._asleep]
+        if needed:
+            self.engine.wake(needed)
+            self._asleep -= set(needed)
 
     def shutdown(self) -> None:
         """End the engine."""

@@ -58,8 +58,8 @@ class Engine(Protocol):
         """Free the memory of the GPU."""
         ...
 
-    def wake(self) -> None:
-        """Take it again."""
+    def wake(self, parts: list[str]) -> None:
+        """Take it again for `weights`, `kv_cache` or both."""
         ...
 
     def shutdown(self) -> None:

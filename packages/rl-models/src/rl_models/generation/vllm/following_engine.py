@@ -115,7 +115,7 @@ class FollowingEngine:
     def sleep(self) -> None:
         """Nothing: rows may be in the engine at any time."""
 
-    def wake(self) -> None:
+    def wake(self, parts: list[str]) -> None:
         """Nothing."""
 
     def shutdown(self) -> None:

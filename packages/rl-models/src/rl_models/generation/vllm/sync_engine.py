@@ -69,9 +69,9 @@ class SyncEngine:
         """Free the memory of the GPU."""
         self._llm.sleep(level=1)
 
-    def wake(self) -> None:
-        """Take it again."""
-        self._llm.wake_up()
+    def wake(self, parts: list[str]) -> None:
+        """Take it again for `weights`, `kv_cache` or both."""
+        self._llm.wake_up(parts)
 
     def shutdown(self) -> None:
         """End the engine and its processes."""

@@ -141,6 +141,8 @@ class DTensorTrainingBackend:
             loss = self._accumulate(batch, loss_fn, mbs, eval_mode, metrics)
             losses.append(loss)
             norms.append(0.0 if eval_mode else self._update(metrics))
+        # Whoever works next on this device has the room of the gradients.
+        self._optimizer.zero_grad(set_to_none=True)
         return {
             "loss": torch.tensor(losses, dtype=torch.float32),
             "grad_norm": torch.tensor(norms, dtype=torch.float32),
@@ -161,7 +163,7 @@ class DTensorTrainingBackend:
         metrics: dict[str, list[Any]],
     ) -> float:
         """Forward and backward over one global batch; gives its loss over all ranks."""
-        # Not after the step: a step that raised must leave nothing to the next one.
+        # Not only after the step: one that raised must leave nothing to the next one.
         self._optimizer.zero_grad(set_to_none=True)
         valid_seqs, valid_toks = self._global_counts(batch)
         lengths = _row_lengths(batch)
@@ -333,10 +335,17 @@ class DTensorTrainingBackend:
             rounded = rounds and value.is_floating_point()
             yield name, value.to(DTYPES[own]) if rounded else value
 
+    @property
+    def frees_memory(self) -> bool:
+        """Whether torch caches freed memory; a CPU's goes back at once."""
+        return self.ranks.device.type == "cuda"
+
+    def prepare_for_training(self) -> None:
+        """Do nothing: a step takes the memory that it needs."""
+
     def finish_training(self) -> None:
-        """Frees gradients and, on a GPU, cached memory."""
-        self._optimizer.zero_grad(set_to_none=True)
-        if self.ranks.device.type == "cuda":
+        """Give the memory that torch has cached back to the GPU."""
+        if self.frees_memory:
             torch.cuda.empty_cache()
 
     def shutdown(self) -> None:

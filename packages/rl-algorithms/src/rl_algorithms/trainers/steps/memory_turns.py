@@ -1,0 +1,115 @@
+"""How a trainer and a generator that share devices take turns on their memory.
+
+```
+finish_training -> (weight sync) -> prepare_for_generation -> generate
+finish_generation -> prepare_for_training -> train
+```
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from rl_models.interfaces import PolicyInterface
+
+__all__ = ["MemoryTurns", "Turn", "generation_turn"]
+
+
+class Turn:
+    """One side: what it calls before it works, and what frees its memory afterwards.
+
+    Args:
+        prepare: Called when its turn begins.
+        finish: Called when its turn ends.
+    """
+
+    def __init__(
+        self,
+        prepare: Iterable[Callable[[], None]],
+        finish: Iterable[Callable[[], None]],
+    ) -> None:
+        self._prepare, self._finish = tuple(prepare), tuple(finish)
+        self._is_ready = False
+        # A model holds memory as soon as it is loaded, and so does one that an earlier
+        # run left in the middle of a turn.
+        self._holds_memory = True
+
+    @property
+    def must_prepare(self) -> bool:
+        """Whether `prepare` has something to do."""
+        return bool(self._prepare) and not self._is_ready
+
+    @property
+    def must_finish(self) -> bool:
+        """Whether `finish` has something to do."""
+        return bool(self._finish) and self._holds_memory
+
+    def prepare(self) -> None:
+        """Begin the turn, unless it has begun."""
+        if not self.must_prepare:
+            return
+        # Before the calls: one that fails may have taken memory as well.
+        self._holds_memory = True
+        for call in self._prepare:
+            call()
+        self._is_ready = True
+
+    def finish(self) -> None:
+        """End the turn; after a failure the next call tries again."""
+        if not self.must_finish:
+            return
+        self._is_ready = False
+        for call in self._finish:
+            call()
+        self._holds_memory = False
+
+
+class MemoryTurns:
+    """The turns of training and generation; empty where no memory is shared.
+
+    Args:
+        policy: The model that is trained.
+        generation: The model that samples, or None.
+        critic: A second model that is trained, or None.
+    """
+
+    def __init__(self, policy: Any, generation: Any, critic: Any = None) -> None:
+        trained: list[Any] = []
+        sampling: list[Any] = []
+        if generation is not None and share_devices(policy, generation):
+            trained = [model for model in (policy, critic) if model is not None]
+            sampling = [generation]
+        self.training = Turn(
+            _calls(trained, "prepare_for_training"), _calls(trained, "finish_training")
+        )
+        self.generation = generation_turn(sampling)
+
+
+def generation_turn(generators: Sequence[Any]) -> Turn:
+    """Return the turn of models that sample."""
+    return Turn(
+        _calls(generators, "prepare_for_generation"),
+        _calls(generators, "finish_generation"),
+    )
+
+
+def share_devices(policy: Any, generation: Any) -> bool:
+    """Tell whether two models take memory from the same devices.
+
+    A model without workers of its own, such as one in this process, names no cluster;
+    whether it has anything to free is then for its own methods to decide.
+    """
+    places = [getattr(model, "cluster", None) for model in (policy, generation)]
+    return None in places or places[0] is places[1]
+
+
+def _calls(models: Iterable[Any], method: str) -> list[Callable[[], None]]:
+    """Return a method of those models that do something in it."""
+    found = [getattr(model, method, None) for model in models]
+    nothing = getattr(PolicyInterface, method, None)
+    return [
+        call
+        for call in found
+        if call is not None and getattr(call, "__func__", call) is not nothing
+    ]
