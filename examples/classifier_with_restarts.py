@@ -92,7 +92,7 @@ class ClassifierWorker:
         return (self.model(points_B2).argmax(1) == classes_B).float().mean().item()
 
     def digest(self) -> str:
-        """A short name of the weights: equal if and only if they are."""
+        """Return a short name of the weights: equal if and only if they are."""
         bytes_ = b"".join(p.detach().numpy().tobytes() for p in self.model.parameters())
         return hashlib.sha256(bytes_).hexdigest()[:16]
 

@@ -63,7 +63,7 @@ class Embedder:
         self.vectors = torch.randn(NUM_BUCKETS, DIM, generator=generator)
 
     def embed(self, batch: BatchedDataDict) -> BatchedDataDict:
-        """The column `embedding` `[rows, DIM]`, and who made each row."""
+        """Return the column `embedding` `[rows, DIM]`, and who made each row."""
         runs = [self.buckets_of(text) for text in batch["text"]]
         sizes = torch.tensor([0, *map(len, runs)])
         buckets = torch.tensor([bucket for run in runs for bucket in run])
@@ -76,7 +76,7 @@ class Embedder:
 
     @staticmethod
     def buckets_of(text: str) -> list[int]:
-        """The bucket of each run of characters in a text."""
+        """Return the bucket of each run of characters in a text."""
         data = f" {text} ".encode()
         return [
             zlib.crc32(data[place : place + NGRAM]) % NUM_BUCKETS

@@ -70,7 +70,7 @@ class NamedSharding:
         return self._layout.copy()
 
     def get_worker_coords(self, worker_id: int) -> dict[str, int]:
-        """The index of a rank on every axis."""
+        """Return the index of a rank on every axis."""
         place = self._position_of.get(worker_id)
         if place is None:
             raise ShardingError(
@@ -81,11 +81,11 @@ class NamedSharding:
         return dict(zip(self._names, map(int, indices), strict=True))
 
     def get_ranks_by_coord(self, **coords: int) -> list[int]:
-        """The ranks at the given index of each named axis, sorted."""
+        """Return the ranks at the given index of each named axis, sorted."""
         return sorted(int(rank) for rank in np.ravel(self._select(coords)))
 
     def get_ranks(self, **axis_index: int) -> NamedSharding | int:
-        """The part of the grid at the given indices, over the axes that are left.
+        """Get the part of the grid at the given indices, over the axes that are left.
 
         With an index for every axis it is a single rank.
         """
@@ -94,7 +94,7 @@ class NamedSharding:
         return NamedSharding(part, left) if left else int(part)
 
     def get_axis_index(self, name: str) -> int:
-        """The position of an axis."""
+        """Return the position of an axis."""
         if name not in self._names:
             raise ShardingError(
                 f"the sharding has no axis {name!r}{did_you_mean(name, self._names)} "
@@ -103,7 +103,7 @@ class NamedSharding:
         return self._names.index(name)
 
     def get_axis_size(self, name: str) -> int:
-        """The number of indices on an axis."""
+        """Return the number of indices on an axis."""
         return int(self._layout.shape[self.get_axis_index(name)])
 
     @staticmethod

@@ -96,13 +96,16 @@ def is_secret_variable(name: str) -> bool:
 
 
 def _words(name: str) -> list[str]:
-    """The words of a name, in lower case, without a number at its end; at least one."""
+    """Return the words of a name, in lower case, without a number at its end.
+
+    At least one.
+    """
     text = _WORD_START.sub("_", name).lower()
     return re.findall(r"[a-z0-9]+", re.sub(r"[^a-z]+$", "", text)) or [""]
 
 
 def redacted(value: Any, depth: int = 0) -> Any:
-    """A copy of plain data with secrets hidden, by the names of keys and by form.
+    """Get a copy of plain data with secrets hidden, by the names of keys and by form.
 
     Of a text the passwords of URLs, bearer tokens, `..._TOKEN=` and private keys are
     hidden. Mappings, lists and tuples are gone through; other values come back as they
@@ -130,7 +133,10 @@ def redacted(value: Any, depth: int = 0) -> Any:
 
 
 def secret_values(variables: Mapping[str, str] | None = None) -> tuple[str, ...]:
-    """What variables with the name of a secret hold; None: those of this process."""
+    """Return what variables with the name of a secret hold.
+
+    None: those of this process.
+    """
     variables = os.environ if variables is None else variables
     found = {
         value

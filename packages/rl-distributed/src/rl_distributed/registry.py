@@ -56,7 +56,7 @@ class Registry(Generic[T]):
     def register(
         self, name: str, *, replace: bool = False
     ) -> Callable[[Registered], Registered]:
-        """A decorator that registers a class or function as `name`.
+        """Return a decorator that registers a class or function as `name`.
 
         Raises:
             RegistryError: Another object has the name already, and `replace` is False.
@@ -84,7 +84,7 @@ class Registry(Generic[T]):
         return decorate
 
     def get(self, name: str) -> T:
-        """The implementation called `name`.
+        """Return the implementation called `name`.
 
         Raises:
             RegistryError: The name is unknown (the message gives the nearest and all
@@ -110,7 +110,7 @@ class Registry(Generic[T]):
             self._declared(name)
 
     def registrations(self, needed: str | None = None) -> tuple[Registration, ...]:
-        """What was registered in code, for `adopt` in another process.
+        """Return what was registered in code, for `adopt` in another process.
 
         Entry points are left out: the other process finds those itself.
 
@@ -151,11 +151,11 @@ class Registry(Generic[T]):
         return any(point.module.partition(".")[0] == package for point in points)
 
     def loaded(self, name: str) -> T | None:
-        """The implementation called `name` if nothing has to be imported for it."""
+        """Get the implementation called `name` if nothing has to be imported for it."""
         return self._registered.get(name)
 
     def home(self, name: str) -> ModuleType | None:
-        """The module that an entry point names; None if nothing is to be imported.
+        """Get the module that an entry point names; None if nothing is to be imported.
 
         A package that imports its parts lazily can hold there what is asked of an
         implementation before it is used.
@@ -174,7 +174,7 @@ class Registry(Generic[T]):
         return sorted({*self._registered, *self._adopted, *self._found()})
 
     def _declared(self, name: str) -> EntryPoint:
-        """The one entry point of that name."""
+        """Return the one entry point of that name."""
         found = self._found().get(name)
         if found is None:
             known = ", ".join(self.names()) or "none"
@@ -238,7 +238,7 @@ def _owner(point: EntryPoint) -> str:
 
 
 def _remedy(point: EntryPoint, error: ImportError) -> str:
-    """The pip command that brings what is missing."""
+    """Return the pip command that brings what is missing."""
     missing = (error.name or "").partition(".")[0]
     own = point.value.partition(":")[0].partition(".")[0]
     if point.dist is not None:
@@ -251,7 +251,7 @@ def _remedy(point: EntryPoint, error: ImportError) -> str:
 
 
 def _extra_with(dist: Distribution, point: EntryPoint, missing: str) -> str | None:
-    """The extra of `dist` that requires `missing`, or is named like the entry point."""
+    """Find the extra of `dist` that requires `missing`, or is named like the plugin."""
     if point.extras:
         return point.extras[0]
     wanted = _normal(missing)

@@ -13,7 +13,7 @@ _SHORTEST_VALUE = 6
 
 
 def shown_variables(variables: Mapping[str, str]) -> dict[str, str]:
-    """A copy for people to read, without the values of secrets."""
+    """Return a copy for people to read, without the values of secrets."""
     return {
         name: REDACTED if is_secret_variable(name) else value
         for name, value in variables.items()
@@ -26,7 +26,7 @@ def secrets_of(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def secret_texts(variables: Mapping[str, str]) -> tuple[str, ...]:
-    """What to hide of these variables in a text, the longest first.
+    """Return what to hide of these variables in a text, the longest first.
 
     Of a value with several lines, such as a private key, also each line: a program
     prints them one by one.

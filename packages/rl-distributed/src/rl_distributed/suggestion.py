@@ -15,7 +15,7 @@ def _plain(name: str) -> str:
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The one of `known` that `name` was most likely meant to be, or None."""
+    """Return the one of `known` that `name` was most likely meant to be, or None."""
     candidates = sorted(set(known))
     by_plain = {_plain(candidate): candidate for candidate in candidates}
     same = by_plain.get(_plain(name))

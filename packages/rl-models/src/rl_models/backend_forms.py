@@ -58,7 +58,7 @@ _PLAIN_GENERATION: dict[str, Call] = {
 
 
 def own_method(backend: type[Any], name: str) -> Any:
-    """A method that a class defines; None where it only has the protocol's body."""
+    """Get a method that a class defines; None where it only has the protocol's body."""
     for base in backend.__mro__:
         if name in vars(base):
             is_protocol = base in (TrainingBackend, GenerationBackend)
@@ -111,7 +111,7 @@ def _form(
 
 
 def _problems(backend: type[Any], calls: Mapping[str, Call]) -> list[str]:
-    """What of a form a class does not have."""
+    """Return what of a form a class does not have."""
     found = []
     for name, call in calls.items():
         method = own_method(backend, name)

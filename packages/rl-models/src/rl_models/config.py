@@ -172,7 +172,7 @@ class PolicyConfig(Config):
     """Gradients are scaled down to this global norm; null: never."""
     max_skipped_steps: int = Field(5, ge=0)
     """A step whose gradient is inf or nan changes nothing and is counted in
-    `skipped_steps`; more than so many in a row are an error."""
+    `skipped_steps`; more than this many in a row are an error."""
     optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig)
     """The optimizer."""
     scheduler: SchedulerConfig | None = None
@@ -252,7 +252,7 @@ def _check_token_budget(
 
 
 def resolve_class(dotted: str, field: str) -> type[Any]:
-    """Imports the class that a config field names.
+    """Import the class that a config field names.
 
     Raises:
         ValueError: There is no such class.

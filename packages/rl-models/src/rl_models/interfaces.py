@@ -56,7 +56,7 @@ class LossFunction(Protocol):
     ranks are summed, never averaged.
 
     A loss that compares rows, such as the two of a pair, has an attribute
-    `rows_per_group`: so many rows that follow each other reach it together, in order.
+    `rows_per_group`: number of consecutive rows that reach it together, in order.
     """
 
     loss_type: LossType
@@ -69,7 +69,7 @@ class LossFunction(Protocol):
         global_valid_toks: Tensor,
         **inputs: Tensor,
     ) -> tuple[Tensor, Mapping[str, Any]]:
-        """Gives the micro-batch's share of the loss, and its metrics.
+        """Give the micro-batch's share of the loss, and its metrics.
 
         Args:
             data: The micro-batch (`TrainDatumSpec` and the loss's own columns).
@@ -155,7 +155,7 @@ class PolicyInterface(ABC):
     def get_values(
         self, data: BatchedDataDict[Any], *, timer: Timer | None = None
     ) -> BatchedDataDict[ValueOutputSpec]:
-        """What a scalar head gives (`policy.head` value or reward), rows in order.
+        """Get what a scalar head gives (`policy.head` value or reward), rows in order.
 
         Entry i of a row is the number after tokens 0 to i. With a `value_mask` column
         only positions with mask 1 are computed. Else, with a `token_mask` column, those
@@ -245,7 +245,7 @@ class PolicyInterface(ABC):
         optimizer_path: AnyPath | None = None,
         tokenizer_path: AnyPath | None = None,
     ) -> None:
-        """Writes a Hugging Face folder and, if asked, the exact training state.
+        """Write a Hugging Face folder and, if asked, the exact training state.
 
         Raises:
             UnsupportedModelError: This policy does not offer it; not every one must.
@@ -258,7 +258,7 @@ class PolicyInterface(ABC):
     def load_checkpoint(
         self, weights_path: AnyPath | None, optimizer_path: AnyPath | None = None
     ) -> None:
-        """Loads weights; with `optimizer_path`, the exact training state.
+        """Load weights; with `optimizer_path`, the exact training state.
 
         Raises:
             UnsupportedModelError: This policy does not offer it; not every one must.
@@ -268,11 +268,11 @@ class PolicyInterface(ABC):
         )
 
     def shutdown(self) -> bool:
-        """Ends the workers, where there are any; True if nothing went wrong."""
+        """End the workers, where there are any; True if nothing went wrong."""
         return True
 
     def _lacks(self, method: str, remedy: str) -> UnsupportedModelError:
-        """The error of a method that this policy leaves out."""
+        """Return the error of a method that this policy leaves out."""
         return UnsupportedModelError(f"{type(self).__name__} has no {method}; {remedy}")
 
 
@@ -287,7 +287,7 @@ class GenerationInterface(ABC):
         *,
         sampling: SamplingParams | None = None,
     ) -> BatchedDataDict[GenerationOutputSpec]:
-        """Samples one continuation per row, rows in input order."""
+        """Sample one continuation per row, rows in input order."""
 
     @property
     def cluster(self) -> RayVirtualCluster | None:
@@ -328,7 +328,7 @@ class GenerationInterface(ABC):
 
     @abstractmethod
     def shutdown(self) -> bool:
-        """Ends the workers; True if nothing went wrong."""
+        """End the workers; True if nothing went wrong."""
 
 
 @runtime_checkable
@@ -369,7 +369,7 @@ class TrainingBackend(Protocol):
         weights_path: AnyPath | None = None,
         optimizer_path: AnyPath | None = None,
     ) -> None:
-        """Builds the model from `PolicyConfig.to_dict()`; rank from the environment.
+        """Build the model from `PolicyConfig.to_dict()`; rank from the environment.
 
         Joins the process group of the ranks. A process that is in one already, because
         another model was here before, stays in it: `join_process_group` does so.
@@ -415,17 +415,17 @@ class TrainingBackend(Protocol):
         optimizer_path: AnyPath | None = None,
         tokenizer_path: AnyPath | None = None,
     ) -> None:
-        """Writes this rank's part of a checkpoint."""
+        """Write this rank's part of a checkpoint."""
         ...
 
     def load_checkpoint(
         self, weights_path: AnyPath | None, optimizer_path: AnyPath | None = None
     ) -> None:
-        """Loads this rank's part of a checkpoint."""
+        """Load this rank's part of a checkpoint."""
         ...
 
     def weight_specs(self) -> Mapping[str, Tensor]:
-        """What `export_weights` gives, in the same order, without data (`meta`)."""
+        """Get what `export_weights` gives, in the same order, without data (`meta`)."""
         ...
 
     def export_weights(self, precision: str) -> Iterator[tuple[str, Tensor]]:
@@ -446,7 +446,7 @@ class GenerationBackend(Protocol):
     """What a generation worker hosts: one replica."""
 
     def setup(self, config: Mapping[str, Any], **context: Any) -> None:
-        """Builds the engine from `GenerationConfig.to_dict()`."""
+        """Build the engine from `GenerationConfig.to_dict()`."""
         ...
 
     def generate(
@@ -456,11 +456,11 @@ class GenerationBackend(Protocol):
         greedy: bool = False,
         sampling: SamplingParams | None = None,
     ) -> BatchedDataDict[GenerationOutputSpec]:
-        """Samples one continuation per row."""
+        """Sample one continuation per row."""
         ...
 
     def load_weights(self, tensors: Iterator[tuple[str, Tensor]], version: int) -> int:
-        """Loads weights, and gives back the version that it now serves.
+        """Load weights, and gives back the version that it now serves.
 
         Args:
             tensors: Verified one by one, in Hugging Face names; tied ones come once. It

@@ -55,13 +55,13 @@ def register_training_backend(name: str) -> Callable[[Class], Class]:
 
 
 def get_training_backend(name: str) -> type[Any]:
-    """The class of a training backend; an unknown name gives the nearest one."""
+    """Return the class of a training backend; an unknown name gives the nearest one."""
     backend: type[Any] = _TRAINING.get(name)
     return backend
 
 
 def training_registrations(name: str) -> tuple[Registration, ...]:
-    """What a worker that hosts this training backend must be told.
+    """Return what a worker that hosts this training backend must be told.
 
     Raises:
         RegistryError: The backend cannot be sent.
@@ -93,7 +93,10 @@ def register_generation_backend(name: str) -> Callable[[Class], Class]:
 
 
 def training_backend_home(name: str) -> ModuleType | None:
-    """The module that an entry point finds a training backend in; see `Registry`."""
+    """Return the module that an entry point finds a training backend in.
+
+    See `Registry`.
+    """
     return _TRAINING.home(name)
 
 
@@ -103,7 +106,7 @@ def check_generation_backend(name: str) -> None:
 
 
 def get_generation_traits(name: str) -> type[Any]:
-    """The class that says what a generation backend asks of its workers.
+    """Return the class that says what a generation backend asks of its workers.
 
     It is the class `Traits` of the module that the entry point names, where there is
     one: the backend with the libraries that it samples with is not imported then. Else
@@ -117,13 +120,13 @@ def get_generation_traits(name: str) -> type[Any]:
 
 
 def get_generation_backend(name: str) -> type[Any]:
-    """The class of a generation backend; an unknown name gives the nearest one."""
+    """Get the class of a generation backend; an unknown name gives the nearest one."""
     backend: type[Any] = _GENERATION.get(name)
     return backend
 
 
 def generation_registrations(name: str) -> tuple[Registration, ...]:
-    """What a worker that hosts this generation backend must be told.
+    """Return what a worker that hosts this generation backend must be told.
 
     Raises:
         RegistryError: The backend cannot be sent.

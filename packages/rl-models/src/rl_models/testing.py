@@ -234,7 +234,7 @@ class TokenCrossEntropy:
         global_valid_toks: torch.Tensor,
         **inputs: torch.Tensor,
     ) -> tuple[torch.Tensor, dict[str, Any]]:
-        """The share of a micro-batch in the mean over the global batch."""
+        """Return the share of a micro-batch in the mean over the global batch."""
         logprobs = inputs["next_token_logprobs"]
         mask = data["token_mask"][:, 1:] * data["sample_mask"][:, None]
         loss = -(logprobs * mask).sum() / global_valid_toks

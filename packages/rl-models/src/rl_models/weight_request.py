@@ -54,6 +54,6 @@ class Pending:
     """Calls of workers that have begun."""
 
     wait: Callable[[float], Any]
-    """Waits so many seconds for their end; raises what a worker raised."""
+    """Waits the given seconds for their end; raises what a worker raised."""
     messages: tuple[Any, ...] = ()
     """References to what they hand out on the way; they are passed on unopened."""

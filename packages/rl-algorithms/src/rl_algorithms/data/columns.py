@@ -79,7 +79,7 @@ def find_column(
     present: list[str],
     name: str,
 ) -> str | None:
-    """The column that `data.<key>` names, else the first usual one that is present.
+    """Return the column that `data.<key>` names, else the first usual one.
 
     Raises:
         ColumnError: The data set lacks the column that was named.

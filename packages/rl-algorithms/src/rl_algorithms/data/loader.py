@@ -23,7 +23,7 @@ _DEFAULT_ROWS = 32
 
 
 def _default_collate(rows: Sequence[Mapping[str, Any]]) -> BatchedDataDict[Any]:
-    """Processed prompts become token columns, other rows plain lists by column."""
+    """Turn processed prompts into token columns, other rows into plain lists."""
     for index, row in enumerate(rows):
         if not isinstance(row, Mapping):
             raise DataError(

@@ -32,7 +32,7 @@ Process = Callable[[list[Row], str], Any]
 
 
 class RowStream:
-    """A source that is opened anew for each pass.
+    """A source that is reopened for each pass.
 
     Args:
         source: A file, folder or hub name; an iterable; or a function that returns one,

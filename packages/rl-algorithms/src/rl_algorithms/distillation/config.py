@@ -145,7 +145,7 @@ class DistillationConfig(RolloutTrainerConfig):
 
     @model_validator(mode="after")
     def _check_generation(self) -> Self:
-        """What is sampled must fit, but only where anything is."""
+        """Check that what is sampled fits, where anything is."""
         if self.distillation.on_policy:
             check_generation(self.policy)
         return self

@@ -131,7 +131,7 @@ class DistillationTrainer(RolloutTrainer[DistillationConfig]):
         return ValidationResult(self._loss_of(answers))
 
     def _answers(self, loader: Iterable[Any]) -> Iterator[BatchedDataDict[Any]]:
-        """The student's answers to held-out prompts."""
+        """Yield the student's answers to held-out prompts."""
         generation = self.config.policy.generation
         assert generation is not None
         greedy, first = self._sampling.val_greedy, 0

@@ -56,7 +56,7 @@ class EvalConfig(Config):
     pass_threshold: float = 1.0
     """An answer is right if its reward is at least this."""
     max_samples: int | None = Field(None, gt=0)
-    """At most so many prompts of each dataset, the first ones; null: all."""
+    """Maximum number of prompts of each dataset, taken from its start; null: all."""
     batch_size: int = Field(256, gt=0)
     """Prompts per call of the generator; results do not depend on it."""
     seed: int = Field(0, ge=0)

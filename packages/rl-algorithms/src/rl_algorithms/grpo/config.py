@@ -43,7 +43,7 @@ class GRPOSettings(SamplingSettings):
     use_dynamic_sampling: bool = False
     """Sample further prompts until the step has all its groups with variance."""
     dynamic_sampling_max_gen_batches: int = Field(10, gt=0)
-    """At most so many batches are sampled for one step."""
+    """Maximum number of batches sampled for one step."""
     skip_reference_policy_logprobs_calculation: bool = False
     """Never ask for a reference policy; needs a KL penalty of 0."""
 

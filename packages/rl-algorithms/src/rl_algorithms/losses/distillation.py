@@ -115,7 +115,7 @@ class DistillationLossFn:
 
     @staticmethod
     def _column(data: Mapping[str, Any], name: str) -> Tensor:
-        """A column of the teacher without its last position, which predicts nothing."""
+        """Cut the last position off a column of the teacher: it predicts nothing."""
         return column(data, name, needed_by=_NAME)[:, :-1]
 
 

@@ -25,7 +25,10 @@ class RetryConfig(Config):
     resample: Literal["row", "group"] = "row"
     """Play only what failed again, or all conversations of its prompt."""
     deadline_s: float | None = Field(default=None, gt=0)
-    """No further attempt begins so many seconds after the first began; null: none."""
+    """Seconds after the start of the first attempt in which others may begin.
+
+    Null: any.
+    """
 
 
 class RolloutSettings(Config):

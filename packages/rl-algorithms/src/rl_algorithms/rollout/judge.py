@@ -37,7 +37,7 @@ _SHARED_COLUMNS = (
     "texts",
     "metadata",
 )
-# An environment that raised for so many single rows is asked about no more of them.
+# After this many rows for which the environment raised, no further ones are tried.
 _MAX_SINGLE_FAILURES = 8
 
 

@@ -51,7 +51,7 @@ class Continuation:
     tokens: list[int]
     """To append; of a branch, all tokens of the conversation from now on."""
     is_branch: bool = False
-    """Whether the template rewrote what was there, so that the tokens start anew."""
+    """Whether the template rewrote what was there, so that the tokens start over."""
 
 
 class ObservationEncoder:
@@ -88,7 +88,7 @@ class ObservationEncoder:
         self._ends: dict[int, str] = {}
 
     def prompts(self, logs: Sequence[LLMMessageLogType]) -> list[list[int]] | None:
-        """Return the tokens of prompts that tell of the tools.
+        """Return the tokens of prompts that describe the tools.
 
         None where there is nothing to tell, or no template to tell it with: prompts
         then stay as the data set has them.

@@ -82,13 +82,13 @@ def check_estimator(
 
 
 def _value(case: _Case, batch: RewardBatch, random: Random) -> None:
-    """The advantages are those of the reference."""
+    """Check that the advantages are those of the reference."""
     message = "the advantages are not those of the reference"
     case.close("value", message, case.run(batch), case.reference(batch))
 
 
 def _row_order(case: _Case, batch: RewardBatch, random: Random) -> None:
-    """The order of rows changes nothing."""
+    """Check that the order of rows changes nothing."""
     order = list(range(len(batch.rewards)))
     random.shuffle(order)
     index = torch.tensor(order)
@@ -107,7 +107,7 @@ def _group_names(case: _Case, batch: RewardBatch, random: Random) -> None:
 
 
 def _other_groups(case: _Case, batch: RewardBatch, random: Random) -> None:
-    """A group's advantages do not depend on which others are in the batch."""
+    """Check that a group's advantages do not depend on the rest of the batch."""
     if not case.local:
         return
     group = random.randrange(int(batch.group_index.max()) + 1)

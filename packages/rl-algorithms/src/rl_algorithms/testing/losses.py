@@ -74,7 +74,7 @@ def check_loss(
 
 
 def _value(case: LossCase, batch: LossBatch, random: Random) -> None:
-    """The value is that of the reference."""
+    """Check that the value is that of the reference."""
     want = _number(case.reference(batch.data, batch.inputs, batch.inputs))
     check_close(
         "value", "the loss is not that of the reference", case.run(batch)[0], want
@@ -82,7 +82,7 @@ def _value(case: LossCase, batch: LossBatch, random: Random) -> None:
 
 
 def _gradient(case: LossCase, batch: LossBatch, random: Random) -> None:
-    """The gradient is that of the reference, by central differences.
+    """Check the gradient against the reference's, by central differences.
 
     Along random directions, that of a masked position included: it has no gradient.
     """
@@ -125,7 +125,7 @@ def _float32(case: LossCase, batch: LossBatch, random: Random) -> None:
 
 
 def _pure(case: LossCase, batch: LossBatch, random: Random) -> None:
-    """It changes no column, and a second call gives the same bits."""
+    """Check that no column changes, and that a second call gives the same bits."""
     before = {name: value.clone() for name, value in batch.data.items()}
     first, second = case.run(batch)[0], case.run(batch)[0]
     for name, value in batch.data.items():
@@ -145,7 +145,7 @@ def _padding(case: LossCase, batch: LossBatch, random: Random) -> None:
 
 
 def _row_order(case: LossCase, batch: LossBatch, random: Random) -> None:
-    """The order of rows changes nothing."""
+    """Check that the order of rows changes nothing."""
     index = torch.cat(_shuffled(batch, random))
     case.same("row_order", "the order of rows", batch, lambda b: [b.rows(index)])
 
@@ -198,7 +198,7 @@ def _data_parallel(case: LossCase, batch: LossBatch, random: Random) -> None:
 
 
 def _all_masked(case: LossCase, batch: LossBatch, random: Random) -> None:
-    """A batch in which nothing counts is worth exactly 0 and has no gradient."""
+    """Check that a batch in which nothing counts gives 0 and no gradient."""
     for name in case.masks:
         if name not in batch.data:
             continue

@@ -55,7 +55,7 @@ def check_trainer(
     """Check that a trainer trains, calls its hooks, and resumes bitwise.
 
     Args:
-        make: Makes a trainer that ends after so many steps and writes to that folder.
+        make: Makes a trainer from a number of steps and a folder to write to.
         fit: Calls its `fit` with these callbacks and this `resume`.
         folder: An empty folder for the runs.
         num_steps: Steps before the break, and as many after it.

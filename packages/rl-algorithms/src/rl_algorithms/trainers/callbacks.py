@@ -43,27 +43,30 @@ class Callback:
         """Everything is built; `step` steps were done by earlier processes."""
 
     def on_train_end(self, trainer: RunningTrainer, step: int) -> None:
-        """The loop is over after `step` steps; the policy is still there."""
+        """React to the end of the loop after `step` steps.
+
+        The policy is still there.
+        """
 
     def on_epoch_begin(self, trainer: RunningTrainer, epoch: int) -> None:
-        """A pass over the data begins, or goes on after a resume."""
+        """React to the start of a pass over the data, also after a resume."""
 
     def on_epoch_end(
         self, trainer: RunningTrainer, epoch: int, metrics: Mapping[str, float]
     ) -> None:
-        """A pass over the data has ended.
+        """React to the end of a pass over the data.
 
         `metrics` has the newest value of each metric of the run, those of its last step
         also without prefix: `train:loss` and `loss`.
         """
 
     def on_step_begin(self, trainer: RunningTrainer, step: int) -> None:
-        """A step begins."""
+        """React to the start of a step."""
 
     def on_step_end(
         self, trainer: RunningTrainer, step: int, metrics: Mapping[str, float]
     ) -> None:
-        """A step is done.
+        """React to the end of a step.
 
         `metrics` has names such as `train:loss` and `performance:tokens_per_sec`, and
         those of training also without prefix: `loss`, which is nan where the step had
@@ -78,30 +81,30 @@ class Callback:
         step: int,
         total: int,
     ) -> None:
-        """A phase begins, in step `step` of `total`; for progress displays.
+        """React to the start of a phase of step `step`; for progress displays.
 
         Phases are `setup`, `generation`, `policy_training`, `validation`, ...: the
         names of the timers.
         """
 
     def on_validation_begin(self, trainer: RunningTrainer, step: int) -> None:
-        """A validation begins, after `step` steps."""
+        """React to the start of a validation, after `step` steps."""
 
     def on_validation_end(
         self, trainer: RunningTrainer, step: int, metrics: Mapping[str, float]
     ) -> None:
-        """A validation is done.
+        """React to the end of a validation.
 
         `metrics` has names such as `val:accuracy`, and the same without prefix.
         """
 
     def on_checkpoint(self, trainer: RunningTrainer, step: int, path: Path) -> None:
-        """A checkpoint of step `step` is complete and will be found by `resume`."""
+        """React to a checkpoint of step `step`, complete and found by `resume`."""
 
     def on_exception(
         self, trainer: RunningTrainer, step: int, error: BaseException
     ) -> None:
-        """The run ends after `step` steps by an exception (also an `Interrupted`)."""
+        """React to an exception that ends the run (also an `Interrupted`)."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed run needs, as JSON values; {} when there is nothing."""

@@ -145,7 +145,7 @@ class ProgressDisplay(Callback):
         step: int,
         total: int,
     ) -> None:
-        """A phase begins."""
+        """Show that a phase begins."""
         self._total = total
         words = _STARTING.get(phase) if not steps_done else None
         self._doing = words or phase.replace("_", " ")
@@ -188,7 +188,7 @@ class ProgressDisplay(Callback):
         self._draw()
 
     def on_train_end(self, trainer: RunningTrainer, step: int) -> None:
-        """The training has ended."""
+        """Show that the training has ended."""
         if self._bar is None:
             return
         self._step, self._total = step, trainer.state.total_steps

@@ -32,7 +32,7 @@ class ValidationSchedule:
     """Steps after which a validation runs."""
 
     period: int = 0
-    """Every so many steps; 0 turns periodic validation off."""
+    """Steps between validations; 0 turns periodic validation off."""
     start_at: int = -1
     """No periodic validation before this step; -1 has no such limit."""
     at_start: bool = False

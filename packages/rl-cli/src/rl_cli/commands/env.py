@@ -38,7 +38,7 @@ class Row:
     detail: str = ""
 
     def shown(self) -> tuple[str, ...]:
-        """The cells of a table."""
+        """Return the cells of a table."""
         used = datetime.datetime.fromtimestamp(self.last_use) if self.last_use else None
         return (
             self.name,
@@ -210,7 +210,7 @@ def prune(
 
 
 def _row(name: str, store: EnvironmentStore) -> Row:
-    """What is declared by a name, and its state here."""
+    """Return what is declared by a name, and its state here."""
     from rl_distributed.actor_environments import (  # noqa: PLC0415
         BuiltEnvironment,
         find_environment,

@@ -62,7 +62,10 @@ class ActorEnvironment(ABC):
         """What messages and `rl env list` call it."""
 
     def resolve(self) -> ActorEnvironment:
-        """The way that is taken here; itself, unless that depends on what is there."""
+        """Return the way that is taken here.
+
+        Itself, unless that depends on what is there.
+        """
         return self
 
     @abstractmethod
@@ -82,7 +85,7 @@ class ActorEnvironment(ABC):
 
 
 def driver_facts() -> dict[str, str]:
-    """The versions that a worker must share with its driver."""
+    """Return the versions that a worker must share with its driver."""
     return {
         "python": platform.python_version(),
         "platform": f"{sys.platform}-{platform.machine()}",

@@ -41,7 +41,7 @@ class BuiltEnvironment(ActorEnvironment):
 
     @abstractmethod
     def fingerprint(self) -> dict[str, Any]:
-        """What its content depends on, as values that JSON can hold."""
+        """Return what its content depends on, as values that JSON can hold."""
 
     @abstractmethod
     def build(self, folder: Path, deadline_s: float) -> None:

@@ -80,7 +80,7 @@ def declared_environment(worker_class: str | Callable[..., Any]) -> Declaration:
 
 
 def own_environment(cls: Callable[..., Any] | None) -> ActorEnvironment | None:
-    """The attribute `actor_environment` of a class, or None where it has none.
+    """Return the attribute `actor_environment` of a class, or None where it has none.
 
     Raises:
         ConfigError: it is no environment.
@@ -90,7 +90,7 @@ def own_environment(cls: Callable[..., Any] | None) -> ActorEnvironment | None:
 
 
 def find_environment(name: str) -> ActorEnvironment:
-    """The environment that a person means by `name`.
+    """Return the environment that a person means by `name`.
 
     Args:
         name: `distribution[extra]`, or the path of a class, module or package for
@@ -113,7 +113,7 @@ def find_environment(name: str) -> ActorEnvironment:
 
 
 def declared_names() -> list[str]:
-    """The names that entry points, this process and the user's file declare, sorted."""
+    """Return the names that entry points, this process or the user's file declare."""
     return sorted({*environment_registry.names(), *user_environments()})
 
 

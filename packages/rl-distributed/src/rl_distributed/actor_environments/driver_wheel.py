@@ -33,7 +33,7 @@ _OF_INSTALLATION = {
 
 
 def editable_folder(name: str) -> Path | None:
-    """The project folder of a distribution installed in editable mode, or None."""
+    """Get the project folder of a distribution installed in editable mode, or None."""
     try:
         text = distribution(name).read_text("direct_url.json")
     except PackageNotFoundError:
@@ -45,7 +45,7 @@ def editable_folder(name: str) -> Path | None:
 
 
 def carried_content(name: str) -> str:
-    """What the wheel of a distribution would hold, as a hash.
+    """Return what the wheel of a distribution would hold, as a hash.
 
     Sources of an editable package do not count: they are read where they are.
     """
@@ -103,7 +103,7 @@ def _installed_files(dist: Distribution, info: str) -> dict[str, bytes]:
     found = {}
     for file in dist.files or []:
         parts = file.parts
-        # Scripts lie outside; they are made anew from the entry points.
+        # Scripts lie outside; they are generated from the entry points.
         if ".." in parts or "__pycache__" in parts or file.name in _OF_INSTALLATION:
             continue
         if parts[0].endswith(".dist-info"):
@@ -127,7 +127,7 @@ def _source_folders(dist: Distribution) -> list[Path]:
 
 
 def normal_name(name: str) -> str:
-    """A distribution's or an extra's name in the one form that all spellings share."""
+    """Return the name of a distribution or extra in the form all spellings share."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 

@@ -56,7 +56,7 @@ class ExtraEnvironment(ActorEnvironment):
         return f"{self.distribution}[{self.extra}]"
 
     def resolve(self) -> ActorEnvironment:
-        """The way that is taken here.
+        """Return the way that is taken here.
 
         Raises:
             ActorEnvironmentError: the distribution is not installed, or has no such

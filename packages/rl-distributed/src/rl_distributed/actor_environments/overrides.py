@@ -45,7 +45,7 @@ _WAYS: dict[str, tuple[type[ActorEnvironment], str | None]] = {
 
 
 def overridden(name: str) -> ActorEnvironment | None:
-    """What the user chose for an extra, a module or a class, or None."""
+    """Return what the user chose for an extra, a module or a class, or None."""
     return user_environments().get(name)
 
 

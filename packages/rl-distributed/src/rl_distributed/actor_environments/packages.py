@@ -37,7 +37,7 @@ class InstalledEnvironment(BuiltEnvironment):
     no_index: bool = False
     """Take packages from `find_links` only: works without a network."""
     from_driver: tuple[str, ...] = ()
-    """Distributions that are installed as the driver has them, and not anew."""
+    """Distributions that are taken from the driver instead of being installed."""
     overrides: tuple[str, ...] = ()
     """Requirements that replace those of any package, as uv's `--overrides`."""
 
@@ -53,7 +53,7 @@ class InstalledEnvironment(BuiltEnvironment):
         return ", ".join(self.requirements)
 
     def fingerprint(self) -> dict[str, Any]:
-        """The requirements, every wheel of the folders, and what the driver gives."""
+        """List the requirements, the folders' wheels, and what the driver gives."""
         carried = sorted({*self.from_driver, "rl-distributed"})
         return {
             "requirements": sorted(self.requirements),
@@ -114,7 +114,7 @@ class OverlayEnvironment(BuiltEnvironment):
         return f"driver + {', '.join(self.requirements)}"
 
     def fingerprint(self) -> dict[str, Any]:
-        """The requirements, every wheel of the folders, and where the driver's are."""
+        """List the requirements, the folders' wheels, and where the driver's are."""
         return {
             "requirements": sorted(self.requirements),
             "find_links": [_folder_hash(place) for place in self.find_links],
@@ -178,7 +178,7 @@ def _source_arguments(find_links: Sequence[str], no_index: bool) -> list[str]:
 
 
 def _driver_packages() -> list[str]:
-    """The folders in which the driver's installed packages lie."""
+    """Return the folders in which the driver's installed packages lie."""
     folders = [*site.getsitepackages()]
     if site.ENABLE_USER_SITE:
         folders.append(site.getusersitepackages())
@@ -186,7 +186,7 @@ def _driver_packages() -> list[str]:
 
 
 def _folder_hash(place: str) -> str:
-    """A hash of the wheels of a folder; of an address, the address."""
+    """Return a hash of the wheels of a folder; of an address, the address."""
     if "://" in place:
         return place
     if not Path(place).is_dir():
@@ -203,7 +203,7 @@ def _folder_hash(place: str) -> str:
 
 @functools.lru_cache(maxsize=10_000)
 def _wheel_hash(wheel: Path, size: int, changed: int) -> bytes:
-    """A hash of a wheel's directory, which holds a checksum of each file in it.
+    """Return a hash of a wheel's directory, which holds a checksum of each file in it.
 
     The directory of a folder of 226 wheels is read in 0.2 s.
     """

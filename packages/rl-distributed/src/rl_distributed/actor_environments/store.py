@@ -109,7 +109,7 @@ class EnvironmentStore:
         self.root = default_root() if root is None else Path(root).resolve()
 
     def ensure(self, environment: Buildable) -> tuple[StoredEnvironment, float]:
-        """The environment, built if it is not there, and the seconds waited for it.
+        """Get the environment, built if it is not there, and the seconds waited for it.
 
         Any number of processes may ask at the same time: one builds, the others wait
         for it.
@@ -148,7 +148,7 @@ class EnvironmentStore:
         return found, time.perf_counter() - start
 
     def find(self, key: str) -> StoredEnvironment:
-        """The environment of this key, whatever its state."""
+        """Return the environment of this key, whatever its state."""
         found = self._look(key)
         if found.state != "ready" and is_locked(self._lock_path(key)):
             return StoredEnvironment(key, found.label, found.path, "building")
@@ -177,8 +177,8 @@ class EnvironmentStore:
         that was handed out within the last `start_grace_s`.
 
         Args:
-            unused_days: remove also those not used for so many days; 0 means all, None
-                means none.
+            unused_days: remove also those not used for this many days; 0: all, None:
+                none.
             dry_run: only tell.
             start_grace_s: how long a process that was just given one may take to start.
 

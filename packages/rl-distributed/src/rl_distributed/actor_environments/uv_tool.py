@@ -38,7 +38,7 @@ _NOT_INHERITED = (
 
 
 def find_uv() -> str:
-    """The uv program: that of the installed package, or else the one on PATH.
+    """Return the uv program: that of the installed package, or else the one on PATH.
 
     Raises:
         ActorEnvironmentError: there is none.

@@ -65,7 +65,7 @@ class UvWorkspaceEnvironment(BuiltEnvironment):
         return lock
 
     def fingerprint(self) -> dict[str, Any]:
-        """The lock, the metadata of its members, and what is taken of it."""
+        """Return the lock, the metadata of its members, and what is taken of it."""
         lock = self._lock()
         return {
             "lock": _file_hash(lock),
@@ -88,7 +88,7 @@ class UvWorkspaceEnvironment(BuiltEnvironment):
 
 
 def workspace_of(distribution: str) -> Path | None:
-    """The uv workspace whose checkout a distribution is installed from, or None."""
+    """Get the uv workspace whose checkout a distribution is installed from, or None."""
     project = editable_folder(distribution)
     if project is None:
         return None
@@ -111,7 +111,7 @@ def _read_lock(lock: Path, changed: int) -> list[dict[str, Any]]:
 
 
 def _member_files(lock: Path) -> list[str]:
-    """The project files of the workspace's members, relative to the lock."""
+    """Return the project files of the workspace's members, relative to the lock."""
     folders = [
         package["source"]["editable"]
         for package in _locked_packages(lock)

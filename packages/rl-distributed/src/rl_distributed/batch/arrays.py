@@ -67,7 +67,7 @@ def is_array(value: Any) -> bool:
 
 
 def from_numpy(array: NDArray[Any]) -> torch.Tensor:
-    """The numbers of an array; they share its memory where that is possible.
+    """Return the numbers of an array; they share its memory where that is possible.
 
     Raises:
         TypeError: The dtype is none of `NUMPY_DTYPES`.
@@ -85,7 +85,7 @@ def from_numpy(array: NDArray[Any]) -> torch.Tensor:
 
 
 def to_numpy(values: Any) -> NDArray[Any]:
-    """An array of a tensor, wherever it lies, of an array, or of a list of numbers."""
+    """Make an array of a tensor on any device, an array, or a list of numbers."""
     if not is_tensor(values):
         return np.asarray(values)
     tensor = values.detach().cpu()
@@ -95,7 +95,7 @@ def to_numpy(values: Any) -> NDArray[Any]:
 
 
 def as_array(values: Any, dtype: str) -> torch.Tensor:
-    """A tensor as it is; a list or a numpy array as numbers of the dtype."""
+    """Return a tensor as it is; a list or a numpy array as numbers of the dtype."""
     if is_tensor(values):
         return values
     return from_numpy(np.asarray(values, dtype=dtype))
@@ -110,12 +110,12 @@ def full(size: int, value: float | bool, dtype: str) -> torch.Tensor:
 
 
 def clone(array: torch.Tensor) -> torch.Tensor:
-    """A copy with memory of its own."""
+    """Return a copy with memory of its own."""
     return array.clone() if is_tensor(array) else array.copy()  # type: ignore[attr-defined]
 
 
 def take(array: torch.Tensor, rows: NDArray[np.int64]) -> torch.Tensor:
-    """The given rows."""
+    """Return the given rows."""
     if not is_tensor(array):
         return array.take(rows, axis=0)  # type: ignore[call-arg,arg-type]
     index: torch.Tensor = require_torch("a tensor").from_numpy(rows)
@@ -159,12 +159,12 @@ def concat_padded(parts: Sequence[torch.Tensor], pad_value: float) -> torch.Tens
 
 
 def narrow(array: torch.Tensor, dim: int, size: int) -> torch.Tensor:
-    """The first `size` entries of a dimension; a view."""
+    """Return the first `size` entries of a dimension; a view."""
     return array[(*(slice(None),) * dim, slice(0, size))]
 
 
 def to_device(array: torch.Tensor, device: torch.device | str | int) -> torch.Tensor:
-    """The array on a device; numpy arrays are on `cpu`, and nowhere else.
+    """Return the array on a device; numpy arrays are on `cpu`, and nowhere else.
 
     Raises:
         MissingExtraError: Another device is asked for, and torch is not installed.

@@ -36,7 +36,7 @@ def even_bounds(total: int, parts: int) -> list[tuple[int, int]]:
 def bin_loads(
     bins: Sequence[Sequence[int]], costs: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """The total cost of the items in each bin; no bin may be empty."""
+    """Return the total cost of the items in each bin; no bin may be empty."""
     sizes = np.fromiter(map(len, bins), dtype=np.int64, count=len(bins))
     if not sizes.size:
         return sizes

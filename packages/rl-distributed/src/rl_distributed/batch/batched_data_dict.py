@@ -94,7 +94,7 @@ class BatchedDataDict(UserDict[str, Any], Generic[DictT]):
         return next(iter(sizes.values()), 0)
 
     def get_dict(self) -> dict[str, Any]:
-        """The underlying dict."""
+        """Return the underlying dict."""
         return self.data
 
     def __repr__(self) -> str:
@@ -109,11 +109,14 @@ class BatchedDataDict(UserDict[str, Any], Generic[DictT]):
     # ------------------------------------------------------------- copy and transport
 
     def copy(self) -> Self:
-        """A shallow copy: the same columns and micro-batch plan."""
+        """Return a shallow copy: the same columns and micro-batch plan."""
         return self._like(self.data, keep_plan=True)
 
     def clone(self) -> Self:
-        """A copy whose tensors have memory of their own; lists are copied shallowly."""
+        """Return a copy whose tensors have memory of their own.
+
+        Lists are copied shallowly.
+        """
         cloned = {
             key: list(column) if isinstance(column, list) else arrays.clone(column)
             for key, column in self.data.items()
@@ -121,7 +124,7 @@ class BatchedDataDict(UserDict[str, Any], Generic[DictT]):
         return self._like(cloned, keep_plan=True)
 
     def writable(self) -> Self:
-        """This batch, with a copy of each tensor that lies in memory of others.
+        """Return this batch, with a copy of each tensor that lies in memory of others.
 
         That is memory which torch did not allocate itself: Ray's object store, a numpy
         array, a file. Such tensors must not be written to in place, because torch has
@@ -162,7 +165,7 @@ class BatchedDataDict(UserDict[str, Any], Generic[DictT]):
         group: dist.ProcessGroup | None = None,
         pad_value_dict: Mapping[str, float | int] | None = None,
     ) -> Self:
-        """The rows of all ranks of a process group, in rank order, on every rank.
+        """Get the rows of all ranks of a process group, in rank order, on every rank.
 
         Ranks may have different numbers of rows and widths; padding is as in
         `from_batches`.
@@ -191,7 +194,7 @@ class BatchedDataDict(UserDict[str, Any], Generic[DictT]):
         batches: Sequence[Mapping[str, Any]],
         pad_value_dict: Mapping[str, float | int] | None = None,
     ) -> Self:
-        """The rows of all batches, one below the other.
+        """Return the rows of all batches, one below the other.
 
         Dimension 1 of tensors is right-padded to the widest batch, with the column's
         value in `pad_value_dict` or 0. Batches without columns are skipped.
@@ -251,7 +254,7 @@ class BatchedDataDict(UserDict[str, Any], Generic[DictT]):
     def select_indices(
         self, indices: Sequence[int] | torch.Tensor | np.ndarray[Any, Any]
     ) -> Self:
-        """The given rows in the given order; or, with booleans, the rows that are true.
+        """Return the given rows in the given order; with booleans, those that are true.
 
         Raises:
             BatchError: An index lies outside the rows, or is no integer.
@@ -372,8 +375,8 @@ class BatchedDataDict(UserDict[str, Any], Generic[DictT]):
             dynamic_batching_args: Group rows of similar length into micro-batches that
                 have the same boundaries and widths in every shard.
             sequence_packing_args: Pack rows into micro-batches, equally many per shard.
-            rows_per_group: So many rows that follow each other stay together and in
-                order, in one shard and one micro-batch.
+            rows_per_group: Number of consecutive rows kept together and in order,
+                in one shard and one micro-batch.
 
         Returns:
             The shards. With dynamic batching or sequence packing also, for each row of
@@ -418,7 +421,7 @@ class BatchedDataDict(UserDict[str, Any], Generic[DictT]):
     def get_batch(
         self, batch_idx: int, batch_size: int | None = None
     ) -> SlicedDataDict:
-        """The rows of one global batch on this shard, with its micro-batch plan.
+        """Return the rows of one global batch on this shard, with its micro-batch plan.
 
         Args:
             batch_idx: The number of the global batch.
@@ -443,24 +446,27 @@ class BatchedDataDict(UserDict[str, Any], Generic[DictT]):
     def make_microbatch_iterator_with_dynamic_shapes(
         self, sequence_dim: int = 1
     ) -> Iterator[SlicedDataDict]:
-        """The micro-batches of dynamic batching, each cut to its padded length.
+        """Return the micro-batches of dynamic batching, each cut to its padded length.
 
         Tensors as wide as the input column was at sharding are cut in `sequence_dim`.
         """
         return micro_batches.dynamic_shapes(self, sequence_dim)
 
     def get_microbatch_iterator_dynamic_shapes_len(self) -> int:
-        """The number of micro-batches of dynamic batching."""
+        """Return the number of micro-batches of dynamic batching."""
         return len(micro_batches.single_plan(self, "dynamic batching")[0])
 
     def make_microbatch_iterator_for_packable_sequences(
         self,
     ) -> Iterator[SlicedDataDict]:
-        """The rows of each bin of sequence packing, still padded; packing is yours."""
+        """Return the rows of each bin of sequence packing, still padded.
+
+        Packing is yours.
+        """
         return micro_batches.packed_bins(self)
 
     def get_microbatch_iterator_for_packable_sequences_len(self) -> tuple[int, int]:
-        """The number of bins, and the tokens of the fullest."""
+        """Return the number of bins, and the tokens of the fullest."""
         bounds, lengths = micro_batches.single_plan(self, "sequence packing")
         return len(bounds), max(lengths, default=0)
 
@@ -474,7 +480,7 @@ class BatchedDataDict(UserDict[str, Any], Generic[DictT]):
         }
 
     def _like(self, data: Mapping[str, Any], keep_plan: bool = False) -> Self:
-        """An instance of the same class, with other columns."""
+        """Return an instance of the same class, with other columns."""
         made = type(self).__new__(type(self))
         made.__dict__.update(self.__dict__)
         made.data = dict(data)

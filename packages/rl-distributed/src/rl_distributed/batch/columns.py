@@ -115,7 +115,7 @@ def row_indices(
 
 
 def column_of(data: Mapping[str, Any], key: str) -> Column:
-    """The column called `key`, or a `BatchError` that lists those there are."""
+    """Return the column called `key`, or a `BatchError` that lists those there are."""
     if key not in data:
         raise BatchError(
             f"the batch has no column {key!r}{did_you_mean(key, data)} "
@@ -133,7 +133,7 @@ def cut_column(column: Column, start: int, end: int) -> Column:
 def select_rows(
     column: Column, rows: Sequence[int], index: np.ndarray[Any, np.dtype[np.int64]]
 ) -> Column:
-    """The given rows, which come both as a sequence and as an array."""
+    """Return the given rows, which come both as a sequence and as an array."""
     if isinstance(column, list):
         return [column[row] for row in rows]
     return arrays.take(column, index)

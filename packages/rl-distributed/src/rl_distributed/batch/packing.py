@@ -109,7 +109,7 @@ class SequencePacker(ABC):
         self.metrics: PackingMetrics | None = None
 
     def pack(self, sequence_lengths: ArrayLike) -> Bins:
-        """The indices of the sequences in each bin; every sequence is in exactly one.
+        """Return the indices of the sequences in each bin; each is in exactly one.
 
         Bins above what the sequences need, for `min_bin_count` and
         `bin_count_multiple`, spread the sequences evenly over all bins if they fit
@@ -182,7 +182,7 @@ class SequencePacker(ABC):
         return self._spread(bins, lengths, wanted) if wanted > len(bins) else bins
 
     def _spread(self, bins: Bins, lengths: Lengths, num_bins: int) -> Bins:
-        """The same sequences in more bins, evenly filled where that works out."""
+        """Get the same sequences in more bins, evenly filled where that works out."""
         if num_bins - len(bins) >= num_bins * _LEAST_SLACK:
             even = lpt_partition(lengths.tolist(), num_bins, self.bin_capacity)
             if even is not None:
@@ -303,12 +303,12 @@ class _Shelf:
         self._up = list(range(count + 2))
 
     def longest(self, limit: int) -> int:
-        """The longest length up to `limit`, or 0."""
+        """Return the longest length up to `limit`, or 0."""
         slot = _find(self._down, bisect.bisect_right(self._distinct, limit))
         return self._distinct[slot - 1] if slot else 0
 
     def shortest(self, limit: int) -> int:
-        """The shortest length from `limit` on, or 0."""
+        """Return the shortest length from `limit` on, or 0."""
         slot = _find(self._up, bisect.bisect_left(self._distinct, limit) + 1)
         return self._distinct[slot - 1] if slot <= len(self._distinct) else 0
 
@@ -330,7 +330,7 @@ class _Shelf:
         return item
 
     def left_over(self, indices: NDArray[np.int64]) -> list[int]:
-        """The sequences of `indices` that were not taken, in their order."""
+        """Return the sequences of `indices` that were not taken, in their order."""
         left = {item for stack in self._stacks for item in stack}
         return [item for item in indices.tolist() if item in left]
 
@@ -385,7 +385,7 @@ def _first_fit(lengths: Lengths, order: Sequence[int], capacity: int) -> Bins:
 
 
 def _tree_of_maxima(room: Lengths, capacity: int, size: int) -> list[int]:
-    """A binary heap layout: node n is the maximum of 2n and 2n + 1, leaves last."""
+    """Lay out a binary heap: node n is the maximum of 2n and 2n + 1, leaves last."""
     level = np.full(size, capacity, dtype=np.int64)
     level[: room.size] = room
     levels = [level]
@@ -424,7 +424,7 @@ def get_packer(
     bin_count_multiple: int | None = None,
     seed: int = 0,
 ) -> SequencePacker:
-    """A packer by algorithm, given as a `PackingAlgorithm` or its name in any case.
+    """Return a packer by its `PackingAlgorithm`, or its name in any case.
 
     Raises:
         PackingError: There is no such algorithm, or a number is not positive.

@@ -110,7 +110,7 @@ def check_sizes(
 def sequence_lengths(
     data: Mapping[str, Any], args: DynamicBatchingArgs | SequencePackingArgs
 ) -> tuple[Rows, int]:
-    """The length of each row, and the width of the input column."""
+    """Return the length of each row, and the width of the input column."""
     packing = "algorithm" in args
     _check_args(args, SequencePackingArgs if packing else DynamicBatchingArgs)
     key, lengths_key = args["input_key"], args["input_lengths_key"]
@@ -141,10 +141,10 @@ def sequence_lengths(
 def group_lengths(
     lengths: Rows, width: int, rows_per_group: int, args: Mapping[str, Any]
 ) -> tuple[Rows, int]:
-    """The length of each group of rows, and the budget, as if a group were one row.
+    """Take each group of rows as one row: its length, and the budget.
 
     Packed, a group is as long as its rows together; padded, it is as long as its
-    longest row, and a micro-batch holds so many times fewer of them.
+    longest row, and a micro-batch holds proportionally fewer of them.
     """
     budget = args["max_tokens_per_microbatch"]
     groups = lengths.reshape(-1, rows_per_group)
@@ -166,7 +166,7 @@ def group_lengths(
 
 
 def with_rows_of_groups(plan: ShardPlan, rows_per_group: int) -> ShardPlan:
-    """The plan of rows that a plan of groups stands for."""
+    """Return the plan of rows that a plan of groups stands for."""
     inside = np.arange(rows_per_group)
     rows = [(r[:, None] * rows_per_group + inside).ravel() for r in plan.rows]
     cuts = plan.micro_batches
@@ -298,7 +298,7 @@ def _round_up(lengths: Rows, multiple: int) -> Rows:
 
 
 def _padded(lengths: Rows, width: int, multiple: int) -> Rows:
-    """The widths that rows are padded to: of at least one token, at most `width`."""
+    """Return the widths that rows are padded to: at least one token."""
     return np.minimum(_round_up(np.maximum(lengths, 1), multiple), width)
 
 

@@ -82,7 +82,7 @@ class EncodedList:
 
 
 def encode(column: Any) -> Any:
-    """A column in a form whose numbers pickle out of band; other values unchanged.
+    """Get a column in a form whose numbers pickle out of band; other values unchanged.
 
     Only values travel: gradients, devices and memory layout do not. A tensor that is
     not dense (sparse, quantized, without data) is left to torch's own pickling.
@@ -97,7 +97,7 @@ def encode(column: Any) -> Any:
 
 
 def decode(value: Any) -> Any:
-    """The column that `encode` made `value` from; an array where torch is missing.
+    """Get the column that `encode` made `value` from; an array where torch is missing.
 
     Tensors share the memory of the pickled buffer. In Ray's object store that memory
     is mapped into every reader, and for torch it looks writable: what one writes in
@@ -128,7 +128,7 @@ def own_memory(value: Any) -> Any:
 
 
 def carried(tensor: torch.Tensor) -> torch.Tensor:
-    """The values of a dense tensor as a type that numpy has, bit by bit.
+    """Return the values of a dense tensor as a type that numpy has, bit by bit.
 
     Types that numpy lacks (bfloat16, the 8-bit floats, ...) become integers of the same
     size. The result is a view where that is possible.
@@ -211,7 +211,7 @@ def _encode_list(column: list[Any]) -> Any:
 
 
 def _encode_row(tensors: list[torch.Tensor], dtype: torch.dtype) -> EncodedTensor:
-    """The items of all tensors of one dtype in a row."""
+    """Return the items of all tensors of one dtype in a row."""
     own = [tensor for tensor in tensors if tensor.dtype == dtype]
     # torch can join bfloat16, and no other type that numpy lacks.
     if _name(dtype) not in NUMPY_DTYPES and dtype != torch.bfloat16:
@@ -262,7 +262,7 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def _carrier(dtype: torch.dtype) -> torch.dtype:
-    """The dtype itself, or one of the same size that numpy has."""
+    """Return the dtype itself, or one of the same size that numpy has."""
     if _name(dtype) in NUMPY_DTYPES:
         return dtype
     carrier: torch.dtype = getattr(torch, _CARRIERS[dtype.itemsize])

@@ -99,7 +99,7 @@ class ClusterAddress:
 
 
 def find_local_cluster() -> str:
-    """The address of the cluster that `ray start` began on this machine.
+    """Return the address of the cluster that `ray start` began on this machine.
 
     Raises:
         UserError: there is none.

@@ -35,12 +35,12 @@ class Bundle:
     """Further resources by the names that Ray's nodes have them under."""
 
     def as_resources(self) -> dict[str, float]:
-        """The bundle in Ray's words; what it does not need is left out."""
+        """Return the bundle in Ray's words; what it does not need is left out."""
         wanted = {"CPU": self.num_cpus, "GPU": self.num_gpus, **self.resources}
         return {name: amount for name, amount in wanted.items() if amount > 0}
 
     def times(self, count: int) -> str:
-        """What `count` bundles need, for messages: `4 CPUs and 2 GPUs`."""
+        """Return what `count` bundles need, for messages: `4 CPUs and 2 GPUs`."""
         parts = [f"{shown_number(self.num_cpus * count)} CPUs"]
         if self.num_gpus:
             parts.append(f"{shown_number(self.num_gpus * count)} GPUs")
@@ -101,7 +101,7 @@ class NodeCapacity:
         return min(limits, default=0)
 
     def without(self, bundle: Bundle, count: int) -> NodeCapacity:
-        """The node with `count` bundles taken."""
+        """Return the node with `count` bundles taken."""
         return replace(
             self,
             num_cpus=self.num_cpus - count * bundle.num_cpus,
@@ -114,12 +114,12 @@ class NodeCapacity:
 
 
 def shown_number(value: float) -> str:
-    """A resource amount without a needless fraction: `2`, `0.5`."""
+    """Return a resource amount without a needless fraction: `2`, `0.5`."""
     return f"{value:.4f}".rstrip("0").rstrip(".")
 
 
 def _listed(parts: Sequence[str]) -> str:
-    """`a`, `a and b`, `a, b and c`."""
+    """Return `a`, `a and b`, `a, b and c`."""
     return " and ".join([", ".join(parts[:-1]), parts[-1]] if parts[1:] else parts)
 
 
@@ -254,7 +254,7 @@ def _per_node(bundle_counts: Sequence[int], bundle: Bundle) -> str:
 
 
 def _describe(nodes: Sequence[NodeCapacity], bundle: Bundle) -> str:
-    """What the nodes have of what is counted here: CPUs, GPUs, and the bundle's own."""
+    """Count what the nodes have: CPUs, GPUs, and the bundle's own resources."""
 
     def amount(chosen: Sequence[NodeCapacity]) -> str:
         shown = [("CPU", "CPUs"), ("GPU", "GPUs")]

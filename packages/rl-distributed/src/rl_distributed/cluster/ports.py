@@ -120,7 +120,7 @@ class PortOwner:
 
     @classmethod
     def this_process(cls) -> PortOwner:
-        """The owner of ports that this process asks for."""
+        """Return the owner of ports that this process asks for."""
         pid = os.getpid()
         return cls(_machine(), pid, psutil.Process(pid).create_time())
 
@@ -188,7 +188,7 @@ class _Note:
 
 @contextlib.contextmanager
 def _registry(folder: Path | None, deadline_s: float) -> Iterator[Path]:
-    """The file of the notes, which nobody else changes meanwhile."""
+    """Yield the file of the notes, which nobody else changes meanwhile."""
     if folder is None:
         folder = Path(tempfile.gettempdir()) / f"rl-ports-{os.getuid()}"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -266,7 +266,7 @@ class PortAllocator:
         self.high = high
 
     def given(self, machine: str) -> frozenset[int]:
-        """The ports of `machine` that were given out so far."""
+        """Return the ports of `machine` that were given out so far."""
         with self._lock:
             return frozenset(self._given.get(machine, ()))
 

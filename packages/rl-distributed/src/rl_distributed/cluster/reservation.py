@@ -178,7 +178,7 @@ def current_slots(
     slots: Sequence[Sequence[WorkerSlot]],
     nodes: Sequence[NodeCapacity],
 ) -> list[list[WorkerSlot]]:
-    """The same slots on the nodes where Ray has their bundles now.
+    """Return the same slots on the nodes where Ray has their bundles now.
 
     After the loss of a node Ray moves its bundles to where there is room.
 

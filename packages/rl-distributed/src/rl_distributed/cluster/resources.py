@@ -289,7 +289,7 @@ class ResourceManager:
         self._clusters: dict[str, RayVirtualCluster] = {}
 
     def plan_for(self, group: str) -> ClusterPlan:
-        """The plan of the cluster that a group is on."""
+        """Return the plan of the cluster that a group is on."""
         for plan in self.plans:
             if group in plan.groups:
                 return plan
@@ -299,7 +299,7 @@ class ResourceManager:
         )
 
     def cluster_for(self, group: str) -> RayVirtualCluster:
-        """The cluster of a group; colocated groups get the same object."""
+        """Return the cluster of a group; colocated groups get the same object."""
         plan = self.plan_for(group)
         if plan.name not in self._clusters:
             self._clusters[plan.name] = RayVirtualCluster(

@@ -84,7 +84,7 @@ def make_session_folder() -> Path:
 
 
 def _base() -> tuple[str, Path]:
-    """The variable that names the folder for temporary files, and the folder."""
+    """Return the variable that names the folder for temporary files, and the folder."""
     for variable in ("RAY_TMPDIR", "TMPDIR"):
         if os.environ.get(variable):
             return variable, Path(os.environ[variable]).absolute()

@@ -195,7 +195,7 @@ def shutdown_ray() -> None:
 
 
 def _note_end_at_exit(action: str, address: str) -> None:
-    """Have the audit log tell of the end, if Ray is still up then."""
+    """Record the end in the audit log, if Ray is still up then."""
 
     def note() -> None:
         atexit.unregister(note)
@@ -235,7 +235,7 @@ def _set_up_tls(tls: bool | TlsFiles, is_new: bool) -> None:
 
 
 def live_nodes() -> list[NodeCapacity]:
-    """The nodes of the cluster, in a stable order: this machine's first."""
+    """Return the nodes of the cluster, in a stable order: this machine's first."""
     own = ray.get_runtime_context().get_node_id()
     nodes = [
         NodeCapacity.from_resources(
@@ -333,7 +333,7 @@ def _start_local(
         except Exception as error:
             _end_half_started(before)
             # Ray gives its own processes 30 s, too few on a machine that is busy, and
-            # tells of it by a plain Exception.
+            # reports it as a plain Exception.
             if type(error) is not Exception or time.monotonic() >= end:
                 raise DistributedError(
                     f"the local Ray cluster did not start: {error}; look at the newest "
@@ -343,7 +343,7 @@ def _start_local(
 
 
 def _ray_children() -> list[psutil.Process]:
-    """Processes of Ray that this process has started, and theirs."""
+    """Return processes of Ray that this process has started, and theirs."""
     package = str(Path(ray.__file__).parent)
     children = []
     for child in psutil.Process().children(recursive=True):

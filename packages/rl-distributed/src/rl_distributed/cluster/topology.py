@@ -62,7 +62,7 @@ def _domain(nvlink_domain: str, node_id: str) -> tuple[str, str]:
 
 
 def nvlink_domain_of(labels: Mapping[str, str] | None) -> str:
-    """The NVLink domain that a node's labels name; empty where they name none."""
+    """Get the NVLink domain that a node's labels name; empty where they name none."""
     found = (str((labels or {}).get(name, "")) for name in _LABELS)
     return next((name for name in found if name), "")
 
@@ -171,7 +171,7 @@ def split_into_groups(
 
 
 def detect_nvlink_domain() -> str:
-    """The NVLink domain of this machine's GPUs as NVML knows it.
+    """Return the NVLink domain of this machine's GPUs as NVML knows it.
 
     Returns:
         Cluster id and clique of the fabric, the same on all its nodes; empty where

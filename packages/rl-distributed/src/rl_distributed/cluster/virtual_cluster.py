@@ -222,12 +222,12 @@ class RayVirtualCluster:
         return len(self._bundle_counts)
 
     def get_placement_groups(self) -> list[PlacementGroup]:
-        """The placement groups, one for each node; made at the first call."""
+        """Return the placement groups, one for each node; made at the first call."""
         self._init_placement_groups()
         return list(self._placement_groups)
 
     def slots(self) -> list[list[WorkerSlot]]:
-        """The bundles of every placement group with the node that each lies on."""
+        """Get the bundles of every placement group with the node that each lies on."""
         self._init_placement_groups()
         return [list(slots) for slots in self._slots]
 

@@ -60,7 +60,7 @@ class ConfigDocument(dict[str, Any]):
             del self.origins[known]
 
     def section(self, path: KeyPath) -> ConfigDocument:
-        """A copy of the section at `path`, empty where there is none, with origins."""
+        """Copy the section at `path`, with origins; empty where there is none."""
         node: Any = self
         for key in path:
             node = node.get(key) if isinstance(node, Mapping) else None
@@ -119,7 +119,7 @@ def check_depth(data: Mapping[str, Any], source: str) -> None:
 
 
 def plain_copy(value: Any) -> Any:
-    """A deep copy of nested mappings and lists, without replace markers."""
+    """Return a deep copy of nested mappings and lists, without replace markers."""
     if isinstance(value, Mapping):
         return {
             key: plain_copy(item)
@@ -144,7 +144,7 @@ def replaces(section: Mapping[str, Any], path: KeyPath, origin: str | None) -> b
 
 
 def merge_configs(base: Mapping[str, Any], extra: Mapping[str, Any]) -> ConfigDocument:
-    """A new document: `base` with `extra` merged over it.
+    """Return a new document: `base` with `extra` merged over it.
 
     Mappings merge key by key, everything else (lists too) is replaced. A mapping in
     `extra` that holds `_override_: true` replaces the one in `base` as a whole.

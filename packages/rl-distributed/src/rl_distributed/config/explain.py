@@ -82,7 +82,7 @@ def _rows(
 
 
 def type_text(annotation: Any) -> str:
-    """A type annotation as short text: `int | null`, `"a" | "b"`, `list[str]`."""
+    """Get a type annotation as short text: `int | null`, `"a" | "b"`, `list[str]`."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if annotation is None or annotation is type(None):
         return "null"
@@ -105,7 +105,7 @@ _LIMITS = {"gt": "greater than", "ge": "at least", "lt": "less than", "le": "at 
 
 
 def _rule(field: FieldInfo) -> str:
-    """The limits of a field in words."""
+    """Return the limits of a field in words."""
     return " and ".join(
         f"{words} {getattr(limit, name):g}"
         for limit in field.metadata
@@ -131,7 +131,7 @@ def _plain(value: Any) -> Any:
 
 @functools.cache
 def field_docs(cls: type[BaseModel]) -> dict[str, str]:
-    """The docstrings under the fields, read from the source of the class."""
+    """Return the docstrings under the fields, read from the source of the class."""
     docs: dict[str, str] = {}
     for base in reversed(cls.__mro__):
         if not issubclass(base, BaseModel) or base is BaseModel:

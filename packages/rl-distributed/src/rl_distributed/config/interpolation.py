@@ -45,7 +45,7 @@ _DOT = re.compile(r"(?<!\\)\.")
 def interpolate(
     data: Mapping[str, Any], schema: type[BaseModel] | None = None
 ) -> ConfigDocument:
-    r"""A copy of `data` with every `${...}` resolved.
+    r"""Return a copy of `data` with every `${...}` resolved.
 
     `${a.b}` is the value at `a.b`, with its type where it is the whole string;
     `${.b}` is a neighbour in the same section, each further dot goes one section up.

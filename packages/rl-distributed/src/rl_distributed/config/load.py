@@ -29,7 +29,7 @@ def load_config(
     *,
     schema: type[BaseModel] | None = None,
 ) -> ConfigDocument:
-    """The merged data of a YAML file, as a dict that knows the origin of its keys.
+    """Get the merged data of a YAML file, as a dict that knows the origin of its keys.
 
     Args:
         path: The file. Its `defaults:` key, a path or a list of paths relative to the

@@ -16,7 +16,7 @@ _MAX_DEPTH = 50
 
 
 def parse_value(text: str) -> Any:
-    """The value that `text`, the part after `=`, stands for.
+    """Return the value that `text`, the part after `=`, stands for.
 
     An empty text is the empty string. A comma outside of brackets and quotes is an
     error, because it could mean a list or be part of a string.
@@ -55,7 +55,7 @@ class _Reader:
             self.position += 1
 
     def value(self, stops: str, depth: int) -> Any:
-        """The next value; an unquoted one ends before a character of `stops`."""
+        """Return the next value; an unquoted one ends before a character of `stops`."""
         if depth > _MAX_DEPTH:
             raise ConfigError(f"brackets are nested more than {_MAX_DEPTH} deep")
         self.skip_spaces()

@@ -108,7 +108,7 @@ def apply_overrides(
     overrides: Iterable[Override],
     schema: type[BaseModel] | None = None,
 ) -> ConfigDocument:
-    """A copy of `data` with `overrides` applied in order.
+    """Return a copy of `data` with `overrides` applied in order.
 
     `key=value` sets a key that exists, in the data or in `schema`; `+key=value` adds
     one that is not in the data; `++key=value` does either; `~key` removes one (with
@@ -183,7 +183,7 @@ def _child(node: Any, key: str) -> Any:
 
 
 def _real_key(section: Mapping[Any, Any], key: str) -> Any:
-    """The key of `section` that is written `key`; YAML keys can be numbers."""
+    """Return the key of `section` that is written `key`; YAML keys can be numbers."""
     if key in section:
         return key
     return next((name for name in section if str(name) == key), key)
@@ -248,7 +248,7 @@ def _forget_replaced(
 
 
 def _fresh_section(root: SchemaNode | None, path: KeyPath) -> dict[str, Any]:
-    """A new section; one with free keys starts from the schema's default."""
+    """Return a new section; one with free keys starts from the schema's default."""
     place = root.find(path) if root is not None else None
     if root is not None and isinstance(place, SchemaNode) and place.accepts_any_key:
         default = root.default(path)

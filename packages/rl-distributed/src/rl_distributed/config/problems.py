@@ -62,7 +62,7 @@ class Problem:
 
 
 def show(value: Any) -> str:
-    """A value as it would be written in YAML, cut where it is long."""
+    """Return a value as it would be written in YAML, cut where it is long."""
     try:
         text = json.dumps(value, ensure_ascii=False)
     except (TypeError, ValueError):
@@ -143,7 +143,7 @@ def _joined(root: SchemaNode, path: KeyPath, message: str) -> tuple[str, str]:
 
 
 def _path_in_data(root: SchemaNode, details: ErrorDetails, data: Any) -> KeyPath:
-    """The error's place without the names of union members that pydantic puts in."""
+    """Return the error's place without pydantic's names of union members."""
     path: list[str] = []
     node = root
     for key in details["loc"]:

@@ -51,7 +51,7 @@ class SchemaNode:
 
     @classmethod
     def of(cls, annotation: Any) -> SchemaNode:
-        """The node of a type annotation, for example of a configuration class."""
+        """Get the node of a type annotation, for example of a configuration class."""
         return cls(tuple(_members(annotation)))
 
     @property
@@ -71,7 +71,7 @@ class SchemaNode:
         )
 
     def fields(self) -> dict[str, FieldInfo]:
-        """The fields of all configuration classes that may stand here, by key."""
+        """Get the fields of all configuration classes that may stand here, by key."""
         return {
             info.alias or name: info
             for model in reversed(self.models)
@@ -79,7 +79,7 @@ class SchemaNode:
         }
 
     def child(self, key: str) -> SchemaNode | None:
-        """The place under `key`, or None where the schema has no such key."""
+        """Return the place under `key`, or None where the schema has no such key."""
         field = self.fields().get(key)
         if field is not None:
             return SchemaNode.of(field.annotation)
@@ -94,7 +94,7 @@ class SchemaNode:
         return None
 
     def find(self, path: KeyPath) -> SchemaNode | UnknownKey:
-        """The place at `path`, or the first key on the way that does not exist."""
+        """Get the place at `path`, or the first key on the way that does not exist."""
         node = self
         for depth, key in enumerate(path):
             below = node.child(key)
@@ -104,7 +104,7 @@ class SchemaNode:
         return node
 
     def default(self, path: KeyPath) -> Any:
-        """The default of the value at `path`; `MISSING` where it has none."""
+        """Return the default of the value at `path`; `MISSING` where it has none."""
         if not path:
             return MISSING
         field = self.fields().get(path[0])
@@ -135,7 +135,7 @@ class SchemaNode:
 
 
 def field_default(field: FieldInfo) -> Any:
-    """The default of a field, made by its factory if need be, or `MISSING`."""
+    """Return the default of a field, made by its factory if need be, or `MISSING`."""
     if field.default_factory is not None and field.default_factory_takes_validated_data:
         return MISSING
     return field.get_default(call_default_factory=True, validated_data=None)
@@ -177,7 +177,7 @@ def unknown_keys(
 
 
 def suggest_key(root: SchemaNode, unknown: UnknownKey) -> str | None:
-    """The key that was most likely meant: a sibling, or the same name elsewhere."""
+    """Get the key that was most likely meant: a sibling, or the same name elsewhere."""
     parent, name = unknown.path[:-1], unknown.path[-1]
     found = nearest(name, unknown.siblings)
     if found is not None:
@@ -202,7 +202,7 @@ def _members(annotation: Any) -> Iterator[Any]:
 
 
 def _mapping_value(kind: Any) -> Any:
-    """The type of the values of a mapping type, or None for other types."""
+    """Return the type of the values of a mapping type, or None for other types."""
     origin = get_origin(kind) or kind
     if typing.is_typeddict(origin):
         return Any
@@ -213,7 +213,7 @@ def _mapping_value(kind: Any) -> Any:
 
 
 def _item_type(kind: Any) -> Any:
-    """The type of the items of a sequence type, or None for other types."""
+    """Return the type of the items of a sequence type, or None for other types."""
     origin = get_origin(kind) or kind
     if not isinstance(origin, type) or issubclass(origin, str | bytes):
         return None

@@ -25,7 +25,7 @@ _NULLS = frozenset(("null", "Null", "NULL", "~", ""))
 
 
 def parse_scalar(text: str) -> Any:
-    """The value of an unquoted scalar: null, bool, int, float, or the text itself.
+    """Get the value of an unquoted scalar: null, bool, int, float, or the text itself.
 
     `1e-5` is a number, and `yes`, `on`, `0x10` and `12:30` are strings, as in YAML 1.2.
     """
@@ -131,7 +131,7 @@ _Loader.add_constructor(_PLAIN, _construct_plain)
 
 
 def read_yaml(path: str | os.PathLike[str]) -> ConfigDocument:
-    """The mapping in a YAML file; an empty file is an empty mapping.
+    """Read the mapping in a YAML file; an empty file is an empty mapping.
 
     Raises:
         ConfigError: The file is missing, is no YAML or no mapping, nests too deep, or

@@ -91,7 +91,7 @@ class KubeRayConfig(Config):
 
 
 def kuberay_manifest(config: KubeRayConfig) -> str:
-    """The manifest, to be written to a file and given to `kubectl apply -f`.
+    """Return the manifest, to be written to a file and given to `kubectl apply -f`.
 
     A `RayJob` where there is a command, else a `RayCluster`. The same configuration
     gives the same text. It holds no secret.

@@ -139,7 +139,7 @@ class SlurmConfig(Config):
 
 
 def slurm_script(config: SlurmConfig) -> str:
-    """The batch script of a job, to be written to a file and given to `sbatch`.
+    """Return the batch script of a job, to be written to a file and given to `sbatch`.
 
     The same configuration gives the same text. It holds no secret: the token is made
     when the job runs, in a file that its owner can read.

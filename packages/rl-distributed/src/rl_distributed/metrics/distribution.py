@@ -159,7 +159,7 @@ class Distribution(MetricValue):
         )
 
     def __float__(self) -> float:
-        """The mean; NaN where nothing finite was observed."""
+        """Return the mean; NaN where nothing finite was observed."""
         count = self.count
         return self.total / count if count else math.nan
 
@@ -236,6 +236,6 @@ def _count(sizes: Floats) -> dict[int, int]:
 
 
 def _middle(index: int) -> float:
-    """The value that is within 1 % of everything in a bucket."""
+    """Return the value that is within 1 % of everything in a bucket."""
     # By its logarithm: the power alone overflows for the largest floats.
     return math.exp(min(index * _LOG_GAMMA, 709.7)) * 2 / (_GAMMA + 1)

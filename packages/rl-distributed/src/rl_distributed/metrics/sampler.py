@@ -54,7 +54,7 @@ class ResourceSampler:
         probes: What to measure; None: processors, memory, GPUs where there is NVML, and
             Ray's object store while Ray is up.
         clock: Seconds from any fixed moment on; never goes back.
-        wait: Waits so many seconds and returns whether to end; None: until `stop`.
+        wait: Waits the given seconds and returns whether to end; None: until `stop`.
 
     Raises:
         ConfigError: The interval is not positive.

@@ -29,7 +29,10 @@ def has_busy_thread(pid: int) -> bool:
 
 
 def _state(task: Path) -> str:
-    """The letter of its state; empty for a thread that is gone or does not count."""
+    """Return the letter of its state.
+
+    Empty for a thread that is gone or does not count.
+    """
     status = ""
     with suppress(OSError):
         status = (task / "stat").read_text()

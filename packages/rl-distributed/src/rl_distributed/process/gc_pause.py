@@ -1,8 +1,8 @@
-"""Building what stays without looking through it for garbage again and again.
+"""Pausing the garbage collector while long-lived objects are built.
 
-Python looks for garbage after so many new objects, in all objects each time they have
-grown by a quarter. While large libraries are imported that finds nothing, and takes a
-fifth of the time. Whoever asks for a collection later pays for all of them once more.
+Python collects garbage after a number of new objects, and looks through all objects
+each time they have grown by a quarter. During the import of large libraries that finds
+nothing, and takes a fifth of the time.
 """
 
 from __future__ import annotations

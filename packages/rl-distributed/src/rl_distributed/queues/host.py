@@ -38,7 +38,7 @@ class Answer:
     """Items; none yet; all producers have closed; a producer died before it closed."""
     items: list[Any] = field(default_factory=list)
     detail: str = ""
-    """Who is waited for, or who died."""
+    """The process that is waited for, or that died."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,18 +171,18 @@ class QueueHost:
         return taken
 
     async def confirm(self, client: str) -> None:
-        """The client is done with what it got."""
+        """Say that the client is done with what it got."""
         if self._unconfirmed.pop(client, None):
             await self._notify()
 
     async def close(self, client: str) -> None:
-        """The client puts no more."""
+        """Say that the client puts no more."""
         producer = self._begin(client)
         producer.closed.setdefault(producer.origin.process, set()).add(client)
         await self._notify()
 
     async def register(self, client: str, name: str) -> None:
-        """The client puts as the producer of this name until that closes.
+        """Put as the producer of this name until that closes.
 
         One of the name that has died goes on with it.
         """
@@ -195,7 +195,7 @@ class QueueHost:
         await self._notify()
 
     def qsize(self) -> int:
-        """The number of items that wait."""
+        """Return the number of items that wait."""
         return len(self._items)
 
     # --- who lives ----------------------------------------------------------------

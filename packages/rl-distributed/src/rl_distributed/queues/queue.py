@@ -165,7 +165,7 @@ class BoundedQueue:
         return queues
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A copy is another client."""
+        """Make a copy another client."""
         return type(self), (self.name, self._host, self._key)
 
     def register(self, name: str, *, deadline_s: float = 60.0) -> None:
@@ -229,7 +229,7 @@ class BoundedQueue:
                 )
 
     def get(self, *, deadline_s: float = 60.0) -> Any:
-        """The next item.
+        """Return the next item.
 
         Tensors in it can lie in memory that others read (see `BatchedDataDict`).
 
@@ -286,7 +286,7 @@ class BoundedQueue:
         self._call(self._send("confirm", self._client), deadline_s)
 
     def qsize(self, *, deadline_s: float = 60.0) -> int:
-        """The number of items that wait."""
+        """Return the number of items that wait."""
         return int(self._call(self._send("qsize"), deadline_s))
 
     def close(self, *, deadline_s: float = 60.0) -> None:

@@ -160,7 +160,7 @@ def check_certificates(files: TlsFiles, *, hosts: Sequence[str] = ()) -> None:
 
 
 def tls_in_use(variables: Mapping[str, str] | None = None) -> TlsFiles | None:
-    """The files that Ray's variables name, or None where TLS is off.
+    """Return the files that Ray's variables name, or None where TLS is off.
 
     Raises:
         SecurityError: TLS is on, but a variable is missing.

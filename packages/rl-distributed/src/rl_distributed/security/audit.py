@@ -213,7 +213,7 @@ def _read_key(path: Path) -> bytes:
 
 
 def _last_line(file: int) -> tuple[bytes | None, bool]:
-    """The last line of a file, and whether its newline is there."""
+    """Return the last line of a file, and whether its newline is there."""
     size = os.fstat(file).st_size
     if size == 0:
         return None, True

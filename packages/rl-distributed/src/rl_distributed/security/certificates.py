@@ -44,11 +44,11 @@ class Authority:
     key: ec.EllipticCurvePrivateKey
 
     def certificate_pem(self) -> bytes:
-        """The certificate, which every process of the cluster trusts."""
+        """Return the certificate, which every process of the cluster trusts."""
         return self.certificate.public_bytes(serialization.Encoding.PEM)
 
     def key_pem(self) -> bytes:
-        """The private key; who has it can sign for the cluster."""
+        """Return the private key; who has it can sign for the cluster."""
         return _key_pem(self.key)
 
 
@@ -108,7 +108,7 @@ def issue_certificate(
 
 
 def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
-    """A private key as PEM without a password, the only form that Ray reads."""
+    """Return a private key as PEM without a password, the only form that Ray reads."""
     return key.private_bytes(
         serialization.Encoding.PEM,
         serialization.PrivateFormat.PKCS8,
@@ -200,7 +200,7 @@ def certificate_problem(
     hosts: Sequence[str],
     now: datetime | None = None,
 ) -> str:
-    """What is wrong with a certificate, its key and its authority; empty if nothing.
+    """Say what is wrong with a certificate, its key or authority; empty if nothing.
 
     Args:
         certificate: PEM file with the certificate, and those between it and the

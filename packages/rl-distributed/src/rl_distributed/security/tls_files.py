@@ -25,7 +25,7 @@ class TlsFiles(Config):
 
     @classmethod
     def in_folder(cls, folder: str | os.PathLike[str]) -> TlsFiles:
-        """The files that `make_certificates` has written to a folder."""
+        """Return the files that `make_certificates` has written to a folder."""
         place = Path(folder).resolve()
         return cls(
             certificate=place / CERTIFICATE,
@@ -34,7 +34,7 @@ class TlsFiles(Config):
         )
 
     def environment(self) -> dict[str, str]:
-        """The variables by which Ray's processes find the files."""
+        """Return the variables by which Ray's processes find the files."""
         return {
             "RAY_USE_TLS": "1",
             "RAY_TLS_SERVER_CERT": str(self.certificate.resolve()),

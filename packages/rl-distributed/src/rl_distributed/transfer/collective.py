@@ -48,19 +48,19 @@ class CollectiveLink:
 
     @classmethod
     def local(cls, num_receivers: int = 1) -> Self:
-        """A gloo link on this machine."""
+        """Return a gloo link on this machine."""
         (port,) = PortAllocator().allocate("127.0.0.1")
         return cls("127.0.0.1", port, num_receivers)
 
     def sender(self, *, deadline_s: float = 60.0) -> CollectiveSender:
-        """The sending end, once all receivers have joined."""
+        """Return the sending end, once all receivers have joined."""
         require_torch("CollectiveLink.sender")
         return CollectiveSender(self._group(_SENDER, deadline_s), self._device())
 
     def receiver(
         self, index: int = 0, *, deadline_s: float = 60.0
     ) -> CollectiveReceiver:
-        """The end of receiver `index`, once all others have joined."""
+        """Return the end of receiver `index`, once all others have joined."""
         require_torch("CollectiveLink.receiver")
         if not 0 <= index < self.num_receivers:
             raise TransferError(
@@ -72,7 +72,7 @@ class CollectiveLink:
         """Nothing is held; each end has its own share of the group."""
 
     def __enter__(self) -> Self:
-        """The link itself."""
+        """Return the link itself."""
         return self
 
     def __exit__(self, *exc_info: object) -> None:
@@ -170,7 +170,7 @@ class CollectiveReceiver:
         self._channel = _Channel(group, torch.device(device), root)
 
     def receive(self, *, deadline_s: float) -> tuple[Header, torch.Tensor]:
-        """The next message; its block is new memory on the device of the group."""
+        """Get the next message; its block is new memory on the device of the group."""
         until_s = time.monotonic() + deadline_s
         sizes = self._take(2, torch.int64, until_s).tolist()
         text = self._take(sizes[0], torch.uint8, until_s)

@@ -61,12 +61,12 @@ class CudaIpcLink:
         return self.control.num_receivers
 
     def sender(self, *, deadline_s: float = 60.0) -> CudaIpcSender:
-        """The sending end, on the process's current GPU."""
+        """Return the sending end, on the process's current GPU."""
         _check_cuda()
         return CudaIpcSender(self.control.sender(deadline_s=deadline_s))
 
     def receiver(self, index: int = 0, *, deadline_s: float = 60.0) -> CudaIpcReceiver:
-        """The end of receiver `index`."""
+        """Return the end of receiver `index`."""
         _check_cuda()
         return CudaIpcReceiver(self.control.receiver(index, deadline_s=deadline_s))
 
@@ -75,7 +75,7 @@ class CudaIpcLink:
         self.control.close()
 
     def __enter__(self) -> Self:
-        """The link itself."""
+        """Return the link itself."""
         return self
 
     def __exit__(self, *exc_info: object) -> None:
@@ -120,7 +120,7 @@ class CudaIpcReceiver:
         self._control = control
 
     def receive(self, *, deadline_s: float) -> tuple[Header, torch.Tensor]:
-        """The next message; its block is new memory on the sender's GPU."""
+        """Return the next message; its block is new memory on the sender's GPU."""
         envelope, _ = self._control.take(deadline_s=deadline_s)
         text, handle = json.loads(envelope.text)
         block = torch.empty(0, dtype=torch.uint8)
@@ -148,19 +148,19 @@ def _check_cuda() -> None:
 
 
 def reduce_tensor(block: torch.Tensor) -> Any:
-    """A function and its arguments that make the tensor in another process."""
+    """Return a function and its arguments that make the tensor in another process."""
     reduce: Any = torch.multiprocessing.reductions.reduce_tensor
     return reduce(block)
 
 
 def rebuild_cuda_tensor(*arguments: Any) -> Any:
-    """The tensor that `reduce_tensor` described."""
+    """Return the tensor that `reduce_tensor` described."""
     rebuild: Any = torch.multiprocessing.reductions.rebuild_cuda_tensor
     return rebuild(*arguments)
 
 
 def _handle_of(block: torch.Tensor) -> dict[str, Any]:
-    """A handle of the memory of a block, as plain values for JSON."""
+    """Return a handle of the memory of a block, as plain values for JSON."""
     torch.cuda.synchronize(block.device)
     reduced: Any = reduce_tensor(block)
     arguments: tuple[Any, ...] = reduced[1]
@@ -174,7 +174,7 @@ def _handle_of(block: torch.Tensor) -> dict[str, Any]:
 
 
 def _own_number_of(gpu: str) -> int:
-    """What this process calls a GPU; processes that see different ones differ in it."""
+    """Return this process's name of a GPU, which tells different ones apart."""
     for number in range(torch.cuda.device_count()):
         if str(torch.cuda.get_device_properties(number).uuid) == gpu:
             return number

@@ -74,14 +74,14 @@ class FileLink:
     """Whether `close` leaves the files; otherwise it removes those of the link."""
 
     def sender(self, *, deadline_s: float = 60.0) -> FileSender:
-        """The sending end; a folder takes one sender at a time."""
+        """Return the sending end; a folder takes one sender at a time."""
         require_torch("FileLink.sender")
         folder = Path(self.folder)
         make_private_folder(folder)
         return FileSender(folder, is_durable=self.keep_files)
 
     def receiver(self, index: int = 0, *, deadline_s: float = 60.0) -> FileReceiver:
-        """A receiving end; files serve any number of them."""
+        """Return a receiving end; files serve any number of them."""
         require_torch("FileLink.receiver")
         folder = Path(self.folder)
         make_private_folder(folder)
@@ -99,7 +99,7 @@ class FileLink:
             folder.rmdir()
 
     def __enter__(self) -> Self:
-        """The link itself."""
+        """Return the link itself."""
         return self
 
     def __exit__(
@@ -182,7 +182,7 @@ class FileReceiver:
         self._number = 0
 
     def receive(self, *, deadline_s: float) -> tuple[Header, torch.Tensor]:
-        """The next message; its block is memory of this process alone."""
+        """Return the next message; its block is memory of this process alone."""
         path = self._folder / f"message-{self._number:08d}"
         message = wait_for(
             lambda: _read(path),

@@ -61,7 +61,7 @@ class Taken:
 
 
 def taken_in(path: Path) -> Taken:
-    """What a file says; without one, nothing is taken yet."""
+    """Return what a file says; without one, nothing is taken yet."""
     try:
         with open(path, "rb", buffering=0) as file:
             following, *held = map(int, file.readall().split())
@@ -71,7 +71,7 @@ def taken_in(path: Path) -> Taken:
 
 
 def own_process() -> dict[str, Any]:
-    """What others need to find out whether this process lives."""
+    """Return what others need to find out whether this process lives."""
     return {
         "host": socket.gethostname(),
         # Process numbers mean nothing in another container.
@@ -114,7 +114,7 @@ def announce(path: Path, *, closed: bool = False) -> None:
 
 
 def map_file(path: Path, *, is_private: bool = True) -> mmap.mmap:
-    """The memory of a file, which stays valid after the file is removed.
+    """Return the memory of a file, which stays valid after the file is removed.
 
     Args:
         path: The file; not an empty one.

@@ -57,7 +57,7 @@ class TensorEntry:
 
     @classmethod
     def from_json(cls, value: list[Any]) -> TensorEntry:
-        """The opposite of `to_json`."""
+        """Undo `to_json`."""
         name, dtype, shape, digest, start = value
         return cls(name, dtype, tuple(shape), digest, start)
 
@@ -86,7 +86,10 @@ class Manifest:
         return sum(entry.num_bytes for entry in self.entries)
 
     def differences(self, received: Manifest) -> list[str]:
-        """What is missing, extra or other in `received`, in words; empty if equal."""
+        """Return what is missing, extra or other in `received`, in words.
+
+        Empty if equal.
+        """
         sent = {entry.name: entry for entry in self.entries}
         found = {entry.name: entry for entry in received.entries}
         problems = [f"{name} is missing" for name in sent if name not in found]
@@ -110,7 +113,7 @@ def _difference(sent: TensorEntry, found: TensorEntry) -> str:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """The name of a dtype without its module."""
+    """Return the name of a dtype without its module."""
     return str(dtype).removeprefix("torch.")
 
 
@@ -123,7 +126,7 @@ def piece_bytes() -> int:
 
 
 def digest_of(data: torch.Tensor, fill: Iterator[object] | None = None) -> str:
-    """A digest of bytes that is made about as fast as memory is read.
+    """Return a digest of bytes that is made about as fast as memory is read.
 
     The bytes are laid out as a table of 64-bit words with 1024 columns; BLAKE2b of the
     sums of its rows and of its columns (both modulo 2^64), the rest of the bytes and
@@ -159,7 +162,7 @@ def digest_of(data: torch.Tensor, fill: Iterator[object] | None = None) -> str:
 def _sums(
     table: torch.Tensor, steps: Iterator[object]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sums of the rows and of the columns."""
+    """Return sums of the rows and of the columns."""
     count = len(table)
     at_once = piece_bytes() // _ROW_BYTES if table.device.type == "cpu" else count
     if count <= at_once:

@@ -77,7 +77,10 @@ def tensor_messages(
 def tensor_buckets(
     pairs: Pairs, bucket_bytes: int, dtype: torch.dtype | None = None
 ) -> Iterator[list[tuple[str, torch.Tensor]]]:
-    """The tensors that travel together; it looks at their shapes and dtypes only."""
+    """Yield the tensors that travel together.
+
+    It looks at their shapes and dtypes only.
+    """
     bucket: list[tuple[str, torch.Tensor]] = []
     size = 0
     for name, tensor in pairs:

@@ -65,14 +65,14 @@ class ObjectStoreLink:
         return len(self.queues)
 
     def sender(self, *, deadline_s: float = 60.0) -> ObjectStoreSender:
-        """The sending end."""
+        """Return the sending end."""
         require_torch("ObjectStoreLink.sender")
         return ObjectStoreSender(tuple(map(copy.copy, self.queues)))
 
     def receiver(
         self, index: int = 0, *, deadline_s: float = 60.0
     ) -> ObjectStoreReceiver:
-        """The end of receiver `index`."""
+        """Return the end of receiver `index`."""
         require_torch("ObjectStoreLink.receiver")
         if not 0 <= index < self.num_receivers:
             raise TransferError(
@@ -86,7 +86,7 @@ class ObjectStoreLink:
             queue.shutdown()
 
     def __enter__(self) -> Self:
-        """The link itself."""
+        """Return the link itself."""
         return self
 
     def __exit__(
@@ -158,7 +158,10 @@ class ObjectStoreReceiver:
         self._queue = queue
 
     def receive(self, *, deadline_s: float) -> tuple[Header, torch.Tensor]:
-        """The next message; its block is memory that all receivers of a node share."""
+        """Return the next message.
+
+        Its block is memory that all receivers of a node share.
+        """
         try:
             ((text, references),) = self._queue.get_packed(1, deadline_s=deadline_s)
         except (QueueClosedError, WorkerDiedError) as error:

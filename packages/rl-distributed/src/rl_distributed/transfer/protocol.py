@@ -44,13 +44,13 @@ class Header:
     """Why the sender gave up."""
 
     def to_json(self) -> str:
-        """The header as text."""
+        """Return the header as text."""
         tensors = [entry.to_json() for entry in self.entries]
         return json.dumps([self.kind, self.number, self.label, tensors, self.text])
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Header:
-        """The opposite of `to_json`."""
+        """Undo `to_json`."""
         kind, number, label, tensors, reason = json.loads(text)
         entries = tuple(TensorEntry.from_json(value) for value in tensors)
         return cls(kind, number, label, entries, reason)
@@ -83,7 +83,7 @@ class ReceivingEnd(Protocol):
     """Where messages come out. Used by one thread."""
 
     def receive(self, *, deadline_s: float) -> tuple[Header, torch.Tensor]:
-        """The next message; without a block, an empty tensor.
+        """Return the next message; without a block, an empty tensor.
 
         Raises:
             DeadlineExceededError: Nothing came in time.
@@ -106,11 +106,11 @@ class TensorLink(Protocol):
         ...
 
     def sender(self, *, deadline_s: float = 60.0) -> SendingEnd:
-        """The end of the sender, in the process that calls this."""
+        """Return the end of the sender, in the process that calls this."""
         ...
 
     def receiver(self, index: int = 0, *, deadline_s: float = 60.0) -> ReceivingEnd:
-        """The end of a receiver, in the process that calls this."""
+        """Return the end of a receiver, in the process that calls this."""
         ...
 
     def close(self) -> None:
@@ -118,7 +118,7 @@ class TensorLink(Protocol):
         ...
 
     def __enter__(self) -> Self:
-        """The link itself."""
+        """Return the link itself."""
         ...
 
     def __exit__(

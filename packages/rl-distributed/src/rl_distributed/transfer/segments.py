@@ -54,7 +54,7 @@ class Segments:
         self._all: list[Segment] = []  # the one that was used last comes last
 
     def take(self, num_bytes: int, is_done: Callable[[int], bool]) -> Segment:
-        """A segment that has room, and that nobody reads.
+        """Return a segment that has room, and that nobody reads.
 
         Args:
             num_bytes: So much room.
@@ -105,7 +105,7 @@ class Segments:
             os.posix_fallocate(file, 0, num_bytes)
 
     def _shrink(self, most: int) -> None:
-        """Remove unused segments until so many are left, the longest unused first."""
+        """Remove unused segments, longest unused first, until this many are left."""
         unused = [each for each in self._all if each.message is None]
         for segment in unused[: max(len(self._all) - most, 0)]:
             self._all.remove(segment)
@@ -128,14 +128,14 @@ class MappedBlocks:
         self._held: dict[int, weakref.ref[Any] | None] = dict.fromkeys(held)
 
     def open(self, message: int, name: str, num_bytes: int) -> torch.Tensor:
-        """The block of a message: the first bytes of a segment."""
+        """Return the block of a message: the first bytes of a segment."""
         array = np.frombuffer(self._memory(name), np.uint8)[:num_bytes]
         # Each tensor of the block keeps this object, so it tells when all are gone.
         self._held[message] = weakref.ref(array)
         return torch.from_numpy(array)
 
     def held(self) -> tuple[int, ...]:
-        """The messages of whose blocks there are tensors."""
+        """Return the messages of whose blocks there are tensors."""
         self._held = {
             message: array
             for message, array in self._held.items()

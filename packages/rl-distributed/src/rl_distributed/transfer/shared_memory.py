@@ -107,7 +107,7 @@ class SharedMemoryLink:
         return shutil.disk_usage(parent).free
 
     def sender(self, *, deadline_s: float = 60.0) -> SharedMemorySender:
-        """The sending end; on the machine of the folder."""
+        """Return the sending end; on the machine of the folder."""
         require_torch("SharedMemoryLink.sender")
         _check_folder(self.folder)
         return SharedMemorySender(self)
@@ -115,7 +115,7 @@ class SharedMemoryLink:
     def receiver(
         self, index: int = 0, *, deadline_s: float = 60.0
     ) -> SharedMemoryReceiver:
-        """The end of receiver `index`; on the machine of the folder."""
+        """Return the end of receiver `index`; on the machine of the folder."""
         require_torch("SharedMemoryLink.receiver")
         _check_folder(self.folder)
         if not 0 <= index < self.num_receivers:
@@ -130,7 +130,7 @@ class SharedMemoryLink:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def __enter__(self) -> Self:
-        """The link itself."""
+        """Return the link itself."""
         return self
 
     def __exit__(self, *exc_info: object) -> None:
@@ -225,13 +225,13 @@ class SharedMemoryReceiver:
         self._blocks = MappedBlocks(self._folder, before.held, link.is_private)
 
     def receive(self, *, deadline_s: float) -> tuple[Header, torch.Tensor]:
-        """The next message; whose memory its block is, the link says."""
+        """Return the next message; whose memory its block is, the link says."""
         message = self.take(deadline_s=deadline_s)
         self.acknowledge()
         return message
 
     def take(self, *, deadline_s: float) -> tuple[Header, torch.Tensor]:
-        """The next message, which the sender keeps until `acknowledge`."""
+        """Return the next message, which the sender keeps until `acknowledge`."""
         path = _message(self._folder, self._next)
         sender = self._folder / "sender.json"
         text = wait_for(
@@ -262,13 +262,13 @@ def _message(folder: Path, number: int) -> Path:
 
 
 def _all_taken(link: SharedMemoryLink) -> list[Taken]:
-    """What each receiver has taken."""
+    """Return what each receiver has taken."""
     folder = Path(link.folder)
     return [taken_in(folder / f"taken-{i}") for i in range(link.num_receivers)]
 
 
 def _lowest_unused(folder: Path) -> int:
-    """A number above those of all segments of earlier senders."""
+    """Return a number above those of all segments of earlier senders."""
     numbers = [int(path.name.split("-")[1]) for path in folder.glob("block-*")]
     return max(numbers, default=-1) + 1
 

@@ -194,7 +194,7 @@ class TensorStream:
             )
 
     def _checked(self, header: Header, received: list[TensorEntry]) -> Manifest:
-        """The manifest of what came, if it is what was sent and expected."""
+        """Return the manifest of what came, if it is what was sent and expected."""
         found = Manifest(tuple(received), header.label)
         problems = Manifest(header.entries, header.label).differences(found)
         if self._expected is not None:
@@ -213,7 +213,7 @@ class TensorStream:
 def _unpack(
     entry: TensorEntry, block: torch.Tensor
 ) -> tuple[torch.Tensor, TensorEntry]:
-    """A tensor as a view of its block, and its entry with the digest that was found."""
+    """View a tensor in its block; return it and its entry with the digest found."""
     part = block[entry.start : entry.start + entry.num_bytes]
     found = TensorEntry(entry.name, entry.dtype, entry.shape, digest_of(part))
     if part.numel() != entry.num_bytes:

@@ -84,7 +84,7 @@ class Beat:
 
 
 def proof(key: bytes, challenge: str, rank: int, incarnation: int) -> str:
-    """What a worker answers to a challenge."""
+    """Return what a worker answers to a challenge."""
     text = f"{challenge}:{rank}:{incarnation}".encode()
     return hmac.new(key, text, hashlib.sha256).hexdigest()
 

@@ -86,7 +86,7 @@ class RayWorkerBuilder:
 
     @classmethod
     def of(cls, worker: RayWorkerBuilder | str | type[Any]) -> RayWorkerBuilder:
-        """The builder itself, or one of a class whose constructor takes no arguments.
+        """Make a builder of a class; a builder stays as it is.
 
         Args:
             worker: a builder, a class, or its path.
@@ -102,7 +102,7 @@ class RayWorkerBuilder:
         return builder
 
     def with_options(self, **changes: Any) -> RayWorkerBuilder:
-        """A builder with other process options; see `WorkerOptions` for them."""
+        """Return a builder with other process options; see `WorkerOptions` for them."""
         for name in changes:
             if name not in _OPTION_NAMES:
                 raise ConfigError(
@@ -121,14 +121,14 @@ class RayWorkerBuilder:
         return f"{self.worker_class.__module__}.{self.worker_class.__qualname__}"
 
     def portable_class(self) -> str | bytes:
-        """The class as workers get it: its path, or the class itself, pickled."""
+        """Get the class as workers get it: its path, or the class itself, pickled."""
         if isinstance(self.worker_class, str):
             return self.worker_class
         pickled: bytes = ray.cloudpickle.dumps(self.worker_class)
         return pickled
 
     def declaration(self) -> Declaration:
-        """The environment of the workers, and where it is declared.
+        """Return the environment of the workers, and where it is declared.
 
         Raises:
             ConfigError: what was declared is no environment.
@@ -204,7 +204,7 @@ def _check_needs_nothing(worker_class: type[Any]) -> None:
 
 
 def _remedy(thing: object) -> str:
-    """What to write in place of a thing that is often taken for a class."""
+    """Return what to write in place of a thing that is often taken for a class."""
     name = type(thing).__name__
     if hasattr(thing, "remote"):
         return "; give the plain class, without @ray.remote"

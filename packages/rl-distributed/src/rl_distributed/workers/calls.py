@@ -207,7 +207,7 @@ class CallSender:
     def slices(
         plan: CallPlan, common: Mapping[str, Any], kwargs: Mapping[str, Any]
     ) -> list[dict[str, Any]]:
-        """The arguments of each called worker; equal slices are stored once."""
+        """Return the arguments of each called worker; equal slices are stored once."""
         shares = plan.shares_slices
         made: dict[tuple[int, ...] | None, dict[str, Any]] = {
             None: {**common, **dict.fromkeys(kwargs)}

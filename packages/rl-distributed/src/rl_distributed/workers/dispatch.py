@@ -197,7 +197,7 @@ def check_nested_lengths(
 
 
 def pick_slice(value: Any, place: Sequence[int]) -> Any:
-    """The item of nested lists at these coordinates."""
+    """Return the item of nested lists at these coordinates."""
     for index in place:
         value = value[index]
     return value
@@ -237,7 +237,7 @@ def per_worker_kwargs(
 def merged_kwargs(
     name: str, more: Mapping[str, Any] | None, kwargs: dict[str, Any]
 ) -> dict[str, Any]:
-    """The arguments of a method that were given by name and in the mapping `name`.
+    """Get the arguments of a method that were given by name and in the mapping `name`.
 
     Raises:
         ShardingError: one was given in both ways.

@@ -115,7 +115,7 @@ def actor_of(reference: Any) -> str:
 
 
 def worker_of(reference: Any) -> str:
-    """What messages call the worker that computes a Ray reference or generator."""
+    """Get what messages call the worker that computes a Ray reference or generator."""
     place = _places.get(actor_of(reference))
     return "a call outside of any group" if place is None else str(place)
 
@@ -128,7 +128,7 @@ def place_of(actor_id: str) -> WorkerPlace | None:
 def failure_error(
     failure: WorkerFailure, what: str, method_name: str = ""
 ) -> WorkerError:
-    """The error that tells of a failure.
+    """Return the error that tells of a failure.
 
     Args:
         failure: what happened.
@@ -220,7 +220,7 @@ def is_vague(error: BaseException) -> bool:
 
 
 def cause_of_death(error: BaseException) -> str:
-    """What Ray knows about the end of a process, in one line."""
+    """Say what Ray knows about the end of a process, in one line."""
     return _cause_of_death(str(error))
 
 
@@ -258,7 +258,7 @@ def _cause_of_exit(kind: str, detail: str) -> str:
 
 
 def _log_tail(failure: WorkerFailure) -> str:
-    """The end of a worker's log, where it lies on this machine."""
+    """Return the end of a worker's log, where it lies on this machine."""
     try:
         with Path(failure.log_path).open("rb") as log:
             log.seek(0, 2)

@@ -185,7 +185,7 @@ class MultiWorkerFuture:
 
         Calls that have not begun are dropped when it is their turn. A running method
         finds out by `is_cancelled()`; generator methods stop at their next item and
-        async methods at their next `await`. Who asks for results gets
+        async methods at their next `await`. A caller that asks for results gets
         `CallCancelledError`.
 
         Args:
@@ -235,7 +235,7 @@ class MultiWorkerFuture:
         return method if group is None else f"{method} of group {group.name!r}"
 
     def _places(self) -> tuple[Sequence[int], list[int]]:
-        """The worker of each future, and which futures answer."""
+        """Return the worker of each future, and which futures answer."""
         called = (
             range(len(self.futures))
             if self.called_workers is None

@@ -60,10 +60,10 @@ class RayWorkerGroup:
     its first instruction. Of the caller's environment it has what its cluster was
     started with: `init_ray(pass_env=...)` of a local one, nothing of a running one.
 
-    `call_deadline_s` of each call is counted from now on, also while the call waits for
-    others before it. A worker that is past it is taken for hung: it is ended, who waits
-    gets `WorkerHungError` with the method and all ranks that are late, and the group's
-    policy says what follows.
+    `call_deadline_s` of each call counts from the call on, also while it waits for
+    others before it. A worker that exceeds it is considered hung and is terminated;
+    callers waiting on it get `WorkerHungError` with the method and all late ranks, and
+    the group's policy says what follows.
 
     References among the arguments are handed on as they are: their values go from
     worker to worker without passing through here.
@@ -250,7 +250,7 @@ class RayWorkerGroup:
         return len(self.dp_leader_worker_indices)
 
     def get_dp_leader_worker_idx(self, dp_shard_idx: int) -> int:
-        """The worker that leads tied group `dp_shard_idx`."""
+        """Return the worker that leads tied group `dp_shard_idx`."""
         leaders = self.dp_leader_worker_indices
         if not 0 <= dp_shard_idx < len(leaders):
             raise IndexError(
@@ -455,7 +455,7 @@ class RayWorkerGroup:
     def future_of(
         self, references: MultiWorkerFuture | Sequence[Any]
     ) -> MultiWorkerFuture:
-        """The future of a call that returned references, to iterate or cancel it."""
+        """Make a future of a call that returned references, to iterate or cancel it."""
         if isinstance(references, MultiWorkerFuture):
             return references
         if isinstance(references, CallReferences):
@@ -537,7 +537,7 @@ class RayWorkerGroup:
 
 
 def _checked_variables(env_vars: Mapping[str, str] | None) -> dict[str, str]:
-    """A copy, so that nothing here ever changes the caller's mapping."""
+    """Return a copy, so that nothing here ever changes the caller's mapping."""
     variables = dict(env_vars or {})
     for name, value in variables.items():
         if not isinstance(name, str) or not isinstance(value, str):

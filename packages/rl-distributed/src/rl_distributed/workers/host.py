@@ -121,12 +121,12 @@ class WorkerHost:
         self._generators: frozenset[str] = frozenset()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._loop_lock = threading.Lock()
-        # The call of each thread and when it began; the beats tell of it.
+        # The call of each thread and when it began; the heartbeats carry it.
         self._running: dict[int, tuple[str, float, str]] = {}
         self._is_watched = False
 
     def answer(self) -> None:
-        """Do nothing; Ray reports the end of the process to who asks."""
+        """Do nothing; Ray reports the end of the process to its callers."""
 
     def load(
         self,
@@ -436,7 +436,7 @@ def _hint(error: BaseException) -> str:
 
 
 def _trace(error: BaseException) -> str:
-    """The traceback without the host's own frame."""
+    """Return the traceback without the host's own frame."""
     trace = traceback.TracebackException.from_exception(error)
     if len(trace.stack) > 1 and trace.stack[0].filename == __file__:
         del trace.stack[0]
@@ -444,7 +444,7 @@ def _trace(error: BaseException) -> str:
 
 
 def _log_path() -> str:
-    """The file that standard error goes to, which is where Ray keeps a worker's log."""
+    """Return the file that standard error goes to: Ray's log of a worker."""
     try:
         path = os.readlink("/proc/self/fd/2")
     except OSError:

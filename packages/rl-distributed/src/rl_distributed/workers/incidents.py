@@ -172,7 +172,7 @@ class IncidentLog:
         try:
             survivors = self._survivors()
             fresh = self._watch.ask([w.seat.rank for w in survivors], ASK_S)
-            # Who has no turn to answer on a busy machine is taken at its last word.
+            # On a busy machine a worker may get no turn to answer: its last beat counts.
             beats = {r: seen.beat for r, seen in self._watch.seen().items()} | fresh
             joined = [
                 worker

@@ -69,7 +69,7 @@ class WorkerOptions:
         return f"WorkerOptions({', '.join(f'{k}={v!r}' for k, v in shown.items())})"
 
     def thread_variables(self) -> dict[str, str]:
-        """The variables that set the number of threads, if it is set."""
+        """Return the variables that set the number of threads, if it is set."""
         if self.num_threads is None:
             return {}
         return dict.fromkeys(_THREAD_VARIABLES, str(self.num_threads))
@@ -150,7 +150,7 @@ def identity_variables(
     master_address: str,
     master_port: int,
 ) -> dict[str, str]:
-    """The variables by which a worker knows its place, as torch names them."""
+    """Return the variables by which a worker knows its place, as torch names them."""
     variables = {
         "RANK": str(rank),
         "LOCAL_RANK": str(local_rank),

@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 _KILL_GRACE_S = 5.0
 # How long the node of a worker may take to end it.
 _FAR_KILL_S = 5.0
-# Whether a process is at work is seen by so many looks, with pauses between them.
+# Whether a process is at work is sampled this many times, with pauses in between.
 _LOOKS = 20
 _LOOK_S = 0.05
 
@@ -123,7 +123,7 @@ def is_at_work(worker: LaunchedWorker) -> bool:
 
 
 def process_state(worker: LaunchedWorker) -> str:
-    """What the system says about a process that does not answer."""
+    """Return what the system says about a process that does not answer."""
     if worker.process is None:
         return ""
     try:

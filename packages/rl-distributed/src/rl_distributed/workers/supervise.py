@@ -151,11 +151,11 @@ class GroupSupervisor:
     # --- what has failed ----------------------------------------------------------
 
     def _notice(self, event: WatchEvent) -> None:
-        """Called in the watch's thread, which must not wait for anything."""
+        """Look into an event; the watch's thread must not wait for anything."""
         self._investigate(self._look_into, event)
 
     def _lose_node(self, node_id: str, cause: str) -> None:
-        """Called in the thread of the watch of nodes."""
+        """Note a lost node, in the thread of the watch of nodes."""
         self._lost_nodes.add(node_id)
         self._investigate(self._log.record_lost_node, node_id, cause)
 
@@ -436,7 +436,7 @@ class GroupSupervisor:
         return self._explainer.explain(error, what, references, method_name)
 
     def failure_since(self, began: float) -> WorkerFailure | None:
-        """The root of the incident that is open, if it began after a wait did."""
+        """Get the root of the incident that is open, if it began after a wait did."""
         incident = self.incident
         if incident is None or incident.at < began:
             return None

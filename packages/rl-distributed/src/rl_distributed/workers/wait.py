@@ -130,7 +130,7 @@ class Wait:
         return results
 
     def _all_late(self, references: Sequence[Any]) -> list[Any]:
-        """The same for calls that take longer: look around from time to time."""
+        """Wait longer for all values, and look around from time to time."""
         pending = list(dict.fromkeys(references))
         values: dict[Any, Any] = {}
         while pending:
@@ -311,5 +311,5 @@ class Wait:
 
 
 def end_of(stream: Any) -> Any:
-    """The reference that is ready when a call has ended."""
+    """Return the reference that is ready when a call has ended."""
     return stream._generator_ref if isinstance(stream, ObjectRefGenerator) else stream

@@ -171,7 +171,7 @@ class GroupWatch:
         self._wake()
 
     def seen(self) -> dict[int, Seen]:
-        """The last sign of life of each worker."""
+        """Return the last sign of life of each worker."""
         with self._changed:
             return dict(self._seen)
 

@@ -13,7 +13,7 @@ __all__ = ["check_model_folder", "folder_context_length", "read_model_config"]
 
 
 def check_model_folder(name_or_path: str | Path) -> Path | None:
-    """Checks that a model folder is there; None for what must be a hub name.
+    """Check that a model folder is there; None for what must be a hub name.
 
     Raises:
         ModelLoadError: The folder does not exist or has no `config.json`.
@@ -42,7 +42,7 @@ def check_model_folder(name_or_path: str | Path) -> Path | None:
 
 
 def read_model_config(name_or_path: str | Path) -> dict[str, Any] | None:
-    """The `config.json` of a model folder; None for a hub name."""
+    """Return the `config.json` of a model folder; None for a hub name."""
     folder = check_model_folder(name_or_path)
     if folder is None:
         return None

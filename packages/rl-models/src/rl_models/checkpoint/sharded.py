@@ -54,7 +54,7 @@ def _file_name(rank: int, world_size: int, suffix: str) -> str:
 def write_shards(
     folder: Path, shards: Mapping[str, Shard], rank: int, world_size: int
 ) -> None:
-    """Writes this rank's tensors and their index.
+    """Write this rank's tensors and their index.
 
     Raises:
         CheckpointError: The disk is full or the folder cannot be written.
@@ -85,7 +85,7 @@ def write_shards(
 
 
 def write_state(folder: Path, state: Mapping[str, Any], world_size: int) -> None:
-    """Writes what is the same on all ranks; one rank calls it.
+    """Write what is the same on all ranks; one rank calls it.
 
     Raises:
         CheckpointError: The disk is full or the folder cannot be written.
@@ -147,14 +147,14 @@ class ShardedReader:
         return {name for places in self._places for name in places}
 
     def on_rank(self, name: str, rank: int) -> Tensor | None:
-        """A tensor as one rank wrote it, None if that rank has none of this name."""
+        """Read a tensor as one rank wrote it; None if that rank has none."""
         if rank >= self.world_size or name not in self._places[rank]:
             return None
         tensor: Tensor = self._files[rank].get_tensor(name)
         return tensor
 
     def read_into(self, name: str, target: Tensor, first_row: int = 0) -> None:
-        """Fills `target` with the global rows from `first_row` on.
+        """Fill `target` with the global rows from `first_row` on.
 
         Raises:
             CheckpointError: The tensor is missing, has another shape, or has gaps.

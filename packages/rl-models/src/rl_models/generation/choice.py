@@ -30,7 +30,7 @@ _FALLBACK = "huggingface"
 
 
 def choose_backend(config: GenerationConfig, *, on_gpu: bool) -> GenerationConfig:
-    """The config with a backend that is a name.
+    """Return the config with a backend that is a name.
 
     Args:
         config: The generation config.
@@ -44,7 +44,7 @@ def choose_backend(config: GenerationConfig, *, on_gpu: bool) -> GenerationConfi
 
 
 def for_this_process(config: GenerationConfig) -> GenerationConfig:
-    """The config for a backend that runs here and not in a worker.
+    """Return the config for a backend that runs here and not in a worker.
 
     vLLM lives in an environment of its own. Where this is not that one, a few rows are
     sampled by the backend `huggingface`, which gives the same log-probs.

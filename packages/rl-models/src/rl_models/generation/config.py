@@ -21,13 +21,13 @@ class GenerationConfig(Config):
     """Name of a registered generation backend; `auto`: `vllm` on GPUs where its
     environment is built, else `huggingface`."""
     max_new_tokens: int = Field(gt=0)
-    """At most so many tokens are generated per row."""
+    """Maximum number of tokens generated per row."""
     temperature: float = Field(1.0, gt=0)
     """Logits are divided by it; log-probabilities are reported at it."""
     top_p: float = Field(1.0, gt=0, le=1)
     """Nucleus: the smallest set of tokens with this probability is sampled from."""
     top_k: int | None = Field(None, gt=0)
-    """Only so many most probable tokens are sampled from; null: all."""
+    """Number of most probable tokens to sample from; null: all."""
     val_temperature: float | None = Field(None, gt=0)
     """Temperature in validation; null: `temperature`."""
     val_top_p: float | None = Field(None, gt=0, le=1)
@@ -53,10 +53,10 @@ class GenerationConfig(Config):
     start_deadline_s: float = Field(300.0, gt=0)
     """A replica that has not loaded its model by then is reported."""
     call_deadline_s: float = Field(3600.0, gt=0)
-    """A call of a replica that has not ended by then is taken for hung: the replica is
+    """A call of a replica that has not ended by then is considered hung: the replica is
     replaced, and its rows go to others."""
     heartbeat_limit_s: float = Field(6.0, gt=0)
-    """A replica that gives no sign of life for so long is taken for hung."""
+    """Seconds without a sign of life after which a replica is considered hung."""
     max_restarts: int = Field(3, ge=0)
     """How often lost replicas are started again, all together; those lost later stay
     away, and what they were sampling goes to the others."""
@@ -74,7 +74,7 @@ class GenerationConfig(Config):
         return self
 
     def sampling_params(self, *, validation: bool = False) -> SamplingParams:
-        """The settings of one call, for training rows or for validation rows."""
+        """Return the settings of one call, for training rows or for validation rows."""
         if not validation:
             return SamplingParams(
                 self.temperature, self.top_p, self.top_k, self.max_new_tokens

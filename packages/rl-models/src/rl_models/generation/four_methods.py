@@ -217,7 +217,7 @@ class FourMethodBackend:
         return texts
 
     def _read(self, index: int, answer: Any) -> _Answer:
-        """What the backend gave for one prompt, as tokens."""
+        """Return what the backend gave for one prompt, as tokens."""
         given: Any = answer
         logprobs = None
         if isinstance(answer, Mapping):
@@ -246,7 +246,7 @@ class FourMethodBackend:
         return _Answer(list(tokens), logprobs, False)
 
     def _encoded(self, text: str) -> list[int]:
-        """The tokens of a text, with the one that ends it."""
+        """Return the tokens of a text, with the one that ends it."""
         tokens: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
         if self._stops and not set(tokens) & set(self._stops):
             tokens.append(self._stops[0])
@@ -260,7 +260,7 @@ class FourMethodBackend:
     def _shortened(
         self, index: int, answer: _Answer, request: PromptSampling
     ) -> _Answer:
-        """An answer up to where it ends, at the limit at the latest."""
+        """Return an answer up to where it ends, at the limit at the latest."""
         limit = request.max_new_tokens
         tokens = answer.tokens[:limit]
         end, has_ended = self._end(tokens, request.stop_strings[index])

@@ -57,7 +57,7 @@ def check_versions(
 
 
 def rows_digest(output: BatchedDataDict[GenerationOutputSpec]) -> int:
-    """A number that differs where sampled tokens do, of all workers of a replica."""
+    """Compute a number that differs where sampled tokens of a replica's workers do."""
     return zlib.crc32(output["output_ids"].contiguous().numpy().tobytes())
 
 

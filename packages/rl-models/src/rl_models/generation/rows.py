@@ -61,6 +61,6 @@ def check_rows(
 def stop_strings_of(
     data: Mapping[str, Any], common: Sequence[str] | None
 ) -> list[list[str]]:
-    """The stop strings of each row: the common ones, then the row's own."""
+    """Return the stop strings of each row: the common ones, then the row's own."""
     own: Sequence[Any] = data.get("stop_strings") or [None] * len(data["input_lengths"])
     return [[*(common or ()), *(row or ())] for row in own]

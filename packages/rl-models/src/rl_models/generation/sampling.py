@@ -83,7 +83,7 @@ def sample_tokens(
 
 
 def greedy_tokens(logits_B_V: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The best token of each row, with its log-probability at temperature 1."""
+    """Return the best token of each row, with its log-probability at temperature 1."""
     token_B = logits_B_V.argmax(dim=-1)
     logprobs_B_V = logits_B_V.log_softmax(dim=-1)
     return token_B, logprobs_B_V.gather(1, token_B[:, None])[:, 0]

@@ -63,7 +63,8 @@ class VllmConfig(Config):
     weights and cache; an update and `generate` take them again. A CPU has no such
     mode."""
     stall_limit_s: float | None = Field(None, gt=0)
-    """An engine that has rows to sample and ends no step for so long is taken for hung;
+    """Seconds without the end of a step, while there are rows to sample, after which an
+    engine is considered hung;
     null: 6 s (on a GPU, which may compile something new at any time, 60 s), or five
     times its slowest step so far if that is more. The first eight
     steps have `start_deadline_s`; on a CPU, time in which the engine is seen to compute

@@ -70,7 +70,7 @@ class GenerationWorker:
         Args:
             replica: Number of this replica.
             config: Takes the place of the one given at construction, with `context`:
-                the worker begins anew with another model in the same process.
+                the worker starts over with another model in the same process.
             context: Keyword arguments of the backend's `setup`.
         """
         if config is not None:

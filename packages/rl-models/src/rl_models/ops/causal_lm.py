@@ -32,7 +32,7 @@ def load_causal_lm(
     precision: str = "float32",
     overrides: Mapping[str, Any] | None = None,
 ) -> Any:
-    """Loads a Hugging Face causal LM with attention that takes packed rows.
+    """Load a Hugging Face causal LM with attention that takes packed rows.
 
     Args:
         name_or_path: A folder or a hub name.

@@ -92,7 +92,7 @@ class VarlenLayout:
         )
 
     def shared(self, token_of_position: np.ndarray) -> VarlenLayout:
-        """The same rows where several of them begin with the same tokens.
+        """Return the same rows where several of them begin with the same tokens.
 
         Args:
             token_of_position: [P] the token that stands at each packed position of this
@@ -123,7 +123,7 @@ def _first_positions(token_of_position: np.ndarray) -> np.ndarray:
 
 
 def _rows_of_buckets(lengths: np.ndarray, order: np.ndarray) -> list[np.ndarray]:
-    """Splits rows sorted by length where a row outgrows the shortest by the ratio."""
+    """Split rows sorted by length where a row outgrows the shortest by the ratio."""
     groups: list[np.ndarray] = []
     first = 0
     ordered = lengths[order]

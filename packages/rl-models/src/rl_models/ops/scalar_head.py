@@ -47,7 +47,7 @@ def load_scalar_model(
     overrides: Mapping[str, Any] | None = None,
     seed: int = 0,
 ) -> Any:
-    """Loads a float32 model with a scalar head, of a causal LM or of such a model.
+    """Load a float32 model with a scalar head, of a causal LM or of such a model.
 
     What the folder lacks of the head is drawn with the seed: a normal distribution of
     standard deviation 1 / (H + 1), and a bias of 0. The first numbers are small then.

@@ -204,7 +204,7 @@ class GenerationPolicy(ReplicaCount, WeightUpdates, GenerationInterface):
         load_weights: bool = True,
         hf_config_overrides: Mapping[str, Any] | None = None,
     ) -> None:
-        """Begin anew with another config and model, in the same processes.
+        """Start over with another config and model, in the same processes.
 
         A backend that needs other processes gets new ones.
 

@@ -15,7 +15,7 @@ __all__ = ["check_policy", "check_training_settings"]
 
 
 def check_training_settings(config: PolicyConfig) -> None:
-    """Checks what needs no model: the training backend, and what it checks itself.
+    """Check what needs no model: the training backend, and what it checks itself.
 
     A backend class may have a static method `check_config(config)`. The module of its
     entry point may have `settings_are_plain(config)`: where that returns True, the
@@ -32,7 +32,10 @@ def check_training_settings(config: PolicyConfig) -> None:
 
 
 def _asked(config: PolicyConfig) -> type[Any] | None:
-    """The backend's class; None where its package says that it need not be asked."""
+    """Return the backend's class.
+
+    None where its package says that it need not be asked.
+    """
     home = training_backend_home(config.backend)
     is_plain = getattr(home, "settings_are_plain", None)
     if is_plain is not None and is_plain(config):
@@ -41,7 +44,7 @@ def _asked(config: PolicyConfig) -> type[Any] | None:
 
 
 def check_policy(config: PolicyConfig, num_ranks: int) -> None:
-    """Checks a policy against the number of ranks and the model's folder.
+    """Check a policy against the number of ranks and the model's folder.
 
     Args:
         config: The policy's config.

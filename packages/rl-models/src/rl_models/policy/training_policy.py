@@ -149,7 +149,7 @@ class TrainingPolicy(WeightExports, OwnSampling, PolicyInterface):
         weights_path: AnyPath | None = None,
         optimizer_path: AnyPath | None = None,
     ) -> None:
-        """Begin anew with another config and model, in the same processes.
+        """Start over with another config and model, in the same processes.
 
         It spares what a new process costs: imports, and on GPUs a CUDA context. A model
         of the hub after one of a folder gets new ones, which have the hub's token.
@@ -189,7 +189,7 @@ class TrainingPolicy(WeightExports, OwnSampling, PolicyInterface):
         self._frees_memory = any(frees)
 
     def _call_all(self, method: str, deadline_s: float | None = None, **kw: Any) -> Any:
-        """Calls every rank and waits; gives the results in the order of the ranks."""
+        """Call every rank and waits; gives the results in the order of the ranks."""
         refs = self.group.run_all_workers_single_data(method, **kw)
         future = MultiWorkerFuture(list(refs), method_name=method)
         limit = deadline_s or self.config.call_deadline_s
@@ -393,7 +393,7 @@ class TrainingPolicy(WeightExports, OwnSampling, PolicyInterface):
         timer: Timer | None,
         **arguments: Any,
     ) -> BatchedDataDict[Any]:
-        """Calls a method of every worker that gives columns for its rows."""
+        """Call a method of every worker that gives columns for its rows."""
         self._check_rows(data, SEQUENCES)
         num_rows = data.size
         names = ("input_ids", "input_lengths", *columns)
@@ -419,7 +419,7 @@ class TrainingPolicy(WeightExports, OwnSampling, PolicyInterface):
     def _shard(
         self, data: BatchedDataDict[Any], gbs: int, budget: dict[str, Any]
     ) -> tuple[list[Any], list[int] | None]:
-        """The shard of each rank, and where rows went if they were re-ordered."""
+        """Get the shard of each rank, and where rows went if they were re-ordered."""
         if len(budget) > ("rows_per_group" in budget):
             shards, order = data.shard_by_batch_size(self.num_ranks, gbs, **budget)
             return shards, order
@@ -466,7 +466,7 @@ class TrainingPolicy(WeightExports, OwnSampling, PolicyInterface):
         optimizer_path: AnyPath | None = None,
         tokenizer_path: AnyPath | None = None,
     ) -> None:
-        """Writes a Hugging Face folder and, if asked, the exact training state."""
+        """Write a Hugging Face folder and, if asked, the exact training state."""
         self._call_all(
             "save_checkpoint",
             weights_path=str(weights_path),
@@ -477,7 +477,7 @@ class TrainingPolicy(WeightExports, OwnSampling, PolicyInterface):
     def load_checkpoint(
         self, weights_path: AnyPath | None, optimizer_path: AnyPath | None = None
     ) -> None:
-        """Loads weights; with `optimizer_path`, the exact training state."""
+        """Load weights; with `optimizer_path`, the exact training state."""
         self._weight_version += 1
         self._call_all(
             "load_checkpoint",
@@ -486,7 +486,7 @@ class TrainingPolicy(WeightExports, OwnSampling, PolicyInterface):
         )
 
     def shutdown(self) -> bool:
-        """Ends the workers; True if nothing went wrong."""
+        """End the workers; True if nothing went wrong."""
         return bool(self.group.shutdown(cleanup_method="shutdown"))
 
 
@@ -505,7 +505,7 @@ def _span(timer: Timer | None, label: str) -> AbstractContextManager[Any]:
 def _with_extra_rows(
     data: BatchedDataDict[Any], extra: int, group: int = 1
 ) -> BatchedDataDict[Any]:
-    """The batch followed by copies of its last group of rows."""
+    """Return the batch followed by copies of its last group of rows."""
     last = range(data.size - group, data.size)
     return data.select_indices([*range(data.size), *[*last] * (extra // group)])
 
@@ -523,7 +523,7 @@ def _logprob_budget(config: PolicyConfig) -> dict[str, Any]:
 
 
 def _budget(config: PolicyConfig, tokens: int) -> dict[str, Any]:
-    """Arguments of `shard_by_batch_size` that make micro-batches of so many tokens."""
+    """Return the arguments of `shard_by_batch_size` for a token budget."""
     columns = {
         "max_tokens_per_microbatch": tokens,
         "input_key": "input_ids",

@@ -123,7 +123,7 @@ class WeightUpdates:
     def generate_on_each(
         self, rows: BatchedDataDict[Any], sampling: SamplingParams
     ) -> dict[int, BatchedDataDict[GenerationOutputSpec]]:
-        """The same rows on every serving replica at the same time, by replica."""
+        """Get the same rows on every serving replica at the same time, by replica."""
         serving = self.replicas.serving
         ranks = [rank for replica in serving for rank in self.workers.ranks(replica)]
         calls = self._call(

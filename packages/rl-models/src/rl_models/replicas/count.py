@@ -88,7 +88,7 @@ class ReplicaCount(ABC):
             num_replicas: How many; None: one per bundle of the cluster.
 
         Raises:
-            ConfigError: There is no room for so many.
+            ConfigError: There is no room for that number.
             DeadlineExceededError: A call did not end in time.
             WorkerStartError: A replica did not come up; the number is what it was.
         """
@@ -107,7 +107,7 @@ class ReplicaCount(ABC):
         """Return how many replicas that means.
 
         Raises:
-            ConfigError: There is no room for so many.
+            ConfigError: There is no room for that number.
         """
         size = self._hosting.workers_per_replica
         layout = replica_layout(self._cluster, num_replicas, size)

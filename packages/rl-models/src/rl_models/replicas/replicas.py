@@ -215,7 +215,7 @@ class Replicas:
                 self._changed.wait(_LOOK_S)
 
     def updated(self, replicas: Collection[int]) -> None:
-        """These replicas have the weights that are served from now on, no others."""
+        """Serve from these replicas only: they have the weights."""
         with self._changed:
             self._num_updates += 1
             live = self._serving | self._waiting

@@ -40,7 +40,7 @@ class RowServer(Protocol):
     """Who works on parts: the replicas of a generation policy."""
 
     def room(self, running: Counter[int]) -> int | None:
-        """The replica that the next part goes to; None: all are busy or away.
+        """Return the replica of the next part; None: all are busy or away.
 
         Args:
             running: Parts that each replica works on.
@@ -60,7 +60,7 @@ class RowServer(Protocol):
         ...
 
     def result(self, ticket: Hashable, replica: int) -> Any:
-        """The result of a part that has ended.
+        """Return the result of a part that has ended.
 
         Raises:
             ReplicaLostError: The replica is gone.

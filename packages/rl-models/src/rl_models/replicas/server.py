@@ -30,7 +30,7 @@ class ReplicaServer:
         replicas: Which of them serve.
         calls: Arguments of the call of each part.
         calls_at_once: Calls that one replica takes at a time.
-        deadline_s: How long one call may take before its replica is taken for hung.
+        deadline_s: How long one call may take before its replica is considered hung.
         restore: Gives weights to replicas that came back; called where nobody serves.
     """
 
@@ -52,7 +52,7 @@ class ReplicaServer:
         self._restore = restore
 
     def room(self, running: Counter[int]) -> int | None:
-        """The serving replica with the fewest parts, if it takes one more."""
+        """Return the serving replica with the fewest parts, if it takes one more."""
         serving = self._replicas.serving
         if not serving:
             return None
@@ -72,11 +72,11 @@ class ReplicaServer:
             raise ReplicaLostError(replica, error) from error
 
     def finished(self, tickets: Sequence[Any]) -> Sequence[Hashable]:
-        """Calls that have ended; those of a lost worker end with its process."""
+        """Return calls that have ended; those of a lost worker end with its process."""
         return self._workers.finished(tickets, _LOOK_S)
 
     def result(self, ticket: Any, replica: int) -> Any:
-        """The rows that the call returned.
+        """Return the rows that the call returned.
 
         Raises:
             ReplicaLostError: The replica is gone.
@@ -98,7 +98,7 @@ class ReplicaServer:
         group = self._workers.group
         what = f"method {_METHOD!r} of group {group.name!r}"
         # Workers that wait for one that raised alone are ended: they would meet its
-        # next call in the midst of this one.
+        # next call during this one.
         called = list(call.references.values())
         return group.supervisor.explain(error, what, called, _METHOD)
 

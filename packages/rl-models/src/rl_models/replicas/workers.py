@@ -40,7 +40,7 @@ def replica_layout(
         size: Workers of each.
 
     Raises:
-        ConfigError: There are not so many bundles, or no whole number of replicas.
+        ConfigError: There are too few bundles, or no whole number of replicas.
     """
     counts = list(cluster.bundle_counts)
     if sum(counts) % size:
@@ -123,7 +123,7 @@ class ReplicaWorkers:
         return list(range(replica * self.size, (replica + 1) * self.size))
 
     def replica_of(self, rank: int) -> int:
-        """The replica that a worker belongs to."""
+        """Return the replica that a worker belongs to."""
         return rank // self.size
 
     def call(
@@ -168,7 +168,7 @@ class ReplicaWorkers:
     def finished(
         self, calls: Sequence[ReplicaCall], timeout_s: float
     ) -> list[ReplicaCall]:
-        """Calls that have ended, by a result or by a failure of any of the workers."""
+        """Return calls that have ended, by a result or a failure of any worker."""
         waited = {ref: call for call in calls for ref in (call.first, *call.others)}
         ready, _ = ray.wait(list(waited), num_returns=1, timeout=timeout_s)
         done = []
@@ -195,7 +195,7 @@ class ReplicaWorkers:
         return True
 
     def results(self, call: ReplicaCall, timeout_s: float) -> list[Any]:
-        """What each worker returned, of a call that has ended.
+        """Return what each worker returned, of a call that has ended.
 
         Raises:
             RayError: What Ray says of a failure; of a worker that is alone with it,
@@ -265,7 +265,7 @@ class ReplicaWorkers:
         return places
 
     def restart(self, replica: int, cause: str) -> None:
-        """End what is left of a replica, and start its processes anew.
+        """End what is left of a replica, and start its processes again.
 
         Raises:
             WorkerStartError: One did not come up.

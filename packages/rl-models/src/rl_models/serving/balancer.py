@@ -74,7 +74,7 @@ class Balancer:
             self._changed.notify_all()
 
     def choose(self, avoid: Collection[Endpoint] = ()) -> Endpoint | None:
-        """The least loaded replica; one to avoid only where there is no other."""
+        """Get the least loaded replica; one to avoid only where there is no other."""
         up = self.endpoints
         fit = [endpoint for endpoint in up if endpoint not in avoid] or up
         if not fit:
@@ -84,7 +84,7 @@ class Balancer:
         )
 
     async def wait_for_one(self, avoid: Collection[Endpoint] = ()) -> Endpoint | None:
-        """The least loaded replica, as soon as there is one; None: never."""
+        """Return the least loaded replica, as soon as there is one; None: never."""
         async with self._changed:
             await self._changed.wait_for(lambda: bool(self._up) or self.is_hopeless)
         return self.choose(avoid)

@@ -146,7 +146,7 @@ class ServeConfig(Config):
         return value
 
     def generation(self) -> GenerationConfig:
-        """The settings of each replica's engine, as a generation config."""
+        """Return the settings of each replica's engine, as a generation config."""
         own: dict[str, object] = {
             "backend": "vllm",
             "vllm": {**self.vllm.to_dict(), "async_engine": True},

@@ -13,7 +13,7 @@ logger = logging.getLogger(__name__)
 
 
 def with_engine(config: ServeConfig) -> ServeConfig:
-    """The settings with an engine that is a name.
+    """Return the settings with an engine that is a name.
 
     vLLM is taken where it is installed, or where a setting needs it, which then has it
     installed.

@@ -38,7 +38,7 @@ class ApiError(Exception):
 
 
 def error_body(error: ApiError) -> dict[str, Any]:
-    """The JSON body of an error."""
+    """Return the JSON body of an error."""
     kind = _TYPES.get(error.status, "server_error")
     return {
         "error": {
@@ -52,5 +52,5 @@ def error_body(error: ApiError) -> dict[str, Any]:
 
 
 def error_event(error: ApiError) -> bytes:
-    """An error as the last event of a stream; clients raise when they read it."""
+    """Get an error as the last event of a stream; clients raise when they read it."""
     return f"data: {json.dumps(error_body(error))}\n\n".encode()

@@ -39,5 +39,5 @@ class ServingExtension(WeightExtension):
         return ""
 
     def rl_errors_since(self, time_s: float) -> list[str]:
-        """What the engine has logged as errors since a time of `time.time()`."""
+        """Return what the engine has logged as errors since a time of `time.time()`."""
         return _errors.since(time_s)

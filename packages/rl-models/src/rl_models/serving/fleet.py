@@ -196,7 +196,7 @@ class Fleet:
     # --- one replica --------------------------------------------------------------
 
     def _keep_up(self, slot: _Slot) -> None:
-        """The thread of a replica: process after process, until it is dropped."""
+        """Run process after process of a replica, until it is dropped."""
         while not self._is_closed:
             process = self._launch(slot.replica)
             with self._lock:

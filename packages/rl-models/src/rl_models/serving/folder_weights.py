@@ -59,7 +59,7 @@ class FolderWeights:
         return cls(str(path), entries)
 
     def to_plain(self) -> list[tuple[str, list[Any]]]:
-        """The entries as values that any process can read."""
+        """Return the entries as values that any process can read."""
         return [(file, entry.to_json()) for file, entry in self.entries]
 
 
@@ -72,7 +72,7 @@ class ModelShape:
 
     @classmethod
     def of(cls, folder: str | Path) -> ModelShape:
-        """The shape of a model folder, from the heads of its files.
+        """Return the shape of a model folder, from the heads of its files.
 
         Raises:
             ModelLoadError: The folder holds no safetensors, or a file is cut off.
@@ -151,7 +151,7 @@ def _entry(name: str, tensor: torch.Tensor) -> TensorEntry:
 
 
 def _files(path: Path) -> list[str]:
-    """The files of a model folder, by name."""
+    """Return the files of a model folder, by name."""
     check_model_folder(path)
     index = _index(path)
     names = sorted(set(index.values())) if index else [_SINGLE]

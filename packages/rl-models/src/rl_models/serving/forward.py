@@ -7,7 +7,7 @@ request -> least loaded replica --answer--> client
               | deadline or shutdown: likewise, or status 504 or 503
 ```
 A replica sends the first byte once it has a token. Until then the client has seen
-nothing, so that the request can begin anew without being answered twice.
+nothing, so that the request can be sent again without being answered twice.
 """
 
 from __future__ import annotations
@@ -201,7 +201,7 @@ class Forwarder:
         return web.Response(body=data, status=answer.status, headers=headers)
 
     async def _check_engine(self, endpoint: Endpoint) -> None:
-        """An error of a replica whose engine is gone is none of the request."""
+        """Tell an error of a replica whose engine is gone from one of the request."""
         if not await is_alive(self._session, endpoint, _LOOK_S):
             raise _ReplicaLostError("its engine is dead")
 

@@ -123,7 +123,7 @@ class Job:
         self._rows.put_nowait(list(range(len(truncated))))
 
     async def events(self, running: asyncio.Future[None]) -> AsyncIterator[bytes]:
-        """The events of a stream as they come, the last mark left out.
+        """Yield the events of a stream as they come, the last mark left out.
 
         Args:
             running: Is done once `run` has ended.

@@ -256,7 +256,7 @@ class HuggingFaceReplica:
 
 
 def _failure(error: Exception) -> dict[str, Any]:
-    """The answer about a failure of ours, with its cause for the router's log."""
+    """Get the answer about a failure of ours, with its cause for the router's log."""
     words = "".join(traceback.format_exception(error)).strip()
     logger.error("a request failed: %s", words)
     problem = ApiError(500, "The engine failed.", "engine_error")

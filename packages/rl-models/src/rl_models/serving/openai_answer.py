@@ -42,7 +42,7 @@ class Choice:
         return text[: min(found)] if found else text
 
     def new_text(self) -> str:
-        """What has come since the last call and cannot change any more."""
+        """Return what has come since the last call and cannot change any more."""
         text = self.text
         if self.finish_reason is None:
             if text.endswith(_REPLACEMENT):
@@ -55,7 +55,7 @@ class Choice:
         return new
 
     def piece(self, token: int) -> str:
-        """The text of one token."""
+        """Return the text of one token."""
         return str(self._tokenizer.decode([token]))
 
 
@@ -86,7 +86,7 @@ class OpenAIAnswer:
         }
 
     def whole(self) -> dict[str, Any]:
-        """The answer in one piece."""
+        """Return the answer in one piece."""
         kind = "chat.completion" if self._request.is_chat else "text_completion"
         rows = []
         for index, choice in enumerate(self.choices):
@@ -104,7 +104,7 @@ class OpenAIAnswer:
         return answer
 
     def opening_events(self) -> list[dict[str, Any]]:
-        """What a stream of a chat begins with: who speaks."""
+        """Return what a stream of a chat begins with: who speaks."""
         if not self._request.is_chat:
             return []
         delta = {"role": "assistant", "content": ""}
@@ -115,7 +115,7 @@ class OpenAIAnswer:
         return [self._event([row]) for row in rows]
 
     def event(self, index: int) -> dict[str, Any] | None:
-        """What is new of a choice; None: nothing that can be shown yet."""
+        """Return what is new of a choice; None: nothing that can be shown yet."""
         choice = self.choices[index]
         text = choice.new_text()
         if not text and choice.finish_reason is None:
@@ -129,7 +129,7 @@ class OpenAIAnswer:
         return self._event([row])
 
     def usage_event(self) -> dict[str, Any] | None:
-        """The last event, where the request asks for it."""
+        """Return the last event, where the request asks for it."""
         if not self._request.include_usage:
             return None
         return {**self._event([]), "usage": self._usage()}

@@ -37,7 +37,7 @@ _STOP_S = 15.0
 
 
 def engine_environment() -> Any:
-    """The Python environment of replicas with vLLM, as its backend declares it."""
+    """Get the Python environment of replicas with vLLM, as its backend declares it."""
     return find_environment(ENGINE)
 
 

@@ -33,7 +33,7 @@ class RecentErrors(logging.Handler):
             self.handleError(record)
 
     def since(self, time_s: float) -> list[str]:
-        """The lines since a time of `time.time()`, the oldest first."""
+        """Return the lines since a time of `time.time()`, the oldest first."""
         return [line for at_s, line in list(self._kept) if at_s >= time_s]
 
 

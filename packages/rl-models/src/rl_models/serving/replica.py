@@ -136,7 +136,7 @@ class ServingReplica:
         self._watch = asyncio.create_task(self._end_with_the_engine())
 
     def _arguments(self) -> Any:
-        """What vLLM's command line would have made of our settings."""
+        """Return what vLLM's command line would have made of our settings."""
         from vllm.entrypoints.launchers.cli_args import make_arg_parser  # noqa: PLC0415
         from vllm.utils.argparse_utils import FlexibleArgumentParser  # noqa: PLC0415
 
@@ -188,7 +188,7 @@ class ServingReplica:
             await asyncio.sleep(0.01)
 
     async def _explain(self, since_s: float, request_id: str) -> list[str]:
-        """What server and engine have logged about a request that failed."""
+        """Return what server and engine have logged about a request that failed."""
         lines = self._errors.since(since_s)
         asked = self._engine.collective_rpc("rl_errors_since", args=(since_s,))
         try:
@@ -264,7 +264,7 @@ def _structured_outputs(tool_call_parser: str | None) -> Any:
 
 
 def _descendants() -> list[int]:
-    """Processes that this one has started, the engine's among them."""
+    """Return processes that this one has started, the engine's among them."""
     import psutil  # noqa: PLC0415
 
     return [child.pid for child in psutil.Process().children(recursive=True)]

@@ -62,7 +62,7 @@ class Admin(Protocol):
     """What the router asks of who owns the replicas."""
 
     def status(self) -> dict[str, Any]:
-        """The replicas and their versions, as JSON values."""
+        """Return the replicas and their versions, as JSON values."""
         ...
 
     def update_weights(self, path: str, version: int | None = None) -> UpdateReport:
@@ -70,7 +70,7 @@ class Admin(Protocol):
         ...
 
     def report_lost(self, endpoint: Endpoint, reason: str) -> None:
-        """A process of a replica is dead; does not block."""
+        """Note that a process of a replica is dead; does not block."""
         ...
 
 

@@ -314,7 +314,7 @@ def _router_class() -> type[Router]:
 
 
 def _bound_socket(host: str, port: int) -> socket.socket:
-    """A socket on the address to listen on.
+    """Return a socket on the address to listen on.
 
     Raises:
         ConfigError: The port is taken, or the address is not one of this machine.
@@ -345,7 +345,7 @@ def _revealed(key: SecretStr | None) -> str | None:
 
 
 def _dtype_of(folder: Path) -> DType:
-    """That of the folder: left alone, vLLM halves the precision of float32 models."""
+    """Return the folder's dtype: left alone, vLLM halves that of float32 models."""
     config = read_model_config(folder) or {}
     found = str(config.get("dtype") or config.get("torch_dtype")).split(".")[-1]
     return cast(DType, found) if found in get_args(DType) else "auto"

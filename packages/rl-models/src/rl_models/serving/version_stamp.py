@@ -153,7 +153,7 @@ class _Stamping:
         await self._send({"type": "http.response.body", "body": self._body})
 
     def _stamped_event(self, event: bytes) -> bytes:
-        """The last event of a choice with its versions; others as they are."""
+        """Return the last event of a choice with its versions; others as they are."""
         if b'"finish_reason":"' not in event or not event.startswith(b"data: {"):
             return event
         answer = json.loads(event.removeprefix(b"data: "))

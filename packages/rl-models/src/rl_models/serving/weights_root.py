@@ -69,6 +69,6 @@ class WeightsRoot:
 
 
 def within_checkpoint(path: str | os.PathLike[str]) -> str:
-    """The model's folder within a checkpoint's, or the path itself."""
+    """Return the model's folder within a checkpoint's, or the path itself."""
     inner = Path(path) / "policy" / "weights"
     return str(inner) if inner.is_dir() else os.fspath(path)

@@ -124,7 +124,7 @@ def holds_tokenizer(folder: Path) -> bool:
 
 
 def _class_name(folder: Path) -> str:
-    """The class of transformers that reads the tokenizer of a folder.
+    """Return the class of transformers that reads the tokenizer of a folder.
 
     It is `PreTrainedTokenizerFast` where the folder says that its `tokenizer.json` is
     all there is to know.
@@ -169,7 +169,7 @@ def read_chat_template(text: str) -> str:
 
 
 def pad_token_id(tokenizer: Any) -> int:
-    """The id that fills rows: the pad token, else the end-of-text token, else 0.
+    """Return the id that fills rows: the pad token, else the end-of-text token, else 0.
 
     Lengths and masks decide what counts, so an id that is also a real token is safe.
     """

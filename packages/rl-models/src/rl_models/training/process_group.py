@@ -27,7 +27,7 @@ class Ranks:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Ranks:
-        """Reads `RANK` and `WORLD_SIZE`; a process without them is alone."""
+        """Read `RANK` and `WORLD_SIZE`; a process without them is alone."""
         environment = os.environ if environment is None else environment
         rank = int(environment.get("RANK", "0"))
         world_size = int(environment.get("WORLD_SIZE", "1"))
@@ -46,19 +46,19 @@ class Ranks:
         return self.rank == 0
 
     def sum(self, values: Tensor) -> Tensor:
-        """Adds a small tensor over all ranks, in place."""
+        """Add a small tensor over all ranks, in place."""
         if self.world_size > 1:
             dist.all_reduce(values)
         return values
 
     def barrier(self) -> None:
-        """Waits until every rank is here, at most for the group's deadline."""
+        """Wait until every rank is here, at most for the group's deadline."""
         if self.world_size > 1:
             dist.barrier()
 
 
 def join_process_group(ranks: Ranks, deadline_s: float) -> None:
-    """Joins gloo (CPU) or NCCL (GPU) at `MASTER_ADDR:MASTER_PORT`.
+    """Join gloo (CPU) or NCCL (GPU) at `MASTER_ADDR:MASTER_PORT`.
 
     A process that is in a group stays in it, with the new deadline.
     """

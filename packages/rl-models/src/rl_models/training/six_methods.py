@@ -149,7 +149,7 @@ class SixMethodBackend:
         return None
 
     def _checked(self, result: Any) -> dict[str, float]:
-        """The numbers that `train_step` returned."""
+        """Return the numbers that `train_step` returned."""
         if not isinstance(result, Mapping) or "loss" not in result:
             raise BatchError(
                 f"train_step of training backend {self._name!r} must return a mapping "
@@ -262,7 +262,7 @@ class SixMethodBackend:
             self._backend.load_checkpoint(path)
 
     def weight_specs(self) -> dict[str, Tensor]:
-        """What `export_weights` gives, without data."""
+        """Return what `export_weights` gives, without data."""
         if self._specs is None:
             self._specs = {
                 name: torch.empty(value.shape, dtype=value.dtype, device="meta")
@@ -292,7 +292,7 @@ class SixMethodBackend:
             yield name, value.detach()
 
     def _saved_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """The tensors of a Hugging Face folder, if the backend writes one."""
+        """Yield the tensors of a Hugging Face folder, if the backend writes one."""
         with tempfile.TemporaryDirectory(prefix="rl-weights-") as folder:
             self._backend.save_checkpoint(folder)
             files = sorted(Path(folder).glob("*.safetensors"))

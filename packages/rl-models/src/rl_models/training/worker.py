@@ -69,7 +69,7 @@ class TrainingWorker:
 
         Args:
             config: Takes the place of the one given at construction, with `arguments`:
-                the worker begins anew with another model in the same process.
+                the worker starts over with another model in the same process.
             arguments: Those of the constructor.
 
         Returns:
@@ -183,7 +183,7 @@ class TrainingWorker:
         return self._sender.messages(request, index, is_last)
 
     def free_port(self) -> int:
-        """A port of this machine for a link."""
+        """Return a port of this machine for a link."""
         return PortAllocator().allocate("weight links")[0]
 
     def open_weight_link(self, link: TensorLink, deadline_s: float) -> None:
@@ -200,13 +200,13 @@ class TrainingWorker:
         optimizer_path: str | None = None,
         tokenizer_path: str | None = None,
     ) -> None:
-        """Writes this rank's part of a checkpoint."""
+        """Write this rank's part of a checkpoint."""
         self._backend.save_checkpoint(weights_path, optimizer_path, tokenizer_path)
 
     def load_checkpoint(
         self, weights_path: str | None = None, optimizer_path: str | None = None
     ) -> None:
-        """Loads this rank's part of a checkpoint."""
+        """Load this rank's part of a checkpoint."""
         self._sampler.mark_stale()
         self._backend.load_checkpoint(weights_path, optimizer_path)
 

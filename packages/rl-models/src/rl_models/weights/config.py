@@ -19,8 +19,8 @@ class ProbeConfig(Config):
     """Section `policy.generation.weight_sync.probe`: do both sides compute the same?"""
 
     period: int = Field(50, ge=0)
-    """The first sync is probed, then every so many, and the first of a replica that was
-    started again; 0: none."""
+    """Syncs from one probe to the next; the first sync is probed, and the first of a
+    replica that was started again. 0: none."""
     num_new_tokens: int = Field(8, gt=0)
     """Tokens that each probe row samples."""
     max_difference: float | None = Field(None, gt=0)

@@ -69,7 +69,7 @@ class WeightLinks:
         self._folder: Path | None = None
 
     def joined(self, version: int) -> TensorLink | None:
-        """A link that both sides have joined; None: the way needs none.
+        """Return a link that both sides have joined; None: the way needs none.
 
         Raises:
             ConfigError: The transport cannot connect where the workers run.
@@ -81,7 +81,7 @@ class WeightLinks:
             return None
         members = self._generation.live_processes()
         if transport == "file" or members != self._members:
-            # Files are for one version. A replica that was replaced joins anew.
+            # Files are for one version. A replaced replica joins again.
             self.drop()
         if self._link is None:
             self._link = self._join(transport, version, len(members))

@@ -68,7 +68,7 @@ def probe_rows(
     Args:
         vocab_size: Ids are below it.
         longest: Tokens that a prompt may have.
-        prompt_limit: At most so many, whatever the context.
+        prompt_limit: Maximum number of prompts, whatever the context.
     """
     width = max(1, min(longest, prompt_limit))
     generator = torch.Generator().manual_seed(0)
@@ -102,7 +102,7 @@ class Probe:
         self._has_told = False
 
     def is_due(self, num_syncs: int, *, is_new: bool = False) -> bool:
-        """Whether to probe after a sync that so many have gone before.
+        """Whether to probe, after a number of syncs.
 
         Args:
             num_syncs: Syncs before it.
@@ -205,7 +205,7 @@ class Probe:
 
 
 def _as_rows(output: BatchedDataDict[Any]) -> BatchedDataDict[Any]:
-    """The sampled rows as the trainer takes them."""
+    """Return the sampled rows as the trainer takes them."""
     totals = output["unpadded_sequence_lengths"]
     starts = totals - output["generation_lengths"]
     columns = torch.arange(output["output_ids"].shape[1])

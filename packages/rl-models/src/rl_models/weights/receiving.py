@@ -48,7 +48,10 @@ class MessageReceiver:
         self._waiting: deque[Message] = deque()
 
     def receive(self, *, deadline_s: float) -> tuple[Header, torch.Tensor]:
-        """The next message; its block is memory that all receivers of a node share."""
+        """Return the next message.
+
+        Its block is memory that all receivers of a node share.
+        """
         until_s = time.monotonic() + deadline_s
         while not self._waiting:
             if not self._parts:
@@ -99,11 +102,11 @@ class VerifiedWeights:
         self._tensors = self._checked()
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """The one iterator over the tensors."""
+        """Return the one iterator over the tensors."""
         return self._tensors
 
     def __next__(self) -> tuple[str, torch.Tensor]:
-        """The next tensor."""
+        """Return the next tensor."""
         return next(self._tensors)
 
     def _checked(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -124,7 +127,7 @@ class VerifiedWeights:
             ) from error
 
     def manifest(self) -> Manifest:
-        """What was received, once the stream was taken to its end.
+        """Return what was received, once the stream was taken to its end.
 
         Raises:
             WeightSyncError: Something was left in it, or it is another version.
@@ -162,7 +165,7 @@ class WeightReceiver:
     def weights(
         self, source: TensorLink | Sequence[Any], request: WeightRequest
     ) -> VerifiedWeights:
-        """The tensors that come over a link that was opened, or in messages."""
+        """Return the tensors that come over a link that was opened, or in messages."""
         end: ReceivingEnd
         if isinstance(source, Sequence):
             end = MessageReceiver(source)
@@ -203,7 +206,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def failure_text(error: Exception) -> str:
-    """What a replica says about an error that came up while it loaded."""
+    """Return what a replica says about an error that came up while it loaded."""
     if isinstance(error, DistributedError):
         return str(error)
     return f"{type(error).__name__}: {error}"

@@ -61,7 +61,7 @@ class WeightSender:
     def messages(
         self, request: WeightRequest, index: int, is_last: bool
     ) -> list[Message] | None:
-        """The message of bucket `index`; None on ranks that only take part.
+        """Return the message of bucket `index`; None on ranks that only take part.
 
         The memory of a block is used again: a result is done with when the next call
         begins, as that of a remote call is.
@@ -111,7 +111,7 @@ class WeightSender:
             )
 
     def _rest(self) -> list[Any]:
-        """What follows the last block: the end of the transfer."""
+        """Return what follows the last block: the end of the transfer."""
         rest = list(self._ongoing)
         if self._is_first and any(block is not None for _, block in rest):
             raise WeightSyncError(

@@ -13,7 +13,7 @@ from rl_algorithms.trainers.run.history import History, optional_module
 
 __all__ = ["Mark", "draw_curves"]
 
-# Curves with so many points are drawn thin, with their mean on top.
+# Curves with this many points are drawn thin, with their mean on top.
 _SMOOTH_FROM = 40
 _WIDTH_IN, _HEIGHT_IN, _DPI = 8.0, 3.4, 130
 _COLOURS = {"train": "tab:orange", "val": "tab:blue", "performance": "tab:green"}

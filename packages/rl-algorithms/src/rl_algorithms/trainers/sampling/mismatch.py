@@ -33,7 +33,7 @@ class MismatchMonitor:
         self._num_above = 0
 
     def report(self, metrics: Mapping[str, Any]) -> dict[str, Any]:
-        """The metrics of a step with quantiles in place of the log-ratios.
+        """Return the metrics of a step with quantiles in place of the log-ratios.
 
         Raises:
             MismatchError: A step is above the limit, and `action` is `stop`.

@@ -71,7 +71,7 @@ class EarlyStopConfig(Config):
     """Section `early_stop`: end a run that no longer improves."""
 
     patience: int = Field(gt=0, json_schema_extra=changeable())
-    """End after so many validations without a new best value."""
+    """Number of validations without a new best value after which the run ends."""
     metric: str | None = None
     """Name such as `val:accuracy`; null: `checkpointing.metric_name`."""
     min_delta: float = Field(0.0, ge=0, json_schema_extra=changeable())

@@ -185,7 +185,7 @@ def changed_config(
 
 
 def _keep_optimizer_defaults(cls: type[Config], tree: dict[str, Any]) -> None:
-    """Setting `lr` alone leaves the optimizer's other default arguments."""
+    """Keep the optimizer's other default arguments where `lr` is set alone."""
     keys = tuple(_OPTIMIZER_KWARGS.split("."))
     place = tree
     for key in keys[:-1]:

@@ -49,7 +49,7 @@ class WorkerPool:
         self.close()
 
     def kept_for(self, cluster: Config, groups: tuple[str, ...]) -> dict[str, Any]:
-        """What is kept for such a cluster; what is there for another one is closed.
+        """Return what is kept for such a cluster, and close what is for another.
 
         What the next trainer is to find is put into the result.
 

@@ -69,7 +69,7 @@ def _patterns() -> tuple[re.Pattern[str], dict[str, str]]:
 
 
 def _marks() -> str:
-    """Marks that combine with the letters above."""
+    """Return marks that combine with the letters above."""
     spans = ("\\u0300-\\u036f", "\\u05b0-\\u05c7", "\\u064b-\\u0655", "\\u0901-\\u0903")
     more = ("\\u093c-\\u094d", "\\u0981-\\u0983", "\\u09bc-\\u09cd")
     return f"[{''.join((*spans, *more))}]"

@@ -88,12 +88,12 @@ class DecodingCache(Cache):  # type: ignore[misc]
     def begin_prompts(
         self, first_row: int, first_token_B: IntArray, num_heads: int
     ) -> None:
-        """The next forward pass is a packed prefill of these rows."""
+        """Make the next forward pass a packed prefill of these rows."""
         self._prompts = (first_row, first_token_B)
         self._num_heads = num_heads
 
     def begin_step(self) -> None:
-        """The next forward pass feeds one new token per row."""
+        """Make the next forward pass feed one new token per row."""
         self._prompts = None
         self.buffers.begin_step()
 

@@ -51,7 +51,7 @@ class Decoder(Protocol):
         ...
 
     def refresh(self) -> None:
-        """The model's weights have changed."""
+        """Note that the model's weights have changed."""
         ...
 
     def release(self) -> None:

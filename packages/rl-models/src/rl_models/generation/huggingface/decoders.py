@@ -69,7 +69,7 @@ class ModuleDecoder:
         return _ModuleState(self.model, KVBuffers(lengths_B, max_new_tokens, self.pool))
 
     def refresh(self) -> None:
-        """The model itself is run: nothing to do."""
+        """Do nothing: the model itself is run."""
 
     def release(self) -> None:
         """Free the cache's memory."""
@@ -138,7 +138,7 @@ class OwnCacheDecoder:
         return _OwnCacheState(self.model, int(lengths_B[0]))
 
     def refresh(self) -> None:
-        """The model itself is run: nothing to do."""
+        """Do nothing: the model itself is run."""
 
     def release(self) -> None:
         """Nothing is kept."""

@@ -37,7 +37,7 @@ log-probs of those; what it raises ends the batch."""
 _PREFILL_TOKENS = 16384
 # Finished rows leave once they are this share of the batch.
 _LEAVE_SHARE = 1 / 16
-# Noise is drawn for so many steps at once.
+# Steps for which noise is drawn at once.
 _NOISE_STEPS = 64
 
 
@@ -63,7 +63,7 @@ class SamplingRequest:
     """Watches the batch while it is sampled."""
 
     def rows(self, rows: IntArray) -> SamplingRequest:
-        """The same request for some of the rows."""
+        """Return the same request for some of the rows."""
         index = torch.from_numpy(rows)
         lengths = self.lengths[rows]
         return SamplingRequest(

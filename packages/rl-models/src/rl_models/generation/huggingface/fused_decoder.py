@@ -153,7 +153,7 @@ class FusedDecoder:
         self.pool.clear()
 
     def _extend_rotary(self, length: int) -> None:
-        """The table of [position, D / 2] rotations, repeated for every head."""
+        """Return the table of [position, D / 2] rotations, repeated for every head."""
         if length <= len(self._rotations):
             return
         positions = torch.arange(length, device=self.model.device)[None]
@@ -175,7 +175,7 @@ class FusedDecoder:
     def project(
         self, layer: _Layer, hidden_N_E: torch.Tensor, rotations: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Queries [N, H, D], keys [N, K, D] and values [N, K, D] of a layer's input."""
+        """Compute queries [N, H, D], keys and values [N, K, D] of a layer's input."""
         fused = functional.linear(
             _normalise(hidden_N_E, layer.input_norm),
             layer.query_key_value,

@@ -30,7 +30,7 @@ IntArray = npt.NDArray[np.int64]
 
 # A smaller batched product than this takes a slow path of torch on a CPU.
 _MIN_PRODUCT = 400
-# A further segment costs about as much as attending to so many elements of the cache.
+# A further segment costs about as much as attending to this many elements of the cache.
 _SEGMENT_ELEMENTS = 50_000
 
 
@@ -52,7 +52,10 @@ class BufferPool:
     def take(
         self, key: tuple[str, int], shape: tuple[int, ...], like: torch.Tensor
     ) -> torch.Tensor:
-        """An uninitialised tensor of that shape; it replaces the last one of `key`."""
+        """Return an uninitialised tensor of that shape.
+
+        It replaces the last one of `key`.
+        """
         size = int(np.prod(shape, dtype=np.int64))
         flat = self._flat.get(key)
         usable = (

@@ -30,7 +30,10 @@ class PromptPlan:
     """For each place in the order of decoding, its prompt; rising."""
 
     def chunks(self, max_tokens: int) -> Iterator[tuple[slice, slice]]:
-        """Prompts of at most so many tokens together, with their rows; one at least."""
+        """Prompts that stay within a number of tokens, with their rows.
+
+        At least one.
+        """
         totals = np.cumsum(self.lengths_P)
         first = 0
         while first < len(self.lengths_P):

@@ -65,7 +65,7 @@ class StopStrings:
         return self._enders[last]
 
     def table(self, strings_B: Sequence[Sequence[str] | None]) -> _StopTable | None:
-        """The strings of each row of a batch; None if no row has any."""
+        """Return the strings of each row of a batch; None if no row has any."""
         rows = [tuple(dict.fromkeys(strings or ())) for strings in strings_B]
         if not any(rows):
             return None

@@ -121,7 +121,7 @@ class AsyncEngine:
     def load(self, tensors: Tensors, version: int) -> None:
         """Replace all weights between two tokens; rows in flight go on with the new.
 
-        They are computed anew from their tokens, so nothing of the old weights is left
+        They are recomputed from their tokens, so nothing of the old weights is left
         in the cache. The stream is taken to its end, and so is verified, before
         anything is touched; by all ranks of a replica.
         """

@@ -97,7 +97,7 @@ class VllmGenerationBackend:
 
     @staticmethod
     def calls_at_once(config: GenerationConfig) -> int:
-        """Calls that one replica takes at a time."""
+        """Return calls that one replica takes at a time."""
         return _CALLS_AT_ONCE if config.vllm.async_engine else 1
 
     def __init__(self) -> None:
@@ -320,7 +320,7 @@ class VllmGenerationBackend:
 
 
 def _generation_config(model_name: str) -> Any:
-    """What the folder says about how rows end, as the model itself would read it."""
+    """Read from the folder how rows end, as the model itself would."""
     import transformers  # noqa: PLC0415 - heavy
 
     try:

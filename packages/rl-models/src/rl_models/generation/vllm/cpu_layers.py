@@ -35,7 +35,7 @@ def adapt_cpu_layers() -> None:
 
 
 def kernel_head_size(size: int) -> int:
-    """The smallest size of a head that the kernels take and that has room for `size`.
+    """Return the smallest head size that the kernels take with room for `size`.
 
     Raises:
         ValueError: There is none.

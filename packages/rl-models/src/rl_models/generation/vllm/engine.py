@@ -73,7 +73,7 @@ def num_tokens(requests: Sequence[RowRequest]) -> int:
 
 
 def joined(answers: Sequence[list[str] | None]) -> list[str] | None:
-    """What any of the processes found; None if one of them cannot tell."""
+    """Return what any of the processes found; None if one of them cannot tell."""
     names: dict[str, None] = {}
     for answer in answers:
         if answer is None:

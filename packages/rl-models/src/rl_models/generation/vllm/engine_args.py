@@ -127,7 +127,7 @@ def _parallel_args(
     if size != (1 if place is None else place.size):
         raise ConfigError(
             f"generation.vllm.tensor_parallel_size must be 1 in a process by itself: "
-            f"got {size}; use GenerationPolicy, which starts so many for each replica"
+            f"got {size}; use GenerationPolicy, which starts that many per replica"
         )
     if place is None:
         return {}
@@ -188,6 +188,6 @@ def _cache_bytes(engine: VllmConfig, on_gpu: bool) -> int | None:
 
 
 def _local(name: str | os.PathLike[str]) -> str:
-    """A folder as an absolute path, a hub name as it is."""
+    """Return a folder as an absolute path, a hub name as it is."""
     path = Path(name)
     return str(path.resolve()) if path.is_dir() else str(name)

@@ -81,7 +81,10 @@ class WeightExtension:
         return problem
 
     def rl_staged(self, number: int) -> str | None:
-        """What is wrong with the weights of an update; None: they have not all come."""
+        """Return what is wrong with the weights of an update.
+
+        None: they have not all come.
+        """
         return "" if self.rl_weights is None else self.rl_weights.state(number)
 
     def rl_drop_staged(self, number: int, problem: str) -> None:

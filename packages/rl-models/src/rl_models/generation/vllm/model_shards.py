@@ -11,7 +11,7 @@ __all__ = ["check_shards"]
 
 
 def check_shards(size: int, model_config: Mapping[str, Any]) -> None:
-    """Refuse a model that cannot be cut into so many shards.
+    """Refuse a model that cannot be cut into this number of shards.
 
     Args:
         size: Tensor-parallel size.

@@ -22,7 +22,7 @@ __all__ = ["held_tensors"]
 def held_tensors(
     model: Any, names: Iterable[str]
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """What the model holds of these tensors; those that it has no place for are absent.
+    """Return what the model holds of these tensors; others are absent.
 
     Every process of a tensor-parallel group must ask for the same names.
 
@@ -51,7 +51,7 @@ def _place(
     fused: Mapping[str, Sequence[str]],
     places: Mapping[str, Any],
 ) -> tuple[str, int | None]:
-    """The parameter that holds a tensor, and as which of its parts."""
+    """Return the parameter that holds a tensor, and as which of its parts."""
     for whole, parts in fused.items():
         for number, part in enumerate(parts):
             if f".{part}." in name and len(parts) > 1:
@@ -62,7 +62,7 @@ def _place(
 
 
 def _whole(layer: Any, held: torch.Tensor, part: int | None) -> torch.Tensor:
-    """A tensor as it was sent, from what this process has of it and the others."""
+    """Get a tensor as it was sent, from what this process has of it and the others."""
     shards = getattr(layer, "tp_size", 1)
     if isinstance(layer, VocabParallelEmbedding):
         return _gathered(held, 0, shards)[: int(layer.org_vocab_size)]

@@ -29,7 +29,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def parent_variables() -> dict[str, str]:
-    """What to set before an engine is built, for `end_with_parent` in its processes."""
+    """Return what `end_with_parent` needs set before an engine is built."""
     return {_PARENT: str(os.getpid())}
 
 

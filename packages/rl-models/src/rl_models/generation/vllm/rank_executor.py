@@ -68,7 +68,7 @@ class LeadingExecutor(UniProcExecutor):  # type: ignore[misc]
 
     @staticmethod
     def variables(place: ReplicaRank) -> dict[str, str]:
-        """What to set before the engine is built; its process is started afresh."""
+        """Return what to set before the engine is built; its process is a new one."""
         return {_PLACE: json.dumps(asdict(place))}
 
     def _init_executor(self) -> None:

@@ -54,7 +54,7 @@ class LeadersEnd:
         return address, port, self._secret
 
     def accept(self, num_ranks: int) -> None:
-        """Wait until so many others have come.
+        """Wait until the given number of others have connected.
 
         Raises:
             TimeoutError: They have not.
@@ -94,7 +94,7 @@ class LeadersEnd:
         return number
 
     def results(self, number: int, timeout_s: float | None) -> list[Any]:
-        """What each of the others returned.
+        """Return what each of the others returned.
 
         Raises:
             RuntimeError: One of them failed.
@@ -167,7 +167,7 @@ class FollowersEnd:
             self._on_loss("rank 0 of the replica has ended")
 
     def calls(self) -> Iterator[tuple[int, Any, tuple[Any, ...], Any]]:
-        """Number, method and arguments of each call, until the connection ends."""
+        """Yield number, method and arguments of each call, until the link ends."""
         while (call := self._calls.get()) is not None:
             yield call
 

@@ -54,7 +54,7 @@ def make_requests(
     max_new_tokens: int,
     greedy: bool,
 ) -> list[RowRequest]:
-    """Requests of all rows.
+    """Return requests of all rows.
 
     Greedy rows report log-probs at temperature 1 without top-k and top-p, others those
     that they were drawn from.
@@ -137,7 +137,7 @@ def join_rows(
     completions: Sequence[Completion],
     pad_token_id: int,
 ) -> BatchedDataDict[GenerationOutputSpec]:
-    """Inputs and completions as one batch."""
+    """Return inputs and completions as one batch."""
     new_lengths = np.array([len(row.tokens) for row in completions], dtype=np.int64)
     totals = lengths + new_lengths
     num_rows, input_width = input_ids.shape

@@ -44,12 +44,12 @@ class StagedWeights:
             self._refusal = ""
 
     def refuse(self, problem: str) -> None:
-        """The weights of this update are not right."""
+        """Note that the weights of this update are not right."""
         with self._changed:
             self._refusal = problem
 
     def offer(self, file: tuple[str, Any]) -> None:
-        """The weights lie in a file; wait until they are loaded.
+        """Have weights loaded from a file, and wait until they are.
 
         Args:
             file: Arguments of `WeightExtension.rl_load_file`.
@@ -75,7 +75,10 @@ class StagedWeights:
                 raise WeightSyncError(self._outcome)
 
     def state(self, number: int) -> str | None:
-        """What is wrong with the weights of an update; None: they have not all come."""
+        """Return what is wrong with the weights of an update.
+
+        None: they have not all come.
+        """
         with self._changed:
             if self._number > number:
                 return f"update {number} of this rank has ended already"
@@ -84,7 +87,7 @@ class StagedWeights:
             return self._refusal or (None if self._file is None else "")
 
     def file(self) -> tuple[str, Any]:
-        """What was offered.
+        """Return what was offered.
 
         Raises:
             WeightSyncError: Nothing is.

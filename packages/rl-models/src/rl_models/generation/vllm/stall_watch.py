@@ -28,7 +28,7 @@ _BUSY_WEIGHT = 0.1
 
 
 class EngineProgress:
-    """What an engine tells of its steps; any thread may.
+    """What an engine reports about its steps; from any thread.
 
     Args:
         clock: Seconds since some moment.
@@ -47,7 +47,7 @@ class EngineProgress:
 
     @contextmanager
     def sampling(self, num_tokens: int) -> Iterator[None]:
-        """While rows are sampled whose prompts have so many tokens."""
+        """While rows are sampled whose prompts have this number of tokens."""
         with self._lock:
             if not self._num_tokens:
                 self._move()
@@ -71,7 +71,7 @@ class EngineProgress:
                 self._move()
 
     def step(self) -> None:
-        """A step has ended."""
+        """Note that a step has ended."""
         with self._lock:
             if not self._num_pauses:
                 is_cold = self._num_steps < _WARM_STEPS

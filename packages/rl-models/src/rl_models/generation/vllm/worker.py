@@ -22,7 +22,7 @@ from rl_models.weight_request import LoadReport, WeightRequest
 __all__ = ["VllmGenerationWorker"]
 
 _STALL_CPU_S = 6.0
-# A GPU's kernels may be compiled for a new shape in the midst of a run.
+# A GPU's kernels may be compiled for a new shape during a run.
 _STALL_GPU_S = 60.0
 
 
@@ -57,7 +57,7 @@ class VllmGenerationWorker(GenerationWorker):
             limit_s=settings.vllm.stall_limit_s,
             warm_up_s=settings.start_deadline_s,
             least_s=_STALL_GPU_S if on_gpu else _STALL_CPU_S,
-            # Who waits for a GPU is at work as well, whether or not the GPU is.
+            # A process that waits for a GPU is at work too, whether or not the GPU is.
             is_busy=lambda: not on_gpu and any(map(has_busy_thread, watched)),
         )
         self._stall_watch.start()

@@ -78,7 +78,7 @@ class DTensorTrainingBackend:
 
     @staticmethod
     def check_config(config: PolicyConfig) -> None:
-        """Checks the optimizer and the schedule, by making them for one number.
+        """Check the optimizer and the schedule, by making them for one number.
 
         Raises:
             ConfigError: A class or an argument of it does not exist or does not fit.
@@ -95,7 +95,7 @@ class DTensorTrainingBackend:
         weights_path: str | Path | None = None,
         optimizer_path: str | Path | None = None,
     ) -> None:
-        """Loads and shards the model; see `TrainingBackend.setup`."""
+        """Load and shards the model; see `TrainingBackend.setup`."""
         self.config = PolicyConfig.from_dict(config)
         self.ranks = Ranks.from_environment()
         transformers_logging.disable_progress_bar()
@@ -288,7 +288,7 @@ class DTensorTrainingBackend:
         optimizer_path: str | Path | None = None,
         tokenizer_path: str | Path | None = None,
     ) -> None:
-        """Writes this rank's part; see `PolicyInterface.save_checkpoint`."""
+        """Write this rank's part; see `PolicyInterface.save_checkpoint`."""
         whole = {}
         for name, value in self.model.full_tensors():
             if self.ranks.is_first:
@@ -311,7 +311,7 @@ class DTensorTrainingBackend:
         weights_path: str | Path | None,
         optimizer_path: str | Path | None = None,
     ) -> None:
-        """Loads weights, or with `optimizer_path` the exact training state."""
+        """Load weights, or with `optimizer_path` the exact training state."""
         if optimizer_path is not None:
             load_training_state(
                 Path(optimizer_path), self.model, self._optimizer, self._scheduler
@@ -320,7 +320,7 @@ class DTensorTrainingBackend:
             load_weights_into(self.model, self.config, weights_path)
 
     def weight_specs(self) -> dict[str, Tensor]:
-        """What `export_weights` gives, as tensors without data."""
+        """Return what `export_weights` gives, as tensors without data."""
         return {
             name: torch.empty(value.shape, dtype=value.dtype, device="meta")
             for name, value in self.model.whole_shapes().items()
@@ -354,7 +354,7 @@ class DTensorTrainingBackend:
 
 
 def _global_batches(data: Any, rows_per_batch: int) -> Iterator[Any]:
-    """The global batches of a shard, each with its own micro-batch plan."""
+    """Yield the global batches of a shard, each with its own micro-batch plan."""
     plan = getattr(data, "micro_batch_indices", None)
     count = len(plan) if plan else data.size // rows_per_batch
     if count == 1:
@@ -374,5 +374,5 @@ def _to_device(part: Any, device: torch.device) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """A metric that can leave the process without torch."""
+    """Return a metric that can leave the process without torch."""
     return value.item() if isinstance(value, Tensor) else value

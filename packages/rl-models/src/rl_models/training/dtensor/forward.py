@@ -36,7 +36,7 @@ def forward_logprobs(
 def needed_logits(
     model: RankModel, input_ids: Tensor, needed: Tensor
 ) -> tuple[ModelBatch, Tensor]:
-    """The [N, V] logits that needed tokens are drawn from, and where they belong.
+    """Return the [N, V] logits of needed tokens, and where they belong.
 
     Args:
         model: The model.

@@ -19,7 +19,7 @@ __all__ = ["save_model_folder"]
 def save_model_folder(
     model: Any, state: Mapping[str, Tensor], folder: Path, precision: str
 ) -> None:
-    """Writes a folder that `AutoModelForCausalLM.from_pretrained` reads.
+    """Write a folder that `AutoModelForCausalLM.from_pretrained` reads.
 
     Args:
         model: The model whose config is written; its own weights are not looked at.

@@ -42,7 +42,7 @@ class MicroBatchRows:
 def micro_batch_rows(
     data: Any, lengths: np.ndarray, micro_batch_size: int
 ) -> Iterator[MicroBatchRows]:
-    """The micro-batches of one global batch of a shard.
+    """Yield the micro-batches of one global batch of a shard.
 
     Args:
         data: The rows; a plan made by `shard_by_batch_size` (dynamic batching or
@@ -62,7 +62,7 @@ def micro_batch_rows(
 
 
 def narrowed(data: Any, rows: MicroBatchRows, num_columns: int) -> Any:
-    """The micro-batch as views: its rows, and its width of every [B, S, ...] column."""
+    """Return the micro-batch as views: its rows and width of [B, S, ...] columns."""
     part = data.slice(rows.start, rows.stop)
     if rows.width >= num_columns:
         return part
@@ -205,7 +205,7 @@ def _flatten(
 def _shared_tokens(
     ids: np.ndarray, mask: np.ndarray, starts: np.ndarray, lengths: np.ndarray
 ) -> np.ndarray | None:
-    """The token at each packed position where rows share the prefix of the one before.
+    """Return the token at each packed position where rows share a prefix.
 
     A prefix ends with the first needed position. None where too little is shared.
     """

@@ -43,7 +43,7 @@ _SMALL_BYTES = 32 * 1024**2
 
 
 def local_part(tensor: Tensor) -> Tensor:
-    """This rank's rows of a sharded tensor, sharing its memory."""
+    """Return this rank's rows of a sharded tensor, sharing its memory."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
@@ -58,7 +58,7 @@ def _counts_each_row(config: Any) -> bool:
 
 
 def load_model(config: PolicyConfig) -> Any:
-    """Loads the float32 model of a config and checks that it can do what is asked.
+    """Load the float32 model of a config and checks that it can do what is asked.
 
     Raises:
         ConfigError: `max_total_sequence_length` exceeds the model's context.
@@ -84,7 +84,7 @@ def load_model(config: PolicyConfig) -> Any:
 
 
 def load_weights_into(model: RankModel, config: PolicyConfig, folder: Any) -> None:
-    """Takes the weights of a model folder, a new head included if it has none."""
+    """Take the weights of a model folder, a new head included if it has none."""
     model.copy_from(_load(config, folder))
 
 
@@ -143,7 +143,7 @@ class RankModel:
         return min(rows, -(-rows // self.ranks.world_size) * self.ranks.rank)
 
     def copy_from(self, source: Any) -> None:
-        """Takes this rank's rows of the parameters of an unsharded model."""
+        """Take this rank's rows of the parameters of an unsharded model."""
         self.free_gathered()
         values = dict(source.named_parameters())
         with torch.no_grad():
@@ -171,7 +171,7 @@ class RankModel:
             self.module.set_is_last_backward(enabled)
 
     def free_gathered(self) -> None:
-        """Drops weights that a forward pass without backward left gathered."""
+        """Drop weights that a forward pass without backward left gathered."""
         for module in self._fsdp_modules():
             module.reshard()
 
@@ -190,7 +190,7 @@ class RankModel:
 
 
 def _decoder_layers(model: Any) -> list[nn.Module]:
-    """The modules that the model says must not be split; else its longest list."""
+    """Get the modules that the model says must not be split; else its longest list."""
     names = set(getattr(model, "_no_split_modules", None) or [])
     layers = [m for m in model.modules() if type(m).__name__ in names]
     if layers:

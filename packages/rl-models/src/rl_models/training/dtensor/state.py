@@ -34,7 +34,7 @@ _CPU_RANDOM, _GPU_RANDOM = "random/cpu", "random/cuda"
 def save_training_state(
     folder: Path, model: RankModel, optimizer: Optimizer, scheduler: LRScheduler | None
 ) -> None:
-    """Writes this rank's shards and, on the first rank, what all ranks share."""
+    """Write this rank's shards and, on the first rank, what all ranks share."""
     model.free_gathered()
     shards: dict[str, Shard] = {}
     scalars: dict[str, dict[str, float]] = {}
@@ -123,7 +123,7 @@ def _scalar(
 
 
 def _schedule_state(scheduler: LRScheduler) -> Any:
-    """The schedule's place in time; its shape comes from the config."""
+    """Return the schedule's place in time; its shape comes from the config."""
     state = dict(scheduler.state_dict())
     if "lr_lambdas" in state:
         state["lr_lambdas"] = [None] * len(state["lr_lambdas"])

@@ -64,7 +64,7 @@ def topk_of_shard(
 def student_inputs(
     model: RankModel, part: Any, temperature: float, *, needs_entropy: bool
 ) -> dict[str, Tensor]:
-    """What a loss of `LossInputType.DISTILLATION` is computed from.
+    """Return what a loss of `LossInputType.DISTILLATION` is computed from.
 
     Args:
         model: The model that is trained.
