@@ -129,6 +129,8 @@ from .workers import (
     RayWorkerGroup as RayWorkerGroup,
     RestartGroup as RestartGroup,
     RestartWorker as RestartWorker,
+    Retry as Retry,
+    WorkerPool as WorkerPool,
     WorkerResult as WorkerResult,
     is_cancelled as is_cancelled,
     recursive_merge_options as recursive_merge_options,

@@ -172,7 +172,8 @@ class IncidentLog:
         try:
             survivors = self._survivors()
             fresh = self._watch.ask([w.seat.rank for w in survivors], ASK_S)
-            # On a busy machine a worker may get no turn to answer: its last beat counts.
+            # On a busy machine a worker may get no turn to answer.
+            # Its last beat counts then.
             beats = {r: seen.beat for r, seen in self._watch.seen().items()} | fresh
             joined = [
                 worker
