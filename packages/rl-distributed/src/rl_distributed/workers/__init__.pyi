@@ -20,6 +20,7 @@ from .pool import (
     TaskResult as TaskResult,
     WorkerPool as WorkerPool,
 )
+from .typed_calls import CallFuture as CallFuture
 from .wait import (
     WorkerOutcome as WorkerOutcome,
     WorkerResult as WorkerResult,

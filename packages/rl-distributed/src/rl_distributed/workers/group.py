@@ -10,10 +10,11 @@ import logging
 import threading
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic
 
 import ray
 from ray import ObjectRef
+from typing_extensions import TypeVar
 
 from rl_distributed.errors import ConfigError, DistributedError
 from rl_distributed.logs.logging import portable_log_context
@@ -34,6 +35,12 @@ from rl_distributed.workers.layout import WorkerSeat, lay_out_workers
 from rl_distributed.workers.policy import FailFast, FailurePolicy, Restart
 from rl_distributed.workers.processes import end_processes
 from rl_distributed.workers.supervise import GroupSupervisor
+from rl_distributed.workers.typed_calls import (
+    AllCalls,
+    EachCalls,
+    OneCalls,
+    ShardedCalls,
+)
 from rl_distributed.workers.wait import DEFAULT_DEADLINE_S, WorkerResult, fetch
 
 if TYPE_CHECKING:
@@ -41,6 +48,7 @@ if TYPE_CHECKING:
 
     from ray.actor import ActorHandle
 
+    from rl_distributed.actor_environments import ActorEnvironment
     from rl_distributed.cluster.virtual_cluster import RayVirtualCluster
     from rl_distributed.failures.worker import WorkerHealth
     from rl_distributed.named_sharding import NamedSharding
@@ -49,10 +57,13 @@ __all__ = ["RayWorkerGroup"]
 
 logger = logging.getLogger(__name__)
 
+# Where nothing says which class the workers have, their calls are not checked.
+W = TypeVar("W", default=Any)
+
 _LOOPBACK = "127.0.0.1"
 
 
-class RayWorkerGroup:
+class RayWorkerGroup(Generic[W]):
     """Workers of one class on the bundles of a virtual cluster.
 
     Every worker has RANK, LOCAL_RANK, NODE_RANK, WORLD_SIZE, MASTER_ADDR and
@@ -86,6 +97,8 @@ class RayWorkerGroup:
         call_deadline_s: how long results are waited for where no deadline is given.
         failure_policy: what to do when a worker is killed or hangs: `FailFast`,
             `RestartWorker` or `RestartGroup`.
+        environment: the Python environment of the workers; None: what the builder has,
+            or else what the class declares.
 
     Raises:
         ConfigError: what is to be a class is none.
@@ -96,7 +109,7 @@ class RayWorkerGroup:
     def __init__(
         self,
         cluster: RayVirtualCluster,
-        remote_worker_builder: RayWorkerBuilder | str | type[Any],
+        remote_worker_builder: RayWorkerBuilder | str | type[W],
         workers_per_node: int | Sequence[int] | None = None,
         name_prefix: str = "",
         bundle_indices_list: Sequence[tuple[int, Sequence[int]]] | None = None,
@@ -106,8 +119,11 @@ class RayWorkerGroup:
         start_deadline_s: float = 120.0,
         call_deadline_s: float = DEFAULT_DEADLINE_S,
         failure_policy: FailurePolicy | None = None,
+        environment: ActorEnvironment | None = None,
     ) -> None:
         builder = RayWorkerBuilder.of(remote_worker_builder)
+        if environment is not None:
+            builder = builder.with_options(environment=environment)
         self.cluster = cluster
         self.name = name_prefix or builder.class_name.rpartition(".")[2]
         self.sharding_annotations = sharding_annotations
@@ -260,6 +276,76 @@ class RayWorkerGroup:
         return leaders[dp_shard_idx]
 
     # --- calls --------------------------------------------------------------------
+
+    @property
+    def all(self) -> AllCalls[W]:
+        """Calls of every worker with the same arguments: `group.all.run(lr=0.1)`."""
+        return AllCalls(self)
+
+    @property
+    def each(self) -> EachCalls[W]:
+        """Calls of every worker with its own item of each list."""
+        return EachCalls(self)
+
+    def __getitem__(self, rank: int) -> OneCalls[W]:
+        """Return the calls of one worker: `group[0].run(lr=0.1)`.
+
+        Raises:
+            IndexError: there is no such worker.
+        """
+        if not 0 <= rank < self.world_size:
+            raise IndexError(
+                f"group {self.name!r} has workers 0 to {self.world_size - 1}: got rank "
+                f"{rank}"
+            )
+        return OneCalls(self, _rank=rank)
+
+    def sharded(
+        self,
+        *axes: str,
+        replicate: Sequence[str] = (),
+        same_output: Sequence[str] = (),
+        common: Mapping[str, Any] | None = None,
+    ) -> ShardedCalls[W]:
+        """Return calls whose arguments are split along named axes.
+
+        Args:
+            *axes: along which the arguments are split, the first one outermost.
+            replicate: axes along which every coordinate gets the same slice.
+            same_output: axes along which all results are the same; only coordinate 0
+                answers.
+            common: arguments that are the same for all.
+        """
+        return ShardedCalls(
+            self,
+            _axes=axes,
+            _replicate=tuple(replicate),
+            _same_output=tuple(same_output),
+            _common=common,
+        )
+
+    def call_workers(
+        self,
+        method_name: str,
+        ranks: Sequence[int] | None,
+        arguments: Mapping[str, Any],
+        call_deadline_s: float | None = None,
+    ) -> MultiWorkerFuture:
+        """Call a method of some workers with the same arguments.
+
+        Args:
+            method_name: which method.
+            ranks: of the workers; None: all.
+            arguments: of the method, by name.
+            call_deadline_s: how long the call may take; None: no limit of its own.
+        """
+        called = range(len(self._workers)) if ranks is None else ranks
+        self._sender.check_call(method_name, called, call_deadline_s)
+        common = self._sender.common(arguments, {}, len(called))
+        each = [common] * len(called)
+        return self.future_of(
+            self._sender.send(method_name, called, each, call_deadline_s)
+        )
 
     def run_single_worker_single_data(
         self,
