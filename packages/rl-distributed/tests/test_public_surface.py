@@ -18,15 +18,12 @@ def test_every_public_name_exists(name: str) -> None:
     assert name in dir(rl_distributed)
 
 
-def test_the_listed_and_the_lazy_names_are_the_same() -> None:
-    listed = set(rl_distributed.__all__)
-    assert len(listed) == len(rl_distributed.__all__)
-    errors = {name for name in listed if name.endswith("Error")}
-    assert listed - errors - {"__version__"} == set(rl_distributed._MODULE_OF)
+def test_names_are_listed_once() -> None:
+    assert len(set(rl_distributed.__all__)) == len(rl_distributed.__all__)
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:
-    with pytest.raises(AttributeError, match="no attribute 'NoSuchThing'"):
+    with pytest.raises(AttributeError, match=r"rl_distributed.*NoSuchThing"):
         _ = rl_distributed.NoSuchThing
 
 

@@ -203,7 +203,8 @@ def test_what_the_variables_say(files):
 
 def test_the_missing_package_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "rl_distributed.security.certificates", None)
-    monkeypatch.delattr(rl_distributed.security.access, "certificates", raising=False)
+    room = sys.modules[certificates.__package__]
+    monkeypatch.delattr(room, "certificates", raising=False)
     with pytest.raises(SecurityError, match=r"pip install 'rl-distributed\[tls\]'"):
         make_certificates(tmp_path)
 
