@@ -108,7 +108,7 @@ def test_a_distillation_loss_gets_the_students_side(folder, rows, truth):
     indices = torch.rand(4, 9, vocabulary, generator=generator).topk(K).indices
     made, loss = backend(folder), Capture()
     data = BatchedDataDict({**rows, "topk_indices": indices.to(torch.int32)})
-    made.train_step(data, loss, gbs=4, mbs=4)
+    metrics = made.train_step(data, loss, gbs=4, mbs=4)
     (part,) = loss.parts
     here = rows["token_mask"][:, 1:] != 0
     logits = truth[:, :-1]
@@ -122,7 +122,7 @@ def test_a_distillation_loss_gets_the_students_side(folder, rows, truth):
     for name, want in wanted.items():
         assert torch.allclose(part[name][here].double(), want[here], atol=1e-5), name
         assert not part[name][~here].any()
-    assert any(p.grad is not None for p in made.model.parameters.values())
+    assert metrics["grad_norm"] > 0
     made.shutdown()
 
 
