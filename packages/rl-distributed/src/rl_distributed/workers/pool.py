@@ -129,7 +129,7 @@ class WorkerPool(Generic[W]):
             `workers_per_node`.
 
     Raises:
-        As `RayWorkerGroup`.
+        Error: like `RayWorkerGroup`.
     """
 
     def __init__(
