@@ -18,9 +18,9 @@ from rl_algorithms.advantages import (
     scale_rewards,
     shape_rewards,
 )
+from rl_algorithms.advantages.overlong import mask_overlong
 from rl_algorithms.errors import LossInputError
 from rl_algorithms.filters import (
-    mask_overlong,
     mask_sequence_logprob_error,
     rows_with_variance,
 )

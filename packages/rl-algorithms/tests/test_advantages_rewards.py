@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from rl_algorithms.advantages.config import RewardScalingConfig, RewardShapingConfig
-from rl_algorithms.advantages.rewards import scale_rewards, shape_rewards
+from rl_algorithms.advantages.overlong import shape_rewards
+from rl_algorithms.advantages.rewards import scale_rewards
 from rl_distributed.errors import ConfigError
 
 

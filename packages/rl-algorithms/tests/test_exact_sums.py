@@ -18,8 +18,8 @@ from torch import Tensor
 
 from rl_algorithms.advantages import GRPOAdvantageEstimator
 from rl_algorithms.advantages.config import AdvantageConfig
+from rl_algorithms.advantages.kl_in_reward import add_kl_penalty
 from rl_algorithms.evaluation import cons_at_k, mean_with_interval, pass_at_k
-from rl_algorithms.grpo.rows import add_kl_penalty
 from rl_algorithms.losses.clipped_pg import ClippedPGLossFn
 from rl_algorithms.losses.config import ClippedPGLossConfig
 from rl_algorithms.losses.distillation import DistillationLossFn

@@ -5,10 +5,10 @@ import math
 import pytest
 import torch
 
+from rl_algorithms.advantages.overlong import mask_overlong
 from rl_algorithms.errors import NoLearningSignalError
 from rl_algorithms.filters import (
     DynamicSamplingBuffer,
-    mask_overlong,
     mask_sequence_logprob_error,
     rows_with_variance,
 )

@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from rl_algorithms.advantages import make_advantage_estimator
+from rl_algorithms.advantages.kl_in_reward import add_kl_penalty
 from rl_algorithms.filters import DynamicSamplingBuffer, rows_with_variance
 from rl_algorithms.grpo.config import GRPOConfig, GRPOSettings
-from rl_algorithms.grpo.rows import add_kl_penalty, build_rows, mask_disagreement
+from rl_algorithms.grpo.rows import build_rows, mask_disagreement
 from rl_algorithms.losses import ClippedPGLossConfig
 from rl_distributed.batch.batched_data_dict import BatchedDataDict
 from rl_distributed.errors import ConfigError

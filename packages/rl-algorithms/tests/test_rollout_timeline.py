@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from rl_algorithms.advantages import AdvantageConfig, make_advantage_estimator
+from rl_algorithms.advantages.kl_in_reward import add_kl_penalty
 from rl_algorithms.grpo.config import GRPOSettings
-from rl_algorithms.grpo.rows import add_kl_penalty, build_rows
+from rl_algorithms.grpo.rows import build_rows
 from rl_algorithms.losses import ClippedPGLossConfig
 from rl_algorithms.ppo.config import PPOSettings
 from rl_algorithms.ppo.rows import add_advantages, trainable_rows

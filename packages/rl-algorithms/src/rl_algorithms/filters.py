@@ -18,7 +18,6 @@ from rl_distributed.batch.batched_data_dict import BatchedDataDict
 
 __all__ = [
     "DynamicSamplingBuffer",
-    "mask_overlong",
     "mask_sequence_logprob_error",
     "named_rewards",
     "rows_with_variance",
@@ -62,20 +61,6 @@ def rows_with_variance(
         )
         varied |= std > 0
     return varied
-
-
-def mask_overlong(sample_mask: Tensor, truncated: Tensor) -> tuple[Tensor, int]:
-    """Take answers that were cut off out of the loss (DAPO's overlong filtering).
-
-    Returns:
-        The new sample mask, and how many rows it lost.
-
-    Raises:
-        LossInputError: The two do not belong to the same rows.
-    """
-    _check_shapes(sample_mask.shape, truncated=truncated)
-    dropped = truncated.bool() & (sample_mask != 0)
-    return sample_mask.masked_fill(dropped, 0), int(dropped.sum())
 
 
 def mask_sequence_logprob_error(

@@ -18,4 +18,5 @@ from .estimators import (
     RewardColumns as RewardColumns,
 )
 from .factory import make_advantage_estimator as make_advantage_estimator
-from .rewards import scale_rewards as scale_rewards, shape_rewards as shape_rewards
+from .overlong import mask_overlong as mask_overlong, shape_rewards as shape_rewards
+from .rewards import scale_rewards as scale_rewards

@@ -12,6 +12,7 @@ from rl_algorithms.advantages.baselines import calculate_baseline_and_std_per_gr
 from rl_algorithms.advantages.checks import check_reward_columns, check_rewards
 from rl_algorithms.advantages.config import AdvantageConfig
 from rl_algorithms.advantages.estimators import RewardColumns, finish_advantages
+from rl_algorithms.advantages.kl_in_reward import token_returns_after_kl
 from rl_algorithms.advantages.whitening import whiten
 from rl_algorithms.errors import LossInputError
 
@@ -56,9 +57,7 @@ class ReinforcePlusPlusAdvantageEstimator:
         if penalty is not None:
             if token_mask is None:
                 raise LossInputError("a KL penalty per token needs token_mask [N, S]")
-            # What is still to come at each token, itself included.
-            to_come = penalty.to(torch.float64).flip(-1).cumsum(-1).flip(-1)
-            returns = returns[:, None] - to_come
+            returns = token_returns_after_kl(returns, penalty)
             weights = weights[:, None] * token_mask.to(torch.float64)
         elif token_mask is not None:
             weights = weights * token_mask.to(torch.float64).sum(-1)

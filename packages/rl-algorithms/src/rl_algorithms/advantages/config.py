@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from collections.abc import Mapping
+from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
 from rl_distributed.config import Config
 
-__all__ = ["AdvantageConfig", "RewardScalingConfig", "RewardShapingConfig"]
+__all__ = [
+    "AdvantageConfig",
+    "RewardScalingConfig",
+    "RewardShapingConfig",
+    "with_buffer_lengths",
+]
 
 
 class AdvantageConfig(Config):
@@ -115,3 +121,23 @@ class RewardShapingConfig(Config):
                 f"got {self.overlong_buffer_length} and {limit}"
             )
         return self
+
+
+def with_buffer_lengths(shaping: Mapping[str, Any], limit: int) -> dict[str, Any]:
+    """Put the lengths that `overlong_buffer_fraction` stands for in their places.
+
+    Args:
+        shaping: A section `reward_shaping`, not validated yet.
+        limit: Tokens of the longest answer.
+    """
+    given = {name: value for name, value in shaping.items() if value is not None}
+    fraction = given.get("overlong_buffer_fraction")
+    if not isinstance(fraction, int | float):
+        return dict(shaping)
+    limit = given.get("max_response_length", limit)
+    buffer = max(1, round(fraction * limit)) if isinstance(limit, int) else limit
+    return {
+        "max_response_length": limit,
+        "overlong_buffer_length": buffer,
+        **given,
+    }

@@ -19,6 +19,7 @@ from torch import Tensor
 from rl_algorithms.advantages.baselines import calculate_baseline_and_std_per_group
 from rl_algorithms.advantages.checks import check_reward_columns, check_rewards
 from rl_algorithms.advantages.config import AdvantageConfig
+from rl_algorithms.advantages.kl_in_reward import answer_rewards_after_kl
 
 __all__ = [
     "AdvantageEstimator",
@@ -26,7 +27,6 @@ __all__ = [
     "RawRewardAdvantageEstimator",
     "RewardColumns",
     "finish_advantages",
-    "rewards_after_kl",
 ]
 
 
@@ -98,7 +98,7 @@ class GRPOAdvantageEstimator:
         check_rewards(rewards, group_index=group_index, valid_mask=valid_mask)
         check_reward_columns(rewards, columns)
         cfg, std_rewards = self.config, columns.get("std_rewards")
-        values = rewards_after_kl(rewards, columns)
+        values = answer_rewards_after_kl(rewards, columns.get("kl_penalty"))
         baseline, std = calculate_baseline_and_std_per_group(
             group_index,
             values,
@@ -135,15 +135,8 @@ class RawRewardAdvantageEstimator:
         """See `AdvantageEstimator`; groups and `std_rewards` play no part."""
         check_rewards(rewards, group_index=group_index, valid_mask=valid_mask)
         check_reward_columns(rewards, columns)
-        values = rewards_after_kl(rewards, columns)
+        values = answer_rewards_after_kl(rewards, columns.get("kl_penalty"))
         return finish_advantages(values, rewards, valid_mask, self.config)
-
-
-def rewards_after_kl(rewards: Tensor, columns: RewardColumns) -> Tensor:
-    """Return [N] float64: rewards minus the KL penalty of the whole answer."""
-    values = rewards.to(torch.float64)
-    penalty = columns.get("kl_penalty")
-    return values if penalty is None else values - penalty.to(torch.float64).sum(-1)
 
 
 def finish_advantages(

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from rl_algorithms.advantages.kl_in_reward import token_rewards_after_kl
 from rl_algorithms.errors import LossInputError
 
 __all__ = ["final_values", "gae", "state_values", "token_rewards"]
@@ -73,9 +74,7 @@ def token_rewards(
     columns = torch.arange(actions.shape[1])
     ends = actions & (columns == _last_action(actions))
     found = torch.where(ends, rewards.double()[:, None], 0.0)
-    if kl_penalty is None:
-        return found
-    return found - torch.where(actions, kl_penalty.double(), 0.0)
+    return token_rewards_after_kl(found, kl_penalty, actions)
 
 
 def gae(

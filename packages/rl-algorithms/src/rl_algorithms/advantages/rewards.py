@@ -1,14 +1,56 @@
-"""Reward scaling and length penalties, applied before advantages are computed."""
+"""Rewards on their way to advantages: scaled, then shaped."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from rl_algorithms.advantages.checks import check_rewards
 from rl_algorithms.advantages.config import RewardScalingConfig, RewardShapingConfig
+from rl_algorithms.advantages.overlong import shape_rewards
+from rl_distributed.batch.batched_data_dict import BatchedDataDict
+from rl_distributed.metrics.values import Mean
 
-__all__ = ["scale_rewards", "shape_rewards"]
+__all__ = ["FinalRewards", "final_rewards", "scale_rewards"]
+
+
+@dataclass(frozen=True)
+class FinalRewards:
+    """The rewards of a step, as advantages are computed from them."""
+
+    values: Tensor
+    """[N] after scaling and shaping."""
+    unshaped: Tensor
+    """[N] after scaling alone."""
+    metrics: dict[str, Mean]
+    """What scaling and shaping did."""
+
+
+def final_rewards(
+    rows: BatchedDataDict[Tensor],
+    scaling: RewardScalingConfig | None,
+    shaping: RewardShapingConfig | None,
+) -> FinalRewards:
+    """Scale the rewards of a rollout, then apply the length penalties.
+
+    Args:
+        rows: Columns `rewards`, and for shaping `generation_lengths` and `truncated`.
+        scaling: The ranges; None: the rewards stay.
+        shaping: The penalties; None: there are none.
+    """
+    metrics: dict[str, Mean] = {}
+    unshaped = rows["rewards"].to(torch.float32)
+    if scaling is not None:
+        unshaped, clamped = scale_rewards(unshaped, scaling)
+        metrics["rewards_clamped_rate"] = Mean(float(clamped), float(len(unshaped)))
+    values = unshaped
+    if shaping is not None:
+        lengths, truncated = rows["generation_lengths"], rows["truncated"]
+        values = shape_rewards(unshaped, lengths, truncated, shaping)
+        metrics["shaped_reward"] = Mean.of(values.tolist())
+    return FinalRewards(values, unshaped, metrics)
 
 
 def scale_rewards(rewards: Tensor, config: RewardScalingConfig) -> tuple[Tensor, int]:
@@ -27,33 +69,3 @@ def scale_rewards(rewards: Tensor, config: RewardScalingConfig) -> tuple[Tensor,
     )
     scaled = config.target_min + (clamped - config.source_min) * slope
     return scaled, int((clamped != rewards).sum())
-
-
-def shape_rewards(
-    rewards: Tensor,
-    generation_lengths: Tensor,
-    truncated: Tensor,
-    config: RewardShapingConfig,
-) -> Tensor:
-    """Apply the length penalties.
-
-    Args:
-        rewards: [N].
-        generation_lengths: [N] sampled tokens of all turns.
-        truncated: [N] whether the answer was cut off.
-        config: Which penalty.
-
-    Raises:
-        LossInputError: The columns do not belong to the same rows.
-    """
-    check_rewards(rewards, generation_lengths=generation_lengths, truncated=truncated)
-    if config.stop_properly_penalty_coef is not None:
-        return torch.where(
-            truncated.bool(), rewards * config.stop_properly_penalty_coef, rewards
-        )
-    if config.max_response_length is None:
-        return rewards
-    free = config.max_response_length - config.overlong_buffer_length
-    excess = (generation_lengths.to(rewards.dtype) - free).clamp(min=0)
-    part = (excess / config.overlong_buffer_length).clamp(max=1)
-    return rewards - part * config.overlong_buffer_penalty

@@ -8,30 +8,24 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from rl_algorithms.advantages import (
-    AdvantageEstimator,
-    RewardColumns,
-    scale_rewards,
-    shape_rewards,
-)
+from rl_algorithms.advantages import AdvantageEstimator, RewardColumns
+from rl_algorithms.advantages.overlong import usable_answers
+from rl_algorithms.advantages.rewards import final_rewards
+from rl_algorithms.advantages.summary import advantage_metrics
 from rl_algorithms.filters import (
-    mask_overlong,
     mask_sequence_logprob_error,
     named_rewards,
     rows_with_variance,
 )
 from rl_algorithms.grpo.config import GRPOSettings
-from rl_algorithms.losses.config import ClippedPGLossConfig
-from rl_algorithms.losses.kl import calculate_kl
 from rl_algorithms.rollout.timeline import Timeline
 from rl_distributed.batch.batched_data_dict import BatchedDataDict
 from rl_distributed.errors import ConfigError
 from rl_distributed.metrics.values import Mean
 
-__all__ = ["add_kl_penalty", "build_rows", "mask_disagreement"]
+__all__ = ["build_rows", "mask_disagreement"]
 
 _COLUMNS = (
     "input_ids",
@@ -41,31 +35,6 @@ _COLUMNS = (
     "generation_logprobs",
     "prev_logprobs",
 )
-
-
-def add_kl_penalty(
-    rows: BatchedDataDict[Any], config: ClippedPGLossConfig
-) -> dict[str, Any]:
-    """Add column `kl_penalty` [R, S]: what each token's KL takes from the reward.
-
-    Args:
-        rows: Columns `prev_logprobs`, `reference_policy_logprobs` and `token_mask`.
-        config: Estimator, bounds and weight.
-
-    Returns:
-        Metrics.
-    """
-    trained = rows["token_mask"] != 0
-    kl = calculate_kl(
-        torch.where(trained, rows["prev_logprobs"], 0.0),
-        torch.where(trained, rows["reference_policy_logprobs"], 0.0),
-        config.reference_policy_kl_type,
-        config.kl_input_clamp_value,
-        config.kl_output_clamp_value,
-    )
-    rows["kl_penalty"] = config.reference_policy_kl_penalty * kl
-    counted = trained * rows["sample_mask"].unsqueeze(1)
-    return {"kl_penalty": Mean(float((kl * counted).sum()), float(counted.sum()))}
 
 
 def build_rows(
@@ -94,12 +63,14 @@ def build_rows(
     varied = rows_with_variance(rewards, groups, valid, named)
     if settings.num_generations_per_prompt > 1:
         metrics["zero_variance_rate"] = 1.0 - float(varied.float().mean())
-    metrics |= _advantage_metrics(advantages, valid, scored["token_mask"])
-    keep = valid != 0
-    if settings.overlong_filtering:
-        kept, dropped = mask_overlong(valid, scored["truncated"])
-        keep &= kept != 0
-        metrics["overlong_filtered_rate"] = dropped / len(rewards)
+    counted = valid != 0
+    if advantages.dim() == 2:
+        counted = (scored["token_mask"] != 0) & counted.unsqueeze(1)
+    metrics |= advantage_metrics(advantages[counted])
+    keep, filtered = usable_answers(
+        valid, scored["truncated"], overlong_filtering=settings.overlong_filtering
+    )
+    metrics |= filtered
     if settings.drop_zero_variance_groups:
         keep &= varied
     train: BatchedDataDict[Any] = BatchedDataDict(
@@ -158,21 +129,11 @@ def _rewards(
     rows: BatchedDataDict[Any], settings: GRPOSettings
 ) -> tuple[Tensor, RewardColumns, dict[str, Any]]:
     """Return the rewards after scaling and shaping, what goes with them, metrics."""
-    metrics: dict[str, Any] = {}
     columns: RewardColumns = {"token_mask": rows["token_mask"]}
-    rewards = rows["rewards"].to(torch.float32)
-    if settings.reward_scaling is not None:
-        rewards, clamped = scale_rewards(rewards, settings.reward_scaling)
-        metrics["rewards_clamped_rate"] = Mean(float(clamped), float(len(rewards)))
+    rewards = final_rewards(rows, settings.reward_scaling, settings.reward_shaping)
+    metrics: dict[str, Any] = {**rewards.metrics}
     if settings.reward_shaping is not None:
-        columns["std_rewards"] = rewards
-        rewards = shape_rewards(
-            rewards,
-            rows["generation_lengths"],
-            rows["truncated"],
-            settings.reward_shaping,
-        )
-        metrics["shaped_reward"] = Mean.of(rewards.tolist())
+        columns["std_rewards"] = rewards.unshaped
     if named := named_rewards(rows):
         columns["named_rewards"] = named
         for name, values in named.items():
@@ -180,7 +141,7 @@ def _rewards(
             metrics[name] = Mean.of(values[known].tolist())
     if "kl_penalty" in rows:
         columns["kl_penalty"] = rows["kl_penalty"]
-    return rewards, columns, metrics
+    return rewards.values, columns, metrics
 
 
 def _select(rows: BatchedDataDict[Any], keep: Tensor) -> BatchedDataDict[Any] | None:
@@ -196,22 +157,3 @@ def _select(rows: BatchedDataDict[Any], keep: Tensor) -> BatchedDataDict[Any] | 
         if isinstance(value, Tensor) and value.dim() == 2:
             rows[name] = value[:, :width]
     return rows
-
-
-def _advantage_metrics(
-    advantages: Tensor, valid: Tensor, token_mask: Tensor
-) -> dict[str, Any]:
-    counts = valid != 0
-    if advantages.dim() == 2:
-        counts = (token_mask != 0) & counts.unsqueeze(1)
-    counted = advantages[counts]
-    if not len(counted):
-        return {}
-    low, mean, high = torch.stack(
-        (counted.min(), counted.mean(), counted.max())
-    ).tolist()
-    return {
-        "advantages/min": low,
-        "advantages/mean": mean,
-        "advantages/max": high,
-    }

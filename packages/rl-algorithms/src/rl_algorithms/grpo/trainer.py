@@ -8,31 +8,23 @@ prompts -> rollouts (filter) -> [KL] -> advantages -> rows -> [log-probs] -> tra
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any, ClassVar
 
 from rl_algorithms.advantages import make_advantage_estimator
+from rl_algorithms.advantages.kl_in_reward import add_kl_penalty
 from rl_algorithms.filters import DynamicSamplingBuffer
 from rl_algorithms.grpo.config import GRPOConfig, GRPOSettings
-from rl_algorithms.grpo.rows import add_kl_penalty, build_rows, mask_disagreement
-from rl_algorithms.losses import ClippedPGLossFn
+from rl_algorithms.grpo.rows import build_rows, mask_disagreement
 from rl_algorithms.rollout import unfold_branches
-from rl_algorithms.trainers.rollout_trainer import RolloutTrainer
-from rl_algorithms.trainers.sampling.mismatch import MismatchMonitor
-from rl_algorithms.trainers.sampling.reward_watch import RewardWatch
-from rl_algorithms.trainers.setup.components import Needs
-from rl_algorithms.trainers.steps.training_rows import (
-    count_tokens,
-    pad_to_plan,
-    train_metrics,
-)
+from rl_algorithms.trainers.policy_gradient_trainer import PolicyGradientTrainer
+from rl_algorithms.trainers.steps.training_rows import count_tokens, pad_to_plan
 from rl_distributed.batch.batched_data_dict import BatchedDataDict
 from rl_distributed.metrics import reduce_metrics
 
 __all__ = ["GRPOTrainer"]
 
 
-class GRPOTrainer(RolloutTrainer[GRPOConfig]):
+class GRPOTrainer(PolicyGradientTrainer[GRPOConfig]):
     """Group-relative policy optimisation (Shao et al., arXiv:2402.03300)."""
 
     algorithm: ClassVar[str] = "grpo"
@@ -42,72 +34,17 @@ class GRPOTrainer(RolloutTrainer[GRPOConfig]):
     def _sampling(self) -> GRPOSettings:
         return self.config.grpo
 
-    def _needs(self, has_environment: bool) -> Needs:
-        reference = self.config.loss_fn.needs_reference_logprobs
-        needs = super()._needs(has_environment)
-        return replace(needs, reference_policy=reference)
-
-    def _build_loss(self) -> ClippedPGLossFn:
-        return ClippedPGLossFn(self.config.loss_fn)
-
     def _setup_algorithm(self) -> None:
         super()._setup_algorithm()
-        self._mismatch = MismatchMonitor(self.config.mismatch)
         self._estimator = make_advantage_estimator(self.config.grpo.adv_estimator)
-
-    def _watch_rewards(self) -> RewardWatch | None:
-        settings = self.config.grpo
-        if settings.reward_shaping is not None or self.config.loss_fn.has_kl_reward:
-            return None  # equal rewards differ once they are shaped
-        compares = settings.adv_estimator.compares_group
-        return RewardWatch(compares_groups=compares)
-
-    def _train_step(self, batch: BatchedDataDict[Any]) -> Mapping[str, Any]:
-        self.sync_weights()
-        rows, metrics = self._sample(batch)
-        self.finish_sampling()
-        if rows is None:
-            return metrics
-        settings, loss_cfg = self.config.grpo, self.config.loss_fn
-        rows = unfold_branches(rows)
-        if loss_cfg.has_kl_reward:
-            self._add_logprobs(rows, prev=True, reference=True)
-        with self.phase("advantage_calculation"):
-            if loss_cfg.has_kl_reward:
-                metrics |= add_kl_penalty(rows, loss_cfg)
-            train_rows, row_metrics = build_rows(rows, self._estimator, settings)
-            metrics |= row_metrics
-        if train_rows is None:
-            # Nothing differs within any group: there is nothing to learn from.
-            return metrics
-        train_rows, global_batch_size = pad_to_plan(train_rows, self.plan)
-        threshold = settings.seq_logprob_error_threshold
-        # With one optimizer step the log-probs before the step are those of the step's
-        # own forward pass, so only several steps need them beforehand.
-        several_steps = train_rows.size > global_batch_size
-        needs_prev = several_steps and not loss_cfg.force_on_policy_ratio
-        self._add_logprobs(
-            train_rows,
-            prev=needs_prev or threshold is not None,
-            reference=loss_cfg.has_kl_term,
-        )
-        if threshold is not None:
-            metrics |= mask_disagreement(train_rows, threshold)
-        metrics |= count_tokens(train_rows)
-        output = self.train_policy(train_rows, self._loss, global_batch_size)
-        return metrics | self._mismatch.report(train_metrics(output))
 
     def _sample(
         self, batch: BatchedDataDict[Any]
     ) -> tuple[BatchedDataDict[Any] | None, dict[str, Any]]:
-        """Sample answers to a batch; with dynamic sampling, to as many as it takes.
-
-        Returns:
-            The rows, None where dynamic sampling kept none, and metrics.
-        """
+        """Sample answers to a batch; with dynamic sampling, to as many as it takes."""
         settings = self.config.grpo
         if not settings.use_dynamic_sampling:
-            return self._run_rollouts(batch, 0)
+            return super()._sample(batch)
         pad = self.components.tokenizer.pad_token_id
         buffer = DynamicSamplingBuffer(
             batch.size * settings.num_generations_per_prompt,
@@ -128,17 +65,33 @@ class GRPOTrainer(RolloutTrainer[GRPOConfig]):
         kept, metrics = buffer.take()
         return kept, {**reduce_metrics(collected), **metrics}
 
-    def _add_logprobs(
-        self, rows: BatchedDataDict[Any], *, prev: bool, reference: bool
-    ) -> None:
-        """Add the log-probs that are needed and not there yet."""
-        policy = self.components.policy
-        prev = prev and "prev_logprobs" not in rows
-        if not prev and not reference:
-            return
-        with self.phase("policy_and_reference_logprobs"):
-            if prev:
-                rows["prev_logprobs"] = policy.get_logprobs(rows)["logprobs"]
-            if reference:
-                found = policy.get_reference_policy_logprobs(rows)
-                rows["reference_policy_logprobs"] = found["reference_logprobs"]
+    def _learn(self, rows: BatchedDataDict[Any]) -> Mapping[str, Any]:
+        settings, loss_config = self.config.grpo, self.config.loss_fn
+        metrics: dict[str, Any] = {}
+        rows = unfold_branches(rows)
+        if loss_config.has_kl_reward:
+            self._add_logprobs(rows, prev=True, reference=True)
+        with self.phase("advantage_calculation"):
+            if loss_config.has_kl_reward:
+                metrics |= add_kl_penalty(rows, loss_config)
+            train_rows, row_metrics = build_rows(rows, self._estimator, settings)
+            metrics |= row_metrics
+        if train_rows is None:
+            # Nothing differs within any group: there is nothing to learn from.
+            return metrics
+        train_rows, global_batch_size = pad_to_plan(train_rows, self.plan)
+        threshold = settings.seq_logprob_error_threshold
+        # With one optimizer step the log-probs before the step are those of the step's
+        # own forward pass, so only several steps need them beforehand.
+        several_steps = train_rows.size > global_batch_size
+        needs_prev = several_steps and not loss_config.force_on_policy_ratio
+        self._add_logprobs(
+            train_rows,
+            prev=needs_prev or threshold is not None,
+            reference=loss_config.has_kl_term,
+        )
+        if threshold is not None:
+            metrics |= mask_disagreement(train_rows, threshold)
+        metrics |= count_tokens(train_rows)
+        output = self.train_policy(train_rows, self._loss, global_batch_size)
+        return metrics | self._policy_metrics(output)

@@ -3,29 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 from pydantic import Field, model_validator
 
-from rl_algorithms.advantages.config import RewardScalingConfig, RewardShapingConfig
-from rl_algorithms.grpo.config import idle_in_loss, with_lengths
 from rl_algorithms.losses.config import ClippedPGLossConfig
 from rl_algorithms.losses.value_config import MseValueLossConfig
-from rl_algorithms.trainers.settings.mismatch_config import MismatchConfig
-from rl_algorithms.trainers.settings.rollout_config import (
-    RolloutTrainerConfig,
-    SamplingSettings,
-    check_second_length,
-    with_generation,
+from rl_algorithms.trainers.settings.policy_gradient_config import (
+    PolicyGradientConfig,
+    PolicyGradientSettings,
+    with_answer_lengths,
 )
-from rl_algorithms.trainers.settings.unused_keys import Idle
+from rl_algorithms.trainers.settings.rollout_config import check_second_length
 from rl_distributed.config import merge_configs
 from rl_models.config import PolicyConfig
 
 __all__ = ["PPOConfig", "PPOSettings"]
 
 
-class PPOSettings(SamplingSettings):
+class PPOSettings(PolicyGradientSettings):
     """Section `ppo`."""
 
     num_generations_per_prompt: int = Field(1, gt=0)
@@ -52,12 +48,6 @@ class PPOSettings(SamplingSettings):
     all. The critic always does."""
     normalize_advantages: bool = True
     """Shift and scale advantages to mean 0 and deviation 1 over the step's tokens."""
-    reward_scaling: RewardScalingConfig | None = None
-    """Map rewards to another range first; null: leave them."""
-    reward_shaping: RewardShapingConfig | None = None
-    """Penalties for long answers; null: none."""
-    overlong_filtering: bool = False
-    """Leave answers out of the loss that the length limit cut off."""
     positive_above: float = 0.0
     """With `loss_fn.positive_nll_coef`: an answer succeeded if its reward, before
     scaling and shaping, is above this."""
@@ -76,10 +66,8 @@ class PPOSettings(SamplingSettings):
         return self
 
 
-class PPOConfig(RolloutTrainerConfig):
+class PPOConfig(PolicyGradientConfig):
     """Everything a PPO run needs."""
-
-    trains_branches: ClassVar[bool] = True
 
     ppo: PPOSettings = Field(default_factory=PPOSettings)
     """The algorithm."""
@@ -92,29 +80,20 @@ class PPOConfig(RolloutTrainerConfig):
     """The policy's loss."""
     value_loss_fn: MseValueLossConfig = Field(default_factory=MseValueLossConfig)
     """The critic's loss."""
-    mismatch: MismatchConfig = Field(default_factory=MismatchConfig)
-    """What log-probs of sampler and trainer may differ by."""
 
     def unread(self) -> tuple[str, ...]:
         """Return the keys of other algorithms, and of a term that has no weight."""
         unused = () if self.loss_fn.positive_nll_coef > 0 else ("ppo.positive_above",)
         return (*super().unread(), *unused)
 
-    def idle(self) -> tuple[Idle, ...]:
-        """Return what is turned off, besides what is for every algorithm."""
-        return (*super().idle(), *idle_in_loss(self.loss_fn))
-
     @model_validator(mode="before")
     @classmethod
     def _fill_in(cls, data: Any) -> Any:
-        filled = with_generation(data)
+        filled = with_answer_lengths(data)
         complete = isinstance(filled, Mapping) and isinstance(
             filled.get("policy"), Mapping
         )
-        if not complete:
-            return filled
-        filled = with_lengths(dict(filled), "ppo")
-        return {**filled, "critic": _critic_section(filled)}
+        return {**filled, "critic": _critic_section(filled)} if complete else filled
 
     @model_validator(mode="after")
     def _check_passes(self) -> Self:

@@ -11,25 +11,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rl_algorithms.advantages import scale_rewards, shape_rewards
 from rl_algorithms.advantages.gae import (
     final_values,
     gae,
     state_values,
     token_rewards,
 )
+from rl_algorithms.advantages.overlong import usable_answers
+from rl_algorithms.advantages.rewards import final_rewards
+from rl_algorithms.advantages.summary import advantage_metrics
 from rl_algorithms.advantages.whitening import whiten
-from rl_algorithms.filters import mask_overlong
 from rl_algorithms.ppo.config import PPOSettings
 from rl_algorithms.rollout.timeline import Timeline
 from rl_algorithms.seeds import mix, permutation
 from rl_distributed.batch.batched_data_dict import BatchedDataDict
-from rl_distributed.metrics.values import Mean
 
 __all__ = [
     "add_advantages",
     "add_nll_weights",
-    "final_rewards",
     "rows_of_epoch",
     "trainable_rows",
 ]
@@ -49,26 +48,6 @@ _MIN_SPREAD = 1e-8
 """Returns that differ by less than its root leave nothing to explain."""
 
 
-def final_rewards(
-    rows: BatchedDataDict[Any], settings: PPOSettings
-) -> tuple[Tensor, dict[str, Any]]:
-    """Return the [N] rewards after scaling and shaping, and metrics."""
-    metrics: dict[str, Any] = {}
-    rewards = rows["rewards"].to(torch.float32)
-    if settings.reward_scaling is not None:
-        rewards, clamped = scale_rewards(rewards, settings.reward_scaling)
-        metrics["rewards_clamped_rate"] = Mean(float(clamped), float(len(rewards)))
-    if settings.reward_shaping is not None:
-        rewards = shape_rewards(
-            rewards,
-            rows["generation_lengths"],
-            rows["truncated"],
-            settings.reward_shaping,
-        )
-        metrics["shaped_reward"] = Mean.of(rewards.tolist())
-    return rewards, metrics
-
-
 def trainable_rows(
     rows: BatchedDataDict[Any], settings: PPOSettings
 ) -> tuple[BatchedDataDict[Any] | None, dict[str, Any]]:
@@ -81,16 +60,17 @@ def trainable_rows(
     Returns:
         The rows with column `final_rewards`, or None when none is left, and metrics.
     """
-    rewards, metrics = final_rewards(rows, settings)
-    keep = rows["sample_mask"] != 0
-    if settings.overlong_filtering:
-        kept, dropped = mask_overlong(rows["sample_mask"], rows["truncated"])
-        keep &= kept != 0
-        metrics["overlong_filtered_rate"] = dropped / len(rewards)
+    rewards = final_rewards(rows, settings.reward_scaling, settings.reward_shaping)
+    keep, filtered = usable_answers(
+        rows["sample_mask"],
+        rows["truncated"],
+        overlong_filtering=settings.overlong_filtering,
+    )
+    metrics: dict[str, Any] = {**rewards.metrics, **filtered}
     found: BatchedDataDict[Any] = BatchedDataDict(
         {name: rows[name] for name in _COLUMNS if name in rows}
     )
-    found["final_rewards"] = rewards
+    found["final_rewards"] = rewards.values
     indices = keep.nonzero().flatten()
     if not len(indices):
         return None, metrics
@@ -186,12 +166,7 @@ def _metrics(
         return {}
     a, r, v = advantages[counts], returns[counts], values[counts].double()
     spread = float(r.var(correction=0))
-    metrics = {
-        "advantages/min": float(a.min()),
-        "advantages/mean": float(a.mean()),
-        "advantages/max": float(a.max()),
-        "returns/mean": float(r.mean()),
-    }
+    metrics = {**advantage_metrics(a), "returns/mean": float(r.mean())}
     if spread > _MIN_SPREAD:
         unexplained = float((r - v).var(correction=0))
         metrics["critic/explained_variance"] = 1.0 - unexplained / spread

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from rl_algorithms.grpo.rows import add_kl_penalty
-from rl_algorithms.losses import ClippedPGLossFn, MseValueLossFn
+from rl_algorithms.advantages.kl_in_reward import add_kl_penalty
+from rl_algorithms.losses import MseValueLossFn
 from rl_algorithms.ppo.config import PPOConfig, PPOSettings
 from rl_algorithms.ppo.rows import (
     add_advantages,
@@ -21,9 +21,7 @@ from rl_algorithms.ppo.rows import (
     trainable_rows,
 )
 from rl_algorithms.rollout import unfold_branches
-from rl_algorithms.trainers.rollout_trainer import RolloutTrainer
-from rl_algorithms.trainers.sampling.mismatch import MismatchMonitor
-from rl_algorithms.trainers.sampling.reward_watch import RewardWatch
+from rl_algorithms.trainers.policy_gradient_trainer import PolicyGradientTrainer
 from rl_algorithms.trainers.setup.components import Needs
 from rl_algorithms.trainers.steps.training_rows import (
     count_tokens,
@@ -36,7 +34,7 @@ from rl_distributed.batch.batched_data_dict import BatchedDataDict
 __all__ = ["PPOTrainer"]
 
 
-class PPOTrainer(RolloutTrainer[PPOConfig]):
+class PPOTrainer(PolicyGradientTrainer[PPOConfig]):
     """Proximal policy optimisation with a critic (Schulman, arXiv:1707.06347)."""
 
     algorithm: ClassVar[str] = "ppo"
@@ -47,51 +45,31 @@ class PPOTrainer(RolloutTrainer[PPOConfig]):
         return self.config.ppo
 
     def _needs(self, has_environment: bool) -> Needs:
-        reference = self.config.loss_fn.needs_reference_logprobs
-        needs = super()._needs(has_environment)
-        return replace(needs, reference_policy=reference, critic=True)
-
-    def _build_loss(self) -> ClippedPGLossFn:
-        return ClippedPGLossFn(self.config.loss_fn)
+        return replace(super()._needs(has_environment), critic=True)
 
     def _setup_algorithm(self) -> None:
         super()._setup_algorithm()
-        self._mismatch = MismatchMonitor(self.config.mismatch)
         self._value_loss = MseValueLossFn(self.config.value_loss_fn)
 
-    def _watch_rewards(self) -> RewardWatch | None:
-        shaped = self.config.ppo.reward_shaping is not None
-        return None if shaped or self.config.loss_fn.has_kl_reward else RewardWatch()
-
-    def _train_step(self, batch: BatchedDataDict[Any]) -> Mapping[str, Any]:
-        self.sync_weights()
-        sampled, metrics = self._run_rollouts(batch, 0)
-        self.finish_sampling()
-        rows, row_metrics = trainable_rows(sampled, self.config.ppo)
-        metrics |= row_metrics
-        if rows is None:
+    def _learn(self, rows: BatchedDataDict[Any]) -> Mapping[str, Any]:
+        train_rows, metrics = trainable_rows(rows, self.config.ppo)
+        if train_rows is None:
             # Every answer failed or was cut off: there is nothing to learn from.
             return metrics
-        rows, global_batch_size = pad_to_plan(unfold_branches(rows), self.plan)
-        metrics |= count_tokens(rows)
+        train_rows = unfold_branches(train_rows)
+        train_rows, global_batch_size = pad_to_plan(train_rows, self.plan)
+        metrics |= count_tokens(train_rows)
         with self.phase("value_inference"):
-            found = self.components.critic.get_values(rows, timer=self.timer)
-            rows["values"] = found["values"]
-        self._add_logprobs(rows)
+            found = self.components.critic.get_values(train_rows, timer=self.timer)
+            train_rows["values"] = found["values"]
+        loss_config = self.config.loss_fn
+        reference = loss_config.needs_reference_logprobs
+        self._add_logprobs(train_rows, prev=True, reference=reference)
         with self.phase("advantage_calculation"):
-            if self.config.loss_fn.has_kl_reward:
-                metrics |= add_kl_penalty(rows, self.config.loss_fn)
-            metrics |= add_advantages(rows, self.config.ppo)
-        return metrics | self._train_models(rows, global_batch_size)
-
-    def _add_logprobs(self, rows: BatchedDataDict[Any]) -> None:
-        """Add the log-probs before the step, and those of the reference if needed."""
-        policy = self.components.policy
-        with self.phase("policy_and_reference_logprobs"):
-            rows["prev_logprobs"] = policy.get_logprobs(rows)["logprobs"]
-            if self.config.loss_fn.needs_reference_logprobs:
-                reference = policy.get_reference_policy_logprobs(rows)
-                rows["reference_policy_logprobs"] = reference["reference_logprobs"]
+            if loss_config.has_kl_reward:
+                metrics |= add_kl_penalty(train_rows, loss_config)
+            metrics |= add_advantages(train_rows, self.config.ppo)
+        return metrics | self._train_models(train_rows, global_batch_size)
 
     def _train_models(
         self, rows: BatchedDataDict[Any], global_batch_size: int
@@ -119,7 +97,7 @@ class PPOTrainer(RolloutTrainer[PPOConfig]):
         found = train_metrics(join_outputs(values))
         metrics: dict[str, Any] = {f"critic/{name}": v for name, v in found.items()}
         if policies:
-            metrics |= self._mismatch.report(train_metrics(join_outputs(policies)))
+            metrics |= self._policy_metrics(join_outputs(policies))
             metrics["policy_passes"] = float(len(policies))
         return metrics
 

@@ -1,0 +1,85 @@
+"""Answers that are too long: cut off by the length limit, or near it.
+
+`overlong_filtering` leaves out of the loss what was cut off; `reward_shaping` lowers
+the reward of long answers (DAPO, arXiv:2503.14476, section 3.4). Rows of a data set
+that do not fit are another matter: see `rl_algorithms.data.overlong`.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from rl_algorithms.advantages.checks import check_rewards
+from rl_algorithms.advantages.config import RewardShapingConfig
+from rl_algorithms.errors import LossInputError
+
+__all__ = ["mask_overlong", "shape_rewards", "usable_answers"]
+
+
+def mask_overlong(sample_mask: Tensor, truncated: Tensor) -> tuple[Tensor, int]:
+    """Take answers that were cut off out of the loss (DAPO's overlong filtering).
+
+    Args:
+        sample_mask: [N] 1 where the row counts.
+        truncated: [N] whether the answer was cut off.
+
+    Returns:
+        The new sample mask, and how many rows it lost.
+
+    Raises:
+        LossInputError: The two do not belong to the same rows.
+    """
+    if truncated.shape != sample_mask.shape:
+        raise LossInputError(
+            f"truncated must be {list(sample_mask.shape)}, as what it filters is: got "
+            f"{list(truncated.shape)}"
+        )
+    dropped = truncated.bool() & (sample_mask != 0)
+    return sample_mask.masked_fill(dropped, 0), int(dropped.sum())
+
+
+def usable_answers(
+    sample_mask: Tensor, truncated: Tensor, *, overlong_filtering: bool
+) -> tuple[Tensor, dict[str, float]]:
+    """Return [N] booleans: which answers may be trained on, and metrics.
+
+    Args:
+        sample_mask: [N] 1 where the row counts.
+        truncated: [N] whether the answer was cut off.
+        overlong_filtering: Leave out answers that were cut off.
+    """
+    if not overlong_filtering:
+        return sample_mask != 0, {}
+    kept, dropped = mask_overlong(sample_mask, truncated)
+    return kept != 0, {"overlong_filtered_rate": dropped / len(sample_mask)}
+
+
+def shape_rewards(
+    rewards: Tensor,
+    generation_lengths: Tensor,
+    truncated: Tensor,
+    config: RewardShapingConfig,
+) -> Tensor:
+    """Apply the length penalties.
+
+    Args:
+        rewards: [N].
+        generation_lengths: [N] sampled tokens of all turns.
+        truncated: [N] whether the answer was cut off.
+        config: Which penalty.
+
+    Raises:
+        LossInputError: The columns do not belong to the same rows.
+    """
+    check_rewards(rewards, generation_lengths=generation_lengths, truncated=truncated)
+    if config.stop_properly_penalty_coef is not None:
+        return torch.where(
+            truncated.bool(), rewards * config.stop_properly_penalty_coef, rewards
+        )
+    if config.max_response_length is None:
+        return rewards
+    free = config.max_response_length - config.overlong_buffer_length
+    excess = (generation_lengths.to(rewards.dtype) - free).clamp(min=0)
+    part = (excess / config.overlong_buffer_length).clamp(max=1)
+    return rewards - part * config.overlong_buffer_penalty
