@@ -523,7 +523,7 @@ def test_it_is_a_loss_function_that_travels():
     loss_fn = ClippedPGLossFn({"token_level_loss": False})
     assert isinstance(loss_fn, LossFunction)
     assert loss_fn.loss_type is LossType.SEQUENCE_LEVEL
-    assert pickle.loads(pickle.dumps(loss_fn)).cfg == loss_fn.cfg
+    assert pickle.loads(pickle.dumps(loss_fn)).config == loss_fn.config
 
 
 def test_an_advantage_of_a_token_reaches_that_token_alone() -> None:

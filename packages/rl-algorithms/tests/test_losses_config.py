@@ -2,7 +2,14 @@ from __future__ import annotations
 
 import pytest
 
-from rl_algorithms.losses.config import ClippedPGLossConfig
+from rl_algorithms.losses import (
+    ClippedPGLossConfig,
+    ClippedPGLossFn,
+    DistillationLossFn,
+    DPOLossFn,
+    MseValueLossFn,
+    PreferenceLossFn,
+)
 from rl_distributed.errors import ConfigError
 
 BAD = [
@@ -59,3 +66,22 @@ def test_what_a_batch_must_have():
     names = ["use_importance_sampling_correction", "use_on_policy_kl_approximation"]
     both = ClippedPGLossConfig.from_dict(dict.fromkeys(names, True))
     assert both.names_needing_generation_logprobs == names
+
+
+@pytest.mark.parametrize(
+    ("loss", "key", "value"),
+    [
+        (ClippedPGLossFn, "ratio_clip_max", 0.28),
+        (DPOLossFn, "label_smoothing", 0.1),
+        (PreferenceLossFn, "margin", 0.5),
+        (MseValueLossFn, "scale", 0.25),
+        (DistillationLossFn, "mixed_kl_weight", 0.25),
+    ],
+)
+def test_options_are_an_object_or_a_mapping_in_every_loss(loss, key, value):
+    made = loss({key: value})
+    assert getattr(made.config, key) == value
+    assert loss(made.config).config is made.config
+    assert loss(config=made.config).config is made.config
+    with pytest.raises(ConfigError, match=rf"{key}x.*\({loss.__name__}\)"):
+        loss({f"{key}x": value})

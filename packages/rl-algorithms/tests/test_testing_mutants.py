@@ -157,7 +157,7 @@ def unclipped_gradient(loss, t):
 
 
 def dual_clip_of_good_tokens_too(loss, t):
-    return torch.minimum(clipped_loss(t), -t.advantages * loss.cfg.ratio_clip_c)
+    return torch.minimum(clipped_loss(t), -t.advantages * loss.config.ratio_clip_c)
 
 
 def clipped_loss(t):

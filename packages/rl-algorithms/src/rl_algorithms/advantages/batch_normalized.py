@@ -43,12 +43,12 @@ class ReinforcePlusPlusAdvantageEstimator:
         """See `AdvantageEstimator`; [N, S] with a KL penalty, otherwise [N]."""
         check_rewards(rewards, group_index=group_index, valid_mask=valid_mask)
         check_reward_columns(rewards, columns)
-        cfg = self.config
+        config = self.config
         valid = torch.ones_like(rewards) if valid_mask is None else valid_mask != 0
         returns = rewards.to(torch.float64)
-        if cfg.minus_baseline:
+        if config.minus_baseline:
             baseline, _ = calculate_baseline_and_std_per_group(
-                group_index, returns, valid, cfg.use_leave_one_out_baseline
+                group_index, returns, valid, config.use_leave_one_out_baseline
             )
             returns = returns - baseline
         token_mask = columns.get("token_mask")
@@ -61,11 +61,11 @@ class ReinforcePlusPlusAdvantageEstimator:
             weights = weights[:, None] * token_mask.to(torch.float64)
         elif token_mask is not None:
             weights = weights * token_mask.to(torch.float64).sum(-1)
-        if cfg.normalize_rewards:
+        if config.normalize_rewards:
             returns = whiten(returns, weights)
         if penalty is not None:
             returns = torch.where(weights != 0, returns, 0.0)
-        return finish_advantages(returns, rewards, valid_mask, cfg)
+        return finish_advantages(returns, rewards, valid_mask, config)
 
 
 class GDPOAdvantageEstimator:
@@ -89,13 +89,13 @@ class GDPOAdvantageEstimator:
         """See `AdvantageEstimator`; reads `named_rewards`."""
         check_rewards(rewards, group_index=group_index, valid_mask=valid_mask)
         check_reward_columns(rewards, columns)
-        cfg, named = self.config, columns.get("named_rewards") or {}
+        config, named = self.config, columns.get("named_rewards") or {}
         valid = torch.ones_like(rewards) if valid_mask is None else valid_mask
         total = torch.zeros_like(rewards, dtype=torch.float64)
         for name, weight in self._weights(named).items():
             total = total + weight * self._relative(named[name], group_index, valid)
         advantages = whiten(total, (valid != 0).to(torch.float64))
-        return finish_advantages(advantages, rewards, valid_mask, cfg)
+        return finish_advantages(advantages, rewards, valid_mask, config)
 
     def _weights(self, named: Mapping[str, Tensor]) -> dict[str, float]:
         """Return the weight of each reward, 1 where none is given."""
@@ -116,13 +116,13 @@ class GDPOAdvantageEstimator:
 
     def _relative(self, values: Tensor, group_index: Tensor, valid: Tensor) -> Tensor:
         """Return [N]: one reward relative to its group, 0 where it does not apply."""
-        cfg = self.config
+        config = self.config
         applies = (valid != 0) & values.isfinite()
         values = torch.where(applies, values, 0.0).to(torch.float64)
         baseline, std = calculate_baseline_and_std_per_group(
-            group_index, values, applies, cfg.use_leave_one_out_baseline
+            group_index, values, applies, config.use_leave_one_out_baseline
         )
         advantages = values - baseline
-        if cfg.normalize_rewards:
+        if config.normalize_rewards:
             advantages = advantages / torch.where(std > 0, std, 1.0)
         return torch.where(applies, advantages, 0.0)

@@ -97,16 +97,16 @@ class GRPOAdvantageEstimator:
         """See `AdvantageEstimator`."""
         check_rewards(rewards, group_index=group_index, valid_mask=valid_mask)
         check_reward_columns(rewards, columns)
-        cfg, std_rewards = self.config, columns.get("std_rewards")
+        config, std_rewards = self.config, columns.get("std_rewards")
         values = answer_rewards_after_kl(rewards, columns.get("kl_penalty"))
         baseline, std = calculate_baseline_and_std_per_group(
             group_index,
             values,
             valid_mask,
-            cfg.use_leave_one_out_baseline,
+            config.use_leave_one_out_baseline,
             None if std_rewards is None else std_rewards.to(torch.float64),
         )
-        if cfg.normalize_over == "batch":
+        if config.normalize_over == "batch":
             _, std = calculate_baseline_and_std_per_group(
                 torch.zeros_like(group_index),
                 (values if std_rewards is None else std_rewards).to(torch.float64),
@@ -114,9 +114,9 @@ class GRPOAdvantageEstimator:
                 leave_one_out_baseline=False,
             )
         advantages = values - baseline
-        if cfg.normalize_rewards:
+        if config.normalize_rewards:
             advantages = advantages / torch.where(std > 0, std, 1.0)
-        return finish_advantages(advantages, rewards, valid_mask, cfg)
+        return finish_advantages(advantages, rewards, valid_mask, config)
 
 
 class RawRewardAdvantageEstimator:

@@ -92,58 +92,60 @@ def evaluate(
     """
     target = find_target(model)
     base = target.settings() if config is None else config
-    cfg = build_config(EvalConfig, settings, base=base)
+    run_config = build_config(EvalConfig, settings, base=base)
     scorer = _choose_scorer(reward_fn, environment)
     check_evaluation(
-        cfg,
+        run_config,
         has_scorer=scorer is not None,
         has_data=dataset is not None or bool(datasets),
     )
-    if scorer is None and cfg.env is not None:
-        rl_envs.env_registry.get(cfg.env.name)
+    if scorer is None and run_config.env is not None:
+        rl_envs.env_registry.get(run_config.env.name)
     if generation is None:
-        if cfg.generation.backend != "auto":
-            get_generation_traits(cfg.generation.backend)
+        if run_config.generation.backend != "auto":
+            get_generation_traits(run_config.generation.backend)
         check_model_folder(target.model)
     tokenizer = load_tokenizer(target.model)
-    prompts = _load_prompts(cfg, dataset, datasets, tokenizer)
+    prompts = _load_prompts(run_config, dataset, datasets, tokenizer)
     if reward_fn is not None:
         try_reward_fn(reward_fn, next(iter(prompts.values()))[0])
     with ExitStack() as closing:
-        started = generation or _start_generation(cfg, target.model, closing)
-        judge = _start_environment(cfg, scorer, closing)
+        started = generation or _start_generation(run_config, target.model, closing)
+        judge = _start_environment(run_config, scorer, closing)
         for name, rows in prompts.items():
             check_rows(judge, rows, name)
         engine = RolloutEngine(
             started,
             judge,
             tokenizer,
-            _rollout_config(cfg, target.model),
-            use_chat_template=cfg.data.apply_chat_template,
+            _rollout_config(run_config, target.model),
+            use_chat_template=run_config.data.apply_chat_template,
         )
         turn = generation_turn([started])
         turn.prepare()
         found = {
-            name: _evaluate_one(engine, name, rows, cfg, tokenizer)
+            name: _evaluate_one(engine, name, rows, run_config, tokenizer)
             for name, rows in prompts.items()
         }
         if generation is not None:
             # It lives on, perhaps beside a model that is trained.
             turn.finish()
-    result = EvaluationResult(str(model), found, cfg.to_dict())
+    result = EvaluationResult(str(model), found, run_config.to_dict())
     if output is not None:
         result.save(output)
     return result
 
 
-def _rollout_config(cfg: EvalConfig, model: str) -> RolloutConfig:
+def _rollout_config(config: EvalConfig, model: str) -> RolloutConfig:
     """Return how conversations are played; one without room for an answer ends."""
     limits: dict[str, Any] = {}
-    context = cfg.generation.max_context_length or folder_context_length(model)
-    if cfg.max_rollout_turns > 1 and context is not None:
+    context = config.generation.max_context_length or folder_context_length(model)
+    if config.max_rollout_turns > 1 and context is not None:
         limits["max_total_sequence_length"] = context
-        limits["min_answer_room"] = cfg.generation.max_new_tokens
-    return RolloutConfig(**dict(cfg.rollout), max_turns=cfg.max_rollout_turns, **limits)
+        limits["min_answer_room"] = config.generation.max_new_tokens
+    return RolloutConfig(
+        **dict(config.rollout), max_turns=config.max_rollout_turns, **limits
+    )
 
 
 def _choose_scorer(reward_fn: RewardFns | None, environment: Any) -> Any:
@@ -154,9 +156,9 @@ def _choose_scorer(reward_fn: RewardFns | None, environment: Any) -> Any:
 
 
 def _load_prompts(
-    cfg: EvalConfig, dataset: Any, datasets: Mapping[str, Any] | None, tokenizer: Any
+    config: EvalConfig, dataset: Any, datasets: Mapping[str, Any] | None, tokenizer: Any
 ) -> dict[str, list[DatumSpec]]:
-    """Return the processed prompts by dataset; what is given comes before `cfg`."""
+    """Return the processed prompts by dataset; what is given comes before `config`."""
     sources: list[tuple[str, Any]] = []
     if dataset is not None:
         parts = load_sources(dataset, None)
@@ -164,7 +166,7 @@ def _load_prompts(
     for name, source in (datasets or {}).items():
         sources += [(name, part) for part in load_sources(source, None)]
     if not sources:
-        for name, section in cfg.datasets.items():
+        for name, section in config.datasets.items():
             for part in load_sources(None, section):
                 sources.append((f"{name}/{part.title}" if part.title else name, part))
     prompts: dict[str, list[DatumSpec]] = {}
@@ -172,49 +174,53 @@ def _load_prompts(
         if name in prompts:
             raise ConfigError(f"two datasets are called {name!r}: give each its name")
         rows = (
-            part.rows if cfg.max_samples is None else part.first(cfg.max_samples).rows
+            part.rows
+            if config.max_samples is None
+            else part.first(config.max_samples).rows
         )
         prompts[name] = list(
             process_prompts(
                 rows,
                 tokenizer,
-                cfg.data,
-                max_length=cfg.data.max_input_seq_length,
+                config.data,
+                max_length=config.data.max_input_seq_length,
                 name=name,
             )
         )
     return prompts
 
 
-def _start_generation(cfg: EvalConfig, model: str, closing: ExitStack) -> Any:
-    settings = cfg.cluster
+def _start_generation(config: EvalConfig, model: str, closing: ExitStack) -> Any:
+    settings = config.cluster
     if not ray.is_initialized() and init_ray(
         tls=settings.tls, pass_env=settings.pass_env
     ):
         closing.callback(shutdown_ray)
-    cluster = RayVirtualCluster.from_config(cfg.cluster)
+    cluster = RayVirtualCluster.from_config(config.cluster)
     closing.callback(cluster.shutdown)
-    generation = rl_models.GenerationPolicy(cluster, cfg.generation, model_name=model)
+    generation = rl_models.GenerationPolicy(
+        cluster, config.generation, model_name=model
+    )
     closing.callback(generation.shutdown)
     return generation
 
 
-def _start_environment(cfg: EvalConfig, scorer: Any, closing: ExitStack) -> Any:
+def _start_environment(config: EvalConfig, scorer: Any, closing: ExitStack) -> Any:
     """Return an object as it is; functions and named environments get a process."""
     if scorer is not None and callable(getattr(scorer, "step", None)):
         return scorer
     if scorer is not None:
         remote = rl_envs.RemoteEnvironment(scorer)
     else:
-        assert cfg.env is not None
+        assert config.env is not None
         remote = rl_envs.RemoteEnvironment(
-            cfg.env.name,
-            cfg.env.settings,
-            num_workers=cfg.env.num_workers,
-            num_cpus=cfg.env.num_cpus,
-            deadline_s=cfg.env.deadline_s,
-            env_vars=cfg.env.passed(),
-            max_restarts=cfg.env.max_restarts,
+            config.env.name,
+            config.env.settings,
+            num_workers=config.env.num_workers,
+            num_cpus=config.env.num_cpus,
+            deadline_s=config.env.deadline_s,
+            env_vars=config.env.passed(),
+            max_restarts=config.env.max_restarts,
         )
     closing.callback(remote.shutdown)
     return remote
@@ -224,26 +230,26 @@ def _evaluate_one(
     engine: RolloutEngine,
     name: str,
     rows: list[DatumSpec],
-    cfg: EvalConfig,
+    config: EvalConfig,
     tokenizer: Any,
 ) -> DatasetEvaluation:
     pad = tokenizer.pad_token_id
     pad = pad if pad is not None else tokenizer.eos_token_id or 0
     samples: list[dict[str, Any]] = []
     metrics = []
-    for first in range(0, len(rows), cfg.batch_size):
-        batch = rl_collate_fn(rows[first : first + cfg.batch_size], pad_token_id=pad)
+    for first in range(0, len(rows), config.batch_size):
+        batch = rl_collate_fn(rows[first : first + config.batch_size], pad_token_id=pad)
         result = engine.run(
             batch,
-            num_generations=cfg.num_generations,
-            seed=cfg.seed,
+            num_generations=config.num_generations,
+            seed=config.seed,
             step=_STEP,
             first_prompt_index=first,
-            greedy=cfg.is_greedy,
-            sampling=None if cfg.is_greedy else cfg.generation.sampling_params(),
+            greedy=config.is_greedy,
+            sampling=None if config.is_greedy else config.generation.sampling_params(),
         )
         metrics.append(result.metrics)
-        samples += _samples(result, name, batch["idx"], cfg)
+        samples += _samples(result, name, batch["idx"], config)
         _logger.info("%s: %d of %d prompts", name, first + batch.size, len(rows))
     if all(sample["answer"] is None for sample in samples):
         # The environment reads no answers: whole responses vote.
@@ -253,11 +259,13 @@ def _evaluate_one(
         for key, value in to_floats(reduce_metrics(metrics)).items()
         if key.startswith("env/")
     }
-    return DatasetEvaluation.of(name, samples, cfg.num_generations, cfg.all_ks(), own)
+    return DatasetEvaluation.of(
+        name, samples, config.num_generations, config.all_ks(), own
+    )
 
 
 def _samples(
-    result: RolloutResult, name: str, idx: list[int], cfg: EvalConfig
+    result: RolloutResult, name: str, idx: list[int], config: EvalConfig
 ) -> list[dict[str, Any]]:
     """Return each answer as a JSON value."""
     rows = result.rows
@@ -271,12 +279,12 @@ def _samples(
         found.append(
             {
                 "dataset": name,
-                "idx": idx[row // cfg.num_generations],
+                "idx": idx[row // config.num_generations],
                 "prompt": sample.prompt,
                 "response": sample.response,
                 "answer": sample.answer,
                 "reward": reward,
-                "correct": reward is not None and reward >= cfg.pass_threshold,
+                "correct": reward is not None and reward >= config.pass_threshold,
                 "truncated": bool(truncated[row]),
                 "num_tokens": int(lengths[row]),
             }

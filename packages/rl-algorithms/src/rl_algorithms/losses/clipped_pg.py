@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from rl_algorithms.losses.config import ClippedPGLossConfig
+from rl_algorithms.losses.options import read_options
 from rl_algorithms.losses.policy_metrics import policy_metrics
 from rl_algorithms.losses.policy_terms import PolicyTerms
 from rl_algorithms.losses.reductions import masked_mean
@@ -47,19 +48,16 @@ class ClippedPGLossFn:
     batch over those of all rows that did).
 
     Args:
-        cfg: The options, or a mapping of them.
+        config: The options, or a mapping of them, which is validated.
     """
 
     input_type = LossInputType.LOGPROB
 
-    def __init__(self, cfg: ClippedPGLossConfig | Mapping[str, Any]) -> None:
-        if not isinstance(cfg, ClippedPGLossConfig):
-            cfg = ClippedPGLossConfig.from_dict(dict(cfg), source="loss_fn")
-        self.cfg = cfg
-        self._length_normalizer = cfg.length_normalizer
-        self.loss_type = (
-            LossType.TOKEN_LEVEL if cfg.token_level_loss else LossType.SEQUENCE_LEVEL
-        )
+    def __init__(self, config: ClippedPGLossConfig | Mapping[str, Any]) -> None:
+        self.config = read_options(ClippedPGLossConfig, config, "ClippedPGLossFn")
+        self._length_normalizer = self.config.length_normalizer
+        by_token = self.config.token_level_loss
+        self.loss_type = LossType.TOKEN_LEVEL if by_token else LossType.SEQUENCE_LEVEL
 
     def __call__(
         self,
@@ -76,35 +74,35 @@ class ClippedPGLossFn:
             global_valid_toks: Trained tokens of the global batch.
             inputs: `next_token_logprobs` [B, S-1].
         """
-        cfg = self.cfg
-        terms = PolicyTerms.read(data, inputs, cfg)
+        config = self.config
+        terms = PolicyTerms.read(data, inputs, config)
         per_token = self._policy_loss(terms)
         if terms.kl is not None:
-            per_token = per_token + cfg.reference_policy_kl_penalty * terms.kl
+            per_token = per_token + config.reference_policy_kl_penalty * terms.kl
         if terms.entropy is not None:
-            per_token = per_token - cfg.entropy_coef * terms.entropy
+            per_token = per_token - config.entropy_coef * terms.entropy
         if terms.nll is not None:
-            per_token = per_token + cfg.positive_nll_coef * terms.nll
+            per_token = per_token + config.positive_nll_coef * terms.nll
         loss = self._aggregate(per_token, terms, global_valid_seqs, global_valid_toks)
         with torch.no_grad():
             return loss, policy_metrics(loss, terms)
 
     def _policy_loss(self, terms: PolicyTerms) -> Tensor:
         """Return the [B, T] policy-gradient loss without the other terms."""
-        cfg, advantages = self.cfg, terms.advantages
-        if cfg.disable_ppo_ratio:
+        config, advantages = self.config, terms.advantages
+        if config.disable_ppo_ratio:
             loss = -advantages * terms.tokens.blank(terms.tokens.logprobs)
-        elif cfg.use_cispo:
+        elif config.use_cispo:
             curr = terms.tokens.blank(terms.tokens.logprobs)
             loss = -advantages * terms.clipped_ratio.detach() * curr
         else:
             loss = torch.maximum(
                 -advantages * terms.ratio, -advantages * terms.clipped_ratio
             )
-            if cfg.ratio_clip_c is not None:
-                bounded = torch.minimum(loss, -advantages * cfg.ratio_clip_c)
+            if config.ratio_clip_c is not None:
+                bounded = torch.minimum(loss, -advantages * config.ratio_clip_c)
                 loss = torch.where(advantages < 0, bounded, loss)
-        if cfg.use_importance_sampling_correction and terms.weights is not None:
+        if config.use_importance_sampling_correction and terms.weights is not None:
             loss = loss * terms.weights
         return loss
 
@@ -116,7 +114,7 @@ class ClippedPGLossFn:
         num_toks: Tensor,
     ) -> Tensor:
         tokens = terms.tokens
-        if self.cfg.token_level_loss:
+        if self.config.token_level_loss:
             return masked_mean(
                 per_token, tokens.mask, global_normalization_factor=num_toks
             )

@@ -22,6 +22,7 @@ from rl_algorithms.losses.divergence import (
     divergence_outside,
     with_bucket,
 )
+from rl_algorithms.losses.options import read_options
 from rl_algorithms.losses.reductions import masked_mean
 from rl_distributed.metrics.values import Mean, MetricValue, Sum
 from rl_models.types import LossInputType, LossType
@@ -35,19 +36,17 @@ class DistillationLossFn:
     """A divergence of teacher and student, averaged over the trained tokens.
 
     Args:
-        cfg: Which divergence, over what; a mapping is validated.
+        config: Which divergence, over what; a mapping is validated.
     """
 
     loss_type = LossType.TOKEN_LEVEL
     input_type = LossInputType.DISTILLATION
 
     def __init__(
-        self, cfg: DistillationLossConfig | Mapping[str, Any] | None = None
+        self, config: DistillationLossConfig | Mapping[str, Any] | None = None
     ) -> None:
-        if not isinstance(cfg, DistillationLossConfig):
-            cfg = DistillationLossConfig.from_dict(dict(cfg or {}), source=_NAME)
-        self.cfg = cfg
-        self.needs_entropy = cfg.needs_entropy
+        self.config = read_options(DistillationLossConfig, config, "DistillationLossFn")
+        self.needs_entropy = self.config.needs_entropy
         """Whether the training backend must give `student_entropy`."""
 
     def __call__(
@@ -68,7 +67,7 @@ class DistillationLossFn:
             inputs: `student_topk_logits` [B, S-1, k], `student_log_normalizer`
                 [B, S-1], and `student_entropy` [B, S-1] where it is needed.
         """
-        cfg = self.cfg
+        config = self.config
         student = self._input(inputs, "student_topk_logits")
         teacher = self._column(data, "topk_logits").to(student.dtype)
         if teacher.shape != student.shape:
@@ -86,17 +85,17 @@ class DistillationLossFn:
         q_norm = self._input(inputs, "student_log_normalizer")[here]
         p_whole, q_whole = teacher - p_norm[:, None], student - q_norm[:, None]
         p, q = torch.log_softmax(teacher, -1), torch.log_softmax(student, -1)
-        if cfg.bucket_outside_topk:
+        if config.bucket_outside_topk:
             p, q = with_bucket(p_whole), with_bucket(q_whole)
-        elif cfg.zero_outside_topk:
+        elif config.zero_outside_topk:
             q = q_whole
-        values = divergence(p, q, cfg.kl_type, cfg.mixed_kl_weight)
-        if cfg.zero_outside_topk:
+        values = divergence(p, q, config.kl_type, config.mixed_kl_weight)
+        if config.zero_outside_topk:
             entropy = None
             if self.needs_entropy:
                 entropy = self._input(inputs, "student_entropy")[here]
             values = values + divergence_outside(
-                q, entropy, cfg.kl_type, cfg.mixed_kl_weight
+                q, entropy, config.kl_type, config.mixed_kl_weight
             )
         loss = masked_mean(
             values, weights, global_normalization_factor=global_valid_toks

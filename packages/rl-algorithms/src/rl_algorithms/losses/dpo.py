@@ -15,6 +15,7 @@ from torch.nn.functional import logsigmoid
 from rl_algorithms.errors import LossInputError
 from rl_algorithms.losses.columns import TokenColumns, column, next_token_column
 from rl_algorithms.losses.dpo_config import DPOLossConfig
+from rl_algorithms.losses.options import read_options
 from rl_algorithms.losses.reductions import masked_mean
 from rl_distributed.metrics.values import Mean, MetricValue, Sum
 from rl_models.types import LossInputType, LossType
@@ -48,17 +49,15 @@ class DPOLossFn:
     Each is averaged over the pairs of the global batch.
 
     Args:
-        cfg: Form, beta and weights; a mapping is validated.
+        config: Form, beta and weights; a mapping is validated.
     """
 
     loss_type = LossType.SEQUENCE_LEVEL
     input_type = LossInputType.LOGPROB
     rows_per_group = 2
 
-    def __init__(self, cfg: DPOLossConfig | Mapping[str, Any] | None = None) -> None:
-        if not isinstance(cfg, DPOLossConfig):
-            cfg = DPOLossConfig.from_dict(dict(cfg or {}), source="DPOLossFn")
-        self.cfg = cfg
+    def __init__(self, config: DPOLossConfig | Mapping[str, Any] | None = None) -> None:
+        self.config = read_options(DPOLossConfig, config, "DPOLossFn")
 
     def __call__(
         self,
@@ -77,7 +76,7 @@ class DPOLossFn:
             global_valid_toks: Not used.
             inputs: `next_token_logprobs` [2 B, S-1].
         """
-        cfg = self.cfg
+        config = self.config
         columns = TokenColumns.read(data, inputs, needed_by="DPOLossFn")
         if len(columns.logprobs) % 2:
             raise LossInputError(
@@ -89,9 +88,9 @@ class DPOLossFn:
         policy = _answer_sums(columns.logprobs, columns)
         log_ratio = policy - self._reference(data, columns)
         lengths = num_tokens.clamp(min=1.0)
-        if cfg.preference_average_log_probs:
+        if config.preference_average_log_probs:
             log_ratio = log_ratio / lengths
-        rewards = cfg.reference_policy_kl_penalty * log_ratio
+        rewards = config.reference_policy_kl_penalty * log_ratio
         chosen, rejected = rewards[0::2], rewards[1::2]
         counts = (columns.sample_mask[0::2] * columns.sample_mask[1::2]).double()
         num_pairs = global_valid_seqs.double() / 2
@@ -99,11 +98,11 @@ class DPOLossFn:
             self._pair_loss(chosen - rejected), counts, num_pairs
         )
         nll = -policy[0::2]
-        if cfg.sft_average_log_probs:
+        if config.sft_average_log_probs:
             nll = nll / lengths[0::2]
         sft = self._average(nll, counts, num_pairs)
-        loss = cfg.preference_loss_weight * preference + cfg.sft_loss_weight * sft
-        if cfg.preference_average_log_probs:
+        loss = config.preference_loss_weight * preference + config.sft_loss_weight * sft
+        if config.preference_average_log_probs:
             policy = policy / lengths
         with torch.no_grad():
             metrics = _metrics(chosen, rejected, policy, counts)
@@ -123,8 +122,11 @@ class DPOLossFn:
 
     def _pair_loss(self, margin: Tensor) -> Tensor:
         """[B] losses of the differences of rewards."""
-        beta, smoothing = self.cfg.reference_policy_kl_penalty, self.cfg.label_smoothing
-        if self.cfg.preference_loss == "ipo":
+        beta, smoothing = (
+            self.config.reference_policy_kl_penalty,
+            self.config.label_smoothing,
+        )
+        if self.config.preference_loss == "ipo":
             return ((margin - 0.5) / beta).square()
         return -(1 - smoothing) * logsigmoid(margin) - smoothing * logsigmoid(-margin)
 

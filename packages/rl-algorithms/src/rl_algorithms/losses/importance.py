@@ -37,24 +37,24 @@ def importance_weights(
 
 
 def truncate_weights(
-    weights: Tensor, log_ratio: Tensor, mask: Tensor, cfg: ClippedPGLossConfig
+    weights: Tensor, log_ratio: Tensor, mask: Tensor, config: ClippedPGLossConfig
 ) -> tuple[Tensor, Tensor]:
-    """Bound the weights as `cfg.truncated_importance_sampling_type` says.
+    """Bound the weights as `config.truncated_importance_sampling_type` says.
 
     Args:
         weights: [B, T] of `importance_weights`.
         log_ratio: [B, T] that they were made of.
         mask: [B, T].
-        cfg: Kind and bounds.
+        config: Kind and bounds.
 
     Returns:
         The bounded weights, and [B, T] booleans: which ones were out of bounds.
     """
-    kind = cfg.truncated_importance_sampling_type
-    high = cfg.truncated_importance_sampling_ratio
+    kind = config.truncated_importance_sampling_type
+    high = config.truncated_importance_sampling_ratio
     if kind is None or high is None:
         return weights, torch.zeros_like(weights, dtype=torch.bool)
-    low = cfg.truncated_importance_sampling_ratio_min or 0.0
+    low = config.truncated_importance_sampling_ratio_min or 0.0
     judged = weights
     if kind == "seq-mask-tis":
         mean_log = masked_mean(log_ratio, mask, dim=-1).unsqueeze(-1)

@@ -56,23 +56,23 @@ class PolicyTerms:
         cls,
         data: Mapping[str, Any],
         inputs: Mapping[str, Tensor],
-        cfg: ClippedPGLossConfig,
+        config: ClippedPGLossConfig,
     ) -> PolicyTerms:
-        """Compute the terms that `cfg` asks for from the columns of a batch."""
+        """Compute the terms that `config` asks for from the columns of a batch."""
         tokens = TokenColumns.read(data, inputs, needed_by=_NAME)
         curr = tokens.logprobs
-        on_policy = cfg.force_on_policy_ratio or data.get("prev_logprobs") is None
+        on_policy = config.force_on_policy_ratio or data.get("prev_logprobs") is None
         prev = curr.detach() if on_policy else _read(data, "prev_logprobs", curr)
-        generation = _generation(data, curr, cfg)
-        ratio, clipped = _ratios(tokens, prev, cfg)
+        generation = _generation(data, curr, config)
+        ratio, clipped = _ratios(tokens, prev, config)
         terms = cls(tokens, _advantages(data, curr), prev, generation, ratio, clipped)
         if generation is not None:
-            terms.weights, terms.outside = _weights(terms, generation, cfg)
-        if cfg.has_kl_term:
-            terms.kl = _kl(data, terms, cfg)
-        if cfg.entropy_coef > 0:
+            terms.weights, terms.outside = _weights(terms, generation, config)
+        if config.has_kl_term:
+            terms.kl = _kl(data, terms, config)
+        if config.entropy_coef > 0:
             terms.entropy = _entropy(terms)
-        if cfg.positive_nll_coef > 0:
+        if config.positive_nll_coef > 0:
             terms.nll = _positive_nll(data, tokens)
         return terms
 
@@ -83,12 +83,12 @@ def _read(data: Mapping[str, Any], name: str, like: Tensor) -> Tensor:
 
 
 def _generation(
-    data: Mapping[str, Any], like: Tensor, cfg: ClippedPGLossConfig
+    data: Mapping[str, Any], like: Tensor, config: ClippedPGLossConfig
 ) -> Tensor | None:
     """Return the sampler's log-probs; None: it gave none, and nothing needs them."""
     if data.get("generation_logprobs") is not None:
         return _read(data, "generation_logprobs", like)
-    needing = cfg.names_needing_generation_logprobs
+    needing = config.names_needing_generation_logprobs
     if needing:
         raise LossInputError(
             f"{' and '.join(f'loss_fn.{name}' for name in needing)} compares the "
@@ -117,49 +117,49 @@ def bounded_exp(log_ratio: Tensor) -> Tensor:
 
 
 def _ratios(
-    tokens: TokenColumns, prev: Tensor, cfg: ClippedPGLossConfig
+    tokens: TokenColumns, prev: Tensor, config: ClippedPGLossConfig
 ) -> tuple[Tensor, Tensor]:
     """Return the ratio new/old and its clipped twin, 1 where masked."""
     log_ratio = tokens.blank(tokens.logprobs - prev)
-    if cfg.sequence_level_importance_ratios:
+    if config.sequence_level_importance_ratios:
         mean_log = masked_mean(log_ratio, tokens.mask, dim=-1)
         log_ratio = mean_log.unsqueeze(-1).expand_as(log_ratio)
     ratio = bounded_exp(log_ratio)
-    if cfg.disable_ppo_ratio:
+    if config.disable_ppo_ratio:
         return ratio, ratio
-    return ratio, ratio.clamp(1.0 - cfg.ratio_clip_min, 1.0 + cfg.ratio_clip_max)
+    return ratio, ratio.clamp(1.0 - config.ratio_clip_min, 1.0 + config.ratio_clip_max)
 
 
 def _weights(
-    terms: PolicyTerms, generation: Tensor, cfg: ClippedPGLossConfig
+    terms: PolicyTerms, generation: Tensor, config: ClippedPGLossConfig
 ) -> tuple[Tensor, Tensor]:
     """Return trainer over sampler: a metric, and a factor if so configured."""
     mask = terms.tokens.mask
     log_ratio = terms.tokens.blank(terms.prev - generation)
     weights = importance_weights(
-        log_ratio, sequence_level=cfg.sequence_level_importance_ratios, mask=mask
+        log_ratio, sequence_level=config.sequence_level_importance_ratios, mask=mask
     )
-    return truncate_weights(weights, log_ratio, mask, cfg)
+    return truncate_weights(weights, log_ratio, mask, config)
 
 
 def _kl(
-    data: Mapping[str, Any], terms: PolicyTerms, cfg: ClippedPGLossConfig
+    data: Mapping[str, Any], terms: PolicyTerms, config: ClippedPGLossConfig
 ) -> Tensor:
     tokens = terms.tokens
     curr = tokens.blank(tokens.logprobs)
     reference = _read(data, "reference_policy_logprobs", curr)
     weights = None
-    if cfg.use_on_policy_kl_approximation and terms.generation is not None:
+    if config.use_on_policy_kl_approximation and terms.generation is not None:
         weights = bounded_exp(curr.detach() - tokens.blank(terms.generation))
     kl = calculate_kl(
         curr,
         tokens.blank(reference),
-        cfg.reference_policy_kl_type,
-        cfg.kl_input_clamp_value,
-        cfg.kl_output_clamp_value,
+        config.reference_policy_kl_type,
+        config.kl_input_clamp_value,
+        config.kl_output_clamp_value,
         weights,
     )
-    if cfg.reference_policy_kl_gradient == "score_function":
+    if config.reference_policy_kl_gradient == "score_function":
         # Outside of the bounds: where they cut an estimate off, its own gradient is 0,
         # and that through the sampling distribution is all that is left of it.
         kl = kl * _score_function(curr)

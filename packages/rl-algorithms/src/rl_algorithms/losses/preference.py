@@ -14,6 +14,7 @@ from torch.nn.functional import logsigmoid
 
 from rl_algorithms.errors import LossInputError
 from rl_algorithms.losses.columns import column
+from rl_algorithms.losses.options import read_options
 from rl_algorithms.losses.preference_config import PreferenceLossConfig
 from rl_algorithms.losses.reductions import masked_mean
 from rl_distributed.metrics.values import Mean, MetricValue, Sum
@@ -41,7 +42,7 @@ class PreferenceLossFn:
     `sample_mask` [2 B]; a pair counts if both of its rows do.
 
     Args:
-        cfg: The options, or a mapping of them.
+        config: The options, or a mapping of them, which is validated.
     """
 
     loss_type = LossType.SEQUENCE_LEVEL
@@ -50,11 +51,9 @@ class PreferenceLossFn:
     """A pair reaches the loss together."""
 
     def __init__(
-        self, cfg: PreferenceLossConfig | Mapping[str, Any] | None = None
+        self, config: PreferenceLossConfig | Mapping[str, Any] | None = None
     ) -> None:
-        if not isinstance(cfg, PreferenceLossConfig):
-            cfg = PreferenceLossConfig.from_dict(dict(cfg or {}), source="loss_fn")
-        self.cfg = cfg
+        self.config = read_options(PreferenceLossConfig, config, "PreferenceLossFn")
 
     def __call__(
         self,
@@ -77,10 +76,10 @@ class PreferenceLossFn:
         both = counts.repeat_interleave(2)
         rewards = rewards.masked_fill(both == 0, 0.0)
         chosen, rejected = rewards[0::2], rewards[1::2]
-        per_pair = -logsigmoid(chosen - rejected - self.cfg.margin)
-        if self.cfg.center_rewards_coef:
+        per_pair = -logsigmoid(chosen - rejected - self.config.margin)
+        if self.config.center_rewards_coef:
             centre = (chosen + rejected).square()
-            per_pair = per_pair + self.cfg.center_rewards_coef * centre
+            per_pair = per_pair + self.config.center_rewards_coef * centre
         loss = masked_mean(
             per_pair, counts, global_normalization_factor=global_valid_seqs / 2
         )

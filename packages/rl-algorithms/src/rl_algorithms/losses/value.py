@@ -13,6 +13,7 @@ from torch import Tensor
 
 from rl_algorithms.errors import LossInputError
 from rl_algorithms.losses.columns import column, next_token_column
+from rl_algorithms.losses.options import read_options
 from rl_algorithms.losses.reductions import masked_mean
 from rl_algorithms.losses.value_config import MseValueLossConfig
 from rl_distributed.metrics.values import Mean, MetricValue, Sum
@@ -42,18 +43,16 @@ class MseValueLossFn:
     [B]; with clipping also `values`, what `get_values` gave before the step.
 
     Args:
-        cfg: The options, or a mapping of them.
+        config: The options, or a mapping of them, which is validated.
     """
 
     loss_type = LossType.TOKEN_LEVEL
     input_type = LossInputType.VALUE
 
     def __init__(
-        self, cfg: MseValueLossConfig | Mapping[str, Any] | None = None
+        self, config: MseValueLossConfig | Mapping[str, Any] | None = None
     ) -> None:
-        if not isinstance(cfg, MseValueLossConfig):
-            cfg = MseValueLossConfig.from_dict(dict(cfg or {}), source="value_loss_fn")
-        self.cfg = cfg
+        self.config = read_options(MseValueLossConfig, config, "MseValueLossFn")
 
     def __call__(
         self,
@@ -79,14 +78,14 @@ class MseValueLossFn:
         returns = self._returns(data, values).masked_fill(masked_out, 0.0)
         error = (values - returns).square()
         clipped = masked_out.new_zeros(())
-        if self.cfg.cliprange is not None:
+        if self.config.cliprange is not None:
             old = column(data, "values", needed_by=_NAME)[:, :-1].detach()
             old = old.to(values.dtype).masked_fill(masked_out, 0.0)
-            low, high = old - self.cfg.cliprange, old + self.cfg.cliprange
+            low, high = old - self.config.cliprange, old + self.config.cliprange
             held = torch.minimum(torch.maximum(values, low), high)
             clipped = (held - returns).square() > error
             error = torch.maximum(error, (held - returns).square())
-        loss = (0.5 * self.cfg.scale) * masked_mean(
+        loss = (0.5 * self.config.scale) * masked_mean(
             error, mask, global_normalization_factor=global_valid_toks
         )
         with torch.no_grad():
