@@ -65,7 +65,7 @@ def load_causal_lm(
 
 
 def attention_for(config: Any) -> str | None:
-    """`rl_varlen` where the architecture can take it, else the model's default."""
+    """`rl_varlen` where the architecture can take it, else what computes it rightly."""
     try:
         model_class = AutoModelForCausalLM._model_mapping[type(config)]
     except KeyError as error:
@@ -74,10 +74,12 @@ def attention_for(config: Any) -> str | None:
         ) from error
     if not getattr(model_class, "_supports_attention_backend", False):
         return None
-    if getattr(config, "attn_logit_softcapping", None) is not None:
-        return None
     if torch.cuda.is_available() and is_flash_attn_2_available():
         return "flash_attention_2"
+    if getattr(config, "attn_logit_softcapping", None) is not None:
+        # torch's own attention, which is transformers' default, leaves the cap out
+        # without a word.
+        return "eager"
     return ATTENTION_NAME
 
 
