@@ -182,6 +182,15 @@ def mutants(session: nox.Session) -> None:
 
 
 @nox.session
+def parity(session: nox.Session) -> None:
+    """Compare every layout with plain transformers (`-- --page FILE` writes it)."""
+    sync(session)
+    session.env["PYTHONPATH"] = str(ROOT / "tests")
+    page = session.posargs or ["--page", "docs/reference/parity.md"]
+    python(session, "-m", "parity", *page)
+
+
+@nox.session
 def lock(session: nox.Session) -> None:
     """Resolve again with the index, pin every wheel and write `uv.lock`."""
     session.run(sys.executable, "tools/wheelhouse.py", "lock", external=True)

@@ -11,12 +11,14 @@ from pydantic import Field, model_validator
 
 from rl_distributed.config import Config, changeable
 from rl_models.generation.config import GenerationConfig
+from rl_models.parallelism import ParallelismConfig
 from rl_models.row_length import UNKNOWN_CONTEXT, default_row_length
 
 __all__ = [
     "DTensorConfig",
     "DynamicBatchingConfig",
     "OptimizerConfig",
+    "ParallelismConfig",
     "PolicyConfig",
     "SchedulerConfig",
     "SequencePackingConfig",
@@ -136,6 +138,10 @@ class DTensorConfig(Config):
     shard_layers: bool | None = None
     """Gather the weights of each layer when it is its turn: less memory, more
     collectives; null: unless all weights take 32 MiB at most."""
+    num_replicas: int = Field(1, gt=0)
+    """Groups of data-parallel workers that each hold the whole model, sharded inside a
+    group only (HSDP): weights are then gathered inside a group, for instance one node;
+    1: sharded over all of them (FSDP)."""
     deadline_s: float = Field(600.0, gt=0)
     """A collective that has not ended by then is reported."""
 
@@ -177,6 +183,8 @@ class PolicyConfig(Config):
     """The optimizer."""
     scheduler: SchedulerConfig | None = None
     """The learning rate over time; null: constant."""
+    parallelism: ParallelismConfig = Field(default_factory=ParallelismConfig)
+    """How many workers share the rows, each layer, the layers and the tokens."""
     dtensor: DTensorConfig = Field(default_factory=DTensorConfig)
     """Settings of the `dtensor` backend."""
     generation: GenerationConfig | None = None

@@ -2,19 +2,20 @@
 
 ```
 <folder>/state.json                      what is the same on all ranks
-         rank_00000_of_00002.safetensors   this rank's rows of every tensor
-         rank_00000_of_00002.json          where those rows belong
+         rank_00000_of_00002.safetensors   this rank's part of every tensor
+         rank_00000_of_00002.json          where those parts belong
 ```
-Every tensor is split along dimension 0 or whole on each rank. The index of a rank
-gives, for each of its tensors, the global shape and the first row. A reader takes the
-rows that it needs from whichever files hold them, so values are bitwise the same at any
-number of ranks. Nothing is pickled.
+A part is a box: it begins somewhere in each dimension of the whole tensor and has a
+size there. The index of a rank gives, for each of its tensors, the whole shape and the
+box; no two ranks write the same part. A reader takes what it needs from whichever files
+hold it, so values are bitwise the same in any layout of the ranks. Nothing is pickled.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -28,23 +29,77 @@ from rl_distributed.errors import CheckpointError
 
 __all__ = ["Shard", "ShardedReader", "write_shards", "write_state"]
 
-_FORMAT = "rl-models-sharded-1"
+_FORMAT = "rl-models-sharded-2"
+_ROWS_FORMAT = "rl-models-sharded-1"
+"""The format before: parts were rows, `first_row` and `num_rows`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """A part of a whole tensor."""
+
+    global_shape: tuple[int, ...]
+    starts: tuple[int, ...]
+    """Where it begins in each dimension."""
+    sizes: tuple[int, ...]
+
+    @classmethod
+    def whole(cls, shape: Sequence[int]) -> Box:
+        """Return the box of a whole tensor."""
+        return cls(tuple(shape), (0,) * len(shape), tuple(shape))
+
+    @property
+    def slices(self) -> tuple[slice, ...]:
+        """Index of the part in the whole tensor."""
+        pairs = zip(self.starts, self.sizes, strict=True)
+        return tuple(slice(start, start + size) for start, size in pairs)
+
+    @property
+    def numel(self) -> int:
+        """Number of elements."""
+        return math.prod(self.sizes)
+
+    def meet(self, other: Box) -> Box | None:
+        """Return what both have of the same tensor; None if that is nothing."""
+        starts, sizes = [], []
+        for a, n, b, m in zip(
+            self.starts, self.sizes, other.starts, other.sizes, strict=True
+        ):
+            start = max(a, b)
+            size = min(a + n, b + m) - start
+            if size <= 0:
+                return None
+            starts.append(start)
+            sizes.append(size)
+        return Box(self.global_shape, tuple(starts), tuple(sizes))
+
+    def within(self, outer: Box) -> tuple[slice, ...]:
+        """Index of this part in a tensor that holds the part `outer`."""
+        return tuple(
+            slice(start - first, start - first + size)
+            for start, first, size in zip(
+                self.starts, outer.starts, self.sizes, strict=True
+            )
+        )
+
+    @classmethod
+    def from_index(cls, entry: Mapping[str, Any]) -> Box:
+        """Read an entry of a rank's index, of this format or the one before."""
+        shape = tuple(entry["global_shape"])
+        if "first_row" not in entry:
+            return cls(shape, tuple(entry["starts"]), tuple(entry["sizes"]))
+        if not shape:
+            return cls.whole(shape)
+        starts = (int(entry["first_row"]), *(0 for _ in shape[1:]))
+        return cls(shape, starts, (int(entry["num_rows"]), *shape[1:]))
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """Rows `[first_row, first_row + len(tensor))` of a global tensor."""
+    """A part of a tensor, and which part it is."""
 
     tensor: Tensor
-    global_shape: tuple[int, ...]
-    first_row: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class _Place:
-    global_shape: list[int]
-    first_row: int
-    num_rows: int
+    box: Box
 
 
 def _file_name(rank: int, world_size: int, suffix: str) -> str:
@@ -59,16 +114,7 @@ def write_shards(
     Raises:
         CheckpointError: The disk is full or the folder cannot be written.
     """
-    index = {
-        name: asdict(
-            _Place(
-                list(shard.global_shape),
-                shard.first_row,
-                shard.tensor.shape[0] if shard.tensor.ndim else 1,
-            )
-        )
-        for name, shard in shards.items()
-    }
+    index = {name: asdict(shard.box) for name, shard in shards.items()}
     tensors = {
         name: shard.tensor.detach().cpu().contiguous() for name, shard in shards.items()
     }
@@ -101,7 +147,7 @@ def write_state(folder: Path, state: Mapping[str, Any], world_size: int) -> None
 
 
 class ShardedReader:
-    """Reads tensors of a folder by global rows.
+    """Reads parts of the tensors of a folder.
 
     Raises:
         CheckpointError: A file is missing or damaged, or the format is another.
@@ -110,7 +156,7 @@ class ShardedReader:
     def __init__(self, folder: Path) -> None:
         self.folder = Path(folder)
         record = self._read_json("state.json")
-        if record.get("format") != _FORMAT:
+        if record.get("format") not in (_FORMAT, _ROWS_FORMAT):
             raise CheckpointError(
                 f"{self.folder} has format {record.get('format')!r}; this version "
                 f"reads {_FORMAT!r}"
@@ -118,10 +164,10 @@ class ShardedReader:
         self.world_size = int(record["world_size"])
         self.state: dict[str, Any] = record["state"]
         self._files: list[Any] = []
-        self._places: list[dict[str, _Place]] = []
+        self._boxes: list[dict[str, Box]] = []
         for rank in range(self.world_size):
             index = self._read_json(_file_name(rank, self.world_size, "json"))
-            self._places.append({name: _Place(**at) for name, at in index.items()})
+            self._boxes.append({name: Box.from_index(at) for name, at in index.items()})
             path = self.folder / _file_name(rank, self.world_size, "safetensors")
             try:
                 self._files.append(safe_open(path, framework="pt"))
@@ -144,51 +190,56 @@ class ShardedReader:
 
     def names(self) -> set[str]:
         """Names of all tensors."""
-        return {name for places in self._places for name in places}
+        return {name for boxes in self._boxes for name in boxes}
 
     def on_rank(self, name: str, rank: int) -> Tensor | None:
         """Read a tensor as one rank wrote it; None if that rank has none."""
-        if rank >= self.world_size or name not in self._places[rank]:
+        if rank >= self.world_size or name not in self._boxes[rank]:
             return None
         tensor: Tensor = self._files[rank].get_tensor(name)
         return tensor
 
-    def read_into(self, name: str, target: Tensor, first_row: int = 0) -> None:
-        """Fill `target` with the global rows from `first_row` on.
+    def read_into(self, name: str, target: Tensor, box: Box | None = None) -> None:
+        """Fill `target` with a part of a tensor.
+
+        Args:
+            name: Which tensor.
+            target: As large as the part.
+            box: The part; None: the whole tensor.
 
         Raises:
             CheckpointError: The tensor is missing, has another shape, or has gaps.
         """
-        found = [rank for rank, p in enumerate(self._places) if name in p]
+        box = Box.whole(tuple(target.shape)) if box is None else box
+        found = [rank for rank, boxes in enumerate(self._boxes) if name in boxes]
         if not found:
             raise CheckpointError(f"{self.folder} holds no tensor {name!r}")
-        place = self._places[found[0]][name]
-        if list(target.shape[1:]) != place.global_shape[1:]:
+        saved = self._boxes[found[0]][name].global_shape
+        if saved != box.global_shape:
             raise CheckpointError(
-                f"{name!r} in {self.folder} has shape {place.global_shape}, which does "
-                f"not fit rows of shape {list(target.shape[1:])}"
+                f"{name!r} in {self.folder} has shape {list(saved)}, and shape "
+                f"{list(box.global_shape)} is needed"
             )
-        if target.ndim == 0:
-            target.copy_(self._files[found[0]].get_tensor(name))
-            return
-        missing = target.shape[0]
+        if not box.sizes:
+            found = found[:1]  # a number is the same on all ranks
+        missing = box.numel
         for rank in found:
-            missing -= self._copy_rows(rank, name, target, first_row)
-            if missing == 0:
-                return
-        raise CheckpointError(
-            f"{name!r} in {self.folder} lacks {missing} of the rows "
-            f"{first_row} to {first_row + target.shape[0]}"
-        )
+            held = self._boxes[rank][name]
+            part = held.meet(box)
+            if part is None:
+                continue
+            with torch.no_grad():
+                target[part.within(box)].copy_(self._read(rank, name, held, part))
+            missing -= part.numel
+        if missing:
+            raise CheckpointError(
+                f"{name!r} in {self.folder} lacks {missing} of the {box.numel} numbers "
+                f"from {list(box.starts)} on"
+            )
 
-    def _copy_rows(self, rank: int, name: str, target: Tensor, first_row: int) -> int:
-        place = self._places[rank][name]
-        low = max(first_row, place.first_row)
-        high = min(first_row + target.shape[0], place.first_row + place.num_rows)
-        if high <= low:
-            return 0
-        part = self._files[rank].get_slice(name)
-        rows = part[low - place.first_row : high - place.first_row]
-        with torch.no_grad():
-            target[low - first_row : high - first_row].copy_(rows)
-        return high - low
+    def _read(self, rank: int, name: str, held: Box, part: Box) -> Tensor:
+        if not part.sizes:
+            tensor: Tensor = self._files[rank].get_tensor(name)
+            return tensor
+        rows: Tensor = self._files[rank].get_slice(name)[part.within(held)]
+        return rows

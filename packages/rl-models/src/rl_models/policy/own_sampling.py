@@ -33,7 +33,7 @@ class OwnSampling:
     """Whether the workers keep a cache of tokens for the next call."""
     _exported: dict[int, int]
     """By version that a sampler states, the policy's own at that time."""
-    _call_sharded: Callable[..., list[Any]]
+    _call_each: Callable[..., list[Any]]
 
     @property
     def weight_version(self) -> int:
@@ -89,7 +89,7 @@ class OwnSampling:
         self._exported[self._weight_version] = self._weight_version
         self._holds_cache = True
         parts = split_rows(rows["input_ids"].cpu().numpy(), self.num_ranks)
-        results = self._call_sharded(
+        results = self._call_each(
             "generate",
             [rows.slice(start, end) if end > start else None for start, end in parts],
             version=self._weight_version,

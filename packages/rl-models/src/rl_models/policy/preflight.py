@@ -6,8 +6,16 @@ from typing import Any
 
 from rl_distributed.errors import ConfigError
 from rl_models.backend_forms import own_method, training_form
-from rl_models.checkpoint.model_folder import folder_context_length
+from rl_models.checkpoint.model_folder import (
+    folder_context_length,
+    read_model_config,
+)
 from rl_models.config import PolicyConfig
+from rl_models.parallelism import (
+    ParallelismConfig,
+    check_axes,
+    check_model_divides,
+)
 from rl_models.registry import get_training_backend, training_backend_home
 from rl_models.tokens.tokenizer import check_tokenizer_folder
 
@@ -48,14 +56,16 @@ def check_policy(config: PolicyConfig, num_ranks: int) -> None:
 
     Args:
         config: The policy's config.
-        num_ranks: Workers that share the rows of a batch.
+        num_ranks: Workers of the policy.
 
     Raises:
         ConfigError: A batch size or length is impossible, or a setting is refused.
         ModelLoadError: The model folder is missing or incomplete.
         RegistryError: The backend is unknown.
     """
-    _check_global_batch(config.train_global_batch_size, num_ranks)
+    data_size = config.parallelism.data_size(num_ranks)
+    _check_global_batch(config.train_global_batch_size, data_size)
+    _check_layout(config, data_size)
     check_training_settings(config)
     _check_form(config, num_ranks)
     if config.tokenizer.name is not None:
@@ -68,6 +78,31 @@ def check_policy(config: PolicyConfig, num_ranks: int) -> None:
             f"{config.model_name}: got {config.max_total_sequence_length} with a "
             f"context of {limit}; use at most {limit}"
         )
+
+
+def _check_layout(config: PolicyConfig, data_size: int) -> None:
+    """Refuse a layout that the backend does not have or the model cannot be cut into.
+
+    A backend class may name the axes besides `data` that it has, as `parallel_axes`;
+    so may the module of its entry point, which spares the import of the class.
+    """
+    if config.parallelism != ParallelismConfig(data=config.parallelism.data):
+        holder: Any = training_backend_home(config.backend)
+        if not hasattr(holder, "parallel_axes"):
+            holder = get_training_backend(config.backend)
+        offered = tuple(getattr(holder, "parallel_axes", ()))
+        check_axes(config.parallelism, offered, config.backend)
+    replicas = config.dtensor.num_replicas
+    if data_size % replicas:
+        raise ConfigError(
+            "policy.dtensor.num_replicas must divide the data-parallel size: got "
+            f"{replicas} with {data_size} ranks; use 1 or {data_size}"
+        )
+    model_config = {
+        **(read_model_config(config.model_name) or {}),
+        **config.hf_config_overrides,
+    }
+    check_model_divides(config.parallelism, model_config, config.model_name)
 
 
 def _check_form(config: PolicyConfig, num_ranks: int) -> None:

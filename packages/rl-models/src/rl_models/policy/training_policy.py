@@ -11,7 +11,6 @@ from rl_distributed.batch.batched_data_dict import BatchedDataDict
 from rl_distributed.batch.schema import Schema
 from rl_distributed.cluster.virtual_cluster import RayVirtualCluster
 from rl_distributed.errors import BatchError, ConfigError
-from rl_distributed.named_sharding import NamedSharding
 from rl_distributed.timing.timer import Timer
 from rl_distributed.workers.builder import RayWorkerBuilder
 from rl_distributed.workers.future import MultiWorkerFuture
@@ -20,6 +19,7 @@ from rl_models.checkpoint.hub import hub_secrets
 from rl_models.config import PolicyConfig
 from rl_models.errors import ContextLengthError
 from rl_models.interfaces import AnyPath, LossFunction, PolicyInterface
+from rl_models.parallelism import DATA_AXIS
 from rl_models.policy.head_checks import (
     check_lm_head,
     check_loss_fits_head,
@@ -43,7 +43,6 @@ from rl_models.types import (
 
 __all__ = ["TrainingPolicy"]
 
-_AXIS = "data_parallel"
 _WORKER = "rl_models.training.worker.TrainingWorker"
 
 
@@ -51,7 +50,8 @@ class TrainingPolicy(WeightExports, OwnSampling, PolicyInterface):
     """A model that is trained by one worker per bundle of a cluster.
 
     Args:
-        cluster: Where the workers run; its size is the data-parallel size.
+        cluster: Where the workers run; `config.parallelism` says how they share the
+            model and the rows.
         config: The policy's config.
         init_reference_model: Keep a frozen copy of the initial model for
             `get_reference_policy_logprobs`.
@@ -105,8 +105,7 @@ class TrainingPolicy(WeightExports, OwnSampling, PolicyInterface):
         **paths: str | None,
     ) -> None:
         """Start the workers and have them load the model."""
-        self.config = config
-        self._begin_versions()
+        self._take(config)
         self._has_reference = init_reference_model
         self._secrets = _secrets_of(config)
         self._registrations = training_registrations(config.backend)
@@ -122,7 +121,7 @@ class TrainingPolicy(WeightExports, OwnSampling, PolicyInterface):
             builder.with_options(num_threads=config.num_threads),
             name_prefix=name,
             env_vars=self._secrets,
-            sharding_annotations=NamedSharding(list(range(self.num_ranks)), [_AXIS]),
+            sharding_annotations=self._sharding,
         )
         try:
             frees = self._call_all("setup", deadline_s=config.start_deadline_s)
@@ -130,6 +129,13 @@ class TrainingPolicy(WeightExports, OwnSampling, PolicyInterface):
             self.group.shutdown(force=True)
             raise
         self._frees_memory = any(frees)
+
+    def _take(self, config: PolicyConfig) -> None:
+        self.config = config
+        self.data_parallel_size = config.parallelism.data_size(self.num_ranks)
+        """Shares that the rows of a batch are cut into."""
+        self._sharding = config.parallelism.sharding(self.num_ranks)
+        self._begin_versions()
 
     @property
     def cluster(self) -> RayVirtualCluster:
@@ -172,13 +178,16 @@ class TrainingPolicy(WeightExports, OwnSampling, PolicyInterface):
             "optimizer_path": _text(optimizer_path),
         }
         registrations = training_registrations(config.backend)
-        if (_secrets_of(config), registrations) != (self._secrets, self._registrations):
+        if (
+            (_secrets_of(config), registrations) != (self._secrets, self._registrations)
+            # The ranks stay in one process group, which cannot be cut anew.
+            or config.parallelism != self.config.parallelism
+        ):
             # A process gets its secrets, and classes of the program, when it is made.
             self.group.shutdown()
             self._start(self.group.cluster, self.group.name, config, **settings)
             return
-        self.config = config
-        self._begin_versions()
+        self._take(config)
         self._has_reference = init_reference_model
         frees = self._call_all(
             "setup",
@@ -195,9 +204,25 @@ class TrainingPolicy(WeightExports, OwnSampling, PolicyInterface):
         limit = deadline_s or self.config.call_deadline_s
         return self.group.get_all_worker_results(future, deadline_s=limit)
 
+    def _call_each(self, method: str, parts: list[Any], **common: Any) -> list[Any]:
+        """Call every rank with its own part; gives the results in their order."""
+        refs = self.group.run_all_workers_multiple_data(
+            method, data=parts, common_kwargs=common
+        )
+        future = MultiWorkerFuture(list(refs), method_name=method)
+        limit = self.config.call_deadline_s
+        results: list[Any] = self.group.get_all_worker_results(future, deadline_s=limit)
+        return results
+
     def _call_sharded(self, method: str, shards: list[Any], **common: Any) -> list[Any]:
+        same_rows = self._sharding.names[1:]
         future = self.group.run_all_workers_sharded_data(
-            method, in_sharded_axes=[_AXIS], common_kwargs=common, data=shards
+            method,
+            in_sharded_axes=[DATA_AXIS],
+            replicate_on_axes=same_rows,
+            output_is_replicated=same_rows,
+            common_kwargs=common,
+            data=shards,
         )
         results: list[Any] = self.group.get_all_worker_results(
             future, deadline_s=self.config.call_deadline_s
@@ -283,14 +308,14 @@ class TrainingPolicy(WeightExports, OwnSampling, PolicyInterface):
                 f"{data.size} rows with gbs {gbs}; drop {data.size % gbs} rows or pass "
                 f"gbs={data.size}"
             )
-        extra = -gbs % (self.num_ranks * group)
+        extra = -gbs % (self.data_parallel_size * group)
         if not extra:
             return data, gbs
         if data.size != gbs:
             raise BatchError(
                 "gbs must be a multiple of data-parallel size where train gets several "
-                f"global batches: got gbs {gbs} with {self.num_ranks} ranks; use "
-                f"{gbs + extra}"
+                f"global batches: got gbs {gbs} with {self.data_parallel_size} ranks; "
+                f"use {gbs + extra}"
             )
         filled = _with_extra_rows(data, extra, group)
         filled["sample_mask"][data.size :] = 0
@@ -403,7 +428,7 @@ class TrainingPolicy(WeightExports, OwnSampling, PolicyInterface):
         reference = arguments.get("reference", False)
         prefix = "get_reference_policy_logprobs" if reference else method
         with _span(timer, f"{prefix}/shard_data"):
-            extra = -num_rows % self.num_ranks
+            extra = -num_rows % self.data_parallel_size
             if extra:
                 part = _with_extra_rows(part, extra)
             budget = _logprob_budget(self.config)
@@ -420,12 +445,13 @@ class TrainingPolicy(WeightExports, OwnSampling, PolicyInterface):
         self, data: BatchedDataDict[Any], gbs: int, budget: dict[str, Any]
     ) -> tuple[list[Any], list[int] | None]:
         """Get the shard of each rank, and where rows went if they were re-ordered."""
+        shares = self.data_parallel_size
         if len(budget) > ("rows_per_group" in budget):
-            shards, order = data.shard_by_batch_size(self.num_ranks, gbs, **budget)
+            shards, order = data.shard_by_batch_size(shares, gbs, **budget)
             return shards, order
-        if self.num_ranks == 1:
+        if shares == 1:
             return [data], None
-        return data.shard_by_batch_size(self.num_ranks, gbs, **budget), None
+        return data.shard_by_batch_size(shares, gbs, **budget), None
 
     def _check_rows(self, data: BatchedDataDict[Any], schema: Schema) -> None:
         schema.check(data)

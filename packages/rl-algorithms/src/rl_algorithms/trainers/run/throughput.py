@@ -125,7 +125,7 @@ class Throughput:
     @classmethod
     def of(cls, config: TrainerConfig, policy: Any) -> Throughput:
         """Read the model's shape, where a peak to compare with is known."""
-        num_workers = getattr(policy, "num_ranks", config.num_ranks)
+        num_workers = getattr(policy, "num_ranks", config.num_workers)
         peak = peak_tflops(config)
         if peak is None:
             return cls(num_workers)

@@ -145,7 +145,7 @@ class TrainerConfig(Config):
         """
         size = self.policy.train_global_batch_size or DEFAULT_BATCH_SIZE
         micro = self.policy.train_micro_batch_size
-        return BatchPlan(size, 1, size, self.num_ranks, micro)
+        return BatchPlan(size, 1, size, self.data_parallel_size, micro)
 
     def check_scorer(self, *, is_given: bool) -> None:
         """Check that something scores answers where that is needed.
@@ -163,6 +163,15 @@ class TrainerConfig(Config):
         return self
 
     @property
-    def num_ranks(self) -> int:
-        """Data-parallel training workers."""
+    def num_workers(self) -> int:
+        """Training workers of each policy."""
         return self.cluster.num_nodes * self.cluster.workers_per_node
+
+    @property
+    def data_parallel_size(self) -> int:
+        """Shares that the rows of a training batch are cut into.
+
+        Raises:
+            ConfigError: `policy.parallelism` does not fit the number of workers.
+        """
+        return self.policy.parallelism.data_size(self.num_workers)

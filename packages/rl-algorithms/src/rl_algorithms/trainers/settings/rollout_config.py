@@ -91,7 +91,7 @@ class RolloutTrainerConfig(TrainerConfig):
             prompts,
             group,
             self.policy.train_global_batch_size or prompts * group,
-            self.num_ranks,
+            self.data_parallel_size,
             self.policy.train_micro_batch_size,
         )
 

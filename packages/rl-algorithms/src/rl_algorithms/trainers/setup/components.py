@@ -132,7 +132,7 @@ def check_components(
             "env could score: leave them out"
         )
     if given.policy is None:
-        check_policy(config.policy, config.num_ranks)
+        check_policy(config.policy, config.num_workers)
     elif _is_own(given, needs):
         check_own_policy(config, given.policy, reference=needs.reference_policy)
     elif needs.reference_policy and not getattr(given.policy, "has_reference", True):
@@ -143,9 +143,9 @@ def check_components(
             "dpo.precompute_reference_logprobs=true)"
         )
     if needs.critic and given.critic is None:
-        check_policy(section_of(config, "critic"), config.num_ranks)
+        check_policy(section_of(config, "critic"), config.num_workers)
     if needs.teacher and given.teacher is None:
-        check_policy(section_of(config, "teacher"), config.num_ranks)
+        check_policy(section_of(config, "teacher"), config.num_workers)
     if needs.generation and given.generation is None:
         if config.policy.generation is None:
             raise ConfigError(

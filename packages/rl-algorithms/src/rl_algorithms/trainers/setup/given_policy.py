@@ -163,6 +163,6 @@ def with_ranks(config: ConfigT, policy: Any, cluster: Any) -> ConfigT:
     ranks = getattr(policy, "num_ranks", None)
     if ranks is None and policy is None and hasattr(cluster, "world_size"):
         ranks = cluster.world_size()
-    if not isinstance(ranks, int) or ranks == config.num_ranks:
+    if not isinstance(ranks, int) or ranks == config.num_workers:
         return config
     return config.replace(cluster={"workers_per_node": ranks})

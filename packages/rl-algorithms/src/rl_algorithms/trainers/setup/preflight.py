@@ -29,7 +29,7 @@ def check_start(config: TrainerConfig) -> None:
     check_names(config)
     config.plan_batches()
     for section in _policies(config):
-        check_policy(section, config.num_ranks)
+        check_policy(section, config.num_workers)
     config.check_scorer(is_given=config.env is not None)
     check_data(config.data, config.kind_of_data())
 

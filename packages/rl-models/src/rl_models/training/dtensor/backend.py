@@ -34,6 +34,7 @@ from rl_models.training.dtensor.forward import (
     forward_values,
 )
 from rl_models.training.dtensor.huggingface_files import save_model_folder
+from rl_models.training.dtensor.layout import Layout, forget_groups
 from rl_models.training.dtensor.microbatch import micro_batch_rows, narrowed
 from rl_models.training.dtensor.model import (
     RankModel,
@@ -44,9 +45,11 @@ from rl_models.training.dtensor.optimizer import (
     build_optimizer,
     build_scheduler,
     change_settings,
+    check_elementwise,
     clip_gradients,
     gradient_norm,
 )
+from rl_models.training.dtensor.plain_settings import parallel_axes
 from rl_models.training.dtensor.positions import (
     needed_for_logprobs,
     needed_for_values,
@@ -68,6 +71,7 @@ _log = get_logger(__name__)
 class DTensorTrainingBackend:
     """One rank; rank and world size come from `RANK` and `WORLD_SIZE`."""
 
+    parallel_axes = parallel_axes
     config: PolicyConfig
     ranks: Ranks
     model: RankModel
@@ -83,6 +87,8 @@ class DTensorTrainingBackend:
         Raises:
             ConfigError: A class or an argument of it does not exist or does not fit.
         """
+        if config.parallelism.tensor > 1:
+            check_elementwise(config.optimizer)
         number = {"number": torch.nn.Parameter(torch.zeros(1))}
         optimizer = build_optimizer(config.optimizer, number, torch.device("cpu"))
         build_scheduler(config.scheduler, optimizer)
@@ -101,16 +107,18 @@ class DTensorTrainingBackend:
         transformers_logging.disable_progress_bar()
         if self.config.num_threads is not None and self.ranks.device.type == "cpu":
             torch.set_num_threads(self.config.num_threads)
-        torch.manual_seed(self.config.seed + self.ranks.rank)
         join_process_group(self.ranks, self.config.dtensor.deadline_s)
+        self._layout = Layout(self.ranks, self.config)
+        # Ranks that share a layer draw the same numbers: they hold the same tokens.
+        torch.manual_seed(self.config.seed + self._layout.data_rank)
         model = load_model(self.config)
         if init_reference_model:
             frozen = copy.deepcopy(model)
             self._reference = RankModel(
-                frozen, self.config, self.ranks, trainable=False
+                frozen, self.config, self._layout, trainable=False
             )
             frozen.eval()
-        self.model = RankModel(model, self.config, self.ranks)
+        self.model = RankModel(model, self.config, self._layout)
         self._optimizer = build_optimizer(
             self.config.optimizer, self.model.parameters, self.ranks.device
         )
@@ -136,7 +144,7 @@ class DTensorTrainingBackend:
         self.model.module.train(not eval_mode)
         losses, norms, rates = [], [], []
         metrics: dict[str, list[Any]] = {}
-        for batch in _global_batches(data, gbs // self.ranks.world_size):
+        for batch in _global_batches(data, gbs // self._layout.data_size):
             rates.append(float(self._optimizer.param_groups[0]["lr"]))
             loss = self._accumulate(batch, loss_fn, mbs, eval_mode, metrics)
             losses.append(loss)
@@ -184,13 +192,15 @@ class DTensorTrainingBackend:
                 metrics.setdefault(name, []).append(_plain(value))
         if eval_mode:
             self.model.free_gathered()
-        return float(self.ranks.sum(total.to(self.ranks.device)).item())
+        else:
+            self.model.finish_gradients()
+        return float(self._layout.sum_over_data(total.to(self.ranks.device)).item())
 
     def _global_counts(self, batch: Any) -> tuple[Tensor, Tensor]:
         sample_mask = batch["sample_mask"].double()
         tokens = (batch["token_mask"][:, 1:].double().sum(1) * sample_mask).sum()
         counts = torch.stack([sample_mask.sum(), tokens]).to(self.ranks.device)
-        counts = self.ranks.sum(counts).float()
+        counts = self._layout.sum_over_data(counts).float()
         return counts[0], counts[1]
 
     def _loss_inputs(self, part: Any, loss_fn: LossFunction) -> dict[str, Tensor]:
@@ -217,7 +227,7 @@ class DTensorTrainingBackend:
     def _update(self, metrics: dict[str, list[Any]]) -> float:
         """Clips and steps; a gradient that is inf or nan changes nothing."""
         parameters = self.model.parameters
-        norm = gradient_norm(parameters, self.ranks)
+        norm = gradient_norm(parameters, self.ranks, self.model.num_holders)
         is_finite = math.isfinite(norm)
         self._skipped_in_a_row = 0 if is_finite else self._skipped_in_a_row + 1
         if self._skipped_in_a_row > self.config.max_skipped_steps:
@@ -321,10 +331,7 @@ class DTensorTrainingBackend:
 
     def weight_specs(self) -> dict[str, Tensor]:
         """Return what `export_weights` gives, as tensors without data."""
-        return {
-            name: torch.empty(value.shape, dtype=value.dtype, device="meta")
-            for name, value in self.model.whole_shapes().items()
-        }
+        return self.model.whole_shapes()
 
     def export_weights(self, precision: str) -> Iterator[tuple[str, Tensor]]:
         """Whole weights in Hugging Face names; see `TrainingBackend.export_weights`."""
@@ -350,6 +357,7 @@ class DTensorTrainingBackend:
 
     def shutdown(self) -> None:
         """Leaves the process group."""
+        forget_groups()
         leave_process_group()
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from rl_models.ops.logprobs import token_logprobs
+from rl_models.training.dtensor.collectives import vocabulary_logprobs
 from rl_models.training.dtensor.microbatch import ModelBatch
 from rl_models.training.dtensor.model import RankModel
 
@@ -29,8 +30,13 @@ def forward_logprobs(
     Returns:
         [b, S - 1] float32, 0.0 where not needed.
     """
-    batch, logits = needed_logits(model, input_ids, needed)
-    return batch.spread(token_logprobs(logits, batch.targets, temperature))
+    batch, logits = _own_logits(model, input_ids, needed)
+    shared = model.vocabulary_ranks
+    if shared is None:
+        found = token_logprobs(logits, batch.targets, temperature)
+    else:
+        found = vocabulary_logprobs(logits, batch.targets, temperature, shared)
+    return batch.spread(found)
 
 
 def needed_logits(
@@ -43,6 +49,19 @@ def needed_logits(
         input_ids: As in `forward_logprobs`.
         needed: As in `forward_logprobs`.
     """
+    batch, logits = _own_logits(model, input_ids, needed)
+    return batch, _whole_vocabulary(model, logits)
+
+
+def _whole_vocabulary(model: RankModel, logits: Tensor) -> Tensor:
+    shared = model.vocabulary_ranks
+    return logits if shared is None else shared.join_vocabulary(logits)
+
+
+def _own_logits(
+    model: RankModel, input_ids: Tensor, needed: Tensor
+) -> tuple[ModelBatch, Tensor]:
+    """Return the logits of this rank's part of the vocabulary, and their places."""
     device = model.ranks.device
     attention = model.attention if model.can_pack else None
     batch = ModelBatch.for_logprobs(
@@ -77,8 +96,8 @@ def forward_logits(model: RankModel, input_ids: Tensor) -> Tensor:
     with model.compute():
         ids = input_ids.to(model.ranks.device)
         output = model.module(input_ids=ids, use_cache=False)
-    logits: Tensor = output.logits.float()
-    return logits
+    logits: Tensor = _whole_vocabulary(model, output.logits)
+    return logits.float()
 
 
 def _logits_at(model: RankModel, batch: ModelBatch) -> Tensor:

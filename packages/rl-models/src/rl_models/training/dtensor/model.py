@@ -1,8 +1,9 @@
-"""The model of one rank: loaded, sharded over the data-parallel mesh, or plain.
+"""The model of one rank: loaded, cut and sharded over the ranks, or plain.
 
-With one rank the model stays a plain module. With more, each decoder layer and the
-root are sharded along dimension 0 (FSDP2), and gradients are *summed* over the ranks,
-because losses are divided by global counts already.
+With one rank the model stays a plain module. Tensor-parallel ranks first cut the layers
+between them (`tensor_parallel`). Data-parallel ranks then shard each decoder layer and
+the root along dimension 0 (FSDP2), and gradients are *summed* over them, because losses
+are divided by global counts already.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
     FSDPModule,
@@ -26,6 +26,7 @@ from torch.distributed.tensor import DTensor
 
 from rl_distributed.errors import ConfigError
 from rl_models.checkpoint.context_length import context_length
+from rl_models.checkpoint.sharded import Box
 from rl_models.config import PolicyConfig
 from rl_models.errors import UnsupportedModelError
 from rl_models.ops.causal_lm import (
@@ -35,7 +36,9 @@ from rl_models.ops.causal_lm import (
 )
 from rl_models.ops.scalar_head import load_scalar_model
 from rl_models.ops.varlen_attention import ATTENTION_NAME
-from rl_models.training.process_group import Ranks
+from rl_models.training.dtensor.collectives import TensorRanks
+from rl_models.training.dtensor.layout import Layout
+from rl_models.training.dtensor.tensor_parallel import TensorParallel
 
 __all__ = ["RankModel", "load_model", "load_weights_into", "local_part"]
 
@@ -43,7 +46,7 @@ _SMALL_BYTES = 32 * 1024**2
 
 
 def local_part(tensor: Tensor) -> Tensor:
-    """Return this rank's rows of a sharded tensor, sharing its memory."""
+    """Return this rank's part of a sharded tensor, sharing its memory."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
@@ -101,15 +104,26 @@ class RankModel:
     Args:
         model: The loaded model, the same on every rank.
         config: The policy's config.
-        ranks: This rank and its device.
+        layout: This rank, its device, and who shares what with it.
         trainable: False for a frozen copy.
+
+    Raises:
+        UnsupportedModelError: The layout has tensor-parallel ranks, and it is not known
+            how the model is cut between them.
     """
 
     def __init__(
-        self, model: Any, config: PolicyConfig, ranks: Ranks, *, trainable: bool = True
+        self,
+        model: Any,
+        config: PolicyConfig,
+        layout: Layout,
+        *,
+        trainable: bool = True,
     ) -> None:
+        ranks = layout.ranks
         self.module = model
         self.ranks = ranks
+        self.layout = layout
         self.can_pack = _packing_obstacle(model) is None
         self.takes_logit_index = (
             "logits_to_keep" in inspect.signature(model.forward).parameters
@@ -123,8 +137,11 @@ class RankModel:
         """Whether a token may be computed once for several rows."""
         self._bfloat16 = config.precision == "bfloat16"
         model.requires_grad_(trainable)
-        if ranks.world_size > 1:
-            _shard(model, config, ranks)
+        self.tensor_parallel: TensorParallel | None = None
+        if layout.tensor_size > 1:
+            self.tensor_parallel = TensorParallel(model, layout, config.model_name)
+        if layout.data_size > 1:
+            _shard(model, config, layout)
         else:
             model.to(ranks.device)
         self.parameters: dict[str, nn.Parameter] = dict(model.named_parameters())
@@ -135,29 +152,55 @@ class RankModel:
         """Name of the attention implementation."""
         return str(self.module.config._attn_implementation)
 
-    def first_row(self, parameter: Tensor) -> int:
-        """Index in the whole parameter of this rank's first row."""
-        if not isinstance(parameter, DTensor):
-            return 0
-        rows = parameter.shape[0]
-        return min(rows, -(-rows // self.ranks.world_size) * self.ranks.rank)
+    @property
+    def vocabulary_ranks(self) -> TensorRanks | None:
+        """Who has the logits of the other tokens; None: this rank has them all."""
+        cutter = self.tensor_parallel
+        return cutter.ranks if cutter is not None and cutter.splits_vocabulary else None
+
+    def box(self, name: str) -> Box:
+        """Return which part of the whole parameter this rank has."""
+        sizes = list(self.parameters[name].shape)
+        shape, starts = list(sizes), [0] * len(sizes)
+        dim = self._cut_dim(name)
+        if dim is not None:
+            shape[dim] *= self.layout.tensor_size
+            starts[dim] = sizes[dim] * self.layout.tensor_rank
+        if self.layout.data_size > 1:
+            # Rows are dealt out as torch.chunk does: the last ranks may have fewer.
+            per_rank = -(-sizes[0] // self.layout.shard_size)
+            first = min(sizes[0], per_rank * self.layout.shard_rank)
+            starts[0] += first
+            sizes[0] = min(per_rank, sizes[0] - first)
+        return Box(tuple(shape), tuple(starts), tuple(sizes))
+
+    def num_holders(self, name: str) -> int:
+        """Return how many ranks hold the same part of a parameter as this one."""
+        cut = self._cut_dim(name) is not None
+        return self.layout.num_replicas * (1 if cut else self.layout.tensor_size)
+
+    def writes(self, name: str) -> bool:
+        """Whether this rank is the first of those that hold the same part."""
+        if self.layout.replica_rank:
+            return False
+        return self._cut_dim(name) is not None or self.layout.tensor_rank == 0
+
+    def _cut_dim(self, name: str) -> int | None:
+        cutter = self.tensor_parallel
+        return None if cutter is None else cutter.dim_of(name)
 
     def copy_from(self, source: Any) -> None:
-        """Take this rank's rows of the parameters of an unsharded model."""
+        """Take this rank's part of the parameters of an unsharded model."""
         self.free_gathered()
         values = dict(source.named_parameters())
         with torch.no_grad():
             for name, parameter in self.parameters.items():
-                local = local_part(parameter)
-                first = self.first_row(parameter)
-                rows = values[name]
-                if isinstance(parameter, DTensor):
-                    rows = rows[first : first + local.shape[0]]
-                local.copy_(rows)
+                part = values[name][self.box(name).slices]
+                local_part(parameter).copy_(part)
 
     def compute(self) -> AbstractContextManager[Any]:
         """Context of every forward pass: the dtype of the computation."""
-        if self._bfloat16 and self.ranks.world_size == 1:
+        if self._bfloat16 and self.layout.data_size == 1:
             return torch.autocast(self.ranks.device.type, DTYPES["bfloat16"])
         return nullcontext()
 
@@ -170,23 +213,50 @@ class RankModel:
             self.module.set_requires_gradient_sync(enabled)
             self.module.set_is_last_backward(enabled)
 
+    def finish_gradients(self) -> None:
+        """Complete gradients after the last backward pass of a step."""
+        if self.tensor_parallel is not None:
+            self.tensor_parallel.add_partial_gradients(self.parameters)
+
     def free_gathered(self) -> None:
         """Drop weights that a forward pass without backward left gathered."""
         for module in self._fsdp_modules():
             module.reshard()
 
     def whole_shapes(self) -> dict[str, Tensor]:
-        """Each parameter and saved buffer once, for its whole shape and its dtype."""
-        saved = self.module.state_dict(keep_vars=True)
-        buffers = {n: b for n, b in self.module.named_buffers() if n in saved}
-        return {**self.parameters, **buffers}
+        """Each parameter and saved buffer once, whole, as tensors without data."""
+        shapes = {name: self.box(name).global_shape for name in self.parameters}
+        return {
+            name: torch.empty(
+                shapes.get(name, tensor.shape), dtype=tensor.dtype, device="meta"
+            )
+            for name, tensor in self._saved().items()
+        }
 
     def full_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Each parameter and saved buffer once, unsharded; collective on all ranks."""
         self.free_gathered()
-        for name, tensor in self.whole_shapes().items():
-            value = tensor.detach()
-            yield name, value.full_tensor() if isinstance(value, DTensor) else value
+        for name, tensor in self._saved().items():
+            yield name, self._whole(name, tensor)
+
+    def full_gradients(self) -> Iterator[tuple[str, Tensor]]:
+        """Each gradient, unsharded; collective on all ranks."""
+        for name, parameter in self.parameters.items():
+            if parameter.grad is not None:
+                yield name, self._whole(name, parameter.grad)
+
+    def _whole(self, name: str, tensor: Tensor) -> Tensor:
+        value = tensor.detach()
+        if isinstance(value, DTensor):
+            value = value.full_tensor()
+        if self.tensor_parallel is not None:
+            value = self.tensor_parallel.whole(name, value)
+        return value
+
+    def _saved(self) -> dict[str, Tensor]:
+        saved = self.module.state_dict(keep_vars=True)
+        buffers = {n: b for n, b in self.module.named_buffers() if n in saved}
+        return {**self.parameters, **buffers}
 
 
 def _decoder_layers(model: Any) -> list[nn.Module]:
@@ -202,30 +272,28 @@ def _decoder_layers(model: Any) -> list[nn.Module]:
     return longest
 
 
-def _shard(model: Any, config: PolicyConfig, ranks: Ranks) -> None:
-    mesh = init_device_mesh(
-        ranks.device.type, (ranks.world_size,), mesh_dim_names=("data_parallel",)
-    )
+def _shard(model: Any, config: PolicyConfig, layout: Layout) -> None:
+    device = layout.ranks.device
     policy = MixedPrecisionPolicy()
     if config.precision == "bfloat16":
         policy = MixedPrecisionPolicy(
             param_dtype=torch.bfloat16, reduce_dtype=torch.float32
         )
-    offload = config.dtensor.cpu_offload and ranks.device.type == "cuda"
+    offload = config.dtensor.cpu_offload and device.type == "cuda"
     reshards = config.dtensor.reshard_after_forward
     if reshards is None:
-        reshards = ranks.device.type == "cuda"
+        reshards = device.type == "cuda"
     options: dict[str, Any] = {
-        "mesh": mesh,
+        "mesh": layout.data_mesh,
         "mp_policy": policy,
         "reshard_after_forward": reshards,
         "offload_policy": CPUOffloadPolicy() if offload else OffloadPolicy(),
     }
     if not offload:
-        model.to(ranks.device)
+        model.to(device)
     by_layers = config.dtensor.shard_layers
     if by_layers is None:
-        size = sum(p.numel() * p.element_size() for p in model.parameters())
+        size = sum(local_part(p).nbytes for p in model.parameters())
         by_layers = size > _SMALL_BYTES
     for layer in _decoder_layers(model) if by_layers else ():
         fully_shard(layer, **options)

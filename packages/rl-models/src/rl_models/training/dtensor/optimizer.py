@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer, lr_scheduler as schedules
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -20,6 +21,7 @@ __all__ = [
     "build_optimizer",
     "build_scheduler",
     "change_settings",
+    "check_elementwise",
     "clip_gradients",
     "gradient_norm",
 ]
@@ -52,7 +54,11 @@ def build_optimizer(
     if isinstance(kwargs.get("betas"), list):
         kwargs["betas"] = tuple(kwargs["betas"])
     chosen = {"fused", "foreach", "capturable", "differentiable"} & set(kwargs)
-    if "fused" in accepted and not chosen and device.type in ("cpu", "cuda"):
+    fuses = "fused" in accepted and device.type in ("cpu", "cuda")
+    if any(isinstance(p, DTensor) for p in parameters.values()):
+        # The other fused steps are not defined for sharded tensors.
+        fuses = fuses and issubclass(optimizer_class, torch.optim.Adam)
+    if fuses and not chosen:
         kwargs["fused"] = True
     try:
         optimizer: Optimizer = optimizer_class(list(parameters.values()), **kwargs)
@@ -61,6 +67,31 @@ def build_optimizer(
             f"policy.optimizer.kwargs does not fit {config.name}: {error}"
         ) from error
     return optimizer
+
+
+_ELEMENTWISE = (
+    "ASGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam",
+    "RMSprop", "Rprop", "SGD",
+)  # fmt: skip
+
+
+def check_elementwise(config: OptimizerConfig) -> None:
+    """Refuse an optimizer that may look at a weight as a whole.
+
+    Tensor-parallel ranks update their parts alone: what is not computed number by
+    number, such as the orthogonal matrices of Muon, would be another in each part.
+
+    Raises:
+        ConfigError: It is none of torch's elementwise ones.
+    """
+    module, _, name = config.name.rpartition(".")
+    if module != "torch.optim" or name not in _ELEMENTWISE:
+        known = ", ".join(_ELEMENTWISE)
+        raise ConfigError(
+            "policy.optimizer.name must be an elementwise optimizer of torch.optim "
+            f"({known}) with policy.parallelism.tensor > 1, whose workers each update "
+            f"their part of a weight: got {config.name!r}"
+        )
 
 
 def build_scheduler(
@@ -176,13 +207,29 @@ def _local_gradients(parameters: Mapping[str, nn.Parameter]) -> list[Tensor]:
     return [local_part(p.grad) for p in parameters.values() if p.grad is not None]
 
 
-def gradient_norm(parameters: Mapping[str, nn.Parameter], ranks: Ranks) -> float:
-    """2-norm of all gradients together, over all ranks."""
-    gradients = [g for g in _local_gradients(parameters) if g.numel()]
+def gradient_norm(
+    parameters: Mapping[str, nn.Parameter],
+    ranks: Ranks,
+    num_holders: Callable[[str], int] = lambda name: 1,
+) -> float:
+    """2-norm of all gradients together, over all ranks.
+
+    Args:
+        parameters: Those of this rank.
+        ranks: All ranks.
+        num_holders: How many ranks hold the same part of a parameter as this one.
+    """
+    by_holders: dict[int, list[Tensor]] = {}
+    for name, parameter in parameters.items():
+        if parameter.grad is not None:
+            gradient = local_part(parameter.grad)
+            if gradient.numel():
+                by_holders.setdefault(num_holders(name), []).append(gradient)
     square = torch.zeros((), dtype=torch.float64, device=ranks.device)
-    if gradients:
+    for count, gradients in by_holders.items():
         norms = torch.stack(torch._foreach_norm(gradients))
-        square += norms.to(ranks.device).double().square().sum()
+        # What several ranks hold is in the sum over the ranks several times.
+        square += norms.to(ranks.device).double().square().sum() / count
     return math.sqrt(ranks.sum(square).item())
 
 

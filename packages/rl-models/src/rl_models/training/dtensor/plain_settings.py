@@ -10,7 +10,10 @@ from typing import Any
 
 from rl_models.config import OptimizerConfig, PolicyConfig
 
-__all__ = ["settings_are_plain"]
+__all__ = ["parallel_axes", "settings_are_plain"]
+
+parallel_axes = ("tensor",)
+"""Axes of `policy.parallelism`, besides `data`, that the backend has."""
 
 
 def _is_size(value: Any) -> bool:

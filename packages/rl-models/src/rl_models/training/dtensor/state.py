@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from rl_distributed.errors import CheckpointError
 from rl_models.checkpoint.sharded import (
+    Box,
     Shard,
     ShardedReader,
     write_shards,
@@ -39,17 +39,20 @@ def save_training_state(
     shards: dict[str, Shard] = {}
     scalars: dict[str, dict[str, float]] = {}
     for name, parameter in model.parameters.items():
-        shards[f"parameter/{name}"] = _shard(model, parameter, parameter)
+        writes = model.writes(name)
+        if writes:
+            shards[f"parameter/{name}"] = _shard(model, name, parameter)
         for key, value in optimizer.state.get(parameter, {}).items():
             if isinstance(value, Tensor) and value.ndim:
-                shards[f"optimizer/{name}/{key}"] = _shard(model, parameter, value)
+                if writes:
+                    shards[f"optimizer/{name}/{key}"] = _shard(model, name, value)
             else:
                 scalars.setdefault(name, {})[key] = float(value)
     random_state = torch.get_rng_state()
-    shards[_CPU_RANDOM] = Shard(random_state, tuple(random_state.shape))
+    shards[_CPU_RANDOM] = Shard(random_state, Box.whole(random_state.shape))
     if model.ranks.device.type == "cuda":
         random_state = torch.cuda.get_rng_state(model.ranks.device)
-        shards[_GPU_RANDOM] = Shard(random_state, tuple(random_state.shape))
+        shards[_GPU_RANDOM] = Shard(random_state, Box.whole(random_state.shape))
     write_shards(folder, shards, model.ranks.rank, model.ranks.world_size)
     if model.ranks.is_first:
         groups = optimizer.state_dict()["param_groups"]
@@ -87,13 +90,13 @@ def load_training_state(
             slots.setdefault(owner, []).append(key)
     scalars = reader.state["optimizer_scalars"]
     for name, parameter in model.parameters.items():
-        first = model.first_row(parameter)
-        reader.read_into(f"parameter/{name}", local_part(parameter.detach()), first)
+        box = model.box(name)
+        reader.read_into(f"parameter/{name}", local_part(parameter.detach()), box)
         state: dict[str, Any] = {}
         for key in sorted(slots.get(name, [])):
             state[key] = torch.zeros_like(parameter.detach())
             slot = f"optimizer/{name}/{key}"
-            reader.read_into(slot, local_part(state[key]), first)
+            reader.read_into(slot, local_part(state[key]), box)
         for key, value in scalars.get(name, {}).items():
             state[key] = _scalar(optimizer, parameter, key, value)
         if state:
@@ -104,10 +107,8 @@ def load_training_state(
     _restore_random_state(reader, model)
 
 
-def _shard(model: RankModel, parameter: Tensor, value: Tensor) -> Shard:
-    local = local_part(value.detach())
-    shape = tuple(value.shape) if isinstance(value, DTensor) else tuple(local.shape)
-    return Shard(local, shape, model.first_row(parameter))
+def _shard(model: RankModel, name: str, value: Tensor) -> Shard:
+    return Shard(local_part(value.detach()), model.box(name))
 
 
 def _scalar(

@@ -1,0 +1,184 @@
+"""How the workers of a policy share a model and its rows. Pure arithmetic."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import Field, model_validator
+
+from rl_distributed.config import Config
+from rl_distributed.errors import ConfigError
+from rl_distributed.named_sharding import NamedSharding
+
+__all__ = [
+    "DATA_AXIS",
+    "MODEL_AXES",
+    "ParallelismConfig",
+    "check_axes",
+    "check_model_divides",
+]
+
+DATA_AXIS = "data_parallel"
+"""Axis of the workers whose coordinates get different rows."""
+MODEL_AXES = ("pipeline", "context", "tensor")
+"""Axes whose workers hold one copy of the model together, outermost first."""
+
+
+class ParallelismConfig(Config):
+    """Section `policy.parallelism`: how many workers share what.
+
+    The number of workers is `data x pipeline x context x tensor`.
+    """
+
+    data: int | None = Field(None, gt=0)
+    """Copies of the model that share the rows of a batch; null: as many as the workers
+    are enough for. With the `dtensor` backend they also share weights, gradients and
+    optimizer state (FSDP)."""
+    tensor: int = Field(1, gt=0)
+    """Workers that share each layer: every one has some of the attention heads, of the
+    feed-forward columns and of the vocabulary."""
+    sequence: bool = False
+    """Between the shared parts of a layer, each of the `tensor` workers keeps its part
+    of the tokens: less memory for activations, at the same traffic."""
+    pipeline: int = Field(1, gt=0)
+    """Workers that each have some of the layers."""
+    context: int = Field(1, gt=0)
+    """Workers that share the tokens of each row."""
+    expert: int = Field(1, gt=0)
+    """Workers that share the experts of a mixture; they are some of the `data` ones."""
+
+    @model_validator(mode="after")
+    def _check(self) -> ParallelismConfig:
+        if self.sequence and self.tensor == 1:
+            raise ValueError(
+                "sequence needs tensor > 1, the workers that share the tokens: got "
+                "tensor = 1; set sequence to false or tensor to 2 or more"
+            )
+        return self
+
+    @property
+    def model_size(self) -> int:
+        """Workers that hold one copy of the model together."""
+        return self.pipeline * self.context * self.tensor
+
+    def data_size(self, num_workers: int) -> int:
+        """How many shares the rows of a batch are cut into.
+
+        Args:
+            num_workers: Workers of the policy.
+
+        Raises:
+            ConfigError: The layout does not fit that number of workers.
+        """
+        size, left = divmod(num_workers, self.model_size)
+        product = " x ".join(
+            f"{name} {value}" for name, value in self._model_sizes() if value > 1
+        )
+        if left or not size:
+            above = (size + 1) * self.model_size
+            near = f"{size * self.model_size} or {above}" if size else str(above)
+            raise ConfigError(
+                f"policy.parallelism ({product}) needs a multiple of "
+                f"{self.model_size} workers: got {num_workers}; use {near} workers "
+                "(cluster.workers_per_node)"
+            )
+        if self.data is not None and self.data != size:
+            raise ConfigError(
+                f"policy.parallelism.data must be {size}, the workers that "
+                f"{product or 'one copy of the model'} leaves of {num_workers}: got "
+                f"{self.data}; leave it null, or use "
+                f"{self.data * self.model_size} workers (cluster.workers_per_node)"
+            )
+        return size
+
+    def sharding(self, num_workers: int) -> NamedSharding:
+        """Return the grid of the workers, `data_parallel` outermost.
+
+        Raises:
+            ConfigError: The layout does not fit that number of workers.
+        """
+        sizes = [self.data_size(num_workers)]
+        names = [DATA_AXIS]
+        for name, size in self._model_sizes():
+            if size > 1:
+                names.append(f"{name}_parallel")
+                sizes.append(size)
+        ranks: list[Any] = list(range(num_workers))
+        for size in reversed(sizes[1:]):
+            ranks = [ranks[at : at + size] for at in range(0, len(ranks), size)]
+        return NamedSharding(ranks, names)
+
+    def _model_sizes(self) -> list[tuple[str, int]]:
+        return [(name, getattr(self, name)) for name in MODEL_AXES]
+
+
+def check_axes(
+    parallelism: ParallelismConfig, offered: tuple[str, ...], backend: str
+) -> None:
+    """Refuse axes that a training backend does not have.
+
+    Args:
+        parallelism: The layout.
+        offered: Names of the axes besides `data` that the backend has.
+        backend: Its name, for the message.
+
+    Raises:
+        ConfigError: An axis that it does not have is larger than 1.
+    """
+    for name in (*MODEL_AXES, "expert"):
+        size = getattr(parallelism, name)
+        if size > 1 and name not in offered:
+            has = ", ".join(("data", *offered))
+            raise ConfigError(
+                f"policy.parallelism.{name} must be 1 with the training backend "
+                f"{backend!r}, which has {has}: got {size}"
+            )
+
+
+_DIVIDED_BY: Mapping[str, tuple[tuple[str, str], ...]] = {
+    "tensor": (
+        ("num_attention_heads", "attention heads"),
+        ("num_key_value_heads", "key-value heads"),
+        ("intermediate_size", "feed-forward columns"),
+    ),
+    "pipeline": (("num_hidden_layers", "layers"),),
+    "expert": (("num_experts", "experts"), ("num_local_experts", "experts")),
+}
+
+
+def check_model_divides(
+    parallelism: ParallelismConfig, model_config: Mapping[str, Any], model_name: str
+) -> None:
+    """Refuse a layout that the model's heads, layers or experts cannot be cut into.
+
+    Args:
+        parallelism: The layout.
+        model_config: What the model's `config.json` says, overrides included.
+        model_name: For the message.
+
+    Raises:
+        ConfigError: A size does not divide; with the nearest sizes that do.
+    """
+    text: Any = model_config.get("text_config")
+    shape = {**model_config, **(text if isinstance(text, Mapping) else {})}
+    for axis, fields in _DIVIDED_BY.items():
+        size = getattr(parallelism, axis)
+        counts = {
+            what: shape[field]
+            for field, what in fields
+            if isinstance(shape.get(field), int)
+        }
+        if all(count % size == 0 for count in counts.values()):
+            continue
+        possible = [
+            n
+            for n in range(1, min(counts.values()) + 1)
+            if all(count % n == 0 for count in counts.values())
+        ]
+        near = sorted(sorted(possible, key=lambda n: abs(n - size))[:2])
+        has = ", ".join(f"{count} {what}" for what, count in counts.items())
+        raise ConfigError(
+            f"policy.parallelism.{axis} must divide what {model_name} has ({has}): got "
+            f"{size}; use {' or '.join(map(str, near))}"
+        )

@@ -1,0 +1,293 @@
+"""Tensor parallelism: ranks that share each layer of a decoder.
+
+```
+hidden -> [into_shared] -> q k v, gate up: rows of the weight -> attention, activation
+                        -> o, down: columns of the weight -> [out_of_shared] -> hidden
+```
+Every rank has some of the attention heads, of the feed-forward columns and, where the
+number of ranks divides it, of the vocabulary. What is not cut (norms, biases behind a
+sum) is the same on every rank. The plan follows from the modules' names, which is how
+Llama, Mistral, Qwen and Gemma are written; a layer with anything else in it is refused,
+because a weight that is cut in the wrong place trains wrong in silence. A probe at the
+start compares the first layer, its gradients included, with what it was before.
+
+A rank's part of a weight is a plain parameter of the same name, not a DTensor: FSDP can
+shard it further, optimizers see parameters of one kind, and small layers do not pay for
+DTensor's dispatch, which takes longer than their products.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.nn.functional import embedding, linear
+
+from rl_distributed.logs.logging import get_logger
+from rl_models.errors import UnsupportedModelError
+from rl_models.training.dtensor.collectives import TensorRanks
+from rl_models.training.dtensor.layer_probe import (
+    LayerProbe,
+    Probed,
+    largest_difference,
+)
+from rl_models.training.dtensor.layout import Layout
+
+__all__ = ["TensorParallel"]
+
+_log = get_logger(__name__)
+
+_BY_ROWS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
+_BY_COLUMNS = ("o_proj", "down_proj")
+# Rounding is some 1e-6 in float32 and 1e-4 where a GPU multiplies in TF32; what is cut
+# or added up wrongly is off by tenths.
+_PROBE_TOLERANCE = 1e-2
+
+
+class TensorParallel:
+    """Cuts a model between the ranks that share its layers.
+
+    Args:
+        model: A Hugging Face causal LM, or a model with a scalar head, unsharded.
+        layout: Who shares it.
+        name: The model's name, for messages.
+
+    Raises:
+        UnsupportedModelError: It has modules that the plan does not know.
+    """
+
+    def __init__(self, model: Any, layout: Layout, name: str) -> None:
+        self.ranks = TensorRanks(layout.tensor_group, layout.splits_tokens)
+        self._device = layout.ranks.device
+        self._base = _decoder(model, name)
+        _check_layers(self._base.layers, name)
+        first = self._base.layers[0]
+        probe = LayerProbe(self._base, first)
+        wanted = probe.whole(first)
+        self._cut: dict[nn.Parameter, int] = {}
+        self._partial: list[nn.Parameter] = []
+        for layer in self._base.layers:
+            self._cut_layer(layer)
+        self.splits_vocabulary = self._cut_vocabulary(model, name)
+        if layout.splits_tokens:
+            self._split_tokens()
+        model.to(self._device)
+        self._dims = {n: self._cut.get(p) for n, p in model.named_parameters()}
+        partial = set(self._partial)
+        self._partial_names = {n for n, p in model.named_parameters() if p in partial}
+        self._compare(probe, wanted, name)
+
+    def _compare(self, probe: LayerProbe, wanted: Probed, name: str) -> None:
+        """Refuse a model whose first layer is another one when it is cut."""
+        layer = self._base.layers[0]
+        join = self.ranks.join if self.ranks.splits_tokens else None
+        found = probe.ask(layer, self._device, join)
+        partial = set(self._partial)
+        differences = {
+            "its output": largest_difference(found.output, wanted.output),
+            "the gradient of its input": largest_difference(
+                found.input_gradient, wanted.input_gradient
+            ),
+        }
+        for key, parameter in layer.named_parameters():
+            gradient = found.gradients[key]
+            if parameter in partial:
+                gradient = self.ranks.total(gradient)
+            whole, dim = wanted.gradients[key], self._cut.get(parameter)
+            if dim is not None:
+                whole = whole.chunk(self.ranks.size, dim=dim)[self.ranks.rank]
+            what = f"the gradient of {key}"
+            differences[what] = largest_difference(gradient, whole)
+        what, worst = max(differences.items(), key=lambda item: item[1])
+        if not worst < _PROBE_TOLERANCE:
+            raise UnsupportedModelError(
+                f"policy.parallelism.tensor cannot cut {name}: in a check of its first "
+                f"layer, {what} is off by {worst:.1e} of its largest number, more than "
+                f"{_PROBE_TOLERANCE:g}; set it to 1"
+            )
+
+    def dim_of(self, name: str) -> int | None:
+        """Return the dimension along which a parameter is cut; None if it is whole."""
+        return self._dims[name]
+
+    def whole(self, name: str, part: Tensor) -> Tensor:
+        """Return the whole of a parameter, of each rank's part; collective."""
+        dim = self._dims.get(name)
+        return part if dim is None else self.ranks.joined(part, dim)
+
+    def add_partial_gradients(self, parameters: dict[str, nn.Parameter]) -> None:
+        """Add up gradients of uncut weights that saw a rank's heads or tokens only.
+
+        Once per step, after the last backward pass: their sum is what counts, and one
+        collective for all of them is faster than one for each in each pass.
+        """
+        gradients = [
+            grad.to_local() if isinstance(grad, DTensor) else grad
+            for name in sorted(self._partial_names)
+            if (grad := parameters[name].grad) is not None
+        ]
+        if not gradients:
+            return
+        total = self.ranks.total(torch.cat([grad.flatten() for grad in gradients]))
+        start = 0
+        for grad in gradients:
+            grad.copy_(total[start : start + grad.numel()].view_as(grad))
+            start += grad.numel()
+
+    def _cut_layer(self, layer: nn.Module) -> None:
+        for name, module in list(layer.named_modules()):
+            leaf = name.rpartition(".")[2]
+            if leaf in _BY_ROWS:
+                self._cut_weights(module, 0)
+            elif leaf in _BY_COLUMNS:
+                self._cut_weights(module, 1)
+                module.forward = MethodType(self._summed_linear, module)
+                if module.bias is not None and self.ranks.splits_tokens:
+                    self._partial.append(module.bias)
+            elif any(hasattr(module, child) for child in _BY_ROWS):
+                module.register_forward_pre_hook(self._enter, with_kwargs=True)
+        for name, parameter in layer.named_parameters():
+            if parameter in self._cut or not name.endswith("norm.weight"):
+                continue
+            # A norm of heads sees this rank's heads; the others see its tokens.
+            if _is_head_norm(name) or self.ranks.splits_tokens:
+                self._partial.append(parameter)
+
+    def _cut_weights(self, module: Any, dim: int) -> None:
+        self._replace(module, "weight", dim)
+        if dim == 0 and getattr(module, "bias", None) is not None:
+            self._replace(module, "bias", 0)
+
+    def _replace(self, module: Any, name: str, dim: int) -> None:
+        whole = getattr(module, name)
+        local = whole.detach().chunk(self.ranks.size, dim=dim)[self.ranks.rank]
+        # A copy, so that the memory of the whole weight can go.
+        local = local.to(self._device, copy=True).contiguous()
+        parameter = nn.Parameter(local, requires_grad=whole.requires_grad)
+        setattr(module, name, parameter)
+        self._cut[parameter] = dim
+
+    def _cut_vocabulary(self, model: Any, name: str) -> bool:
+        inputs = model.get_input_embeddings()
+        outputs = model.get_output_embeddings()
+        size = inputs.weight.shape[0]
+        if size % self.ranks.size:
+            _log.warning(
+                "%s: its vocabulary of %d is not a multiple of "
+                "policy.parallelism.tensor (%d); embedding and head are whole on every "
+                "rank",
+                name,
+                size,
+                self.ranks.size,
+            )
+            return False
+        tied = outputs is not None and outputs.weight is inputs.weight
+        self._replace(inputs, "weight", 0)
+        inputs.forward = MethodType(self._shared_embedding, inputs)
+        if outputs is None:
+            return False
+        if tied:
+            outputs.weight = inputs.weight
+        else:
+            self._replace(outputs, "weight", 0)
+        if outputs.bias is not None:
+            self._replace(outputs, "bias", 0)
+        outputs.register_forward_pre_hook(self._enter_head)
+        return True
+
+    def _split_tokens(self) -> None:
+        """Split tokens before the first layer; what follows the last norm is whole."""
+        first: nn.Module = self._base.layers[0]
+        norm: nn.Module = self._base.norm
+        first.register_forward_pre_hook(self._split_first, with_kwargs=True)
+        norm.register_forward_hook(lambda module, args, out: self.ranks.join(out))
+        self._partial.extend(norm.parameters())
+
+    def _enter(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        return _with_hidden(self.ranks.into_shared, args, kwargs)
+
+    def _split_first(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        return _with_hidden(self.ranks.split, args, kwargs)
+
+    def _summed_linear(self, module: Any, hidden: Tensor) -> Tensor:
+        total = self.ranks.out_of_shared(linear(hidden, module.weight))
+        return total if module.bias is None else total + module.bias
+
+    def _shared_embedding(self, module: Any, input_ids: Tensor) -> Tensor:
+        weight = module.weight
+        own = input_ids - self.ranks.rank * weight.shape[0]
+        is_own = (own >= 0) & (own < weight.shape[0])
+        padding = module.padding_idx
+        if padding is not None:
+            padding -= self.ranks.rank * weight.shape[0]
+            padding = padding if 0 <= padding < weight.shape[0] else None
+        found = embedding(own.clamp(0, weight.shape[0] - 1), weight, padding)
+        found = self.ranks.sum(found * is_own[..., None].to(found.dtype))
+        scale = getattr(module, "embed_scale", None)
+        return found if scale is None else found * scale.to(found.dtype)
+
+    def _enter_head(self, module: nn.Module, args: Any) -> Any:
+        return (self.ranks.copy(args[0]),)
+
+
+def _with_hidden(change: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Change the hidden state, which layers get as first or as `hidden_states`."""
+    if args:
+        return (change(args[0]), *args[1:]), kwargs
+    return args, {**kwargs, "hidden_states": change(kwargs["hidden_states"])}
+
+
+def _is_head_norm(name: str) -> bool:
+    return name.endswith(("q_norm.weight", "k_norm.weight"))
+
+
+def _decoder(model: Any, name: str) -> Any:
+    base = model.base_model
+    lacking = [n for n in ("layers", "norm", "embed_tokens") if not hasattr(base, n)]
+    if lacking:
+        raise UnsupportedModelError(
+            f"policy.parallelism.tensor cannot cut {name}: {type(base).__name__} has "
+            f"no {', '.join(lacking)}, as Llama, Mistral, Qwen and Gemma name their "
+            "parts; set it to 1"
+        )
+    return base
+
+
+def _check_layers(layers: Any, name: str) -> None:
+    """Refuse layers with a parameter whose place in the plan is not known."""
+    for layer in layers:
+        odd = sorted(_unknown_parameters(layer))
+        if odd:
+            raise UnsupportedModelError(
+                f"policy.parallelism.tensor cannot cut {name}: its layers "
+                f"({type(layer).__name__}) have {', '.join(odd[:3])}, and only "
+                f"{', '.join((*_BY_ROWS, *_BY_COLUMNS))} and norms are known; set it "
+                "to 1"
+            )
+
+
+def _unknown_parameters(layer: nn.Module) -> Iterator[str]:
+    for name, parameter in layer.named_parameters():
+        owner = name.rpartition(".")[0]
+        module: Any = layer.get_submodule(owner)
+        leaf = owner.rpartition(".")[2]
+        if leaf in (*_BY_ROWS, *_BY_COLUMNS):
+            if isinstance(module, nn.Linear):
+                continue
+        elif (
+            name.endswith("norm.weight")
+            and parameter.ndim == 1
+            # A norm over all heads together would need the other ranks' heads.
+            and (not _is_head_norm(name) or _is_one_head(layer, owner, parameter))
+        ):
+            continue
+        yield name
+
+
+def _is_one_head(layer: nn.Module, owner: str, parameter: Tensor) -> bool:
+    attention: Any = layer.get_submodule(owner.rpartition(".")[0])
+    return bool(parameter.numel() == getattr(attention, "head_dim", -1))

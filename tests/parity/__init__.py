@@ -1,0 +1,1 @@
+"""Every layout of the ranks computes what one process computes."""

@@ -1,0 +1,86 @@
+"""How far a cell is from its reference."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from parity.cells import LAYOUTS, Outcome, reference, run_rank
+from parity.ranks import RankProcesses
+
+__all__ = ["Difference", "Matrix"]
+
+# Some gradients are 0 by theory, such as that of the bias of keys.
+_SMALLEST_GRADIENT = 1e-3
+LIMITS = {"loss": 1e-6, "grad_norm": 1e-5, "gradients": 1e-5, "weights": 1e-6}
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Largest differences of a cell from plain transformers."""
+
+    loss: float
+    grad_norm: float
+    """Relative."""
+    gradients: float
+    """Relative to the largest number of each gradient."""
+    weights: float
+
+    @classmethod
+    def of(cls, found: Outcome, wanted: Outcome) -> Difference:
+        """Compare; every parameter must be there, by its name."""
+        assert found.gradients.keys() == wanted.gradients.keys()
+        assert found.weights.keys() == wanted.weights.keys()
+        gradients = [
+            (found.gradients[name] - value).abs().max()
+            / value.abs().max().clamp(min=_SMALLEST_GRADIENT)
+            for name, value in wanted.gradients.items()
+        ]
+        weights = [
+            (found.weights[name] - value).abs().max()
+            for name, value in wanted.weights.items()
+        ]
+        return cls(
+            abs(found.loss - wanted.loss),
+            abs(found.grad_norm / wanted.grad_norm - 1),
+            float(max(gradients)),
+            float(max(weights)),
+        )
+
+    @classmethod
+    def worst(cls, found: Iterable[Difference]) -> Difference:
+        """Return the largest of each number."""
+        rows = [tuple(getattr(one, name) for name in LIMITS) for one in found]
+        return cls(*(max(column) for column in zip(*rows, strict=True)))
+
+    def complaint(self) -> str | None:
+        """Return what is outside its limit; None if nothing is."""
+        outside = [
+            f"{name} {getattr(self, name):.1e} (limit {limit:g})"
+            for name, limit in LIMITS.items()
+            if not getattr(self, name) <= limit
+        ]
+        return ", ".join(outside) or None
+
+
+class Matrix:
+    """Cells of one family.
+
+    Args:
+        folder: Its model.
+        ranks: Processes that the cells run on.
+    """
+
+    def __init__(self, folder: Path, ranks: RankProcesses) -> None:
+        self.folder = str(folder)
+        self._ranks = ranks
+        self._references: dict[str, Outcome] = {}
+
+    def difference(self, layout: str, loss: str) -> Difference:
+        """Run a cell."""
+        if loss not in self._references:
+            self._references[loss] = reference(self.folder, loss)
+        chosen = LAYOUTS[layout]
+        found = self._ranks.run(chosen.num_ranks, run_rank, self.folder, chosen, loss)
+        return Difference.of(found, self._references[loss])
