@@ -125,7 +125,7 @@ def train(
     num_steps: int = NUM_STEPS,
     resume: Any = False,
     callbacks: Sequence[rl.Callback] = (),
-    pool: rl.WorkerPool | None = None,
+    pool: rl.KeptWorkers | None = None,
 ) -> rl.TrainResult:
     """Make the small run of an algorithm, or go on with it."""
     case = CASES[name]

@@ -24,8 +24,8 @@ MOMENTS = {"grpo": "policy_training", "ppo": "generation"}
 
 
 @pytest.fixture(scope="module")
-def pool() -> Iterator[rl.WorkerPool]:
-    with local_ray(num_cpus=2), rl.WorkerPool() as pool:
+def pool() -> Iterator[rl.KeptWorkers]:
+    with local_ray(num_cpus=2), rl.KeptWorkers() as pool:
         yield pool
 
 
@@ -48,7 +48,7 @@ class Copy(rl.Callback):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", rl.algorithm_names())
 def test_goes_on_bitwise_from_what_a_kill_leaves(
-    name: str, model: Path, tmp_path: Path, pool: rl.WorkerPool
+    name: str, model: Path, tmp_path: Path, pool: rl.KeptWorkers
 ) -> None:
     copy = Copy(MOMENTS.get(name, "policy_training"), tmp_path / "killed")
     arguments: dict[str, Any] = {"num_steps": NUM_STEPS, "pool": pool}
@@ -77,7 +77,7 @@ class Update(rl.Callback):
 
 @pytest.mark.slow
 def test_updates_before_a_kill_come_again_bitwise(
-    model: Path, tmp_path: Path, pool: rl.WorkerPool
+    model: Path, tmp_path: Path, pool: rl.KeptWorkers
 ) -> None:
     copy = Copy("policy_training", tmp_path / "killed")
     arguments: dict[str, Any] = {"num_steps": NUM_STEPS, "pool": pool}

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rl_algorithms import TrainResult, WorkerPool, get_algorithm
+from rl_algorithms import KeptWorkers, TrainResult, get_algorithm
 from rl_algorithms.registry import algorithm_settings
 from rl_distributed import merge_configs
 
@@ -31,7 +31,7 @@ class Experiment:
     title: str
     label: str
     """What the curve shows."""
-    run: Callable[[Path, int, WorkerPool], Curve]
+    run: Callable[[Path, int, KeptWorkers], Curve]
     """Trains in an empty folder with a seed, in the processes of a pool."""
 
 
@@ -40,7 +40,7 @@ def train(
     settings: Mapping[str, Any],
     folder: Path,
     seed: int,
-    pool: WorkerPool,
+    pool: KeptWorkers,
     environment: Any = None,
 ) -> TrainResult:
     """Train once by an algorithm or preset; the data sets come from the settings."""

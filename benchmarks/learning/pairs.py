@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks.learning.experiment import Curve, curve_of, train, with_model
 from benchmarks.learning.sorting import NUM_STEPS, Sorting
-from rl_algorithms import WorkerPool
+from rl_algorithms import KeptWorkers
 from rl_algorithms.data.config import DatasetConfig, TasksConfig
 from rl_algorithms.data.sources import load_configured
 from rl_algorithms.evaluation import evaluate
@@ -44,7 +44,7 @@ def preferences(folder: Path, model: Path, seed: int) -> dict[str, Any]:
     return {"train": str(files["train"]), "validation": str(files["held_out"])}
 
 
-def dpo(folder: Path, seed: int, pool: WorkerPool) -> Curve:
+def dpo(folder: Path, seed: int, pool: KeptWorkers) -> Curve:
     """Prefer right answers to wrong ones, beginning with the model that imitated."""
     start = Sorting.start(folder / "start", seed, pool)
     settings = {
@@ -93,7 +93,7 @@ def orders(folder: Path, seed: int) -> dict[str, Any]:
     return {"train": str(files["train"]), "validation": str(files["held_out"])}
 
 
-def reward_model(folder: Path, seed: int, pool: WorkerPool) -> Curve:
+def reward_model(folder: Path, seed: int, pool: KeptWorkers) -> Curve:
     """Tell digits in their order from digits in another one."""
     start = Sorting.start(folder / "start", seed, pool)
     settings = {

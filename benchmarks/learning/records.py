@@ -12,7 +12,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from benchmarks.learning.methods import EXPERIMENTS
-from rl_algorithms import WorkerPool
+from rl_algorithms import KeptWorkers
 from rl_algorithms.presets import find_preset
 
 __all__ = ["draw", "measure"]
@@ -30,7 +30,7 @@ def measure(name: str, seeds: list[int], path: Path) -> None:
         "seeds": json.loads(path.read_text())["seeds"] if path.exists() else {},
     }
     path.parent.mkdir(parents=True, exist_ok=True)
-    with WorkerPool() as pool, tempfile.TemporaryDirectory() as folder:
+    with KeptWorkers() as pool, tempfile.TemporaryDirectory() as folder:
         for seed in seeds:
             began_s = time.monotonic()
             curve = experiment.run(Path(folder) / str(seed), seed, pool)

@@ -15,7 +15,7 @@ from benchmarks.learning.experiment import (
     with_model,
 )
 from benchmarks.learning.sorting import NUM_STEPS, Sorting
-from rl_algorithms import WorkerPool
+from rl_algorithms import KeptWorkers
 from rl_distributed import merge_configs
 from rl_envs import EnvironmentReturn
 from rl_envs.worlds.sorting.environment import SortingEnvironment
@@ -33,7 +33,7 @@ def on_sorting(
 ) -> Experiment:
     """Return the experiment of a member of the GRPO family on the sorting task."""
 
-    def run(folder: Path, seed: int, pool: WorkerPool) -> Curve:
+    def run(folder: Path, seed: int, pool: KeptWorkers) -> Curve:
         start = Sorting.start(folder / "start", seed, pool)
         common = Sorting.sampling(num_generations, num_updates)
         settings = merge_configs(common, changes)
@@ -70,7 +70,7 @@ class TwoRewards(SortingEnvironment):
         )
 
 
-def gdpo(folder: Path, seed: int, pool: WorkerPool) -> Curve:
+def gdpo(folder: Path, seed: int, pool: KeptWorkers) -> Curve:
     """Learn from two rewards, each of which a wrong answer can have."""
     start = Sorting.start(folder / "start", seed, pool)
     settings = with_model(Sorting.sampling(), start)
@@ -79,7 +79,7 @@ def gdpo(folder: Path, seed: int, pool: WorkerPool) -> Curve:
     return curve_of(result, "val:accuracy")
 
 
-def distillation(folder: Path, seed: int, pool: WorkerPool) -> Curve:
+def distillation(folder: Path, seed: int, pool: KeptWorkers) -> Curve:
     """Learn from a model that saw many demonstrations, beginning with one that saw few.
 
     The student practises on prompts that neither has seen.
@@ -111,7 +111,7 @@ def distillation(folder: Path, seed: int, pool: WorkerPool) -> Curve:
     return curve_of(result, "val:accuracy", teacher=taught.metrics["val:accuracy"])
 
 
-def ppo(folder: Path, seed: int, pool: WorkerPool) -> Curve:
+def ppo(folder: Path, seed: int, pool: KeptWorkers) -> Curve:
     """Sort better by what a critic says of each token; both begin with one model."""
     start = Sorting.start(folder / "start", seed, pool)
     settings = Sorting.sampling()

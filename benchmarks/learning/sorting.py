@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.learning.experiment import train, with_model
-from rl_algorithms import WorkerPool
+from rl_algorithms import KeptWorkers
 from rl_distributed import load_config, merge_configs
 from rl_models import build_model
 from rl_models.build.model import ModelBuildConfig
@@ -34,7 +34,7 @@ class Sorting:
         return stage
 
     @classmethod
-    def start(cls, folder: Path, seed: int, pool: WorkerPool) -> Path:
+    def start(cls, folder: Path, seed: int, pool: KeptWorkers) -> Path:
         """Return the model that imitated."""
         model = folder / "random"
         build_model(ModelBuildConfig.from_dict(cls.recipe["model"]), model, seed=seed)

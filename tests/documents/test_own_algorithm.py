@@ -12,7 +12,7 @@ import cloudpickle
 import pytest
 import torch
 
-from rl_algorithms import SFTTrainer, WorkerPool, registry
+from rl_algorithms import KeptWorkers, SFTTrainer, registry
 from rl_algorithms.errors import AlgorithmError
 from rl_algorithms.trainers.base import BaseTrainer
 from rl_algorithms.trainers.setup.components import Components
@@ -68,7 +68,7 @@ class ConfigOnly(SFTTrainer):
 
 def test_parts_reach_a_trainer_that_takes_a_config_only(model: str) -> None:
     claim: Any = object()
-    pool, tokenizer = WorkerPool(), load_tokenizer(model)
+    pool, tokenizer = KeptWorkers(), load_tokenizer(model)
     trainer = ConfigOnly.from_pretrained(model, tokenizer=tokenizer)
     assert trainer.given.tokenizer is tokenizer
     trainer = ConfigOnly.from_config(trainer.config, pool=pool, claim=claim)

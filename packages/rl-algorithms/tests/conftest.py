@@ -24,9 +24,9 @@ def ray_cluster():
 @pytest.fixture(scope="session")
 def pool(ray_cluster):
     """Processes that all runs of one shape share."""
-    from rl_algorithms import WorkerPool  # noqa: PLC0415
+    from rl_algorithms import KeptWorkers  # noqa: PLC0415
 
-    with WorkerPool() as kept:
+    with KeptWorkers() as kept:
         yield kept
 
 

@@ -20,7 +20,7 @@ from rl_algorithms import (
     Callback,
     ConfigUpdate,
     GRPOTrainer,
-    WorkerPool,
+    KeptWorkers,
     update_run,
 )
 from rl_algorithms.grpo.config import GRPOConfig
@@ -524,7 +524,7 @@ class TestWithWorkers:
 
         rate = At(2, change({"lr": 5e-3}), "on_step_begin")
         seen = Always("on_step_begin", count)
-        with WorkerPool() as pool:
+        with KeptWorkers() as pool:
             plain = self.train(pool, tiny_model, tmp_path / "a", rate, seen)
             fewer = At(1, change({"num_replicas": 1}))
             more = At(3, change({"num_replicas": 2}))

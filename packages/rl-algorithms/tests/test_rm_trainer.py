@@ -38,7 +38,7 @@ RM = {
 @pytest.fixture(scope="module")
 def pool(ray_cluster):
     """Processes of one model, beside those of other tests that sample, too."""
-    with rl.WorkerPool() as kept:
+    with rl.KeptWorkers() as kept:
         yield kept
 
 

@@ -85,5 +85,5 @@ from .trainers.settings.config_updates import (
     update_run as update_run,
 )
 from .trainers.settings.run_settings import RunSettings as RunSettings
-from .trainers.setup.pool import WorkerPool as WorkerPool
+from .trainers.setup.kept_workers import KeptWorkers as KeptWorkers
 from .version import __version__ as __version__

@@ -16,8 +16,8 @@ from typing import Any
 from rl_algorithms import (
     BaseTrainer,
     Interrupted,
+    KeptWorkers,
     TrainResult,
-    WorkerPool,
     get_algorithm,
 )
 from rl_algorithms.trainers.progress import ProgressDisplay
@@ -71,7 +71,7 @@ def carry_out(
     results: dict[str, dict[str, Any]] = {}
     kept: Path | None = None
     try:
-        with WorkerPool() as pool:
+        with KeptWorkers() as pool:
             model = _built_model(run, folder)
             for stage in run.stages:
                 guard.raise_pending()
@@ -107,7 +107,7 @@ def _built_model(run: Run, folder: RunFolder) -> Path | None:
 
 
 def _trainer(
-    stage: Stage, folder: RunFolder, model: Path | None, pool: WorkerPool
+    stage: Stage, folder: RunFolder, model: Path | None, pool: KeptWorkers
 ) -> BaseTrainer[Any]:
     changes: dict[str, Any] = {"output_dir": str(folder.stage(stage.name))}
     data = stage.config.to_dict()

@@ -1,4 +1,11 @@
 from .collate import SFTCollator as SFTCollator, rl_collate_fn as rl_collate_fn
+from .compat import (
+    add_loss_mask_to_message_log as add_loss_mask_to_message_log,
+    batched_message_log_to_flat_message as batched_message_log_to_flat_message,
+    get_formatted_message_log as get_formatted_message_log,
+    get_keys_from_message_log as get_keys_from_message_log,
+    message_log_to_flat_messages as message_log_to_flat_messages,
+)
 from .config import (
     DataConfig as DataConfig,
     DatasetConfig as DatasetConfig,
@@ -7,13 +14,6 @@ from .config import (
 from .dataset import ProcessedDataset as ProcessedDataset
 from .demonstrations import process_demonstrations as process_demonstrations
 from .loader import BatchedDataLoader as BatchedDataLoader
-from .message_log import (
-    add_loss_mask_to_message_log as add_loss_mask_to_message_log,
-    batched_message_log_to_flat_message as batched_message_log_to_flat_message,
-    get_formatted_message_log as get_formatted_message_log,
-    get_keys_from_message_log as get_keys_from_message_log,
-    message_log_to_flat_messages as message_log_to_flat_messages,
-)
 from .mixture import Mixture as Mixture
 from .module import DataModule as DataModule
 from .preferences import (

@@ -79,8 +79,8 @@ from rl_algorithms.trainers.setup.given_policy import (
     told_apart,
     with_ranks,
 )
+from rl_algorithms.trainers.setup.kept_workers import KeptWorkers
 from rl_algorithms.trainers.setup.memory_hint import memory_hint
-from rl_algorithms.trainers.setup.pool import WorkerPool
 from rl_algorithms.trainers.setup.reward_trial import try_reward_fn
 from rl_algorithms.trainers.steps.memory_turns import MemoryTurns
 from rl_distributed.cluster.watch import ClusterWatch, find_loss
@@ -141,7 +141,7 @@ class BaseTrainer(DefaultStep[ConfigT]):
         policy: Any = None,
         generation: Any = None,
         tokenizer: Any = None,
-        pool: WorkerPool | None = None,
+        pool: KeptWorkers | None = None,
         claim: RunClaim | None = None,
         **settings: Any,
     ) -> None:
@@ -254,7 +254,7 @@ class BaseTrainer(DefaultStep[ConfigT]):
         config: TrainerConfig,
         given: Components | None = None,
         *,
-        pool: WorkerPool | None = None,
+        pool: KeptWorkers | None = None,
         claim: RunClaim | None = None,
     ) -> Self:
         """Make a trainer whose `__init__` may take a configuration and nothing else.

@@ -26,12 +26,12 @@ import rl_envs
 import rl_models
 from rl_algorithms.trainers.run.signals import SignalGuard
 from rl_algorithms.trainers.settings.config import TrainerConfig
+from rl_algorithms.trainers.setup.kept_workers import KeptWorkers
 from rl_algorithms.trainers.setup.own_policy import (
     OwnPolicy,
     check_own_policy,
     samples_itself,
 )
-from rl_algorithms.trainers.setup.pool import WorkerPool
 from rl_algorithms.trainers.setup.starting import (
     Starter,
     is_environment,
@@ -216,7 +216,7 @@ def start_components(
     checkpoint: Path | None,
     environment: Any,
     signals: SignalGuard,
-    pool: WorkerPool | None = None,
+    pool: KeptWorkers | None = None,
 ) -> Components:
     """Start what an algorithm needs and was not given; worker groups start together.
 
@@ -322,7 +322,7 @@ def _start_or_resume(
 
 
 def _left_environment(
-    config: TrainerConfig, chosen: Any, pool: WorkerPool | None
+    config: TrainerConfig, chosen: Any, pool: KeptWorkers | None
 ) -> Any:
     """Return the environment of the last trainer, if it is that of the section."""
     section = config.env if chosen is config.env else None

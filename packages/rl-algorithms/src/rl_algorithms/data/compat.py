@@ -1,4 +1,9 @@
-"""Message logs: conversations whose messages carry their own tokens.
+"""Helpers for message logs, kept for programs that come from NeMo RL.
+
+Nothing here is used by this package, which keeps tokens in columns (`rollout`) and
+encodes conversations by `encoding`; programs written for NeMo RL import these names.
+
+A message log is a conversation whose messages carry their own tokens.
 
 A log is a list of messages with `role`, `content` and tensors of one length each:
 `token_ids`, and where they were added `token_loss_mask` and `generation_logprobs`.

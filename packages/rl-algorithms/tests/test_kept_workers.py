@@ -35,7 +35,7 @@ class Part:
         self.closed.append(self.name)
 
 
-def filled(pool: rl.WorkerPool, closed: list[str]) -> None:
+def filled(pool: rl.KeptWorkers, closed: list[str]) -> None:
     for name in ("cluster", "policy", "environment"):
         pool.parts[name] = Part(name, closed)
         pool.closing.callback(pool.parts[name].shutdown)
@@ -43,7 +43,7 @@ def filled(pool: rl.WorkerPool, closed: list[str]) -> None:
 
 def test_what_is_kept_serves_the_same_cluster_only() -> None:
     closed: list[str] = []
-    pool = rl.WorkerPool()
+    pool = rl.KeptWorkers()
     assert not pool.kept_for(ONE, ("policy",))
     filled(pool, closed)
     assert pool.kept_for(ClusterConfig(), ("policy",))
@@ -64,7 +64,7 @@ def test_what_is_kept_serves_the_same_cluster_only() -> None:
 
 def test_an_environment_is_kept_for_its_own_section_only() -> None:
     closed: list[str] = []
-    with rl.WorkerPool() as pool:
+    with rl.KeptWorkers() as pool:
         sorting = EnvConfig(name="sorting")
         assert not pool.keeps_environment(sorting)
         filled(pool, closed)
@@ -87,7 +87,7 @@ def test_an_environment_object_is_left_to_its_maker() -> None:
     own = Own("own", closed)
     config = rl.GRPOConfig.from_dict({"policy": {"model_name": "m"}})
     config = config.replace(env=EnvConfig(name="sorting"))
-    with rl.WorkerPool() as pool:
+    with rl.KeptWorkers() as pool:
         for _ in range(2):
             parts = start_components(
                 config,
@@ -112,7 +112,7 @@ def test_trainers_hand_on_their_processes(tiny_model, tmp_path) -> None:
         def on_train_begin(self, trainer, step):
             pids.append(trainer.components.policy.group.worker_pids)
 
-    def train(pool: rl.WorkerPool, name: str, **cluster: int) -> None:
+    def train(pool: rl.KeptWorkers, name: str, **cluster: int) -> None:
         config = rl.SFTConfig.from_dict(
             {
                 "policy": {
@@ -127,7 +127,7 @@ def test_trainers_hand_on_their_processes(tiny_model, tmp_path) -> None:
         )
         rl.SFTTrainer(config, pool=pool).fit(dataset=ROWS, callbacks=[Pids()])
 
-    with rl.WorkerPool() as pool:
+    with rl.KeptWorkers() as pool:
         train(pool, "first")
         train(pool, "second")
         train(pool, "two_workers", workers_per_node=2)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rl_algorithms.data.message_log import (
+from rl_algorithms.data.compat import (
     add_loss_mask_to_message_log,
     batched_message_log_to_flat_message,
     get_formatted_message_log,

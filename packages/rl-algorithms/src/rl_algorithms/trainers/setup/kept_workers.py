@@ -9,10 +9,10 @@ from typing import Any
 from rl_algorithms.trainers.settings.config import EnvConfig
 from rl_distributed.config import Config
 
-__all__ = ["WorkerPool"]
+__all__ = ["KeptWorkers"]
 
 
-class WorkerPool:
+class KeptWorkers:
     """Keeps Ray and the worker processes of a training for the one after it.
 
     A process that has imported torch and transformers is worth seconds. The next
@@ -20,7 +20,7 @@ class WorkerPool:
     that are there; with another cluster, or other models, it starts new ones.
 
     ```python
-    with WorkerPool() as pool:
+    with KeptWorkers() as pool:
         SFTTrainer(sft_config, pool=pool).fit()
         GRPOTrainer(grpo_config, pool=pool).fit()
     ```
@@ -37,7 +37,7 @@ class WorkerPool:
         self._key: tuple[Config, tuple[str, ...]] | None = None
         self._env: EnvConfig | None = None
 
-    def __enter__(self) -> WorkerPool:
+    def __enter__(self) -> KeptWorkers:
         return self
 
     def __exit__(
