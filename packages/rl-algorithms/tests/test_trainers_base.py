@@ -21,7 +21,7 @@ import pytest
 from rl_algorithms import Interrupted, LoggingCallback
 from rl_algorithms.data.streaming import RowStream, StreamLoader
 from rl_algorithms.data.validation_sets import ValidationParts
-from rl_algorithms.trainers import base
+from rl_algorithms.trainers import training_run
 from rl_algorithms.trainers.callback_number import CountWithState
 from rl_algorithms.trainers.run.state import TrainerState
 from rl_algorithms.trainers.sampling.validation_samples import ValidationSamples
@@ -231,7 +231,7 @@ def lose(monkeypatch):
 
     def end(name):
         loss = ClusterLoss(name, 4711, "h:1", "was ended by SIGKILL", time.monotonic())
-        for module in (cluster_watch, base):
+        for module in (cluster_watch, training_run):
             monkeypatch.setattr(module, "find_loss", lambda: loss)
 
     return end
@@ -245,7 +245,7 @@ class TestLostCluster:
             if running.state.step == 2:
                 lose(name)
                 if where == "in_training":
-                    while running._signals.pending is None:
+                    while running._tools._signals.pending is None:
                         time.sleep(0.01)  # a poll; pytest's time limit ends it
                 else:
                     threading.Event().wait(600)

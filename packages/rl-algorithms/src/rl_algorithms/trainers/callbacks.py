@@ -14,7 +14,13 @@ from rl_algorithms.trainers.running_trainer import RunningTrainer
 from rl_distributed.errors import ConfigError
 from rl_distributed.logs.logging import get_logger
 
-__all__ = ["Callback", "CallbackList", "LoggingCallback", "with_plain_names"]
+__all__ = [
+    "Callback",
+    "CallbackList",
+    "LoggingCallback",
+    "RunHooks",
+    "with_plain_names",
+]
 
 
 class Callback:
@@ -129,7 +135,9 @@ class CallbackList:
     def __iter__(self) -> Iterator[Callback]:
         return iter(self._callbacks)
 
-    def call(self, hook: str, trainer: Any, number: int, *arguments: Any) -> None:
+    def call(
+        self, hook: str, trainer: RunningTrainer, number: int, *arguments: Any
+    ) -> None:
         """Call one hook; what it raises carries a note that names it.
 
         Args:
@@ -163,6 +171,22 @@ class CallbackList:
             name = type(callback).__name__
             counts[name] = counts.get(name, 0) + 1
             yield f"{name}/{counts[name]}", callback
+
+
+class RunHooks:
+    """Calls the hooks of a run's callbacks with its trainer."""
+
+    def __init__(self, callbacks: CallbackList, trainer: RunningTrainer) -> None:
+        self.callbacks = callbacks
+        self._trainer = trainer
+
+    def call(self, hook: str, *arguments: Any) -> None:
+        """Call a hook with the number of steps done."""
+        self.call_numbered(hook, self._trainer.state.step, *arguments)
+
+    def call_numbered(self, hook: str, number: int, *arguments: Any) -> None:
+        """Call a hook with the number of a step or an epoch."""
+        self.callbacks.call(hook, self._trainer, number, *arguments)
 
 
 def with_plain_names(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from rl_algorithms.data import DataModule
@@ -93,8 +92,7 @@ class RolloutTrainer(BaseTrainer[RolloutConfigT]):
         """Return what notices rewards that teach nothing; None: none are learned."""
         return RewardWatch()
 
-    def _advance(self, metrics: Mapping[str, float]) -> None:
-        super()._advance(metrics)
+    def _end_step(self) -> None:
         found = self._reward_watch and self._reward_watch.end_step()
         if found:
             _logger.warning(found)

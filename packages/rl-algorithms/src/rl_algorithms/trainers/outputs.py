@@ -1,0 +1,81 @@
+"""What a run writes into its folder: metrics, samples, checkpoints, its result."""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+from rl_algorithms.trainers.checkpoints import RunCheckpoints
+from rl_algorithms.trainers.run.history import History
+from rl_algorithms.trainers.run.result import RESULT, TrainResult, write_result
+from rl_algorithms.trainers.run.state import TrainerState
+from rl_algorithms.trainers.sampling.validation_samples import ValidationSamples
+from rl_algorithms.trainers.settings.config import TrainerConfig
+from rl_distributed.metrics import LoggerFacade
+from rl_distributed.runs.folder import CHECKPOINTS
+
+__all__ = ["RunOutputs"]
+
+
+class RunOutputs:
+    """Opens what a run writes to.
+
+    Args:
+        config: The run's configuration.
+        run_dir: Folder of the run.
+        algorithm: Name of the algorithm.
+        closing: Gets the calls that close it all.
+    """
+
+    def __init__(
+        self, config: TrainerConfig, run_dir: Path, algorithm: str, closing: ExitStack
+    ) -> None:
+        self._run_dir = run_dir
+        # As a context: a sink that fails to close does not hide why a run ended.
+        self.metrics = closing.enter_context(LoggerFacade(config.logger, run_dir))
+        """The metrics of all steps, and where they are logged."""
+        self.metrics.log_hyperparams(config.to_dict())
+        self.samples = ValidationSamples(run_dir)
+        """Some answers of every validation."""
+        # That of a run that had ended, and goes on, is true no longer.
+        (run_dir / RESULT).unlink(missing_ok=True)
+        folder = run_dir / CHECKPOINTS
+        self.checkpoints = RunCheckpoints(config.checkpointing, folder, algorithm)
+        """The checkpoints."""
+        closing.callback(self.checkpoints.close)
+
+    def resume_at(self, step: int) -> History:
+        """Cut off what was written after a step; return the metrics up to it."""
+        self.metrics.resume_at(step)
+        self.samples.resume_at(step)
+        return History.read(self.metrics.log_dir / "metrics.jsonl", up_to=step)
+
+    def write_result(
+        self,
+        config: TrainerConfig,
+        state: TrainerState,
+        history: History,
+        began_s: float,
+    ) -> TrainResult:
+        """Return what the run came to, which `result.json` says as well.
+
+        Args:
+            config: The run's configuration, with its updates.
+            state: The state at the end.
+            history: The metrics of every step.
+            began_s: When the run began, by `time.monotonic`.
+        """
+        best = self.checkpoints.best() if config.checkpointing.enabled else None
+        result = TrainResult(
+            metrics=dict(state.metrics),
+            history=history,
+            checkpoint_path=best,
+            run_dir=self._run_dir,
+            steps=state.step,
+            stop_reason=state.stop_reason or "",
+            wall_s=round(time.monotonic() - began_s, 2),
+            warnings=tuple(state.warnings),
+        )
+        write_result(self._run_dir, result.to_dict(seed=config.seed))
+        return result

@@ -1,0 +1,356 @@
+"""`TrainingRun`: one `fit` of a trainer, from the first check to the last close.
+
+```
+check -> data -> folder -> workers -> restore -> [validate] -> steps -> close
+```
+
+| part         | consumes        | produces       | waits for        | unblocked by    |
+|--------------|-----------------|----------------|------------------|-----------------|
+| loop         | batches         | metrics, state | one phase        | the phase       |
+| phase        | rows            | rows, metrics  | worker groups    | time, a signal  |
+| SignalGuard  | signals         | Interrupted    | protected phases | a second signal |
+| ClusterWatch | Ray's processes | a signal       | nothing          | close           |
+
+Shutdown is the reverse of the start: logger, checkpoints, weight sync, environment,
+generation, policy, cluster, Ray; each is closed whatever happened to the others, and
+only what the trainer made itself.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sized
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Generic
+
+from rl_algorithms.trainers.algorithm import Algorithm, ConfigT
+from rl_algorithms.trainers.callbacks import Callback, CallbackList, RunHooks
+from rl_algorithms.trainers.live_config import LiveConfig
+from rl_algorithms.trainers.loop import TrainingLoop
+from rl_algorithms.trainers.outputs import RunOutputs
+from rl_algorithms.trainers.run.cluster_loss import cluster_lost_error
+from rl_algorithms.trainers.run.folder import Resume, RunPlace
+from rl_algorithms.trainers.run.history import History
+from rl_algorithms.trainers.run.record import write_run_record
+from rl_algorithms.trainers.run.result import TrainResult
+from rl_algorithms.trainers.run.signals import Interrupted, SignalGuard
+from rl_algorithms.trainers.run.state import TrainerState
+from rl_algorithms.trainers.run.throughput import Throughput
+from rl_algorithms.trainers.run.warnings import WarningKeeper
+from rl_algorithms.trainers.schedule import (
+    Patience,
+    RunPlan,
+    check_accuracy,
+    check_held_out,
+    check_measured,
+    count_steps,
+    unranked_warning,
+)
+from rl_algorithms.trainers.settings.unused_keys import idle_lines, of_validation
+from rl_algorithms.trainers.setup.components import (
+    check_components,
+    choose_environment,
+    start_components,
+    with_row_lengths,
+    with_tokenizer,
+)
+from rl_algorithms.trainers.setup.kept_workers import KeptWorkers
+from rl_algorithms.trainers.setup.memory_hint import memory_hint
+from rl_algorithms.trainers.setup.reward_trial import try_reward_fn
+from rl_algorithms.trainers.step_tools import StepTools
+from rl_distributed.cluster.watch import ClusterWatch, find_loss
+from rl_distributed.errors import ClusterLostError
+from rl_distributed.failures.cluster_loss import ClusterLoss
+from rl_distributed.logs.logging import get_logger, keeping_log
+from rl_distributed.runs.folder import RunClaim
+from rl_envs.rewards.lists import RewardFns
+
+__all__ = ["TrainingRun", "start_alone"]
+
+_logger = get_logger(__name__)
+
+
+class TrainingRun(Generic[ConfigT]):
+    """Builds what a run needs, runs the loop, and closes it.
+
+    Args:
+        trainer: What is trained, and how.
+        callbacks: Hooks, called in this order.
+        pool: Keeps the worker processes for the next trainer.
+        claim: The folder of the run, where its maker has written what the run is.
+    """
+
+    def __init__(
+        self,
+        trainer: Algorithm[ConfigT],
+        callbacks: Iterable[Callback],
+        *,
+        pool: KeptWorkers | None = None,
+        claim: RunClaim | None = None,
+    ) -> None:
+        self._began_s = time.monotonic()
+        self._trainer, self._pool, self._claim = trainer, pool, claim
+        self._hooks = RunHooks(CallbackList(callbacks), trainer)
+        self._signals, self._closing = SignalGuard(), ExitStack()
+        self._loop: TrainingLoop[ConfigT] | None = None
+        """There once all is built."""
+
+    def fit(
+        self,
+        dataset: Any,
+        val_dataset: Any,
+        reward_fn: RewardFns | None,
+        environment: Any,
+        *,
+        resume: Resume,
+        overwrite: bool,
+    ) -> TrainResult:
+        """Train; see `BaseTrainer.fit`."""
+        trainer = self._trainer
+        with self._signals, self._closing, ClusterWatch(self._notice_loss):
+            try:
+                self._signals.hold()
+                if self._claim is None:
+                    RunPlace.check(trainer.config, resume=resume, overwrite=overwrite)
+                self._prepare(dataset, val_dataset, reward_fn, environment)
+                outputs, loop = self._open(resume, overwrite)
+                self._signals.release()
+                loop.run()
+                return outputs.write_result(
+                    trainer.config, trainer.state, trainer.history, self._began_s
+                )
+            except Interrupted as error:
+                self._signals.acknowledge()
+                ending = self._lost() or error.with_checkpoint(self._keep_checkpoint())
+                self._report_exception(ending)
+                raise ending from None
+            except BaseException as error:
+                if isinstance(error, Exception) and (lost := self._lost()) is not None:
+                    self._report_exception(lost)
+                    raise lost from error
+                if (hint := memory_hint(trainer.config, error)) is not None:
+                    error.add_note(hint)
+                error.add_note(self._where())
+                self._report_exception(error)
+                raise
+            finally:
+                self._signals.close()
+
+    # Start -----------------------------------------------------------------------
+
+    def _prepare(
+        self,
+        dataset: Any,
+        val_dataset: Any,
+        reward_fn: RewardFns | None,
+        environment: Any,
+    ) -> None:
+        """Load the data, and find what can be known to be wrong before a start."""
+        trainer = self._trainer
+        trainer.state, trainer.history = TrainerState(), History()
+        self._closing.enter_context(WarningKeeper(trainer.state.warnings))
+        self._scorer = scorer = choose_environment(
+            trainer.config, reward_fn, environment
+        )
+        trainer.needs = trainer._needs(has_environment=scorer is not None)
+        self._hooks.call("on_phase", "data", 0, 0)
+        check_components(trainer.config, trainer.given, trainer.needs, scorer)
+        trainer.config = config = with_row_lengths(trainer.config, trainer.given)
+        trainer.components = with_tokenizer(trainer.given, config)
+        self._loaders = trainer._load_data(dataset, val_dataset)
+        if reward_fn is not None and trainer.sample_prompt is not None:
+            try_reward_fn(reward_fn, trainer.sample_prompt)
+        self._signals.raise_pending()
+        self._scored_by_function = reward_fn is not None
+        self._follow(self._plan_run())
+        has_data = self._loaders[1] is not None
+        idle = config.idle() if has_data else (*config.idle(), of_validation(config))
+        for line in idle_lines(config, idle):
+            _logger.warning(line)
+
+    def _open(
+        self, resume: Resume, overwrite: bool
+    ) -> tuple[RunOutputs, TrainingLoop[ConfigT]]:
+        """Take the folder of the run, and start what it needs."""
+        trainer = self._trainer
+        checkpoint = self._take_folder(resume, overwrite)
+        outputs = RunOutputs(
+            trainer.config, trainer.run_dir, trainer.algorithm, self._closing
+        )
+        info = None if checkpoint is None else outputs.checkpoints.load(checkpoint)
+        updates = LiveConfig(
+            trainer, outputs, self._signals, self._plan_run, self._follow
+        )
+        trainer._updates = updates
+        updates.begin(info, self._closing)
+        total_steps = trainer.state.total_steps
+        _logger.info("%s; %d steps", trainer.plan.describe(), total_steps)
+        self._hooks.call("on_phase", "setup", 0, total_steps)
+        trainer.components = start_components(
+            trainer.config,
+            trainer.components,
+            trainer.needs,
+            self._closing,
+            checkpoint=checkpoint,
+            environment=self._scorer,
+            signals=self._signals,
+            pool=self._pool,
+        )
+        self._signals.raise_pending()
+        self._tools = _equip(trainer, self._hooks, self._signals)
+        loop = TrainingLoop(
+            trainer,
+            self._loaders,
+            self._tools,
+            outputs,
+            updates,
+            self._hooks,
+            self._signals,
+            lambda: self._plan,
+        )
+        if checkpoint is not None and info is not None:
+            loop.restore(checkpoint, info)
+            updates.bring_given()
+        self._loop = loop
+        return outputs, loop
+
+    def _take_folder(self, resume: Resume, overwrite: bool) -> Path | None:
+        """Own the folder of the run; return the checkpoint to go on from."""
+        trainer = self._trainer
+        config, name = trainer.config, trainer.run_name
+        if self._claim is not None:
+            trainer.run_dir = self._claim.path
+            return RunPlace.of(self._claim, config, resume=resume).checkpoint
+        place = RunPlace.find(config, name, resume=resume, overwrite=overwrite)
+        # Owned before anything of another one could be cut off or removed.
+        trainer.run_dir = self._closing.enter_context(place.claim).path
+        self._closing.enter_context(keeping_log(trainer.run_dir / "logs" / "run.jsonl"))
+        for warning in trainer.state.warnings:
+            # It was said before there was a file; at this level only that shows it.
+            _logger.info("warned of before: %s", warning)
+        if place.checkpoint is None:
+            source = {"kind": "trainer", "name": name, "config": config.to_dict()}
+            write_run_record(trainer.run_dir, source)
+        return place.checkpoint
+
+    # Plan ------------------------------------------------------------------------
+
+    def _plan_run(self) -> RunPlan:
+        """Say when to validate and to end, and that validations measure what they must.
+
+        Raises:
+            ConfigError: They do not, or the run would never end.
+        """
+        trainer, (loader, val_loader) = self._trainer, self._loaders
+        config, schedule = trainer.config, trainer._validation_schedule()
+        patience = Patience.of(config)
+        has_data = val_loader is not None
+        ending = (patience.metric, trainer._early_stop().metric)
+        for metric in ending:
+            check_measured(metric, schedule, has_data=has_data)
+        check_held_out(schedule, has_data=has_data)
+        if self._scored_by_function:
+            ranking = config.checkpointing
+            names = (ranking.metric_name if ranking.enabled else None, *ending)
+            threshold = getattr(trainer._settings, "accuracy_threshold", None)
+            check_accuracy(names, threshold)
+        max_epochs, max_steps = trainer._limits()
+        # A stream has no length.
+        length = len(loader) if isinstance(loader, Sized) else None
+        total_steps = count_steps(length, max_epochs, max_steps)
+        unranked = unranked_warning(
+            config.checkpointing, schedule, total_steps, has_data=has_data
+        )
+        return RunPlan(schedule, patience, total_steps, unranked)
+
+    def _follow(self, plan: RunPlan) -> None:
+        """Go on by this plan."""
+        self._plan = plan
+        state = self._trainer.state
+        state.total_steps = plan.total_steps
+        if plan.warning is not None and plan.warning not in state.warnings:
+            _logger.warning(plan.warning)
+
+    # End -------------------------------------------------------------------------
+
+    def _keep_checkpoint(self, *, can_save: bool = True) -> Path | None:
+        """Return the newest checkpoint, after saving what an interrupted run reached.
+
+        Args:
+            can_save: Whether the workers can be reached.
+        """
+        if self._loop is None or not self._trainer.config.checkpointing.enabled:
+            return None
+        self._loop.keep_checkpoint(can_save=can_save)
+        last = self._trainer.state.last_checkpoint
+        return Path(last) if last else None
+
+    def _where(self) -> str:
+        """Say what the run was doing, for the error that ended it."""
+        if self._loop is None:
+            return "before the first step: while the run was being set up"
+        phase = self._tools.phase_name.replace("_", " ")
+        return f"in step {self._trainer.state.step + 1}: {phase}"
+
+    def _notice_loss(self, loss: ClusterLoss) -> None:
+        """Say at once what Ray may not leave time to say later; end the run.
+
+        Called in the thread of the watch.
+        """
+        last = self._trainer.state.last_checkpoint or "none"
+        _logger.error("%s. The run ends now; newest checkpoint: %s", loss, last)
+        self._signals.interrupt()
+
+    def _lost(self) -> ClusterLostError | None:
+        """Keep a checkpoint and return what to raise, if the Ray cluster is lost."""
+        loss = find_loss()
+        if loss is None:
+            return None
+        self._signals.acknowledge()
+        kept = self._keep_checkpoint(can_save=loss.workers_answer)
+        return cluster_lost_error(loss, self._trainer.state.step, kept)
+
+    def _report_exception(self, error: BaseException) -> None:
+        try:
+            self._hooks.call("on_exception", error)
+        except Exception:
+            # What a hook raises must not hide why the run ended.
+            _logger.exception("a callback failed in on_exception")
+
+
+def start_alone(
+    trainer: Algorithm[ConfigT], closing: ExitStack, pool: KeptWorkers | None
+) -> None:
+    """Start what a step needs, where it is called without `fit`.
+
+    Args:
+        trainer: Whose step it is.
+        closing: Gets the calls that close what is started.
+        pool: Keeps the worker processes for the next trainer.
+    """
+    trainer.needs = trainer._needs(has_environment=False)
+    check_components(trainer.config, trainer.given, trainer.needs, None)
+    trainer.config = config = with_row_lengths(trainer.config, trainer.given)
+    with SignalGuard() as signals:
+        trainer.components = start_components(
+            config,
+            with_tokenizer(trainer.given, config),
+            trainer.needs,
+            closing,
+            checkpoint=None,
+            environment=None,
+            signals=signals,
+            pool=pool,
+        )
+    _equip(trainer, RunHooks(CallbackList(()), trainer), signals)
+
+
+def _equip(
+    trainer: Algorithm[ConfigT], hooks: RunHooks, signals: SignalGuard
+) -> StepTools:
+    """Give a trainer whose workers are there what its steps use."""
+    throughput = Throughput.of(trainer.config, trainer.components.policy)
+    tools = StepTools(trainer, hooks, signals, throughput)
+    trainer._equip(tools)
+    return tools
