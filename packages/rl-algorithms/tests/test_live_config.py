@@ -263,14 +263,17 @@ class TestRefusals:
         def full(*_):
             raise OSError(28, "no space left")
 
+        outputs = []
+
         def fill(_):
             monkeypatch.setattr(trainer._updates._file, "append", full)
+            outputs.append(trainer._updates._outputs)
 
         at = At(2, change({"lr": 1.0, "save_period": 1}))
         with pytest.raises(OSError, match="no space"):
             fit(trainer, At(2, fill), at)
         assert policy.settings["lr"] == 1e-5
-        assert trainer._updates._outputs.checkpoints._config.save_period == 4
+        assert outputs[0].checkpoints._config.save_period == 4
 
 
 class TestResume:

@@ -13,6 +13,7 @@ from rl_algorithms.rm.config import RMConfig
 from rl_algorithms.testing import check_trainer
 from rl_distributed.errors import ConfigError, UserError
 from rl_envs import check_reward_fn
+from rl_models.tokens.tokenizer import load_tokenizer
 
 # The better answer begins with a larger digit than the worse one.
 PAIRS = [
@@ -145,6 +146,15 @@ class TestBadInput:
         config = RMConfig.from_dict({"policy": {"model_name": "m"}})
         assert config.policy.head == "reward"
         assert RMConfig.from_dict(config.to_dict()) == config
+
+    def test_a_tokenizer_that_cannot_end_an_answer(self, tiny_model):
+        config = rl.DataConfig(apply_chat_template=False, add_eos=True)
+        score = rl.RewardModelFn(tiny_model, config=config)
+        tokenizer = load_tokenizer(tiny_model)
+        tokenizer.eos_token = None
+        score._loaded = None, tokenizer
+        with pytest.raises(rl.DataError, match=r"add_eos is true but .* no EOS token"):
+            score(["1+1="], ["2"])
 
     def test_no_model_to_score_with(self, tmp_path):
         with pytest.raises(UserError, match="does not exist"):

@@ -12,6 +12,7 @@ import torch
 from hypothesis import given, strategies as st
 
 from rl_algorithms import GRPOConfig, GRPOTrainer, Interrupted, SFTConfig
+from rl_algorithms.errors import AlgorithmError
 from rl_algorithms.evaluation.config import EvalConfig
 from rl_algorithms.ppo.config import PPOConfig
 from rl_algorithms.trainers.checkpoints import RunCheckpoints
@@ -31,6 +32,7 @@ from rl_algorithms.trainers.schedule import (
 from rl_algorithms.trainers.settings.batch_plan import BatchPlan
 from rl_algorithms.trainers.settings.config import EnvConfig
 from rl_algorithms.trainers.settings.keywords import build_config, route
+from rl_algorithms.trainers.setup.components import Components
 from rl_algorithms.trainers.steps.training_rows import (
     count_tokens,
     pad_to_plan,
@@ -583,3 +585,12 @@ class TestTrainingRows:
         assert float(found["share"]) == 2.0
         assert float(found["ratio"]) == 3 / 8
         assert found["loss"] == 1.5
+
+
+def test_a_part_that_no_algorithm_has_asked_for_is_named():
+    policy = object()
+    parts = Components(policy=policy)
+    assert parts.required.policy is policy
+    assert parts.critic is None
+    with pytest.raises(AlgorithmError, match=r"components\.critic .* _needs"):
+        _ = parts.required.critic

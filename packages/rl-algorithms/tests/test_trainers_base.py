@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import itertools
 import json
@@ -14,6 +15,7 @@ import signal
 import sys
 import threading
 import time
+import weakref
 from pathlib import Path
 
 import pytest
@@ -21,6 +23,7 @@ import pytest
 from rl_algorithms import Interrupted, LoggingCallback
 from rl_algorithms.data.streaming import RowStream, StreamLoader
 from rl_algorithms.data.validation_sets import ValidationParts
+from rl_algorithms.errors import AlgorithmError
 from rl_algorithms.trainers import training_run
 from rl_algorithms.trainers.callback_number import CountWithState
 from rl_algorithms.trainers.run.state import TrainerState
@@ -832,3 +835,24 @@ class TestSignals:
         with pytest.raises(Interrupted) as caught:
             trainer.fit(ROWS)
         assert caught.value.checkpoint_path.name == "step_0"
+
+
+def test_a_step_before_there_are_workers_says_so(make):
+    trainer = make()
+    with pytest.raises(AlgorithmError, match=r"ToyTrainer has no workers yet.*fit"):
+        trainer.sync_weights()
+    with pytest.raises(AlgorithmError, match="has no workers yet"):
+        trainer._train_step([1])
+
+
+def test_a_trainer_goes_with_its_last_reference(make):
+    """So do the cluster and the policy that it was given: others wait for the room."""
+    trainer = make(max_num_steps=2)
+    trainer.fit(ROWS)
+    left = weakref.ref(trainer)
+    gc.disable()
+    try:
+        del trainer
+        assert left() is None
+    finally:
+        gc.enable()

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from rl_algorithms.trainers.base import BaseTrainer
     from rl_algorithms.trainers.run.folder import Resume
     from rl_algorithms.trainers.run.result import TrainResult
+    from rl_envs.interfaces import EnvironmentInterface
     from rl_envs.rewards.lists import RewardFns
 
 __all__ = ["train"]
@@ -39,7 +40,7 @@ def train(
     *,
     algorithm: str = "grpo",
     val_dataset: Any = None,
-    environment: Any = None,
+    environment: EnvironmentInterface[Any] | None = None,
     callbacks: Iterable[Callback] = (),
     resume: Resume = False,
     overwrite: bool = False,

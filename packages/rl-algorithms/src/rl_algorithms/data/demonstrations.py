@@ -26,6 +26,7 @@ from rl_algorithms.data.dataset import ProcessedDataset
 from rl_algorithms.data.encoding import (
     TextEncoder,
     encode_conversations,
+    end_tokens,
     render_conversation,
     uses_chat_template,
 )
@@ -159,7 +160,7 @@ def _from_pairs(
         for message in log[head:]
     ]
     rest = iter(encoder.continuations(texts))
-    end = _end_tokens(tokenizer, config)
+    end = end_tokens(tokenizer, config)
     data = []
     for index, (log, head) in enumerate(zip(logs, heads, strict=True)):
         learned = _learned_places(log, config)
@@ -191,22 +192,11 @@ def _continued(message: dict[str, str]) -> str:
     return content if message["role"] == "assistant" else "\n" + content
 
 
-def _end_tokens(tokenizer: Tokenizer, config: DataConfig) -> list[int]:
-    if not config.add_eos:
-        return []
-    if tokenizer.eos_token_id is None:
-        raise DataError(
-            "data.add_eos is true but the tokenizer has no EOS token: set it to false, "
-            "or use another tokenizer"
-        )
-    return [tokenizer.eos_token_id]
-
-
 def _from_texts(
     rows: Rows, column: str, tokenizer: Tokenizer, config: DataConfig, name: str
 ) -> list[DatumSpec]:
     texts = [text_of(row, column, index, name) for index, row in enumerate(rows)]
-    end = _end_tokens(tokenizer, config)
+    end = end_tokens(tokenizer, config)
     tokens = TextEncoder(tokenizer, config.add_bos).starts(texts)
     return [
         _datum(

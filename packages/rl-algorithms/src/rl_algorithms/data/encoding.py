@@ -20,6 +20,7 @@ from rl_algorithms.errors import DataError
 from rl_models.tokens.chat import has_chat_template, render_chat
 
 __all__ = [
+    "end_tokens",
     "Conversation",
     "TextEncoder",
     "encode_conversations",
@@ -172,3 +173,19 @@ class TextEncoder:
             encoded: Any = self._tokenizer(list(chunk), add_special_tokens=False)
             rows += [list(ids) for ids in encoded["input_ids"]]
         return rows
+
+
+def end_tokens(tokenizer: Tokenizer, config: DataConfig) -> list[int]:
+    """Return what ends a plain text: the EOS token where `config.add_eos` asks for it.
+
+    Raises:
+        DataError: The tokenizer has none.
+    """
+    if not config.add_eos:
+        return []
+    if tokenizer.eos_token_id is None:
+        raise DataError(
+            "data.add_eos is true but the tokenizer has no EOS token: set it to false, "
+            "or use another tokenizer"
+        )
+    return [tokenizer.eos_token_id]

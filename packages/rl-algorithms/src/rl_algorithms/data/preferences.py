@@ -25,6 +25,7 @@ from rl_algorithms.data.dataset import ProcessedDataset
 from rl_algorithms.data.encoding import (
     TextEncoder,
     encode_conversations,
+    end_tokens,
     render_conversation,
     uses_chat_template,
 )
@@ -168,14 +169,7 @@ def _encode_plain(
     config: DataConfig,
 ) -> list[_Encoded]:
     """Tokenise prompt and answer apart, as an answer is sampled after its prompt."""
-    end: list[int] = []
-    if config.add_eos:
-        if tokenizer.eos_token_id is None:
-            raise DataError(
-                "data.add_eos is true but the tokenizer has no EOS token: set it to "
-                "false, or use another tokenizer"
-            )
-        end = [tokenizer.eos_token_id]
+    end = end_tokens(tokenizer, config)
     encoder = TextEncoder(tokenizer, config.add_bos)
     pieces = list(zip(logs, heads, strict=True))
     prompts = encoder.starts([plain_text(log[:head]) for log, head in pieces])

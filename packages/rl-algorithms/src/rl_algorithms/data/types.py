@@ -94,6 +94,10 @@ class Tokenizer(Protocol):
         """Turn tokens of several rows into texts."""
         ...
 
+    def get_vocab(self) -> dict[str, int]:
+        """Return the number of each token."""
+        ...
+
     def apply_chat_template(self, conversation: Any, **kwargs: Any) -> Any:
         """Render a conversation."""
         ...

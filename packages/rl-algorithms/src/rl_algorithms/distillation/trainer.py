@@ -57,7 +57,7 @@ class DistillationTrainer(RolloutTrainer[DistillationConfig]):
 
     def _load_data(self, dataset: Any, val_dataset: Any) -> Loaders:
         settings, teacher = self._sampling, self.config.teacher
-        tokenizer = self.components.tokenizer
+        tokenizer = self.components.required.tokenizer
         name = teacher.tokenizer.name or teacher.model_name
         check_same_vocabulary(tokenizer, load_tokenizer(name))
         self._k = min(settings.topk_logits_k, len(tokenizer.get_vocab()))
@@ -114,7 +114,7 @@ class DistillationTrainer(RolloutTrainer[DistillationConfig]):
     def _ask_teacher(self, rows: BatchedDataDict[Any]) -> None:
         """Add the teacher's columns, at the student's temperature."""
         temperature = self.config.policy.logprob_temperature
-        rows |= self.components.teacher.get_topk_logits(
+        rows |= self.components.required.teacher.get_topk_logits(
             rows, self._k, temperature=temperature
         )
 
@@ -158,7 +158,7 @@ class DistillationTrainer(RolloutTrainer[DistillationConfig]):
                 continue
             self._ask_teacher(rows)
             num_tokens = count_tokens(rows)["num_valid_tokens"]
-            output = self.components.policy.train(
+            output = self.components.required.policy.train(
                 rows, self._loss, eval_mode=True, gbs=rows.size
             )
             total += float(output["loss"].mean()) * num_tokens

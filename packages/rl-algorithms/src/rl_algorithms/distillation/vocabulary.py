@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from rl_algorithms.data.types import Tokenizer
 from rl_distributed.errors import ConfigError
 
 __all__ = ["check_same_vocabulary"]
 
 
-def check_same_vocabulary(student: Any, teacher: Any) -> None:
+def check_same_vocabulary(student: Tokenizer, teacher: Tokenizer) -> None:
     """Compare two tokenizers token by token.
 
     A divergence is taken token by token, so token i must be the same text for both.

@@ -77,7 +77,7 @@ class DPOTrainer(PairTrainer[DPOConfig]):
         """[2 B] sums over the answers."""
         if not self._precomputes:
             with self.phase("reference_logprobs"):
-                policy = self.components.policy
+                policy = self.components.required.policy
                 found = policy.get_reference_policy_logprobs(rows)
                 return answer_logprobs(found["reference_logprobs"], rows)
         if self._reference is None:
@@ -93,7 +93,7 @@ class DPOTrainer(PairTrainer[DPOConfig]):
         if known.knows(self._all_pairs()):
             return known
         with self.phase("reference_logprobs"):
-            policy = self.components.policy
+            policy = self.components.required.policy
             checkpoint = self.state.last_checkpoint
             resumed = self.state.step > 0 and checkpoint is not None
             if resumed:
@@ -107,7 +107,7 @@ class DPOTrainer(PairTrainer[DPOConfig]):
         return known
 
     def _policy_logprobs(self, rows: BatchedDataDict[Any]) -> Tensor:
-        found = self.components.policy.get_logprobs(rows)
+        found = self.components.required.policy.get_logprobs(rows)
         return answer_logprobs(found["logprobs"], rows)
 
     def _all_pairs(self) -> Iterator[BatchedDataDict[Any]]:

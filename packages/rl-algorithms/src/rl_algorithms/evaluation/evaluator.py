@@ -22,7 +22,7 @@ import rl_models
 from rl_algorithms.data.collate import rl_collate_fn
 from rl_algorithms.data.loading import load_sources
 from rl_algorithms.data.prompts import process_prompts
-from rl_algorithms.data.types import DatumSpec
+from rl_algorithms.data.types import DatumSpec, Tokenizer
 from rl_algorithms.evaluation.config import EvalConfig
 from rl_algorithms.evaluation.preflight import check_evaluation
 from rl_algorithms.evaluation.result import DatasetEvaluation, EvaluationResult
@@ -31,17 +31,20 @@ from rl_algorithms.rollout import RolloutConfig, RolloutEngine, RolloutResult
 from rl_algorithms.trainers.sampling.unusable_rows import check_rows
 from rl_algorithms.trainers.settings.keywords import build_config
 from rl_algorithms.trainers.setup.reward_trial import try_reward_fn
+from rl_algorithms.trainers.setup.starting import is_environment
 from rl_algorithms.trainers.steps.memory_turns import generation_turn
 from rl_distributed.cluster.start import init_ray, shutdown_ray
 from rl_distributed.cluster.virtual_cluster import RayVirtualCluster
 from rl_distributed.errors import ConfigError
 from rl_distributed.logs.logging import get_logger
 from rl_distributed.metrics import reduce_metrics, to_floats
+from rl_envs.interfaces import EnvironmentInterface
 from rl_envs.rewards.lists import RewardFns
 from rl_models.checkpoint.model_folder import (
     check_model_folder,
     folder_context_length,
 )
+from rl_models.interfaces import GenerationInterface
 from rl_models.registry import get_generation_traits
 from rl_models.tokens.tokenizer import load_tokenizer
 
@@ -58,8 +61,8 @@ def evaluate(
     reward_fn: RewardFns | None = None,
     *,
     datasets: Mapping[str, Any] | None = None,
-    environment: Any = None,
-    generation: Any = None,
+    environment: EnvironmentInterface[Any] | None = None,
+    generation: GenerationInterface | None = None,
     config: EvalConfig | Mapping[str, Any] | None = None,
     output: str | Path | None = None,
     **settings: Any,
@@ -148,7 +151,9 @@ def _rollout_config(config: EvalConfig, model: str) -> RolloutConfig:
     )
 
 
-def _choose_scorer(reward_fn: RewardFns | None, environment: Any) -> Any:
+def _choose_scorer(
+    reward_fn: RewardFns | None, environment: EnvironmentInterface[Any] | None
+) -> RewardFns | EnvironmentInterface[Any] | None:
     """Return the function or the object; None for the section `env`."""
     if reward_fn is not None and environment is not None:
         raise ConfigError("reward_fn and environment exclude each other: give one")
@@ -156,7 +161,10 @@ def _choose_scorer(reward_fn: RewardFns | None, environment: Any) -> Any:
 
 
 def _load_prompts(
-    config: EvalConfig, dataset: Any, datasets: Mapping[str, Any] | None, tokenizer: Any
+    config: EvalConfig,
+    dataset: Any,
+    datasets: Mapping[str, Any] | None,
+    tokenizer: Tokenizer,
 ) -> dict[str, list[DatumSpec]]:
     """Return the processed prompts by dataset; what is given comes before `config`."""
     sources: list[tuple[str, Any]] = []
@@ -190,7 +198,9 @@ def _load_prompts(
     return prompts
 
 
-def _start_generation(config: EvalConfig, model: str, closing: ExitStack) -> Any:
+def _start_generation(
+    config: EvalConfig, model: str, closing: ExitStack
+) -> GenerationInterface:
     settings = config.cluster
     if not ray.is_initialized() and init_ray(
         tls=settings.tls, pass_env=settings.pass_env
@@ -205,9 +215,13 @@ def _start_generation(config: EvalConfig, model: str, closing: ExitStack) -> Any
     return generation
 
 
-def _start_environment(config: EvalConfig, scorer: Any, closing: ExitStack) -> Any:
+def _start_environment(
+    config: EvalConfig,
+    scorer: RewardFns | EnvironmentInterface[Any] | None,
+    closing: ExitStack,
+) -> EnvironmentInterface[Any]:
     """Return an object as it is; functions and named environments get a process."""
-    if scorer is not None and callable(getattr(scorer, "step", None)):
+    if is_environment(scorer):
         return scorer
     if scorer is not None:
         remote = rl_envs.RemoteEnvironment(scorer)
@@ -231,7 +245,7 @@ def _evaluate_one(
     name: str,
     rows: list[DatumSpec],
     config: EvalConfig,
-    tokenizer: Any,
+    tokenizer: Tokenizer,
 ) -> DatasetEvaluation:
     pad = tokenizer.pad_token_id
     pad = pad if pad is not None else tokenizer.eos_token_id or 0

@@ -45,7 +45,7 @@ class GRPOTrainer(PolicyGradientTrainer[GRPOConfig]):
         settings = self.config.grpo
         if not settings.use_dynamic_sampling:
             return super()._sample(batch)
-        pad = self.components.tokenizer.pad_token_id
+        pad = self.components.required.tokenizer.pad_token_id
         buffer = DynamicSamplingBuffer(
             batch.size * settings.num_generations_per_prompt,
             settings.dynamic_sampling_max_gen_batches,

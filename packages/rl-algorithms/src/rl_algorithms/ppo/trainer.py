@@ -60,7 +60,9 @@ class PPOTrainer(PolicyGradientTrainer[PPOConfig]):
         train_rows, global_batch_size = pad_to_plan(train_rows, self.plan)
         metrics |= count_tokens(train_rows)
         with self.phase("value_inference"):
-            found = self.components.critic.get_values(train_rows, timer=self.timer)
+            found = self.components.required.critic.get_values(
+                train_rows, timer=self.timer
+            )
             train_rows["values"] = found["values"]
         loss_config = self.config.loss_fn
         reference = loss_config.needs_reference_logprobs
@@ -85,7 +87,7 @@ class PPOTrainer(PolicyGradientTrainer[PPOConfig]):
             )
             with self.phase("value_training"):
                 values.append(
-                    self.components.critic.train(
+                    self.components.required.critic.train(
                         shuffled, self._value_loss, gbs=global_batch_size
                     )
                 )

@@ -12,9 +12,11 @@ from rl_algorithms.data.config import DataConfig
 from rl_algorithms.data.encoding import (
     TextEncoder,
     encode_conversations,
+    end_tokens,
     render_conversation,
     uses_chat_template,
 )
+from rl_algorithms.data.types import Tokenizer
 from rl_models.checkpoint.model_folder import check_model_folder
 from rl_models.ops.scalar_head import load_scalar_model
 from rl_models.tokens.tokenizer import load_tokenizer
@@ -71,7 +73,7 @@ class RewardModelFn:
         return rewards
 
     def _tokens(
-        self, tokenizer: Any, prompts: list[str], responses: list[str]
+        self, tokenizer: Tokenizer, prompts: list[str], responses: list[str]
     ) -> list[list[int]]:
         if uses_chat_template(self.config, tokenizer):
             rendered = [
@@ -87,7 +89,7 @@ class RewardModelFn:
             ]
             return [ids for ids, _ in encode_conversations(tokenizer, rendered)]
         encoder = TextEncoder(tokenizer, self.config.add_bos)
-        end = [tokenizer.eos_token_id] if self.config.add_eos else []
+        end = end_tokens(tokenizer, self.config)
         return [
             start + rest + end
             for start, rest in zip(

@@ -45,7 +45,7 @@ class SFTTrainer(BaseTrainer[SFTConfig]):
         size = settings.val_global_batch_size
         data = DataModule(
             self.config.data,
-            self.components.tokenizer,
+            self.components.required.tokenizer,
             kind="demonstrations",
             batch_size=self.plan.num_prompts,
             val_batch_size=size,
@@ -85,7 +85,7 @@ class SFTTrainer(BaseTrainer[SFTConfig]):
                 split_validation_size=0,
                 validation=None,
             ),
-            self.components.tokenizer,
+            self.components.required.tokenizer,
             kind="prompts",
             batch_size=len(rows),
             max_length=policy.row_limit - policy.generation.max_new_tokens,
@@ -102,9 +102,9 @@ class SFTTrainer(BaseTrainer[SFTConfig]):
         self._rollouts = None
         if self.components.generation is not None:
             self._rollouts = RolloutEngine(
-                self.components.generation,
-                self.components.environment,
-                self.components.tokenizer,
+                self.components.required.generation,
+                self.components.required.environment,
+                self.components.required.tokenizer,
                 RolloutConfig(
                     max_total_sequence_length=(self.config.policy.row_limit),
                 ),
@@ -141,7 +141,7 @@ class SFTTrainer(BaseTrainer[SFTConfig]):
         total = count = 0.0
         for batch in batches:
             num_tokens = count_tokens(batch)["num_valid_tokens"]
-            output = self.components.policy.train(
+            output = self.components.required.policy.train(
                 batch, self._loss, eval_mode=True, gbs=batch.size
             )
             total += float(output["loss"].mean()) * num_tokens

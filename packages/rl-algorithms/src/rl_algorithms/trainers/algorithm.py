@@ -8,6 +8,8 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
+from torch import Tensor
+
 from rl_algorithms.data.loader import Loader
 from rl_algorithms.data.validation_sets import Loaders
 from rl_algorithms.errors import AlgorithmError
@@ -187,8 +189,11 @@ class Algorithm(ABC, Generic[ConfigT]):
 
     @staticmethod
     def _compute_loss(
-        data: Any, global_valid_seqs: Any, global_valid_toks: Any, **inputs: Any
-    ) -> tuple[Any, Mapping[str, Any]]:
+        data: BatchedDataDict[Any],
+        global_valid_seqs: Tensor,
+        global_valid_toks: Tensor,
+        **inputs: Tensor,
+    ) -> tuple[Tensor, Mapping[str, Any]]:
         """Return a micro-batch's share of the loss, and metrics that add up.
 
         It runs in the training workers, so it is static. `inputs` has

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Self, cast
 
 from rl_algorithms.data import DataModule
 from rl_algorithms.data.loader import Loader
+from rl_algorithms.data.types import Tokenizer
 from rl_algorithms.data.validation_sets import Loaders
 from rl_algorithms.errors import AlgorithmError
 from rl_algorithms.trainers.algorithm import Algorithm, ConfigT
@@ -46,12 +47,18 @@ from rl_algorithms.trainers.steps.training_rows import (
 )
 from rl_algorithms.trainers.training_run import TrainingRun, start_alone
 from rl_distributed.batch.batched_data_dict import BatchedDataDict
+from rl_distributed.cluster.virtual_cluster import RayVirtualCluster
 from rl_distributed.config import Config
 from rl_distributed.runs.folder import RunClaim
+from rl_envs.interfaces import EnvironmentInterface
 from rl_envs.rewards.lists import RewardFns
-from rl_models.interfaces import LossFunction, PolicyInterface
+from rl_models.interfaces import GenerationInterface, LossFunction, PolicyInterface
 
 __all__ = ["BaseTrainer"]
+
+
+Section = Mapping[str, Any] | Config
+"""A section of the configuration, where an object to use may stand instead."""
 
 
 class BaseTrainer(Algorithm[ConfigT]):
@@ -91,19 +98,19 @@ class BaseTrainer(Algorithm[ConfigT]):
     def __init__(
         self,
         config: ConfigT | Mapping[str, Any] | PolicyInterface | None = None,
-        cluster: Any = None,
+        cluster: RayVirtualCluster | None = None,
         *,
-        policy: Any = None,
-        generation: Any = None,
-        tokenizer: Any = None,
+        policy: PolicyInterface | None = None,
+        generation: GenerationInterface | None = None,
+        tokenizer: Tokenizer | None = None,
         pool: KeptWorkers | None = None,
         claim: RunClaim | None = None,
         **settings: Any,
     ) -> None:
         before = set(vars(self))
         name, config_class = type(self).__name__, config_class_of(type(self))
-        config, policy = told_apart(name, config, policy)
-        found = checked_config(name, config_class, config, policy, settings)
+        tree, policy = told_apart(name, config, policy)
+        found = checked_config(name, config_class, tree, policy, settings)
         super().__init__(
             cast("ConfigT", with_ranks(found, policy, cluster)),
             Components(cluster, policy, generation, None, tokenizer),
@@ -156,10 +163,10 @@ class BaseTrainer(Algorithm[ConfigT]):
         model: str | Path,
         *,
         config: TrainerConfig | Mapping[str, Any] | None = None,
-        cluster: Any = None,
-        policy: Any = None,
-        generation: Any = None,
-        tokenizer: Any = None,
+        cluster: RayVirtualCluster | Section | None = None,
+        policy: PolicyInterface | Section | None = None,
+        generation: GenerationInterface | Section | None = None,
+        tokenizer: Tokenizer | Section | None = None,
         **settings: Any,
     ) -> Self:
         """Make a trainer for a model folder or hub name.
@@ -231,7 +238,7 @@ class BaseTrainer(Algorithm[ConfigT]):
         *,
         val_dataset: Any = None,
         reward_fn: RewardFns | None = None,
-        environment: Any = None,
+        environment: EnvironmentInterface[Any] | None = None,
         callbacks: Iterable[Callback] = (),
         resume: Resume = False,
         overwrite: bool = False,
@@ -294,7 +301,7 @@ class BaseTrainer(Algorithm[ConfigT]):
             )
         data = DataModule(
             self.config.data,
-            self.components.tokenizer,
+            self.components.required.tokenizer,
             kind=kind,
             batch_size=self.plan.num_prompts,
             max_length=self.config.policy.row_limit,
@@ -327,7 +334,7 @@ class BaseTrainer(Algorithm[ConfigT]):
         """Measure the loss on held-out rows."""
         total = count = 0.0
         for batch in loader:
-            output = self.components.policy.train(
+            output = self.components.required.policy.train(
                 batch, self._loss, eval_mode=True, gbs=batch.size
             )
             total += float(output["loss"].mean()) * batch.size

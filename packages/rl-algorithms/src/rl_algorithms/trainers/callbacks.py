@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -178,15 +179,21 @@ class RunHooks:
 
     def __init__(self, callbacks: CallbackList, trainer: RunningTrainer) -> None:
         self.callbacks = callbacks
-        self._trainer = trainer
+        # The trainer holds these hooks. In a circle it would wait for the garbage
+        # collector, and with it the cluster and the workers that it was given.
+        self._trainer = weakref.ref(trainer)
 
     def call(self, hook: str, *arguments: Any) -> None:
         """Call a hook with the number of steps done."""
-        self.call_numbered(hook, self._trainer.state.step, *arguments)
+        trainer = self._trainer()
+        if trainer is not None:
+            self.callbacks.call(hook, trainer, trainer.state.step, *arguments)
 
     def call_numbered(self, hook: str, number: int, *arguments: Any) -> None:
         """Call a hook with the number of a step or an epoch."""
-        self.callbacks.call(hook, self._trainer, number, *arguments)
+        trainer = self._trainer()
+        if trainer is not None:
+            self.callbacks.call(hook, trainer, number, *arguments)
 
 
 def with_plain_names(

@@ -11,6 +11,7 @@ from rl_distributed.checkpoint import CheckpointingConfig, CheckpointManager
 from rl_distributed.errors import ConfigError
 from rl_distributed.private_files import make_private_folder
 from rl_distributed.timing.timer import TimeoutChecker
+from rl_models.interfaces import PolicyInterface
 
 __all__ = ["RunCheckpoints"]
 
@@ -85,13 +86,13 @@ class RunCheckpoints:
     def save(
         self,
         state: TrainerState,
-        policy: Any,
+        policy: PolicyInterface,
         metrics: Mapping[str, float],
         *,
         run_config: Mapping[str, Any],
         dataloader: Mapping[str, Any],
         callbacks: Mapping[str, Any],
-        critic: Any = None,
+        critic: PolicyInterface | None = None,
     ) -> Path:
         """Write a checkpoint and return its folder.
 

@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 from rl_algorithms.trainers.outputs import RunOutputs
 from rl_algorithms.trainers.run.signals import SignalGuard
@@ -41,6 +41,7 @@ from rl_distributed.errors import ConfigError, DistributedError
 from rl_distributed.logs.logging import get_logger, set_log_level
 from rl_distributed.runs.requests import RunRequest, RunRequests
 from rl_distributed.security.audit import audit
+from rl_models.interfaces import GenerationInterface
 
 __all__ = ["LiveConfig", "nothing_runs"]
 
@@ -157,7 +158,7 @@ class LiveConfig(Generic[ConfigT]):
         generation, wanted = self._trainer.given.generation, _num_replicas(new)
         if generation is not None and wanted != _num_replicas(old):
             # Those that come back wait for the first sync of the next run.
-            generation.resize(wanted)
+            _resizable(generation).resize(wanted)
 
     def _end(
         self,
@@ -260,12 +261,7 @@ class LiveConfig(Generic[ConfigT]):
                 )
         if _num_replicas(old) != _num_replicas(new):
             generation = self._trainer.components.generation
-            if not hasattr(generation, "resize"):
-                raise ConfigError(
-                    "policy.generation.num_replicas cannot change while the run goes "
-                    f"on: {type(generation).__name__} has no method resize"
-                )
-            generation.check_num_replicas(_num_replicas(new))
+            _resizable(generation).check_num_replicas(_num_replicas(new))
         # A plan is asked of the trainer, whose methods read its configuration.
         self._trainer.config = new
         try:
@@ -298,7 +294,7 @@ class LiveConfig(Generic[ConfigT]):
             sample_every(interval_s)
 
     def _resize(self, num_replicas: int | None) -> None:
-        self._trainer.components.generation.resize(num_replicas)
+        _resizable(self._trainer.components.generation).resize(num_replicas)
         sync = self._trainer.components.sync
         if sync is not None and not sync.is_stale:
             # Else the next sync brings the new replicas what they serve.
@@ -325,7 +321,26 @@ def _source(by: str) -> str:
     return f"the update by {by}"
 
 
-def _num_replicas(config: Any) -> int | None:
+class ResizableGenerator(Protocol):
+    """A generator whose replicas can become more or fewer during a run."""
+
+    def check_num_replicas(self, num_replicas: int | None) -> None:
+        """Raise ConfigError where there can be no such number."""
+
+    def resize(self, num_replicas: int | None) -> None:
+        """Start replicas, or end some."""
+
+
+def _resizable(generation: GenerationInterface | None) -> ResizableGenerator:
+    if not hasattr(generation, "resize"):
+        raise ConfigError(
+            "policy.generation.num_replicas cannot change while the run goes on: "
+            f"{type(generation).__name__} has no method resize"
+        )
+    return cast("ResizableGenerator", generation)
+
+
+def _num_replicas(config: TrainerConfig) -> int | None:
     generation = config.policy.generation
     return None if generation is None else generation.num_replicas
 

@@ -210,7 +210,7 @@ class TrainingLoop(Generic[ConfigT]):
         with self._signals.protected(), self._tools.phase("checkpointing"):
             path = self._outputs.checkpoints.save(
                 state,
-                trainer.components.policy,
+                trainer.components.required.policy,
                 trainer.history.at(state.step),
                 run_config=trainer.config.to_dict(),
                 dataloader=self._loader_state,

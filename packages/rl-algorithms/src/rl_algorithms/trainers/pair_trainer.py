@@ -48,7 +48,7 @@ class PairTrainer(BaseTrainer[ConfigT]):
         size = settings.val_global_batch_size
         data = DataModule(
             self.config.data,
-            self.components.tokenizer,
+            self.components.required.tokenizer,
             kind="preferences",
             batch_size=self.plan.num_prompts,
             val_batch_size=size,
@@ -76,7 +76,7 @@ class PairTrainer(BaseTrainer[ConfigT]):
         found = []
         for batch in loader:
             self._complete(batch)
-            output = self.components.policy.train(
+            output = self.components.required.policy.train(
                 batch, self._loss, eval_mode=True, gbs=batch.size
             )
             metrics = train_metrics(output)

@@ -82,7 +82,7 @@ class PolicyGradientTrainer(RolloutTrainer[PolicyGradientConfigT]):
         self, rows: BatchedDataDict[Any], *, prev: bool, reference: bool
     ) -> None:
         """Add the log-probs that are needed and not there yet."""
-        policy = self.components.policy
+        policy = self.components.required.policy
         prev = prev and "prev_logprobs" not in rows
         if not prev and not reference:
             return

@@ -49,7 +49,7 @@ class RolloutTrainer(BaseTrainer[RolloutConfigT]):
         assert policy.generation is not None
         data = DataModule(
             self.config.data,
-            self.components.tokenizer,
+            self.components.required.tokenizer,
             kind="prompts",
             batch_size=self.plan.num_prompts,
             val_batch_size=settings.val_batch_size,
@@ -70,15 +70,15 @@ class RolloutTrainer(BaseTrainer[RolloutConfigT]):
 
     def _setup_algorithm(self) -> None:
         for prompts in self._prompts:
-            check_rows(self.components.environment, prompts, prompts.name)
+            check_rows(self.components.required.environment, prompts, prompts.name)
         # A run may be long, and needs them no more.
         self._prompts = []
         self._loss = self._build_loss()
         self._reward_watch = self._watch_rewards()
         self._rollouts = RolloutEngine(
-            self.components.generation,
-            self.components.environment,
-            self.components.tokenizer,
+            self.components.required.generation,
+            self.components.required.environment,
+            self.components.required.tokenizer,
             RolloutConfig(
                 **dict(self.config.rollout),
                 max_turns=self._sampling.max_rollout_turns,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -49,13 +50,20 @@ class StepTools:
         throughput: Throughput,
     ) -> None:
         parts = trainer.components
-        self._trainer = trainer
+        # The trainer holds these tools: see `RunHooks`.
+        self._trainer_ref = weakref.ref(trainer)
         self._hooks, self._signals, self.throughput = hooks, signals, throughput
         self._memory = MemoryTurns(parts.policy, parts.generation, parts.critic)
         self.batches: Iterator[BatchedDataDict[Any]] = iter(())
         """What is left of the pass over the data."""
         self.phase_name = "setup"
         """The phase that goes on, or in which something was raised."""
+
+    @property
+    def _trainer(self) -> SteppingTrainer:
+        trainer = self._trainer_ref()
+        assert trainer is not None  # whose method calls
+        return trainer
 
     @contextmanager
     def phase(self, name: str, *, label: str | None = None) -> Iterator[None]:
@@ -83,7 +91,7 @@ class StepTools:
         with self.phase(prefix, label=f"{prefix}/total"):
             # First of all: the new weights need the room.
             memory.training.finish()
-            if is_stale:
+            if sync is not None and is_stale:
                 version = self._trainer.state.weight_version
                 with timer.time(f"{prefix}/transfer_and_update_weights"):
                     sync.sync_weights(version=version)
@@ -117,7 +125,7 @@ class StepTools:
         trainer = self._trainer
         self.prepare_for_training()
         with self.phase("policy_training"):
-            output: Mapping[str, Any] = trainer.components.policy.train(
+            output: Mapping[str, Any] = trainer.components.required.policy.train(
                 rows, loss, gbs=global_batch_size, timer=trainer.timer
             )
         self.throughput.note_trained(rows)

@@ -64,6 +64,7 @@ from rl_distributed.errors import ClusterLostError
 from rl_distributed.failures.cluster_loss import ClusterLoss
 from rl_distributed.logs.logging import get_logger, keeping_log
 from rl_distributed.runs.folder import RunClaim
+from rl_envs.interfaces import EnvironmentInterface
 from rl_envs.rewards.lists import RewardFns
 
 __all__ = ["TrainingRun", "start_alone"]
@@ -101,7 +102,7 @@ class TrainingRun(Generic[ConfigT]):
         dataset: Any,
         val_dataset: Any,
         reward_fn: RewardFns | None,
-        environment: Any,
+        environment: EnvironmentInterface[Any] | None,
         *,
         resume: Resume,
         overwrite: bool,
@@ -144,7 +145,7 @@ class TrainingRun(Generic[ConfigT]):
         dataset: Any,
         val_dataset: Any,
         reward_fn: RewardFns | None,
-        environment: Any,
+        environment: EnvironmentInterface[Any] | None,
     ) -> None:
         """Load the data, and find what can be known to be wrong before a start."""
         trainer = self._trainer
@@ -183,6 +184,7 @@ class TrainingRun(Generic[ConfigT]):
             trainer, outputs, self._signals, self._plan_run, self._follow
         )
         trainer._updates = updates
+        self._closing.callback(self._let_go)
         updates.begin(info, self._closing)
         total_steps = trainer.state.total_steps
         _logger.info("%s; %d steps", trainer.plan.describe(), total_steps)
@@ -285,6 +287,10 @@ class TrainingRun(Generic[ConfigT]):
         self._loop.keep_checkpoint(can_save=can_save)
         last = self._trainer.state.last_checkpoint
         return Path(last) if last else None
+
+    def _let_go(self) -> None:
+        """Leave no circle of references behind: see `RunHooks`."""
+        self._trainer._updates = self._loop = None
 
     def _where(self) -> str:
         """Say what the run was doing, for the error that ended it."""

@@ -123,7 +123,7 @@ class Throughput:
         self._operations = 0.0
 
     @classmethod
-    def of(cls, config: TrainerConfig, policy: Any) -> Throughput:
+    def of(cls, config: TrainerConfig, policy: object) -> Throughput:
         """Read the model's shape, where a peak to compare with is known."""
         num_workers = getattr(policy, "num_ranks", config.num_workers)
         peak = peak_tflops(config)

@@ -20,10 +20,12 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import rl_envs
 import rl_models
+from rl_algorithms.data.types import Tokenizer
+from rl_algorithms.errors import AlgorithmError
 from rl_algorithms.trainers.run.signals import SignalGuard
 from rl_algorithms.trainers.settings.config import TrainerConfig
 from rl_algorithms.trainers.setup.kept_workers import KeptWorkers
@@ -33,18 +35,25 @@ from rl_algorithms.trainers.setup.own_policy import (
     samples_itself,
 )
 from rl_algorithms.trainers.setup.starting import (
+    Scorer,
     Starter,
     is_environment,
     resume_paths,
     run_all,
     section_of,
 )
+from rl_distributed.cluster.virtual_cluster import RayVirtualCluster
 from rl_distributed.errors import ConfigError
+from rl_envs.interfaces import EnvironmentInterface
 from rl_envs.rewards.lists import RewardFns
+from rl_models.interfaces import GenerationInterface, PolicyInterface
 from rl_models.policy.preflight import check_policy
 from rl_models.policy.row_length import with_row_length
 from rl_models.registry import get_generation_traits
 from rl_models.tokens.tokenizer import load_tokenizer
+
+if TYPE_CHECKING:
+    from rl_models.weights.sync import WeightSource
 
 __all__ = [
     "Components",
@@ -58,6 +67,7 @@ __all__ = [
 
 
 ConfigT = TypeVar("ConfigT", bound=TrainerConfig)
+PartT = TypeVar("PartT")
 
 
 @dataclass(frozen=True)
@@ -80,21 +90,72 @@ class Needs:
 class Components:
     """The parts; None where there is none."""
 
-    cluster: Any = None
-    policy: Any = None
-    generation: Any = None
-    environment: Any = None
-    tokenizer: Any = None
-    sync: Any = None
-    critic: Any = None
-    teacher: Any = None
+    cluster: RayVirtualCluster | None = None
+    policy: PolicyInterface | None = None
+    generation: GenerationInterface | None = None
+    environment: EnvironmentInterface[Any] | None = None
+    tokenizer: Tokenizer | None = None
+    sync: rl_models.WeightSynchronizer | None = None
+    critic: PolicyInterface | None = None
+    teacher: PolicyInterface | None = None
+
+    @property
+    def required(self) -> RequiredComponents:
+        """The same parts for steps that cannot do without."""
+        return RequiredComponents(self)
+
+
+class RequiredComponents:
+    """Parts that an algorithm has asked for: one that is not there is an error."""
+
+    def __init__(self, parts: Components) -> None:
+        self._parts = parts
+
+    @property
+    def policy(self) -> PolicyInterface:
+        """The model that is trained."""
+        return _present(self._parts.policy, "policy")
+
+    @property
+    def generation(self) -> GenerationInterface:
+        """The model that samples."""
+        return _present(self._parts.generation, "generation")
+
+    @property
+    def environment(self) -> EnvironmentInterface[Any]:
+        """What scores what is sampled."""
+        return _present(self._parts.environment, "environment")
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer."""
+        return _present(self._parts.tokenizer, "tokenizer")
+
+    @property
+    def critic(self) -> PolicyInterface:
+        """The second model that is trained."""
+        return _present(self._parts.critic, "critic")
+
+    @property
+    def teacher(self) -> PolicyInterface:
+        """The frozen model."""
+        return _present(self._parts.teacher, "teacher")
+
+
+def _present(part: PartT | None, name: str) -> PartT:
+    if part is None:
+        raise AlgorithmError(
+            f"components.{name} is not there: parts are started by fit, those beside "
+            f"policy and tokenizer if _needs of the trainer asks for them"
+        )
+    return part
 
 
 def choose_environment(
     config: TrainerConfig,
     reward_fn: RewardFns | None,
-    environment: Any,
-) -> Any:
+    environment: EnvironmentInterface[Any] | None,
+) -> Scorer | None:
     """Return what scores answers: a function, an object, or the section `env`.
 
     Raises:
@@ -112,7 +173,7 @@ def choose_environment(
 
 
 def check_components(
-    config: TrainerConfig, given: Components, needs: Needs, environment: Any
+    config: TrainerConfig, given: Components, needs: Needs, environment: Scorer | None
 ) -> None:
     """Find what can be known to be wrong before anything is started.
 
@@ -159,11 +220,12 @@ def check_components(
 
 def _check_room(given: Components, needs: Needs) -> None:
     """Refuse a given cluster that has no room for the groups to start on it."""
-    free = getattr(given.cluster, "num_free_groups", None)
+    cluster = given.cluster
+    free = getattr(cluster, "num_free_groups", None)
     groups = _groups_to_start(given, needs)
-    if free is None or len(groups) <= free:
+    if cluster is None or free is None or len(groups) <= free:
         return
-    wanted = given.cluster.max_colocated_worker_groups + len(groups) - free
+    wanted = cluster.max_colocated_worker_groups + len(groups) - free
     raise ConfigError(
         f"this run starts {' and '.join(groups)} on the given cluster, which has room "
         f"for {free} more {'group' if free == 1 else 'groups'} of workers: make the "
@@ -214,7 +276,7 @@ def start_components(
     closing: ExitStack,
     *,
     checkpoint: Path | None,
-    environment: Any,
+    environment: Scorer | None,
     signals: SignalGuard,
     pool: KeptWorkers | None = None,
 ) -> Components:
@@ -248,29 +310,34 @@ def start_components(
         cluster = starter.cluster(len(groups), signals)
     starts: dict[str, Callable[[], Any]] = {
         "policy": lambda: starter.policy(
-            cluster, needs.reference_policy, checkpoint, kept.get("policy")
+            _present(cluster, "cluster"),
+            needs.reference_policy,
+            checkpoint,
+            kept.get("policy"),
         )
     }
     if needs.critic:
         starts["critic"] = lambda: starter.further_policy(
-            "critic", cluster, checkpoint, kept.get("critic")
+            "critic", _present(cluster, "cluster"), checkpoint, kept.get("critic")
         )
     jobs |= _start_or_resume(starts, given, checkpoint)
     if needs.teacher and given.teacher is None:
         # It is never trained, so no checkpoint has it.
         jobs["teacher"] = lambda: starter.further_policy(
-            "teacher", cluster, None, kept.get("teacher")
+            "teacher", _present(cluster, "cluster"), None, kept.get("teacher")
         )
     if needs.generation and given.generation is None:
-        jobs["generation"] = lambda: starter.generation(cluster, kept.get("generation"))
+        jobs["generation"] = lambda: starter.generation(
+            _present(cluster, "cluster"), kept.get("generation")
+        )
     if needs.environment:
         left = _left_environment(config, environment, pool)
         if left is not None:
             given = replace(given, environment=left)
         else:
             jobs["environment"] = lambda: starter.environment(environment)
-    abandon = [kept.clear]
-    if cluster is not given.cluster:
+    abandon: list[Callable[[], object]] = [kept.clear]
+    if cluster is not None and cluster is not given.cluster:
         abandon.append(cluster.shutdown)
     started = run_all(jobs, signals, abandon)
     parts = replace(given, cluster=cluster, **started)
@@ -281,9 +348,13 @@ def start_components(
 
 
 def _with_sync(parts: Components, starter: Starter) -> Components:
-    if parts.generation is parts.policy:
+    policy, generation = parts.required.policy, parts.required.generation
+    both: tuple[object, object] = (policy, generation)
+    if both[0] is both[1]:
         return parts
-    sync = rl_models.WeightSynchronizer(parts.policy, parts.generation)
+    # A policy that cannot send its weights samples itself (`samples_itself`).
+    source = cast("WeightSource", policy)
+    sync = rl_models.WeightSynchronizer(source, generation)
     starter.close_later("weight sync", sync.close)
     return replace(parts, sync=sync)
 
@@ -298,17 +369,22 @@ def _one_process(
     config: TrainerConfig,
     given: Components,
     needs: Needs,
-    environment: Any,
+    environment: Scorer | None,
     starter: Starter,
-) -> tuple[Components, Any]:
+) -> tuple[Components, Scorer | None]:
     """Make a policy that samples itself the generator, and score in this process."""
     if not _is_own(given, needs):
         return given, environment
     assert config.policy.generation is not None
-    own = OwnPolicy(given.policy, config.policy.generation.sampling_params())
+    own = OwnPolicy(given.required.policy, config.policy.generation.sampling_params())
     if environment is not None and environment is not config.env:
         environment = starter.environment_here(environment)
-    return replace(given, policy=own, generation=own), environment
+    # It stands for both: what it does not do itself it passes on to the policy.
+    return replace(
+        given,
+        policy=cast("PolicyInterface", own),
+        generation=cast("GenerationInterface", own),
+    ), environment
 
 
 def _start_or_resume(
@@ -322,16 +398,19 @@ def _start_or_resume(
 
 
 def _left_environment(
-    config: TrainerConfig, chosen: Any, pool: KeptWorkers | None
-) -> Any:
+    config: TrainerConfig, chosen: Scorer | None, pool: KeptWorkers | None
+) -> EnvironmentInterface[Any] | None:
     """Return the environment of the last trainer, if it is that of the section."""
     section = config.env if chosen is config.env else None
     if pool is None or not pool.keeps_environment(section):
         return None
-    return pool.parts["environment"]
+    environment: EnvironmentInterface[Any] = pool.parts["environment"]
+    return environment
 
 
-def _starts_anything(given: Components, needs: Needs, environment: Any) -> bool:
+def _starts_anything(
+    given: Components, needs: Needs, environment: Scorer | None
+) -> bool:
     """Whether a process must be started."""
     local_env = environment is None or is_environment(environment)
     return bool(_groups_to_start(given, needs)) or not local_env

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from rl_algorithms.trainers.settings.config import TrainerConfig
 from rl_algorithms.trainers.settings.keywords import build_config
+from rl_distributed.cluster.virtual_cluster import RayVirtualCluster
 from rl_distributed.config import Config
 from rl_distributed.errors import ConfigError
 from rl_models.config import PolicyConfig
+from rl_models.interfaces import PolicyInterface
 from rl_models.policy.row_length import with_row_length
 
 __all__ = ["checked_config", "told_apart", "with_ranks"]
@@ -21,7 +23,11 @@ _OF_TRAINER = ("generation", "tokenizer", "train_global_batch_size")
 _LENGTH = "max_total_sequence_length"
 
 
-def told_apart(trainer: str, config: Any, policy: Any) -> tuple[Any, Any]:
+def told_apart(
+    trainer: str,
+    config: Config | Mapping[str, Any] | PolicyInterface | None,
+    policy: PolicyInterface | None,
+) -> tuple[Config | Mapping[str, Any] | None, PolicyInterface | None]:
     """Return the configuration and the policy, of which either may come first.
 
     Args:
@@ -49,14 +55,15 @@ def told_apart(trainer: str, config: Any, policy: Any) -> tuple[Any, Any]:
     return config, policy
 
 
-def _check_policy_object(trainer: str, policy: Any, *, stands_alone: bool) -> None:
+def _check_policy_object(trainer: str, policy: object, *, stands_alone: bool) -> None:
     # Modules of torch, which may stand alone by mistake, have a method `train` as well.
     methods = ("train", "shutdown") if stands_alone else ("train",)
     has_all = all(callable(getattr(policy, name, None)) for name in methods)
     if has_all and not isinstance(policy, type):
         return
-    is_class = isinstance(policy, type)
-    got = f"the class {policy.__name__}" if is_class else type(policy).__name__
+    got = type(policy).__name__
+    if isinstance(policy, type):
+        got = f"the class {policy.__name__}"
     raise ConfigError(
         f"{trainer} takes a policy (a PolicyInterface such as HuggingFacePolicy) or a "
         f"configuration: got {got}; for the name of a model use "
@@ -67,8 +74,8 @@ def _check_policy_object(trainer: str, policy: Any, *, stands_alone: bool) -> No
 def checked_config(
     trainer: str,
     cls: type[ConfigT],
-    config: Any,
-    policy: Any,
+    config: Config | Mapping[str, Any] | None,
+    policy: PolicyInterface | None,
     settings: Mapping[str, Any],
 ) -> ConfigT:
     """Return the configuration of a trainer.
@@ -83,26 +90,27 @@ def checked_config(
     Raises:
         ConfigError: A key or value is wrong, or `config` is of another class.
     """
-    if isinstance(config, Config) and not isinstance(config, cls):
-        raise ConfigError(
-            f"{trainer} takes a {cls.__name__}: got {type(config).__name__}"
-        )
-    if policy is not None and (config is None or "policy" not in _keys(config)):
-        return _config_for(trainer, cls, policy, config, settings)
     source = f"config of {trainer}"
+    if isinstance(config, Config):
+        if not isinstance(config, cls):
+            raise ConfigError(
+                f"{trainer} takes a {cls.__name__}: got {type(config).__name__}"
+            )
+        # Each class of a run's configuration has a section `policy`.
+        if not settings:
+            return config
+        return build_config(cls, settings, base=config, source=source)
+    if policy is not None and (config is None or "policy" not in config):
+        return _config_for(trainer, cls, policy, config, settings)
     if settings:
         return build_config(cls, settings, base=config, source=source)
-    return config if isinstance(config, cls) else cls.from_dict(config, source=source)
-
-
-def _keys(config: Config | Mapping[str, Any]) -> Iterable[str]:
-    return type(config).model_fields if isinstance(config, Config) else config
+    return cls.from_dict(config or {}, source=source)
 
 
 def _config_for(
     trainer: str,
     cls: type[ConfigT],
-    policy: Any,
+    policy: PolicyInterface,
     base: Mapping[str, Any] | None,
     settings: Mapping[str, Any],
 ) -> ConfigT:
@@ -156,12 +164,14 @@ def _check_unchanged(trainer: str, own: PolicyConfig, asked: PolicyConfig) -> No
         )
 
 
-def with_ranks(config: ConfigT, policy: Any, cluster: Any) -> ConfigT:
+def with_ranks(
+    config: ConfigT, policy: PolicyInterface | None, cluster: RayVirtualCluster | None
+) -> ConfigT:
     """Count the workers of a given policy or cluster, unless a section does."""
     if "cluster" in config.model_fields_set:
         return config
     ranks = getattr(policy, "num_ranks", None)
-    if ranks is None and policy is None and hasattr(cluster, "world_size"):
+    if ranks is None and policy is None and cluster is not None:
         ranks = cluster.world_size()
     if not isinstance(ranks, int) or ranks == config.num_workers:
         return config

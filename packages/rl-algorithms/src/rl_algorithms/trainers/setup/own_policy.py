@@ -17,8 +17,9 @@ from rl_algorithms.trainers.settings.config import TrainerConfig
 from rl_algorithms.trainers.steps.training_rows import join_outputs
 from rl_distributed.batch.batched_data_dict import BatchedDataDict
 from rl_distributed.errors import BatchError
+from rl_distributed.timing.timer import Timer
 from rl_models.errors import UnsupportedModelError
-from rl_models.interfaces import PolicyInterface
+from rl_models.interfaces import LossFunction, PolicyInterface
 from rl_models.types import SamplingParams
 
 __all__ = ["OwnPolicy", "check_own_policy", "samples_itself"]
@@ -31,12 +32,12 @@ _SAMPLED = (
 )
 
 
-def samples_itself(policy: Any) -> bool:
+def samples_itself(policy: object) -> bool:
     """Tell a policy that samples and cannot send its weights to a generator."""
     return _has(policy, "generate") and not _has(policy, "start_weight_export")
 
 
-def check_own_policy(config: TrainerConfig, policy: Any, *, reference: bool) -> None:
+def check_own_policy(config: TrainerConfig, policy: object, *, reference: bool) -> None:
     """Refuse a run that asks a policy for methods that it does not have.
 
     Args:
@@ -77,7 +78,7 @@ class OwnPolicy:
         sampling: Settings that it samples by where a call names none.
     """
 
-    def __init__(self, policy: Any, sampling: SamplingParams) -> None:
+    def __init__(self, policy: PolicyInterface, sampling: SamplingParams) -> None:
         self.policy = policy
         self._sampling = sampling
         self._name = type(policy).__name__
@@ -104,12 +105,12 @@ class OwnPolicy:
     def train(
         self,
         data: BatchedDataDict[Any],
-        loss_fn: Any,
+        loss_fn: LossFunction,
         eval_mode: bool = False,
         *,
         gbs: int | None = None,
         mbs: int | None = None,
-        timer: Any = None,
+        timer: Timer | None = None,
     ) -> dict[str, Any]:
         """Train; a policy whose `train` takes no `gbs` is called for each step.
 
@@ -118,7 +119,7 @@ class OwnPolicy:
             BatchError: It returns no loss.
         """
         optional = {"gbs": gbs, "mbs": mbs, "timer": timer}
-        arguments = {
+        arguments: dict[str, Any] = {
             name: value
             for name, value in optional.items()
             if value is not None and _takes(self.policy.train, name)
@@ -202,7 +203,7 @@ class OwnPolicy:
             )
 
 
-def _has(policy: Any, name: str) -> bool:
+def _has(policy: object, name: str) -> bool:
     """Whether a policy has a method of its own, not the one that only refuses."""
     found = getattr(type(policy), name, None)
     return callable(found) and found is not getattr(PolicyInterface, name, None)

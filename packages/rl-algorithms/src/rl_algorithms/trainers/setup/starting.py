@@ -6,24 +6,38 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard, cast
 
 import ray
 
 import rl_envs
 import rl_models
 from rl_algorithms.trainers.run.signals import SignalGuard
-from rl_algorithms.trainers.settings.config import TrainerConfig
+from rl_algorithms.trainers.settings.config import EnvConfig, TrainerConfig
 from rl_algorithms.trainers.setup.early_ray import adopt_early_ray
 from rl_distributed.cluster.start import init_ray, shutdown_ray
 from rl_distributed.cluster.virtual_cluster import RayVirtualCluster
 from rl_distributed.logs.logging import get_logger
+from rl_envs.interfaces import EnvironmentInterface
+from rl_envs.rewards.lists import RewardFns
 from rl_models.config import PolicyConfig
+from rl_models.interfaces import GenerationInterface, PolicyInterface
 
-__all__ = ["Starter", "is_environment", "resume_paths", "run_all", "section_of"]
+__all__ = [
+    "Scorer",
+    "Starter",
+    "is_environment",
+    "resume_paths",
+    "run_all",
+    "section_of",
+]
 
 _logger = get_logger(__name__)
 _POLL_S = 0.05
+
+
+Scorer = RewardFns | EnvironmentInterface[Any] | EnvConfig
+"""What can score answers: reward functions, an environment, or the section `env`."""
 
 
 class Starter:
@@ -44,7 +58,7 @@ class Starter:
 
         self._closing.callback(close_quietly)
 
-    def cluster(self, num_groups: int, signals: SignalGuard) -> Any:
+    def cluster(self, num_groups: int, signals: SignalGuard) -> RayVirtualCluster:
         """Start Ray if it is not up, and section off a cluster."""
         started = adopt_early_ray()
         if not ray.is_initialized():
@@ -62,8 +76,12 @@ class Starter:
         return cluster
 
     def policy(
-        self, cluster: Any, reference: bool, checkpoint: Path | None, kept: Any
-    ) -> Any:
+        self,
+        cluster: RayVirtualCluster,
+        reference: bool,
+        checkpoint: Path | None,
+        kept: rl_models.TrainingPolicy | None,
+    ) -> PolicyInterface:
         """Start the training workers, or load the model into those that are there."""
         weights, optimizer = resume_paths(checkpoint)
         settings: dict[str, Any] = {
@@ -79,8 +97,12 @@ class Starter:
         return policy
 
     def further_policy(
-        self, name: str, cluster: Any, checkpoint: Path | None, kept: Any
-    ) -> Any:
+        self,
+        name: str,
+        cluster: RayVirtualCluster,
+        checkpoint: Path | None,
+        kept: rl_models.TrainingPolicy | None,
+    ) -> PolicyInterface:
         """Start the training workers of another model, from the section of its name."""
         config = section_of(self._config, name)
         weights, optimizer = resume_paths(checkpoint, name)
@@ -97,7 +119,11 @@ class Starter:
         self.close_later(name, policy.shutdown)
         return policy
 
-    def generation(self, cluster: Any, kept: Any) -> Any:
+    def generation(
+        self,
+        cluster: RayVirtualCluster,
+        kept: rl_models.GenerationPolicy | None,
+    ) -> GenerationInterface:
         """Start the generation workers, or load the model into those that are there."""
         policy = self._config.policy
         assert policy.generation is not None
@@ -115,21 +141,21 @@ class Starter:
         self.close_later("generation", generation.shutdown)
         return generation
 
-    def environment_here(self, chosen: Any) -> Any:
+    def environment_here(self, chosen: Scorer) -> EnvironmentInterface[Any]:
         """Make an environment of reward functions in this process."""
         if is_environment(chosen):
             return chosen
-        environment = rl_envs.FunctionalRewardWrapper(chosen)
+        environment = rl_envs.FunctionalRewardWrapper(cast("RewardFns", chosen))
         self.close_later("environment", environment.shutdown)
         return environment
 
-    def environment(self, chosen: Any) -> Any:
+    def environment(self, chosen: Scorer | None) -> EnvironmentInterface[Any]:
         """Start the environment in an actor; an object is used where it is."""
         if is_environment(chosen):
             return chosen
         settings = self._config.env
         if chosen is not settings:
-            remote = rl_envs.RemoteEnvironment(chosen)
+            remote = rl_envs.RemoteEnvironment(cast("RewardFns", chosen))
         else:
             assert settings is not None
             remote = rl_envs.RemoteEnvironment(
@@ -166,7 +192,7 @@ def resume_paths(
     return checkpoint / name / "weights", optimizer
 
 
-def is_environment(chosen: Any) -> bool:
+def is_environment(chosen: object) -> TypeGuard[EnvironmentInterface[Any]]:
     """Tell an environment object (by its method) from a function and a section."""
     return callable(getattr(chosen, "step", None)) and not isinstance(chosen, type)
 
@@ -174,7 +200,7 @@ def is_environment(chosen: Any) -> bool:
 def run_all(
     jobs: dict[str, Callable[[], Any]],
     signals: SignalGuard,
-    abandon: list[Callable[[], Any]],
+    abandon: list[Callable[[], object]],
 ) -> dict[str, Any]:
     """Run jobs at the same time; the first error wins, after all have ended.
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from torch import Tensor
+
+from rl_distributed.batch.batched_data_dict import BatchedDataDict
 from rl_models.types import LossInputType, LossType
 
 __all__ = ["StaticLoss"]
@@ -21,15 +24,17 @@ class StaticLoss:
     loss_type = LossType.TOKEN_LEVEL
     input_type = LossInputType.LOGPROB
 
-    def __init__(self, function: Callable[..., tuple[Any, Mapping[str, Any]]]) -> None:
+    def __init__(
+        self, function: Callable[..., tuple[Tensor, Mapping[str, Any]]]
+    ) -> None:
         self._function = function
 
     def __call__(
         self,
-        data: Any,
-        global_valid_seqs: Any,
-        global_valid_toks: Any,
-        **inputs: Any,
-    ) -> tuple[Any, Mapping[str, Any]]:
+        data: BatchedDataDict[Any],
+        global_valid_seqs: Tensor,
+        global_valid_toks: Tensor,
+        **inputs: Tensor,
+    ) -> tuple[Tensor, Mapping[str, Any]]:
         """Call the function."""
         return self._function(data, global_valid_seqs, global_valid_toks, **inputs)

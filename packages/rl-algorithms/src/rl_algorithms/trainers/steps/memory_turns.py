@@ -9,9 +9,8 @@ finish_generation -> prepare_for_training -> train
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
-from rl_models.interfaces import PolicyInterface
+from rl_models.interfaces import GenerationInterface, PolicyInterface
 
 __all__ = ["MemoryTurns", "Turn", "generation_turn"]
 
@@ -74,9 +73,14 @@ class MemoryTurns:
         critic: A second model that is trained, or None.
     """
 
-    def __init__(self, policy: Any, generation: Any, critic: Any = None) -> None:
-        trained: list[Any] = []
-        sampling: list[Any] = []
+    def __init__(
+        self,
+        policy: PolicyInterface | None,
+        generation: GenerationInterface | None,
+        critic: PolicyInterface | None = None,
+    ) -> None:
+        trained: list[object] = []
+        sampling: list[GenerationInterface] = []
         if generation is not None and share_devices(policy, generation):
             trained = [model for model in (policy, critic) if model is not None]
             sampling = [generation]
@@ -86,7 +90,7 @@ class MemoryTurns:
         self.generation = generation_turn(sampling)
 
 
-def generation_turn(generators: Sequence[Any]) -> Turn:
+def generation_turn(generators: Sequence[GenerationInterface]) -> Turn:
     """Return the turn of models that sample."""
     return Turn(
         _calls(generators, "prepare_for_generation"),
@@ -94,7 +98,7 @@ def generation_turn(generators: Sequence[Any]) -> Turn:
     )
 
 
-def share_devices(policy: Any, generation: Any) -> bool:
+def share_devices(policy: object, generation: object) -> bool:
     """Tell whether two models take memory from the same devices.
 
     A model without workers of its own, such as one in this process, names no cluster;
@@ -104,7 +108,7 @@ def share_devices(policy: Any, generation: Any) -> bool:
     return None in places or places[0] is places[1]
 
 
-def _calls(models: Iterable[Any], method: str) -> list[Callable[[], None]]:
+def _calls(models: Iterable[object], method: str) -> list[Callable[[], None]]:
     """Return a method of those models that do something in it."""
     found = [getattr(model, method, None) for model in models]
     nothing = getattr(PolicyInterface, method, None)

@@ -6,8 +6,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from rl_algorithms.errors import AlgorithmError
+from rl_distributed.batch.batched_data_dict import BatchedDataDict
 from rl_models.types import LossInputType, LossType
 
 __all__ = ["MethodLoss"]
@@ -51,11 +53,11 @@ class MethodLoss:
 
     def __call__(
         self,
-        data: Any,
-        global_valid_seqs: Any,
-        global_valid_toks: Any,
-        **inputs: Any,
-    ) -> tuple[Any, Mapping[str, Any]]:
+        data: BatchedDataDict[Any],
+        global_valid_seqs: Tensor,
+        global_valid_toks: Tensor,
+        **inputs: Tensor,
+    ) -> tuple[Tensor, Mapping[str, Any]]:
         """Return the share of this micro-batch."""
         logprobs = inputs["next_token_logprobs"]
         rows = (data["sample_mask"] != 0).nonzero().flatten()
@@ -68,7 +70,9 @@ class MethodLoss:
         loss = self._call(data, outputs)
         return loss * (len(rows) / global_valid_seqs), {}
 
-    def _call(self, data: Any, outputs: Mapping[str, Any]) -> Any:
+    def _call(
+        self, data: BatchedDataDict[Any], outputs: Mapping[str, Tensor]
+    ) -> Tensor:
         name = f"{type(self._trainer).__name__}._compute_loss"
         try:
             loss = self._trainer._compute_loss(data, outputs)
