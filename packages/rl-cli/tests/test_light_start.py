@@ -49,6 +49,7 @@ def run(tmp_path, *arguments):
         ["config", "explain", "policy.optimizer"],
         ["config", "schema", "grpo"],
         ["config", "validate", "quickstart"],
+        ["plan", "quickstart"],
         ["env", "list"],
         ["cluster", "slurm", "--help"],
     ],

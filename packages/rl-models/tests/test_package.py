@@ -19,6 +19,7 @@ def test_public_names_exist_and_are_all_listed():
 def test_import_loads_nothing_heavy():
     code = (
         "import sys, rl_models, rl_models.config, rl_models.interfaces;"
+        "import rl_models.planning.phases, rl_models.planning.model_config;"
         "print([m for m in ('torch', 'ray', 'transformers') if m in sys.modules])"
     )
     done = subprocess.run(

@@ -28,6 +28,7 @@ COMMANDS = {
     "env": ("rl_cli.commands.env:env", "Show, build or check actor environments."),
     "eval": ("rl_cli.commands.eval:evaluate", "Measure a model on held-out prompts."),
     "generate": ("rl_cli.commands.generate:generate", "Sample from a model folder."),
+    "plan": ("rl_cli.commands.plan:plan", "Tell what memory and layout a run needs."),
     "serve": ("rl_cli.commands.serve:serve", "Serve a model over HTTP."),
     "train": ("rl_cli.commands.train:train", "Train by a recipe or an algorithm."),
 }

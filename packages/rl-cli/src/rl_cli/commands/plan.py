@@ -1,0 +1,74 @@
+"""`rl plan`: what a run needs, before anything of it is started."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from rl_cli.commands.config import CONFIG_OPTION
+from rl_cli.console import Terminal
+from rl_cli.gpus import Gpus, GpusType
+from rl_cli.options import Whole
+
+
+@click.command(short_help="Tell what memory and layout a run needs.")
+@click.argument("name", metavar="RECIPE|ALGORITHM|PRESET")
+@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE ...]")
+@CONFIG_OPTION
+@click.option(
+    "--gpus",
+    type=GpusType(),
+    metavar="[NODESx]GPUSxMEMORY",
+    help="GPUs to plan for, such as 8x80GB; default: the section cluster, and any "
+    "memory.",
+)
+@click.option(
+    "--generator-gpus",
+    type=Whole(0, 1 << 16),
+    default=0,
+    metavar="N",
+    help="That many of the GPUs only sample; default: all train and sample in turn.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def plan(
+    name: str,
+    overrides: tuple[str, ...],
+    path: Path | None,
+    gpus: Gpus | None,
+    generator_gpus: int,
+    as_json: bool,
+) -> int:
+    """Tell what memory a run needs by phase, its batches, and which layouts fit.
+
+    It reads configurations and the model's config.json, no weights: a folder with that
+    file alone will do. Needs no GPU. Leaves with 2 where a size does not divide, or
+    the run does not fit into the GPUs of --gpus.
+
+    \b
+    Examples:
+      rl plan quickstart
+      rl plan grpo policy.model_name=path/to/model --gpus 8x80GB
+      rl plan sft policy.model_name=model policy.parallelism.tensor=2 --gpus 8x80GB
+      rl plan my-recipe.yaml --gpus 2x8x80GB --json
+    """
+    from rl_cli.plan_run import plan_run  # noqa: PLC0415
+    from rl_cli.plan_tables import print_stage, stage_to_dict  # noqa: PLC0415
+    from rl_cli.run_config import load_run  # noqa: PLC0415
+
+    run = load_run(name, path, overrides, complete=False)
+    found = plan_run(run, gpus, generator_gpus)
+    terminal = Terminal()
+    if as_json:
+        stages = [stage_to_dict(p.plan, p.layouts, p.remedies) for p in found]
+        fits = None if gpus is None else all(stage["fits"] for stage in stages)
+        terminal.raw(json.dumps({"name": run.name, "fits": fits, "stages": stages}))
+    else:
+        for one in found:
+            print_stage(terminal, one.plan, one.layouts, one.remedies)
+    failing = [one.plan for one in found if one.plan.fits is False]
+    if failing:
+        click.echo(f"Error: {failing[0].refusal()}", err=True)
+        return 2
+    return 0

@@ -1,0 +1,69 @@
+"""The option `--gpus`: which GPUs a run is planned for."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import click
+
+__all__ = ["Gpus", "GpusType"]
+
+_GIB = 1 << 30
+# What the driver, its context and the communication library take, and what is lost
+# between blocks of different sizes.
+_DRIVER_BYTES, _USABLE = 1 << 30, 0.95
+_PATTERN = re.compile(r"(?:(\d+)x)?(\d+)x(\d+(?:\.\d+)?)(?:gi?b?)?", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Gpus:
+    """Equal GPUs on equal nodes."""
+
+    num_nodes: int
+    per_node: int
+    gib: float
+    """Memory of each, as its maker says it."""
+
+    @property
+    def count(self) -> int:
+        """All GPUs."""
+        return self.num_nodes * self.per_node
+
+    @property
+    def usable_bytes(self) -> int:
+        """Memory that is left for a run."""
+        return round(self.gib * _GIB * _USABLE) - _DRIVER_BYTES
+
+    def describe(self) -> str:
+        """Name them in one line."""
+        nodes = f" on each of {self.num_nodes} nodes" if self.num_nodes > 1 else ""
+        return f"{self.per_node} GPU(s) of {self.gib:g} GiB{nodes}"
+
+
+class GpusType(click.ParamType[Gpus]):
+    """`8x80GB`, or `2x8x80GB` for two nodes."""
+
+    name = "gpus"
+
+    def convert(
+        self,
+        value: str | Gpus,
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> Gpus:
+        """Read GPUs; anything else is a usage error."""
+        if isinstance(value, Gpus):
+            return value
+        found = _PATTERN.fullmatch(value.replace(" ", ""))
+        if found is not None:
+            nodes, per_node, gib = found.groups()
+            gpus = Gpus(int(nodes or 1), int(per_node), float(gib))
+            if 0 < gpus.count <= 1 << 16 and gpus.usable_bytes > 0:
+                return gpus
+        return self.fail(
+            "must be [NODESx]GPUSxMEMORY with more than 1 GiB each, such as 8x80GB or "
+            f"2x8x80GB: got {value}",
+            param,
+            ctx,
+        )

@@ -1,0 +1,175 @@
+"""Which other layouts fit, and which settings make a stage fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from math import log2
+
+from rl_cli.run_plan import Shapes, StagePlan, plan_stage
+from rl_distributed.errors import ConfigError
+from rl_models.config import PolicyConfig
+from rl_models.generation.config import GenerationConfig
+from rl_models.planning.layouts import Layout, possible_layouts
+
+__all__ = ["Remedies", "find_remedies", "other_layouts"]
+
+_MOST = 4
+_FREE = ("policy.precision=bfloat16", "policy.generation.precision=bfloat16")
+"""Settings that also make a run on GPUs faster."""
+Change = Callable[[PolicyConfig], PolicyConfig]
+
+
+@dataclass(frozen=True, slots=True)
+class Remedies:
+    """Settings that save memory, as overrides."""
+
+    overrides: tuple[str, ...]
+    plan: StagePlan
+    """The stage with them."""
+
+
+def find_remedies(plan: StagePlan, shapes: Shapes) -> Remedies | None:
+    """Return the settings with which a stage fits, none of them without need.
+
+    Args:
+        plan: What does not fit.
+        shapes: Sizes of the stage's models.
+
+    Returns:
+        The settings; where not even all of them suffice, all of them with that plan.
+        None where there is none to change.
+    """
+    changes = dict(_changes(plan))
+    chosen: list[str] = []
+    best = plan
+    for text in changes:  # what costs least first
+        if best.fits:
+            break
+        chosen.append(text)
+        best = _changed(plan, shapes, [changes[name] for name in chosen])
+    if not chosen:
+        return None
+    for text in [name for name in reversed(chosen) if name not in _FREE]:
+        fewer = [name for name in chosen if name != text]
+        tried = _changed(plan, shapes, [changes[name] for name in fewer])
+        if tried.fits:
+            chosen, best = fewer, tried
+    return Remedies(tuple(chosen), best)
+
+
+def _changed(plan: StagePlan, shapes: Shapes, changes: Sequence[Change]) -> StagePlan:
+    policy = plan.config.policy
+    for change in changes:
+        policy = change(policy)
+    config = plan.config.replace(policy=policy)
+    return plan_stage(plan.name, config, shapes, plan.layout, plan.place)
+
+
+def _changes(plan: StagePlan) -> Iterator[tuple[str, Change]]:
+    """Yield what can be changed, what costs least first."""
+    policy, generation = plan.config.policy, plan.config.policy.generation
+    if policy.precision == "float32":
+        yield "policy.precision=bfloat16", lambda p: p.replace(precision="bfloat16")
+    if generation is not None and generation.precision == "float32":
+        yield (
+            "policy.generation.precision=bfloat16",
+            lambda p: p.replace(generation=_of(p).replace(precision="bfloat16")),
+        )
+    if policy.sequence_packing is None and policy.dynamic_batching is None:
+        if policy.logprob_batch_size > 1:
+            yield (
+                "policy.logprob_batch_size=1",
+                lambda p: p.replace(logprob_batch_size=1),
+            )
+        if policy.train_micro_batch_size > 1:
+            yield (
+                "policy.train_micro_batch_size=1",
+                lambda p: p.replace(train_micro_batch_size=1),
+            )
+    if generation is not None and _can_sleep(plan):
+        yield (
+            "policy.generation.vllm.enable_sleep_mode=true",
+            lambda p: p.replace(
+                generation=_of(p).replace(
+                    vllm=_of(p).vllm.replace(enable_sleep_mode=True)
+                )
+            ),
+        )
+    if not policy.dtensor.activation_checkpointing:
+        yield (
+            "policy.dtensor.activation_checkpointing=true",
+            lambda p: p.replace(
+                dtensor=p.dtensor.replace(activation_checkpointing=True)
+            ),
+        )
+    if not policy.dtensor.cpu_offload and plan.layout.data > 1:
+        yield (
+            "policy.dtensor.cpu_offload=true",
+            lambda p: p.replace(dtensor=p.dtensor.replace(cpu_offload=True)),
+        )
+
+
+def _of(policy: PolicyConfig) -> GenerationConfig:
+    assert policy.generation is not None
+    return policy.generation
+
+
+def _can_sleep(plan: StagePlan) -> bool:
+    generation = plan.config.policy.generation
+    return (
+        generation is not None
+        and generation.backend in ("auto", "vllm")
+        and plan.place.gpus is not None
+        and plan.place.generator_ranks == 0
+        and not generation.vllm.async_engine
+        and not generation.vllm.enable_sleep_mode
+    )
+
+
+def other_layouts(plan: StagePlan, shapes: Shapes) -> list[StagePlan]:
+    """Return the best layouts of the same ranks, the one that was asked for included.
+
+    What runs in this version comes first, then what fits, then what talks least.
+
+    Args:
+        plan: The stage as it was asked for.
+        shapes: Sizes of its models.
+    """
+    found = [plan]
+    place = plan.place
+    for layout in possible_layouts(
+        plan.shape, place.num_ranks, plan.batches.row_length, place.ranks_per_node
+    ):
+        if layout == plan.layout:
+            continue
+        try:
+            found.append(plan_stage(plan.name, plan.config, shapes, layout, place))
+        except ConfigError:
+            continue  # its batches do not divide
+    found.sort(key=_order)
+    own = [p for p in found if not p.layout.missing(p.shape)][:_MOST]
+    later = [p for p in found if p.layout.missing(p.shape) and p.fits is not False][
+        :_MOST
+    ]
+    return own + later[: max(1, _MOST + 1 - len(own))]
+
+
+def _order(plan: StagePlan) -> tuple[bool, bool, float, int]:
+    layout = plan.layout
+    return (
+        bool(layout.missing(plan.shape)),
+        plan.fits is False,
+        _traffic(layout),
+        plan.memory.peak().total,
+    )
+
+
+def _traffic(layout: Layout) -> float:
+    """Weigh how much ranks talk and wait: within layers most, between stages least."""
+    return (
+        2.0 * log2(layout.tensor)
+        + 1.5 * log2(layout.pipeline)
+        + 1.5 * log2(layout.context)
+        + log2(layout.expert)
+    )

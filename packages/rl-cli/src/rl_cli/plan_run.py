@@ -1,0 +1,138 @@
+"""The plans of all stages of a run, with what else would do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rl_algorithms.trainers.settings.config import TrainerConfig
+from rl_cli.gpus import Gpus
+from rl_cli.missing_keys import UNSET, how_to_set
+from rl_cli.plan_advice import Remedies, find_remedies, other_layouts
+from rl_cli.run_config import Run
+from rl_cli.run_plan import Place, StagePlan, plan_stage
+from rl_distributed.errors import ConfigError
+from rl_models.config import PolicyConfig
+from rl_models.planning.layouts import Layout, layout_problems
+from rl_models.planning.model_config import model_config
+from rl_models.planning.model_shape import (
+    ModelShape,
+    shape_of_build,
+    shape_of_config,
+)
+
+__all__ = ["Planned", "plan_run"]
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One stage."""
+
+    plan: StagePlan
+    layouts: list[StagePlan]
+    """Other layouts of the same ranks, the best first."""
+    remedies: Remedies | None
+    """Settings with which it fits, where it does not."""
+
+
+def plan_run(run: Run, gpus: Gpus | None, generator_ranks: int) -> list[Planned]:
+    """Plan every stage of a run.
+
+    Args:
+        run: The run.
+        gpus: What to plan for; None: the ranks of the section `cluster`.
+        generator_ranks: Ranks that only sample.
+
+    Raises:
+        ConfigError: A layout or batch size does not divide.
+        ModelLoadError: The sizes of a model cannot be read.
+    """
+    found: list[Planned] = []
+    first: TrainerConfig | None = None
+    for stage in run.stages:
+        first = first or stage.config
+        shapes = _shapes(run, stage.config, first.policy)
+        place = _place(stage.config, gpus, generator_ranks)
+        layout = _layout(stage.config.policy, place.num_ranks)
+        _check(layout, shapes["policy"], stage.config, place)
+        plan = plan_stage(stage.name, stage.config, shapes, layout, place)
+        remedies = find_remedies(plan, shapes) if plan.fits is False else None
+        found.append(Planned(plan, other_layouts(plan, shapes), remedies))
+    return found
+
+
+def _shapes(
+    run: Run, config: TrainerConfig, first: PolicyConfig
+) -> dict[str, ModelShape]:
+    """Return the sizes of a stage's models; later stages train the first one's."""
+    own = config.policy.model_name
+    sections = {"policy": config.policy}
+    for name in ("critic", "teacher"):
+        section = getattr(config, name, None)
+        if isinstance(section, PolicyConfig):
+            sections[name] = section
+    shapes = {}
+    for name, section in sections.items():
+        if section.model_name == UNSET:
+            key = f"{name}.model_name"
+            raise ConfigError(
+                f"a plan of {run.name} needs {key}: add {how_to_set([key])}"
+            )
+        handed_on = section.model_name == own
+        if handed_on and run.model is not None:
+            shapes[name] = shape_of_build(run.model, section.head)
+            continue
+        source = first if handed_on else section
+        shapes[name] = shape_of_config(
+            model_config(source), source.model_name, section.head
+        )
+    return shapes
+
+
+def _place(config: TrainerConfig, gpus: Gpus | None, generator_ranks: int) -> Place:
+    cluster = config.cluster
+    if gpus is None:
+        nodes, per_node = cluster.num_nodes, cluster.workers_per_node
+    else:
+        nodes, per_node = gpus.num_nodes, gpus.per_node
+    if generator_ranks == 0:
+        return Place(gpus, nodes, per_node)
+    if config.policy.generation is None:
+        raise ConfigError(
+            f"--generator-gpus must be 0 where nothing samples: got {generator_ranks}"
+        )
+    left = nodes * per_node - generator_ranks
+    if left < 1:
+        raise ConfigError(
+            f"--generator-gpus must leave some of the {nodes * per_node} GPUs to train "
+            f"on: got {generator_ranks}"
+        )
+    if left >= per_node and left % per_node:
+        below = generator_ranks - (per_node - left % per_node)
+        raise ConfigError(
+            "--generator-gpus must leave whole nodes, or some GPUs of one: got "
+            f"{generator_ranks} of {nodes} x {per_node}; use {max(0, below)} or "
+            f"{generator_ranks + left % per_node}"
+        )
+    return Place(gpus, max(1, left // per_node), min(left, per_node), generator_ranks)
+
+
+def _layout(policy: PolicyConfig, num_ranks: int) -> Layout:
+    """Return the layout that the section `policy` asks for."""
+    asked = policy.parallelism
+    return Layout(
+        data=asked.data_size(num_ranks),
+        tensor=asked.tensor,
+        pipeline=asked.pipeline,
+        context=asked.context,
+        expert=asked.expert,
+        sequence=asked.sequence,
+        replicas=policy.dtensor.num_replicas,
+    )
+
+
+def _check(
+    layout: Layout, shape: ModelShape, config: TrainerConfig, place: Place
+) -> None:
+    problems = layout_problems(shape, layout, config.policy.row_limit, place.num_ranks)
+    if problems:
+        raise ConfigError("; ".join(problems))

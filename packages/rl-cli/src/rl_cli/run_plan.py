@@ -1,0 +1,298 @@
+"""What one stage of a run needs: memory, batches, time of weight syncs, layouts.
+
+```
+configuration + config.json -> shape, layout -> batches -> memory by phase -> fits?
+```
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rl_algorithms.dpo.config import DPOConfig
+from rl_algorithms.grpo.config import GRPOConfig
+from rl_algorithms.ppo.config import PPOConfig
+from rl_algorithms.trainers.settings.batch_plan import BatchPlan
+from rl_algorithms.trainers.settings.config import TrainerConfig
+from rl_algorithms.trainers.settings.pair_config import PairTrainerConfig
+from rl_algorithms.trainers.settings.rollout_config import RolloutTrainerConfig
+from rl_cli.gpus import Gpus
+from rl_models.config import PolicyConfig
+from rl_models.generation.config import GenerationConfig
+from rl_models.parallelism import ParallelismConfig
+from rl_models.planning.generator import (
+    GeneratorMemory,
+    SyncPlan,
+    generator_memory,
+    plan_sync,
+)
+from rl_models.planning.layouts import Layout
+from rl_models.planning.memory import MicroBatch, ModelMemory, model_memory
+from rl_models.planning.model_shape import ModelShape
+from rl_models.planning.phases import MemoryPlan, OtherModel, plan_phases
+
+__all__ = ["Batches", "Place", "StagePlan", "plan_stage"]
+
+_ROWS_PER_PAIR = 2
+_GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a run is planned for."""
+
+    gpus: Gpus | None
+    """None: GPUs or CPUs whose memory is not known."""
+    num_nodes: int
+    ranks_per_node: int
+    """Training ranks on each node."""
+    generator_ranks: int = 0
+    """Ranks that only sample; 0: the generator shares the trainer's."""
+
+    @property
+    def num_ranks(self) -> int:
+        """Training ranks."""
+        return self.num_nodes * self.ranks_per_node
+
+    @property
+    def device_bytes(self) -> int | None:
+        """Memory of one device, where it is known."""
+        return None if self.gpus is None else self.gpus.usable_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Batches:
+    """The sizes of one step."""
+
+    plan: BatchPlan
+    passes: int
+    """Passes over the samples of a step."""
+    rows_per_rank: int
+    """Rows of an optimizer step on one data-parallel rank."""
+    num_micro_batches: int
+    """Of an optimizer step on one rank: at most, where they are made by tokens."""
+    training: MicroBatch
+    passing: MicroBatch
+    row_length: int
+    answer_length: int
+    """Tokens of a row that are trained on, at most."""
+
+    @property
+    def optimizer_steps(self) -> int:
+        """Optimizer steps on the samples of one step."""
+        return self.plan.num_optimizer_steps * self.passes
+
+
+@dataclass(frozen=True)
+class StagePlan:
+    """The plan of one stage."""
+
+    name: str
+    config: TrainerConfig
+    shape: ModelShape
+    layout: Layout
+    place: Place
+    batches: Batches
+    memory: MemoryPlan
+    generator: GeneratorMemory | None
+    sync: SyncPlan | None
+    host_bytes: int
+    """Memory of one node that its ranks take while they load the model."""
+    others: tuple[str, ...] = field(default=())
+    """Further models of the run."""
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether every phase fits into a device; None: not known."""
+        size = self.place.device_bytes
+        if size is None:
+            return None
+        has_cache = self.generator is None or self.generator.holds_a_row
+        return has_cache and not self.memory.overflowing(size)
+
+    def refusal(self) -> str:
+        """Say what does not fit."""
+        size = self.place.device_bytes or 0
+        over = self.memory.overflowing(size)
+        if not over:
+            return (
+                f"{self.name} does not fit: the generator's cache holds no row of "
+                f"{self.batches.row_length} tokens; raise "
+                "policy.generation.vllm.gpu_memory_utilization, or lower "
+                "policy.max_total_sequence_length"
+            )
+        worst = max(over, key=lambda phase: phase.total)
+        return (
+            f"{self.name} does not fit: {worst.name} needs {_in_gib(worst.total)} on "
+            f"each rank, and {_in_gib(size)} of a GPU can be used"
+        )
+
+
+def _in_gib(num_bytes: int) -> str:
+    return f"{num_bytes / _GIB:.1f} GiB"
+
+
+Shapes = Mapping[str, ModelShape]
+"""Sizes by name: `policy`, and `critic` or `teacher` where the run has them."""
+
+
+def plan_stage(
+    name: str, config: TrainerConfig, shapes: Shapes, layout: Layout, place: Place
+) -> StagePlan:
+    """Work out what a stage needs.
+
+    Args:
+        name: Name of the stage.
+        config: Its configuration.
+        shapes: Sizes of its models.
+        layout: Who shares the policy; its problems are checked by others.
+        place: Where it runs.
+
+    Raises:
+        ConfigError: Batch sizes do not divide.
+    """
+    shape, policy = shapes["policy"], config.policy
+    batches = _batches(config, config.policy, layout)
+    on_gpu = place.gpus is not None or bool(config.cluster.use_gpus)
+
+    def memory_of(
+        shape: ModelShape, policy: PolicyConfig, *, is_trained: bool
+    ) -> ModelMemory:
+        own = _batches(config, policy, layout)
+        return model_memory(
+            shape,
+            policy,
+            layout,
+            training=own.training,
+            passing=own.passing,
+            num_micro_batches=own.num_micro_batches,
+            on_gpu=on_gpu,
+            is_trained=is_trained,
+        )
+
+    own = memory_of(shape, policy, is_trained=True)
+    others = _others(config, shapes, memory_of)
+    generator = _generator(config, shape, batches, place, on_gpu=on_gpu)
+    sync = None
+    if generator is not None and policy.generation is not None:
+        sync = plan_sync(shape, policy.generation, num_nodes=place.num_nodes)
+    memory = plan_phases(
+        own,
+        others,
+        generator=generator,
+        sync=sync,
+        is_colocated=place.generator_ranks == 0,
+        computes_logprobs=isinstance(config, RolloutTrainerConfig | DPOConfig),
+    )
+    loaded = sum(4 * s.num_parameters for s in shapes.values())
+    if any(other.name == "reference model" for other in others):
+        loaded += 4 * shape.num_parameters
+    shards = own.host + sum(other.memory.host for other in others)
+    return StagePlan(
+        name, config, shape, layout, place, batches, memory, generator, sync,
+        max(loaded, shards) * place.ranks_per_node,
+        tuple(other.name for other in others),
+    )  # fmt: skip
+
+
+def _others(
+    config: TrainerConfig, shapes: Shapes, memory_of: Callable[..., ModelMemory]
+) -> list[OtherModel]:
+    """Return the models beside the policy that the trainers make."""
+    found = []
+    if _keeps_reference(config):
+        memory = memory_of(shapes["policy"], config.policy, is_trained=False)
+        found.append(OtherModel("reference model", memory))
+    for name in ("critic", "teacher"):
+        section: Any = getattr(config, name, None)
+        if name in shapes and isinstance(section, PolicyConfig):
+            trained = name == "critic"
+            memory = memory_of(shapes[name], section, is_trained=trained)
+            found.append(OtherModel(name, memory, trained))
+    return found
+
+
+def _keeps_reference(config: TrainerConfig) -> bool:
+    if isinstance(config, GRPOConfig | PPOConfig):
+        return config.loss_fn.needs_reference_logprobs
+    if isinstance(config, DPOConfig):
+        return not config.dpo.precompute_reference_logprobs
+    return False
+
+
+def _batches(config: TrainerConfig, policy: PolicyConfig, layout: Layout) -> Batches:
+    """Return the sizes of a step; each data-parallel rank counts as one worker."""
+    ranks = config.cluster.replace(num_nodes=1, workers_per_node=layout.data)
+    alone = config.policy.replace(parallelism=ParallelismConfig())
+    plan = config.replace(cluster=ranks, policy=alone).plan_batches()
+    pairs = _ROWS_PER_PAIR if isinstance(config, PairTrainerConfig) else 1
+    rows = plan.global_batch_size // layout.data * pairs
+    length = config.policy.row_limit
+    answer = length - 1
+    passes = 1
+    if isinstance(config, RolloutTrainerConfig) and policy.generation is not None:
+        turns = config.sampling.max_rollout_turns
+        answer = min(answer, policy.generation.max_new_tokens * turns)
+    if isinstance(config, PPOConfig):
+        passes = config.ppo.ppo_epochs
+    by_tokens = policy.sequence_packing or policy.dynamic_batching
+    if by_tokens is not None:
+        budget = by_tokens.train_mb_tokens
+        passing = by_tokens.logprob_mb_tokens or budget
+        count = -(-rows * length // budget)
+        return Batches(plan, passes, rows, count, MicroBatch(budget, budget),
+                       MicroBatch(passing, passing), length, answer)  # fmt: skip
+    trained = min(rows, -(-plan.micro_batch_size // pairs) * pairs)
+    all_rows = plan.num_samples // layout.data * pairs
+    passed = min(all_rows, policy.logprob_batch_size)
+    return Batches(
+        plan,
+        passes,
+        rows,
+        -(-rows // trained),
+        MicroBatch(trained * length, trained * answer),
+        MicroBatch(passed * length, passed * answer),
+        length,
+        answer,
+    )
+
+
+def _generator(
+    config: TrainerConfig,
+    shape: ModelShape,
+    batches: Batches,
+    place: Place,
+    *,
+    on_gpu: bool,
+) -> GeneratorMemory | None:
+    generation = config.policy.generation
+    if generation is None:
+        return None
+    generation = _chosen_backend(generation, on_gpu=on_gpu)
+    per_replica = 1
+    if generation.backend == "vllm":
+        per_replica = generation.vllm.tensor_parallel_size
+    ranks = place.generator_ranks or place.num_ranks
+    replicas = generation.num_replicas or max(1, ranks // per_replica)
+    rows = batches.plan.num_samples
+    if not isinstance(config, RolloutTrainerConfig):
+        rows = batches.plan.global_batch_size  # only validations sample
+    return generator_memory(
+        shape,
+        generation,
+        num_rows=-(-rows // replicas),
+        row_length=min(
+            batches.row_length, generation.max_context_length or batches.row_length
+        ),
+        device_bytes=place.device_bytes,
+    )
+
+
+def _chosen_backend(config: GenerationConfig, *, on_gpu: bool) -> GenerationConfig:
+    """Return the config with what `auto` means where everything is installed."""
+    if config.backend != "auto":
+        return config
+    name = "vllm" if on_gpu else "huggingface"
+    return config.model_copy(update={"backend": name})

@@ -1,0 +1,220 @@
+"""`rl plan`: memory, batches and layouts of a run, from configurations alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rl_cli.gpus import GpusType
+from rl_cli.main import _run
+
+NARROW = 80
+_MODEL = {
+    "model_type": "qwen2",
+    "hidden_size": 3584,
+    "intermediate_size": 18944,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 28,
+    "num_key_value_heads": 4,
+    "vocab_size": 152064,
+    "tie_word_embeddings": False,
+    "max_position_embeddings": 32768,
+}
+_SAVING = (
+    "policy.precision=bfloat16",
+    "policy.generation.precision=bfloat16",
+    "policy.generation.backend=vllm",
+    "policy.generation.vllm.enable_sleep_mode=true",
+    "policy.train_micro_batch_size=1",
+    "policy.logprob_batch_size=1",
+)
+
+
+@pytest.fixture(autouse=True)
+def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(NARROW))
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    (tmp_path / "config.json").write_text(json.dumps(_MODEL))
+    return tmp_path
+
+
+def arguments(model: Path, *more: str, algorithm: str = "grpo") -> list[str]:
+    length = "policy.max_total_sequence_length=2048"
+    return ["plan", algorithm, f"policy.model_name={model}", length, *more]
+
+
+Capture = pytest.CaptureFixture[str]
+
+
+def planned(capsys: Capture, *words: str, code: int = 0) -> list[dict[str, Any]]:
+    assert _run([*words, "--json"], False) == code
+    found = json.loads(capsys.readouterr().out)
+    assert found["fits"] == (None if "--gpus" not in words else code == 0)
+    stages: list[dict[str, Any]] = found["stages"]
+    return stages
+
+
+def refused(capsys: Capture, *words: str) -> str:
+    assert _run(list(words), False) == 2
+    return capsys.readouterr().err
+
+
+def test_every_stage_of_a_recipe_is_planned(capsys: Capture) -> None:
+    warmup, grpo = planned(capsys, "plan", "quickstart")
+    assert (warmup["stage"], grpo["stage"]) == ("warmup", "grpo")
+    assert warmup["parameters"] == grpo["parameters"] == 124_800
+    assert grpo["samples"] == 512
+    assert grpo["optimizer_steps"] == 1
+    assert "log-probs" in grpo["memory"]
+    assert "log-probs" not in warmup["memory"]
+
+
+def test_tables_fit_a_narrow_terminal(model: Path, capsys: Capture) -> None:
+    assert _run(arguments(model, "--gpus", "8x80GB"), False) == 2
+    printed = capsys.readouterr()
+    lines = printed.out.splitlines()
+    copied = [line for line in lines if "=bfloat16" in line and line.startswith("  ")]
+    assert all(len(line) <= NARROW for line in lines if line not in copied)
+    assert "7.62 billion parameters" in printed.out
+    assert "Error: grpo does not fit: train needs" in printed.err
+
+
+def test_settings_that_make_it_fit_do(model: Path, capsys: Capture) -> None:
+    (before,) = planned(capsys, *arguments(model, "--gpus", "8x80GB"), code=2)
+    assert not before["fits"]
+    assert "policy.precision=bfloat16" in before["remedies"]
+    words = arguments(model, *before["remedies"], "--gpus", "8x80GB")
+    (after,) = planned(capsys, *words)
+    assert after["fits"]
+    peak = max(phase["together"] for phase in after["memory"].values())
+    assert peak <= after["usable_bytes"]
+
+
+def test_more_ranks_share_weights_and_state(model: Path, capsys: Capture) -> None:
+    (two,) = planned(capsys, *arguments(model, "cluster.workers_per_node=2"))
+    (eight,) = planned(capsys, *arguments(model, "cluster.workers_per_node=8"))
+    for part in ("weights", "optimizer state", "reference model"):
+        shares = [plan["memory"]["train"][part] for plan in (two, eight)]
+        assert shares[0] == pytest.approx(4 * shares[1], rel=1e-6)
+    assert two["memory"]["start"] == {
+        **eight["memory"]["start"],
+        "reference model": two["memory"]["train"]["reference model"],
+        "together": two["memory"]["start"]["together"],
+    }
+    assert (two["rows_per_rank"], eight["rows_per_rank"]) == (128, 32)
+
+
+def test_a_reference_is_kept_only_where_it_is_compared_with(
+    model: Path, capsys: Capture
+) -> None:
+    off = "loss_fn.reference_policy_kl_penalty=0"
+    (plan,) = planned(capsys, *arguments(model, off))
+    assert all("reference model" not in phase for phase in plan["memory"].values())
+    (plan,) = planned(capsys, *arguments(model, algorithm="dpo"))
+    assert "reference model" not in plan["memory"]["train"]
+    keep = "dpo.precompute_reference_logprobs=false"
+    (plan,) = planned(capsys, *arguments(model, keep, algorithm="dpo"))
+    assert plan["memory"]["train"]["reference model"] > 0
+    assert plan["weight_sync"] is None
+
+
+def test_a_critic_trains_in_a_phase_of_its_own(model: Path, capsys: Capture) -> None:
+    (plan,) = planned(capsys, *arguments(model, algorithm="ppo"))
+    assert plan["memory"]["train critic"]["critic"] > plan["memory"]["train"]["critic"]
+    assert plan["optimizer_steps"] == 4  # epochs over one batch
+
+
+def test_a_sleeping_generator_leaves_its_memory(model: Path, capsys: Capture) -> None:
+    words = arguments(model, *_SAVING, "--gpus", "8x80GB")
+    (sleeping,) = planned(capsys, *words)
+    assert "key-value cache" not in sleeping["memory"]["train"]
+    assert sleeping["generator"]["rows_at_once"] > 0
+    awake = "policy.generation.vllm.enable_sleep_mode=false"
+    words = arguments(model, *_SAVING, awake, "--gpus", "8x80GB")
+    assert _run([*words, "--json"], False) in (0, 2)
+    (plan,) = json.loads(capsys.readouterr().out)["stages"]
+    assert plan["memory"]["train"]["key-value cache"] > 0
+
+
+def test_a_generator_of_its_own_shares_no_device(model: Path, capsys: Capture) -> None:
+    split = ("--gpus", "8x141GB", "--generator-gpus", "4")
+    (plan,) = planned(capsys, *arguments(model, *_SAVING, *split))
+    assert "weights" not in plan["memory"]["generate"]
+    assert "generator weights" not in plan["memory"]["train"]
+    assert plan["layout"]["data"] == 4
+    words = arguments(model, "--gpus", "8x80GB", "--generator-gpus", "8")
+    assert "must leave some of the 8 GPUs" in refused(capsys, *words)
+
+
+def test_a_layout_that_cannot_be_run_yet_is_marked(
+    model: Path, capsys: Capture
+) -> None:
+    words = arguments(model, *_SAVING, "--gpus", "8x80GB")
+    (plan,) = planned(capsys, *words)
+    assert plan["layouts"][0]["layout"] == plan["layout"]
+    assert plan["layouts"][0]["cannot_run"] == []
+    assert len(plan["layouts"]) > 1
+    for other in plan["layouts"]:
+        sizes = other["layout"]
+        later = [n for n in ("pipeline", "context", "expert") if sizes[n] > 1]
+        assert other["cannot_run"] == later
+
+
+def test_tensor_parallel_ranks_share_layers(model: Path, capsys: Capture) -> None:
+    words = arguments(model, *_SAVING, "--gpus", "8x80GB")
+    (whole,) = planned(capsys, *words)
+    (cut,) = planned(capsys, *words, "policy.parallelism.tensor=2")
+    assert (cut["layout"]["data"], cut["layout"]["tensor"]) == (4, 2)
+    assert cut["rows_per_rank"] == 2 * whole["rows_per_rank"]
+    start = [plan["memory"]["start"]["weights"] for plan in (whole, cut)]
+    assert start[1] == pytest.approx(start[0] / 2, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["policy.parallelism.pipeline=8"],
+            "pipeline must divide the model's 28 layers: got 8; use 4 or 7",
+        ),
+        (
+            ["policy.parallelism.expert=2"],
+            "expert must be 1 for a model without experts: got 2",
+        ),
+        (["policy.parallelism.pipeline=3"], "needs a multiple of 3 workers: got 8"),
+        (["policy.train_global_batch_size=100"], "use 64 or 256"),
+        (["policy.generation.max_new_tokens=0"], "max_new_tokens"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_does_not_divide_is_refused_with_what_does(
+    model: Path, capsys: Capture, words: list[str], message: str
+) -> None:
+    assert message in refused(capsys, *arguments(model, *words, "--gpus", "8x80GB"))
+
+
+def test_a_model_of_the_hub_that_is_not_cached(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    told = refused(capsys, "plan", "sft", "policy.model_name=some/model")
+    assert "put its config.json into a folder" in told
+    assert "needs policy.model_name" in refused(capsys, "plan", "sft")
+
+
+@pytest.mark.parametrize("text", ["8", "x80GB", "0x80GB", "8x1GB", "axb", "8x80TB"])
+def test_gpus_are_counted_and_sized(text: str, capsys: Capture) -> None:
+    told = refused(capsys, "plan", "quickstart", "--gpus", text)
+    assert f"such as 8x80GB or 2x8x80GB: got {text}" in " ".join(told.split())
+
+
+def test_gpus_of_several_nodes() -> None:
+    gpus = GpusType().convert("2x8x80GB", None, None)
+    assert (gpus.num_nodes, gpus.per_node, gpus.count) == (2, 8, 16)
+    assert GpusType().convert("4x24", None, None).usable_bytes < 24 << 30

@@ -1,0 +1,1 @@
+"""What a run needs, worked out from configurations alone: no torch, no weights."""

@@ -1,0 +1,311 @@
+"""Memory of one rank of the `dtensor` backend, by what it is for.
+
+Weights and optimizer state are float32 shards. What is computed with is gathered layer
+by layer (FSDP), in the data type of `policy.precision`; one rank alone converts under
+autocast instead. Gradients stay whole between the micro-batches of one optimizer step,
+because they are reduced in the last one only.
+
+Letters in comments: T tokens of a micro-batch, H hidden size, F feed-forward columns,
+N positions whose log-prob is needed, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rl_models.config import OptimizerConfig, PolicyConfig
+from rl_models.planning.layouts import Layout
+from rl_models.planning.model_shape import ModelShape
+
+__all__ = ["MicroBatch", "ModelMemory", "model_memory", "optimizer_copies"]
+
+_MASTER_BYTES = 4
+_SMALL_BYTES = 32 * 1024**2
+"""Weights up to this are gathered in one piece, see `policy.dtensor.shard_layers`."""
+_COPIES = {
+    "Adagrad": 1,
+    "Adam": 2,
+    "AdamW": 2,
+    "Adamax": 2,
+    "NAdam": 2,
+    "RAdam": 2,
+    "Adadelta": 2,
+    "RMSprop": 1,
+    "SGD": 0,
+    "Muon": 1,
+}
+_COPIES_UNKNOWN = 2
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """The largest forward pass of a phase."""
+
+    num_tokens: int
+    """Tokens that go through the model."""
+    num_positions: int
+    """Of these, how many need logits."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelMemory:
+    """Bytes on one rank's device."""
+
+    weights: int
+    """Shards of the weights; there from start to end."""
+    optimizer: int
+    """Shards of the optimizer's state; there from the first step on."""
+    gathered: int
+    """Weights that are computed with."""
+    gradients: int
+    activations: int
+    """What the forward pass keeps for the backward pass, and that pass's own."""
+    logits: int
+    passing_activations: int
+    """The same without a backward pass, as for log-probs."""
+    passing_logits: int
+    sync: int
+    """The largest weight, whole and converted, while weights are sent."""
+    start: int
+    """While the model is loaded: a rank holds what it shards afterwards."""
+    host: int
+    """Shards in the memory of the machine, with `policy.dtensor.cpu_offload`."""
+
+    @property
+    def resident(self) -> int:
+        """What stays while others work."""
+        return self.weights + self.optimizer
+
+    @property
+    def training(self) -> int:
+        """The peak of an optimizer step."""
+        working = self.gathered + self.gradients + self.activations + self.logits
+        return self.resident + working
+
+    @property
+    def passing(self) -> int:
+        """The peak of a forward pass without a backward pass."""
+        working = self.gathered + self.passing_activations + self.passing_logits
+        return self.resident + working
+
+
+def optimizer_copies(optimizer: OptimizerConfig) -> tuple[int, bool]:
+    """Return numbers per parameter in the optimizer's state, and whether that is known.
+
+    Args:
+        optimizer: Section `policy.optimizer`.
+    """
+    module, _, name = optimizer.name.rpartition(".")
+    known = name in _COPIES and module.startswith("torch.optim")
+    copies = _COPIES.get(name, _COPIES_UNKNOWN) if known else _COPIES_UNKNOWN
+    kwargs = optimizer.kwargs
+    extra = sum(bool(kwargs.get(key)) for key in ("amsgrad", "centered"))
+    if name in ("SGD", "RMSprop"):
+        extra += bool(kwargs.get("momentum"))
+    return copies + extra, known
+
+
+def model_memory(
+    shape: ModelShape,
+    policy: PolicyConfig,
+    layout: Layout,
+    *,
+    training: MicroBatch,
+    passing: MicroBatch,
+    num_micro_batches: int,
+    on_gpu: bool,
+    is_trained: bool = True,
+) -> ModelMemory:
+    """Return the memory of one rank, at most.
+
+    Args:
+        shape: Sizes of the model.
+        policy: Its configuration.
+        layout: Who shares it.
+        training: The largest micro-batch of training.
+        passing: The largest one of a pass without gradients.
+        num_micro_batches: Micro-batches per optimizer step.
+        on_gpu: Whether ranks have GPUs.
+        is_trained: False for a reference policy or a teacher.
+    """
+    parts = _Parts(shape, policy, layout, on_gpu)
+    held = _MASTER_BYTES * parts.shard
+    copies = optimizer_copies(policy.optimizer)[0] if is_trained else 0
+    offloads = policy.dtensor.cpu_offload and on_gpu and layout.data > 1
+    saved = parts.saved(training.num_tokens)
+    logits = training.num_positions * parts.logit_bytes(training=True)
+    # Once the gradients of the logits are gone, those of the layers take their place.
+    extra = max(0, parts.backward_work(training.num_tokens) - logits)
+    return ModelMemory(
+        weights=0 if offloads else held,
+        optimizer=0 if offloads else copies * held,
+        gathered=parts.gathered,
+        gradients=parts.gradients(num_micro_batches, keeps_shard=not offloads),
+        activations=saved + extra,
+        logits=logits,
+        passing_activations=2 * parts.layer_work(passing.num_tokens),
+        passing_logits=passing.num_positions * parts.logit_bytes(training=False),
+        sync=parts.largest_tensor * _MASTER_BYTES * 2,
+        start=held if offloads else _MASTER_BYTES * parts.whole,
+        host=(copies + 2) * held if offloads else 0,
+    )
+
+
+class _Parts:
+    """What of a model a rank holds, and what it computes with."""
+
+    def __init__(
+        self, shape: ModelShape, policy: PolicyConfig, layout: Layout, on_gpu: bool
+    ) -> None:
+        self._shape, self._policy, self._layout = shape, policy, layout
+        self._on_gpu = on_gpu
+        self._compute_bytes = 2 if policy.precision == "bfloat16" else 4
+        self.whole = layout.parameters_of_rank(shape)
+        """Parameters of this rank before data-parallel ranks share them."""
+        self.shard = -(-self.whole // layout.shards)
+
+    @property
+    def _autocasts(self) -> bool:
+        return self._compute_bytes == 2 and self._layout.data == 1
+
+    @property
+    def _layers(self) -> int:
+        return -(-self._shape.num_layers // self._layout.pipeline)
+
+    @property
+    def _ends(self) -> int:
+        """Parameters outside the layers, which are gathered together."""
+        shape = self._shape
+        ends = shape.embedding_parameters + shape.head_parameters
+        return ends // self._layout.tensor + shape.hidden_size
+
+    @property
+    def _layer(self) -> int:
+        return self._layout.layer_parameters_of_rank(self._shape)
+
+    @property
+    def _by_layers(self) -> bool:
+        asked = self._policy.dtensor.shard_layers
+        small = _MASTER_BYTES * self.whole <= _SMALL_BYTES
+        return not small if asked is None else asked
+
+    @property
+    def gathered(self) -> int:
+        """Bytes of the weights that are computed with, beside the shards."""
+        if self._autocasts:
+            # Each product keeps its converted weight for the backward pass. A table of
+            # tokens is no product, unless the head is the same one.
+            table = (
+                0 if self._shape.ties_embeddings else self._shape.embedding_parameters
+            )
+            converted = self.whole - table // self._layout.tensor
+            if self._policy.dtensor.activation_checkpointing:
+                converted = self._ends - table // self._layout.tensor + self._layer
+            return self._compute_bytes * converted
+        if self._layout.data == 1:
+            return 0
+        reshards = self._policy.dtensor.reshard_after_forward
+        reshards = self._on_gpu if reshards is None else reshards
+        if not (reshards and self._by_layers):
+            return self._compute_bytes * self.whole
+        # While one layer is computed, the next one is on its way.
+        return self._compute_bytes * min(self.whole, self._ends + 2 * self._layer)
+
+    def gradients(self, num_micro_batches: int, *, keeps_shard: bool) -> int:
+        """Bytes of gradients at their peak."""
+        whole = _MASTER_BYTES * self.whole
+        if self._layout.data == 1:
+            return whole
+        # What is reduced in one piece is there as it was computed and as it is sent.
+        piece = max(self._ends, self._layer) if self._by_layers else self.whole
+        reducing = piece * (self._compute_bytes + _MASTER_BYTES)
+        shards = _MASTER_BYTES * self.shard if keeps_shard else 0
+        if num_micro_batches > 1:
+            return max(whole, shards) + _MASTER_BYTES * piece
+        return shards + reducing
+
+    def saved(self, num_tokens: int) -> int:
+        """Bytes that the forward pass keeps for the backward pass."""
+        tokens = -(-num_tokens // self._layout.context)
+        # A pipeline's first stage has the micro-batches of all stages in flight.
+        tokens *= self._layout.pipeline
+        hidden = self._shape.hidden_size / self._layout.splits_of_hidden
+        last = self._norm_bytes(hidden) * tokens
+        each = self._layer_saved()
+        if self._policy.dtensor.activation_checkpointing:
+            each = hidden * self._compute_bytes  # what enters a layer
+        return round(self._layers * each * tokens + last)
+
+    def _norm_bytes(self, size: float) -> float:
+        """Input, normalised and output of a norm over `size` numbers."""
+        if self._compute_bytes == 4:
+            return 12 * size
+        # Norms are computed in float32; under autocast, so is what flows between.
+        return (8 if self._autocasts else 4 + 2 + 2) * size
+
+    def _layer_saved(self) -> float:
+        """Bytes of one layer per token."""
+        shape, each, cut = self._shape, self._compute_bytes, self._layout.tensor
+        hidden = shape.hidden_size / self._layout.splits_of_hidden
+        heads = (shape.query_size + shape.key_value_size) / cut
+        total = shape.norms_per_layer * self._norm_bytes(hidden)
+        total += 2 * heads * each  # queries, keys, values, and what attention gives
+        if shape.has_qk_norms:
+            total += heads * (8 if each == 4 else 6)
+        if self._autocasts:
+            total += 5 * hidden * each  # each product converts its input for itself
+        return total + self._mlp_saved() * each
+
+    def _mlp_saved(self) -> float:
+        """Numbers of one layer's feed-forward part per token: at most one layer's."""
+        shape, cut = self._shape, self._layout.tensor
+        dense = 4 * shape.intermediate_size / cut
+        if not shape.num_expert_layers:
+            return dense
+        each = 4 * shape.expert_size / cut + 2 * shape.hidden_size
+        routed = shape.experts_per_token * each + 3 * shape.num_experts
+        share = shape.num_expert_layers / shape.num_layers
+        return share * routed + (1 - share) * dense
+
+    def backward_work(self, num_tokens: int) -> int:
+        """Bytes that the backward pass of one layer takes for a moment."""
+        work = self.layer_work(num_tokens)
+        if not self._policy.dtensor.activation_checkpointing:
+            return work
+        tokens = -(-num_tokens // self._layout.context)
+        return work + round(self._layer_saved() * tokens)
+
+    def layer_work(self, num_tokens: int) -> int:
+        """Bytes that the computation of one layer takes for a moment."""
+        shape, layout = self._shape, self._layout
+        columns = shape.intermediate_size
+        if shape.num_expert_layers:
+            columns = max(columns, shape.experts_per_token * shape.expert_size)
+        tokens = -(-num_tokens // layout.context)
+        numbers = columns / layout.tensor + 2 * shape.hidden_size
+        return round(tokens * numbers * self._compute_bytes)
+
+    def logit_bytes(self, *, training: bool) -> int:
+        """Bytes per position that needs logits.
+
+        In float32 there are the logits, divided by the temperature if that is not 1,
+        and their exponentials or gradients. Logits in bfloat16 are converted, and so
+        are their gradients.
+        """
+        if self._shape.head != "lm":
+            return 8
+        copies = 2 if self._policy.logprob_temperature == 1.0 else 3
+        per_entry = 4 * copies if self._compute_bytes == 4 else 10 + 2 * training
+        return (
+            per_entry
+            * self._shape.vocab_size
+            // self._layout.vocabulary_parts(self._shape)
+        )
+
+    @property
+    def largest_tensor(self) -> int:
+        """Numbers of the largest weight, which a sync gathers whole."""
+        shape = self._shape
+        experts = 2 * shape.num_experts * shape.expert_size * shape.hidden_size
+        matrices = shape.hidden_size * shape.intermediate_size
+        return max(shape.embedding_parameters, matrices, experts)

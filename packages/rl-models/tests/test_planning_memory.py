@@ -1,0 +1,233 @@
+"""The plan's memory against what a real training backend allocates on a CPU."""
+
+from __future__ import annotations
+
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from rl_distributed.batch.batched_data_dict import BatchedDataDict
+from rl_models.checkpoint.model_folder import read_model_config
+from rl_models.config import OptimizerConfig, PolicyConfig
+from rl_models.planning.layouts import Layout
+from rl_models.planning.memory import (
+    MicroBatch,
+    ModelMemory,
+    model_memory,
+    optimizer_copies,
+)
+from rl_models.planning.model_shape import ModelShape, shape_of_config
+from rl_models.training.dtensor import DTensorTrainingBackend
+
+_TOLERANCE = 0.05
+_ROWS, _WIDTH = 4, 96
+_SIZES: dict[str, Any] = {
+    "hidden_size": 128,
+    "intermediate_size": 384,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "vocab_size": 3000,
+    "max_position_embeddings": 128,
+    "tie_word_embeddings": False,
+}
+_MOE = {"num_local_experts": 4, "num_experts_per_tok": 2}
+_CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "llama": ("llama", {}, {}),
+    "small vocabulary": ("llama", {"vocab_size": 300}, {}),
+    "tied": ("qwen2", {"tie_word_embeddings": True}, {}),
+    "qwen3": ("qwen3", {}, {}),
+    "gemma": ("gemma", {}, {}),
+    "mixtral": ("mixtral", _MOE, {}),
+    "bfloat16": ("llama", {}, {"precision": "bfloat16"}),
+    "recomputed": ("llama", {}, {"dtensor": {"activation_checkpointing": True}}),
+    "temperature": (
+        "llama",
+        {},
+        {"generation": {"max_new_tokens": 8, "temperature": 0.7}},
+    ),
+}
+
+
+class LiveBytes(TorchDispatchMode):
+    """Counts the bytes of tensors that exist beside those that did before."""
+
+    def __init__(self, known: list[torch.Tensor]) -> None:
+        super().__init__()
+        self._known = {t.untyped_storage()._cdata for t in known}
+        self._sizes: dict[int, int] = {}
+        self._live = self.peak = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, torch.Tensor) and leaf.device.type == "cpu":
+                self._count(leaf.untyped_storage())
+        return result
+
+    def _count(self, storage: Any) -> None:
+        key = storage._cdata
+        if key in self._known or key in self._sizes:
+            return
+        self._sizes[key] = storage.nbytes()
+        self._live += storage.nbytes()
+        self.peak = max(self.peak, self._live)
+        weakref.finalize(storage, self._forget, key)
+
+    def _forget(self, key: int) -> None:
+        self._live -= self._sizes.pop(key, 0)
+
+
+def backend_of(folder: Path, case: str) -> tuple[DTensorTrainingBackend, ModelShape]:
+    family, sizes, settings = _CASES[case]
+    config = AutoConfig.for_model(family, **{**_SIZES, **sizes})
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    policy = PolicyConfig.from_dict(
+        {
+            "model_name": str(folder),
+            "max_total_sequence_length": _WIDTH,
+            "train_micro_batch_size": _ROWS,
+            **settings,
+        }
+    )
+    backend = DTensorTrainingBackend()
+    backend.setup(policy.to_dict())
+    return backend, shape_of_config(read_model_config(folder) or {}, case)
+
+
+def batch_of(num_rows: int, vocab_size: int) -> BatchedDataDict[Any]:
+    """Rows of which every token is trained on."""
+    return BatchedDataDict(
+        {
+            "input_ids": torch.randint(0, vocab_size, (num_rows, _WIDTH)),
+            "input_lengths": torch.full((num_rows,), _WIDTH),
+            "token_mask": torch.ones(num_rows, _WIDTH),
+            "sample_mask": torch.ones(num_rows),
+        }
+    )
+
+
+def measured_step(
+    backend: DTensorTrainingBackend, shape: ModelShape, loss_fn: Any, num_rows: int
+) -> int:
+    """Bytes beside weights and optimizer state at the peak of a second step."""
+    data = batch_of(num_rows, shape.vocab_size)
+    backend.train_step(data, loss_fn, gbs=num_rows, mbs=_ROWS)
+    with LiveBytes(list(backend.model.parameters.values())) as live:
+        backend.train_step(data, loss_fn, gbs=num_rows, mbs=_ROWS)
+    return live.peak
+
+
+def planned(
+    backend: DTensorTrainingBackend, shape: ModelShape, num_micro_batches: int
+) -> ModelMemory:
+    tokens = _ROWS * (_WIDTH - 1)  # the last one of a row is only a target
+    part = MicroBatch(tokens, tokens)
+    return model_memory(
+        shape,
+        backend.config,
+        Layout(),
+        training=part,
+        passing=part,
+        num_micro_batches=num_micro_batches,
+        on_gpu=False,
+    )
+
+
+def working(memory: ModelMemory) -> int:
+    return memory.training - memory.resident
+
+
+@pytest.mark.parametrize("case", _CASES)
+def test_a_training_step_needs_what_was_planned(
+    tmp_path: Path, nll_loss: Any, case: str
+) -> None:
+    backend, shape = backend_of(tmp_path, case)
+    several = measured_step(backend, shape, nll_loss, 3 * _ROWS)
+    memory = planned(backend, shape, 3)
+    states = [t for s in backend._optimizer.state.values() for t in s.values()]
+    weights = list(backend.model.parameters.values())
+    assert memory.weights == sum(w.nbytes for w in weights)
+    assert memory.optimizer == sum(s.nbytes for s in states if s.ndim)
+    # The gradients of earlier micro-batches are there at the peak of the next one.
+    assert working(memory) == pytest.approx(several, rel=_TOLERANCE)
+    one = measured_step(backend, shape, nll_loss, _ROWS)
+    assert one <= working(planned(backend, shape, 1)) * (1 + _TOLERANCE)
+
+
+@pytest.mark.parametrize("case", ["llama", "bfloat16", "temperature"])
+def test_log_probs_need_no_more_than_planned(tmp_path: Path, case: str) -> None:
+    backend, shape = backend_of(tmp_path, case)
+    data = batch_of(2 * _ROWS, shape.vocab_size)
+    with LiveBytes(list(backend.model.parameters.values())) as live:
+        backend.get_logprobs(data, mbs=_ROWS)
+    memory = planned(backend, shape, 1)
+    # Beside them there are only the exponentials that torch makes inside an operation.
+    inside = 4 * shape.vocab_size * _ROWS * (_WIDTH - 1)
+    needed = memory.passing - memory.resident
+    assert live.peak <= needed
+    assert needed - inside <= 1.5 * live.peak
+
+
+@pytest.mark.parametrize(
+    ("name", "kwargs", "copies", "known"),
+    [
+        ("torch.optim.AdamW", {}, 2, True),
+        ("torch.optim.AdamW", {"amsgrad": True}, 3, True),
+        ("torch.optim.SGD", {}, 0, True),
+        ("torch.optim.SGD", {"momentum": 0.9}, 1, True),
+        ("torch.optim.RMSprop", {"momentum": 0.9, "centered": True}, 3, True),
+        ("torch.optim.Adagrad", {}, 1, True),
+        ("somewhere.Lion", {}, 2, False),
+    ],
+)
+def test_the_state_of_optimizers(
+    name: str, kwargs: dict[str, Any], copies: int, known: bool
+) -> None:
+    config = OptimizerConfig(name=name, kwargs={"lr": 1e-3, **kwargs})
+    assert optimizer_copies(config) == (copies, known)
+    if not known:
+        return
+    weight = torch.nn.Parameter(torch.ones(1000))
+    optimizer = getattr(torch.optim, name.rpartition(".")[2])([weight], **config.kwargs)
+    weight.sum().backward()
+    optimizer.step()
+    states = optimizer.state[weight].values()
+    assert sum(s.numel() for s in states if torch.is_tensor(s) and s.ndim) == (
+        copies * 1000
+    )
+
+
+def test_data_parallel_ranks_share_weights_state_and_reduced_gradients() -> None:
+    sizes = {**_SIZES, "model_type": "llama", "vocab_size": 300}
+    shape = shape_of_config(sizes, "m")
+    policy = PolicyConfig(
+        model_name="m", max_total_sequence_length=64, dtensor={"shard_layers": True}
+    )
+
+    def on(layout: Layout, num_micro_batches: int = 1) -> ModelMemory:
+        part = MicroBatch(64, 64)
+        return model_memory(
+            shape, policy, layout, training=part, passing=part,
+            num_micro_batches=num_micro_batches, on_gpu=True,
+        )  # fmt: skip
+
+    alone, four = on(Layout()), on(Layout(data=4))
+    assert four.weights == pytest.approx(alone.weights / 4, rel=1e-3)
+    assert four.optimizer == 2 * four.weights
+    assert four.gradients < alone.gradients < on(Layout(data=4), 2).gradients
+    assert 0 < four.gathered < alone.weights
+    replicated = on(Layout(data=4, replicas=2))
+    assert replicated.weights == pytest.approx(alone.weights / 2, rel=1e-3)
+    cut = on(Layout(tensor=2))
+    assert cut.weights == pytest.approx(alone.weights / 2, rel=0.01)
+    assert cut.logits == alone.logits // 2
