@@ -157,8 +157,8 @@ def _layout_table(plan: StagePlan, layouts: list[StagePlan]) -> Listing:
         note = _reason(other)
         if other.layout == plan.layout:
             note = f"as planned above; {note}"
-        rows.append((other.layout.describe(), _size(peak.total), peak.name, fits, note))
-    columns = ["layout", "peak", "in", "fits", "why"]
+        rows.append((other.layout.describe(), _size(peak.total), fits, note))
+    columns = ["layout", "peak", "fits", "why"]
     return table("Layouts of these ranks", columns, rows)
 
 
