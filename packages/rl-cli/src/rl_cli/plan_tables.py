@@ -20,6 +20,7 @@ from rl_models.planning.phases import PARTS
 __all__ = ["print_stage", "remarks", "stage_to_dict"]
 
 _GIB, _MIB = 1 << 30, 1 << 20
+_UNITS = ((1 << 40, "TiB"), (_GIB, "GiB"), (_MIB, "MiB"), (1 << 10, "KiB"))
 _LARGE = 8 * _GIB
 _WHOLE = 100
 """Numbers of a table from here on have no decimals."""
@@ -286,7 +287,7 @@ def _layout_to_dict(layout: Layout) -> dict[str, Any]:
 
 
 def _size(num_bytes: float) -> str:
-    for unit, name in ((_GIB, "GiB"), (_MIB, "MiB"), (1024, "KiB")):
+    for unit, name in _UNITS:
         if num_bytes >= unit:
             return f"{num_bytes / unit:.3g} {name}"
     return f"{num_bytes:.0f} bytes"
