@@ -6,6 +6,7 @@ from .build.model import build_model as build_model
 from .config import (
     DTensorConfig as DTensorConfig,
     DynamicBatchingConfig as DynamicBatchingConfig,
+    MegatronConfig as MegatronConfig,
     OptimizerConfig as OptimizerConfig,
     PolicyConfig as PolicyConfig,
     SchedulerConfig as SchedulerConfig,
@@ -33,6 +34,7 @@ from .interfaces import (
 from .ops.causal_lm import load_causal_lm as load_causal_lm
 from .policy.generation_policy import GenerationPolicy as GenerationPolicy
 from .policy.huggingface_policy import HuggingFacePolicy as HuggingFacePolicy
+from .policy.megatron_policy import MegatronPolicy as MegatronPolicy
 from .policy.training_policy import TrainingPolicy as TrainingPolicy
 from .policy.vllm_generation import VllmGeneration as VllmGeneration
 from .registry import (

@@ -17,6 +17,7 @@ from rl_models.row_length import UNKNOWN_CONTEXT, default_row_length
 __all__ = [
     "DTensorConfig",
     "DynamicBatchingConfig",
+    "MegatronConfig",
     "OptimizerConfig",
     "ParallelismConfig",
     "PolicyConfig",
@@ -146,6 +147,15 @@ class DTensorConfig(Config):
     """A collective that has not ended by then is reported."""
 
 
+class MegatronConfig(Config):
+    """Section `policy.megatron`: settings of the `megatron` backend."""
+
+    activation_checkpointing: bool = False
+    """Recompute each layer in the backward pass: less memory, a third more time."""
+    deadline_s: float = Field(600.0, gt=0)
+    """A collective that has not ended by then is reported."""
+
+
 class PolicyConfig(Config):
     """Section `policy`: the model that is trained."""
 
@@ -187,6 +197,8 @@ class PolicyConfig(Config):
     """How many workers share the rows, each layer, the layers and the tokens."""
     dtensor: DTensorConfig = Field(default_factory=DTensorConfig)
     """Settings of the `dtensor` backend."""
+    megatron: MegatronConfig = Field(default_factory=MegatronConfig)
+    """Settings of the `megatron` backend."""
     generation: GenerationConfig | None = None
     """How samples are drawn; its temperature also divides the trainer's logits."""
     num_threads: int | None = Field(1, gt=0)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rl_distributed.actor_environments import ExtraEnvironment
 
-__all__ = ["VLLM", "has_gpu"]
+__all__ = ["MEGATRON", "VLLM", "has_gpu"]
 
 
 def has_gpu() -> bool:
@@ -38,3 +38,8 @@ VLLM = ExtraEnvironment(
     ),
 )
 """vLLM: its CUDA build where there is a GPU, else its build for CPUs."""
+
+MEGATRON = ExtraEnvironment(
+    "rl-models", "megatron", imports=("megatron.core",), preflight_deadline_s=120.0
+)
+"""Megatron-core, which the driver does not need."""

@@ -27,6 +27,7 @@ __all__ = [
     "register_training_backend",
     "training_backend_home",
     "training_registrations",
+    "training_worker_class",
 ]
 
 Class = TypeVar("Class", bound=type)
@@ -98,6 +99,18 @@ def training_backend_home(name: str) -> ModuleType | None:
     See `Registry`.
     """
     return _TRAINING.home(name)
+
+
+def training_worker_class(name: str) -> str:
+    """Return the path of the worker class that hosts a training backend.
+
+    A backend class may name one as `worker_class`, and so does the module of its entry
+    point then, which spares the import of the class; its environment has what the
+    backend imports.
+    """
+    own = "rl_models.training.worker.TrainingWorker"
+    holder = training_backend_home(name) or get_training_backend(name)
+    return str(getattr(holder, "worker_class", own))
 
 
 def check_generation_backend(name: str) -> None:

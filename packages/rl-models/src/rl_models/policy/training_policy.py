@@ -10,7 +10,7 @@ import torch
 from rl_distributed.batch.batched_data_dict import BatchedDataDict
 from rl_distributed.batch.schema import Schema
 from rl_distributed.cluster.virtual_cluster import RayVirtualCluster
-from rl_distributed.errors import BatchError, ConfigError
+from rl_distributed.errors import ActorEnvironmentError, BatchError, ConfigError
 from rl_distributed.timing.timer import Timer
 from rl_distributed.workers.builder import RayWorkerBuilder
 from rl_distributed.workers.future import MultiWorkerFuture
@@ -30,7 +30,7 @@ from rl_models.policy.preflight import check_policy
 from rl_models.policy.reward_rows import ReinforceLoss, Rewards, reinforce_rows
 from rl_models.policy.row_length import with_row_length
 from rl_models.policy.weight_exports import WeightExports
-from rl_models.registry import training_registrations
+from rl_models.registry import training_registrations, training_worker_class
 from rl_models.types import (
     SEQUENCES,
     TRAINING_ROWS,
@@ -42,8 +42,6 @@ from rl_models.types import (
 )
 
 __all__ = ["TrainingPolicy"]
-
-_WORKER = "rl_models.training.worker.TrainingWorker"
 
 
 class TrainingPolicy(WeightExports, OwnSampling, PolicyInterface):
@@ -109,20 +107,29 @@ class TrainingPolicy(WeightExports, OwnSampling, PolicyInterface):
         self._has_reference = init_reference_model
         self._secrets = _secrets_of(config)
         self._registrations = training_registrations(config.backend)
+        self._worker_class = training_worker_class(config.backend)
         builder = RayWorkerBuilder(
-            _WORKER,
+            self._worker_class,
             config.to_dict(),
             init_reference_model=init_reference_model,
             registrations=self._registrations,
             **paths,
         )
-        self.group = RayWorkerGroup(
-            cluster,
-            builder.with_options(num_threads=config.num_threads),
-            name_prefix=name,
-            env_vars=self._secrets,
-            sharding_annotations=self._sharding,
-        )
+        try:
+            self.group = RayWorkerGroup(
+                cluster,
+                builder.with_options(num_threads=config.num_threads),
+                name_prefix=name,
+                env_vars=self._secrets,
+                sharding_annotations=self._sharding,
+            )
+        except ActorEnvironmentError as error:
+            module = self._worker_class.rpartition(".")[0]
+            error.add_note(
+                f"The backend {config.backend} runs in an environment of its own; "
+                f"build it ahead of the run by: rl env build {module}"
+            )
+            raise
         try:
             frees = self._call_all("setup", deadline_s=config.start_deadline_s)
         except BaseException:
@@ -177,9 +184,14 @@ class TrainingPolicy(WeightExports, OwnSampling, PolicyInterface):
             "weights_path": _text(weights_path),
             "optimizer_path": _text(optimizer_path),
         }
-        registrations = training_registrations(config.backend)
+        known = (self._secrets, self._registrations, self._worker_class)
         if (
-            (_secrets_of(config), registrations) != (self._secrets, self._registrations)
+            known
+            != (
+                _secrets_of(config),
+                training_registrations(config.backend),
+                training_worker_class(config.backend),
+            )
             # The ranks stay in one process group, which cannot be cut anew.
             or config.parallelism != self.config.parallelism
         ):

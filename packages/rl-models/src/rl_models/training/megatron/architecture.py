@@ -1,0 +1,148 @@
+"""Megatron-core's GPT model of a Hugging Face config."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.models.gpt.gpt_model import GPTModel
+from megatron.core.transformer import ModuleSpec, TransformerConfig
+from megatron.core.transformer.transformer_block import (
+    TransformerBlockSubmodules,
+    get_num_layers_to_build,
+)
+from torch import Tensor, nn
+
+from rl_models.training.megatron.layout import RankLayout
+
+__all__ = ["HiddenStates", "build_gpt", "padded_vocabulary"]
+
+
+class Norm(nn.Module):
+    """Root-mean-square norm, which knows whose gradient is a part of the whole.
+
+    Each tensor rank norms its part of the tokens (sequence parallel) or its heads
+    (`per_head`): the gradient of the weight is then the sum over these ranks.
+    """
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        hidden_size: int,
+        eps: float = 1e-5,
+        per_head: bool = False,
+    ) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(hidden_size))
+        self.weight.sums_over_tensor_ranks = (  # type: ignore[attr-defined]
+            per_head or config.sequence_parallel
+        )
+        self.eps = eps
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Scale each vector to a root mean square of 1, then by the weight."""
+        return nn.functional.rms_norm(hidden, self.weight.shape, self.weight, self.eps)
+
+
+class HiddenStates(GPTModel):  # type: ignore[misc]
+    """A GPT model that gives the last hidden states; the head runs where needed."""
+
+    def _postprocess(self, hidden_states: Tensor, **_: Any) -> Tensor:
+        return hidden_states
+
+
+def build_gpt(config: Any, layout: RankLayout, *, recompute: bool) -> HiddenStates:
+    """Build this rank's part of the model, its weights not yet set.
+
+    Args:
+        config: The Hugging Face config.
+        layout: This rank's place.
+        recompute: Compute each layer once more in the backward pass.
+    """
+    settings = _settings(config, layout, recompute)
+    layer = get_gpt_layer_local_spec(
+        qk_layernorm=settings.qk_layernorm, normalization="RMSNorm"
+    )
+    parts = layer.submodules
+    attention = parts.self_attention
+    if settings.qk_layernorm:
+        per_head = ModuleSpec(module=Norm, params={"per_head": True})
+        own = replace(attention.submodules, q_layernorm=per_head, k_layernorm=per_head)
+        attention = replace(attention, submodules=own)
+    layer = replace(
+        layer,
+        submodules=replace(
+            parts,
+            input_layernorm=Norm,
+            pre_mlp_layernorm=Norm,
+            self_attention=attention,
+        ),
+    )
+    num_layers = get_num_layers_to_build(settings, pp_rank=layout.stage)
+    return HiddenStates(
+        settings,
+        TransformerBlockSubmodules(layer_specs=[layer] * num_layers, layer_norm=Norm),
+        padded_vocabulary(config.vocab_size, layout.tensor_size),
+        config.max_position_embeddings,
+        pre_process=layout.is_first_stage,
+        post_process=layout.is_last_stage,
+        share_embeddings_and_output_weights=bool(config.tie_word_embeddings),
+        position_embedding_type="rope",
+        rotary_base=config.rope_parameters["rope_theta"],
+    )
+
+
+def padded_vocabulary(vocab_size: int, tensor_size: int) -> int:
+    """Return the rows of the embedding: the least that tensor ranks share evenly."""
+    return vocab_size + -vocab_size % tensor_size
+
+
+def _settings(config: Any, layout: RankLayout, recompute: bool) -> TransformerConfig:
+    family = config.model_type
+    heads = config.num_attention_heads
+    recomputed: dict[str, Any] = {}
+    if recompute:
+        recomputed = {
+            "recompute_granularity": "full",
+            "recompute_method": "uniform",
+            "recompute_num_layers": 1,
+        }
+    return TransformerConfig(
+        num_layers=config.num_hidden_layers,
+        hidden_size=config.hidden_size,
+        ffn_hidden_size=config.intermediate_size,
+        num_attention_heads=heads,
+        num_query_groups=config.num_key_value_heads,
+        kv_channels=getattr(config, "head_dim", None) or config.hidden_size // heads,
+        normalization="RMSNorm",
+        layernorm_epsilon=config.rms_norm_eps,
+        gated_linear_unit=True,
+        activation_func=nn.functional.silu,
+        add_bias_linear=False,
+        add_qkv_bias=family == "qwen2",
+        qk_layernorm=family == "qwen3",
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+        tensor_model_parallel_size=layout.tensor_size,
+        sequence_parallel=layout.parallelism.sequence,
+        pipeline_model_parallel_size=layout.num_stages,
+        pipeline_dtype=torch.float32,
+        variable_seq_lengths=layout.num_stages > 1,
+        # Asked for where lengths vary, also of a model without experts.
+        moe_token_dispatcher_type="alltoall",
+        params_dtype=torch.float32,
+        use_cpu_initialization=layout.device.type == "cpu",
+        perform_initialization=False,
+        # The fused kernels are of GPUs, and round.
+        bias_activation_fusion=False,
+        bias_dropout_fusion=False,
+        masked_softmax_fusion=False,
+        gradient_accumulation_fusion=False,
+        apply_rope_fusion=False,
+        persist_layer_norm=False,
+        # Losses are divided by global counts already.
+        calculate_per_token_loss=True,
+        **recomputed,
+    )

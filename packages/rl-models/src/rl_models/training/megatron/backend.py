@@ -1,0 +1,377 @@
+"""The `megatron` training backend: one rank of a causal LM of Megatron-core.
+
+A train step, per global batch:
+```
+count trained rows and tokens over the ranks that have different rows
+for each micro-batch: layers -> log-probs at trained positions -> loss / global count
+    -> backward
+gradients are added up over ranks -> norm -> clip -> step -> schedule
+```
+Ranks that share layers or stages have the same rows, and give the same results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.utils import logging as transformers_logging
+
+from rl_distributed.errors import BatchError, ConfigError
+from rl_models.checkpoint.model_folder import check_model_folder
+from rl_models.config import PolicyConfig
+from rl_models.errors import UnsupportedModelError
+from rl_models.interfaces import LossFunction
+from rl_models.tokens.tokenizer_files import save_tokenizer
+from rl_models.training.dtensor.huggingface_files import save_model_folder
+from rl_models.training.dtensor.microbatch import micro_batch_rows, narrowed
+from rl_models.training.dtensor.optimizer import (
+    build_optimizer,
+    build_scheduler,
+    change_settings,
+)
+from rl_models.training.dtensor.positions import needed_for_logprobs
+from rl_models.training.global_batch import (
+    SkippedSteps,
+    global_batches,
+    on_device,
+    plain_metric,
+    row_lengths,
+)
+from rl_models.training.megatron import hosting
+from rl_models.training.megatron.families import model_config
+from rl_models.training.process_group import Ranks, leave_process_group
+from rl_models.types import LossInputType
+
+# The driver asks this class for what it checks, and has no Megatron-core.
+_HAS_MEGATRON = find_spec("megatron") is not None
+if _HAS_MEGATRON:
+    from rl_models.training.megatron.forward import logits_of, logprobs_of, plan
+    from rl_models.training.megatron.gradients import (
+        clip_gradients,
+        gradient_norm,
+        sum_gradients,
+    )
+    from rl_models.training.megatron.layout import (
+        RankLayout,
+        join_layout,
+        leave_layout,
+    )
+    from rl_models.training.megatron.model import MegatronModel
+    from rl_models.training.megatron.pipeline import run_micro_batches
+    from rl_models.training.megatron.state import load_state, save_state
+
+__all__ = ["MegatronTrainingBackend"]
+
+
+class MegatronTrainingBackend:
+    """One rank; rank and world size come from `RANK` and `WORLD_SIZE`."""
+
+    parallel_axes = hosting.parallel_axes
+    worker_class = hosting.worker_class
+
+    config: PolicyConfig
+    ranks: Ranks
+    layout: RankLayout
+    model: MegatronModel
+
+    def __init__(self) -> None:
+        self._reference: MegatronModel | None = None
+
+    @staticmethod
+    def check_config(config: PolicyConfig) -> None:
+        """Check optimizer, schedule and model, and what the backend does not have.
+
+        Raises:
+            ConfigError: A setting cannot work.
+            UnsupportedModelError: The model in this folder cannot be trained.
+        """
+        absent = {
+            f"head must be lm: got {config.head!r}": config.head != "lm",
+            f"precision must be float32: got {config.precision!r}": (
+                config.precision != "float32"
+            ),
+            "sequence_packing must be null": config.sequence_packing is not None,
+        }
+        for rule, is_broken in absent.items():
+            if is_broken:
+                raise ConfigError(
+                    f"policy.{rule}, with the training backend 'megatron'; change it, "
+                    "or use policy.backend=dtensor"
+                )
+        number = {"number": torch.nn.Parameter(torch.zeros(1))}
+        optimizer = build_optimizer(config.optimizer, number, torch.device("cpu"))
+        build_scheduler(config.scheduler, optimizer)
+        if check_model_folder(config.model_name) is not None:
+            model_config(config)
+
+    def setup(
+        self,
+        config: Mapping[str, Any],
+        *,
+        init_reference_model: bool = False,
+        weights_path: str | Path | None = None,
+        optimizer_path: str | Path | None = None,
+    ) -> None:
+        """Load this rank's part of the model; see `TrainingBackend.setup`.
+
+        Raises:
+            ConfigError: This process has no Megatron-core.
+        """
+        if not _HAS_MEGATRON:
+            raise ConfigError(
+                "the training backend 'megatron' needs Megatron-core, which this "
+                "process does not have: install rl-models[megatron], or train by a "
+                "TrainingPolicy, which starts workers in an environment that has it"
+            )
+        self.config = PolicyConfig.from_dict(config)
+        self.ranks = Ranks.from_environment()
+        transformers_logging.disable_progress_bar()
+        if self.config.num_threads is not None and self.ranks.device.type == "cpu":
+            torch.set_num_threads(self.config.num_threads)
+        self.layout = join_layout(self.config, self.ranks)
+        if init_reference_model:
+            self._reference = MegatronModel(self.config, self.layout, trainable=False)
+        self.model = MegatronModel(self.config, self.layout)
+        self._optimizer = build_optimizer(
+            self.config.optimizer, self.model.parameters, self.layout.device
+        )
+        self._scheduler = build_scheduler(self.config.scheduler, self._optimizer)
+        self._skipped = SkippedSteps(self.config.max_skipped_steps)
+        if weights_path is not None or optimizer_path is not None:
+            self.load_checkpoint(weights_path, optimizer_path)
+
+    def train_step(
+        self,
+        data: Any,
+        loss_fn: LossFunction,
+        *,
+        eval_mode: bool = False,
+        gbs: int,
+        mbs: int,
+    ) -> dict[str, Any]:
+        """Trains on this rank's shard; see `TrainingBackend.train_step`.
+
+        Returns:
+            `loss`, `grad_norm` and `lr` per global batch (the same on all ranks) and
+            this rank's `all_mb_metrics`.
+        """
+        self.model.module.train(not eval_mode)
+        losses, norms, rates = [], [], []
+        metrics: dict[str, list[Any]] = {}
+        for batch in global_batches(data, gbs // self.layout.data_size):
+            rates.append(float(self._optimizer.param_groups[0]["lr"]))
+            losses.append(self._accumulate(batch, loss_fn, mbs, eval_mode, metrics))
+            norms.append(0.0 if eval_mode else self._update(metrics))
+        # Whoever works next on this device has the room of the gradients.
+        self._optimizer.zero_grad(set_to_none=True)
+        # The driver reads them from the first stage, and the last one has them.
+        last = self.layout.num_stages - 1
+        return {
+            "loss": torch.tensor(losses, dtype=torch.float32),
+            "grad_norm": torch.tensor(norms, dtype=torch.float32),
+            "lr": torch.tensor(rates, dtype=torch.float64),
+            "all_mb_metrics": self.layout.object_from_stage(metrics, last),
+        }
+
+    def change_optimizer(self, settings: Mapping[str, float]) -> None:
+        """Change settings of the optimizer; see `TrainingPolicy.change_optimizer`."""
+        change_settings(self._optimizer, self._scheduler, settings)
+
+    def _accumulate(
+        self,
+        batch: Any,
+        loss_fn: LossFunction,
+        mbs: int,
+        eval_mode: bool,
+        metrics: dict[str, list[Any]],
+    ) -> float:
+        """Forward and backward over one global batch; gives its loss over all ranks."""
+        # Not only after the step: one that raised must leave nothing to the next one.
+        self._optimizer.zero_grad(set_to_none=True)
+        valid_seqs, valid_toks = self._global_counts(batch)
+        columns = batch["input_ids"].shape[1]
+        rows = micro_batch_rows(batch, row_lengths(batch), mbs)
+        parts = [narrowed(batch, some, columns) for some in rows]
+        inputs = [self._model_input(part, loss_fn) for part in parts]
+        total = torch.zeros((), dtype=torch.float64, device=self.layout.device)
+
+        def finish(number: int, hidden: Tensor) -> Tensor:
+            part = parts[number]
+            given = self._loss_inputs(part, inputs[number], hidden, loss_fn)
+            part = on_device(part, self.layout.device)
+            loss, values = loss_fn(part, valid_seqs, valid_toks, **given)
+            total.add_(loss.detach().double())
+            for name, value in values.items():
+                metrics.setdefault(name, []).append(plain_metric(value))
+            return loss
+
+        ids = [
+            part["input_ids"].to(self.layout.device)
+            if planned is None
+            else planned.inputs["input_ids"]
+            for part, planned in zip(parts, inputs, strict=True)
+        ]
+        run_micro_batches(self.model, ids, finish, backward=not eval_mode)
+        self.layout.from_stage(total, self.layout.num_stages - 1)
+        return float(self.layout.sum_over_data(total).item())
+
+    def _global_counts(self, batch: Any) -> tuple[Tensor, Tensor]:
+        sample_mask = batch["sample_mask"].double()
+        tokens = (batch["token_mask"][:, 1:].double().sum(1) * sample_mask).sum()
+        counts = torch.stack([sample_mask.sum(), tokens]).to(self.layout.device)
+        counts = self.layout.sum_over_data(counts).float()
+        return counts[0], counts[1]
+
+    def _model_input(self, part: Any, loss_fn: LossFunction) -> Any:
+        """Plan the forward pass of a micro-batch; None where all of it is needed."""
+        if loss_fn.input_type is LossInputType.LOGIT:
+            return None
+        if loss_fn.input_type is not LossInputType.LOGPROB:
+            raise UnsupportedModelError(
+                "the training backend 'megatron' computes log-probs and logits: got a "
+                f"loss of {loss_fn.input_type.name.lower()}; use policy.backend=dtensor"
+            )
+        return plan(self.model, part["input_ids"], part["token_mask"][:, 1:] != 0)
+
+    def _loss_inputs(
+        self, part: Any, planned: Any, hidden: Tensor, loss_fn: LossFunction
+    ) -> dict[str, Tensor]:
+        if planned is None:
+            rows, columns = part["input_ids"].shape
+            return {"logits": logits_of(self.model, hidden, rows, columns)}
+        temperature = self.config.logprob_temperature
+        logprobs = logprobs_of(self.model, hidden, planned, temperature)
+        return {"next_token_logprobs": logprobs}
+
+    def _update(self, metrics: dict[str, list[Any]]) -> float:
+        """Clips and steps; a gradient that is inf or nan changes nothing."""
+        sum_gradients(self.model)
+        norm = gradient_norm(self.model)
+        is_finite = self._skipped.is_finite(norm)
+        if is_finite:
+            clip_gradients(self.model, norm, self.config.max_grad_norm)
+            self._optimizer.step()
+            if self._scheduler is not None:
+                self._scheduler.step()
+        if self.ranks.rank < self.layout.model_size:
+            metrics.setdefault("skipped_steps", []).append(float(not is_finite))
+        return norm
+
+    def get_logprobs(self, data: Any, *, mbs: int, reference: bool = False) -> Tensor:
+        """[B, S] log-probs of this shard; see `TrainingBackend.get_logprobs`."""
+        model = self._reference if reference else self.model
+        if model is None:
+            raise BatchError(
+                "the policy keeps no reference model; build it with "
+                "init_reference_model=True"
+            )
+        model.module.eval()
+        input_ids = data["input_ids"]
+        rows = list(micro_batch_rows(data, row_lengths(data), mbs))
+        parts = [narrowed(data, some, input_ids.shape[1]) for some in rows]
+        planned = [plan(model, p["input_ids"], needed_for_logprobs(p)) for p in parts]
+        logprobs = torch.zeros(input_ids.shape, dtype=torch.float32)
+        logprobs = logprobs.to(self.layout.device)
+
+        def finish(number: int, hidden: Tensor) -> Tensor:
+            some = rows[number]
+            temperature = self.config.logprob_temperature
+            found = logprobs_of(model, hidden, planned[number], temperature)
+            logprobs[some.start : some.stop, 1 : found.shape[1] + 1] = found
+            return found.sum()
+
+        ids = [each.inputs["input_ids"] for each in planned]
+        run_micro_batches(model, ids, finish, backward=False)
+        return self.layout.from_stage(logprobs, self.layout.num_stages - 1).cpu()
+
+    def get_values(self, data: Any, *, mbs: int) -> Tensor:
+        """Refuse: there are no scalar heads.
+
+        Raises:
+            UnsupportedModelError: Always.
+        """
+        raise UnsupportedModelError(
+            "the training backend 'megatron' has no scalar heads; train a critic or "
+            "reward model with policy.backend=dtensor"
+        )
+
+    def get_topk_logits(
+        self, data: Any, *, k: int, mbs: int, temperature: float | None = None
+    ) -> dict[str, Tensor]:
+        """Refuse: a teacher is of another backend.
+
+        Raises:
+            UnsupportedModelError: Always.
+        """
+        raise UnsupportedModelError(
+            "the training backend 'megatron' does not give the most probable tokens; "
+            "use a teacher with policy.backend=dtensor"
+        )
+
+    def save_checkpoint(
+        self,
+        weights_path: str | Path,
+        optimizer_path: str | Path | None = None,
+        tokenizer_path: str | Path | None = None,
+    ) -> None:
+        """Write this rank's part; see `PolicyInterface.save_checkpoint`."""
+        whole = {}
+        for name, value in self.model.full_tensors():
+            if self.ranks.is_first:
+                whole[name] = value
+        if self.ranks.is_first:
+            config = self.config
+            folder = Path(weights_path)
+            save_model_folder(self.model.whole, whole, folder, config.precision)
+            tokenizer = config.tokenizer.name or config.model_name
+            for target in {folder, Path(tokenizer_path or folder)}:
+                save_tokenizer(tokenizer, config.tokenizer.chat_template, target)
+        if optimizer_path is not None:
+            save_state(
+                Path(optimizer_path),
+                self.model,
+                self._optimizer,
+                self._scheduler,
+                self.ranks,
+            )
+        self.layout.barrier()
+
+    def load_checkpoint(
+        self,
+        weights_path: str | Path | None,
+        optimizer_path: str | Path | None = None,
+    ) -> None:
+        """Load weights, or with `optimizer_path` the exact training state."""
+        if optimizer_path is not None:
+            load_state(
+                Path(optimizer_path),
+                self.model,
+                self._optimizer,
+                self._scheduler,
+                self.ranks,
+            )
+        elif weights_path is not None:
+            self.model.load(weights_path)
+
+    def weight_specs(self) -> dict[str, Tensor]:
+        """Return what `export_weights` gives, as tensors without data."""
+        return {
+            source: torch.empty(self.model.shapes[source], device="meta")
+            for entry in self.model.entries.values()
+            for source in entry.sources
+        }
+
+    def export_weights(self, precision: str) -> Iterator[tuple[str, Tensor]]:
+        """Whole weights in Hugging Face names; see `TrainingBackend.export_weights`."""
+        return self.model.full_tensors()
+
+    def shutdown(self) -> None:
+        """Leave the process groups."""
+        if _HAS_MEGATRON:
+            leave_layout()
+        leave_process_group()

@@ -1,0 +1,81 @@
+"""Gradients of one rank: added up over ranks, measured, clipped."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from torch import Tensor
+
+from rl_models.training.megatron.model import MegatronModel
+
+__all__ = ["clip_gradients", "gradient_norm", "sum_gradients"]
+
+
+def sum_gradients(model: MegatronModel) -> None:
+    """Add up what each rank has of a gradient; losses are of global counts already."""
+    layout = model.layout
+    parameters = list(model.parameters.values())
+    for parameter in parameters:
+        if parameter.grad is None:
+            # Ranks reduce the same tensors, also one that no row has reached here.
+            parameter.grad = torch.zeros_like(parameter)
+    partial = [p for p in parameters if getattr(p, "sums_over_tensor_ranks", False)]
+    _reduce([_grad(p) for p in partial], layout.sum_over_tensor)
+    _sum_tied(model)
+    _reduce([_grad(p) for p in parameters], layout.sum_over_data)
+
+
+def _grad(parameter: Tensor) -> Tensor:
+    assert parameter.grad is not None
+    return parameter.grad
+
+
+def _reduce(gradients: list[Tensor], reduce: Callable[[Tensor], Tensor]) -> None:
+    """Reduce gradients together: one call for all of them."""
+    if not gradients:
+        return
+    flat = reduce(torch.cat([gradient.flatten() for gradient in gradients]))
+    at = 0
+    for gradient in gradients:
+        size = gradient.numel()
+        gradient.copy_(flat[at : at + size].view_as(gradient))
+        at += size
+
+
+def _sum_tied(model: MegatronModel) -> None:
+    """Add the gradients of a tied embedding on the first and on the last stage."""
+    layout = model.layout
+    if layout.num_stages == 1 or not model.config.tie_word_embeddings:
+        return
+    weight = model.embedding_copy
+    if layout.is_first_stage:
+        weight = model.parameters["embedding.word_embeddings.weight"]
+    if weight is not None:
+        group = parallel_state.get_embedding_group()
+        dist.all_reduce(_grad(weight), group=group)
+
+
+def gradient_norm(model: MegatronModel) -> float:
+    """2-norm of all gradients together, each number once."""
+    layout = model.layout
+    square = torch.zeros((), dtype=torch.float64, device=layout.device)
+    for name, parameter in model.parameters.items():
+        entry = model.entries.get(name)
+        if entry is None:  # a tied copy
+            continue
+        if not entry.is_sharded and layout.tensor_rank > 0:
+            continue
+        square += torch.linalg.vector_norm(_grad(parameter)).double().square()
+    return math.sqrt(layout.sum_over_model(square).item())
+
+
+def clip_gradients(model: MegatronModel, norm: float, max_norm: float | None) -> None:
+    """Scale gradients of this norm down to `max_norm`."""
+    if max_norm is None or norm <= max_norm:
+        return
+    gradients = [_grad(parameter) for parameter in model.parameters.values()]
+    torch._foreach_mul_(gradients, max_norm / (norm + 1e-6))

@@ -1,0 +1,156 @@
+"""This rank's place in the layout: who shares its layers, its stage and its rows."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state, tensor_parallel
+from torch import Tensor
+from torch._C._distributed_c10d import HashStore
+
+from rl_models.config import ParallelismConfig, PolicyConfig
+from rl_models.training.megatron.shims import CpuDevices, install_cpu_shims
+from rl_models.training.process_group import Ranks, join_process_group
+
+__all__ = ["RankLayout", "join_layout", "leave_layout"]
+
+
+@dataclass(frozen=True)
+class RankLayout:
+    """The process groups of one rank, and its place in each."""
+
+    parallelism: ParallelismConfig
+    data_size: int
+    tensor_rank: int
+    stage: int
+    device: torch.device
+
+    @property
+    def tensor_size(self) -> int:
+        """Ranks that share each layer."""
+        return self.parallelism.tensor
+
+    @property
+    def num_stages(self) -> int:
+        """Ranks that share the layers."""
+        return self.parallelism.pipeline
+
+    @property
+    def model_size(self) -> int:
+        """Ranks that hold one copy of the model together."""
+        return self.tensor_size * self.num_stages
+
+    @property
+    def is_first_stage(self) -> bool:
+        """Whether this rank embeds tokens."""
+        return self.stage == 0
+
+    @property
+    def is_last_stage(self) -> bool:
+        """Whether this rank computes logits."""
+        return self.stage == self.num_stages - 1
+
+    def devices(self) -> AbstractContextManager[Any]:
+        """Context in which Megatron-core makes tensors where this rank computes."""
+        return CpuDevices() if self.device.type == "cpu" else nullcontext()
+
+    def sum_over_data(self, values: Tensor) -> Tensor:
+        """Add a tensor over the ranks that have different rows, in place."""
+        if self.data_size > 1:
+            dist.all_reduce(values, group=parallel_state.get_data_parallel_group())
+        return values
+
+    def sum_over_tensor(self, values: Tensor) -> Tensor:
+        """Add a tensor over the ranks that share each layer, in place."""
+        if self.tensor_size > 1:
+            group = parallel_state.get_tensor_model_parallel_group()
+            dist.all_reduce(values, group=group)
+        return values
+
+    def sum_over_model(self, values: Tensor) -> Tensor:
+        """Add a tensor over the ranks that hold one copy of the model, in place."""
+        if self.model_size > 1:
+            dist.all_reduce(values, group=parallel_state.get_model_parallel_group())
+        return values
+
+    def gather_over_tensor(self, value: Tensor) -> list[Tensor]:
+        """Return the parts of a tensor that the ranks of each layer have, in order."""
+        if self.tensor_size == 1:
+            return [value]
+        parts = [torch.empty_like(value) for _ in range(self.tensor_size)]
+        group = parallel_state.get_tensor_model_parallel_group()
+        dist.all_gather(parts, value.contiguous(), group=group)
+        return parts
+
+    def from_stage(self, value: Tensor, stage: int) -> Tensor:
+        """Send a tensor of one stage to the others, which it is written into."""
+        if self.num_stages > 1:
+            group = parallel_state.get_pipeline_model_parallel_group()
+            source = dist.get_global_rank(group, stage)
+            dist.broadcast(value, src=source, group=group)
+        return value
+
+    def object_from_stage(self, value: dict[str, Any], stage: int) -> dict[str, Any]:
+        """Return what one stage has, on all stages."""
+        if self.num_stages == 1:
+            return value
+        group = parallel_state.get_pipeline_model_parallel_group()
+        box = [value]
+        source = dist.get_global_rank(group, stage)
+        dist.broadcast_object_list(box, src=source, group=group)
+        return box[0]
+
+    def barrier(self) -> None:
+        """Wait until every rank is here, at most for the group's deadline."""
+        if dist.get_world_size() > 1:
+            dist.barrier()
+
+
+def join_layout(config: PolicyConfig, ranks: Ranks) -> RankLayout:
+    """Join the process group, and cut it into the groups of the layout.
+
+    A process that is in a layout already leaves its groups and is cut anew.
+    """
+    parallelism = config.parallelism
+    data_size = parallelism.data_size(ranks.world_size)
+    join_process_group(ranks, config.megatron.deadline_s)
+    if not dist.is_initialized():
+        # Megatron-core asks for groups even of a process that is alone.
+        dist.init_process_group(
+            "gloo" if ranks.device.type == "cpu" else "nccl",
+            store=HashStore(),
+            rank=0,
+            world_size=1,
+        )
+    if parallel_state.model_parallel_is_initialized():
+        parallel_state.destroy_model_parallel()
+    # `order`: as the driver's grid, in which tensor ranks are neighbours and the shares
+    # of the rows are outermost.
+    parallel_state.initialize_model_parallel(
+        tensor_model_parallel_size=parallelism.tensor,
+        pipeline_model_parallel_size=parallelism.pipeline,
+        create_gloo_process_groups=False,
+        distributed_timeout_minutes=max(1, round(config.megatron.deadline_s / 60)),
+        order="tp-cp-ep-pp-dp",
+    )
+    if ranks.device.type == "cpu":
+        install_cpu_shims()
+    else:
+        tensor_parallel.model_parallel_cuda_manual_seed(config.seed)
+    return RankLayout(
+        parallelism,
+        data_size,
+        parallel_state.get_tensor_model_parallel_rank(),
+        parallel_state.get_pipeline_model_parallel_rank(),
+        ranks.device,
+    )
+
+
+def leave_layout() -> None:
+    """Give up the groups of the layout, if this process is in one."""
+    if parallel_state.model_parallel_is_initialized():
+        parallel_state.destroy_model_parallel()

@@ -1,0 +1,154 @@
+"""The part of a model that one rank has, filled from and given as Hugging Face's."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM
+
+from rl_models.config import PolicyConfig
+from rl_models.errors import UnsupportedModelError
+from rl_models.training.megatron.architecture import HiddenStates, build_gpt
+from rl_models.training.megatron.conversion import Entry, entries, join, split
+from rl_models.training.megatron.families import model_config
+from rl_models.training.megatron.layout import RankLayout
+from rl_models.training.megatron.weight_files import WeightFiles
+
+__all__ = ["MegatronModel"]
+
+_EMBEDDING = "embedding.word_embeddings.weight"
+_OUTPUT = "output_layer.weight"
+_LAYER = re.compile(r"^decoder\.layers\.(\d+)\.")
+
+
+class MegatronModel:
+    """A causal LM of Megatron-core on one rank.
+
+    Args:
+        config: The policy's config.
+        layout: This rank's place.
+        trainable: False for a frozen copy.
+
+    Raises:
+        ConfigError: `max_total_sequence_length` exceeds the model's context.
+        ModelLoadError: The folder is missing or incomplete, or the name unknown.
+        UnsupportedModelError: Megatron-core would compute something else.
+    """
+
+    def __init__(
+        self, config: PolicyConfig, layout: RankLayout, *, trainable: bool = True
+    ) -> None:
+        self.layout = layout
+        self.config = model_config(config)
+        with torch.device("meta"):
+            self.whole = AutoModelForCausalLM.from_config(self.config)
+        """The model of transformers without data: its names, shapes and config."""
+        self.shapes = {n: p.shape for n, p in self.whole.named_parameters()}
+        recompute = config.megatron.activation_checkpointing
+        with layout.devices():
+            module = build_gpt(self.config, layout, recompute=recompute)
+        self.module: HiddenStates = module.to(layout.device)
+        self.module.requires_grad_(trainable)
+        own = list(entries(self.config))
+        _check_names(own, self.shapes)
+        offset = get_transformer_layer_offset(module.config, pp_rank=layout.stage)
+        self.parameters: dict[str, nn.Parameter] = {
+            _counted_over_stages(name, offset): parameter
+            for name, parameter in module.named_parameters()
+        }
+        """Parameters in Megatron-core's names, layers counted over all stages."""
+        self.entries = {entry.name: entry for entry in own}
+        self.load(config.model_name)
+
+    @property
+    def output_weight(self) -> Tensor:
+        """[V/R, hidden] weight of the language-model head; on the last stage."""
+        if self.config.tie_word_embeddings:
+            shared: Tensor = self.module.shared_embedding_or_output_weight()
+            return shared
+        weight: Tensor = self.module.output_layer.weight
+        return weight
+
+    @property
+    def embedding_copy(self) -> nn.Parameter | None:
+        """The tied embedding that the last of several stages has once more."""
+        if self.layout.is_first_stage or not self.config.tie_word_embeddings:
+            return None
+        return self.parameters.get(_OUTPUT)
+
+    def stage_of(self, entry: Entry) -> int:
+        """Return the stage that has a parameter."""
+        last = self.layout.num_stages - 1
+        if entry.layer is None:
+            return 0 if entry.name == _EMBEDDING else last
+        per_stage = int(self.config.num_hidden_layers) // self.layout.num_stages
+        return entry.layer // per_stage
+
+    def load(self, source: str | Path) -> None:
+        """Take the weights of a folder or hub name, one tensor after the other."""
+        files = WeightFiles(source)
+        with torch.no_grad():
+            for name, parameter in self.parameters.items():
+                entry = self.entry(name)
+                parts = [files.read(n, self.shapes[n]) for n in entry.sources]
+                parameter.copy_(self.own_part(entry, parts))
+
+    def entry(self, name: str) -> Entry:
+        """Return how a parameter of this rank is made up, a tied copy as its origin."""
+        return self.entries[name if name in self.entries else _EMBEDDING]
+
+    def own_part(self, entry: Entry, parts: list[Tensor]) -> Tensor:
+        """Return this rank's part of whole tensors of Hugging Face."""
+        groups = self.config.num_key_value_heads
+        rank, size = self.layout.tensor_rank, self.layout.tensor_size
+        return join(entry.kind, parts, groups, rank, size)
+
+    def whole_parts(self, entry: Entry, part: Tensor | None) -> list[Tensor]:
+        """Return the whole tensors of Hugging Face; collective on all ranks.
+
+        Args:
+            entry: Which parameter.
+            part: This rank's; None on the stages that have it not.
+        """
+        shapes = [self.shapes[source] for source in entry.sources]
+        groups = self.config.num_key_value_heads
+        if part is not None:
+            shards = [part]
+            if entry.is_sharded:
+                shards = self.layout.gather_over_tensor(part)
+            pieces = split(entry.kind, shards, shapes, groups)
+        else:
+            device = self.layout.device
+            pieces = [torch.empty(shape, device=device) for shape in shapes]
+        stage = self.stage_of(entry)
+        return [self.layout.from_stage(p.contiguous(), stage) for p in pieces]
+
+    def full_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Each parameter of Hugging Face once, whole; collective on all ranks."""
+        for entry in self.entries.values():
+            parameter = self.parameters.get(entry.name)
+            own = None if parameter is None else parameter.detach()
+            yield from zip(entry.sources, self.whole_parts(entry, own), strict=True)
+
+
+def _check_names(own: list[Entry], shapes: dict[str, torch.Size]) -> None:
+    """Refuse a model that has parameters which the conversion does not know."""
+    known = {source for entry in own for source in entry.sources}
+    odd = sorted(known ^ set(shapes))
+    if odd:
+        raise UnsupportedModelError(
+            "the training backend 'megatron' does not know how the model is made up: "
+            f"{', '.join(odd[:3])} is only in one of the two; use the backend dtensor"
+        )
+
+
+def _counted_over_stages(name: str, offset: int) -> str:
+    found = _LAYER.match(name)
+    if found is None:
+        return name
+    return f"decoder.layers.{int(found[1]) + offset}.{name[found.end() :]}"

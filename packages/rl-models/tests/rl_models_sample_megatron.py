@@ -1,0 +1,212 @@
+"""Runs ranks of the backend `megatron` in its environment; gives results as JSON.
+
+`python rl_models_sample_megatron.py FOLDER`, once per rank. `FOLDER/cells.json` lists
+cells by name: a model, a parallelism, whether layers are recomputed. `FOLDER/MODEL` has
+the model and what plain transformers computed with it; see `test_megatron.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rl_distributed.batch.batched_data_dict import BatchedDataDict
+from rl_models.config import PolicyConfig
+from rl_models.training.global_batch import SkippedSteps
+from rl_models.training.megatron import MegatronTrainingBackend
+from rl_models.types import LossInputType, LossType
+
+
+class Loss:
+    """A clipped policy-gradient loss (`grpo`), or cross-entropy (`sft`)."""
+
+    loss_type = LossType.TOKEN_LEVEL
+    input_type = LossInputType.LOGPROB
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+
+    def __call__(self, data, valid_seqs, valid_toks, next_token_logprobs):
+        logprobs = next_token_logprobs
+        mask = data["token_mask"][:, 1:] * data["sample_mask"][:, None]
+        gain = logprobs
+        if self.kind == "grpo":
+            ratio = (logprobs - data["old_logprobs"][:, 1:]).exp()
+            weight = data["weights"][:, None]
+            clipped = ratio.clamp(0.8, 1.2)
+            gain = torch.minimum(ratio * weight, clipped * weight)
+        loss = -(gain * mask).sum() / valid_toks
+        return loss, {"loss": loss.detach()}
+
+
+class LogitLoss(Loss):
+    """Cross-entropy from whole logits."""
+
+    input_type = LossInputType.LOGIT
+
+    def __call__(self, data, valid_seqs, valid_toks, logits):
+        ids = data["input_ids"][:, 1:, None]
+        logprobs = logits[:, :-1].log_softmax(-1).gather(-1, ids)[..., 0]
+        return super().__call__(data, valid_seqs, valid_toks, logprobs)
+
+
+def config_of(cell: dict[str, Any], folder: Path) -> PolicyConfig:
+    model = str(folder / cell["model"])
+    return PolicyConfig(
+        model_name=model,
+        backend="megatron",
+        tokenizer={"name": str(folder / "tokenizer")},
+        optimizer=cell.get("optimizer")
+        or {"name": "torch.optim.SGD", "kwargs": {"lr": 0.05}},
+        max_grad_norm=None,
+        parallelism=cell["parallelism"],
+        megatron={"activation_checkpointing": cell.get("recompute", False)},
+    )
+
+
+def share(backend: MegatronTrainingBackend, data: Any) -> Any:
+    size = backend.layout.data_size
+    rows = data.size // size
+    number = backend.ranks.rank // backend.layout.model_size
+    return data.slice(number * rows, (number + 1) * rows)
+
+
+def gradients(backend: MegatronTrainingBackend, data: Any, loss: Loss, mbs: int):
+    """Loss, norm and whole gradients of one global batch, in Hugging Face's names."""
+    taken: dict[str, torch.Tensor] = {}
+    update = backend._skipped.is_finite
+
+    def keep(norm: float) -> bool:
+        for entry in backend.model.entries.values():
+            own = backend.model.parameters.get(entry.name)
+            part = None if own is None else own.grad
+            whole = backend.model.whole_parts(entry, part)
+            for name, value in zip(entry.sources, whole, strict=True):
+                taken[name] = value.clone()
+        return False  # no step
+
+    backend._skipped.is_finite = keep
+    mine = share(backend, data)
+    result = backend.train_step(mine, loss, gbs=data.size, mbs=mbs)
+    backend._skipped.is_finite = update
+    return result["loss"].item(), result["grad_norm"].item(), taken
+
+
+def relative(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]):
+    assert set(found) == set(expected)
+    return max(
+        ((found[n] - expected[n]).abs().max() / expected[n].abs().max()).item()
+        for n in expected
+    )
+
+
+def largest(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]):
+    assert set(found) == set(expected)
+    return max((found[n] - expected[n]).abs().max().item() for n in expected)
+
+
+def measure(cell: dict[str, Any], folder: Path) -> dict[str, Any]:
+    model = folder / cell["model"]
+    known = torch.load(model / "expected.pt")
+    data = BatchedDataDict(torch.load(folder / "batch.pt"))
+    backend = MegatronTrainingBackend()
+    backend.setup(config_of(cell, folder).to_dict(), init_reference_model=True)
+    weights = dict(backend.export_weights("float32"))
+    specs = backend.weight_specs()
+    found: dict[str, Any] = {
+        "same_weights": weights.keys() == known["weights"].keys()
+        and all(torch.equal(weights[n], known["weights"][n]) for n in weights),
+        "specs": [[n, list(v.shape)] for n, v in specs.items()]
+        == [[n, list(v.shape)] for n, v in weights.items()],
+    }
+    mine = share(backend, data)
+    rows = share(backend, BatchedDataDict(logprobs=known["logprobs"]))["logprobs"]
+    logprobs = backend.get_logprobs(mine, mbs=3)
+    found["logprobs"] = (logprobs - rows).abs().max().item()
+    for kind, loss in (
+        ("sft", Loss("sft")),
+        ("grpo", Loss("grpo")),
+        ("logit", LogitLoss("sft")),
+    ):
+        expected = known["sft" if kind == "logit" else kind]
+        value, norm, grads = gradients(backend, data, loss, mbs=2)
+        found[kind] = {
+            "loss": abs(value - expected["loss"]),
+            "norm": abs(norm / expected["norm"] - 1),
+            "gradients": relative(grads, expected["gradients"]),
+        }
+    for _ in range(3):
+        result = backend.train_step(mine, Loss("sft"), gbs=data.size, mbs=2)
+    trained = dict(backend.export_weights("float32"))
+    found["weights"] = largest(trained, known["after"])
+    found["metrics"] = len(result["all_mb_metrics"]["loss"])
+    same = backend.get_logprobs(mine, mbs=3, reference=True)
+    found["reference"] = torch.equal(same, logprobs)
+    found["eval"] = check_eval(backend, mine, data.size)
+    if cell.get("resume"):
+        found["resume"] = resume(cell, folder, data)
+    return found
+
+
+def check_eval(backend: MegatronTrainingBackend, mine: Any, gbs: int) -> bool:
+    """Whether a look at the loss changes nothing, and a bad gradient no weight."""
+    before = dict(backend.export_weights("float32"))
+    before = {n: v.clone() for n, v in before.items()}
+    looked = backend.train_step(mine, Loss("sft"), eval_mode=True, gbs=gbs, mbs=4)
+    bad = BatchedDataDict(dict(mine))
+    bad["sample_mask"] = mine["sample_mask"] * float("inf")
+    backend._skipped = SkippedSteps(1)
+    skipped = backend.train_step(bad, Loss("sft"), gbs=gbs, mbs=4)
+    after = dict(backend.export_weights("float32"))
+    return (
+        looked["grad_norm"].item() == 0.0
+        and not torch.isfinite(skipped["grad_norm"]).any()
+        and all(torch.equal(before[n], after[n]) for n in before)
+    )
+
+
+def resume(cell: dict[str, Any], folder: Path, data: Any) -> dict[str, Any]:
+    """Continue from a checkpoint, and compare with the run that was not stopped."""
+    name = cell["resume"]
+    weights, state = folder / f"{name}-weights", folder / f"{name}-state"
+    adam = {"name": "torch.optim.AdamW", "kwargs": {"lr": 0.01}}
+    config = config_of({**cell, "optimizer": adam}, folder).to_dict()
+    backend = MegatronTrainingBackend()
+    backend.setup(config)
+    mine = share(backend, data)
+    steps = {"loss_fn": Loss("sft"), "gbs": data.size, "mbs": 2}
+    backend.train_step(mine, **steps)
+    saved = {n: v.clone() for n, v in backend.export_weights("float32")}
+    backend.save_checkpoint(weights, state)
+    first = backend.train_step(mine, **steps)
+    kept = {n: v.clone() for n, v in backend.export_weights("float32")}
+    again = MegatronTrainingBackend()
+    again.setup(config, optimizer_path=state)
+    second = again.train_step(mine, **steps)
+    continued = {n: v.clone() for n, v in again.export_weights("float32")}
+    again.load_checkpoint(weights)
+    from_folder = dict(again.export_weights("float32"))
+    if backend.ranks.is_first:
+        torch.save(kept, folder / f"{name}-after.pt")
+    return {
+        "loss": first["loss"].item() == second["loss"].item(),
+        "weights": all(torch.equal(kept[n], continued[n]) for n in kept),
+        "folder": all(torch.equal(saved[n], from_folder[n]) for n in saved),
+    }
+
+
+def main(folder: Path) -> None:
+    torch.set_num_threads(1)
+    cells = json.loads((folder / "cells.json").read_text())
+    found = {name: measure(cell, folder) for name, cell in cells.items()}
+    rank = os.environ.get("RANK", "0")
+    (folder / f"found-{rank}.json").write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,336 @@
+"""Ranks of `megatron` in its environment, against plain transformers in one process.
+
+One pair of processes measures all cells; each test looks at one of them.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shlex
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    MistralConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
+
+from rl_distributed.batch.batched_data_dict import BatchedDataDict
+from rl_distributed.cluster.virtual_cluster import RayVirtualCluster
+from rl_distributed.errors import ConfigError
+from rl_models import (
+    GenerationConfig,
+    GenerationPolicy,
+    MegatronPolicy,
+    PolicyConfig,
+    WeightSynchronizer,
+    get_training_backend,
+)
+from rl_models.environments import MEGATRON
+from rl_models.errors import UnsupportedModelError
+from rl_models.policy.preflight import check_policy
+from rl_models.testing import build_tiny_model, reference_logprobs
+from rl_models.training.dtensor import DTensorTrainingBackend
+
+SCRIPT = Path(__file__).parent / "rl_models_sample_megatron.py"
+VOCABULARY = 29
+FAMILIES = {
+    "qwen2": (Qwen2Config, {"tie_word_embeddings": True}),
+    "qwen3": (Qwen3Config, {"tie_word_embeddings": True, "head_dim": 16}),
+    "llama": (LlamaConfig, {"tie_word_embeddings": False}),
+    "mistral": (MistralConfig, {"tie_word_embeddings": False}),
+}
+TENSOR, SEQUENCE = {"tensor": 2}, {"tensor": 2, "sequence": True}
+ALONE = {
+    "qwen3": {"model": "qwen3", "parallelism": {}},
+    "llama-recompute": {"model": "llama", "parallelism": {}, "recompute": True},
+}
+PAIRS = {
+    "mistral-dp2": {"model": "mistral", "parallelism": {}},
+    "qwen2-tp2": {"model": "qwen2", "parallelism": TENSOR, "resume": "tp2"},
+    "qwen3-tp2": {"model": "qwen3", "parallelism": TENSOR},
+    "qwen3-tp2-sp": {"model": "qwen3", "parallelism": SEQUENCE},
+    "qwen2-pp2": {"model": "qwen2", "parallelism": {"pipeline": 2}, "resume": "pp2"},
+    "llama-pp2": {"model": "llama", "parallelism": {"pipeline": 2}},
+}
+
+
+def _batch(make_batch):
+    data = make_batch(8)
+    generator = torch.Generator().manual_seed(3)
+    noise = torch.randn(data["input_ids"].shape, generator=generator)
+    data["old_logprobs"] = noise * 0.3 - 3.4
+    data["weights"] = torch.randn(8, generator=generator)
+    return data
+
+
+def _model(name, folder):
+    """Write a tiny model whose norms and biases are not those of a new one."""
+    config_class, changes = FAMILIES[name]
+    config = config_class(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+        initializer_range=0.2,
+        **changes,
+    )
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.05)
+    model.save_pretrained(folder)
+    return model
+
+
+def _logprobs(model, data):
+    ids = data["input_ids"]
+    logits = model(ids).logits[:, :-1]
+    found = logits.log_softmax(-1).gather(-1, ids[:, 1:, None])[..., 0]
+    return found * data["token_mask"][:, 1:]
+
+
+def _losses(model, data):
+    logprobs, mask = _logprobs(model, data), data["token_mask"][:, 1:]
+    ratio = (logprobs - data["old_logprobs"][:, 1:]).exp()
+    weight = data["weights"][:, None]
+    gain = torch.minimum(ratio * weight, ratio.clamp(0.8, 1.2) * weight)
+    return {
+        "sft": -(logprobs * mask).sum() / mask.sum(),
+        "grpo": -(gain * mask).sum() / mask.sum(),
+    }
+
+
+def _weights(model):
+    return {n: p.detach().clone() for n, p in model.named_parameters()}
+
+
+def _expected(model, data):
+    """What one process of plain transformers computes."""
+    expected = {"weights": _weights(model)}
+    with torch.no_grad():
+        logprobs = _logprobs(model, data)
+    expected["logprobs"] = torch.nn.functional.pad(logprobs, (1, 0))
+    for kind in ("sft", "grpo"):
+        loss = _losses(model, data)[kind]
+        model.zero_grad()
+        loss.backward()
+        grads = {n: p.grad.clone() for n, p in model.named_parameters()}
+        norm = torch.nn.utils.get_total_norm(grads.values())
+        expected[kind] = {
+            "loss": loss.item(),
+            "norm": norm.item(),
+            "gradients": grads,
+        }
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    for _ in range(3):
+        optimizer.zero_grad()
+        _losses(model, data)["sft"].backward()
+        optimizer.step()
+    expected["after"] = _weights(model)
+    return expected
+
+
+def _run(python, folder, cells, num_ranks):
+    """Run ranks to their end; gives what each found."""
+    (folder / "cells.json").write_text(json.dumps(cells))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    ranks = []
+    for rank in range(num_ranks):
+        place = {"RANK": rank, "WORLD_SIZE": num_ranks, "MASTER_PORT": port}
+        variables = {k: str(v) for k, v in place.items()}
+        with (folder / f"log-{rank}").open("w") as log:
+            process = subprocess.Popen(
+                [str(python), str(SCRIPT), str(folder)],
+                env={
+                    **os.environ,
+                    **variables,
+                    "MASTER_ADDR": "127.0.0.1",
+                    "PYTHONPATH": "",
+                },
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+        ranks.append(process)
+    try:
+        codes = [process.wait(timeout=400) for process in ranks]
+    finally:
+        for process in ranks:
+            process.kill()
+    logs = [(folder / f"log-{rank}").read_text()[-4000:] for rank in range(num_ranks)]
+    assert codes == [0] * num_ranks, "\n".join(logs)
+    found = [folder / f"found-{rank}.json" for rank in range(num_ranks)]
+    return [json.loads(file.read_text()) for file in found]
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory, make_batch):
+    """The folder, and by cell what each rank measured."""
+    folder = tmp_path_factory.mktemp("megatron")
+    build_tiny_model(folder / "tokenizer")
+    data = _batch(make_batch)
+    torch.save(dict(data), folder / "batch.pt")
+    for name in FAMILIES:
+        model = _model(name, folder / name)
+        torch.save(_expected(model, data), folder / name / "expected.pt")
+    prepared = MEGATRON.resolve().prepare().runtime_env
+    (python,) = shlex.split(prepared["py_executable"])
+    found: dict[str, list[dict]] = {}
+    for cells, num_ranks in ((ALONE, 1), (PAIRS, 2)):
+        by_rank = _run(python, folder, cells, num_ranks)
+        found.update({cell: [rank[cell] for rank in by_rank] for cell in cells})
+    return folder, found
+
+
+@pytest.mark.parametrize("cell", [*ALONE, *PAIRS])
+def test_each_layout_computes_what_one_process_computes(measured, cell):
+    for found in measured[1][cell]:
+        assert found["same_weights"], "export after import must be bitwise"
+        assert found["specs"]
+        assert found["logprobs"] < 1e-5
+        for kind in ("sft", "grpo", "logit"):
+            assert found[kind]["loss"] < 1e-6
+            assert found[kind]["norm"] < 1e-5
+            assert found[kind]["gradients"] < 1e-5
+        assert found["weights"] < 1e-6
+        assert found["reference"]
+        assert found["eval"]
+
+
+@pytest.mark.parametrize("cell", ["qwen2-tp2", "qwen2-pp2"])
+def test_a_resumed_run_goes_on_as_the_one_that_was_not_stopped(measured, cell):
+    for found in measured[1][cell]:
+        assert all(found["resume"].values()), found["resume"]
+
+
+@pytest.mark.parametrize("saved", ["tp2", "pp2"])
+def test_dtensor_resumes_what_megatron_wrote(measured, make_batch, saved, nll_loss):
+    folder, _ = measured
+    config = PolicyConfig(
+        model_name=str(folder / "qwen2"),
+        optimizer={"name": "torch.optim.AdamW", "kwargs": {"lr": 0.01}},
+        max_grad_norm=None,
+    )
+    backend = DTensorTrainingBackend()
+    backend.setup(config.to_dict(), optimizer_path=folder / f"{saved}-state")
+    written = AutoModelForCausalLM.from_pretrained(folder / f"{saved}-weights")
+    for name, value in written.named_parameters():
+        assert torch.equal(backend.model.parameters[name], value)
+    data = _batch(make_batch)
+    backend.train_step(data, nll_loss, gbs=data.size, mbs=4)
+    after = torch.load(folder / f"{saved}-after.pt")
+    for name, value in backend.export_weights("float32"):
+        # Adam amplifies what gradients differ by where they are almost zero.
+        assert (value - after[name]).abs().mean() < 1e-4, name
+
+
+def test_the_driver_needs_no_megatron(tiny_model):
+    assert importlib.util.find_spec("megatron") is None
+    backend = get_training_backend("megatron")
+    config = PolicyConfig(model_name=str(tiny_model), backend="megatron")
+    check_policy(config, num_ranks=2)
+    with pytest.raises(ConfigError, match=r"install rl-models\[megatron\]"):
+        backend().setup(config.to_dict())
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"head": "value"}, "head must be lm: got 'value'"),
+        ({"precision": "bfloat16"}, "precision must be float32: got 'bfloat16'"),
+        ({"sequence_packing": {"train_mb_tokens": 64}}, "packing must be null"),
+        ({"parallelism": {"context": 2}}, "context must be 1"),
+        ({"parallelism": {"expert": 2}}, "expert must be 1"),
+        ({"optimizer": {"kwargs": {"lr": 1.0, "speed": 1}}}, "has speed"),
+    ],
+)
+def test_what_it_does_not_have_is_refused_before_a_worker_starts(
+    tiny_model, settings, message
+):
+    config = PolicyConfig(model_name=str(tiny_model), backend="megatron", **settings)
+    with pytest.raises(ConfigError, match=message):
+        check_policy(config, num_ranks=4)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
+        ({"attention_dropout": 0.1}, "attention_dropout"),
+        (
+            {"rope_parameters": {"rope_type": "linear", "factor": 2.0}},
+            "rope type 'linear'",
+        ),
+    ],
+)
+def test_a_model_that_would_be_computed_otherwise_is_refused(
+    tiny_model, overrides, message
+):
+    config = PolicyConfig(
+        model_name=str(tiny_model), backend="megatron", hf_config_overrides=overrides
+    )
+    with pytest.raises(UnsupportedModelError, match=message):
+        check_policy(config, num_ranks=1)
+
+
+def test_an_unknown_family_is_refused(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
+    config = PolicyConfig(model_name=str(tmp_path), backend="megatron")
+    with pytest.raises(UnsupportedModelError, match="has llama, mistral, qwen2, qwen3"):
+        check_policy(config, num_ranks=1)
+
+
+def test_a_policy_trains_in_workers_that_have_megatron(
+    ray_cluster, tiny_folder, make_batch, nll_loss, tmp_path
+):
+    """Two tensor ranks train, and a generator gets their weights."""
+    data = make_batch(4, 12)
+    data["input_ids"] = data["input_ids"] % 16
+    mask = data["token_mask"].bool()
+    settings = {"optimizer": {"name": "torch.optim.SGD", "kwargs": {"lr": 0.1}}}
+    sampling = GenerationConfig(max_new_tokens=4, stop_token_ids=[])
+    with RayVirtualCluster([2], use_gpus=False) as cluster:
+        policy = MegatronPolicy(
+            tiny_folder, cluster, parallelism={"tensor": 2}, **settings
+        )
+        generator = GenerationPolicy(cluster, sampling, model_name=tiny_folder)
+        try:
+            before = policy.get_logprobs(data)["logprobs"]
+            truth = reference_logprobs(tiny_folder, data["input_ids"])
+            assert (before - truth)[mask].abs().max() < 1e-5
+            result = policy.train(data, nll_loss, mbs=2)
+            assert abs(result["loss"].item() + before[mask].mean().item()) < 1e-5
+            assert result["all_mb_metrics"]["rows"] == [2.0, 2.0]
+            after = policy.get_logprobs(data)["logprobs"]
+            assert after[mask].mean() > before[mask].mean()
+            policy.save_checkpoint(tmp_path / "weights")
+            sync = WeightSynchronizer(policy, generator)
+            sync.sync_weights()
+            output = generator.generate(
+                BatchedDataDict(
+                    input_ids=torch.tensor([[3, 4, 5]]), input_lengths=torch.tensor([3])
+                )
+            )
+            sync.close()
+        finally:
+            assert generator.shutdown()
+            assert policy.shutdown()
+    trained = tmp_path / "weights"
+    truth = reference_logprobs(trained, data["input_ids"])
+    assert (after - truth)[mask].abs().max() < 1e-5
+    truth = reference_logprobs(trained, output["output_ids"])
+    assert (output["logprobs"] - truth)[:, 3:].abs().max() < 1e-5
