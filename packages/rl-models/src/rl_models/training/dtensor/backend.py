@@ -11,12 +11,10 @@ gradients are summed over ranks in the last backward -> norm -> clip -> step -> 
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from transformers.utils import logging as transformers_logging
@@ -24,7 +22,6 @@ from transformers.utils import logging as transformers_logging
 from rl_distributed.errors import BatchError
 from rl_distributed.logs.logging import get_logger
 from rl_models.config import PolicyConfig
-from rl_models.errors import NonFiniteGradientError
 from rl_models.interfaces import LossFunction
 from rl_models.ops.causal_lm import DTYPES
 from rl_models.tokens.tokenizer_files import save_tokenizer
@@ -56,6 +53,13 @@ from rl_models.training.dtensor.positions import (
 )
 from rl_models.training.dtensor.state import load_training_state, save_training_state
 from rl_models.training.dtensor.topk import student_inputs, topk_of_shard
+from rl_models.training.global_batch import (
+    SkippedSteps,
+    global_batches,
+    on_device,
+    plain_metric,
+    row_lengths,
+)
 from rl_models.training.process_group import (
     Ranks,
     join_process_group,
@@ -78,7 +82,6 @@ class DTensorTrainingBackend:
 
     def __init__(self) -> None:
         self._reference: RankModel | None = None
-        self._skipped_in_a_row = 0
 
     @staticmethod
     def check_config(config: PolicyConfig) -> None:
@@ -103,6 +106,7 @@ class DTensorTrainingBackend:
     ) -> None:
         """Load and shards the model; see `TrainingBackend.setup`."""
         self.config = PolicyConfig.from_dict(config)
+        self._skipped = SkippedSteps(self.config.max_skipped_steps)
         self.ranks = Ranks.from_environment()
         transformers_logging.disable_progress_bar()
         if self.config.num_threads is not None and self.ranks.device.type == "cpu":
@@ -144,7 +148,7 @@ class DTensorTrainingBackend:
         self.model.module.train(not eval_mode)
         losses, norms, rates = [], [], []
         metrics: dict[str, list[Any]] = {}
-        for batch in _global_batches(data, gbs // self._layout.data_size):
+        for batch in global_batches(data, gbs // self._layout.data_size):
             rates.append(float(self._optimizer.param_groups[0]["lr"]))
             loss = self._accumulate(batch, loss_fn, mbs, eval_mode, metrics)
             losses.append(loss)
@@ -174,7 +178,7 @@ class DTensorTrainingBackend:
         # Not only after the step: one that raised must leave nothing to the next one.
         self._optimizer.zero_grad(set_to_none=True)
         valid_seqs, valid_toks = self._global_counts(batch)
-        lengths = _row_lengths(batch)
+        lengths = row_lengths(batch)
         micro_batches = list(micro_batch_rows(batch, lengths, mbs))
         total = torch.zeros((), dtype=torch.float64)
         columns = batch["input_ids"].shape[1]
@@ -182,14 +186,14 @@ class DTensorTrainingBackend:
             part = narrowed(batch, rows, columns)
             with torch.set_grad_enabled(not eval_mode):
                 inputs = self._loss_inputs(part, loss_fn)
-                part = _to_device(part, self.ranks.device)
+                part = on_device(part, self.ranks.device)
                 loss, values = loss_fn(part, valid_seqs, valid_toks, **inputs)
                 if not eval_mode:
                     self.model.sync_gradients(number == len(micro_batches))
                     torch.autograd.backward(loss)
             total += loss.detach().cpu().double()
             for name, value in values.items():
-                metrics.setdefault(name, []).append(_plain(value))
+                metrics.setdefault(name, []).append(plain_metric(value))
         if eval_mode:
             self.model.free_gathered()
         else:
@@ -228,15 +232,7 @@ class DTensorTrainingBackend:
         """Clips and steps; a gradient that is inf or nan changes nothing."""
         parameters = self.model.parameters
         norm = gradient_norm(parameters, self.ranks, self.model.num_holders)
-        is_finite = math.isfinite(norm)
-        self._skipped_in_a_row = 0 if is_finite else self._skipped_in_a_row + 1
-        if self._skipped_in_a_row > self.config.max_skipped_steps:
-            raise NonFiniteGradientError(
-                f"the gradient norm was {norm} in {self._skipped_in_a_row} optimizer "
-                "steps in a row (policy.max_skipped_steps is "
-                f"{self.config.max_skipped_steps}); lower policy.optimizer.kwargs.lr "
-                "or look for inf and nan in the loss and its inputs"
-            )
+        is_finite = self._skipped.is_finite(norm)
         if is_finite:
             clip_gradients(parameters, norm, self.config.max_grad_norm)
             self._optimizer.step()
@@ -258,7 +254,7 @@ class DTensorTrainingBackend:
         model.module.eval()
         input_ids = data["input_ids"]
         logprobs = torch.zeros(input_ids.shape, dtype=torch.float32)
-        for rows in micro_batch_rows(data, _row_lengths(data), mbs):
+        for rows in micro_batch_rows(data, row_lengths(data), mbs):
             part = narrowed(data, rows, input_ids.shape[1])
             result = forward_logprobs(
                 model,
@@ -277,7 +273,7 @@ class DTensorTrainingBackend:
         self.model.module.eval()
         input_ids = data["input_ids"]
         values = torch.zeros(input_ids.shape, dtype=torch.float32)
-        for rows in micro_batch_rows(data, _row_lengths(data), mbs):
+        for rows in micro_batch_rows(data, row_lengths(data), mbs):
             part = narrowed(data, rows, input_ids.shape[1])
             needed = needed_for_values(part)
             result = forward_values(self.model, part["input_ids"], needed)
@@ -359,28 +355,3 @@ class DTensorTrainingBackend:
         """Leaves the process group."""
         forget_groups()
         leave_process_group()
-
-
-def _global_batches(data: Any, rows_per_batch: int) -> Iterator[Any]:
-    """Yield the global batches of a shard, each with its own micro-batch plan."""
-    plan = getattr(data, "micro_batch_indices", None)
-    count = len(plan) if plan else data.size // rows_per_batch
-    if count == 1:
-        yield data
-        return
-    for index in range(count):
-        yield data.get_batch(index, rows_per_batch)
-
-
-def _row_lengths(batch: Any) -> np.ndarray:
-    lengths: np.ndarray = batch["input_lengths"].numpy().astype(np.int64)
-    return lengths
-
-
-def _to_device(part: Any, device: torch.device) -> Any:
-    return part if device.type == "cpu" else part.to(device)
-
-
-def _plain(value: Any) -> Any:
-    """Return a metric that can leave the process without torch."""
-    return value.item() if isinstance(value, Tensor) else value
