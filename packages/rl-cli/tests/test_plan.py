@@ -96,6 +96,20 @@ def test_settings_that_make_it_fit_do(model: Path, capsys: Capture) -> None:
     assert peak <= after["usable_bytes"]
 
 
+def test_a_generator_too_large_for_a_gpu_is_shared(
+    model: Path, capsys: Capture
+) -> None:
+    words = arguments(model, *_SAVING, "--gpus", "8x24GB")
+    (plan,) = planned(capsys, *words, code=2)
+    shared = "policy.generation.vllm.tensor_parallel_size=2"
+    assert plan["generator"]["rows_at_once"] == 0
+    assert _run([*words, "policy.parallelism.tensor=4", shared], False) in (0, 2)
+    wider = capsys.readouterr().out
+    assert "0 of" not in wider.split("sampling", 1)[1].splitlines()[0]
+    assert _run(words, False) == 2
+    assert shared in capsys.readouterr().out
+
+
 def test_more_ranks_share_weights_and_state(model: Path, capsys: Capture) -> None:
     (two,) = planned(capsys, *arguments(model, "cluster.workers_per_node=2"))
     (eight,) = planned(capsys, *arguments(model, "cluster.workers_per_node=8"))

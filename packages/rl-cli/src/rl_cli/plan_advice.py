@@ -17,6 +17,8 @@ __all__ = ["Remedies", "find_remedies", "other_layouts"]
 _MOST = 4
 _FREE = ("policy.precision=bfloat16", "policy.generation.precision=bfloat16")
 """Settings that also make a run on GPUs faster."""
+_MOST_WEIGHTS = 0.7
+"""Share of what vLLM may take that its weights should not exceed."""
 Change = Callable[[PolicyConfig], PolicyConfig]
 
 
@@ -96,6 +98,16 @@ def _changes(plan: StagePlan) -> Iterator[tuple[str, Change]]:
                 )
             ),
         )
+    size = _generator_ranks(plan)
+    if size > 1:
+        yield (
+            f"policy.generation.vllm.tensor_parallel_size={size}",
+            lambda p: p.replace(
+                generation=_of(p).replace(
+                    vllm=_of(p).vllm.replace(tensor_parallel_size=size)
+                )
+            ),
+        )
     if not policy.dtensor.activation_checkpointing:
         yield (
             "policy.dtensor.activation_checkpointing=true",
@@ -113,6 +125,34 @@ def _changes(plan: StagePlan) -> Iterator[tuple[str, Change]]:
 def _of(policy: PolicyConfig) -> GenerationConfig:
     assert policy.generation is not None
     return policy.generation
+
+
+def _generator_ranks(plan: StagePlan) -> int:
+    """Return how many ranks of a node should share a replica; 1: as many as do."""
+    generation, generator = plan.config.policy.generation, plan.generator
+    device, shape = plan.place.device_bytes, plan.shape
+    if generation is None or generator is None or device is None:
+        return 1
+    given = generation.vllm.tensor_parallel_size
+    if generation.backend not in ("auto", "vllm") or given > 1:
+        return 1
+    room = generation.vllm.gpu_memory_utilization * device * _MOST_WEIGHTS
+    if generator.weights <= room:
+        return 1
+    columns = shape.expert_size or shape.intermediate_size
+    possible = [
+        size
+        for size in range(2, plan.place.ranks_per_node + 1)
+        if plan.place.ranks_per_node % size == 0
+        and shape.num_heads % size == 0
+        and columns % size == 0
+        and (
+            shape.num_key_value_heads % size == 0
+            or size % shape.num_key_value_heads == 0
+        )
+    ]
+    enough = [size for size in possible if generator.weights / size <= room]
+    return enough[0] if enough else max(possible, default=1)
 
 
 def _can_sleep(plan: StagePlan) -> bool:
