@@ -167,7 +167,7 @@ def _reason(plan: StagePlan) -> str:
     layout = plan.layout
     missing = layout.missing(plan.shape)
     if missing:
-        return f"{' and '.join(missing)} cannot be run by this version"
+        return f"{' and '.join(missing)} cannot be run by dtensor"
     generator = plan.generator
     if generator is not None and not generator.holds_a_row:
         return "the cache holds no row of full length"
@@ -191,7 +191,7 @@ def _remarks(plan: StagePlan) -> Iterator[str]:
     shape, policy = plan.shape, plan.config.policy
     missing = plan.layout.missing(shape)
     if missing:
-        yield f"{' and '.join(missing)}: this version cannot run it for this model"
+        yield f"{' and '.join(missing)}: the backend dtensor cannot run it for this model"
     if not shape.is_known:
         yield _unknown_family(shape)
     if not optimizer_copies(policy.optimizer)[1]:

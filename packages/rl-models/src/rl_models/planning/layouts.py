@@ -83,7 +83,7 @@ class Layout:
         )
 
     def missing(self, shape: ModelShape) -> tuple[str, ...]:
-        """Return the sizes above 1 that this version cannot run for a model."""
+        """Return the sizes above 1 that `dtensor` cannot run for a model."""
         names = ("tensor", "pipeline", "context", "expert")
         runnable = RUNNABLE if shape.num_experts == 0 else ("data",)
         return tuple(n for n in names if getattr(self, n) > 1 and n not in runnable)
