@@ -191,7 +191,7 @@ def _remarks(plan: StagePlan) -> Iterator[str]:
     shape, policy = plan.shape, plan.config.policy
     missing = plan.layout.missing(shape)
     if missing:
-        yield f"{' and '.join(missing)}: the backend dtensor cannot run it for this model"
+        yield f"{' and '.join(missing)}: dtensor cannot run it for this model"
     if not shape.is_known:
         yield _unknown_family(shape)
     if not optimizer_copies(policy.optimizer)[1]:
