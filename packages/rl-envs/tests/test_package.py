@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import importlib
 import pickle
+import pkgutil
 import subprocess
 import sys
 
@@ -11,7 +13,9 @@ import rl_envs
 from rl_distributed.errors import UserError
 from rl_envs import errors
 from rl_envs.interfaces import prompt_text, scored_mask, total_reward
+from rl_envs.mathematics.values import Unreadable
 from rl_envs.metrics import calculate_pass_rate_per_prompt, reward_metrics
+from rl_envs.tools.functions import ToolArgumentError
 
 
 def test_every_public_name_exists_and_others_do_not() -> None:
@@ -36,10 +40,36 @@ def test_the_import_loads_nothing_heavy() -> None:
 def test_errors_are_user_errors_and_cross_processes() -> None:
     for name in errors.__all__:
         error = getattr(errors, name)("text")
-        assert isinstance(error, UserError) == (name != "ToolUnavailableError")
+        assert isinstance(error, UserError) == (
+            name not in ("EnvsError", "ToolUnavailableError")
+        )
         copy = pickle.loads(pickle.dumps(error))
         assert type(copy) is type(error)
         assert str(copy) == "text"
+
+
+def test_every_error_of_the_package_has_one_root() -> None:
+    found: set[type] = set()
+    for module in pkgutil.walk_packages(rl_envs.__path__, "rl_envs."):
+        found |= {
+            error
+            for error in vars(importlib.import_module(module.name)).values()
+            if isinstance(error, type)
+            and issubclass(error, BaseException)
+            and error.__module__.startswith("rl_envs.")
+        }
+    assert {errors.RewardError, ToolArgumentError, Unreadable} < found
+    assert [e for e in found if not issubclass(e, errors.EnvsError)] == []
+
+
+def test_errors_keep_the_builtins_that_users_catch() -> None:
+    assert issubclass(errors.RewardSignatureError, TypeError)
+    assert issubclass(errors.RewardCallError, RuntimeError)
+    assert issubclass(errors.ToolUnavailableError, RuntimeError)
+    for name in ("EnvironmentContract", "MessageLog", "Reward", "Solution", "Task"):
+        assert issubclass(getattr(errors, f"{name}Error"), ValueError)
+    assert issubclass(errors.ToolError, ValueError)
+    assert issubclass(Unreadable, ValueError)
 
 
 def test_the_fields_of_a_return_stand_in_their_order() -> None:

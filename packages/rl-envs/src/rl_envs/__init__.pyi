@@ -1,5 +1,6 @@
 from .errors import (
     EnvironmentContractError as EnvironmentContractError,
+    EnvsError as EnvsError,
     MessageLogError as MessageLogError,
     RewardCallError as RewardCallError,
     RewardError as RewardError,

@@ -1,21 +1,22 @@
 """Exceptions of rl-envs.
 
 ```
-rl_distributed.errors.UserError
-├── RewardError             ValueError     something is wrong with a reward function
-│   ├── RewardSignatureError  TypeError    its parameters cannot be filled
-│   ├── RewardCallError       RuntimeError it raised, or did not finish in time
-│   └── RewardValueError                   what it returned is no reward
-├── EnvironmentContractError  ValueError   an environment breaks its interface
-├── MessageLogError           ValueError   a conversation lacks what is needed
-├── SolutionError             ValueError   the solutions of rows cannot be read
-├── ToolError                 ValueError   a function cannot be a tool
-└── TaskError                 ValueError   tasks cannot be made as asked
-
-rl_distributed.errors.DistributedError
-└── ToolUnavailableError    RuntimeError   a tool cannot work, whatever the call
+EnvsError                     (a rl_distributed.DistributedError)  root of all of them
+├── RewardError               UserError, ValueError   a reward function is wrong
+│   ├── RewardSignatureError  TypeError     its parameters cannot be filled
+│   ├── RewardCallError       RuntimeError  it raised, or did not finish in time
+│   └── RewardValueError                    what it returned is no reward
+├── EnvironmentContractError  UserError, ValueError   its interface is broken
+├── MessageLogError           UserError, ValueError   a conversation lacks a part
+├── SolutionError             UserError, ValueError   solutions of rows cannot be read
+├── TaskError                 UserError, ValueError   tasks cannot be made as asked
+├── ToolError                 UserError, ValueError   a function cannot be a tool
+├── ToolArgumentError         what a model passed does not fit (tools.functions)
+├── Unreadable                ValueError    a text is no answer (mathematics.values)
+└── ToolUnavailableError      RuntimeError  a tool cannot work, whatever the call
 ```
 
+`UserError` marks input that the caller can mend (exit code 2 in the CLI).
 All can be pickled, because they cross processes. A worker that dies or a wait that ends
 are errors of rl-distributed.
 """
@@ -26,6 +27,7 @@ from rl_distributed.errors import DistributedError, UserError
 
 __all__ = [
     "EnvironmentContractError",
+    "EnvsError",
     "MessageLogError",
     "RewardCallError",
     "RewardError",
@@ -38,7 +40,11 @@ __all__ = [
 ]
 
 
-class RewardError(UserError, ValueError):
+class EnvsError(DistributedError):
+    """Root of the errors of environments, rewards and tools."""
+
+
+class RewardError(EnvsError, UserError, ValueError):
     """Something is wrong with a reward function."""
 
 
@@ -54,27 +60,27 @@ class RewardValueError(RewardError):
     """What a reward function returned is no reward: NaN, a wrong type or length."""
 
 
-class EnvironmentContractError(UserError, ValueError):
+class EnvironmentContractError(EnvsError, UserError, ValueError):
     """An environment breaks its interface."""
 
 
-class MessageLogError(UserError, ValueError):
+class MessageLogError(EnvsError, UserError, ValueError):
     """A conversation has no response, or a message lacks a field."""
 
 
-class SolutionError(UserError, ValueError):
+class SolutionError(EnvsError, UserError, ValueError):
     """The solutions of rows have no meaning for the environment that compares them."""
 
 
-class TaskError(UserError, ValueError):
+class TaskError(EnvsError, UserError, ValueError):
     """Tasks cannot be made as asked."""
 
 
-class ToolError(UserError, ValueError):
+class ToolError(EnvsError, UserError, ValueError):
     """A function cannot be described to a model as a tool."""
 
 
-class ToolUnavailableError(DistributedError, RuntimeError):
+class ToolUnavailableError(EnvsError, RuntimeError):
     """A tool cannot work, through no fault of the call: its service is down.
 
     Raised by a tool, it ends the conversation without a score, so that the policy is

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
+from rl_envs.errors import EnvsError
+
 __all__ = [
     "Group",
     "Quantity",
@@ -20,7 +22,7 @@ Value: TypeAlias = Any
 Bracket: TypeAlias = Literal["", "()", "[]", "(]", "[)", "{}", ":"]
 
 
-class Unreadable(ValueError):
+class Unreadable(EnvsError, ValueError):
     """A text is no mathematical answer as a whole; says where reading ended."""
 
 

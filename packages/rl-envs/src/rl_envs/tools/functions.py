@@ -24,7 +24,7 @@ from typing import Any, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
-from rl_envs.errors import ToolError
+from rl_envs.errors import EnvsError, ToolError
 
 __all__ = ["Tool", "ToolArgumentError"]
 
@@ -33,7 +33,7 @@ _SECTION = re.compile(r"^(\w[\w ]*):\s*$")
 _ARGUMENT = re.compile(r"^(\w+)\s*(?:\([^)]*\))?:\s*(.*)$")
 
 
-class ToolArgumentError(Exception):
+class ToolArgumentError(EnvsError):
     """What a model passed does not fit; the text is meant for the model."""
 
 
