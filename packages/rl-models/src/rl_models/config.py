@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 
 from rl_distributed.config import Config, changeable
 from rl_models.generation.config import GenerationConfig
+from rl_models.lora_config import LoRAConfig
 from rl_models.parallelism import ParallelismConfig
 from rl_models.row_length import UNKNOWN_CONTEXT, default_row_length
 
@@ -18,6 +19,7 @@ __all__ = [
     "DTensorConfig",
     "DynamicBatchingConfig",
     "MegatronConfig",
+    "LoRAConfig",
     "OptimizerConfig",
     "ParallelismConfig",
     "PolicyConfig",
@@ -195,6 +197,9 @@ class PolicyConfig(Config):
     """The learning rate over time; null: constant."""
     parallelism: ParallelismConfig = Field(default_factory=ParallelismConfig)
     """How many workers share the rows, each layer, the layers and the tokens."""
+    lora: LoRAConfig | None = None
+    """Train low-rank adapters beside the weights, which stay; null: train all weights.
+    Needs the extra `rl-models[lora]`."""
     dtensor: DTensorConfig = Field(default_factory=DTensorConfig)
     """Settings of the `dtensor` backend."""
     megatron: MegatronConfig = Field(default_factory=MegatronConfig)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+from pathlib import Path
 from typing import Any
 
 from rl_distributed.errors import ConfigError
@@ -68,6 +70,7 @@ def check_policy(config: PolicyConfig, num_ranks: int) -> None:
     _check_layout(config, data_size)
     check_training_settings(config)
     _check_form(config, num_ranks)
+    _check_adapters(config)
     if config.tokenizer.name is not None:
         check_tokenizer_folder(config.tokenizer.name)
     overridden = config.hf_config_overrides.get("max_position_embeddings")
@@ -103,6 +106,31 @@ def _check_layout(config: PolicyConfig, data_size: int) -> None:
         **config.hf_config_overrides,
     }
     check_model_divides(config.parallelism, model_config, config.model_name)
+
+
+def _check_adapters(config: PolicyConfig) -> None:
+    """Refuse adapters where the backend has none, or peft is not there."""
+    if config.lora is None:
+        return
+    if not getattr(get_training_backend(config.backend), "has_adapters", False):
+        raise ConfigError(
+            f"policy.lora must be null with the training backend {config.backend!r}, "
+            "which trains no adapters; use the backend dtensor"
+        )
+    if config.parallelism.tensor > 1:
+        raise ConfigError(
+            "policy.lora must be null with policy.parallelism.tensor > 1: adapters are "
+            "not cut between workers yet; share the model by data (FSDP) instead"
+        )
+    if importlib.util.find_spec("peft") is None:
+        raise ConfigError(
+            "policy.lora needs peft, which is not installed: install rl-models[lora]"
+        )
+    folder = config.lora.adapter_path
+    if folder is not None and not Path(folder).expanduser().is_dir():
+        raise ConfigError(
+            f"policy.lora.adapter_path must be a folder: there is none at {folder!r}"
+        )
 
 
 def _check_form(config: PolicyConfig, num_ranks: int) -> None:

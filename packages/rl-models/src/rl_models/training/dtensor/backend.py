@@ -76,6 +76,7 @@ class DTensorTrainingBackend:
     """One rank; rank and world size come from `RANK` and `WORLD_SIZE`."""
 
     parallel_axes = parallel_axes
+    has_adapters = True
     config: PolicyConfig
     ranks: Ranks
     model: RankModel
@@ -116,7 +117,13 @@ class DTensorTrainingBackend:
         # Ranks that share a layer draw the same numbers: they hold the same tokens.
         torch.manual_seed(self.config.seed + self._layout.data_rank)
         model = load_model(self.config)
-        if init_reference_model:
+        # A model with its adapters off is the reference, unless it starts from others.
+        self._base_is_reference = (
+            init_reference_model
+            and self.config.lora is not None
+            and weights_path is None
+        )
+        if init_reference_model and not self._base_is_reference:
             frozen = copy.deepcopy(model)
             self._reference = RankModel(
                 frozen, self.config, self._layout, trainable=False
@@ -124,7 +131,7 @@ class DTensorTrainingBackend:
             frozen.eval()
         self.model = RankModel(model, self.config, self._layout)
         self._optimizer = build_optimizer(
-            self.config.optimizer, self.model.parameters, self.ranks.device
+            self.config.optimizer, self.model.trained, self.ranks.device
         )
         self._scheduler = build_scheduler(self.config.scheduler, self._optimizer)
         if weights_path is not None or optimizer_path is not None:
@@ -245,12 +252,19 @@ class DTensorTrainingBackend:
     @torch.no_grad()
     def get_logprobs(self, data: Any, *, mbs: int, reference: bool = False) -> Tensor:
         """[B, S] log-probs of this shard; see `TrainingBackend.get_logprobs`."""
+        if reference and self._base_is_reference:
+            assert self.model.adapters is not None
+            with self.model.adapters.off():
+                return self._logprobs_of(self.model, data, mbs)
         model = self._reference if reference else self.model
         if model is None:
             raise BatchError(
                 "the policy keeps no reference model; build it with "
                 "init_reference_model=True"
             )
+        return self._logprobs_of(model, data, mbs)
+
+    def _logprobs_of(self, model: RankModel, data: Any, mbs: int) -> Tensor:
         model.module.eval()
         input_ids = data["input_ids"]
         logprobs = torch.zeros(input_ids.shape, dtype=torch.float32)
@@ -306,11 +320,24 @@ class DTensorTrainingBackend:
             tokenizer = config.tokenizer.name or config.model_name
             for target in {folder, Path(tokenizer_path or folder)}:
                 save_tokenizer(tokenizer, config.tokenizer.chat_template, target)
+        self._save_adapters(Path(weights_path) / "adapter")
         if optimizer_path is not None:
             save_training_state(
                 Path(optimizer_path), self.model, self._optimizer, self._scheduler
             )
         self.ranks.barrier()
+
+    def _save_adapters(self, folder: Path) -> None:
+        adapters = self.model.adapters
+        if adapters is None:
+            return
+        parts = [
+            (name, value)
+            for name, value in self.model.full_parts(trained=True)
+            if self.ranks.is_first
+        ]
+        if self.ranks.is_first:
+            adapters.save(parts, folder)
 
     def load_checkpoint(
         self,

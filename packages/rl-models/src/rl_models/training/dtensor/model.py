@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -39,6 +39,9 @@ from rl_models.ops.varlen_attention import ATTENTION_NAME
 from rl_models.training.dtensor.collectives import TensorRanks
 from rl_models.training.dtensor.layout import Layout
 from rl_models.training.dtensor.tensor_parallel import TensorParallel
+
+if TYPE_CHECKING:
+    from rl_models.training.dtensor.lora import Adapters
 
 __all__ = ["RankModel", "load_model", "load_weights_into", "local_part"]
 
@@ -137,6 +140,13 @@ class RankModel:
         """Whether a token may be computed once for several rows."""
         self._bfloat16 = config.precision == "bfloat16"
         model.requires_grad_(trainable)
+        self.adapters: Adapters | None = None
+        """What is trained in place of the weights, which are then frozen."""
+        if config.lora is not None and trainable:
+            self.adapters = _adapters(model, config)
+            self.shares_prefixes = self.shares_prefixes and not config.lora.dropout
+        self.base_is_given = True
+        """Whether frozen weights are those of `policy.model_name`."""
         self.tensor_parallel: TensorParallel | None = None
         if layout.tensor_size > 1:
             self.tensor_parallel = TensorParallel(model, layout, config.model_name)
@@ -145,7 +155,15 @@ class RankModel:
         else:
             model.to(ranks.device)
         self.parameters: dict[str, nn.Parameter] = dict(model.named_parameters())
-        """Parameters in Hugging Face names, tied ones once; sharded when sharded."""
+        """Parameters by name, tied ones once; sharded when sharded.
+
+        The names are those of Hugging Face, and with adapters those of peft.
+        """
+
+    @property
+    def trained(self) -> dict[str, nn.Parameter]:
+        """The parameters that are trained."""
+        return {n: p for n, p in self.parameters.items() if p.requires_grad}
 
     @property
     def attention(self) -> str:
@@ -195,8 +213,16 @@ class RankModel:
         values = dict(source.named_parameters())
         with torch.no_grad():
             for name, parameter in self.parameters.items():
-                part = values[name][self.box(name).slices]
-                local_part(parameter).copy_(part)
+                plain = self._plain_name(name)
+                if plain is not None:
+                    part = values[plain][self.box(name).slices]
+                    local_part(parameter).copy_(part)
+        if self.adapters is not None:
+            self.adapters.reset(self.parameters)
+            self.base_is_given = False
+
+    def _plain_name(self, name: str) -> str | None:
+        return name if self.adapters is None else self.adapters.plain_name(name)
 
     def compute(self) -> AbstractContextManager[Any]:
         """Context of every forward pass: the dtype of the computation."""
@@ -227,16 +253,29 @@ class RankModel:
         """Each parameter and saved buffer once, whole, as tensors without data."""
         shapes = {name: self.box(name).global_shape for name in self.parameters}
         return {
-            name: torch.empty(
+            plain: torch.empty(
                 shapes.get(name, tensor.shape), dtype=tensor.dtype, device="meta"
             )
             for name, tensor in self._saved().items()
+            if (plain := self._plain_name(name)) is not None
         }
 
     def full_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Each parameter and saved buffer once, unsharded; collective on all ranks."""
+        """Each weight and saved buffer once, unsharded; collective on all ranks.
+
+        Adapters are merged into the weights that they belong to.
+        """
+        parts = self.full_parts()
+        yield from parts if self.adapters is None else self.adapters.merged(parts)
+
+    def full_parts(self, *, trained: bool = False) -> Iterator[tuple[str, Tensor]]:
+        """As `full_tensors`, with weights and their adapters apart.
+
+        Args:
+            trained: Only parameters that are trained.
+        """
         self.free_gathered()
-        for name, tensor in self._saved().items():
+        for name, tensor in (self.trained if trained else self._saved()).items():
             yield name, self._whole(name, tensor)
 
     def full_gradients(self) -> Iterator[tuple[str, Tensor]]:
@@ -257,6 +296,15 @@ class RankModel:
         saved = self.module.state_dict(keep_vars=True)
         buffers = {n: b for n, b in self.module.named_buffers() if n in saved}
         return {**self.parameters, **buffers}
+
+
+def _adapters(model: Any, config: PolicyConfig) -> Adapters:
+    # Only a policy with adapters needs peft, which is an extra.
+    from rl_models.training.dtensor.lora import Adapters  # noqa: PLC0415
+
+    assert config.lora is not None
+    layers = _decoder_layers(model)
+    return Adapters(model, layers, config.lora, config.model_name, config.seed)
 
 
 def _decoder_layers(model: Any) -> list[nn.Module]:

@@ -39,7 +39,8 @@ def save_training_state(
     shards: dict[str, Shard] = {}
     scalars: dict[str, dict[str, float]] = {}
     for name, parameter in model.parameters.items():
-        writes = model.writes(name)
+        # A frozen base is read from where it comes from.
+        writes = model.writes(name) and _is_kept(model, name)
         if writes:
             shards[f"parameter/{name}"] = _shard(model, name, parameter)
         for key, value in optimizer.state.get(parameter, {}).items():
@@ -76,13 +77,15 @@ def load_training_state(
     model.free_gathered()
     prefix = "parameter/"
     saved = {n.removeprefix(prefix) for n in reader.names() if n.startswith(prefix)}
-    if saved != set(model.parameters):
-        odd = sorted(saved ^ set(model.parameters))[:3]
+    wanted = set(model.parameters) if saved - set(model.trained) else set(model.trained)
+    if saved != wanted:
+        odd = sorted(saved ^ wanted)[:3]
         raise CheckpointError(
             f"the training state in {folder} belongs to another model: parameters such "
             f"as {', '.join(odd)} are only in one of the two; resume with the same "
-            "policy.model_name"
+            "policy.model_name and policy.lora"
         )
+    model.base_is_given = len(saved) < len(model.parameters)
     slots: dict[str, list[str]] = {}
     for name in reader.names():
         if name.startswith("optimizer/"):
@@ -90,6 +93,8 @@ def load_training_state(
             slots.setdefault(owner, []).append(key)
     scalars = reader.state["optimizer_scalars"]
     for name, parameter in model.parameters.items():
+        if name not in saved:
+            continue
         box = model.box(name)
         reader.read_into(f"parameter/{name}", local_part(parameter.detach()), box)
         state: dict[str, Any] = {}
@@ -105,6 +110,11 @@ def load_training_state(
     if scheduler is not None and reader.state["scheduler"] is not None:
         scheduler.load_state_dict(reader.state["scheduler"])
     _restore_random_state(reader, model)
+
+
+def _is_kept(model: RankModel, name: str) -> bool:
+    """Whether a parameter is part of the state."""
+    return not model.base_is_given or model.parameters[name].requires_grad
 
 
 def _shard(model: RankModel, name: str, value: Tensor) -> Shard:

@@ -1,0 +1,224 @@
+"""Low-rank adapters: the base weights stay, two small matrices per layer are trained.
+
+peft puts the adapters into the model. Elsewhere the model keeps its Hugging Face names:
+whole weights are merged one tensor at a time where they are exported or saved, so that
+generators, probes and folders know nothing of adapters. The model with its adapters off
+is the base, which is what a frozen reference policy would hold a second time.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig, PeftConfig, inject_adapter_in_model
+from peft.tuners.lora import LoraLayer
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from rl_distributed.errors import CheckpointError, ConfigError
+from rl_distributed.suggestion import did_you_mean
+from rl_models.errors import ModelLoadError
+from rl_models.lora_config import LoRAConfig
+
+__all__ = ["Adapters"]
+
+_A, _B = "lora_A.default.weight", "lora_B.default.weight"
+_BASE = ".base_layer."
+_PEFT_PREFIX = "base_model.model."
+_HEADS = ("score.", "classifier.")
+
+
+class Adapters:
+    """The adapters of one model, which is changed in place.
+
+    Args:
+        model: A Hugging Face model, unsharded.
+        layers: Its decoder layers.
+        config: The adapters.
+        name: The model's name, for messages.
+        seed: Seed of `A`.
+
+    Raises:
+        ConfigError: No layer has a name of `target_modules`.
+        ModelLoadError: The folder of `adapter_path` is missing, damaged or of another
+            model.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        layers: Iterable[nn.Module],
+        config: LoRAConfig,
+        name: str,
+        seed: int,
+    ) -> None:
+        self._config = config
+        self._model_name = name
+        targets = _targets(layers, config, name)
+        self._peft = LoraConfig(
+            r=config.r,
+            lora_alpha=config.scale * _divisor(config),  # type: ignore[arg-type]
+            lora_dropout=config.dropout,
+            target_modules=sorted({path.rpartition(".")[2] for path in targets}),
+            use_rslora=config.use_rslora,
+            base_model_name_or_path=name,
+        )
+        # The same numbers on every rank, whose parts make one adapter.
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            inject_adapter_in_model(self._peft, model)
+        for path, parameter in model.named_parameters():
+            # peft trains adapters alone; a scalar head is new and must learn as well.
+            if path.startswith(_HEADS):
+                parameter.requires_grad_(True)
+        if config.adapter_path is not None:
+            self._load(model, Path(config.adapter_path).expanduser())
+        self._layers = [m for m in model.modules() if isinstance(m, LoraLayer)]
+
+    @contextmanager
+    def off(self) -> Iterator[None]:
+        """Compute with the base alone."""
+        # peft's own switch also turns gradients off and on, which sharded parameters
+        # do not bear.
+        for layer in self._layers:
+            layer._disable_adapters = True
+        try:
+            yield
+        finally:
+            for layer in self._layers:
+                layer._disable_adapters = False
+
+    @staticmethod
+    def plain_name(name: str) -> str | None:
+        """Return a parameter's name without adapters; None for one of an adapter."""
+        if ".lora_A." in name or ".lora_B." in name:
+            return None
+        return name.replace(_BASE, ".")
+
+    def merged(
+        self, whole: Iterable[tuple[str, Tensor]]
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Yield weights as they are without adapters, merged one after the other.
+
+        Args:
+            whole: Whole parameters by their names in the model, a layer's base first
+                and its `A` and `B` after it.
+        """
+        base: tuple[str, Tensor] | None = None
+        held: dict[str, Tensor] = {}
+        for name, value in whole:
+            if self.plain_name(name) is not None:
+                if _BASE in name and name.endswith(".weight"):
+                    base, held = (name.replace(_BASE, "."), value), {}
+                else:
+                    yield name.replace(_BASE, "."), value
+                continue
+            held["A" if name.endswith(_A) else "B"] = value
+            if len(held) == 2 and base is not None:
+                product = held["B"].float() @ held["A"].float()
+                summed = base[1].float().add(product, alpha=self._config.scale)
+                yield base[0], summed.to(base[1].dtype)
+                base = None
+
+    def save(self, parts: Iterable[tuple[str, Tensor]], folder: Path) -> None:
+        """Write the adapters as peft does.
+
+        Args:
+            parts: Whole parameters; those of the base are left out.
+            folder: Where to.
+
+        Raises:
+            CheckpointError: The disk is full or the folder cannot be written.
+        """
+        tensors = {
+            _PEFT_PREFIX + name.replace(".default", ""): value.detach()
+            .cpu()
+            .contiguous()
+            for name, value in parts
+            if self.plain_name(name) is None
+        }
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            save_file(tensors, folder / "adapter_model.safetensors")
+            self._peft.save_pretrained(str(folder))
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(
+                f"cannot write the adapter to {folder}: {error}; free disk space or "
+                "choose another checkpoint_dir"
+            ) from error
+
+    def reset(self, parameters: dict[str, nn.Parameter]) -> None:
+        """Make the adapted model the base again: `B` is zero."""
+        with torch.no_grad():
+            for name, parameter in parameters.items():
+                if name.endswith(_B):
+                    parameter.zero_()
+
+    def _load(self, model: Any, folder: Path) -> None:
+        try:
+            saved = PeftConfig.from_pretrained(str(folder))
+            tensors = load_file(folder / "adapter_model.safetensors")
+        except (OSError, ValueError, SafetensorError, json.JSONDecodeError) as error:
+            raise ModelLoadError(
+                f"policy.lora.adapter_path: cannot read an adapter from {folder}: "
+                f"{error}; give a folder with adapter_config.json and "
+                "adapter_model.safetensors"
+            ) from error
+        for field in ("r", "lora_alpha", "use_rslora"):
+            found, wanted = getattr(saved, field, None), getattr(self._peft, field)
+            if found != wanted:
+                raise ModelLoadError(
+                    f"policy.lora does not fit the adapter in {folder}: its {field} is "
+                    f"{found}, and the settings mean {wanted}; change policy.lora"
+                )
+        own = {
+            _PEFT_PREFIX + name.replace(".default", ""): parameter
+            for name, parameter in model.named_parameters()
+            if self.plain_name(name) is None
+        }
+        odd = sorted(own.keys() ^ tensors.keys())
+        if odd:
+            raise ModelLoadError(
+                f"the adapter in {folder} does not fit {self._model_name} with "
+                f"policy.lora.target_modules: {odd[0]} is only in one of the two"
+            )
+        with torch.no_grad():
+            for key, parameter in own.items():
+                if parameter.shape != tensors[key].shape:
+                    raise ModelLoadError(
+                        f"the adapter in {folder} does not fit {self._model_name}: "
+                        f"{key} has shape {list(tensors[key].shape)}, and "
+                        f"{list(parameter.shape)} is needed"
+                    )
+                parameter.copy_(tensors[key])
+
+
+def _divisor(config: LoRAConfig) -> float:
+    return float(config.r**0.5 if config.use_rslora else config.r)
+
+
+def _targets(layers: Iterable[nn.Module], config: LoRAConfig, name: str) -> set[str]:
+    """Return the names, within a layer, of the linear layers that get an adapter."""
+    linear = {
+        path
+        for layer in layers
+        for path, module in layer.named_modules()
+        if isinstance(module, nn.Linear)
+    }
+    if config.target_modules is None:
+        return linear
+    leaves = sorted({path.rpartition(".")[2] for path in linear})
+    unknown = [target for target in config.target_modules if target not in leaves]
+    if unknown:
+        raise ConfigError(
+            f"policy.lora.target_modules has {unknown[0]!r}, and no linear layer of "
+            f"{name} is called so{did_you_mean(unknown[0], leaves)}; its layers have "
+            f"{', '.join(leaves)}"
+        )
+    return {p for p in linear if p.rpartition(".")[2] in config.target_modules}

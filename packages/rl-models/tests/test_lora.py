@@ -1,0 +1,257 @@
+"""Adapters against peft itself, in one process and on two ranks."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from transformers import AutoModelForCausalLM
+
+from rl_distributed.cluster.virtual_cluster import RayVirtualCluster
+from rl_distributed.errors import CheckpointError, ConfigError
+from rl_distributed.transfer import receive_tensors
+from rl_models.config import PolicyConfig
+from rl_models.errors import ModelLoadError
+from rl_models.policy.preflight import check_policy
+from rl_models.policy.training_policy import TrainingPolicy
+from rl_models.training.dtensor import DTensorTrainingBackend
+from rl_models.weight_request import WeightRequest
+from rl_models.weights.receiving import MessageReceiver
+
+LORA = {"r": 4, "alpha": 12.0}
+SGD = {"name": "torch.optim.SGD", "kwargs": {"lr": 0.1}}
+
+
+def _config(model, lora=LORA, **settings):
+    settings.setdefault("optimizer", SGD)
+    return PolicyConfig(
+        model_name=str(model),
+        max_total_sequence_length=64,
+        max_grad_norm=None,
+        lora=lora,
+        **settings,
+    )
+
+
+def _backend(model, lora=LORA, setup=None, **settings):
+    backend = DTensorTrainingBackend()
+    backend.setup(_config(model, lora, **settings).to_dict(), **(setup or {}))
+    return backend
+
+
+def _plain_logprobs(model, data):
+    ids = data["input_ids"]
+    found = torch.log_softmax(model(ids).logits[:, :-1].float(), -1)
+    return found.gather(-1, ids[:, 1:, None])[..., 0]
+
+
+def _loss(logprobs, data):
+    mask = data["token_mask"][:, 1:] * data["sample_mask"][:, None]
+    return -(logprobs * mask).sum() / mask.sum()
+
+
+@pytest.fixture(scope="module")
+def adapter(tiny_model, tmp_path_factory):
+    """An adapter that peft has made and trained, and the model with it."""
+    base = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
+    linear = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj"]
+    config = LoraConfig(
+        r=4,
+        lora_alpha=12.0,
+        target_modules=[*linear, "down_proj"],
+        task_type="CAUSAL_LM",
+    )
+    torch.manual_seed(3)
+    model = get_peft_model(base, config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(0.0, 0.1)
+    folder = tmp_path_factory.mktemp("adapter")
+    model.save_pretrained(folder)
+    return folder, model
+
+
+def test_loss_and_gradients_are_those_of_peft(
+    tiny_model, adapter, make_batch, nll_loss
+):
+    folder, model = adapter
+    data = make_batch()
+    backend = _backend(tiny_model, {**LORA, "adapter_path": str(folder)})
+    taken = {}
+    update = backend._update
+
+    def keep(metrics):
+        taken.update({n: p.grad.clone() for n, p in backend.model.trained.items()})
+        return update(metrics)
+
+    backend._update = keep
+    result = backend.train_step(data, nll_loss, gbs=12, mbs=4)
+    expected = _loss(_plain_logprobs(model, data), data)
+    expected.backward()
+    assert result["loss"].item() == pytest.approx(expected.item(), abs=1e-6)
+    wanted = {
+        n.removeprefix("base_model.model."): p.grad
+        for n, p in model.named_parameters()
+        if p.requires_grad
+    }
+    model.zero_grad()
+    assert taken.keys() == wanted.keys()
+    assert len(taken) == 2 * 7 * 2, "two layers, seven linear ones each, A and B"
+    for name, gradient in wanted.items():
+        scale = gradient.abs().max().clamp(min=1e-3)
+        assert (taken[name] - gradient).abs().max() / scale < 1e-5, name
+    # The base has neither gradients nor optimizer state, and stays as it is.
+    assert all(p.grad is None for p in backend.model.parameters.values())
+    assert len(backend._optimizer.param_groups[0]["params"]) == len(taken)
+    base = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
+    parts = dict(backend.model.full_parts())
+    name = "model.layers.0.mlp.up_proj"
+    whole = base.get_submodule(name).weight
+    assert torch.equal(parts[f"{name}.base_layer.weight"], whole)
+
+
+def test_exported_weights_are_merged_and_the_model_is_left_as_it_is(
+    tiny_model, adapter, make_batch
+):
+    folder, model = adapter
+    data = make_batch()
+    backend = _backend(tiny_model, {**LORA, "adapter_path": str(folder)})
+    before = backend.get_logprobs(data, mbs=4)
+    weights = {n: v.clone() for n, v in backend.export_weights("float32")}
+    plain = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
+    names = dict(plain.named_parameters())
+    assert weights.keys() == names.keys() == backend.weight_specs().keys()
+    for name, spec in backend.weight_specs().items():
+        assert spec.shape == weights[name].shape
+    plain.load_state_dict(weights, strict=False)
+    mask = data["token_mask"][:, 1:].bool()
+    with torch.no_grad():
+        merged = _plain_logprobs(plain, data)[mask]
+        adapted = _plain_logprobs(model, data)[mask]
+    torch.testing.assert_close(merged, adapted, atol=1e-5, rtol=0)
+    torch.testing.assert_close(before[:, 1:][mask], adapted, atol=1e-5, rtol=0)
+    assert torch.equal(backend.get_logprobs(data, mbs=4), before)
+
+
+def test_the_reference_is_the_base_without_a_second_model(
+    tiny_model, make_batch, nll_loss
+):
+    data = make_batch()
+    base = DTensorTrainingBackend()
+    base.setup(_config(tiny_model, None).to_dict())
+    expected = base.get_logprobs(data, mbs=4)
+    backend = _backend(tiny_model, setup={"init_reference_model": True})
+    assert torch.equal(backend.get_logprobs(data, mbs=4), expected), "B begins at 0"
+    for _ in range(3):
+        backend.train_step(data, nll_loss, gbs=12, mbs=4)
+    assert backend._reference is None
+    reference = backend.get_logprobs(data, mbs=4, reference=True)
+    assert torch.equal(reference, expected)
+    changed = backend.get_logprobs(data, mbs=4)
+    assert (changed - expected).abs().max() > 1e-3
+
+
+def test_folders_are_read_by_transformers_and_by_peft(
+    tiny_folder, make_batch, nll_loss, tmp_path
+):
+    data = make_batch()
+    data["input_ids"] %= 16
+    backend = _backend(tiny_folder)
+    for _ in range(2):
+        backend.train_step(data, nll_loss, gbs=12, mbs=4)
+    backend.save_checkpoint(tmp_path / "w", tmp_path / "o")
+    mask = data["token_mask"][:, 1:].bool()
+    wanted = backend.get_logprobs(data, mbs=4)[:, 1:][mask]
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "w", dtype=torch.float32)
+    base = AutoModelForCausalLM.from_pretrained(tiny_folder, dtype=torch.float32)
+    adapted = PeftModel.from_pretrained(base, tmp_path / "w" / "adapter")
+    for model in (merged, adapted):
+        with torch.no_grad():
+            found = _plain_logprobs(model.eval(), data)[mask]
+        torch.testing.assert_close(found, wanted, atol=1e-5, rtol=0)
+
+    # The state has what is trained, not the base; it resumes bitwise.
+    size = sum(f.stat().st_size for f in (tmp_path / "o").glob("*.safetensors"))
+    assert size < sum(f.stat().st_size for f in (tmp_path / "w").glob("*.safetensors"))
+    resumed = _backend(tiny_folder, setup={"optimizer_path": tmp_path / "o"})
+    expected = backend.train_step(data, nll_loss, gbs=12, mbs=4)
+    result = resumed.train_step(data, nll_loss, gbs=12, mbs=4)
+    assert torch.equal(result["loss"], expected["loss"])
+    assert torch.equal(result["grad_norm"], expected["grad_norm"])
+    with pytest.raises(CheckpointError, match=r"policy\.lora"):
+        _backend(tiny_folder, None, setup={"optimizer_path": tmp_path / "o"})
+
+    # Weights of another folder become the base, and then the state has them as well.
+    other = _backend(tiny_folder, setup={"weights_path": tmp_path / "w"})
+    found = other.get_logprobs(data, mbs=4)[:, 1:][mask]
+    torch.testing.assert_close(found, wanted, atol=1e-5, rtol=0)
+    other.save_checkpoint(tmp_path / "w2", tmp_path / "o2")
+    again = _backend(tiny_folder, setup={"optimizer_path": tmp_path / "o2"})
+    assert torch.equal(again.get_logprobs(data, mbs=4)[:, 1:][mask], found)
+
+
+@pytest.mark.parametrize(
+    ("lora", "error", "message"),
+    [
+        ({"r": 0}, ConfigError, r"lora\.r"),
+        ({"target_modules": []}, ConfigError, "at least one linear layer"),
+        (
+            {"target_modules": ["q_porj"]},
+            ConfigError,
+            r"'q_porj', and no linear layer .* did you mean 'q_proj'.*down_proj",
+        ),
+        ({"adapter_path": "adapter"}, ModelLoadError, "its r is 4.* mean 16"),
+        (
+            {"adapter_path": "adapter", **LORA, "target_modules": ["q_proj"]},
+            ModelLoadError,
+            "target_modules: .*down_proj.* is only in one of the two",
+        ),
+    ],
+)
+def test_adapters_that_cannot_be(tiny_model, adapter, lora, error, message):
+    if "adapter_path" in lora:
+        lora = {**lora, "adapter_path": str(adapter[0])}
+    with pytest.raises(error, match=message):
+        _backend(tiny_model, lora)
+
+
+def test_adapters_are_refused_before_a_worker_starts(tiny_model, monkeypatch):
+    shared = _config(tiny_model, parallelism={"tensor": 2})
+    with pytest.raises(
+        ConfigError, match=r"lora must be null with policy\.parallelism"
+    ):
+        check_policy(shared, 2)
+    with pytest.raises(ConfigError, match="there is none at 'nowhere'"):
+        check_policy(_config(tiny_model, {"adapter_path": "nowhere"}), 1)
+    monkeypatch.delattr(DTensorTrainingBackend, "has_adapters")
+    with pytest.raises(ConfigError, match="'dtensor', which trains no adapters"):
+        check_policy(_config(tiny_model), 1)
+
+
+def test_two_ranks_equal_one(ray_cluster, tiny_model, make_batch, nll_loss, tmp_path):
+    with RayVirtualCluster([2], use_gpus=False) as cluster:
+        sharding = {"shard_layers": True, "activation_checkpointing": True}
+        config = _config(tiny_model, dtensor=sharding)
+        policy = TrainingPolicy(cluster, config, init_reference_model=True)
+        try:
+            one = _backend(tiny_model, setup={"init_reference_model": True})
+            for step in range(3):
+                data = make_batch(16, seed=step)
+                wanted = one.train_step(data, nll_loss, gbs=16, mbs=4)
+                found = policy.train(data, nll_loss)
+                for key in ("loss", "grad_norm"):
+                    torch.testing.assert_close(
+                        found[key], wanted[key], atol=1e-6, rtol=1e-5
+                    )
+            export = policy.start_weight_export(WeightRequest(1, bucket_bytes=8192))
+            weights = receive_tensors(MessageReceiver(export.messages)).read()
+            export.wait(60.0)
+            for name, value in one.export_weights("float32"):
+                torch.testing.assert_close(weights[name], value, atol=1e-6, rtol=0)
+            data = make_batch(15)
+            got = policy.get_reference_policy_logprobs(data)["reference_logprobs"]
+            expected = one.get_logprobs(data, mbs=4, reference=True)
+            torch.testing.assert_close(got, expected, atol=1e-5, rtol=0)
+        finally:
+            assert policy.shutdown()
