@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
@@ -224,8 +226,11 @@ def test_adapters_are_refused_before_a_worker_starts(tiny_model, monkeypatch):
         check_policy(shared, 2)
     with pytest.raises(ConfigError, match="there is none at 'nowhere'"):
         check_policy(_config(tiny_model, {"adapter_path": "nowhere"}), 1)
-    monkeypatch.delattr(DTensorTrainingBackend, "has_adapters")
-    with pytest.raises(ConfigError, match="'dtensor', which trains no adapters"):
+    other = _config(tiny_model, backend="megatron")
+    with pytest.raises(ConfigError, match="'megatron', which trains no adapters"):
+        check_policy(other, 1)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"install rl-models\[lora\]"):
         check_policy(_config(tiny_model), 1)
 
 

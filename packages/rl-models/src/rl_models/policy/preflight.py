@@ -83,17 +83,24 @@ def check_policy(config: PolicyConfig, num_ranks: int) -> None:
         )
 
 
+def _told_by_backend(config: PolicyConfig, name: str, default: Any) -> Any:
+    """Return what a backend's class says of it.
+
+    The module of its entry point may say the same, which spares importing the class.
+    """
+    home = training_backend_home(config.backend)
+    if hasattr(home, name):
+        return getattr(home, name)
+    return getattr(get_training_backend(config.backend), name, default)
+
+
 def _check_layout(config: PolicyConfig, data_size: int) -> None:
     """Refuse a layout that the backend does not have or the model cannot be cut into.
 
-    A backend class may name the axes besides `data` that it has, as `parallel_axes`;
-    so may the module of its entry point, which spares the import of the class.
+    A backend class may name the axes besides `data` that it has, as `parallel_axes`.
     """
     if config.parallelism != ParallelismConfig(data=config.parallelism.data):
-        holder: Any = training_backend_home(config.backend)
-        if not hasattr(holder, "parallel_axes"):
-            holder = get_training_backend(config.backend)
-        offered = tuple(getattr(holder, "parallel_axes", ()))
+        offered = tuple(_told_by_backend(config, "parallel_axes", ()))
         check_axes(config.parallelism, offered, config.backend)
     replicas = config.dtensor.num_replicas
     if data_size % replicas:
@@ -109,10 +116,13 @@ def _check_layout(config: PolicyConfig, data_size: int) -> None:
 
 
 def _check_adapters(config: PolicyConfig) -> None:
-    """Refuse adapters where the backend has none, or peft is not there."""
+    """Refuse adapters where the backend has none, or peft is not there.
+
+    A backend class that trains adapters says so by `has_adapters = True`.
+    """
     if config.lora is None:
         return
-    if not getattr(get_training_backend(config.backend), "has_adapters", False):
+    if not _told_by_backend(config, "has_adapters", False):
         raise ConfigError(
             f"policy.lora must be null with the training backend {config.backend!r}, "
             "which trains no adapters; use the backend dtensor"

@@ -9,12 +9,21 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from rl_models.training.dtensor.plain_settings import parallel_axes, settings_are_plain
+from rl_models.training.dtensor.plain_settings import (
+    has_adapters,
+    parallel_axes,
+    settings_are_plain,
+)
 
 if TYPE_CHECKING:
     from rl_models.training.dtensor.backend import DTensorTrainingBackend
 
-__all__ = ["DTensorTrainingBackend", "parallel_axes", "settings_are_plain"]
+__all__ = [
+    "DTensorTrainingBackend",
+    "has_adapters",
+    "parallel_axes",
+    "settings_are_plain",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -46,7 +46,7 @@ from rl_models.training.dtensor.optimizer import (
     clip_gradients,
     gradient_norm,
 )
-from rl_models.training.dtensor.plain_settings import parallel_axes
+from rl_models.training.dtensor.plain_settings import has_adapters, parallel_axes
 from rl_models.training.dtensor.positions import (
     needed_for_logprobs,
     needed_for_values,
@@ -76,7 +76,7 @@ class DTensorTrainingBackend:
     """One rank; rank and world size come from `RANK` and `WORLD_SIZE`."""
 
     parallel_axes = parallel_axes
-    has_adapters = True
+    has_adapters = has_adapters
     config: PolicyConfig
     ranks: Ranks
     model: RankModel

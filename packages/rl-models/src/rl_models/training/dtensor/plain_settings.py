@@ -10,8 +10,10 @@ from typing import Any
 
 from rl_models.config import OptimizerConfig, PolicyConfig
 
-__all__ = ["parallel_axes", "settings_are_plain"]
+__all__ = ["has_adapters", "parallel_axes", "settings_are_plain"]
 
+has_adapters = True
+"""Whether the backend trains `policy.lora`."""
 parallel_axes = ("tensor",)
 """Axes of `policy.parallelism`, besides `data`, that the backend has."""
 
