@@ -54,7 +54,7 @@ LAYOUTS: dict[str, Layout] = {
     "one rank": Layout(1),
     "FSDP 2": Layout(2),
     "FSDP 2 by layers": _parallel(2, {"shard_layers": True}),
-    "HSDP 2 x 2": _parallel(4, {"num_replicas": 2}),
+    "HSDP 2 x 2": _parallel(4, {"data_replicas": 2}),
     "TP 2": _parallel(2, tensor=2),
     "TP 2, sequence": _parallel(2, tensor=2, sequence=True),
     "FSDP 2 x TP 2": _parallel(4, tensor=2),

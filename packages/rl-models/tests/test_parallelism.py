@@ -89,7 +89,7 @@ def test_a_model_that_cannot_be_cut_so(layout, model, message):
         ({"parallelism": {"tensor": 8}}, 8, "use 1 or 2"),
         ({"parallelism": {"context": 2}}, 2, r"context must be 1"),
         ({"parallelism": {"tensor": 2}}, 3, "multiple of 2 workers"),
-        ({"dtensor": {"num_replicas": 3}}, 4, "num_replicas must divide"),
+        ({"dtensor": {"data_replicas": 3}}, 4, "data_replicas must divide"),
         (
             {"parallelism": {"tensor": 2}, "train_global_batch_size": 3},
             4,

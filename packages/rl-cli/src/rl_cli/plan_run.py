@@ -126,7 +126,7 @@ def _layout(policy: PolicyConfig, num_ranks: int) -> Layout:
         context=asked.context,
         expert=asked.expert,
         sequence=asked.sequence,
-        replicas=policy.dtensor.num_replicas,
+        replicas=policy.dtensor.data_replicas,
     )
 
 

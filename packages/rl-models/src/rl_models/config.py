@@ -141,7 +141,7 @@ class DTensorConfig(Config):
     shard_layers: bool | None = None
     """Gather the weights of each layer when it is its turn: less memory, more
     collectives; null: unless all weights take 32 MiB at most."""
-    num_replicas: int = Field(1, gt=0)
+    data_replicas: int = Field(1, gt=0)
     """Groups of data-parallel workers that each hold the whole model, sharded inside a
     group only (HSDP): weights are then gathered inside a group, for instance one node;
     1: sharded over all of them (FSDP)."""

@@ -161,7 +161,7 @@ def layout_problems(
     if layout.data % layout.replicas:
         near = sizes_near([layout.data], layout.replicas)
         found.append(
-            f"policy.dtensor.num_replicas must divide data ({layout.data}): got "
+            f"policy.dtensor.data_replicas must divide data ({layout.data}): got "
             f"{layout.replicas}; use {' or '.join(map(str, near))}"
         )
     if layout.num_ranks != num_ranks:

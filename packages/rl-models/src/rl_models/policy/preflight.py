@@ -102,10 +102,10 @@ def _check_layout(config: PolicyConfig, data_size: int) -> None:
     if config.parallelism != ParallelismConfig(data=config.parallelism.data):
         offered = tuple(_told_by_backend(config, "parallel_axes", ()))
         check_axes(config.parallelism, offered, config.backend)
-    replicas = config.dtensor.num_replicas
+    replicas = config.dtensor.data_replicas
     if data_size % replicas:
         raise ConfigError(
-            "policy.dtensor.num_replicas must divide the data-parallel size: got "
+            "policy.dtensor.data_replicas must divide the data-parallel size: got "
             f"{replicas} with {data_size} ranks; use 1 or {data_size}"
         )
     model_config = {

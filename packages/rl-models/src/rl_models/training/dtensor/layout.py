@@ -38,7 +38,7 @@ class Layout:
         self.splits_tokens = config.parallelism.sequence
         self.data_size = config.parallelism.data_size(ranks.world_size)
         self.data_rank, self.tensor_rank = divmod(ranks.rank, self.tensor_size)
-        self.num_replicas = config.dtensor.num_replicas
+        self.num_replicas = config.dtensor.data_replicas
         self.shard_size = self.data_size // self.num_replicas
         """Ranks that the weights are sharded over, besides tensor-parallel ones."""
         self.replica_rank, self.shard_rank = divmod(self.data_rank, self.shard_size)
