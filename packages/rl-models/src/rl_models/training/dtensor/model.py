@@ -9,7 +9,7 @@ are divided by global counts already.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -198,10 +198,26 @@ class RankModel:
         return self.layout.num_replicas * (1 if cut else self.layout.tensor_size)
 
     def writes(self, name: str) -> bool:
-        """Whether this rank is the first of those that hold the same part."""
-        if self.layout.replica_rank:
+        """Whether this rank writes its part of a parameter to the training state.
+
+        Of those that hold the same part it is the first. A frozen base is read from
+        where it comes from.
+        """
+        frozen = self.base_is_given and not self.parameters[name].requires_grad
+        if frozen or self.layout.replica_rank:
             return False
         return self._cut_dim(name) is not None or self.layout.tensor_rank == 0
+
+    def expected_in(self, saved: Set[str]) -> Set[str]:
+        """Return the parameters that a training state must have, by those it has.
+
+        A state without the frozen base means that of `policy.model_name`, which this
+        rank must still have.
+        """
+        if self.base_is_given and not saved - set(self.trained):
+            return set(self.trained)
+        self.base_is_given = False
+        return set(self.parameters)
 
     def _cut_dim(self, name: str) -> int | None:
         cutter = self.tensor_parallel

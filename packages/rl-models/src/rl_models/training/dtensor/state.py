@@ -8,11 +8,12 @@ state that their seed gave them.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Set
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -24,23 +25,56 @@ from rl_models.checkpoint.sharded import (
     write_shards,
     write_state,
 )
-from rl_models.training.dtensor.model import RankModel, local_part
+from rl_models.training.dtensor.model import local_part
+from rl_models.training.process_group import Ranks
 
-__all__ = ["load_training_state", "save_training_state"]
+__all__ = ["StatefulModel", "load_training_state", "save_training_state"]
 
 _CPU_RANDOM, _GPU_RANDOM = "random/cpu", "random/cuda"
 
 
+class StatefulModel(Protocol):
+    """A model of one rank, as its training state sees it."""
+
+    @property
+    def parameters(self) -> Mapping[str, nn.Parameter]:
+        """Parameters by name, each this rank's part."""
+        ...
+
+    @property
+    def ranks(self) -> Ranks:
+        """This rank."""
+        ...
+
+    def writes(self, name: str) -> bool:
+        """Whether this rank writes its part of a parameter."""
+        ...
+
+    def expected_in(self, saved: Set[str]) -> Set[str]:
+        """Return the parameters that a state must have, by those that it has."""
+        ...
+
+    def box(self, name: str) -> Box:
+        """Return which part of the whole parameter this rank has."""
+        ...
+
+    def free_gathered(self) -> None:
+        """Drop gathered weights."""
+        ...
+
+
 def save_training_state(
-    folder: Path, model: RankModel, optimizer: Optimizer, scheduler: LRScheduler | None
+    folder: Path,
+    model: StatefulModel,
+    optimizer: Optimizer,
+    scheduler: LRScheduler | None,
 ) -> None:
     """Write this rank's shards and, on the first rank, what all ranks share."""
     model.free_gathered()
     shards: dict[str, Shard] = {}
     scalars: dict[str, dict[str, float]] = {}
     for name, parameter in model.parameters.items():
-        # A frozen base is read from where it comes from.
-        writes = model.writes(name) and _is_kept(model, name)
+        writes = model.writes(name)
         if writes:
             shards[f"parameter/{name}"] = _shard(model, name, parameter)
         for key, value in optimizer.state.get(parameter, {}).items():
@@ -66,7 +100,10 @@ def save_training_state(
 
 
 def load_training_state(
-    folder: Path, model: RankModel, optimizer: Optimizer, scheduler: LRScheduler | None
+    folder: Path,
+    model: StatefulModel,
+    optimizer: Optimizer,
+    scheduler: LRScheduler | None,
 ) -> None:
     """Restores what `save_training_state` wrote, at any number of ranks.
 
@@ -77,7 +114,7 @@ def load_training_state(
     model.free_gathered()
     prefix = "parameter/"
     saved = {n.removeprefix(prefix) for n in reader.names() if n.startswith(prefix)}
-    wanted = set(model.parameters) if saved - set(model.trained) else set(model.trained)
+    wanted = model.expected_in(saved)
     if saved != wanted:
         odd = sorted(saved ^ wanted)[:3]
         raise CheckpointError(
@@ -85,7 +122,6 @@ def load_training_state(
             f"as {', '.join(odd)} are only in one of the two; resume with the same "
             "policy.model_name and policy.lora"
         )
-    model.base_is_given = len(saved) < len(model.parameters)
     slots: dict[str, list[str]] = {}
     for name in reader.names():
         if name.startswith("optimizer/"):
@@ -112,12 +148,7 @@ def load_training_state(
     _restore_random_state(reader, model)
 
 
-def _is_kept(model: RankModel, name: str) -> bool:
-    """Whether a parameter is part of the state."""
-    return not model.base_is_given or model.parameters[name].requires_grad
-
-
-def _shard(model: RankModel, name: str, value: Tensor) -> Shard:
+def _shard(model: StatefulModel, name: str, value: Tensor) -> Shard:
     return Shard(local_part(value.detach()), model.box(name))
 
 
@@ -163,7 +194,7 @@ def _json(value: Any) -> Any:
     return value
 
 
-def _restore_random_state(reader: ShardedReader, model: RankModel) -> None:
+def _restore_random_state(reader: ShardedReader, model: StatefulModel) -> None:
     state = reader.on_rank(_CPU_RANDOM, model.ranks.rank)
     if state is not None:
         torch.set_rng_state(state)

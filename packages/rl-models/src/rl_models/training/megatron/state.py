@@ -8,6 +8,7 @@ rank.
 
 from __future__ import annotations
 
+from collections.abc import Set
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,7 +19,6 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from rl_distributed.errors import CheckpointError
 from rl_models.checkpoint.sharded import Box
-from rl_models.training.dtensor.model import RankModel
 from rl_models.training.dtensor.state import load_training_state, save_training_state
 from rl_models.training.megatron.model import MegatronModel
 from rl_models.training.process_group import Ranks
@@ -36,6 +36,10 @@ class _WholeModel:
     def writes(self, name: str) -> bool:
         """Return True: what is here is written here."""
         return name in self.parameters
+
+    def expected_in(self, saved: Set[str]) -> Set[str]:
+        """Return all parameters: none is frozen."""
+        return set(self.parameters)
 
     def box(self, name: str) -> Box:
         """Return the whole parameter's place: it is not cut."""
@@ -91,7 +95,7 @@ def save_state(
                 whole.state[parameter] = state
     save_training_state(
         folder,
-        cast(RankModel, _WholeModel(parameters, ranks)),
+        _WholeModel(parameters, ranks),
         cast(Optimizer, whole),
         scheduler,
     )
@@ -116,7 +120,7 @@ def load_state(
     whole = _WholeState(optimizer)
     load_training_state(
         folder,
-        cast(RankModel, _WholeModel(parameters, ranks)),
+        _WholeModel(parameters, ranks),
         cast(Optimizer, whole),
         scheduler,
     )
