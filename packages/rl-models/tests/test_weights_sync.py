@@ -23,6 +23,7 @@ from rl_models.policy.generation_policy import GenerationPolicy
 from rl_models.policy.huggingface_policy import HuggingFacePolicy
 from rl_models.replicas.count import Uses
 from rl_models.testing import TokenCrossEntropy
+from rl_models.weight_request import Pending
 from rl_models.weights.config import ProbeConfig, WeightSyncConfig
 from rl_models.weights.links import WeightLinks
 from rl_models.weights.sync import WeightSynchronizer
@@ -376,6 +377,44 @@ class Apart:
 
     def weight_link_address(self):
         return "10.0.0.1", 25000
+
+    def open_weight_link(self, link, deadline_s):
+        raise AssertionError("the nodes are looked at first")
+
+
+class Plain:
+    """All that a sync needs of both sides; it inherits nothing."""
+
+    weight_version = 0
+
+    def __init__(self):
+        self.served = []
+
+    def start_weight_export(self, request, link=None):
+        assert link is None
+        return Pending(lambda left_s: [None], ("messages",))
+
+    def start_weight_update(self, source, request):
+        assert source == ("messages",)
+        self.weight_version = request.version
+        return Pending(lambda left_s: None)
+
+
+def test_two_sides_that_offer_the_least(caplog):
+    sink = Plain()
+    synchronizer = WeightSynchronizer(Plain(), sink)
+    with caplog.at_level("WARNING"):
+        assert synchronizer.sync_weights() == 1
+        assert synchronizer.sync_weights() == 2
+    assert sink.weight_version == 2
+    told = [r.getMessage() for r in caplog.records if "cannot be checked" in r.msg]
+    assert len(told) == 1, "said once"
+    assert told[0].startswith("Plain has no config, get_logprobs, so whether")
+    linked = WeightSynchronizer(
+        Plain(), Plain(), WeightSyncConfig(transport="shared_memory")
+    )
+    with pytest.raises(ConfigError, match=r"Plain has no live_processes, .*'object_st"):
+        linked.sync_weights()
 
 
 def test_what_needs_one_machine_says_so(ray_cluster):

@@ -39,7 +39,7 @@ from rl_models.replicas.workers import (
 )
 from rl_models.types import GenerationDatumSpec, GenerationOutputSpec, SamplingParams
 from rl_models.weights.following import Following
-from rl_models.weights.sync import WeightSource
+from rl_models.weights.protocols import WeightSource
 
 __all__ = ["GenerationPolicy"]
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from rl_distributed.errors import ConfigError
-from rl_models.interfaces import GenerationInterface
+from rl_models.weights.protocols import VersionedSource, WeightSink, lacking
 from rl_models.weights.sync import WeightSynchronizer
 
 __all__ = ["Following"]
@@ -22,14 +20,13 @@ class Following:
         ConfigError: The policy cannot hand out its weights.
     """
 
-    def __init__(self, policy: Any, generation: GenerationInterface) -> None:
-        for name in ("start_weight_export", "weight_version"):
-            if not hasattr(policy, name):
-                raise ConfigError(
-                    "follow takes a policy that hands out its weights, such as "
-                    f"HuggingFacePolicy or TrainingPolicy: got {policy!r:.80}, which "
-                    f"has no {name}"
-                )
+    def __init__(self, policy: object, generation: WeightSink) -> None:
+        if not isinstance(policy, VersionedSource):
+            raise ConfigError(
+                "follow takes a policy that hands out its weights, such as "
+                f"HuggingFacePolicy or TrainingPolicy: got {policy!r:.80}, which "
+                f"has no {', '.join(lacking(policy, VersionedSource))}"
+            )
         self._policy = policy
         self._generation = generation
         self._synchronizer = WeightSynchronizer(policy, generation)

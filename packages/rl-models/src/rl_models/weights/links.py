@@ -37,6 +37,13 @@ from rl_distributed.transfer import (
 from rl_models.errors import WeightSyncError
 from rl_models.weight_request import Pending
 from rl_models.weights.config import WeightSyncConfig
+from rl_models.weights.protocols import (
+    LinkedSink,
+    LinkedSource,
+    WeightSink,
+    WeightSource,
+    lacking,
+)
 
 __all__ = ["WeightLinks", "failure_of", "join_failures"]
 
@@ -60,7 +67,9 @@ class WeightLinks:
         generation: The side that receives.
     """
 
-    def __init__(self, config: WeightSyncConfig, policy: Any, generation: Any) -> None:
+    def __init__(
+        self, config: WeightSyncConfig, policy: WeightSource, generation: WeightSink
+    ) -> None:
         self._config = config
         self._policy = policy
         self._generation = generation
@@ -79,7 +88,7 @@ class WeightLinks:
         if transport == "object_store":
             self.drop()
             return None
-        members = self._generation.live_processes()
+        members = self._sink.live_processes()
         if transport == "file" or members != self._members:
             # Files are for one version. A replaced replica joins again.
             self.drop()
@@ -87,6 +96,25 @@ class WeightLinks:
             self._link = self._join(transport, version, len(members))
             self._members = members
         return self._link
+
+    @property
+    def _source(self) -> LinkedSource:
+        if isinstance(self._policy, LinkedSource):
+            return self._policy
+        raise self._cannot_join(self._policy, LinkedSource)
+
+    @property
+    def _sink(self) -> LinkedSink:
+        if isinstance(self._generation, LinkedSink):
+            return self._generation
+        raise self._cannot_join(self._generation, LinkedSink)
+
+    def _cannot_join(self, side: object, protocol: type) -> ConfigError:
+        return ConfigError(
+            f"weight_sync.transport {self._config.transport!r} needs a policy and a "
+            f"generator that join a link: {type(side).__name__} has no "
+            f"{', '.join(lacking(side, protocol))}; use 'object_store'"
+        )
 
     def drop(self) -> None:
         """Give the link up; the next sync makes another."""
@@ -105,8 +133,8 @@ class WeightLinks:
         """Which way is taken, where the config leaves it open."""
         if self._config.transport != "auto":
             return self._config.transport
-        sides = (self._policy, self._generation)
-        if not all(hasattr(side, "open_weight_link") for side in sides):
+        joins = isinstance(self._policy, LinkedSource)
+        if not joins or not isinstance(self._generation, LinkedSink):
             return "object_store"
         if not self._is_one_machine():
             return "object_store"
@@ -135,13 +163,13 @@ class WeightLinks:
     def _open(self, link: TensorLink, limit_s: float) -> list[DistributedError]:
         """Have both sides join; gives why they did not."""
         until_s = time.monotonic() + limit_s + _GRACE_S
-        sender = self._policy.open_weight_link(link, limit_s)
+        sender = self._source.open_weight_link(link, limit_s)
         if isinstance(link, CollectiveLink):
             # Who joins a port that another program has taken is lost for some time.
             failed = failure_of(sender, _PORT_S)
             if failed is not None and not isinstance(failed, DeadlineExceededError):
                 return [failed]
-        receivers = self._generation.open_weight_link(link, limit_s)
+        receivers = self._sink.open_weight_link(link, limit_s)
         sides = (sender, receivers)
         found = [failure_of(side, until_s - time.monotonic()) for side in sides]
         return [error for error in found if error is not None]
@@ -168,14 +196,14 @@ class WeightLinks:
         return self._folder
 
     def _collective(self, count: int) -> TensorLink:
-        address, port = self._policy.weight_link_address()
+        address, port = self._source.weight_link_address()
         if self._is_one_machine():
             address = "127.0.0.1"
-        on_gpus = self._policy.uses_gpus and self._generation.uses_gpus
+        on_gpus = self._source.uses_gpus and self._sink.uses_gpus
         return CollectiveLink(address, port, count, "nccl" if on_gpus else "gloo")
 
     def _nodes(self) -> set[str]:
-        return set(self._policy.node_ids) | set(self._generation.node_ids)
+        return set(self._source.node_ids) | set(self._sink.node_ids)
 
     def _is_one_machine(self) -> bool:
         return self._nodes() == {ray.get_runtime_context().get_node_id()}

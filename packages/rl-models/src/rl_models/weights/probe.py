@@ -27,6 +27,15 @@ from rl_models.checkpoint.model_folder import read_model_config
 from rl_models.errors import WeightSyncError
 from rl_models.types import SamplingParams
 from rl_models.weights.config import ProbeConfig
+from rl_models.weights.protocols import (
+    ProbedSink,
+    ProbedSource,
+    SamplerSettings,
+    TrainerSettings,
+    WeightSink,
+    WeightSource,
+    lacking,
+)
 
 __all__ = ["Probe", "probe_rows"]
 
@@ -89,11 +98,15 @@ class Probe:
 
     Args:
         config: How often, and what may differ.
-        policy: A `TrainingPolicy`.
-        generation: A `GenerationPolicy`.
+        policy: Where weights come from, such as a `TrainingPolicy`. Nothing is compared
+            unless it is a `ProbedSource`.
+        generation: Where they go, such as a `GenerationPolicy`; likewise a
+            `ProbedSink`.
     """
 
-    def __init__(self, config: ProbeConfig, policy: Any, generation: Any) -> None:
+    def __init__(
+        self, config: ProbeConfig, policy: WeightSource, generation: WeightSink
+    ) -> None:
         self._config = config
         self._policy = policy
         self._generation = generation
@@ -119,39 +132,59 @@ class Probe:
                 that it holds otherwise than they were sent, if it can tell. It does not
                 generate until a sync succeeds.
         """
+        source, sink = self._policy, self._generation
+        if not isinstance(source, ProbedSource):
+            self._tell_once(source, ProbedSource)
+            return
+        if not isinstance(sink, ProbedSink):
+            self._tell_once(sink, ProbedSink)
+            return
         if self._rows is None:
-            self._rows = self._fixed_rows()
+            self._rows = self._fixed_rows(source, sink)
         sampling = SamplingParams(
-            self._policy.config.logprob_temperature, 1.0, None, self._num_new
+            source.config.logprob_temperature, 1.0, None, self._num_new
         )
-        outputs = self._generation.generate_on_each(self._rows, sampling)
+        outputs = sink.generate_on_each(self._rows, sampling)
         if any("logprobs" not in output for output in outputs.values()):
-            if not self._has_told:
-                _logger.warning(
-                    "the generation backend gives no log-probs, so whether it computes "
-                    "with the weights that it was given cannot be checked"
-                )
-                self._has_told = True
+            self._warn_once("the generation backend gives no log-probs")
             return
         problems = []
         for (replica, output), logprobs in zip(
-            outputs.items(), self._trainer_logprobs(list(outputs.values())), strict=True
+            outputs.items(),
+            _trainer_logprobs(source, list(outputs.values())),
+            strict=True,
         ):
-            problem = self._difference(output, logprobs)
+            apart = _apart(output, logprobs)
+            problem = self._difference(apart, source.config, sink.config)
             if problem:
                 problems.append(
                     f"Generation replica {replica} does not compute with the weights "
-                    f"of version {version}: {problem}; {self._culprits(replica)}."
+                    f"of version {version}: {problem}; {_culprits(sink, replica)}."
                 )
         if problems:
-            self._generation.refuse(" ".join(problems))
+            sink.refuse(" ".join(problems))
             raise WeightSyncError(
                 " ".join(problems) + " Nothing is generated until a sync succeeds; "
                 "weight_sync.probe holds the tolerances."
             )
 
-    def _fixed_rows(self) -> BatchedDataDict[Any]:
-        settings, sampler = self._policy.config, self._generation.config
+    def _tell_once(self, side: object, protocol: type) -> None:
+        missing = ", ".join(lacking(side, protocol))
+        self._warn_once(f"{type(side).__name__} has no {missing}")
+
+    def _warn_once(self, reason: str) -> None:
+        if not self._has_told:
+            _logger.warning(
+                "%s, so whether the generator computes with the weights that it was "
+                "given cannot be checked",
+                reason,
+            )
+            self._has_told = True
+
+    def _fixed_rows(
+        self, source: ProbedSource, sink: ProbedSink
+    ) -> BatchedDataDict[Any]:
+        settings, sampler = source.config, sink.config
         overrides = dict(settings.hf_config_overrides)
         vocab_size, context = vocabulary_and_context(settings.model_name, overrides)
         limits = (settings.row_limit, sampler.max_context_length, context)
@@ -159,26 +192,11 @@ class Probe:
         self._num_new = max(1, min(self._config.num_new_tokens, longest // 2))
         return probe_rows(vocab_size, longest - self._num_new)
 
-    def _trainer_logprobs(
-        self, outputs: list[BatchedDataDict[Any]]
-    ) -> list[torch.Tensor]:
-        """[4, S] log-probs for each replica's rows; equal rows are computed once."""
-        known: dict[bytes, torch.Tensor] = {}
-        results = []
-        for output in outputs:
-            key = output["output_ids"].numpy().tobytes()
-            if key not in known:
-                known[key] = self._policy.get_logprobs(_as_rows(output))["logprobs"]
-            results.append(known[key])
-        return results
-
     def _difference(
-        self, output: BatchedDataDict[Any], logprobs: torch.Tensor
+        self, apart: torch.Tensor, trainer: TrainerSettings, sampler: SamplerSettings
     ) -> str | None:
-        mask = _as_rows(output)["token_mask"] != 0
-        apart = (output["logprobs"].double() - logprobs.double())[mask].abs()
         most, mean = float(apart.max()), float(apart.mean())
-        sides = (self._policy.config.precision, self._generation.config.precision)
+        sides = (trainer.precision, sampler.precision)
         default = _TOLERANCES[sides.count("bfloat16")]
         allowed_most = self._config.max_difference or default[0]
         allowed_mean = self._config.mean_difference or default[1]
@@ -191,17 +209,39 @@ class Probe:
             f"{allowed_most:g} and {allowed_mean:g})"
         )
 
-    def _culprits(self, replica: int) -> str:
-        names = self._generation.changed_weights(replica)
-        if names is None:
-            return "its engine cannot read weights back, so the tensor is not known"
-        if not names:
-            return (
-                "all tensors that it holds are those that were sent, so what is wrong "
-                "is a cache, a packed copy, or the trainer's export"
-            )
-        more = ", ..." if len(names) > _SHOWN else ""
-        return f"it holds other values of {', '.join(names[:_SHOWN])}{more}"
+
+def _trainer_logprobs(
+    source: ProbedSource, outputs: list[BatchedDataDict[Any]]
+) -> list[torch.Tensor]:
+    """[4, S] log-probs for each replica's rows; equal rows are computed once."""
+    known: dict[bytes, torch.Tensor] = {}
+    results = []
+    for output in outputs:
+        key = output["output_ids"].numpy().tobytes()
+        if key not in known:
+            known[key] = source.get_logprobs(_as_rows(output))["logprobs"]
+        results.append(known[key])
+    return results
+
+
+def _apart(output: BatchedDataDict[Any], logprobs: torch.Tensor) -> torch.Tensor:
+    """[N] float64 differences of the log-probs of the sampled tokens."""
+    mask = _as_rows(output)["token_mask"] != 0
+    apart: torch.Tensor = (output["logprobs"].double() - logprobs.double())[mask].abs()
+    return apart
+
+
+def _culprits(sink: ProbedSink, replica: int) -> str:
+    names = sink.changed_weights(replica)
+    if names is None:
+        return "its engine cannot read weights back, so the tensor is not known"
+    if not names:
+        return (
+            "all tensors that it holds are those that were sent, so what is wrong "
+            "is a cache, a packed copy, or the trainer's export"
+        )
+    more = ", ..." if len(names) > _SHOWN else ""
+    return f"it holds other values of {', '.join(names[:_SHOWN])}{more}"
 
 
 def _as_rows(output: BatchedDataDict[Any]) -> BatchedDataDict[Any]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import time
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol
+from typing import Any
 
 from rl_distributed.errors import (
     ConfigError,
@@ -25,15 +25,20 @@ from rl_distributed.errors import (
 )
 from rl_distributed.logs.logging import get_logger
 from rl_distributed.timing.timer import Timer
-from rl_distributed.transfer import TensorLink
 from rl_models.errors import WeightSyncError
-from rl_models.interfaces import GenerationInterface
-from rl_models.weight_request import Pending, WeightRequest
+from rl_models.weight_request import WeightRequest
 from rl_models.weights.config import WeightSyncConfig
 from rl_models.weights.links import WeightLinks, failure_of, join_failures
 from rl_models.weights.probe import Probe
+from rl_models.weights.protocols import (
+    ConfiguredSink,
+    ReplicaProcesses,
+    RestorableSink,
+    WeightSink,
+    WeightSource,
+)
 
-__all__ = ["TrainerLostError", "WeightSource", "WeightSynchronizer"]
+__all__ = ["TrainerLostError", "WeightSynchronizer"]
 
 _logger = get_logger(__name__)
 
@@ -44,16 +49,6 @@ _AFTER_FAILURE_S = 5.0
 
 class TrainerLostError(WeightSyncError):
     """A training worker is gone, or hangs, so there is nothing to send."""
-
-
-class WeightSource(Protocol):
-    """A policy that can hand out its weights, such as `TrainingPolicy`."""
-
-    def start_weight_export(
-        self, request: WeightRequest, link: TensorLink | None = None
-    ) -> Pending:
-        """Has the weights sent over a link; without one, as messages."""
-        ...
 
 
 class WeightSynchronizer:
@@ -68,22 +63,20 @@ class WeightSynchronizer:
     def __init__(
         self,
         policy: WeightSource,
-        generation: GenerationInterface,
+        generation: WeightSink,
         config: WeightSyncConfig | None = None,
     ) -> None:
-        own = getattr(generation, "config", None)
         self.policy = policy
         self.generation = generation
-        self.config = config or getattr(own, "weight_sync", None) or WeightSyncConfig()
-        self._precision = str(getattr(own, "precision", "float32"))
+        self.config, self._precision = _settings(generation)
+        self.config = config or self.config
         self._links = WeightLinks(self.config, policy, generation)
         self._probe = Probe(self.config.probe, policy, generation)
         self._num_syncs = 0
         self._probed_processes: Any = None
         self._is_stale = True
-        restore_by = getattr(generation, "restore_weights_by", None)
-        if restore_by is not None:
-            restore_by(self.restore_weights)
+        if isinstance(generation, RestorableSink):
+            generation.restore_weights_by(self.restore_weights)
 
     @property
     def is_stale(self) -> bool:
@@ -167,8 +160,9 @@ class WeightSynchronizer:
 
     def _processes(self) -> Any:
         """Which processes the replicas are; None where the generator does not say."""
-        processes = getattr(self.generation, "live_processes", None)
-        return None if processes is None else processes()
+        if not isinstance(self.generation, ReplicaProcesses):
+            return None
+        return self.generation.live_processes()
 
     def _transfer(self, version: int) -> None:
         limit_s = self.config.deadline_s
@@ -201,6 +195,14 @@ class WeightSynchronizer:
         raise kind(
             f"The {request.label} were not synchronised: {join_failures(failures)}"
         ) from failures[0]
+
+
+def _settings(generation: WeightSink) -> tuple[WeightSyncConfig, str]:
+    """How weights travel, and in which precision, where the generator says so."""
+    if isinstance(generation, ConfiguredSink):
+        section = generation.config.weight_sync or WeightSyncConfig()
+        return section, generation.config.precision
+    return WeightSyncConfig(), "float32"
 
 
 def _span(timer: Timer | None, label: str) -> AbstractContextManager[Any]:

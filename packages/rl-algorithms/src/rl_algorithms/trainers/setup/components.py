@@ -53,7 +53,7 @@ from rl_models.registry import get_generation_traits
 from rl_models.tokens.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
-    from rl_models.weights.sync import WeightSource
+    from rl_models.weights.protocols import WeightSource
 
 __all__ = [
     "Components",
