@@ -209,6 +209,32 @@ CASES = (
     _grpo("secret that is not set", "env.pass_env=[NO_SUCH_KEY]", "names NO_SUCH_KEY"),
     _grpo("unknown backend", "policy.backend=dtensr", "did you mean 'dtensor'"),
     _grpo(
+        "layout that needs other workers",
+        "policy.parallelism.tensor=2",
+        "needs a multiple of 2 workers: got 1",
+    ),
+    _grpo(
+        "layout that cuts heads in two",
+        "policy.parallelism.tensor=3 cluster.workers_per_node=3",
+        "must divide what model has",
+    ),
+    _grpo(
+        "layout that a backend does not have",
+        "policy.parallelism.context=2 cluster.workers_per_node=2",
+        "which has data, tensor",
+    ),
+    _grpo(
+        "adapters of another backend",
+        "policy.lora.r=4 policy.backend=megatron",
+        "which trains no adapters",
+    ),
+    _grpo(
+        "adapters and shared layers",
+        "policy.lora.r=4 policy.parallelism.tensor=2 cluster.workers_per_node=2",
+        "lora must be null",
+    ),
+    _grpo("rank of adapters", "policy.lora.r=0", "greater than 0"),
+    _grpo(
         "unknown sampler",
         "policy.generation.backend=hugingface",
         "did you mean 'huggingface'",
