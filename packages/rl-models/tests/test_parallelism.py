@@ -103,6 +103,20 @@ def test_a_model_that_cannot_be_cut_so(layout, model, message):
             2,
             "elementwise",
         ),
+        (
+            {
+                "backend": "megatron",
+                "parallelism": {"tensor": 2},
+                "optimizer": {"name": "torch.optim.Muon", "kwargs": {"lr": 0.1}},
+            },
+            2,
+            "elementwise",
+        ),
+        (
+            {"backend": "megatron", "parallelism": {"pipeline": 3}},
+            3,
+            r"pipeline must divide .* \(2 layers\): got 3; use 1 or 2",
+        ),
     ],
 )
 def test_a_policy_is_refused_before_a_worker_starts(

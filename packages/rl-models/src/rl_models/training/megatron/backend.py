@@ -33,6 +33,7 @@ from rl_models.training.dtensor.optimizer import (
     build_optimizer,
     build_scheduler,
     change_settings,
+    check_elementwise,
 )
 from rl_models.training.dtensor.positions import needed_for_logprobs
 from rl_models.training.global_batch import (
@@ -103,6 +104,8 @@ class MegatronTrainingBackend:
                     f"policy.{rule}, with the training backend 'megatron'; change it, "
                     "or use policy.backend=dtensor"
                 )
+        if config.parallelism.tensor > 1:
+            check_elementwise(config.optimizer)
         number = {"number": torch.nn.Parameter(torch.zeros(1))}
         optimizer = build_optimizer(config.optimizer, number, torch.device("cpu"))
         build_scheduler(config.scheduler, optimizer)
