@@ -71,6 +71,27 @@ def test_policy_without_a_cluster_samples(run_program: Run, model: str) -> None:
     assert ray.is_initialized()  # which was up before, and is not theirs
 
 
+def test_megatron_implements_the_same_interface(run_program: Run, model: str) -> None:
+    names = run_program("megatron_policy", model)
+    policy, cluster = names["policy"], names["cluster"]
+    try:
+        assert names["backend"].__name__ == "MegatronTrainingBackend"
+        assert "megatron" not in sys.modules, "only its workers have Megatron-core"
+        rows = names["generations"]
+        assert rows["weight_version"].tolist() == [0, 0]
+        trained = as_rows(rows)
+        logprobs = policy.get_logprobs(trained)["logprobs"]
+        mask = trained["token_mask"] != 0
+        torch.testing.assert_close(
+            rows["logprobs"][mask], logprobs[mask], atol=1e-5, rtol=0
+        )
+        policy.train(rows, torch.tensor([1.0, 0.0]))
+        assert policy.generate(names["batch"])["weight_version"].tolist() == [1, 1]
+    finally:
+        assert policy.shutdown()
+        cluster.shutdown()
+
+
 def as_rows(output: Any) -> BatchedDataDict[Any]:
     """Sampled rows as a policy takes them; the sampled tokens are trained on."""
     totals = output["unpadded_sequence_lengths"]
