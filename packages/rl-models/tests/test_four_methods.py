@@ -197,12 +197,23 @@ def test_the_probe_takes_answers_without_logprobs(caplog):
     class Policy:
         config = type("Config", (), {"logprob_temperature": 1.0})
 
+        def get_logprobs(self, rows):
+            raise AssertionError("there is nothing to compare with")
+
     class Sampler:
+        config = GenerationConfig(max_new_tokens=2)
+
         def generate_on_each(self, rows, sampling):
             return {0: {"output_ids": torch.zeros(4, 2)}}
 
-    probe = Probe(GenerationConfig(max_new_tokens=2).weight_sync.probe, Policy, None)
-    probe._generation, probe._rows = Sampler(), object()
+        def refuse(self, reason):
+            raise AssertionError(reason)
+
+        def changed_weights(self, replica):
+            raise AssertionError(replica)
+
+    probe = Probe(Sampler.config.weight_sync.probe, Policy(), Sampler())
+    probe._rows = object()
     probe.check(1)
     probe.check(2)
     assert caplog.text.count("gives no log-probs") == 1
