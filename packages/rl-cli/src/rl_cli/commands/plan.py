@@ -50,7 +50,7 @@ def plan(
     Examples:
       rl plan quickstart
       rl plan grpo policy.model_name=path/to/model --gpus 8x80GB
-      rl plan sft policy.model_name=model policy.parallelism.tensor=2 --gpus 8x80GB
+      rl plan sft policy.model_name=path policy.parallelism.tensor=2 --gpus 2x80GB
       rl plan my-recipe.yaml --gpus 2x8x80GB --json
     """
     from rl_cli.plan_run import plan_run  # noqa: PLC0415

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 from rl_distributed.errors import ConfigError
 from rl_models.weights.protocols import VersionedSource, WeightSink, lacking
 from rl_models.weights.sync import WeightSynchronizer
@@ -21,15 +23,16 @@ class Following:
     """
 
     def __init__(self, policy: object, generation: WeightSink) -> None:
-        if not isinstance(policy, VersionedSource):
+        missing = lacking(policy, VersionedSource)
+        if missing:
             raise ConfigError(
                 "follow takes a policy that hands out its weights, such as "
                 f"HuggingFacePolicy or TrainingPolicy: got {policy!r:.80}, which "
-                f"has no {', '.join(lacking(policy, VersionedSource))}"
+                f"has no {', '.join(missing)}"
             )
-        self._policy = policy
+        self._policy = cast(VersionedSource, policy)
         self._generation = generation
-        self._synchronizer = WeightSynchronizer(policy, generation)
+        self._synchronizer = WeightSynchronizer(self._policy, generation)
         self._confirmed: tuple[int, int] | None = None
         """Versions as the policy and as the generator count them."""
 

@@ -17,7 +17,7 @@ import shutil
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import ray
 
@@ -99,22 +99,22 @@ class WeightLinks:
 
     @property
     def _source(self) -> LinkedSource:
-        if isinstance(self._policy, LinkedSource):
-            return self._policy
-        raise self._cannot_join(self._policy, LinkedSource)
+        self._check_joins(self._policy, LinkedSource)
+        return cast(LinkedSource, self._policy)
 
     @property
     def _sink(self) -> LinkedSink:
-        if isinstance(self._generation, LinkedSink):
-            return self._generation
-        raise self._cannot_join(self._generation, LinkedSink)
+        self._check_joins(self._generation, LinkedSink)
+        return cast(LinkedSink, self._generation)
 
-    def _cannot_join(self, side: object, protocol: type) -> ConfigError:
-        return ConfigError(
-            f"weight_sync.transport {self._config.transport!r} needs a policy and a "
-            f"generator that join a link: {type(side).__name__} has no "
-            f"{', '.join(lacking(side, protocol))}; use 'object_store'"
-        )
+    def _check_joins(self, side: object, protocol: type) -> None:
+        missing = lacking(side, protocol)
+        if missing:
+            raise ConfigError(
+                f"weight_sync.transport {self._config.transport!r} needs a policy and "
+                f"a generator that join a link: {type(side).__name__} has no "
+                f"{', '.join(missing)}; use 'object_store'"
+            )
 
     def drop(self) -> None:
         """Give the link up; the next sync makes another."""
@@ -133,8 +133,7 @@ class WeightLinks:
         """Which way is taken, where the config leaves it open."""
         if self._config.transport != "auto":
             return self._config.transport
-        joins = isinstance(self._policy, LinkedSource)
-        if not joins or not isinstance(self._generation, LinkedSink):
+        if lacking(self._policy, LinkedSource) or lacking(self._generation, LinkedSink):
             return "object_store"
         if not self._is_one_machine():
             return "object_store"

@@ -15,7 +15,7 @@ update is hit.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 import transformers
@@ -132,13 +132,16 @@ class Probe:
                 that it holds otherwise than they were sent, if it can tell. It does not
                 generate until a sync succeeds.
         """
-        source, sink = self._policy, self._generation
-        if not isinstance(source, ProbedSource):
-            self._tell_once(source, ProbedSource)
-            return
-        if not isinstance(sink, ProbedSink):
-            self._tell_once(sink, ProbedSink)
-            return
+        for side, protocol in (
+            (self._policy, ProbedSource),
+            (self._generation, ProbedSink),
+        ):
+            missing = lacking(side, protocol)
+            if missing:
+                self._warn_once(f"{type(side).__name__} has no {', '.join(missing)}")
+                return
+        source = cast(ProbedSource, self._policy)
+        sink = cast(ProbedSink, self._generation)
         if self._rows is None:
             self._rows = self._fixed_rows(source, sink)
         sampling = SamplingParams(
@@ -167,10 +170,6 @@ class Probe:
                 " ".join(problems) + " Nothing is generated until a sync succeeds; "
                 "weight_sync.probe holds the tolerances."
             )
-
-    def _tell_once(self, side: object, protocol: type) -> None:
-        missing = ", ".join(lacking(side, protocol))
-        self._warn_once(f"{type(side).__name__} has no {missing}")
 
     def _warn_once(self, reason: str) -> None:
         if not self._has_told:

@@ -2,7 +2,7 @@
 
 `WeightSource` and `WeightSink` are all that a sync needs: weights then travel as
 messages through the object store. What a side offers besides is said by the narrower
-protocols, which are looked for at run time; a side inherits none of them.
+protocols, which `lacking` looks for at run time; a side inherits none of them.
 
 | protocol | what a sync does with it |
 |---|---|
@@ -15,7 +15,7 @@ protocols, which are looked for at run time; a side inherits none of them.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Set
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from rl_distributed.batch.batched_data_dict import BatchedDataDict
@@ -89,7 +89,6 @@ class SamplerSettings(Protocol):
         ...
 
 
-@runtime_checkable
 class WeightSource(Protocol):
     """A policy that can hand out its weights, such as `TrainingPolicy`."""
 
@@ -100,7 +99,6 @@ class WeightSource(Protocol):
         ...
 
 
-@runtime_checkable
 class WeightSink(Protocol):
     """A generator that weights can be brought to, such as `GenerationPolicy`."""
 
@@ -114,7 +112,6 @@ class WeightSink(Protocol):
         ...
 
 
-@runtime_checkable
 class ConfiguredSink(Protocol):
     """A generator with a config, whose `weight_sync` says how weights travel."""
 
@@ -124,7 +121,6 @@ class ConfiguredSink(Protocol):
         ...
 
 
-@runtime_checkable
 class VersionedSource(WeightSource, Protocol):
     """A policy that counts its weights, so that a generator can follow it."""
 
@@ -152,7 +148,6 @@ class _Linked(Protocol):
         ...
 
 
-@runtime_checkable
 class LinkedSource(_Linked, Protocol):
     """A policy that can send over a link."""
 
@@ -161,7 +156,6 @@ class LinkedSource(_Linked, Protocol):
         ...
 
 
-@runtime_checkable
 class ReplicaProcesses(Protocol):
     """A generator that says which processes its replicas are."""
 
@@ -170,12 +164,10 @@ class ReplicaProcesses(Protocol):
         ...
 
 
-@runtime_checkable
 class LinkedSink(_Linked, ReplicaProcesses, Protocol):
     """A generator that can receive over a link."""
 
 
-@runtime_checkable
 class ProbedSource(Protocol):
     """A policy that computes log-probs of what a generator has sampled."""
 
@@ -189,7 +181,6 @@ class ProbedSource(Protocol):
         ...
 
 
-@runtime_checkable
 class ProbedSink(ConfiguredSink, Protocol):
     """A generator whose replicas can be asked one by one."""
 
@@ -208,7 +199,6 @@ class ProbedSink(ConfiguredSink, Protocol):
         ...
 
 
-@runtime_checkable
 class RestorableSink(Protocol):
     """A generator that can ask for the weights that it served."""
 
@@ -218,7 +208,11 @@ class RestorableSink(Protocol):
 
 
 def lacking(side: object, protocol: type) -> list[str]:
-    """Return the members of a protocol that an object does not have, for a message."""
+    """Return the members of a protocol that an object does not have.
+
+    `isinstance` would not do: from Python 3.12 on it does not see what an object passes
+    on to another, as a wrapper around a policy does.
+    """
     names = {
         name
         for base in protocol.__mro__

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import time
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, cast
 
 from rl_distributed.errors import (
     ConfigError,
@@ -36,6 +36,7 @@ from rl_models.weights.protocols import (
     RestorableSink,
     WeightSink,
     WeightSource,
+    lacking,
 )
 
 __all__ = ["TrainerLostError", "WeightSynchronizer"]
@@ -75,8 +76,8 @@ class WeightSynchronizer:
         self._num_syncs = 0
         self._probed_processes: Any = None
         self._is_stale = True
-        if isinstance(generation, RestorableSink):
-            generation.restore_weights_by(self.restore_weights)
+        if not lacking(generation, RestorableSink):
+            cast(RestorableSink, generation).restore_weights_by(self.restore_weights)
 
     @property
     def is_stale(self) -> bool:
@@ -160,9 +161,9 @@ class WeightSynchronizer:
 
     def _processes(self) -> Any:
         """Which processes the replicas are; None where the generator does not say."""
-        if not isinstance(self.generation, ReplicaProcesses):
+        if lacking(self.generation, ReplicaProcesses):
             return None
-        return self.generation.live_processes()
+        return cast(ReplicaProcesses, self.generation).live_processes()
 
     def _transfer(self, version: int) -> None:
         limit_s = self.config.deadline_s
@@ -199,9 +200,9 @@ class WeightSynchronizer:
 
 def _settings(generation: WeightSink) -> tuple[WeightSyncConfig, str]:
     """How weights travel, and in which precision, where the generator says so."""
-    if isinstance(generation, ConfiguredSink):
-        section = generation.config.weight_sync or WeightSyncConfig()
-        return section, generation.config.precision
+    if not lacking(generation, ConfiguredSink):
+        own = cast(ConfiguredSink, generation).config
+        return own.weight_sync or WeightSyncConfig(), own.precision
     return WeightSyncConfig(), "float32"
 
 
