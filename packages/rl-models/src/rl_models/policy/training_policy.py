@@ -192,7 +192,7 @@ class TrainingPolicy(WeightExports, OwnSampling, PolicyInterface):
                 training_registrations(config.backend),
                 training_worker_class(config.backend),
             )
-            # The ranks stay in one process group, which cannot be cut anew.
+            # The ranks stay in one process group, whose layout is fixed.
             or config.parallelism != self.config.parallelism
         ):
             # A process gets its secrets, and classes of the program, when it is made.

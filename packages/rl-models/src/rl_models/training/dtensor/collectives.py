@@ -239,7 +239,7 @@ def vocabulary_logprobs(
         logits: [N, V / R], those of this rank's tokens.
         targets: [N] int64 token ids, the same on all ranks.
         temperature: Divides the logits.
-        ranks: Who has the other logits.
+        ranks: The ranks that hold the other logits.
 
     Returns:
         [N] float32, the same on all ranks.

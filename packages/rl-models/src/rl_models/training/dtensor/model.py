@@ -172,7 +172,7 @@ class RankModel:
 
     @property
     def vocabulary_ranks(self) -> TensorRanks | None:
-        """Who has the logits of the other tokens; None: this rank has them all."""
+        """The ranks that share the vocabulary; None: this rank has all of it."""
         cutter = self.tensor_parallel
         return cutter.ranks if cutter is not None and cutter.splits_vocabulary else None
 

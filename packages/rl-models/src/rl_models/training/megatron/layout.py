@@ -113,7 +113,7 @@ class RankLayout:
 def join_layout(config: PolicyConfig, ranks: Ranks) -> RankLayout:
     """Join the process group, and cut it into the groups of the layout.
 
-    A process that is in a layout already leaves its groups and is cut anew.
+    A process that is in a layout already leaves its groups and joins new ones.
     """
     parallelism = config.parallelism
     data_size = parallelism.data_size(ranks.world_size)
