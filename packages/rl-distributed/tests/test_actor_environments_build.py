@@ -12,12 +12,14 @@ from pathlib import Path
 import pytest
 import rl_distributed_sample_environments as sample
 
-from rl_distributed import (
-    ActorEnvironmentError,
+from rl_distributed.actor_environments import (
     InstalledEnvironment,
     UvWorkspaceEnvironment,
+    driver_wheel,
+    packages,
+    uv_tool,
 )
-from rl_distributed.actor_environments import driver_wheel, packages, uv_tool
+from rl_distributed.errors import ActorEnvironmentError
 
 DEADLINE_S = 120
 ASK = (

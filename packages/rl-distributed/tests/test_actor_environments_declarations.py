@@ -9,26 +9,21 @@ from pathlib import Path
 import pytest
 import rl_distributed_sample_environments as sample
 
-from rl_distributed import (
-    ActorEnvironment,
-    ActorEnvironmentError,
-    ConfigError,
+from rl_distributed import ActorEnvironment, ConfigError, RayWorkerBuilder
+from rl_distributed.actor_environments import (
     ContainerEnvironment,
     DriverEnvironment,
     ExtraEnvironment,
     InstalledEnvironment,
     InterpreterEnvironment,
     OverlayEnvironment,
-    RayWorkerBuilder,
-    RegistryError,
     UvWorkspaceEnvironment,
-)
-from rl_distributed.actor_environments import (
     declarations,
     declared_environment,
     extra,
     find_environment,
 )
+from rl_distributed.errors import ActorEnvironmentError, RegistryError
 from rl_distributed.registry import Registry
 
 OWN = OverlayEnvironment(("engine==1",))
@@ -90,7 +85,7 @@ def test_entry_point_is_read_without_importing_the_class(registry):
         name: [EntryPoint(name, value, "rl.actor_environments")]
         for name, value in {
             "heavy_package": "rl_distributed_sample_environments:DECLARED",
-            "heavy_package.light": "rl_distributed:DriverEnvironment",
+            "heavy_package.light": f"{DriverEnvironment.__module__}:DriverEnvironment",
             "heavy": "no_such_module:X",
         }.items()
     }

@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from rl_distributed import (
-    ActorEnvironmentError,
-    ConfigError,
+from rl_distributed import ConfigError
+from rl_distributed.actor_environments import (
     ContainerEnvironment,
     DriverEnvironment,
     InterpreterEnvironment,
 )
 from rl_distributed.actor_environments.preflight import check_python
 from rl_distributed.actor_environments.uv_tool import Uv
+from rl_distributed.errors import ActorEnvironmentError
 
 
 def script(folder: Path, *lines: str) -> Path:

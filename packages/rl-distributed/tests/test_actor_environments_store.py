@@ -14,8 +14,8 @@ import psutil
 import pytest
 import rl_distributed_sample_environments as sample
 
-from rl_distributed import ActorEnvironmentError, LockHeldError
 from rl_distributed.actor_environments import EnvironmentStore, default_root
+from rl_distributed.errors import ActorEnvironmentError, LockHeldError
 from rl_distributed.file_lock import FileLock
 
 SCRIPT = sample.__file__

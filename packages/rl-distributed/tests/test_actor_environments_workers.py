@@ -14,22 +14,21 @@ import rl_distributed_sample_environments as sample
 import torch
 
 from rl_distributed import (
-    ActorEnvironmentError,
     BatchedDataDict,
-    InstalledEnvironment,
-    InterpreterEnvironment,
     RayVirtualCluster,
     RayWorkerBuilder,
     RayWorkerGroup,
     RestartWorker,
     WorkerDiedError,
-    WorkerStartError,
 )
 from rl_distributed.actor_environments import (
     EnvironmentStore,
+    InstalledEnvironment,
+    InterpreterEnvironment,
     environment_registry,
     on_nodes,
 )
+from rl_distributed.errors import ActorEnvironmentError, WorkerStartError
 
 MODULE = "rl_distributed_sample_environments"
 SCALER = f"{MODULE}.Scaler"

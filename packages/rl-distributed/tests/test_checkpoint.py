@@ -16,7 +16,7 @@ import yaml
 from hypothesis import given, settings, strategies as st
 
 from rl_distributed.checkpoint import CheckpointingConfig, CheckpointManager
-from rl_distributed.checkpoint.ranking import metric_of, rank, steps_to_keep
+from rl_distributed.checkpoint.retention import metric_of, rank, steps_to_keep
 from rl_distributed.errors import CheckpointError, ConfigError, DeadlineExceededError
 
 

@@ -21,6 +21,11 @@ lost, the server keeps it until that machine's lease runs out (NFS 4: 90 s as in
 or, with NFS 3, until it has started again. Signs of life are the modification time of
 the lock file, renewed six times per `lease_s`; an owner on another machine counts as
 dead when `lease_s` has passed without one, so taking over from it may take that long.
+
+The package `filelock` has the first of the two, without a word on who holds it; its
+`SoftFileLock`, the way without locks of the kernel, stays locked when its holder is
+killed. What is needed here most is the second: one owner, also where there are no
+locks, and a message that names it.
 """
 
 from __future__ import annotations

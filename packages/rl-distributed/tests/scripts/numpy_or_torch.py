@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 
 import rl_distributed as rd
+from rl_distributed import checkpoint, errors, metrics, transfer
 from rl_distributed.batch.arrays import to_numpy
 from rl_distributed.batch.tensor_buffers import EncodedTensor, decode
 from rl_distributed.collectives import process_group
@@ -99,7 +100,7 @@ def check_batches():
     assert np.shares_memory(to_numpy(cut["ids"]), ids)
     assert not np.shares_memory(to_numpy(batch.clone()["ids"]), ids)
     for wrong in (np.array(["2020-01-01"], dtype="datetime64[D]"), np.float32(1)):
-        refused(rd.BatchError, lambda wrong=wrong: rd.BatchedDataDict(a=wrong))
+        refused(errors.BatchError, lambda wrong=wrong: rd.BatchedDataDict(a=wrong))
 
 
 def check_read_only_arrays():
@@ -156,9 +157,9 @@ def check_config_metrics_checkpoints(folder):
 
     assert Run.from_dict({"lr": 0.5}, source="test").lr == 0.5
     refused(rd.ConfigError, lambda: Run.from_dict({"rl": 1}, source="test"))
-    means = rd.reduce_metrics([{"a": rd.Mean(1.0)}, {"a": 3.0}])
+    means = metrics.reduce_metrics([{"a": metrics.Mean(1.0)}, {"a": 3.0}])
     assert means["a"].value == 2.0
-    config = rd.CheckpointingConfig(checkpoint_dir=str(folder / "checkpoints"))
+    config = checkpoint.CheckpointingConfig(checkpoint_dir=str(folder / "checkpoints"))
     manager = rd.CheckpointManager(config)
     place = manager.init_tmp_checkpoint(1, {"loss": 0.5})
     (Path(place) / "state.json").write_text("{}")
@@ -200,12 +201,12 @@ def check_what_needs_torch():
         ("moving columns to the device 'cuda'", lambda: sample().to("cuda")),
         ("a tensor of bfloat16, a dtype that numpy lacks,", lambda: decode(bf16)),
         ("process_group", lambda: process_group("gloo").__enter__()),
-        ("FileLink.sender", lambda: rd.FileLink("unused").sender()),
-        ("CudaIpcLink", lambda: rd.CudaIpcLink.create().sender()),
-        ("CollectiveLink.sender", lambda: rd.CollectiveLink.local().sender()),
-        ("check_transfer", lambda: check_transfer(rd.SharedMemoryLink.create)),
+        ("FileLink.sender", lambda: transfer.FileLink("unused").sender()),
+        ("CudaIpcLink", lambda: transfer.CudaIpcLink.create().sender()),
+        ("CollectiveLink.sender", lambda: transfer.CollectiveLink.local().sender()),
+        ("check_transfer", lambda: check_transfer(transfer.SharedMemoryLink.create)),
     ):
-        said = refused(rd.MissingExtraError, call)
+        said = refused(errors.MissingExtraError, call)
         assert said.startswith(f"{what} needs the package torch, which cannot be"), said
         assert said.endswith("pip install 'rl-distributed[torch]'"), said
 

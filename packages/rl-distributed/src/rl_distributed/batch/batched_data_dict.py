@@ -22,13 +22,12 @@ import numpy as np
 
 from rl_distributed.batch import arrays, columns, micro_batches
 from rl_distributed.batch.shard_plan import (
-    DynamicBatchingArgs,
-    SequencePackingArgs,
     ShardPlan,
 )
 from rl_distributed.batch.sharding import plan_shards
 from rl_distributed.batch.size_checks import require_multiple, require_positive
 from rl_distributed.batch.tensor_buffers import decode, encode, own_memory
+from rl_distributed.batch.token_budget import DynamicBatchingArgs, SequencePackingArgs
 from rl_distributed.errors import BatchError
 from rl_distributed.extras import require_torch
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NotRequired, TypeAlias, TypedDict
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,12 +19,19 @@ from rl_distributed.batch.balance import bin_loads, deal_in_rounds, even_bounds
 from rl_distributed.batch.columns import column_of, require_values
 from rl_distributed.batch.packing import get_packer
 from rl_distributed.batch.size_checks import require_multiple, require_positive
+from rl_distributed.batch.token_budget import (
+    DynamicBatchingArgs,
+    SequencePackingArgs,
+    check_args,
+    check_budget,
+    greedy_cuts,
+    padded_widths,
+    round_up,
+)
 from rl_distributed.errors import BatchError, PackingError
 from rl_distributed.suggestion import did_you_mean
 
 __all__ = [
-    "DynamicBatchingArgs",
-    "SequencePackingArgs",
     "ShardPlan",
     "check_sizes",
     "dynamic_plan",
@@ -37,36 +44,6 @@ __all__ = [
 
 Rows: TypeAlias = NDArray[np.int64]
 MicroBatches: TypeAlias = list[list[int]]
-
-
-class DynamicBatchingArgs(TypedDict):
-    """Micro-batches of rows of similar length, up to a number of padded tokens."""
-
-    max_tokens_per_microbatch: int
-    """The most tokens of a micro-batch: its rows times its padded length."""
-    sequence_length_round: int
-    """A padded length is rounded up to a multiple of this, at most to the width."""
-    input_key: str
-    """The column whose width is the longest possible padded length."""
-    input_lengths_key: str
-    """The column of the rows' lengths."""
-
-
-class SequencePackingArgs(TypedDict):
-    """Micro-batches of rows that are meant to be laid end to end in one sequence."""
-
-    max_tokens_per_microbatch: int
-    """The most tokens of a packed sequence."""
-    input_key: str
-    """The column that will be packed."""
-    input_lengths_key: str
-    """The column of the rows' lengths."""
-    algorithm: str
-    """A `PackingAlgorithm` by name."""
-    microbatch_order: NotRequired[Literal["packer", "largest_first"]]
-    """The order of a rank's micro-batches: as packed (default), or largest first."""
-    sequence_length_pad_multiple: int
-    """Each length counts as rounded up to a multiple of this."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +89,7 @@ def sequence_lengths(
 ) -> tuple[Rows, int]:
     """Return the length of each row, and the width of the input column."""
     packing = "algorithm" in args
-    _check_args(args, SequencePackingArgs if packing else DynamicBatchingArgs)
+    check_args(args, SequencePackingArgs if packing else DynamicBatchingArgs)
     key, lengths_key = args["input_key"], args["input_lengths_key"]
     inputs, column = column_of(data, key), column_of(data, lengths_key)
     require_values(f"column {lengths_key!r}", column)
@@ -149,11 +126,11 @@ def group_lengths(
     budget = args["max_tokens_per_microbatch"]
     groups = lengths.reshape(-1, rows_per_group)
     if "algorithm" in args:
-        longest = _round_up(groups, args["sequence_length_pad_multiple"]).sum(axis=1)
+        longest = round_up(groups, args["sequence_length_pad_multiple"]).sum(axis=1)
         padded, limit = longest, budget
     else:
         longest, limit = groups.max(axis=1, initial=0), budget // rows_per_group
-        padded = _padded(longest, width, args["sequence_length_round"])
+        padded = padded_widths(longest, width, args["sequence_length_round"])
     if padded.size and padded.max() > limit:
         first = int(padded.argmax()) * rows_per_group
         raise PackingError(
@@ -214,8 +191,8 @@ def dynamic_plan(
     have one row less, in their first micro-batch.
     """
     budget, multiple = args["max_tokens_per_microbatch"], args["sequence_length_round"]
-    padded = _padded(lengths, width, multiple)
-    _check_budget(lengths, padded, budget, args["input_lengths_key"])
+    padded = padded_widths(lengths, width, multiple)
+    check_budget(lengths, padded, budget, args["input_lengths_key"])
     rows: list[list[Rows]] = [[] for _ in range(shards)]
     cuts: list[list[MicroBatches]] = [[] for _ in range(shards)]
     widths: list[list[list[int]]] = [[] for _ in range(shards)]
@@ -226,7 +203,7 @@ def dynamic_plan(
         ).reshape(-1, shards)
         held = rounds >= 0
         sizes = np.where(held, padded[start:end][rounds], 0).max(axis=1, initial=0)
-        bounds = _greedy_cuts(sizes.tolist(), budget)
+        bounds = greedy_cuts(sizes.tolist(), budget)
         for shard in range(shards):
             missing = len(rounds) - int(held[:, shard].sum())
             rows[shard].append(start + rounds[missing:, shard])
@@ -254,8 +231,8 @@ def packed_plan(
             f"microbatch_order must be 'packer' or 'largest_first': got {order!r}"
             f"{did_you_mean(str(order), ('packer', 'largest_first'))}"
         )
-    padded = _round_up(lengths, args["sequence_length_pad_multiple"])
-    _check_budget(lengths, padded, budget, args["input_lengths_key"], shortest=1)
+    padded = round_up(lengths, args["sequence_length_pad_multiple"])
+    check_budget(lengths, padded, budget, args["input_lengths_key"], shortest=1)
     packer = get_packer(
         args["algorithm"], budget, min_bin_count=shards, bin_count_multiple=shards
     )
@@ -290,62 +267,3 @@ def _chunks(num_rows: int, batch_size: int | None) -> list[tuple[int, int]]:
 
 def _join(parts: list[Rows]) -> Rows:
     return np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
-
-
-def _round_up(lengths: Rows, multiple: int) -> Rows:
-    rounded: Rows = -(-lengths // multiple) * multiple
-    return rounded
-
-
-def _padded(lengths: Rows, width: int, multiple: int) -> Rows:
-    """Return the widths that rows are padded to: at least one token."""
-    return np.minimum(_round_up(np.maximum(lengths, 1), multiple), width)
-
-
-def _greedy_cuts(sizes: list[int], budget: int) -> list[tuple[int, int]]:
-    """Cut non-decreasing `sizes` so that count times largest stays within `budget`."""
-    bounds: list[tuple[int, int]] = []
-    start = 0
-    for place, size in enumerate(sizes):
-        if (place - start + 1) * size > budget:
-            bounds.append((start, place))
-            start = place
-    if sizes:
-        bounds.append((start, len(sizes)))
-    return bounds
-
-
-def _check_budget(
-    lengths: Rows, padded: Rows, budget: int, column: str, shortest: int = 0
-) -> None:
-    if lengths.size == 0:
-        return
-    row = int(lengths.argmin())
-    if lengths[row] < shortest:
-        rule = "positive" if shortest else "at least 0"
-        raise PackingError(f"{column} must be {rule}: row {row} has {lengths[row]}")
-    row = int(padded.argmax())
-    if padded[row] > budget:
-        raise PackingError(
-            f"row {row} has {lengths[row]} tokens ({padded[row]} with padding), but "
-            f"max_tokens_per_microbatch is {budget}; raise it or shorten the row"
-        )
-
-
-def _check_args(args: Mapping[str, Any], kind: Any) -> None:
-    name, known = kind.__name__, list(kind.__annotations__)
-    unknown = [key for key in args if key not in known]
-    if unknown:
-        raise BatchError(
-            f"{name} has no key {unknown[0]!r}{did_you_mean(unknown[0], known)}"
-        )
-    missing = sorted(set(known) - set(args) - {"microbatch_order"})
-    if missing:
-        raise BatchError(f"{name} needs {', '.join(missing)}")
-    for key in known:
-        value = args.get(key)
-        counts = key.startswith(("max_tokens", "sequence_length"))
-        if counts and (
-            isinstance(value, bool) or not isinstance(value, int) or value < 1
-        ):
-            raise BatchError(f"{name}: {key} must be a positive integer: got {value!r}")

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from rl_distributed.batch.shard_plan import (
-    DynamicBatchingArgs,
-    SequencePackingArgs,
     ShardPlan,
     check_sizes,
     dynamic_plan,
@@ -18,6 +16,7 @@ from rl_distributed.batch.shard_plan import (
     with_rows_of_groups,
 )
 from rl_distributed.batch.size_checks import require_multiple, require_positive
+from rl_distributed.batch.token_budget import DynamicBatchingArgs, SequencePackingArgs
 from rl_distributed.errors import BatchError
 
 __all__ = ["plan_shards"]

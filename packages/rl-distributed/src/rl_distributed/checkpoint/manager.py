@@ -34,7 +34,7 @@ from rl_distributed.checkpoint.config import CheckpointingConfig
 from rl_distributed.checkpoint.folders import StepFolders
 from rl_distributed.checkpoint.inspection import Inspector, read_training_info
 from rl_distributed.checkpoint.manifest import verify, write_manifest
-from rl_distributed.checkpoint.ranking import (
+from rl_distributed.checkpoint.retention import (
     RankingMetric,
     metric_of,
     rank,

@@ -1,1 +1,5 @@
 """The cluster: starting or joining Ray, bundles of resources, placement, ports."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

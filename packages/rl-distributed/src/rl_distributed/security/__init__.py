@@ -1,1 +1,5 @@
 """Who may talk to a cluster: tokens, certificates, the audit log."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

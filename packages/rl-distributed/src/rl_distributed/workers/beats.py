@@ -40,7 +40,10 @@ __all__ = [
 END_LINE = b"!"
 """Tells a worker to end at once: it was given up, and another takes its place."""
 
+# On a busy machine the driver may take seconds to accept.
 _CONNECT_S = 5.0
+# A driver that has moved on accepts no more; one whose network was away for some beats
+# does.
 _ATTEMPTS = 5
 _RECEIVED_BYTES = 65_536
 
@@ -91,6 +94,8 @@ def proof(key: bytes, challenge: str, rank: int, incarnation: int) -> str:
 
 def in_process_group() -> bool:
     """Whether this process shares a process group of torch with others."""
+    # Asked for and not imported: that would cost a second, and a worker without torch
+    # has no process group.
     dist: Any = sys.modules.get("torch.distributed")
     try:
         return bool(
@@ -139,6 +144,7 @@ class BeatSender:
             (target.address, target.port), timeout=_CONNECT_S
         )
         try:
+            # The key itself never travels.
             challenge = connection.makefile("r").readline().strip()
             answer = proof(target.key, challenge, target.rank, target.incarnation)
             hello = [target.rank, target.incarnation, answer]
@@ -153,6 +159,7 @@ class BeatSender:
         running = self._running()
         if not running:
             return Beat(in_process_group=in_process_group())
+        # The oldest call is the one that may hang.
         method, began, _ = min(running, key=lambda call: call[1])
         calls = tuple(call for _, _, call in running)
         return Beat(method, time.monotonic() - began, in_process_group(), calls)
@@ -174,6 +181,7 @@ class BeatSender:
     def _send_until_closed(self, connection: socket.socket) -> None:
         rest = b""
         while True:
+            # A wait and not a sleep: the driver may ask in between.
             asked, _, _ = select.select([connection], [], [], self._target.interval_s)
             if asked:
                 said = connection.recv(_RECEIVED_BYTES)
@@ -182,6 +190,8 @@ class BeatSender:
                 # An empty line asks for a beat at once, others name cancelled calls.
                 *lines, rest = (rest + said).split(b"\n")
                 if END_LINE in lines:
+                    # It stood still or was out of reach when it was given up: nothing
+                    # that it would still do may happen.
                     os.kill(os.getpid(), signal.SIGKILL)
                 for line in filter(None, lines):
                     note_cancelled(line.decode())

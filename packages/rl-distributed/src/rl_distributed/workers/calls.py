@@ -20,14 +20,14 @@ from rl_distributed.errors import (
 from rl_distributed.logs.logging import portable_log_context
 from rl_distributed.named_sharding import NamedSharding
 from rl_distributed.suggestion import did_you_mean
-from rl_distributed.workers.call_deadline import add_call_deadline
-from rl_distributed.workers.dispatch import (
+from rl_distributed.workers.argument_split import (
     CallPlan,
     check_given_once,
     pick_slice,
     plan_rank_zero_call,
     plan_sharded_call,
 )
+from rl_distributed.workers.call_deadline import add_call_deadline
 from rl_distributed.workers.future import CallReferences
 from rl_distributed.workers.host import WorkerDescription
 from rl_distributed.workers.launch import LaunchedWorker, shared_argument

@@ -21,14 +21,14 @@ from rl_distributed.logs.logging import portable_log_context
 from rl_distributed.process.closing import close_after
 from rl_distributed.redaction import REDACTED, is_secret_variable
 from rl_distributed.security.audit import audit, audited
-from rl_distributed.workers.builder import RayWorkerBuilder
-from rl_distributed.workers.calls import Axes, CallSender
-from rl_distributed.workers.dispatch import (
+from rl_distributed.workers.argument_split import (
     check_nested_lengths,
     check_worker_ranks,
     merged_kwargs,
     per_worker_kwargs,
 )
+from rl_distributed.workers.builder import RayWorkerBuilder
+from rl_distributed.workers.calls import Axes, CallSender
 from rl_distributed.workers.future import CallReferences, MultiWorkerFuture
 from rl_distributed.workers.launch import LaunchedWorker, WorkerLauncher
 from rl_distributed.workers.layout import WorkerSeat, lay_out_workers
@@ -145,8 +145,11 @@ class RayWorkerGroup(Generic[W]):
             _checked_variables(env_vars),
             start_deadline_s,
         )
+        # Claimed before a process is started: two groups that take the same share of a
+        # bundle would fail late, by what Ray says.
         cluster.claim(self.name, bundles)
         self._unclaim = weakref.finalize(self, cluster.unclaim, self.name, bundles)
+        # At the end of the program the cluster goes as a whole.
         self._unclaim.atexit = False
         try:
             self._launch(failure_policy or FailFast())
@@ -162,6 +165,8 @@ class RayWorkerGroup(Generic[W]):
         )
 
     def _launch(self, policy: FailurePolicy) -> None:
+        # A firewall of the machine lets this pass, and nobody else on the network can
+        # reach it.
         address = _LOOPBACK
         if not self._launcher.is_local:
             address = ray.util.get_node_ip_address()
@@ -177,6 +182,7 @@ class RayWorkerGroup(Generic[W]):
             self.name, policy, self._workers, self._launcher, address, restore
         )
         self._unwatch = weakref.finalize(self, self.supervisor.watch.close)
+        # Before the launch: workers connect to the watch as they start.
         self._launcher.watch_target = self.supervisor.watch.target
         try:
             with audited("group.up", self.name, num_workers=len(self._seats)):

@@ -52,6 +52,7 @@ from rl_distributed.workers.worker_class import (
 
 __all__ = ["WorkerDescription", "WorkerHost", "WorkerIdentity"]
 
+# An async call is told of its cancellation by nobody: it is looked for this often.
 _CANCEL_CHECK_S = 0.2
 # What gloo, NCCL and torch's store say when the process at the other end is gone.
 _PEER_GONE = re.compile(
@@ -120,6 +121,7 @@ class WorkerHost:
         self._worker: Any = None
         self._generators: frozenset[str] = frozenset()
         self._loop: asyncio.AbstractEventLoop | None = None
+        # With max_concurrency two calls may be the first async one.
         self._loop_lock = threading.Lock()
         # The call of each thread and when it began; the heartbeats carry it.
         self._running: dict[int, tuple[str, float, str]] = {}
@@ -146,6 +148,7 @@ class WorkerHost:
         # Before anything of the class can print, or keep a stream.
         hide_secrets_in_output()
         identity = self._identity
+        # Before anything can fail, so that every message names the worker.
         set_process_label(
             ProcessLabel(
                 identity.label,
@@ -163,6 +166,8 @@ class WorkerHost:
         if self._identity.watch is not None and not self._is_watched:
             sender = BeatSender(self._identity.watch, self._calls)
             self._is_watched = sender.start()
+        # At the end: a folder of the driver must not shadow what this environment has
+        # installed.
         sys.path += [folder for folder in search_path if folder not in sys.path]
         try:
             with collections_paused():
@@ -173,6 +178,7 @@ class WorkerHost:
                 )
             overrides = ask_configuration(cls, configure)
         except BaseException as error:
+            # A pickled class has no name before it is loaded.
             named = repr(target) if isinstance(target, str) else "its class"
             self._fail_start(error, f"cannot load {named}{_hint(error)}")
         self._class = cls
@@ -234,10 +240,13 @@ class WorkerHost:
         try:
             stop_if_cancelled()
             result = getattr(self._worker, method_name)(**kwargs)
+            # Seen by its result, not its definition: a plain method may return a
+            # coroutine.
             return self._finish(result) if inspect.iscoroutine(result) else result
         except BaseException as error:
             self._fail_method(method_name, error)
         finally:
+            # The heartbeats would go on to report a call that has ended.
             del self._running[thread]
 
     def stream(
@@ -269,6 +278,7 @@ class WorkerHost:
         except BaseException as error:
             self._fail_method(method_name, error)
         finally:
+            # A generator that is given up is closed in whichever thread collects it.
             self._running.pop(thread, None)
 
     def _calls(self) -> list[tuple[str, float, str]]:
@@ -299,10 +309,12 @@ class WorkerHost:
                     # Ended just now, or the error is the coroutine's own.
                     return future.result()
                 if is_cancelled():
+                    # The coroutine learns of it at its next await, and can clean up.
                     future.cancel()
                     raise CallCancelledError("an async call was cancelled") from None
 
     def _drain(self, items: AsyncIterator[Any]) -> Iterator[Any]:
+        # None may be an item.
         end = object()
 
         async def following() -> Any:
@@ -327,6 +339,8 @@ class WorkerHost:
             f"{failure.traceback}\nLog of the worker: {failure.log_path}"
         )
         start_error.failure = failure
+        # The cause has just been written into the message, as text: its class may not
+        # exist where this is read.
         raise start_error from None
 
     def _fail_method(self, method_name: str, error: BaseException) -> NoReturn:
@@ -378,6 +392,8 @@ class WorkerHost:
         failure = replace(self._failure(method, error), exception=b"")
         vars(error)["failure"] = failure
         try:
+            # Tried here, where it can still be mended: Ray would only say that the
+            # error could not be read.
             pickle.loads(pickle.dumps(error))
         except Exception:
             # It cannot travel; what it says can.
@@ -446,6 +462,7 @@ def _trace(error: BaseException) -> str:
 def _log_path() -> str:
     """Return the file that standard error goes to: Ray's log of a worker."""
     try:
+        # Ray says nowhere which file it has given a worker.
         path = os.readlink("/proc/self/fd/2")
     except OSError:
         return "in the Ray session folder"

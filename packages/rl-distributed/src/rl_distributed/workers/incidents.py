@@ -69,6 +69,7 @@ class IncidentLog:
         self._workers = workers
         self._policy = policy
         self._watch = watch
+        # Reentrant: `note` begins an incident under it.
         self._changed = threading.Condition(threading.RLock())
 
     def close(self) -> None:
@@ -119,12 +120,15 @@ class IncidentLog:
         with self._changed:
             if self.is_closed or rank in self.failed:
                 return False
+            # What is told of a process that was replaced must not end its successor.
             if self._workers[rank] is not worker:
                 return False
             incident = self.begin(failure)
             self.failed[rank] = failure
+            # By Ray's id, which is all that an error of Ray names.
             self._roots[worker.actor_id] = incident.root
             self._changed.notify_all()
+        # Its silence is no news any more.
         self._watch.forget(rank)
         return True
 
@@ -159,6 +163,7 @@ class IncidentLog:
         """End processes, wherever they are."""
         end_processes(workers, END_S, at_once=True)
         for worker in workers:
+            # On another node: only Ray can end it there.
             if worker.process is None:
                 kill_on_node(worker)
 
@@ -168,8 +173,12 @@ class IncidentLog:
         if incident is None:
             return
         with self._changed:
+            # Counted, so that a restart waits for those that are about to be ended as
+            # well.
             incident.open_releases += 1
         try:
+            # They wait in a collective for one that will never come; nothing but their
+            # end releases them.
             survivors = self._survivors()
             fresh = self._watch.ask([w.seat.rank for w in survivors], ASK_S)
             # On a busy machine a worker may get no turn to answer.
@@ -181,6 +190,8 @@ class IncidentLog:
                 if (beat := beats.get(worker.seat.rank)) and beat.in_process_group
             ]
             if any(beats[worker.seat.rank].method for worker in joined):
+                # Some notice by themselves, and their own error says more than that
+                # they were ended.
                 self.stop.wait(self._policy.release_after_s)
             cause = (
                 f"it shared a process group with {incident.root.label}, which failed"

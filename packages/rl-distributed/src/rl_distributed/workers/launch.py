@@ -55,6 +55,8 @@ if TYPE_CHECKING:
 
 __all__ = ["LaunchedWorker", "WorkerLauncher", "shared_argument"]
 
+# An object of its own costs a round trip to the store; below about this length the
+# bytes are cheaper.
 _INLINE_LENGTH = 1_024
 
 
@@ -117,6 +119,7 @@ class WorkerLauncher:
         self.watch_target: Callable[[int, int], WatchTarget] | None = None
         """Where the worker of a rank and incarnation sends its signs of life."""
         self._handles: dict[int, ActorHandle] = {}
+        # The first start makes it 0.
         self._incarnations = dict.fromkeys(range(len(seats)), -1)
         self._rendezvous: tuple[str, int] | None = None
         self._own_node = ray.get_runtime_context().get_node_id()
@@ -147,6 +150,8 @@ class WorkerLauncher:
         """
         ranks = range(len(self._seats)) if ranks is None else list(ranks)
         self._prepare(self._declaration.environment, ranks)
+        # After the environment is there: building it takes minutes, and has a deadline
+        # of its own.
         end = time.monotonic() + self._deadline_s
         self._handles = {}
         try:
@@ -200,6 +205,8 @@ class WorkerLauncher:
         self._prepared = prepare_on_nodes(environment, nodes)
 
     def _identities(self, ranks: Sequence[int]) -> dict[int, WorkerIdentity]:
+        # A whole group meets at a new port, as the old one may be taken by now; a
+        # worker that comes back must meet the others where they are.
         if self._rendezvous is None or len(ranks) == len(self._seats):
             first = self._seats[0]
             self._rendezvous = self._cluster.get_available_address_and_port(
@@ -300,6 +307,8 @@ class WorkerLauncher:
             return end
         for rank in again:
             overrides = descriptions[rank].overrides
+            # A process is made with its environment and resources; they cannot be
+            # changed afterwards.
             ray.kill(self._handles[rank], no_restart=True)
             variables = overrides.env_vars
             secret = secrets_of(variables)
@@ -326,11 +335,15 @@ class WorkerLauncher:
         environment = checked_environment(told, self._builder.class_name)
         self._prepare(environment, list(descriptions))
         self._declaration = Declaration(environment, "class")
+        # Above zero even where nothing had to be built, as that means that workers
+        # move.
         return max(time.monotonic() - start, 1e-9)
 
     def _construct(
         self, descriptions: Mapping[int, WorkerDescription], end: float
     ) -> None:
+        # One worker gets its arguments in the call; several would each get a copy of
+        # them.
         many = len(descriptions) > 1
         share: Callable[[Any], Any] = shared_argument if many else lambda value: value
         args = [share(value) for value in self._builder.args]
@@ -378,5 +391,6 @@ class WorkerLauncher:
             return None
         try:
             return psutil.Process(description.pid)
+        # It has ended since it answered; the watch tells how.
         except psutil.NoSuchProcess:
             return None

@@ -149,6 +149,7 @@ class WorkerPool(Generic[W]):
         self._idle: queue.SimpleQueue[int] = queue.SimpleQueue()
         for rank in range(self.group.world_size):
             self._idle.put(rank)
+        # For `_lost`, which restarts write in threads of their own.
         self._lock = threading.Lock()
         self._lost: dict[int, DistributedError] = {}
         self._is_closed = False
@@ -293,6 +294,8 @@ class _Run:
         upcoming = next(fresh, None)
         try:
             while upcoming or self._again or self._running:
+                # Items to try again go first: they are the oldest, and an ordered map
+                # waits for them.
                 while task := self._ripe() or upcoming:
                     rank = self._pool.take_idle()
                     if rank is None:
@@ -305,6 +308,8 @@ class _Run:
                 yield from self._ended()
         finally:
             for reference, (rank, _) in self._running.items():
+                # Without force: the worker is wanted by other maps, and one that goes
+                # on is busy until it is done.
                 self._future(reference, rank).cancel(grace_s=0.0, force=False)
                 self._pool.give_back(rank)
 
@@ -334,6 +339,8 @@ class _Run:
     def _ended(self) -> Iterator[TaskResult[Any, Any]]:
         """Wait a moment for calls to end; the results that are final."""
         if not self._running:
+            # Nothing of this map runs that could be waited for: other maps have the
+            # workers, or a pause is not over.
             time.sleep(_LOOK_S)
             raise_if_lost()
             return
@@ -347,6 +354,7 @@ class _Run:
             ready = [ref for ref in waiting if failure_of(self._running[ref][0])]
         for reference in ready:
             rank, task = self._running.pop(reference)
+            # By outcomes, which never raise the failure of another worker.
             (outcome,) = self._future(reference, rank).outcomes(_VALUE_S)
             self._pool.give_back(rank)
             if outcome.error is None:

@@ -87,6 +87,8 @@ class GroupSupervisor:
         self._workers = workers
         self._launcher = launcher
         self._restore = restore
+        # Reentrant: `on_restart` runs under it and calls the group, which asks for a
+        # recovery first.
         self._recovery = threading.RLock()
         self._is_recovering = False
         self._restarts: list[float] = []
@@ -178,6 +180,8 @@ class GroupSupervisor:
         workers = [
             self._workers[rank]
             for rank, incarnation in event.who
+            # An event of a process that was replaced meanwhile says nothing of the one
+            # that is there now.
             if rank < len(self._workers)
             and self._workers[rank].incarnation == incarnation
             and rank not in self._log.failed
@@ -227,6 +231,8 @@ class GroupSupervisor:
     def _cause_of(self, worker: LaunchedWorker, certain: bool) -> str:
         """How a process ended; empty if it may not have."""
         try:
+            # Ray knows why a process ended, by its exit code and the node's memory, and
+            # tells whoever calls it.
             ray.get(worker.handle.answer.remote(), timeout=_CAUSE_S)
         except ray.exceptions.GetTimeoutError:
             return "its process has ended" if certain else ""
@@ -280,6 +286,8 @@ class GroupSupervisor:
                 while self.incident is not None and not self._log.is_closed:
                     raise_if_lost(at_once=True)
                     failed = self._log.failed_among()
+                    # A wait that is told of the failure must not wait for a node
+                    # instead; the next call will.
                     if not is_patient and self._homeless(failed):
                         return
                     self._restart(policy, self.incident)
@@ -299,6 +307,8 @@ class GroupSupervisor:
         failed = self._log.failed_among(ranks)
         if failed:
             raise_if_lost(at_once=True)
+            # Outside of the lock: others of the group can be restarted while this one
+            # waits for a node.
             self._find_room(failed)
         with self._recovery:
             failed = self._log.failed_among(ranks)
@@ -310,6 +320,7 @@ class GroupSupervisor:
         pause_s = policy.pause_before(self._restarts)
         if pause_s is None:
             self._give_up(policy, incident)
+        # Not a sleep, so that a shutdown ends the pause.
         self._log.stop.wait(pause_s)
         # Also those that are to be released along with the first.
         self._log.wait_for(
@@ -327,6 +338,7 @@ class GroupSupervisor:
             incident.root.kind,
         )
         self._find_room(ranks)
+        # Counted before it is tried: a start that fails is a try as well.
         self._restarts.append(time.monotonic())
         try:
             fresh = self._relaunch(ranks)
@@ -348,6 +360,8 @@ class GroupSupervisor:
                     f"group {self.name!r} has no state after a restart, because "
                     f"on_restart raised {type(error).__name__}: {error}; shut it down"
                 )
+                # Open again, so that calls are refused: the workers are up, but without
+                # their state.
                 self._log.incident = incident
                 raise
 
@@ -388,6 +402,8 @@ class GroupSupervisor:
         for rank in set(ranks) - waiting:
             node_id = seats[rank].slot.node_id
             if node_id in self._lost_nodes:
+                # A node that only stood still, or whose network was away, is used
+                # again.
                 if is_reached(node_id):
                     self._lost_nodes.discard(node_id)
                 else:

@@ -38,6 +38,7 @@ DEFAULT_DEADLINE_S = 3_600.0
 LOOK_S = 1.0
 """A wait shorter than this costs what Ray costs; longer ones look around so often."""
 
+# More names than this tell a reader nothing new.
 _MOST_NAMED = 8
 _SHORTEST_S = 0.001
 
@@ -119,6 +120,8 @@ class Wait:
     def all(self, references: Sequence[Any]) -> list[Any]:
         """All values, in order."""
         references = list(references)
+        # One call for the usual case, in which all answer soon: each further call of
+        # Ray costs as much as a small result.
         first_s = min(self._left(), LOOK_S)
         try:
             results: list[Any] = ray.get(references, timeout=first_s)
@@ -131,6 +134,8 @@ class Wait:
 
     def _all_late(self, references: Sequence[Any]) -> list[Any]:
         """Wait longer for all values, and look around from time to time."""
+        # The same reference may stand for several places, and Ray refuses to wait for
+        # it twice.
         pending = list(dict.fromkeys(references))
         values: dict[Any, Any] = {}
         while pending:
@@ -139,6 +144,8 @@ class Wait:
                 pending,
                 num_returns=len(pending),
                 timeout=min(left_s, LOOK_S),
+                # Only whether they have ended: fetching is counted against the deadline
+                # below, where it can be told apart.
                 fetch_local=False,
             )
             try:

@@ -32,7 +32,9 @@ from rl_distributed.workers.beats import END_LINE, Beat, WatchTarget, proof
 
 __all__ = ["GroupWatch", "Seen", "WatchEvent"]
 
+# The thread ends within one pass; who closes must not hang on it in any case.
 _CLOSE_S = 5.0
+# A connection that sends more than this before it has proved itself is no worker.
 _HELLO_BYTES = 1_024
 _RECEIVED_BYTES = 65_536
 _QUIET_S = 4.0
@@ -100,8 +102,11 @@ class GroupWatch:
         on_event: Callable[[WatchEvent], None],
     ) -> None:
         self._limit_s = limit_s
+        # Four beats within the limit, so that a lost packet or a busy moment is no
+        # hang.
         self.interval_s = 1.0 if limit_s is None else min(1.0, limit_s / 4)
         self._on_event = on_event
+        # Anybody on the network may connect; only workers of this group know the key.
         self._key = secrets.token_bytes(32)
         self._changed = threading.Condition()
         self._seen: dict[int, Seen] = {}
@@ -114,7 +119,9 @@ class GroupWatch:
         self._selector = selectors.DefaultSelector()
         self._listener = socket.create_server((address, 0), backlog=1_024)
         self._address, self._port = self._listener.getsockname()[:2]
+        # A selector can only be woken by something that it selects.
         self._wake_in, self._wake_out = socket.socketpair()
+        # A full buffer means that the thread is to be woken anyway.
         self._wake_in.setblocking(False)
         for link in (self._listener, self._wake_out):
             link.setblocking(False)
@@ -145,6 +152,8 @@ class GroupWatch:
             if pid is not None:
                 # It may have ended by now; the calls that wait for it tell.
                 with suppress(OSError):
+                    # Ready when the process ends, also by SIGKILL, and never means
+                    # another process of the same number.
                     handle = os.pidfd_open(pid)
                     self._handles[rank] = handle
                     self._selector.register(

@@ -8,7 +8,7 @@ from hypothesis import given, strategies as st
 
 from rl_distributed.errors import ShardingError
 from rl_distributed.named_sharding import NamedSharding
-from rl_distributed.workers.dispatch import (
+from rl_distributed.workers.argument_split import (
     check_nested_lengths,
     check_worker_ranks,
     per_worker_kwargs,

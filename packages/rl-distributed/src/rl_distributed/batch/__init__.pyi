@@ -1,0 +1,11 @@
+from .batched_data_dict import (
+    BatchedDataDict as BatchedDataDict,
+    DynamicBatchingArgs as DynamicBatchingArgs,
+    SequencePackingArgs as SequencePackingArgs,
+    SlicedDataDict as SlicedDataDict,
+)
+from .packing import (
+    PackingAlgorithm as PackingAlgorithm,
+    SequencePacker as SequencePacker,
+    get_packer as get_packer,
+)

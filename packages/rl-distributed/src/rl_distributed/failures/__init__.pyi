@@ -1,0 +1,4 @@
+from .worker import (
+    WorkerFailure as WorkerFailure,
+    WorkerHealth as WorkerHealth,
+)

@@ -1,0 +1,7 @@
+from .access import make_certificates as make_certificates
+from .audit import (
+    enable_audit as enable_audit,
+    make_audit_key as make_audit_key,
+    verify_audit_log as verify_audit_log,
+)
+from .tls_files import TlsFiles as TlsFiles
