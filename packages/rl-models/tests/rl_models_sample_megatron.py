@@ -14,12 +14,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
+from torch._dynamo.utils import counters
 
 from rl_distributed.batch.batched_data_dict import BatchedDataDict
 from rl_models.config import PolicyConfig
+from rl_models.generation.huggingface import HuggingFaceGenerationBackend
+from rl_models.generation.megatron import MegatronGenerationBackend
 from rl_models.training.global_batch import SkippedSteps
 from rl_models.training.megatron import MegatronTrainingBackend
-from rl_models.types import LossInputType, LossType
+from rl_models.types import LossInputType, LossType, SamplingParams
 
 
 class Loss:
@@ -55,17 +59,33 @@ class LogitLoss(Loss):
         return super().__call__(data, valid_seqs, valid_toks, logprobs)
 
 
+class ValueLoss(Loss):
+    """Squared distance of a scalar head's numbers from given ones."""
+
+    input_type = LossInputType.VALUE
+
+    def __call__(self, data, valid_seqs, valid_toks, values):
+        mask = torch.nn.functional.pad(data["token_mask"][:, 1:], (0, 1))
+        mask = mask * data["sample_mask"][:, None]
+        loss = ((values - data["old_logprobs"]).square() * mask).sum() / valid_toks
+        return loss, {"loss": loss.detach()}
+
+
 def config_of(cell: dict[str, Any], folder: Path) -> PolicyConfig:
     model = str(folder / cell["model"])
     return PolicyConfig(
         model_name=model,
         backend="megatron",
+        head=cell.get("head", "lm"),
         tokenizer={"name": str(folder / "tokenizer")},
         optimizer=cell.get("optimizer")
         or {"name": "torch.optim.SGD", "kwargs": {"lr": 0.05}},
         max_grad_norm=None,
         parallelism=cell["parallelism"],
-        megatron={"activation_checkpointing": cell.get("recompute", False)},
+        megatron={
+            "activation_checkpointing": cell.get("recompute", False),
+            "deadline_s": 77.0,
+        },
     )
 
 
@@ -76,7 +96,9 @@ def share(backend: MegatronTrainingBackend, data: Any) -> Any:
     return data.slice(number * rows, (number + 1) * rows)
 
 
-def gradients(backend: MegatronTrainingBackend, data: Any, loss: Loss, mbs: int):
+def gradients(
+    backend: MegatronTrainingBackend, data: Any, loss: Loss, micro_batch_size: int
+):
     """Loss, norm and whole gradients of one global batch, in Hugging Face's names."""
     taken: dict[str, torch.Tensor] = {}
     update = backend._skipped.is_finite
@@ -92,7 +114,9 @@ def gradients(backend: MegatronTrainingBackend, data: Any, loss: Loss, mbs: int)
 
     backend._skipped.is_finite = keep
     mine = share(backend, data)
-    result = backend.train_step(mine, loss, gbs=data.size, mbs=mbs)
+    result = backend.train_step(
+        mine, loss, global_batch_size=data.size, micro_batch_size=micro_batch_size
+    )
     backend._skipped.is_finite = update
     return result["loss"].item(), result["grad_norm"].item(), taken
 
@@ -126,7 +150,7 @@ def measure(cell: dict[str, Any], folder: Path) -> dict[str, Any]:
     }
     mine = share(backend, data)
     rows = share(backend, BatchedDataDict(logprobs=known["logprobs"]))["logprobs"]
-    logprobs = backend.get_logprobs(mine, mbs=3)
+    logprobs = backend.get_logprobs(mine, micro_batch_size=3)
     found["logprobs"] = (logprobs - rows).abs().max().item()
     for kind, loss in (
         ("sft", Loss("sft")),
@@ -134,34 +158,139 @@ def measure(cell: dict[str, Any], folder: Path) -> dict[str, Any]:
         ("logit", LogitLoss("sft")),
     ):
         expected = known["sft" if kind == "logit" else kind]
-        value, norm, grads = gradients(backend, data, loss, mbs=2)
+        value, norm, grads = gradients(backend, data, loss, micro_batch_size=2)
         found[kind] = {
             "loss": abs(value - expected["loss"]),
             "norm": abs(norm / expected["norm"] - 1),
             "gradients": relative(grads, expected["gradients"]),
         }
     for _ in range(3):
-        result = backend.train_step(mine, Loss("sft"), gbs=data.size, mbs=2)
+        result = backend.train_step(
+            mine, Loss("sft"), global_batch_size=data.size, micro_batch_size=2
+        )
     trained = dict(backend.export_weights("float32"))
     found["weights"] = largest(trained, known["after"])
     found["metrics"] = len(result["all_mb_metrics"]["loss"])
-    same = backend.get_logprobs(mine, mbs=3, reference=True)
+    same = backend.get_logprobs(mine, micro_batch_size=3, reference=True)
     found["reference"] = (same - logprobs).abs().max().item()
+    found["sampled"] = check_sampling(backend, config_of(cell, folder))
+    found["compiled"] = sum(counters["frames"].values())
     found["eval"] = check_eval(backend, mine, data.size)
+    found["deadline_s"] = None
+    if dist.is_initialized():
+        group = dist.group.WORLD._get_backend(torch.device("cpu"))
+        found["deadline_s"] = group.options._timeout.total_seconds()
     if cell.get("resume"):
         found["resume"] = resume(cell, folder, data)
     return found
 
 
-def check_eval(backend: MegatronTrainingBackend, mine: Any, gbs: int) -> bool:
+def measure_head(cell: dict[str, Any], folder: Path) -> dict[str, Any]:
+    known = torch.load(folder / cell["model"] / f"{cell['head']}.pt")
+    data = BatchedDataDict(torch.load(folder / "batch.pt"))
+    backend = MegatronTrainingBackend()
+    backend.setup(config_of(cell, folder).to_dict())
+    mine = share(backend, data)
+    rows = share(backend, BatchedDataDict(values=known["values"]))["values"]
+    values = backend.get_values(mine, micro_batch_size=3)
+    loss = ValueLoss("value")
+    value, norm, grads = gradients(backend, data, loss, micro_batch_size=2)
+    found = {
+        "values": (values - rows).abs().max().item(),
+        "loss": abs(value / known["loss"] - 1),
+        "norm": abs(norm / known["norm"] - 1),
+        "gradients": relative(grads, known["gradients"]),
+    }
+    for _ in range(3):
+        backend.train_step(mine, loss, global_batch_size=data.size, micro_batch_size=2)
+    trained = dict(backend.export_weights("float32"))
+    found["weights"] = largest(trained, known["after"])
+    saved = folder / f"{cell['name']}-saved"
+    backend.save_checkpoint(saved / "weights", saved / "state")
+    after = backend.get_values(mine, micro_batch_size=3)
+    for paths in ((saved / "weights", None), (None, saved / "state")):
+        again = MegatronTrainingBackend()
+        again.setup(
+            config_of(cell, folder).to_dict(),
+            weights_path=paths[0],
+            optimizer_path=paths[1],
+        )
+        found["resumed"] = found.get("resumed", True) and torch.equal(
+            again.get_values(mine, micro_batch_size=3), after
+        )
+    return found
+
+
+def check_sampling(
+    backend: MegatronTrainingBackend, config: PolicyConfig
+) -> dict[str, Any]:
+    """Sample with the trainer's weights, and with a copy of them at the same seeds."""
+    settings = {"max_new_tokens": 6, "stop_token_ids": [3], "temperature": 1.3}
+    names = {"model_name": config.model_name, "tokenizer_name": config.tokenizer.name}
+    own = MegatronGenerationBackend()
+    own.setup({**settings, "backend": "megatron"}, trainer=backend, **names)
+    copied = HuggingFaceGenerationBackend()
+    copied.setup({**settings, "backend": "huggingface"}, **names)
+    copied.load_weights(backend.export_weights("float32"), 3)
+    assert own.load_weights(iter(()), 3) == 3
+    generator = torch.Generator().manual_seed(5)
+    prompts = torch.randint(4, 28, (5, 7), generator=generator)
+    order = torch.tensor([0, 0, 0, 1, 2, 2, 3, 4, 4])
+    lengths = torch.tensor([7, 4, 7, 2, 4])[order]
+    ids = prompts[order] * (torch.arange(7) < lengths[:, None])
+    rows = {"input_ids": ids, "input_lengths": lengths, "seeds": torch.arange(9)}
+    results: dict[str, Any] = {}
+    decoder, batches = own._sampler.decoder, []
+    begin = decoder.begin
+
+    def counted(lengths, max_new_tokens):
+        batches.append(len(lengths))
+        return begin(lengths, max_new_tokens)
+
+    decoder.begin = counted
+    for name, greedy in (("drawn", False), ("greedy", True)):
+        mine = own.generate(BatchedDataDict(dict(rows)), greedy=greedy)
+        other = copied.generate(BatchedDataDict(dict(rows)), greedy=greedy)
+        results[name] = {
+            "tokens": mine["output_ids"].tolist(),
+            "same": torch.equal(mine["output_ids"], other["output_ids"]),
+            "logprobs": (mine["logprobs"] - other["logprobs"]).abs().max().item(),
+            "version": mine["weight_version"].unique().tolist(),
+        }
+    # At temperature 1 they are what the trainer computes for the same rows.
+    drawn = own.generate(
+        BatchedDataDict(dict(rows)), sampling=SamplingParams(1.0, 1.0, None)
+    )
+    sequences = BatchedDataDict(
+        input_ids=drawn["output_ids"], input_lengths=drawn["unpadded_sequence_lengths"]
+    )
+    known = backend.get_logprobs(sequences, micro_batch_size=4)
+    sampled = drawn["logprobs"] != 0
+    results["batches"] = batches
+    results["trainer"] = (known - drawn["logprobs"])[sampled].abs().max().item()
+    own.shutdown()
+    return results
+
+
+def check_eval(
+    backend: MegatronTrainingBackend, mine: Any, global_batch_size: int
+) -> bool:
     """Whether a look at the loss changes nothing, and a bad gradient no weight."""
     before = dict(backend.export_weights("float32"))
     before = {n: v.clone() for n, v in before.items()}
-    looked = backend.train_step(mine, Loss("sft"), eval_mode=True, gbs=gbs, mbs=4)
+    looked = backend.train_step(
+        mine,
+        Loss("sft"),
+        eval_mode=True,
+        global_batch_size=global_batch_size,
+        micro_batch_size=4,
+    )
     bad = BatchedDataDict(dict(mine))
     bad["sample_mask"] = mine["sample_mask"] * float("inf")
     backend._skipped = SkippedSteps(1)
-    skipped = backend.train_step(bad, Loss("sft"), gbs=gbs, mbs=4)
+    skipped = backend.train_step(
+        bad, Loss("sft"), global_batch_size=global_batch_size, micro_batch_size=4
+    )
     after = dict(backend.export_weights("float32"))
     return (
         looked["grad_norm"].item() == 0.0
@@ -179,7 +308,11 @@ def resume(cell: dict[str, Any], folder: Path, data: Any) -> dict[str, Any]:
     backend = MegatronTrainingBackend()
     backend.setup(config)
     mine = share(backend, data)
-    steps = {"loss_fn": Loss("sft"), "gbs": data.size, "mbs": 2}
+    steps = {
+        "loss_fn": Loss("sft"),
+        "global_batch_size": data.size,
+        "micro_batch_size": 2,
+    }
     backend.train_step(mine, **steps)
     saved = {n: v.clone() for n, v in backend.export_weights("float32")}
     backend.save_checkpoint(weights, state)
@@ -203,7 +336,10 @@ def resume(cell: dict[str, Any], folder: Path, data: Any) -> dict[str, Any]:
 def main(folder: Path) -> None:
     torch.set_num_threads(1)
     cells = json.loads((folder / "cells.json").read_text())
-    found = {name: measure(cell, folder) for name, cell in cells.items()}
+    found = {
+        name: (measure_head if "head" in cell else measure)(cell, folder)
+        for name, cell in cells.items()
+    }
     rank = os.environ.get("RANK", "0")
     (folder / f"found-{rank}.json").write_text(json.dumps(found))
 

@@ -5,15 +5,17 @@ import sys
 
 import pytest
 
-from rl_distributed.errors import RegistryError
+from rl_distributed.errors import ConfigError, RegistryError
 from rl_models import GenerationConfig
+from rl_models.backend_forms import with_defaults
 from rl_models.generation.huggingface import HuggingFaceGenerationBackend, Traits
-from rl_models.policy.backend_traits import hosting_of
+from rl_models.generation.traits import GenerationTraits, get_generation_traits
+from rl_models.policy.hosting import hosting_of
 from rl_models.registry import (
     get_generation_backend,
-    get_generation_traits,
     register_generation_backend,
 )
+from rl_models.training.traits import TrainingTraits
 
 
 @pytest.mark.parametrize("on_gpu", [False, True])
@@ -24,14 +26,13 @@ def test_traits_ask_the_same_of_workers_as_the_backend(on_gpu):
         for found in (Traits, HuggingFaceGenerationBackend)
     ]
     assert asked[0] == asked[1]
-    assert not hasattr(HuggingFaceGenerationBackend, "check_model")
 
 
 def test_traits_are_found_without_the_libraries_that_sample():
     program = (
         "import sys\n"
-        "from rl_models.registry import get_generation_traits\n"
-        "print(get_generation_traits('huggingface').__name__)\n"
+        "from rl_models.registry import generation_backend_described as told\n"
+        "print(told('huggingface').__name__)\n"
         "print([m for m in ('torch', 'ray', 'transformers') if m in sys.modules])\n"
     )
     done = subprocess.run(
@@ -45,6 +46,10 @@ def test_a_backend_registered_in_code_has_its_own_traits():
     class Backend:
         """Nothing samples."""
 
+        @staticmethod
+        def calls_at_once(config):
+            return 3
+
         def setup(self, config): ...
 
         def generate(self, prompts, sampling_params): ...
@@ -53,10 +58,36 @@ def test_a_backend_registered_in_code_has_its_own_traits():
 
         def shutdown(self): ...
 
-    assert get_generation_traits("with-traits-of-its-own") is Backend
+    traits = get_generation_traits("with-traits-of-its-own")
+    assert issubclass(traits, Backend)
+    config = GenerationConfig(max_new_tokens=4, backend="with-traits-of-its-own")
+    hosting = hosting_of(traits, config, on_gpu=False)
+    assert (hosting.calls_at_once, hosting.workers_per_replica) == (3, 1)
+    assert not hosting.frees_memory
     assert get_generation_backend("with-traits-of-its-own") is Backend
 
 
 def test_an_unknown_backend_is_told():
     with pytest.raises(RegistryError, match="did you mean 'huggingface'"):
         get_generation_traits("huggingfase")
+
+
+def test_what_a_backend_leaves_out_has_a_default_and_what_it_says_counts():
+    class Told:
+        parallel_axes = ("tensor",)
+
+        @staticmethod
+        def check_config(config):
+            raise ConfigError(f"got {config}")
+
+    traits = with_defaults(Told, TrainingTraits)
+    assert traits.parallel_axes == ("tensor",)
+    assert not traits.has_adapters
+    assert traits.worker_class == "rl_models.training.worker.TrainingWorker"
+    with pytest.raises(ConfigError, match="got 3"):
+        traits.check_config(3)
+
+    class Inheriting(GenerationTraits):
+        prompts = "token_ids"
+
+    assert with_defaults(Inheriting, GenerationTraits) is Inheriting

@@ -22,7 +22,7 @@ def _backend(model, setup=None, **settings):
     return backend
 
 
-def _gradients(backend, data, loss_fn, mbs):
+def _gradients(backend, data, loss_fn, micro_batch_size):
     """Loss and gradients of one global batch, without the optimizer step."""
     taken = {}
 
@@ -33,7 +33,9 @@ def _gradients(backend, data, loss_fn, mbs):
         return 0.0
 
     backend._update = keep
-    result = backend.train_step(data, loss_fn, gbs=data.size, mbs=mbs)
+    result = backend.train_step(
+        data, loss_fn, global_batch_size=data.size, micro_batch_size=micro_batch_size
+    )
     return result["loss"].item(), taken
 
 
@@ -48,7 +50,7 @@ def test_logprobs_agree_with_float64(tiny_model, make_batch):
         logits = exact(ids).logits
     expected = torch.log_softmax(logits[:, :-1], -1)
     expected = expected.gather(-1, ids[:, 1:, None])[..., 0]
-    got = backend.get_logprobs(data, mbs=5)
+    got = backend.get_logprobs(data, micro_batch_size=5)
     assert got.shape == ids.shape
     assert not got[:, 0].any()
     mask = data["token_mask"][:, 1:].bool()
@@ -56,7 +58,7 @@ def test_logprobs_agree_with_float64(tiny_model, make_batch):
     assert difference < 1e-5
     assert not got[:, 1:][~mask].any()
     del data["token_mask"]
-    everything = backend.get_logprobs(data, mbs=12)[:, 1:]
+    everything = backend.get_logprobs(data, micro_batch_size=12)[:, 1:]
     within = torch.arange(1, ids.shape[1]) < data["input_lengths"][:, None]
     assert (everything.double() - expected)[within].abs().max().item() < 1e-5
     assert not everything[~within].any()
@@ -84,10 +86,13 @@ def test_padded_dynamic_and_packed_give_the_same_gradients(
     backend = _backend(tiny_model)
     rectangle = _backend(tiny_model)
     rectangle.model.can_pack = False
-    for used, (arguments, mbs) in [*((backend, w) for w in ways), (rectangle, ways[1])]:
+    for used, (arguments, micro_batch_size) in [
+        *((backend, w) for w in ways),
+        (rectangle, ways[1]),
+    ]:
         shards = data.shard_by_batch_size(1, 16, **arguments)
         shard = shards[0][0] if arguments else shards[0]
-        loss, gradients = _gradients(used, shard, nll_loss, mbs)
+        loss, gradients = _gradients(used, shard, nll_loss, micro_batch_size)
         if reference is None:
             reference = (loss, gradients)
         assert loss == pytest.approx(reference[0], abs=1e-6)
@@ -129,12 +134,16 @@ def test_eval_mode_changes_nothing(tiny_model, make_batch, nll_loss):
     schedule = {"name": "linear", "kwargs": {"total_steps": 4}}
     backend = _backend(tiny_model, scheduler=schedule)
     before = [p.detach().clone() for p in backend.model.parameters.values()]
-    result = backend.train_step(data, nll_loss, eval_mode=True, gbs=12, mbs=4)
+    result = backend.train_step(
+        data, nll_loss, eval_mode=True, global_batch_size=12, micro_batch_size=4
+    )
     assert result["grad_norm"].item() == 0.0
     assert sum(result["all_mb_metrics"]["rows"]) == 12
     after = backend.model.parameters.values()
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
-    again = backend.train_step(data, nll_loss, eval_mode=True, gbs=12, mbs=4)
+    again = backend.train_step(
+        data, nll_loss, eval_mode=True, global_batch_size=12, micro_batch_size=4
+    )
     assert again["lr"].item() == result["lr"].item(), "the schedule stands still"
 
 
@@ -146,7 +155,9 @@ def test_several_global_batches_step_the_schedule_each(
         optimizer={"kwargs": {"lr": 1e-3}},
         scheduler={"name": "linear", "kwargs": {"total_steps": 4}},
     )
-    result = backend.train_step(make_batch(), nll_loss, gbs=4, mbs=2)
+    result = backend.train_step(
+        make_batch(), nll_loss, global_batch_size=4, micro_batch_size=2
+    )
     assert result["lr"].tolist() == pytest.approx([1e-3, 7.5e-4, 5e-4])
     assert result["loss"].shape == (3,)
 
@@ -161,7 +172,9 @@ def test_logits_loss_gets_all_logits(tiny_model, make_batch):
             assert seqs.item() == 12
             return logits.square().mean() / seqs, {}
 
-    result = _backend(tiny_model).train_step(make_batch(), FromLogits(), gbs=12, mbs=12)
+    result = _backend(tiny_model).train_step(
+        make_batch(), FromLogits(), global_batch_size=12, micro_batch_size=12
+    )
     assert math.isfinite(result["grad_norm"].item())
 
 
@@ -176,13 +189,13 @@ def test_a_step_with_nan_is_skipped_then_an_error(tiny_model, make_batch, nll_lo
     data = make_batch()
     backend = _backend(tiny_model, max_skipped_steps=1)
     before = [p.detach().clone() for p in backend.model.parameters.values()]
-    result = backend.train_step(data, Nan(), gbs=12, mbs=12)
+    result = backend.train_step(data, Nan(), global_batch_size=12, micro_batch_size=12)
     assert result["all_mb_metrics"]["skipped_steps"] == [1.0]
     after = backend.model.parameters.values()
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
     with pytest.raises(NonFiniteGradientError, match=r"policy\.max_skipped_steps"):
-        backend.train_step(data, Nan(), gbs=12, mbs=12)
-    fine = backend.train_step(data, nll_loss, gbs=12, mbs=12)
+        backend.train_step(data, Nan(), global_batch_size=12, micro_batch_size=12)
+    fine = backend.train_step(data, nll_loss, global_batch_size=12, micro_batch_size=12)
     assert fine["all_mb_metrics"]["skipped_steps"] == [0.0]
 
 
@@ -195,7 +208,7 @@ def test_activation_checkpointing_and_bfloat16(tiny_model, make_batch, nll_loss)
     name = next(iter(plain[1]))
     torch.testing.assert_close(again[1][name], plain[1][name], atol=1e-6, rtol=1e-5)
     low = _backend(tiny_model, precision="bfloat16")
-    result = low.train_step(data, nll_loss, gbs=12, mbs=12)
+    result = low.train_step(data, nll_loss, global_batch_size=12, micro_batch_size=12)
     assert result["loss"].item() == pytest.approx(plain[0], rel=0.02)
     assert {p.dtype for p in low.model.parameters.values()} == {torch.float32}
     # What it computes with, also for a sampler that is more precise.
@@ -210,7 +223,7 @@ def test_temperature_of_the_sampler_divides_the_logits(tiny_model, make_batch):
     data = make_batch()
     warm = _backend(
         tiny_model, generation={"max_new_tokens": 4, "temperature": 2.0}
-    ).get_logprobs(data, mbs=12)
+    ).get_logprobs(data, micro_batch_size=12)
     logits = AutoModelForCausalLM.from_pretrained(tiny_model)(data["input_ids"]).logits
     expected = torch.log_softmax(logits[:, :-1] / 2.0, -1)
     expected = expected.gather(-1, data["input_ids"][:, 1:, None])[..., 0]
@@ -229,21 +242,23 @@ def test_resume_is_bitwise(tiny_model, make_batch, nll_loss, tmp_path):
     }
     data = make_batch()
     first = _backend(tiny_model, {"init_reference_model": True}, **settings)
-    initial = first.get_logprobs(data, mbs=4)
-    first.train_step(data, nll_loss, gbs=4, mbs=2)
+    initial = first.get_logprobs(data, micro_batch_size=4)
+    first.train_step(data, nll_loss, global_batch_size=4, micro_batch_size=2)
     first.save_checkpoint(tmp_path / "w", tmp_path / "o")
     random_numbers = torch.rand(3)
-    first.train_step(data, nll_loss, gbs=4, mbs=2)
+    first.train_step(data, nll_loss, global_batch_size=4, micro_batch_size=2)
     again = _backend(
         tiny_model,
         {"init_reference_model": True, "optimizer_path": tmp_path / "o"},
         **settings,
     )
     assert torch.equal(torch.rand(3), random_numbers)
-    again.train_step(data, nll_loss, gbs=4, mbs=2)
+    again.train_step(data, nll_loss, global_batch_size=4, micro_batch_size=2)
     for name, parameter in first.model.parameters.items():
         assert torch.equal(parameter, again.model.parameters[name])
-    assert torch.equal(again.get_logprobs(data, mbs=4, reference=True), initial)
+    assert torch.equal(
+        again.get_logprobs(data, micro_batch_size=4, reference=True), initial
+    )
 
 
 def test_dropout_goes_on_bitwise_after_a_resume(
@@ -255,20 +270,20 @@ def test_dropout_goes_on_bitwise_after_a_resume(
     }
     data = make_batch()
     first = _backend(tiny_model, **settings)
-    first.train_step(data, nll_loss, gbs=4, mbs=2)
+    first.train_step(data, nll_loss, global_batch_size=4, micro_batch_size=2)
     first.save_checkpoint(tmp_path / "w", tmp_path / "o")
     left = torch.get_rng_state()
-    expected = first.train_step(data, nll_loss, gbs=4, mbs=2)
+    expected = first.train_step(data, nll_loss, global_batch_size=4, micro_batch_size=2)
     again = _backend(tiny_model, {"optimizer_path": tmp_path / "o"}, **settings)
     assert torch.equal(torch.get_rng_state(), left)
-    found = again.train_step(data, nll_loss, gbs=4, mbs=2)
+    found = again.train_step(data, nll_loss, global_batch_size=4, micro_batch_size=2)
     assert torch.equal(found["loss"], expected["loss"])
     for name, parameter in first.model.parameters.items():
         assert torch.equal(parameter, again.model.parameters[name])
     # Dropout did draw: with the numbers of another place the step is another one.
     other = _backend(tiny_model, {"optimizer_path": tmp_path / "o"}, **settings)
     torch.manual_seed(1)
-    unlike = other.train_step(data, nll_loss, gbs=4, mbs=2)
+    unlike = other.train_step(data, nll_loss, global_batch_size=4, micro_batch_size=2)
     assert not torch.equal(unlike["loss"], expected["loss"])
 
 

@@ -16,8 +16,9 @@ from rl_models.errors import ModelLoadError
 from rl_models.generation.config import GenerationConfig
 from rl_models.ops.causal_lm import load_causal_lm
 from rl_models.ops.scalar_head import load_scalar_model
-from rl_models.policy import generation_policy, training_policy
+from rl_models.policy import generation_replicas, training_policy, training_ranks
 from rl_models.policy.generation_policy import GenerationPolicy
+from rl_models.policy.generation_replicas import GenerationReplicas
 from rl_models.policy.training_policy import TrainingPolicy
 from rl_models.tokens.tokenizer import load_tokenizer
 
@@ -125,11 +126,11 @@ def test_policies_hand_it_to_their_workers(
     def group(*arguments: Any, **options: Any) -> None:
         raise _Asked(options["env_vars"])
 
-    for module in (training_policy, generation_policy):
+    for module in (training_ranks, generation_replicas):
         monkeypatch.setattr(module, "RayWorkerGroup", group)
     monkeypatch.setattr(training_policy, "check_policy", lambda *_: None)
-    monkeypatch.setattr(generation_policy, "check_hub_name", lambda *_: None)
-    monkeypatch.setattr(generation_policy, "read_model_config", lambda *_: None)
+    monkeypatch.setattr(generation_replicas, "check_hub_name", lambda *_: None)
+    monkeypatch.setattr(generation_replicas, "read_model_config", lambda *_: None)
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     name = NAME if is_on_hub else str(tmp_path)
     cluster: Any = SimpleNamespace(world_size=lambda: 1, use_gpus=False)
@@ -137,7 +138,7 @@ def test_policies_hand_it_to_their_workers(
     policy = PolicyConfig(model_name=name, max_total_sequence_length=8)
     with pytest.raises(_Asked) as trained:
         TrainingPolicy(cluster, policy)
-    monkeypatch.setattr(GenerationPolicy, "_layout", lambda self: {})
+    monkeypatch.setattr(GenerationReplicas, "_layout", lambda *_: {})
     config = GenerationConfig(backend="huggingface", max_new_tokens=1)
     with pytest.raises(_Asked) as sampled:
         GenerationPolicy(cluster, config, model_name=name)

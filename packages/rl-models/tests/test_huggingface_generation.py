@@ -46,7 +46,7 @@ def make_backend(folder, *, context=None, **config):
 def use_own_cache(backend):
     """Make the backend treat its model as one that our cache cannot serve."""
     backend.model.set_attn_implementation("sdpa")
-    backend._decoder = OwnCacheDecoder(backend.model)
+    backend._sampler.decoder = OwnCacheDecoder(backend.model)
     return backend
 
 
@@ -104,7 +104,7 @@ def test_contract(tmp_path, architecture, num_key_value_heads, decoder):
         if decoder == "own":
             return use_own_cache(made)
         expected = FusedDecoder if decoder == "fused" else ModuleDecoder
-        assert isinstance(made._decoder, expected)
+        assert isinstance(made._sampler.decoder, expected)
         return made
 
     check_generation_backend(make, folder)
@@ -153,7 +153,7 @@ def test_contract_of_other_architectures(tmp_path, tiny_folder, name):
 
     def make():
         made = make_backend(folder)
-        assert isinstance(made._decoder, decoder)
+        assert isinstance(made._sampler.decoder, decoder)
         return made
 
     check_generation_backend(make, folder)
@@ -332,7 +332,7 @@ def test_stop_strings_see_characters_of_several_tokens(tmp_path):
     folder = build_tiny_model(tmp_path, tokenizer=tokenizer)
     backend = make_backend(folder)
     tokens = backend.tokenizer("aß b")["input_ids"]
-    stops = backend._stop_strings
+    stops = backend._sampler._stop_strings
     table = stops.table([["ß"], ["ß "], None])
     rows = np.array([0, 1, 2])
     ends = []
@@ -423,7 +423,7 @@ def test_prompts_go_through_in_chunks(tiny_folder, backend, monkeypatch):
 def test_bfloat16_and_sliding_windows(tmp_path):
     folder = build_tiny_model(tmp_path, architecture="llama")
     backend = make_backend(folder, precision="bfloat16")
-    assert isinstance(backend._decoder, ModuleDecoder)
+    assert isinstance(backend._sampler.decoder, ModuleDecoder)
     assert largest_error(folder, backend.generate(make_data([4, 9]))) < 0.2
     overrides = {
         "use_sliding_window": True,
@@ -433,7 +433,7 @@ def test_bfloat16_and_sliding_windows(tmp_path):
     }
     folder = build_tiny_model(tmp_path / "qwen2")
     backend = make_backend(folder, context={"hf_config_overrides": overrides})
-    assert isinstance(backend._decoder, ModuleDecoder)
+    assert isinstance(backend._sampler.decoder, ModuleDecoder)
     data = make_data([4, 19, 8], groups=2)
     output = backend.generate(data)
     model = AutoModelForCausalLM.from_pretrained(

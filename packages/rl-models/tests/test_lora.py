@@ -7,6 +7,7 @@ import importlib.util
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from rl_distributed.cluster.virtual_cluster import RayVirtualCluster
@@ -17,11 +18,14 @@ from rl_models.errors import ModelLoadError
 from rl_models.policy.preflight import check_policy
 from rl_models.policy.training_policy import TrainingPolicy
 from rl_models.training.dtensor import DTensorTrainingBackend
+from rl_models.types import LossInputType
 from rl_models.weight_request import WeightRequest
 from rl_models.weights.receiving import MessageReceiver
 
 LORA = {"r": 4, "alpha": 12.0}
 SGD = {"name": "torch.optim.SGD", "kwargs": {"lr": 0.1}}
+
+PACKED = {"sequence_packing": {"train_mb_tokens": 64}}
 
 
 def _config(model, lora=LORA, **settings):
@@ -88,7 +92,9 @@ def test_loss_and_gradients_are_those_of_peft(
         return update(metrics)
 
     backend._update = keep
-    result = backend.train_step(data, nll_loss, gbs=12, mbs=4)
+    result = backend.train_step(
+        data, nll_loss, global_batch_size=12, micro_batch_size=4
+    )
     expected = _loss(_plain_logprobs(model, data), data)
     expected.backward()
     assert result["loss"].item() == pytest.approx(expected.item(), abs=1e-6)
@@ -119,7 +125,7 @@ def test_exported_weights_are_merged_and_the_model_is_left_as_it_is(
     folder, model = adapter
     data = make_batch()
     backend = _backend(tiny_model, {**LORA, "adapter_path": str(folder)})
-    before = backend.get_logprobs(data, mbs=4)
+    before = backend.get_logprobs(data, micro_batch_size=4)
     weights = {n: v.clone() for n, v in backend.export_weights("float32")}
     plain = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
     names = dict(plain.named_parameters())
@@ -133,7 +139,7 @@ def test_exported_weights_are_merged_and_the_model_is_left_as_it_is(
         adapted = _plain_logprobs(model, data)[mask]
     torch.testing.assert_close(merged, adapted, atol=1e-5, rtol=0)
     torch.testing.assert_close(before[:, 1:][mask], adapted, atol=1e-5, rtol=0)
-    assert torch.equal(backend.get_logprobs(data, mbs=4), before)
+    assert torch.equal(backend.get_logprobs(data, micro_batch_size=4), before)
 
 
 def test_the_reference_is_the_base_without_a_second_model(
@@ -142,15 +148,17 @@ def test_the_reference_is_the_base_without_a_second_model(
     data = make_batch()
     base = DTensorTrainingBackend()
     base.setup(_config(tiny_model, None).to_dict())
-    expected = base.get_logprobs(data, mbs=4)
+    expected = base.get_logprobs(data, micro_batch_size=4)
     backend = _backend(tiny_model, setup={"init_reference_model": True})
-    assert torch.equal(backend.get_logprobs(data, mbs=4), expected), "B begins at 0"
+    assert torch.equal(backend.get_logprobs(data, micro_batch_size=4), expected), (
+        "B begins at 0"
+    )
     for _ in range(3):
-        backend.train_step(data, nll_loss, gbs=12, mbs=4)
+        backend.train_step(data, nll_loss, global_batch_size=12, micro_batch_size=4)
     assert backend._reference is None
-    reference = backend.get_logprobs(data, mbs=4, reference=True)
+    reference = backend.get_logprobs(data, micro_batch_size=4, reference=True)
     assert torch.equal(reference, expected)
-    changed = backend.get_logprobs(data, mbs=4)
+    changed = backend.get_logprobs(data, micro_batch_size=4)
     assert (changed - expected).abs().max() > 1e-3
 
 
@@ -161,10 +169,10 @@ def test_folders_are_read_by_transformers_and_by_peft(
     data["input_ids"] %= 16
     backend = _backend(tiny_folder)
     for _ in range(2):
-        backend.train_step(data, nll_loss, gbs=12, mbs=4)
+        backend.train_step(data, nll_loss, global_batch_size=12, micro_batch_size=4)
     backend.save_checkpoint(tmp_path / "w", tmp_path / "o")
     mask = data["token_mask"][:, 1:].bool()
-    wanted = backend.get_logprobs(data, mbs=4)[:, 1:][mask]
+    wanted = backend.get_logprobs(data, micro_batch_size=4)[:, 1:][mask]
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "w", dtype=torch.float32)
     base = AutoModelForCausalLM.from_pretrained(tiny_folder, dtype=torch.float32)
     adapted = PeftModel.from_pretrained(base, tmp_path / "w" / "adapter")
@@ -177,8 +185,12 @@ def test_folders_are_read_by_transformers_and_by_peft(
     size = sum(f.stat().st_size for f in (tmp_path / "o").glob("*.safetensors"))
     assert size < sum(f.stat().st_size for f in (tmp_path / "w").glob("*.safetensors"))
     resumed = _backend(tiny_folder, setup={"optimizer_path": tmp_path / "o"})
-    expected = backend.train_step(data, nll_loss, gbs=12, mbs=4)
-    result = resumed.train_step(data, nll_loss, gbs=12, mbs=4)
+    expected = backend.train_step(
+        data, nll_loss, global_batch_size=12, micro_batch_size=4
+    )
+    result = resumed.train_step(
+        data, nll_loss, global_batch_size=12, micro_batch_size=4
+    )
     assert torch.equal(result["loss"], expected["loss"])
     assert torch.equal(result["grad_norm"], expected["grad_norm"])
     with pytest.raises(CheckpointError, match=r"policy\.lora"):
@@ -186,11 +198,11 @@ def test_folders_are_read_by_transformers_and_by_peft(
 
     # Weights of another folder become the base, and then the state has them as well.
     other = _backend(tiny_folder, setup={"weights_path": tmp_path / "w"})
-    found = other.get_logprobs(data, mbs=4)[:, 1:][mask]
+    found = other.get_logprobs(data, micro_batch_size=4)[:, 1:][mask]
     torch.testing.assert_close(found, wanted, atol=1e-5, rtol=0)
     other.save_checkpoint(tmp_path / "w2", tmp_path / "o2")
     again = _backend(tiny_folder, setup={"optimizer_path": tmp_path / "o2"})
-    assert torch.equal(again.get_logprobs(data, mbs=4)[:, 1:][mask], found)
+    assert torch.equal(again.get_logprobs(data, micro_batch_size=4)[:, 1:][mask], found)
 
 
 @pytest.mark.parametrize(
@@ -219,11 +231,6 @@ def test_adapters_that_cannot_be(tiny_model, adapter, lora, error, message):
 
 
 def test_adapters_are_refused_before_a_worker_starts(tiny_model, monkeypatch):
-    shared = _config(tiny_model, parallelism={"tensor": 2})
-    with pytest.raises(
-        ConfigError, match=r"lora must be null with policy\.parallelism"
-    ):
-        check_policy(shared, 2)
     with pytest.raises(ConfigError, match="there is none at 'nowhere'"):
         check_policy(_config(tiny_model, {"adapter_path": "nowhere"}), 1)
     other = _config(tiny_model, backend="megatron")
@@ -234,29 +241,170 @@ def test_adapters_are_refused_before_a_worker_starts(tiny_model, monkeypatch):
         check_policy(_config(tiny_model), 1)
 
 
-def test_two_ranks_equal_one(ray_cluster, tiny_model, make_batch, nll_loss, tmp_path):
+def test_dropout_is_drawn_for_training_alone(tiny_model, make_batch, nll_loss):
+    data = make_batch()
+    lora = {**LORA, "dropout": 0.5}
+    plain = _backend(tiny_model, {**LORA, "dropout": 0.0})
+    backend = _backend(tiny_model, lora)
+    again = _backend(tiny_model, lora, dtensor={"activation_checkpointing": True})
+    for _ in range(2):
+        expected = plain.train_step(
+            data, nll_loss, global_batch_size=12, micro_batch_size=4
+        )
+        torch.manual_seed(5)
+        found = backend.train_step(
+            data, nll_loss, global_batch_size=12, micro_batch_size=4
+        )
+        torch.manual_seed(5)
+        # What is computed a second time is dropped a second time.
+        repeated = again.train_step(
+            data, nll_loss, global_batch_size=12, micro_batch_size=4
+        )
+        assert torch.equal(repeated["loss"], found["loss"])
+        torch.testing.assert_close(
+            repeated["grad_norm"], found["grad_norm"], atol=0, rtol=1e-5
+        )
+        assert not torch.equal(found["grad_norm"], expected["grad_norm"])
+    logprobs = backend.get_logprobs(data, micro_batch_size=4)
+    assert torch.equal(backend.get_logprobs(data, micro_batch_size=4), logprobs)
+    quiet = backend.train_step(
+        data, nll_loss, eval_mode=True, global_batch_size=12, micro_batch_size=4
+    )
+    once_more = backend.train_step(
+        data, nll_loss, eval_mode=True, global_batch_size=12, micro_batch_size=4
+    )
+    assert torch.equal(quiet["loss"], once_more["loss"])
+
+
+def test_adapters_are_kept_in_float32_and_computed_in_bfloat16(
+    tiny_model, make_batch, nll_loss
+):
+    data = make_batch()
+    exact = _backend(tiny_model)
+    backend = _backend(tiny_model, precision="bfloat16")
+    for _ in range(3):
+        expected = exact.train_step(
+            data, nll_loss, global_batch_size=12, micro_batch_size=4
+        )
+        found = backend.train_step(
+            data, nll_loss, global_batch_size=12, micro_batch_size=4
+        )
+        torch.testing.assert_close(found["loss"], expected["loss"], atol=0, rtol=2e-2)
+        torch.testing.assert_close(
+            found["grad_norm"], expected["grad_norm"], atol=0, rtol=5e-2
+        )
+    assert all(p.dtype == torch.float32 for p in backend.model.trained.values())
+    # The merged weight is rounded once, after the sum.
+    merged = {n: v.clone() for n, v in backend.model.full_tensors()}
+    for name, value in backend.export_weights("float32"):
+        assert torch.equal(value, merged[name].to(torch.bfloat16)), name
+
+
+@pytest.mark.parametrize("head", ["value", "reward"])
+def test_new_heads_are_trained_whole_and_come_back(
+    head, tiny_folder, make_batch, tmp_path
+):
+    data = make_batch()
+    data["input_ids"] %= 16
+    backend = _backend(tiny_folder, head=head)
+    assert len(backend.model.trained) > 2 * 7 * 2
+    weight = backend.model.trained["score.weight"]
+    before = weight.detach().clone()
+    for _ in range(2):
+        backend.train_step(
+            data, _SquaredValues(), global_batch_size=12, micro_batch_size=4
+        )
+    assert not torch.equal(weight, before)
+    values = backend.get_values(data, micro_batch_size=4)
+    backend.save_checkpoint(tmp_path / "w", tmp_path / "o")
+    resumed = _backend(tiny_folder, head=head, setup={"optimizer_path": tmp_path / "o"})
+    assert torch.equal(resumed.get_values(data, micro_batch_size=4), values)
+    merged = _backend(tmp_path / "w", None, head=head)
+    torch.testing.assert_close(
+        merged.get_values(data, micro_batch_size=4), values, atol=1e-5, rtol=0
+    )
+
+
+class _SquaredValues:
+    """Draws values to 1 wherever a token is trained."""
+
+    input_type = LossInputType.VALUE
+
+    def __call__(self, data, global_valid_seqs, global_valid_toks, values):
+        mask = data["token_mask"] * data["sample_mask"][:, None]
+        return ((values - 1.0).square() * mask).sum() / global_valid_toks, {}
+
+
+@pytest.fixture(scope="module")
+def two_ranks(ray_cluster, tiny_model):
     with RayVirtualCluster([2], use_gpus=False) as cluster:
-        sharding = {"shard_layers": True, "activation_checkpointing": True}
-        config = _config(tiny_model, dtensor=sharding)
-        policy = TrainingPolicy(cluster, config, init_reference_model=True)
-        try:
-            one = _backend(tiny_model, setup={"init_reference_model": True})
-            for step in range(3):
-                data = make_batch(16, seed=step)
-                wanted = one.train_step(data, nll_loss, gbs=16, mbs=4)
-                found = policy.train(data, nll_loss)
-                for key in ("loss", "grad_norm"):
-                    torch.testing.assert_close(
-                        found[key], wanted[key], atol=1e-6, rtol=1e-5
-                    )
-            export = policy.start_weight_export(WeightRequest(1, bucket_bytes=8192))
-            weights = receive_tensors(MessageReceiver(export.messages)).read()
-            export.wait(60.0)
-            for name, value in one.export_weights("float32"):
-                torch.testing.assert_close(weights[name], value, atol=1e-6, rtol=0)
-            data = make_batch(15)
-            got = policy.get_reference_policy_logprobs(data)["reference_logprobs"]
-            expected = one.get_logprobs(data, mbs=4, reference=True)
-            torch.testing.assert_close(got, expected, atol=1e-5, rtol=0)
-        finally:
-            assert policy.shutdown()
+        policy = TrainingPolicy(cluster, _config(tiny_model))
+        yield policy
+        assert policy.shutdown()
+
+
+RECOMPUTED = {"shard_layers": True, "activation_checkpointing": True}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"dtensor": RECOMPUTED},
+        {"parallelism": {"tensor": 2}},
+        {"parallelism": {"tensor": 2, "sequence": True}, "dtensor": RECOMPUTED},
+        {"parallelism": {"context": 2}},
+        {"parallelism": {"tensor": 2}, **PACKED},
+        PACKED,
+    ],
+    ids=["data", "tensor", "sequence", "context", "tensor-packed", "packed"],
+)
+def test_two_ranks_equal_one(
+    settings, two_ranks, tiny_model, make_batch, nll_loss, tmp_path
+):
+    kwargs = {"lr": 0.1, "momentum": 0.9}
+    momentum = {"optimizer": {"name": "torch.optim.SGD", "kwargs": kwargs}}
+    config = _config(tiny_model, **settings, **momentum)
+    check_policy(config, 2)
+    two_ranks.reload(config, init_reference_model=True)
+    one = _backend(tiny_model, setup={"init_reference_model": True}, **momentum)
+    for step in range(3):
+        data = make_batch(16, seed=step)
+        wanted = one.train_step(
+            data, nll_loss, global_batch_size=16, micro_batch_size=4
+        )
+        found = two_ranks.train(data, nll_loss)
+        for key in ("loss", "grad_norm"):
+            torch.testing.assert_close(found[key], wanted[key], atol=1e-6, rtol=1e-5)
+    export = two_ranks.start_weight_export(WeightRequest(1, bucket_bytes=8192))
+    weights = receive_tensors(MessageReceiver(export.messages)).read()
+    export.wait(60.0)
+    for name, value in one.export_weights("float32"):
+        torch.testing.assert_close(weights[name], value, atol=1e-6, rtol=0)
+    data = make_batch(15)
+    got = two_ranks.get_reference_policy_logprobs(data)["reference_logprobs"]
+    expected = one.get_logprobs(data, micro_batch_size=4, reference=True)
+    torch.testing.assert_close(got, expected, atol=1e-5, rtol=0)
+
+    # On one rank the state is the same adapter, which goes on as the two ranks do.
+    two_ranks.save_checkpoint(tmp_path / "w", tmp_path / "o")
+    state = {"optimizer_path": tmp_path / "o"}
+    resumed = _backend(tiny_model, setup=state, **momentum)
+    saved = load_file(tmp_path / "w" / "adapter" / "adapter_model.safetensors")
+    for name, parameter in resumed.model.trained.items():
+        key = "base_model.model." + name.replace(".default", "")
+        assert torch.equal(parameter, saved[key]), name
+        # The gradients of three steps, which the optimizer has added up.
+        gradients = resumed._optimizer.state[parameter]["momentum_buffer"]
+        wanted = one._optimizer.state[one.model.trained[name]]["momentum_buffer"]
+        scale = wanted.abs().max().clamp(min=1e-3)
+        assert (gradients - wanted).abs().max() / scale < 1e-5, name
+    for name, value in resumed.export_weights("float32"):
+        assert torch.equal(weights[name], value), name
+    data = make_batch(16, seed=9)
+    wanted = two_ranks.train(data, nll_loss)
+    found = resumed.train_step(data, nll_loss, global_batch_size=16, micro_batch_size=4)
+    torch.testing.assert_close(found["loss"], wanted["loss"], atol=1e-6, rtol=1e-5)
+    two_ranks.load_checkpoint(None, tmp_path / "o")
+    again = two_ranks.train(data, nll_loss)
+    assert torch.equal(again["loss"], wanted["loss"])
+    assert torch.equal(again["grad_norm"], wanted["grad_norm"])

@@ -32,10 +32,13 @@ from rl_models import (
     MegatronPolicy,
     PolicyConfig,
     WeightSynchronizer,
+    get_generation_backend,
     get_training_backend,
 )
 from rl_models.environments import MEGATRON
-from rl_models.errors import UnsupportedModelError
+from rl_models.errors import GenerationError, UnsupportedModelError
+from rl_models.generation.choice import for_this_process
+from rl_models.ops.scalar_head import load_scalar_model
 from rl_models.policy.preflight import check_policy
 from rl_models.testing import build_tiny_model, reference_logprobs
 from rl_models.training.dtensor import DTensorTrainingBackend
@@ -60,6 +63,17 @@ PAIRS = {
     "qwen3-tp2-sp": {"model": "qwen3", "parallelism": SEQUENCE},
     "qwen2-pp2": {"model": "qwen2", "parallelism": {"pipeline": 2}, "resume": "pp2"},
     "llama-pp2": {"model": "llama", "parallelism": {"pipeline": 2}},
+}
+HEADS_ALONE = {"qwen2-reward": {"model": "qwen2", "head": "reward", "parallelism": {}}}
+HEADS = {
+    "qwen2-reward-tp2": {"model": "qwen2", "head": "reward", "parallelism": TENSOR},
+    "qwen3-value-tp2-sp": {"model": "qwen3", "head": "value", "parallelism": SEQUENCE},
+    "llama-value-pp2": {
+        "model": "llama",
+        "head": "value",
+        "parallelism": {"pipeline": 2},
+    },
+    "mistral-value-dp2": {"model": "mistral", "head": "value", "parallelism": {}},
 }
 FOURS = {
     "qwen3-tp2-sp-pp2": {"model": "qwen3", "parallelism": {**SEQUENCE, "pipeline": 2}},
@@ -147,6 +161,32 @@ def _expected(model, data):
     return expected
 
 
+def _expected_of_head(folder, head, data):
+    """What one process of plain transformers computes with a scalar head."""
+    model = load_scalar_model(folder, head)
+    mask = torch.nn.functional.pad(data["token_mask"][:, 1:], (0, 1))
+
+    def values():
+        hidden = model.base_model(data["input_ids"]).last_hidden_state
+        return model.score(hidden)[..., 0] * mask
+
+    def loss():
+        return ((values() - data["old_logprobs"]) * mask).square().sum() / mask.sum()
+
+    expected = {"values": values().detach()}
+    value = loss()
+    value.backward()
+    grads = {n: p.grad.clone() for n, p in model.named_parameters()}
+    norm = torch.nn.utils.get_total_norm(grads.values())
+    expected |= {"loss": value.item(), "norm": norm.item(), "gradients": grads}
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss().backward()
+        optimizer.step()
+    return {**expected, "after": _weights(model)}
+
+
 def _run(python, folder, cells, num_ranks):
     """Run ranks to their end; gives what each found."""
     (folder / "cells.json").write_text(json.dumps(cells))
@@ -194,7 +234,15 @@ def measured(tmp_path_factory, make_batch):
     prepared = MEGATRON.resolve().prepare().runtime_env
     (python,) = shlex.split(prepared["py_executable"])
     found: dict[str, list[dict]] = {}
-    for cells, num_ranks in ((ALONE, 1), (PAIRS, 2), (FOURS, 4)):
+    heads = {(c["model"], c["head"]) for c in (HEADS | HEADS_ALONE).values()}
+    for name, head in heads:
+        expected = _expected_of_head(folder / name, head, data)
+        torch.save(expected, folder / name / f"{head}.pt")
+    alone, pairs = ALONE | HEADS_ALONE, PAIRS | HEADS
+    for cells in (alone, pairs):
+        for name, cell in cells.items():
+            cell["name"] = name
+    for cells, num_ranks in ((alone, 1), (pairs, 2), (FOURS, 4)):
         by_rank = _run(python, folder, cells, num_ranks)
         found.update({cell: [rank[cell] for rank in by_rank] for cell in cells})
     return folder, found
@@ -213,6 +261,32 @@ def test_each_layout_computes_what_one_process_computes(measured, cell):
         assert found["weights"] < 1e-6
         assert found["reference"] < 1e-5
         assert found["eval"]
+        assert found["compiled"] == 0, "nothing is compiled for a CPU"
+        assert cell in ALONE or found["deadline_s"] == 77.0
+
+
+@pytest.mark.parametrize("cell", [*ALONE, *PAIRS, *FOURS])
+def test_each_layout_samples_with_the_weights_that_it_trains(measured, cell):
+    ranks = [found["sampled"] for found in measured[1][cell]]
+    for found in ranks:
+        for kind in ("drawn", "greedy"):
+            assert found[kind]["same"], "the tokens of the backend huggingface"
+            assert found[kind]["logprobs"] < 1e-5
+            assert found[kind]["version"] == [3]
+            assert found[kind]["tokens"] == ranks[0][kind]["tokens"]
+        assert found["batches"] == [9, 9, 9], "prompts of all lengths in one batch"
+        assert found["trainer"] < 1e-5
+
+
+@pytest.mark.parametrize("cell", [*HEADS_ALONE, *HEADS])
+def test_scalar_heads_are_trained_as_in_one_process(measured, cell):
+    for found in measured[1][cell]:
+        assert found["values"] < 1e-5
+        assert found["loss"] < 1e-6
+        assert found["norm"] < 1e-5
+        assert found["gradients"] < 1e-5
+        assert found["weights"] < 1e-6
+        assert found["resumed"], "from its folder, and from its training state"
 
 
 @pytest.mark.parametrize("cell", ["qwen2-tp2", "qwen2-pp2"])
@@ -235,7 +309,7 @@ def test_dtensor_resumes_what_megatron_wrote(measured, make_batch, saved, nll_lo
     for name, value in written.named_parameters():
         assert torch.equal(backend.model.parameters[name], value)
     data = _batch(make_batch)
-    backend.train_step(data, nll_loss, gbs=data.size, mbs=4)
+    backend.train_step(data, nll_loss, global_batch_size=data.size, micro_batch_size=4)
     after = torch.load(folder / f"{saved}-after.pt")
     for name, value in backend.export_weights("float32"):
         # Adam amplifies what gradients differ by where they are almost zero.
@@ -254,7 +328,6 @@ def test_the_driver_needs_no_megatron(tiny_model):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"head": "value"}, "head must be lm: got 'value'"),
         ({"precision": "bfloat16"}, "precision must be float32: got 'bfloat16'"),
         ({"sequence_packing": {"train_mb_tokens": 64}}, "packing must be null"),
         ({"parallelism": {"context": 2}}, "context must be 1"),
@@ -268,6 +341,25 @@ def test_what_it_does_not_have_is_refused_before_a_worker_starts(
     config = PolicyConfig(model_name=str(tiny_model), backend="megatron", **settings)
     with pytest.raises(ConfigError, match=message):
         check_policy(config, num_ranks=4)
+
+
+def test_sampling_with_the_trainers_weights_needs_that_trainer(tiny_model):
+    generation = {"backend": "megatron", "max_new_tokens": 4}
+    config = PolicyConfig(model_name=str(tiny_model), generation=generation)
+    with pytest.raises(ConfigError, match=r"set policy\.backend=megatron, or another"):
+        check_policy(config, num_ranks=1)
+    with pytest.raises(ConfigError, match="cannot be started by itself"):
+        GenerationPolicy(
+            RayVirtualCluster([1], use_gpus=False),
+            GenerationConfig(**generation),
+            model_name=str(tiny_model),
+        )
+    backend = get_generation_backend("megatron")()
+    with pytest.raises(GenerationError, match="got none"):
+        backend.setup(generation, model_name=str(tiny_model))
+    with pytest.raises(GenerationError, match="takes no others: got lm_head"):
+        backend.load_weights(iter([("lm_head", torch.zeros(1))]), 1)
+    assert for_this_process(GenerationConfig(**generation)).backend == "huggingface"
 
 
 @pytest.mark.parametrize(
@@ -316,7 +408,7 @@ def test_a_policy_trains_in_workers_that_have_megatron(
             before = policy.get_logprobs(data)["logprobs"]
             truth = reference_logprobs(tiny_folder, data["input_ids"])
             assert (before - truth)[mask].abs().max() < 1e-5
-            result = policy.train(data, nll_loss, mbs=2)
+            result = policy.train(data, nll_loss, micro_batch_size=2)
             assert abs(result["loss"].item() + before[mask].mean().item()) < 1e-5
             assert result["all_mb_metrics"]["rows"] == [2.0, 2.0]
             after = policy.get_logprobs(data)["logprobs"]

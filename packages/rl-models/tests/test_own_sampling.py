@@ -157,6 +157,10 @@ def test_own_engine_whatever_the_backend():
         3,
     )
     assert own.backend_options == {}
+    # In a worker: one that the driver has registered in code is not known there.
+    section = GenerationConfig(backend="of_the_driver", max_new_tokens=3)
+    config = PolicyConfig(model_name="missing", generation=section)
+    assert sampling_config(config).backend == "huggingface"
 
 
 def test_scalar_head_does_not_sample(ray_cluster, tiny_folder):

@@ -69,6 +69,12 @@ def test_axes_that_a_backend_does_not_have():
             r"got 3; use 2 or 4",
         ),
         ({"pipeline": 5}, {"num_hidden_layers": 4}, r"4 layers\): got 5; use 2 or 4"),
+        (
+            {"context": 3, "tensor": 2},
+            {"num_attention_heads": 8},
+            r"context must divide what m has \(8 attention heads, 4 for each of 2 "
+            r"tensor\): got 3; use 2 or 4",
+        ),
         ({"expert": 3}, {"num_local_experts": 8}, r"8 experts\): got 3; use 2 or 4"),
         (
             {"tensor": 2},
@@ -87,7 +93,36 @@ def test_a_model_that_cannot_be_cut_so(layout, model, message):
     ("settings", "num_workers", "message"),
     [
         ({"parallelism": {"tensor": 8}}, 8, "use 1 or 2"),
-        ({"parallelism": {"context": 2}}, 2, r"context must be 1"),
+        (
+            {"parallelism": {"pipeline": 3}},
+            3,
+            r"pipeline must divide .* \(2 layers\): got 3; use 1 or 2",
+        ),
+        (
+            {"parallelism": {"pipeline": 2, "context": 2}},
+            4,
+            r"context must be 1 with policy\.parallelism\.pipeline 2 .*: got 2; set "
+            r"one of the two to 1",
+        ),
+        (
+            {"parallelism": {"pipeline": 2}, "lora": {"r": 2}},
+            2,
+            r"policy\.lora must be null with policy\.parallelism\.pipeline 2",
+        ),
+        (
+            {
+                "parallelism": {"pipeline": 2},
+                "dtensor": {"router_loss_weight": 0.5},
+            },
+            2,
+            r"router_loss_weight must be 0 with policy\.parallelism\.pipeline 2 .*: "
+            r"got 0\.5",
+        ),
+        (
+            {"parallelism": {"context": 3}},
+            3,
+            r"\(4 attention heads\): got 3; use 2 or 4",
+        ),
         ({"parallelism": {"tensor": 2}}, 3, "multiple of 2 workers"),
         ({"dtensor": {"data_replicas": 3}}, 4, "data_replicas must divide"),
         (

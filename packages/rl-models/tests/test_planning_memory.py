@@ -121,9 +121,13 @@ def measured_step(
 ) -> int:
     """Bytes beside weights and optimizer state at the peak of a second step."""
     data = batch_of(num_rows, shape.vocab_size)
-    backend.train_step(data, loss_fn, gbs=num_rows, mbs=_ROWS)
+    backend.train_step(
+        data, loss_fn, global_batch_size=num_rows, micro_batch_size=_ROWS
+    )
     with LiveBytes(list(backend.model.parameters.values())) as live:
-        backend.train_step(data, loss_fn, gbs=num_rows, mbs=_ROWS)
+        backend.train_step(
+            data, loss_fn, global_batch_size=num_rows, micro_batch_size=_ROWS
+        )
     return live.peak
 
 
@@ -169,7 +173,7 @@ def test_log_probs_need_no_more_than_planned(tmp_path: Path, case: str) -> None:
     backend, shape = backend_of(tmp_path, case)
     data = batch_of(2 * _ROWS, shape.vocab_size)
     with LiveBytes(list(backend.model.parameters.values())) as live:
-        backend.get_logprobs(data, mbs=_ROWS)
+        backend.get_logprobs(data, micro_batch_size=_ROWS)
     memory = planned(backend, shape, 1)
     # Beside them there are only the exponentials that torch makes inside an operation.
     inside = 4 * shape.vocab_size * _ROWS * (_WIDTH - 1)
@@ -214,7 +218,9 @@ def test_data_parallel_ranks_share_weights_state_and_reduced_gradients() -> None
         model_name="m", max_total_sequence_length=64, dtensor={"shard_layers": True}
     )
 
-    def on(layout: Layout, num_micro_batches: int = 1) -> ModelMemory:
+    def on(
+        layout: Layout, num_micro_batches: int = 1, policy: PolicyConfig = policy
+    ) -> ModelMemory:
         part = MicroBatch(64, 64)
         return model_memory(
             shape, policy, layout, training=part, passing=part,
@@ -225,9 +231,40 @@ def test_data_parallel_ranks_share_weights_state_and_reduced_gradients() -> None
     assert four.weights == pytest.approx(alone.weights / 4, rel=1e-3)
     assert four.optimizer == 2 * four.weights
     assert four.gradients < alone.gradients < on(Layout(data=4), 2).gradients
+    reduced = PolicyConfig.from_dict(
+        {
+            **policy.to_dict(),
+            "dtensor": {"shard_layers": True, "reduce_each_micro_batch": True},
+        }
+    )
+    assert on(Layout(data=4), 2, reduced).gradients == four.gradients
     assert 0 < four.gathered < alone.weights
     replicated = on(Layout(data=4, replicas=2))
     assert replicated.weights == pytest.approx(alone.weights / 2, rel=1e-3)
     cut = on(Layout(tensor=2))
     assert cut.weights == pytest.approx(alone.weights / 2, rel=0.01)
     assert cut.logits == alone.logits // 2
+
+
+def test_logits_in_chunks_are_counted_as_such() -> None:
+    shape = shape_of_config(
+        {**_SIZES, "model_type": "llama", "vocab_size": 150_000}, "m"
+    )
+
+    def logits(num_positions: int, asked: int | None, **settings: Any) -> int:
+        policy = PolicyConfig(
+            model_name="m",
+            max_total_sequence_length=64,
+            dtensor={"logprob_chunk_size": asked},  # type: ignore[arg-type]
+        )
+        part = MicroBatch(num_positions, num_positions)
+        return model_memory(
+            shape, policy, Layout(), training=part, passing=part,
+            num_micro_batches=1, on_gpu=True, **settings,
+        ).logits  # fmt: skip
+
+    whole = logits(8192, 0)
+    assert logits(8192, 64) == whole // 128
+    assert logits(8192, None) < whole // 32
+    assert logits(8192, None, keeps_logits=True) == whole
+    assert logits(1024, None) == whole // 8

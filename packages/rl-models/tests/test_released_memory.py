@@ -10,10 +10,11 @@ from rl_distributed.batch.batched_data_dict import BatchedDataDict
 from rl_distributed.cluster.virtual_cluster import RayVirtualCluster
 from rl_distributed.errors import WorkerDiedError
 from rl_models import GenerationConfig, GenerationPolicy, PolicyConfig, TrainingPolicy
+from rl_models.backend_forms import with_defaults
 from rl_models.build.model import ModelBuildConfig, build_model
+from rl_models.generation.traits import GenerationTraits, get_generation_traits
 from rl_models.generation.vllm.backend import VllmGenerationBackend
-from rl_models.policy.backend_traits import hosting_of
-from rl_models.registry import get_generation_traits
+from rl_models.policy.hosting import hosting_of
 
 ROWS, WIDTH, HIDDEN = 256, 400, 128
 CACHE_BYTES = 2 * ROWS * WIDTH * HIDDEN * 4
@@ -153,8 +154,9 @@ def test_a_backend_with_nothing_to_free_is_not_called():
         def release_memory(self): ...
 
     config = GenerationConfig(max_new_tokens=1)
-    assert not hosting_of(Keeps, config, on_gpu=False).frees_memory
-    assert hosting_of(Frees, config, on_gpu=False).frees_memory
+    keeps, frees = (with_defaults(c, GenerationTraits) for c in (Keeps, Frees))
+    assert not hosting_of(keeps, config, on_gpu=False).frees_memory
+    assert hosting_of(frees, config, on_gpu=False).frees_memory
 
 
 class SleepingEngine:

@@ -9,15 +9,16 @@ import ray
 import torch
 
 from rl_distributed.batch.batched_data_dict import BatchedDataDict
-from rl_distributed.errors import WorkerDiedError
+from rl_distributed.errors import WorkerDiedError, WorkerMethodError
 from rl_models.errors import GenerationError, WeightSyncError
 from rl_models.generation.row_checks import (
     check_same_rows,
     check_versions,
     rows_digest,
 )
-from rl_models.policy.weight_updates import WeightUpdates
+from rl_models.policy.weight_updates import ServedWeights, WeightUpdates
 from rl_models.replicas import workers as replica_workers
+from rl_models.replicas.broadcast import Broadcast
 from rl_models.replicas.workers import ReplicaCall, ReplicaWorkers
 from rl_models.weight_request import LoadReport, WeightRequest
 
@@ -53,7 +54,9 @@ def test_a_worker_that_fails_alone_ends_the_call_of_its_replica(
     workers = ReplicaWorkers(None, 2)
     waiting = ray.remote(num_cpus=0)(wait_for_peer).remote()
     try:
-        call = ReplicaCall(0, {0: waiting, 1: ray.remote(num_cpus=0)(fail).remote()})
+        call = ReplicaCall(
+            0, {0: waiting, 1: ray.remote(num_cpus=0)(fail).remote()}, "generate"
+        )
         assert workers.finished([call], 60) == [call]
         with pytest.raises(WorkerDiedError, match=r"(?s)replica 0 failed .*no memory"):
             workers.results(call, 60)
@@ -62,19 +65,20 @@ def test_a_worker_that_fails_alone_ends_the_call_of_its_replica(
     # Where both fail it is the rows that are wrong.
     both = [ray.remote(num_cpus=0)(fail).remote() for _ in range(2)]
     ray.wait(both, num_returns=2, timeout=60)
-    call = ReplicaCall(0, dict(enumerate(both)))
+    call = ReplicaCall(0, dict(enumerate(both)), "generate")
     assert workers.finished([call], 60) == [call]
-    with pytest.raises(ray.exceptions.RayTaskError, match="no memory"):
+    with pytest.raises(WorkerMethodError, match="no memory"):
         workers.results(call, 60)
 
 
-class Confirmations(WeightUpdates):
+class Confirmations:
     """Two replicas of two workers, whose answers to an update are given."""
+
+    name = "generation"
+    supervisor = None
 
     def __init__(self, reports):
         self.reports = reports
-        self.group = self.replicas = self
-        self.workers = ReplicaWorkers(self, 2)
         self.live = [0, 1]
         self.have = []
 
@@ -84,13 +88,17 @@ class Confirmations(WeightUpdates):
     def updated(self, replicas):
         self.have = replicas
 
+    def start_weight_update(self, request):
+        every = Broadcast(ReplicaWorkers(self, 2), self)
+        return WeightUpdates(every, ServedWeights()).start([], request)
+
 
 @pytest.mark.slow
 def test_every_worker_confirms_what_it_loaded(ray_cluster):
     right = [LoadReport(rank // 2, 4, "aa") for rank in range(4)]
     request = WeightRequest(4)
     policy = Confirmations(right)
-    policy.start_weight_update([], request).wait(60)
+    policy.start_weight_update(request).wait(60)
     assert policy.have == [0, 1]
     for wrong, words in (
         (LoadReport(1, 4, "bb"), "replica 1 confirmed version 4 with manifest bb"),
@@ -99,5 +107,5 @@ def test_every_worker_confirms_what_it_loaded(ray_cluster):
     ):
         policy = Confirmations([*right[:3], wrong])
         with pytest.raises(WeightSyncError, match=words):
-            policy.start_weight_update([], request).wait(60)
+            policy.start_weight_update(request).wait(60)
         assert policy.have == []

@@ -71,7 +71,7 @@ def _backend(model, setup=None, **settings):
     return backend
 
 
-def _gradients(backend, data, loss, mbs):
+def _gradients(backend, data, loss, micro_batch_size):
     taken = {}
 
     def keep(metrics):
@@ -81,7 +81,9 @@ def _gradients(backend, data, loss, mbs):
         return 0.0
 
     backend._update = keep
-    result = backend.train_step(data, loss, gbs=data.size, mbs=mbs)
+    result = backend.train_step(
+        data, loss, global_batch_size=data.size, micro_batch_size=micro_batch_size
+    )
     return result["loss"].item(), taken
 
 
@@ -98,9 +100,9 @@ def test_values_agree_with_transformers(tiny_model, make_batch, tmp_path, head):
     data = make_batch()
     backend = _backend(tiny_model, head=head)
     mask, ids = data["token_mask"], data["input_ids"]
-    before = backend.get_values(data, mbs=5)
+    before = backend.get_values(data, micro_batch_size=5)
     del data["token_mask"]
-    everywhere = backend.get_values(data, mbs=12)
+    everywhere = backend.get_values(data, micro_batch_size=12)
     column = torch.arange(ids.shape[1])
     within = column < data["input_lengths"][:, None]
     last = column == data["input_lengths"][:, None] - 1
@@ -120,7 +122,7 @@ def test_values_agree_with_transformers(tiny_model, make_batch, tmp_path, head):
     torch.testing.assert_close(before[wanted], everywhere[wanted], atol=1e-5, rtol=0)
     assert not before[~wanted].any()
     data["value_mask"] = last
-    only_last = backend.get_values(data, mbs=7)
+    only_last = backend.get_values(data, micro_batch_size=7)
     torch.testing.assert_close(only_last[last], expected[last], atol=1e-5, rtol=0)
     assert not only_last[~last].any()
     if head == "reward":  # what transformers itself calls the model's answer
@@ -154,13 +156,13 @@ def test_padded_dynamic_and_packed_give_the_same_gradients(tiny_model, make_batc
         if group == 1:
             del rows["value_mask"]
         reference = None
-        for used, (arguments, mbs) in [
+        for used, (arguments, micro_batch_size) in [
             *((backend, way) for way in ways),
             (rectangle, ways[1]),
         ]:
             shards = rows.shard_by_batch_size(1, 16, rows_per_group=group, **arguments)
             shard = shards[0][0] if arguments else shards[0]
-            value, gradients = _gradients(used, shard, loss, mbs)
+            value, gradients = _gradients(used, shard, loss, micro_batch_size)
             reference = reference or (value, gradients)
             assert value == pytest.approx(reference[0], abs=1e-6)
             for name, gradient in gradients.items():
@@ -186,23 +188,31 @@ def test_head_is_a_function_of_the_seed_and_kept_when_there(tiny_model, tmp_path
 
 def test_resume_is_bitwise(tiny_model, make_batch, tmp_path):
     first = _backend(tiny_model)
-    first.train_step(make_batch(seed=1), Square(), gbs=12, mbs=4)
+    first.train_step(
+        make_batch(seed=1), Square(), global_batch_size=12, micro_batch_size=4
+    )
     first.save_checkpoint(tmp_path / "w", tmp_path / "o")
-    expected = first.train_step(make_batch(seed=2), Square(), gbs=12, mbs=4)
+    expected = first.train_step(
+        make_batch(seed=2), Square(), global_batch_size=12, micro_batch_size=4
+    )
     second = _backend(tiny_model, {"optimizer_path": tmp_path / "o"})
-    result = second.train_step(make_batch(seed=2), Square(), gbs=12, mbs=4)
+    result = second.train_step(
+        make_batch(seed=2), Square(), global_batch_size=12, micro_batch_size=4
+    )
     assert torch.equal(result["loss"], expected["loss"])
     for name, parameter in first.model.parameters.items():
         assert torch.equal(parameter, second.model.parameters[name]), name
     second.load_checkpoint(tmp_path / "w")
-    values = second.get_values(make_batch(), mbs=12)
+    values = second.get_values(make_batch(), micro_batch_size=12)
     first.load_checkpoint(None, tmp_path / "o")
-    assert torch.equal(values, first.get_values(make_batch(), mbs=12))
+    assert torch.equal(values, first.get_values(make_batch(), micro_batch_size=12))
 
 
 def test_bfloat16_keeps_the_head_exact(tiny_model, make_batch):
-    plain = _backend(tiny_model).get_values(make_batch(), mbs=12)
-    low = _backend(tiny_model, precision="bfloat16").get_values(make_batch(), mbs=12)
+    plain = _backend(tiny_model).get_values(make_batch(), micro_batch_size=12)
+    low = _backend(tiny_model, precision="bfloat16").get_values(
+        make_batch(), micro_batch_size=12
+    )
     assert low.dtype is torch.float32
     torch.testing.assert_close(low, plain, atol=0.02, rtol=0.05)
 
@@ -214,14 +224,18 @@ def test_two_ranks_equal_one(tiny_model, make_batch, tmp_path):
         two = HuggingFacePolicy(tiny_model, cluster, **SETTINGS)
         for step in range(3):
             data = make_batch(15, seed=step)
-            expected = one.train_step(data, Square(), gbs=15, mbs=15)
+            expected = one.train_step(
+                data, Square(), global_batch_size=15, micro_batch_size=15
+            )
             result = two.train(data, _by_value(Square))
             for key in ("loss", "grad_norm"):
                 torch.testing.assert_close(
                     result[key], expected[key], atol=1e-5, rtol=1e-5
                 )
         pairs = _pairs(make_batch, 14)
-        expected = one.train_step(pairs, Apart(), gbs=14, mbs=14)
+        expected = one.train_step(
+            pairs, Apart(), global_batch_size=14, micro_batch_size=14
+        )
         result = two.train(pairs, _by_value(Apart))
         torch.testing.assert_close(
             result["loss"], expected["loss"], atol=1e-5, rtol=1e-5
@@ -229,14 +243,14 @@ def test_two_ranks_equal_one(tiny_model, make_batch, tmp_path):
         data = make_batch(7)
         torch.testing.assert_close(
             two.get_values(data)["values"],
-            one.get_values(data, mbs=7),
+            one.get_values(data, micro_batch_size=7),
             atol=1e-4,
             rtol=0,
         )
         two.save_checkpoint(tmp_path / "w", tmp_path / "o")
         resumed = _backend(tiny_model, {"optimizer_path": tmp_path / "o"})
         torch.testing.assert_close(
-            resumed.get_values(data, mbs=7), two.get_values(data)["values"]
+            resumed.get_values(data, micro_batch_size=7), two.get_values(data)["values"]
         )
         with pytest.raises(ConfigError, match=r"get_logprobs.*head lm: got 'value'"):
             two.get_logprobs(data)

@@ -107,30 +107,39 @@ def test_it_computes_what_the_whole_protocol_computes(made, make_batch, tiny_mod
     plain, whole = made(), dtensor_of(tiny_model)
     batch, loss_fn = make_batch(num_rows=12), TokenCrossEntropy()
     evaluated = [
-        b.train_step(batch, loss_fn, eval_mode=True, gbs=12, mbs=4)["loss"]
+        b.train_step(
+            batch, loss_fn, eval_mode=True, global_batch_size=12, micro_batch_size=4
+        )["loss"]
         for b in (plain, whole)
     ]
     assert evaluated[0].item() == pytest.approx(evaluated[1].item(), abs=1e-6)
-    steps = [b.train_step(batch, loss_fn, gbs=6, mbs=3) for b in (plain, whole)]
+    steps = [
+        b.train_step(batch, loss_fn, global_batch_size=6, micro_batch_size=3)
+        for b in (plain, whole)
+    ]
     assert steps[0]["loss"].tolist() == pytest.approx(steps[1]["loss"].tolist(), 1e-5)
     assert steps[0]["lr"].tolist() == [0.1, 0.1]
     assert steps[0]["grad_norm"].numel() == 0  # it does not say
     assert steps[0]["all_mb_metrics"]["mine"] == [2.0, 2.0]
     totals = [sum(step["all_mb_metrics"]["nll"]) for step in steps]
     assert totals[0] == pytest.approx(totals[1], 1e-5)
-    found = [b.get_logprobs(batch, mbs=4) for b in (plain, whole)]
+    found = [b.get_logprobs(batch, micro_batch_size=4) for b in (plain, whole)]
     assert torch.allclose(found[0], found[1], atol=1e-5)
 
 
 def test_the_reference_model_stays_what_it_was(made, make_batch):
     backend = made(init_reference_model=True)
     batch = make_batch(num_rows=4)
-    before = backend.get_logprobs(batch, mbs=4)
-    backend.train_step(batch, TokenCrossEntropy(), gbs=4, mbs=4)
-    assert torch.equal(backend.get_logprobs(batch, mbs=4, reference=True), before)
-    assert not torch.equal(backend.get_logprobs(batch, mbs=4), before)
+    before = backend.get_logprobs(batch, micro_batch_size=4)
+    backend.train_step(
+        batch, TokenCrossEntropy(), global_batch_size=4, micro_batch_size=4
+    )
+    assert torch.equal(
+        backend.get_logprobs(batch, micro_batch_size=4, reference=True), before
+    )
+    assert not torch.equal(backend.get_logprobs(batch, micro_batch_size=4), before)
     with pytest.raises(BatchError, match="init_reference_model=True"):
-        made().get_logprobs(batch, mbs=4, reference=True)
+        made().get_logprobs(batch, micro_batch_size=4, reference=True)
 
 
 @pytest.mark.parametrize("cls", [Plain, Exporting])
@@ -158,10 +167,18 @@ def test_metrics_of_a_loss_that_it_never_calls(made, make_batch, caplog):
             return {"loss": 7.0}
 
     backend, batch = made(Unasked), make_batch(num_rows=8)
-    output = backend.train_step(batch, TokenCrossEntropy(), gbs=4, mbs=4)
+    output = backend.train_step(
+        batch, TokenCrossEntropy(), global_batch_size=4, micro_batch_size=4
+    )
     assert output["loss"].tolist() == [7.0, 7.0]
     last = batch.slice(4, 8)
-    after = backend.train_step(last, TokenCrossEntropy(), eval_mode=True, gbs=4, mbs=4)
+    after = backend.train_step(
+        last,
+        TokenCrossEntropy(),
+        eval_mode=True,
+        global_batch_size=4,
+        micro_batch_size=4,
+    )
     nll = output["all_mb_metrics"]["nll"]
     assert len(nll) == 2
     assert nll[1] == pytest.approx(after["all_mb_metrics"]["nll"][0], rel=1e-6)
@@ -175,22 +192,26 @@ def test_metrics_of_a_loss_that_it_never_calls(made, make_batch, caplog):
 
     own = made(Own)
     for _ in range(2):
-        output = own.train_step(batch, OfValues(), gbs=8, mbs=4)
+        output = own.train_step(
+            batch, OfValues(), global_batch_size=8, micro_batch_size=4
+        )
         assert output["all_mb_metrics"] == {}
     assert caplog.text.count("OfValues cannot be computed from get_logprobs") == 1
     with pytest.raises(UnsupportedModelError, match="loss of held-out rows from"):
-        own.train_step(batch, OfValues(), eval_mode=True, gbs=8, mbs=4)
+        own.train_step(
+            batch, OfValues(), eval_mode=True, global_batch_size=8, micro_batch_size=4
+        )
 
 
 def test_what_it_does_not_have_is_told(made, make_batch):
     with pytest.raises(UnsupportedModelError, match=r"'plain'.*has no get_values"):
-        made().get_values(make_batch(), mbs=4)
+        made().get_values(make_batch(), micro_batch_size=4)
 
     class WithValues(Plain):
-        def get_values(self, data, *, mbs):
+        def get_values(self, data, *, micro_batch_size):
             return torch.ones(data["input_ids"].shape)
 
-    assert made(WithValues).get_values(make_batch(), mbs=4).min() == 1.0
+    assert made(WithValues).get_values(make_batch(), micro_batch_size=4).min() == 1.0
 
 
 @pytest.mark.parametrize(
@@ -210,9 +231,9 @@ def test_what_it_returns_is_checked(made, make_batch, method, gives, message):
     backend, batch = made(cls), make_batch(num_rows=4)
     calls = {
         "train_step": lambda: backend.train_step(
-            batch, TokenCrossEntropy(), gbs=4, mbs=4
+            batch, TokenCrossEntropy(), global_batch_size=4, micro_batch_size=4
         ),
-        "get_logprobs": lambda: backend.get_logprobs(batch, mbs=4),
+        "get_logprobs": lambda: backend.get_logprobs(batch, micro_batch_size=4),
     }
     with pytest.raises(BatchError, match=message):
         calls[method]()
@@ -225,7 +246,10 @@ def test_outputs_of_another_shape_are_refused(made, make_batch):
 
     with pytest.raises(BatchError, match=r"\[B, S\] log-probs.*\[4, 20\]: got \(4, 19"):
         made(Short).train_step(
-            make_batch(num_rows=4), TokenCrossEntropy(), gbs=4, mbs=4
+            make_batch(num_rows=4),
+            TokenCrossEntropy(),
+            global_batch_size=4,
+            micro_batch_size=4,
         )
 
 
@@ -263,7 +287,7 @@ def test_a_policy_on_it_trains_saves_and_loads(
     policy = TrainingPolicy(cluster, config)
     try:
         before = policy.get_logprobs(batch)["logprobs"]
-        output = policy.train(batch, TokenCrossEntropy(), gbs=2)
+        output = policy.train(batch, TokenCrossEntropy(), global_batch_size=2)
         assert output["loss"].shape == (2,)
         after = policy.get_logprobs(batch)["logprobs"]
         weights, state = tmp_path / "a" / "weights", tmp_path / "a" / "optimizer"

@@ -1,4 +1,4 @@
-"""A policy whose workers share each layer, against one rank in this process."""
+"""A policy whose workers share layers or tokens, against one rank in this process."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from rl_distributed.transfer import receive_tensors
 from rl_models.config import PolicyConfig
 from rl_models.policy.training_policy import TrainingPolicy
 from rl_models.training.dtensor import DTensorTrainingBackend
+from rl_models.types import LossInputType
 from rl_models.weight_request import WeightRequest
 from rl_models.weights.receiving import MessageReceiver
 
@@ -64,7 +65,9 @@ def test_workers_that_share_layers_equal_one(
     initial = cut.get_logprobs(make_batch(15))["logprobs"]
     for step in range(3):
         data = make_batch(15, seed=step)
-        expected = one.train_step(data, nll_loss, gbs=15, mbs=15)
+        expected = one.train_step(
+            data, nll_loss, global_batch_size=15, micro_batch_size=15
+        )
         result = cut.train(data, nll_loss)
         for key in ("loss", "grad_norm", "lr"):
             torch.testing.assert_close(result[key], expected[key], atol=1e-6, rtol=1e-5)
@@ -79,11 +82,13 @@ def test_workers_that_share_layers_equal_one(
 
     data = make_batch(15)
     got = cut.get_logprobs(data)["logprobs"]
-    torch.testing.assert_close(got, one.get_logprobs(data, mbs=4), atol=1e-3, rtol=0)
+    torch.testing.assert_close(
+        got, one.get_logprobs(data, micro_batch_size=4), atol=1e-3, rtol=0
+    )
     reference = cut.get_reference_policy_logprobs(data)["reference_logprobs"]
     assert torch.equal(reference, initial)
     found = cut.get_topk_logits(data, k=3)
-    wanted = one.get_topk_logits(data, k=3, mbs=4)
+    wanted = one.get_topk_logits(data, k=3, micro_batch_size=4)
     for name, column in wanted.items():
         torch.testing.assert_close(found[name], column, atol=1e-3, rtol=0)
 
@@ -97,7 +102,9 @@ def test_workers_that_share_layers_equal_one(
         assert torch.equal(parameter, weights[name])
     data = make_batch(16, seed=9)
     expected = cut.train(data, nll_loss)
-    after = resumed.train_step(data, nll_loss, gbs=16, mbs=16)
+    after = resumed.train_step(
+        data, nll_loss, global_batch_size=16, micro_batch_size=16
+    )
     for key in ("loss", "grad_norm"):
         torch.testing.assert_close(after[key], expected[key], atol=1e-6, rtol=1e-5)
     assert after["lr"].item() == expected["lr"].item()
@@ -153,7 +160,68 @@ def test_values_of_shared_layers(cut, tiny_model, make_batch):
     cut.reload(before.replace(head="value", generation=None))
     data = make_batch(7)
     torch.testing.assert_close(
-        cut.get_values(data)["values"], one.get_values(data, mbs=4), atol=1e-5, rtol=0
+        cut.get_values(data)["values"],
+        one.get_values(data, micro_batch_size=4),
+        atol=1e-5,
+        rtol=0,
+    )
+    cut.reload(before, init_reference_model=True)
+
+
+class _WholeLogits:
+    """A loss that asks for logits and looks at each of them."""
+
+    input_type = LossInputType.LOGIT
+
+    def __call__(self, data, global_valid_seqs, global_valid_toks, logits):
+        ids = data["input_ids"]
+        logprobs = torch.log_softmax(logits[:, :-1], dim=-1)
+        chosen = logprobs.gather(-1, ids[:, 1:, None])[..., 0]
+        mask = data["token_mask"][:, 1:] * data["sample_mask"][:, None]
+        return -(chosen * mask).sum() / global_valid_toks, {}
+
+
+def test_workers_that_share_tokens_equal_one(
+    cut, tiny_model, make_batch, nll_loss, tmp_path
+):
+    before = cut.config
+    shared = before.replace(parallelism={"context": 2})
+    cut.reload(shared, init_reference_model=True)
+    assert cut.data_parallel_size == 1
+    one = _one_rank(tiny_model)
+    for loss in (nll_loss, _WholeLogits()):
+        data = make_batch(15, seed=3)
+        expected = one.train_step(data, loss, global_batch_size=15, micro_batch_size=15)
+        result = cut.train(data, loss)
+        for key in ("loss", "grad_norm", "lr"):
+            torch.testing.assert_close(result[key], expected[key], atol=1e-6, rtol=1e-5)
+    assert sum(cut.train(data, nll_loss)["all_mb_metrics"]["rows"]) == 15
+    one.train_step(data, nll_loss, global_batch_size=15, micro_batch_size=15)
+    got = cut.get_logprobs(data)["logprobs"]
+    torch.testing.assert_close(
+        got, one.get_logprobs(data, micro_batch_size=4), atol=1e-3, rtol=0
+    )
+    found = cut.get_topk_logits(data, k=3)
+    for name, column in one.get_topk_logits(data, k=3, micro_batch_size=4).items():
+        torch.testing.assert_close(found[name], column, atol=1e-3, rtol=0)
+    cut.save_checkpoint(tmp_path / "w", tmp_path / "o")
+    weights = _exported(cut)
+    resumed = _one_rank(tiny_model, optimizer_path=tmp_path / "o")
+    for name, parameter in resumed.model.parameters.items():
+        assert torch.equal(parameter, weights[name])
+    expected = cut.train(data, nll_loss)
+    after = resumed.train_step(
+        data, nll_loss, global_batch_size=15, micro_batch_size=15
+    )
+    torch.testing.assert_close(after["loss"], expected["loss"], atol=1e-6, rtol=1e-5)
+    one = _one_rank(tiny_model, {"head": "value"})
+    cut.reload(shared.replace(head="value", generation=None))
+    data = make_batch(7)
+    torch.testing.assert_close(
+        cut.get_values(data)["values"],
+        one.get_values(data, micro_batch_size=4),
+        atol=1e-5,
+        rtol=0,
     )
     cut.reload(before, init_reference_model=True)
 

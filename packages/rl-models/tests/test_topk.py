@@ -71,7 +71,7 @@ def test_they_are_the_largest_logits_with_their_normalizer(
     folder, rows, truth, temperature
 ):
     made = backend(folder)
-    found = made.get_topk_logits(rows, k=K, mbs=3, temperature=temperature)
+    found = made.get_topk_logits(rows, k=K, micro_batch_size=3, temperature=temperature)
     scaled = truth / (temperature or 1.0)
     here = needed(rows)
     values, indices = scaled.topk(K, dim=-1)
@@ -108,7 +108,7 @@ def test_a_distillation_loss_gets_the_students_side(folder, rows, truth):
     indices = torch.rand(4, 9, vocabulary, generator=generator).topk(K).indices
     made, loss = backend(folder), Capture()
     data = BatchedDataDict({**rows, "topk_indices": indices.to(torch.int32)})
-    metrics = made.train_step(data, loss, gbs=4, mbs=4)
+    metrics = made.train_step(data, loss, global_batch_size=4, micro_batch_size=4)
     (part,) = loss.parts
     here = rows["token_mask"][:, 1:] != 0
     logits = truth[:, :-1]
@@ -129,13 +129,13 @@ def test_a_distillation_loss_gets_the_students_side(folder, rows, truth):
 def test_wrong_tokens_are_named(folder, rows):
     made = backend(folder)
     with pytest.raises(BatchError, match="vocabulary"):
-        made.get_topk_logits(rows, k=1000, mbs=4)
+        made.get_topk_logits(rows, k=1000, micro_batch_size=4)
     with pytest.raises(BatchError, match="'topk_indices'"):
-        made.train_step(rows, Capture(), gbs=4, mbs=4)
+        made.train_step(rows, Capture(), global_batch_size=4, micro_batch_size=4)
     indices = torch.full((4, 9, K), 999, dtype=torch.int32)
     data = BatchedDataDict({**rows, "topk_indices": indices})
     with pytest.raises(BatchError, match=r"token 999.*one vocabulary"):
-        made.train_step(data, Capture(), gbs=4, mbs=4)
+        made.train_step(data, Capture(), global_batch_size=4, micro_batch_size=4)
     made.shutdown()
 
 

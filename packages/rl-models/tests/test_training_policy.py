@@ -54,7 +54,9 @@ def test_two_ranks_equal_one(two_ranks, tiny_model, make_batch, nll_loss, tmp_pa
     initial = two_ranks.get_logprobs(make_batch(15))["logprobs"]
     for step in range(5):
         data = make_batch(16, seed=step)
-        expected = one.train_step(data, nll_loss, gbs=16, mbs=16)
+        expected = one.train_step(
+            data, nll_loss, global_batch_size=16, micro_batch_size=16
+        )
         result = two_ranks.train(data, nll_loss)
         for key in ("loss", "grad_norm", "lr"):
             torch.testing.assert_close(result[key], expected[key], atol=1e-5, rtol=0)
@@ -74,12 +76,16 @@ def test_two_ranks_equal_one(two_ranks, tiny_model, make_batch, nll_loss, tmp_pa
     # A number of rows that two ranks cannot share evenly, in order, timed.
     data, timer = make_batch(15), Timer()
     got = two_ranks.get_logprobs(data, timer=timer)["logprobs"]
-    torch.testing.assert_close(got, one.get_logprobs(data, mbs=4), atol=1e-5, rtol=0)
+    torch.testing.assert_close(
+        got, one.get_logprobs(data, micro_batch_size=4), atol=1e-5, rtol=0
+    )
     assert "get_logprobs/compute" in timer.get_timing_metrics()
     reference = two_ranks.get_reference_policy_logprobs(data)["reference_logprobs"]
     assert torch.equal(reference, initial)
     odd = two_ranks.train(data, nll_loss, eval_mode=True)
-    same = one.train_step(data, nll_loss, eval_mode=True, gbs=15, mbs=15)
+    same = one.train_step(
+        data, nll_loss, eval_mode=True, global_batch_size=15, micro_batch_size=15
+    )
     torch.testing.assert_close(odd["loss"], same["loss"], atol=1e-5, rtol=0)
 
     # The state of two ranks resumes on one, bitwise; then on two.
@@ -89,7 +95,9 @@ def test_two_ranks_equal_one(two_ranks, tiny_model, make_batch, nll_loss, tmp_pa
         assert torch.equal(parameter, weights[name])
     data = make_batch(16, seed=9)
     expected = two_ranks.train(data, nll_loss)
-    after = resumed.train_step(data, nll_loss, gbs=16, mbs=16)
+    after = resumed.train_step(
+        data, nll_loss, global_batch_size=16, micro_batch_size=16
+    )
     torch.testing.assert_close(after["loss"], expected["loss"], atol=1e-5, rtol=0)
     assert after["lr"].item() == expected["lr"].item()
     two_ranks.load_checkpoint(None, tmp_path / "o")
@@ -104,7 +112,7 @@ def test_two_ranks_begin_anew_together(two_ranks, tiny_model, make_batch, nll_lo
     )
     one = _one_rank(tiny_model)
     data = make_batch(16)
-    expected = one.train_step(data, nll_loss, gbs=16, mbs=16)
+    expected = one.train_step(data, nll_loss, global_batch_size=16, micro_batch_size=16)
     for _ in range(4):
         two_ranks.reload(config, init_reference_model=True)
         result = two_ranks.train(data, nll_loss)
@@ -115,10 +123,10 @@ def test_bad_rows_are_named_by_the_driver(two_ranks, make_batch, nll_loss):
     with pytest.raises(ContextLengthError, match="max_total_sequence_length = 32"):
         two_ranks.get_logprobs(make_batch(4, width=60))
     data = make_batch(8)
-    with pytest.raises(BatchError, match="drop 2 rows or pass gbs=8"):
-        two_ranks.train(data, nll_loss, gbs=3)
+    with pytest.raises(BatchError, match="drop 2 rows or pass global_batch_size=8"):
+        two_ranks.train(data, nll_loss, global_batch_size=3)
     with pytest.raises(BatchError, match="use 2"):
-        two_ranks.train(data, nll_loss, gbs=1)
+        two_ranks.train(data, nll_loss, global_batch_size=1)
     del data["sample_mask"]
     with pytest.raises(BatchError, match="lacks sample_mask"):
         two_ranks.train(data, nll_loss)
@@ -157,7 +165,9 @@ def test_settings_of_the_optimizer_change_on_all_ranks(
                 policy.change_optimizer(lr=5e-2, weight_decay=0.5)
                 one.change_optimizer({"lr": 5e-2, "weight_decay": 0.5})
             data = make_batch(8, seed=step)
-            expected = one.train_step(data, nll_loss, gbs=8, mbs=8)
+            expected = one.train_step(
+                data, nll_loss, global_batch_size=8, micro_batch_size=8
+            )
             got = policy.train(data, nll_loss)
             torch.testing.assert_close(got["loss"], expected["loss"], atol=1e-5, rtol=0)
             assert got["lr"].item() == ([5e-4, 1e-3] + [5e-2] * 2)[step]

@@ -33,7 +33,7 @@ class Trainer:
         self.backend.setup(self.config.to_dict())
 
     def get_logprobs(self, rows):
-        return {"logprobs": self.backend.get_logprobs(rows, mbs=4)}
+        return {"logprobs": self.backend.get_logprobs(rows, micro_batch_size=4)}
 
     def weights(self):
         pairs = self.backend.export_weights("float32")
@@ -48,7 +48,9 @@ class Trainer:
             token_mask=mask,
             sample_mask=torch.ones(4),
         )
-        self.backend.train_step(rows, TokenCrossEntropy(), gbs=4, mbs=4)
+        self.backend.train_step(
+            rows, TokenCrossEntropy(), global_batch_size=4, micro_batch_size=4
+        )
 
 
 class Engine:

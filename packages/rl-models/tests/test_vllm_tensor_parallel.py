@@ -56,7 +56,7 @@ class Trainer:
         return Pending(lambda left_s: [None], (messages,))
 
     def get_logprobs(self, rows):
-        return self.worker.get_logprobs(rows, mbs=8)
+        return self.worker.get_logprobs(rows, micro_batch_size=8)
 
 
 @pytest.fixture(scope="module")

@@ -45,7 +45,7 @@ class Trainer:
         return Pending(lambda left_s: [None], (messages,))
 
     def get_logprobs(self, rows):
-        return self.worker.get_logprobs(rows, mbs=4)
+        return self.worker.get_logprobs(rows, micro_batch_size=4)
 
     def learn(self, seed):
         generator = torch.Generator().manual_seed(seed)
@@ -212,7 +212,7 @@ def test_a_replica_that_stays_stale_and_says_otherwise(sync, generation):
 def test_packed_weights_that_are_not_packed_again(sync, generation):
     backend = generation.workers[0]._backend
     # The engine's own copies: q, k and v in one matrix, the tied head transposed.
-    backend._decoder.refresh = lambda: None
+    backend._sampler.decoder.refresh = lambda: None
     with pytest.raises(WeightSyncError, match=r"replica 0.*a packed copy"):
         sync.sync_weights()
 

@@ -21,7 +21,7 @@ from rl_models.errors import GenerationError, WeightSyncError
 from rl_models.generation.config import GenerationConfig
 from rl_models.policy.generation_policy import GenerationPolicy
 from rl_models.policy.huggingface_policy import HuggingFacePolicy
-from rl_models.replicas.count import Uses
+from rl_models.replicas.uses import Uses
 from rl_models.testing import TokenCrossEntropy
 from rl_models.weight_request import Pending
 from rl_models.weights.config import ProbeConfig, WeightSyncConfig

@@ -11,23 +11,34 @@ Which one a class has is seen from the signatures of its methods.
 from __future__ import annotations
 
 import inspect
+import types
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar, cast
 
 from rl_distributed.errors import RegistryError
 from rl_models.interfaces import GenerationBackend, TrainingBackend
 
-__all__ = ["Form", "generation_form", "own_method", "training_form"]
+__all__ = [
+    "Form",
+    "generation_form",
+    "own_method",
+    "training_form",
+    "with_defaults",
+]
 
 Form = Literal["whole", "plain"]
+Defaults = TypeVar("Defaults")
 Call = tuple[tuple[str, ...], tuple[str, ...]]
 """Names of positional and of keyword arguments of a call."""
 
 _PATHS = ("weights_path", "optimizer_path")
 _WHOLE_TRAINING: dict[str, Call] = {
     "setup": (("config",), ("init_reference_model", *_PATHS)),
-    "train_step": (("data", "loss_fn"), ("eval_mode", "gbs", "mbs")),
-    "get_logprobs": (("data",), ("mbs", "reference")),
+    "train_step": (
+        ("data", "loss_fn"),
+        ("eval_mode", "global_batch_size", "micro_batch_size"),
+    ),
+    "get_logprobs": (("data",), ("micro_batch_size", "reference")),
     "save_checkpoint": ((*_PATHS, "tokenizer_path"), ()),
     "load_checkpoint": (_PATHS, ()),
     "weight_specs": ((), ()),
@@ -142,3 +153,16 @@ def _takes(backend: type[Any], name: str, method: Any, call: Call) -> bool:
 def _shown(name: str, call: Call) -> str:
     positional, keywords = call
     return f"{name}({', '.join((*positional, *(f'{k}=' for k in keywords)))})"
+
+
+def with_defaults(told: type[Any], defaults: type[Defaults]) -> type[Defaults]:
+    """Complete a class by what it leaves out of another one.
+
+    Args:
+        told: A backend, or its class `Traits`.
+        defaults: `TrainingTraits` or `GenerationTraits`.
+    """
+    if issubclass(told, defaults):
+        return told
+    completed = types.new_class(told.__name__, (told, defaults))
+    return cast("type[Defaults]", completed)

@@ -145,6 +145,21 @@ class DTensorConfig(Config):
     """Groups of data-parallel workers that each hold the whole model, sharded inside a
     group only (HSDP): weights are then gathered inside a group, for instance one node;
     1: sharded over all of them (FSDP)."""
+    router_loss_weight: float = Field(0.0, ge=0)
+    """Weight of the loss that keeps the experts of a mixture equally busy, which is
+    added to that of each micro-batch by its share of the trained tokens; 0: none."""
+    reduce_each_micro_batch: bool = False
+    """Sum gradients over the ranks after every micro-batch, not only after the last one
+    of an optimizer step: each rank holds its shard of them in between, not all, for one
+    reduce-scatter per micro-batch."""
+    compile: str | None = None
+    """Backend of `torch.compile`, such as `inductor`, that decoder layers are compiled
+    with when they are first used; null: they are not."""
+    logprob_chunk_size: int | None = Field(None, ge=0)
+    """Positions whose logits are there at once when log-probs are computed; others are
+    computed one chunk after the other, and again in the backward pass: less memory, one
+    more product with the head; 0: all at once; null: all at once while their logits
+    take 1 GiB at most, else as many as take 64 MiB."""
     deadline_s: float = Field(600.0, gt=0)
     """A collective that has not ended by then is reported."""
 

@@ -33,16 +33,21 @@ if TYPE_CHECKING:
     from rl_distributed.batch.batched_data_dict import BatchedDataDict
     from rl_distributed.cluster.virtual_cluster import RayVirtualCluster
     from rl_distributed.timing.timer import Timer
+    from rl_distributed.transfer import Manifest
     from rl_models.weight_request import Pending, WeightRequest
 
 __all__ = [
     "GenerationBackend",
     "GenerationInterface",
     "GenerationMemory",
+    "HeldWeights",
+    "LiveOptimizer",
     "LossFunction",
+    "PaddedRows",
     "PolicyInterface",
     "TrainingBackend",
     "TrainingMemory",
+    "lacking",
 ]
 
 AnyPath = str | PathLike[str]
@@ -207,19 +212,21 @@ class PolicyInterface(ABC):
         loss_fn: LossFunction,
         eval_mode: bool = False,
         *,
-        gbs: int | None = None,
-        mbs: int | None = None,
+        global_batch_size: int | None = None,
+        micro_batch_size: int | None = None,
         timer: Timer | None = None,
     ) -> TrainOutput:
-        """One optimizer step per global batch of `gbs` rows.
+        """One optimizer step per global batch of `global_batch_size` rows.
 
         Args:
-            data: Rows; their number is a multiple of `gbs`.
+            data: Rows; their number is a multiple of `global_batch_size`.
             loss_fn: The loss; it is sent to the workers. `TrainingPolicy` also takes
                 rewards of rows that `generate` gave.
             eval_mode: Compute the loss and its metrics only.
-            gbs: Rows per optimizer step; default `train_global_batch_size`.
-            mbs: Rows per micro-batch and rank; default `train_micro_batch_size`.
+            global_batch_size: Rows per optimizer step; default
+                `train_global_batch_size`.
+            micro_batch_size: Rows per micro-batch and rank; default
+                `train_micro_batch_size`.
             timer: Receives the spans of the call.
         """
 
@@ -331,7 +338,6 @@ class GenerationInterface(ABC):
         """End the workers; True if nothing went wrong."""
 
 
-@runtime_checkable
 class TrainingMemory(Protocol):
     """What a `TrainingBackend` may have besides: memory to free between its turns."""
 
@@ -349,12 +355,43 @@ class TrainingMemory(Protocol):
         ...
 
 
-@runtime_checkable
 class GenerationMemory(Protocol):
     """What a `GenerationBackend` may have besides: memory to free between its turns."""
 
     def release_memory(self) -> None:
         """Free it; `load_weights` and `generate` take what they need again."""
+        ...
+
+
+class LiveOptimizer(Protocol):
+    """What a `TrainingBackend` may have besides: an optimizer that can be changed."""
+
+    def change_optimizer(self, settings: Mapping[str, float]) -> None:
+        """Change settings of the optimizer; see `TrainingPolicy.change_optimizer`."""
+        ...
+
+
+class HeldWeights(Protocol):
+    """What a `GenerationBackend` may have besides: a look at the weights it holds."""
+
+    def changed_weights(self, manifest: Manifest) -> list[str] | None:
+        """Return the tensors that it holds otherwise than they were sent.
+
+        Args:
+            manifest: What was sent, with a checksum per tensor.
+
+        Returns:
+            Their names; None if it cannot tell.
+        """
+        ...
+
+
+class PaddedRows(Protocol):
+    """What a `GenerationBackend` may have besides: a padding token of its own."""
+
+    @property
+    def pad_token_id(self) -> int:
+        """Token that its rows are filled with, known after `setup`; 0 without it."""
         ...
 
 
@@ -382,19 +419,25 @@ class TrainingBackend(Protocol):
         loss_fn: LossFunction,
         *,
         eval_mode: bool = False,
-        gbs: int,
-        mbs: int,
+        global_batch_size: int,
+        micro_batch_size: int,
     ) -> dict[str, Any]:
-        """Trains on this rank's shard; `gbs` counts the rows over all ranks."""
+        """Train on this rank's shard; `global_batch_size` counts rows of all ranks."""
         ...
 
     def get_logprobs(
-        self, data: BatchedDataDict[Any], *, mbs: int, reference: bool = False
+        self,
+        data: BatchedDataDict[Any],
+        *,
+        micro_batch_size: int,
+        reference: bool = False,
     ) -> Tensor:
         """[B, S] log-probs of this rank's shard."""
         ...
 
-    def get_values(self, data: BatchedDataDict[Any], *, mbs: int) -> Tensor:
+    def get_values(
+        self, data: BatchedDataDict[Any], *, micro_batch_size: int
+    ) -> Tensor:
         """[B, S] numbers of a scalar head for this rank's shard."""
         ...
 
@@ -403,7 +446,7 @@ class TrainingBackend(Protocol):
         data: BatchedDataDict[Any],
         *,
         k: int,
-        mbs: int,
+        micro_batch_size: int,
         temperature: float | None = None,
     ) -> Mapping[str, Tensor]:
         """Columns of `TopkOutputSpec` for this rank's shard."""
@@ -474,3 +517,19 @@ class GenerationBackend(Protocol):
     def shutdown(self) -> None:
         """Frees the engine."""
         ...
+
+
+def lacking(side: object, protocol: type) -> list[str]:
+    """Return the members of a protocol that an object does not have.
+
+    `isinstance` would not do: from Python 3.12 on it does not see what an object passes
+    on to another, as a wrapper around a policy does.
+    """
+    names = {
+        name
+        for base in protocol.__mro__
+        if base not in (object, Protocol)
+        for name in vars(base)
+        if not name.startswith("_")
+    }
+    return sorted(name for name in names if not hasattr(side, name))

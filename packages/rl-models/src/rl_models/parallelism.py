@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from pydantic import Field, model_validator
@@ -44,9 +44,11 @@ class ParallelismConfig(Config):
     pipeline: int = Field(1, gt=0)
     """Workers that each have some of the layers."""
     context: int = Field(1, gt=0)
-    """Workers that share the tokens of each row."""
+    """Workers that share the tokens of each row, and its attention heads. With the
+    `dtensor` backend they share the weights as the `data` ones do."""
     expert: int = Field(1, gt=0)
-    """Workers that share the experts of a mixture; they are some of the `data` ones."""
+    """Workers that share the experts of a mixture: some of those that have other
+    tokens (`data` and `context`), neighbours first."""
 
     @model_validator(mode="after")
     def _check(self) -> ParallelismConfig:
@@ -72,6 +74,7 @@ class ParallelismConfig(Config):
             ConfigError: The layout does not fit that number of workers.
         """
         size, left = divmod(num_workers, self.model_size)
+        token_workers = size * self.context
         product = " x ".join(
             f"{name} {value}" for name, value in self._model_sizes() if value > 1
         )
@@ -89,6 +92,12 @@ class ParallelismConfig(Config):
                 f"{product or 'one copy of the model'} leaves of {num_workers}: got "
                 f"{self.data}; leave it null, or use "
                 f"{self.data * self.model_size} workers (cluster.workers_per_node)"
+            )
+        if token_workers % self.expert:
+            raise ConfigError(
+                "policy.parallelism.expert must divide the workers that have other "
+                f"tokens, data x context ({token_workers}): got {self.expert}; use "
+                f"{_near([token_workers], self.expert)}"
             )
         return size
 
@@ -141,6 +150,8 @@ _DIVIDED_BY: Mapping[str, tuple[tuple[str, str], ...]] = {
         ("num_attention_heads", "attention heads"),
         ("num_key_value_heads", "key-value heads"),
         ("intermediate_size", "feed-forward columns"),
+        ("num_experts", "experts"),
+        ("num_local_experts", "experts"),
     ),
     "pipeline": (("num_hidden_layers", "layers"),),
     "expert": (("num_experts", "experts"), ("num_local_experts", "experts")),
@@ -170,15 +181,38 @@ def check_model_divides(
             if isinstance(shape.get(field), int)
         }
         if all(count % size == 0 for count in counts.values()):
+            if axis == "expert" and size > 1 and shape and not counts:
+                raise ConfigError(
+                    f"policy.parallelism.expert must be 1 with {model_name}, which has "
+                    f"no experts: got {size}"
+                )
             continue
-        possible = [
-            n
-            for n in range(1, min(counts.values()) + 1)
-            if all(count % n == 0 for count in counts.values())
-        ]
-        near = sorted(sorted(possible, key=lambda n: abs(n - size))[:2])
         has = ", ".join(f"{count} {what}" for what, count in counts.items())
         raise ConfigError(
             f"policy.parallelism.{axis} must divide what {model_name} has ({has}): got "
-            f"{size}; use {' or '.join(map(str, near))}"
+            f"{size}; use {_near(counts.values(), size)}"
         )
+    _check_heads(parallelism, shape.get("num_attention_heads"), model_name)
+
+
+def _check_heads(parallelism: ParallelismConfig, count: Any, model_name: str) -> None:
+    """Refuse workers that share tokens where each does not get as many heads."""
+    size, tensor = parallelism.context, parallelism.tensor
+    if not isinstance(count, int) or count % tensor:
+        return
+    own = count // tensor
+    if own % size:
+        of_rank = f", {own} for each of {tensor} tensor" if tensor > 1 else ""
+        raise ConfigError(
+            f"policy.parallelism.context must divide what {model_name} has ({count} "
+            f"attention heads{of_rank}): got {size}; use {_near([own], size)}"
+        )
+
+
+def _near(counts: Collection[int], size: int) -> str:
+    """Name the sizes next to one that divide all counts."""
+    possible = [
+        n for n in range(1, min(counts) + 1) if all(count % n == 0 for count in counts)
+    ]
+    near = sorted(sorted(possible, key=lambda n: abs(n - size))[:2])
+    return " or ".join(map(str, near))

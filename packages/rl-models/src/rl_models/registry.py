@@ -19,15 +19,15 @@ __all__ = [
     "adopt_generation_backends",
     "adopt_training_backends",
     "check_generation_backend",
+    "generation_backend_described",
     "generation_registrations",
     "get_generation_backend",
-    "get_generation_traits",
     "get_training_backend",
+    "is_described_apart",
     "register_generation_backend",
     "register_training_backend",
-    "training_backend_home",
+    "training_backend_described",
     "training_registrations",
-    "training_worker_class",
 ]
 
 Class = TypeVar("Class", bound=type)
@@ -93,24 +93,30 @@ def register_generation_backend(name: str) -> Callable[[Class], Class]:
     return decorate
 
 
-def training_backend_home(name: str) -> ModuleType | None:
-    """Return the module that an entry point finds a training backend in.
+def training_backend_described(name: str) -> type[Any]:
+    """Return the class that says what a training backend is; see `training.traits`.
 
-    See `Registry`.
+    It is the class `Traits` of the module that the entry point names, where there is
+    one: the backend with the libraries that it computes with is not imported then. Else
+    it is the backend's class.
+
+    Raises:
+        RegistryError: See `get_training_backend`.
     """
-    return _TRAINING.home(name)
+    return _apart(_TRAINING.home(name)) or get_training_backend(name)
 
 
-def training_worker_class(name: str) -> str:
-    """Return the path of the worker class that hosts a training backend.
+def is_described_apart(name: str) -> bool:
+    """Whether a training backend is described without being imported.
 
-    A backend class may name one as `worker_class`, and so does the module of its entry
-    point then, which spares the import of the class; its environment has what the
-    backend imports.
+    It then has all methods of `TrainingBackend`.
     """
-    own = "rl_models.training.worker.TrainingWorker"
-    holder = training_backend_home(name) or get_training_backend(name)
-    return str(getattr(holder, "worker_class", own))
+    return _apart(_TRAINING.home(name)) is not None
+
+
+def _apart(home: ModuleType | None) -> type[Any] | None:
+    """Return the class `Traits` of an entry point's module, if it has one."""
+    return None if home is None else vars(home).get("Traits")
 
 
 def check_generation_backend(name: str) -> None:
@@ -118,18 +124,15 @@ def check_generation_backend(name: str) -> None:
     _GENERATION.check(name)
 
 
-def get_generation_traits(name: str) -> type[Any]:
-    """Return the class that says what a generation backend asks of its workers.
+def generation_backend_described(name: str) -> type[Any]:
+    """Return the class that says what a generation backend is.
 
-    It is the class `Traits` of the module that the entry point names, where there is
-    one: the backend with the libraries that it samples with is not imported then. Else
-    it is the backend's class.
+    See `training_backend_described`.
 
     Raises:
         RegistryError: See `get_generation_backend`.
     """
-    traits = getattr(_GENERATION.home(name), "Traits", None)
-    return get_generation_backend(name) if traits is None else traits
+    return _apart(_GENERATION.home(name)) or get_generation_backend(name)
 
 
 def get_generation_backend(name: str) -> type[Any]:

@@ -265,27 +265,31 @@ def check_training_backend(
     data["token_mask"][:, 0] = False
     data["sample_mask"] = torch.ones(rows)
     real = data["token_mask"]
-    before = backend.get_logprobs(data, mbs=2)
+    before = backend.get_logprobs(data, micro_batch_size=2)
     truth = reference_logprobs(folder, data["input_ids"])
     error = (before.double() - truth)[real].abs().max().item()
     _require(error < 1e-5, f"log-probs must be those of the model: off by {error:.2g}")
     _require(bool((before[:, 0] == 0).all()), "log-probs must be 0 at position 0")
     loss_fn = TokenCrossEntropy()
-    result = backend.train_step(data, loss_fn, gbs=rows, mbs=2)
+    result = backend.train_step(
+        data, loss_fn, global_batch_size=rows, micro_batch_size=2
+    )
     expected = -truth[real].mean().item()
     _require(
         abs(float(result["loss"][0]) - expected) < 1e-5,
         "micro-batch losses must sum to the loss of the global batch",
     )
-    after = backend.get_logprobs(data, mbs=rows)
+    after = backend.get_logprobs(data, micro_batch_size=rows)
     _require(
         after[real].mean().item() > before[real].mean().item(),
         "a step on a likelihood loss must raise the likelihood",
     )
-    evaluated = backend.train_step(data, loss_fn, eval_mode=True, gbs=rows, mbs=rows)
+    evaluated = backend.train_step(
+        data, loss_fn, eval_mode=True, global_batch_size=rows, micro_batch_size=rows
+    )
     _require(
         abs(float(evaluated["loss"][0]) + after[real].mean().item()) < 1e-5
-        and torch.equal(backend.get_logprobs(data, mbs=rows), after),
+        and torch.equal(backend.get_logprobs(data, micro_batch_size=rows), after),
         "eval mode must give the loss and leave the weights alone",
     )
     _check_exports(backend, Path(checkpoint_folder), data, after)

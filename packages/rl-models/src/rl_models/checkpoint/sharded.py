@@ -161,6 +161,7 @@ class ShardedReader:
                 f"{self.folder} has format {record.get('format')!r}; this version "
                 f"reads {_FORMAT!r}"
             )
+        self.format: str = record["format"]
         self.world_size = int(record["world_size"])
         self.state: dict[str, Any] = record["state"]
         self._files: list[Any] = []
@@ -191,6 +192,17 @@ class ShardedReader:
     def names(self) -> set[str]:
         """Names of all tensors."""
         return {name for boxes in self._boxes for name in boxes}
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a whole tensor."""
+        return next(boxes[name].global_shape for boxes in self._boxes if name in boxes)
+
+    def lacks(self, name: str) -> bool:
+        """Whether no rank has a part of a tensor, of which the others have some."""
+        if name.startswith("random/"):
+            return False  # each rank's own
+        held = sum(boxes[name].numel for boxes in self._boxes if name in boxes)
+        return held < math.prod(self.shape(name))
 
     def on_rank(self, name: str, rank: int) -> Tensor | None:
         """Read a tensor as one rank wrote it; None if that rank has none."""

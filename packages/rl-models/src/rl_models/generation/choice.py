@@ -21,8 +21,9 @@ from rl_distributed.errors import DistributedError
 from rl_distributed.logs.logging import get_logger
 from rl_models.environments import VLLM
 from rl_models.generation.config import GenerationConfig
+from rl_models.generation.traits import get_generation_traits
 
-__all__ = ["choose_backend", "for_this_process", "has_vllm"]
+__all__ = ["choose_backend", "for_this_process", "has_vllm", "without_trainer"]
 
 _logger = get_logger(__name__)
 
@@ -49,8 +50,20 @@ def for_this_process(config: GenerationConfig) -> GenerationConfig:
     vLLM lives in an environment of its own. Where this is not that one, a few rows are
     sampled by the backend `huggingface`, which gives the same log-probs.
     """
-    config = choose_backend(config, on_gpu=False)
+    config = choose_backend(without_trainer(config), on_gpu=False)
     if config.backend != "vllm" or _is_installed():
+        return config
+    return config.model_copy(update={"backend": _FALLBACK})
+
+
+def without_trainer(config: GenerationConfig) -> GenerationConfig:
+    """Return the config for sampling where nothing is trained.
+
+    A backend that samples in the workers of a trainer gives way to `huggingface`, which
+    gives the same log-probs.
+    """
+    name = config.backend
+    if name == "auto" or get_generation_traits(name).samples_in is None:
         return config
     return config.model_copy(update={"backend": _FALLBACK})
 

@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import Field, model_validator
 
 from rl_distributed.config import Config, changeable
+from rl_models.generation.openai_config import OpenAIConfig
 from rl_models.generation.vllm_config import VllmConfig
 from rl_models.types import SamplingParams
 from rl_models.weights.config import WeightSyncConfig
@@ -66,6 +67,8 @@ class GenerationConfig(Config):
     """Further settings, whose meaning the backend defines."""
     vllm: VllmConfig = Field(default_factory=VllmConfig)
     """The engine of the backend vllm."""
+    openai: OpenAIConfig = Field(default_factory=OpenAIConfig)
+    """The servers of the backend openai."""
 
     @model_validator(mode="after")
     def _check_stop_strings(self) -> GenerationConfig:

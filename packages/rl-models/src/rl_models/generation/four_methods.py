@@ -18,7 +18,7 @@ import torch
 
 from rl_distributed.batch.batched_data_dict import BatchedDataDict
 from rl_distributed.logs.logging import get_logger
-from rl_models.backend_forms import generation_form
+from rl_models.backend_forms import generation_form, with_defaults
 from rl_models.checkpoint.model_folder import folder_context_length
 from rl_models.errors import GenerationError
 from rl_models.generation.config import GenerationConfig
@@ -26,6 +26,7 @@ from rl_models.generation.huggingface.stopping import StopStrings
 from rl_models.generation.noise import derive_seeds
 from rl_models.generation.rows import check_rows, stop_strings_of
 from rl_models.generation.sampling import check_sampling_params
+from rl_models.generation.traits import GenerationTraits
 from rl_models.registry import get_generation_backend
 from rl_models.tokens.tokenizer import load_tokenizer, pad_token_id, stop_token_ids
 from rl_models.types import SamplingParams
@@ -334,13 +335,13 @@ class FourMethodBackend:
 
 
 def _takes_token_ids(backend: type[Any], title: str) -> bool:
-    kind = getattr(backend, "prompts", "text")
+    kind = with_defaults(backend, GenerationTraits).prompts
     if kind not in ("text", "token_ids"):
         raise GenerationError(
             f'the attribute prompts of {title} must be "text" or "token_ids": got '
             f"{kind!r}"
         )
-    return bool(kind == "token_ids")
+    return kind == "token_ids"
 
 
 def _are_ids(tokens: Sequence[Any]) -> bool:

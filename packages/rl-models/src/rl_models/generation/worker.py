@@ -16,7 +16,12 @@ from rl_models.errors import GenerationError
 from rl_models.generation.four_methods import make_generation_backend
 from rl_models.generation.replica_rank import ReplicaRank
 from rl_models.generation.row_checks import rows_digest
-from rl_models.interfaces import GenerationMemory
+from rl_models.interfaces import (
+    GenerationMemory,
+    HeldWeights,
+    PaddedRows,
+    lacking,
+)
 from rl_models.registry import adopt_generation_backends
 from rl_models.types import (
     GENERATION_INPUT,
@@ -87,7 +92,9 @@ class GenerationWorker:
         rank = "" if self._place is None else f", rank {self._place.rank}"
         self._receiver = WeightReceiver(f"generation replica {self._replica}{rank}")
         self._refusal = ""
-        return int(getattr(self._backend, "pad_token_id", 0))
+        if lacking(self._backend, PaddedRows):
+            return 0
+        return int(self._backend.pad_token_id)
 
     def generate(
         self,
@@ -153,15 +160,15 @@ class GenerationWorker:
         Returns:
             Their names; None if the backend cannot tell what it holds.
         """
-        changed = getattr(self._backend, "changed_weights", None)
-        if changed is None or self._receiver.manifest is None:
+        manifest = self._receiver.manifest
+        if manifest is None or lacking(self._backend, HeldWeights):
             return None
-        names: list[str] | None = changed(self._receiver.manifest)
+        names: list[str] | None = self._backend.changed_weights(manifest)
         return names
 
     def release_memory(self) -> None:
         """Let the backend free what only generation needs, if it can."""
-        if isinstance(self._backend, GenerationMemory):
+        if not lacking(self._backend, GenerationMemory):
             self._backend.release_memory()
 
     def shutdown(self) -> None:

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 from transformers.utils import is_flash_attn_2_available
 from transformers.utils.logging import disable_progress_bar
 
 from rl_models.checkpoint.hub import check_hub_name
 from rl_models.checkpoint.model_folder import check_model_folder
 from rl_models.errors import ModelLoadError, UnsupportedModelError
+from rl_models.ops.skeleton import skeleton
 from rl_models.ops.varlen_attention import ATTENTION_NAME
 
 __all__ = [
     "DTYPES",
     "attention_for",
+    "causal_lm_skeleton",
     "load_causal_lm",
     "packing_obstacle",
 ]
@@ -62,6 +65,32 @@ def load_causal_lm(
         raise ModelLoadError(
             f"cannot load the model {source!r} as a causal language model: {error}"
         ) from error
+
+
+def causal_lm_skeleton(
+    source: str, overrides: Mapping[str, Any] | None = None
+) -> Any | None:
+    """Build what `load_causal_lm` gives in float32, without memory for its weights.
+
+    Args:
+        source: A folder or a hub name that was checked.
+        overrides: Fields of the model's config to replace.
+
+    Returns:
+        As `skeleton`.
+    """
+    config = AutoConfig.from_pretrained(source, **dict(overrides or {}))
+    model = skeleton(
+        lambda: AutoModelForCausalLM.from_config(
+            config,
+            dtype=DTYPES["float32"],
+            attn_implementation=attention_for(config),
+        )
+    )
+    if model is not None:
+        with suppress(OSError):  # then it has the one of its config
+            model.generation_config = GenerationConfig.from_pretrained(source)
+    return model
 
 
 def attention_for(config: Any) -> str | None:

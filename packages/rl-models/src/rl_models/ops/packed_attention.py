@@ -33,7 +33,8 @@ __all__ = [
 
 ATTENTION_NAME = "rl_varlen"
 
-# Rows whose lengths differ by at most this factor share a padded call.
+# Rows whose lengths differ by at most this factor share a padded call: fewer and larger
+# calls, at the price of at most a fifth of a call's slots being padding.
 _WIDTH_RATIO = 1.25
 
 
@@ -63,11 +64,14 @@ class VarlenLayout:
     def from_lengths(cls, lengths: np.ndarray, device: torch.device) -> VarlenLayout:
         """Plans the buckets of sequences with these lengths, in packed order."""
         lengths = np.asarray(lengths, dtype=np.int64)
+        # An empty sequence has borders and no token; it would make a bucket of width 0.
         lengths = lengths[lengths > 0]
+        # Rows of one length are their own padded form: attention reads them in place.
         if lengths.size and (lengths == lengths[0]).all():
             bucket = _Bucket(0, int(lengths.size), int(lengths[0]))
             return cls((bucket,), None, None)
         starts = np.cumsum(lengths) - lengths
+        # Stable: equal batches are padded equally, and so give equal bits.
         order = np.argsort(lengths, kind="stable")
         buckets: list[_Bucket] = []
         token_of_slot: list[np.ndarray] = []
@@ -76,6 +80,8 @@ class VarlenLayout:
         for rows in _rows_of_buckets(lengths, order):
             width = int(lengths[rows[-1]])
             offsets = np.arange(width)
+            # Padding repeats the last token of its row: zeros would need a buffer, and
+            # another row's token would mix sequences if a mask were ever wrong.
             positions = starts[rows, None] + np.minimum(
                 offsets, lengths[rows, None] - 1
             )
@@ -128,6 +134,7 @@ def _rows_of_buckets(lengths: np.ndarray, order: np.ndarray) -> list[np.ndarray]
     first = 0
     ordered = lengths[order]
     while first < order.size:
+        # Of short rows the factor alone would give each length a call of its own.
         limit = max(int(ordered[first] * _WIDTH_RATIO), int(ordered[first]) + 2)
         last = int(np.searchsorted(ordered, limit, side="right"))
         groups.append(order[first:last])
@@ -170,6 +177,7 @@ class _Unpad(torch.autograd.Function):
 
 
 # One layout per packed batch: all layers of a forward pass share the borders tensor.
+# By that tensor's identity, weakly: the layout goes when the batch does.
 _layouts: Any = WeakTensorKeyDictionary()
 
 
@@ -205,6 +213,7 @@ def packed_model_inputs(
     """
     lengths = np.asarray(lengths, dtype=np.int64)
     device = device or torch.device("cpu")
+    # int32 is what flash attention's kernels take.
     borders = np.zeros(lengths.size + 1, dtype=np.int32)
     np.cumsum(lengths, out=borders[1:])
     positions = np.arange(int(borders[-1])) - np.repeat(borders[:-1], lengths)
@@ -214,6 +223,7 @@ def packed_model_inputs(
         layout = layout.shared(token_of_position)
         positions = positions[_first_positions(token_of_position)]
     cu_seq_lens = cu_seq_lens.to(device)
+    # From here, as the lengths are at hand: a layer would fetch them from the device.
     _layouts[cu_seq_lens] = layout
     longest = int(lengths.max()) if lengths.size else 0
     needs_mask = attention == ATTENTION_NAME
@@ -293,6 +303,8 @@ def _attend(
         .transpose(1, 2)
         for x, num_heads in zip(rows, heads, strict=True)
     )
+    # Only rows longer than the window need a mask: `is_causal` alone lets torch choose
+    # a kernel that never builds one.
     mask = None
     if sliding_window is not None and width > sliding_window:
         position = torch.arange(width, device=query.device)

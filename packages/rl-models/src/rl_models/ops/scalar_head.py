@@ -29,8 +29,14 @@ from rl_models.checkpoint.hub import check_hub_name
 from rl_models.checkpoint.model_folder import check_model_folder
 from rl_models.errors import ModelLoadError, UnsupportedModelError
 from rl_models.ops.causal_lm import DTYPES, attention_for
+from rl_models.ops.skeleton import skeleton
 
-__all__ = ["SCALAR_HEADS", "load_scalar_model"]
+__all__ = [
+    "SCALAR_HEADS",
+    "load_scalar_model",
+    "scalar_head_name",
+    "scalar_model_skeleton",
+]
 
 SCALAR_HEADS: dict[str, Any] = {
     "value": AutoModelForTokenClassification,
@@ -75,10 +81,7 @@ def load_scalar_model(
     # It would report the head as missing and the language-model head as unexpected.
     transformers_logging.set_verbosity_error()
     try:
-        config = AutoConfig.from_pretrained(
-            source, **{**(overrides or {}), "num_labels": 1}
-        )
-        _check_architecture(config, head)
+        config = _config(source, head, overrides)
         model, info = SCALAR_HEADS[head].from_pretrained(
             source,
             config=config,
@@ -93,7 +96,7 @@ def load_scalar_model(
         ) from error
     finally:
         transformers_logging.set_verbosity(verbosity)
-    name = _head_name(model)
+    name = scalar_head_name(model)
     lacking = [key for key in info["missing_keys"] if not key.startswith(f"{name}.")]
     if lacking:
         raise ModelLoadError(
@@ -105,6 +108,51 @@ def load_scalar_model(
     return model
 
 
+def scalar_model_skeleton(
+    source: str,
+    head: Literal["value", "reward"],
+    overrides: Mapping[str, Any] | None = None,
+    seed: int = 0,
+) -> Any | None:
+    """Build what `load_scalar_model` gives, without memory for its weights.
+
+    The head has memory, and the numbers of a new one.
+
+    Args:
+        source: A folder or a hub name that was checked.
+        head: `value` or `reward`.
+        overrides: Fields of the model's config to replace.
+        seed: Seed of a new head.
+
+    Returns:
+        As `skeleton`.
+    """
+    config = _config(source, head, overrides)
+    model = skeleton(
+        lambda: SCALAR_HEADS[head].from_config(
+            config,
+            dtype=DTYPES["float32"],
+            attn_implementation=attention_for(config),
+        )
+    )
+    if model is None:
+        return None
+    name = scalar_head_name(model)
+    layer = getattr(model, name).to_empty(device="cpu")
+    names = {f"{name}.{part}" for part, _ in layer.named_parameters()}
+    _draw_head(layer, name, names, seed)
+    model.forward = MethodType(_score, model)
+    return model
+
+
+def _config(source: str, head: str, overrides: Mapping[str, Any] | None) -> Any:
+    config = AutoConfig.from_pretrained(
+        source, **{**(overrides or {}), "num_labels": 1}
+    )
+    _check_architecture(config, head)
+    return config
+
+
 def _check_architecture(config: Any, head: str) -> None:
     if type(config) not in SCALAR_HEADS[head]._model_mapping:
         raise UnsupportedModelError(
@@ -114,7 +162,12 @@ def _check_architecture(config: Any, head: str) -> None:
         )
 
 
-def _head_name(model: Any) -> str:
+def scalar_head_name(model: Any) -> str:
+    """Return the name of a model's scalar head.
+
+    Raises:
+        UnsupportedModelError: It has none.
+    """
     for name in _HEAD_NAMES:
         if isinstance(getattr(model, name, None), nn.Linear):
             return name
@@ -140,7 +193,7 @@ def _score(model: Any, positions: Tensor, **inputs: Any) -> Tensor:
     The head's own dropout, if it has one, plays no part: a value is no class.
     """
     hidden = model.base_model(**inputs).last_hidden_state.flatten(0, 1)[positions]
-    layer = getattr(model, _head_name(model))
+    layer = getattr(model, scalar_head_name(model))
     bias = None if layer.bias is None else layer.bias.float()
     with torch.autocast(hidden.device.type, enabled=False):
         scores = linear(hidden.float(), layer.weight.float(), bias)

@@ -3,10 +3,12 @@
 | size       | what it cuts                                       | `dtensor` runs it |
 |------------|----------------------------------------------------|-------------------|
 | `data`     | rows of a batch; weights and state too (FSDP)      | yes               |
-| `tensor`   | heads, feed-forward columns, vocabulary            | without experts   |
-| `pipeline` | layers                                             | not yet           |
-| `context`  | tokens of a row                                    | not yet           |
-| `expert`   | experts; its ranks are some of the `data` ones     | not yet           |
+| `tensor`   | heads, feed-forward columns, experts, vocabulary   | yes               |
+| `pipeline` | layers                                             | alone or with     |
+|            |                                                    | `tensor`, `data`  |
+| `context`  | tokens of a row; weights and state too (FSDP)      | yes               |
+| `expert`   | experts; its ranks are some with other tokens      | alone or with     |
+|            |                                                    | `context`, `data` |
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from rl_models.planning.model_shape import ModelShape
 
 __all__ = ["RUNNABLE", "Layout", "layout_problems", "possible_layouts", "sizes_near"]
 
-RUNNABLE = ("data", "tensor")
+RUNNABLE = ("data", "pipeline", "context", "tensor", "expert")
 """Sizes above 1 that the `dtensor` backend can run."""
 
 
@@ -35,6 +37,9 @@ class Layout:
     """Tensor-parallel ranks share the tokens between the cut parts of a layer."""
     replicas: int = 1
     """Groups of `data` ranks that each hold all shards (HSDP)."""
+    backend: str = "dtensor"
+    """Whose ranks they are; those of `megatron` that have other rows hold whole copies
+    of what a tensor rank and stage has. Others are taken for `dtensor`."""
 
     @property
     def num_ranks(self) -> int:
@@ -44,7 +49,14 @@ class Layout:
     @property
     def shards(self) -> int:
         """Ranks that share weights and optimizer state by rows of the weights."""
-        return self.data // self.replicas
+        if self.backend == "megatron":
+            return 1
+        return self.data * self.context // self.replicas
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether ranks with other tokens share weights and optimizer state."""
+        return self.backend != "megatron" and self.data * self.context > 1
 
     @property
     def splits_of_hidden(self) -> int:
@@ -82,11 +94,21 @@ class Layout:
             + shape.hidden_size
         )
 
-    def missing(self, shape: ModelShape) -> tuple[str, ...]:
-        """Return the sizes above 1 that `dtensor` cannot run for a model."""
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """Sizes above 1 that the backend cannot run."""
         names = ("tensor", "pipeline", "context", "expert")
-        runnable = RUNNABLE if shape.num_experts == 0 else ("data",)
-        return tuple(n for n in names if getattr(self, n) > 1 and n not in runnable)
+        if self.backend == "megatron":
+            return tuple(n for n in names[2:] if getattr(self, n) > 1)
+        beside = {
+            "expert": self.tensor * self.pipeline,
+            "pipeline": self.context * self.expert,
+        }
+        return tuple(
+            n
+            for n in names
+            if getattr(self, n) > 1 and (n not in RUNNABLE or beside.get(n, 1) > 1)
+        )
 
     def describe(self) -> str:
         """Name the sizes that are not 1."""
@@ -103,8 +125,7 @@ def _counts(shape: ModelShape) -> dict[str, tuple[tuple[str, int], ...]]:
     """Return what each size has to divide."""
     columns = [("feed-forward columns", shape.intermediate_size)]
     experts = [("experts", shape.num_experts)] if shape.num_experts else []
-    if shape.num_expert_layers:
-        columns.append(("columns of an expert", shape.expert_size))
+    columns += experts
     heads = ("attention heads", shape.num_heads)
     return {
         "tensor": (heads, ("key-value heads", shape.num_key_value_heads), *columns),
@@ -120,15 +141,12 @@ def sizes_near(counts: list[int], size: int) -> list[int]:
     return sorted(sorted(fits, key=lambda n: (abs(n - size), n))[:2])
 
 
-def layout_problems(
-    shape: ModelShape, layout: Layout, row_length: int, num_ranks: int
-) -> list[str]:
+def layout_problems(shape: ModelShape, layout: Layout, num_ranks: int) -> list[str]:
     """Return why a model cannot be cut so, with the nearest sizes that it can.
 
     Args:
         shape: Sizes of the model.
         layout: Who shares it.
-        row_length: Longest row.
         num_ranks: Ranks that there are.
     """
     found = []
@@ -146,17 +164,20 @@ def layout_problems(
                 f"{name} must divide the model's {' and '.join(wrong)}: got {size}; "
                 f"use {' or '.join(map(str, near))}"
             )
-    if layout.expert > 1 and layout.data % layout.expert:
-        near = sizes_near([layout.data], layout.expert)
+    others = layout.data * layout.context
+    if layout.expert > 1 and others % layout.expert:
+        near = sizes_near([others], layout.expert)
         found.append(
-            f"expert must divide data ({layout.data}), whose ranks share the experts: "
-            f"got {layout.expert}; use {' or '.join(map(str, near))}"
+            f"expert must divide data x context ({others}), the ranks with other "
+            f"tokens: got {layout.expert}; use {' or '.join(map(str, near))}"
         )
-    if row_length % (2 * layout.context) and layout.context > 1:
+    heads = shape.num_heads // layout.tensor
+    if heads % layout.context:
+        near = sizes_near([heads], layout.context)
         found.append(
-            "twice context must divide policy.max_total_sequence_length "
-            f"({row_length}): got {layout.context}; use a length of "
-            f"{-(-row_length // (2 * layout.context)) * 2 * layout.context}"
+            f"context must divide the model's {shape.num_heads:,} attention heads, of "
+            f"which a rank has {heads:,}: got {layout.context}; use "
+            f"{' or '.join(map(str, near))}"
         )
     if layout.data % layout.replicas:
         near = sizes_near([layout.data], layout.replicas)
@@ -173,7 +194,7 @@ def layout_problems(
 
 
 def possible_layouts(
-    shape: ModelShape, num_ranks: int, row_length: int, ranks_per_node: int
+    shape: ModelShape, num_ranks: int, ranks_per_node: int, backend: str = "dtensor"
 ) -> Iterator[Layout]:
     """Yield the layouts of a number of ranks that divide a model.
 
@@ -182,20 +203,22 @@ def possible_layouts(
     Args:
         shape: Sizes of the model.
         num_ranks: Ranks that there are.
-        row_length: Longest row.
         ranks_per_node: Ranks on one node.
+        backend: The training backend.
     """
     for tensor in _divisors(num_ranks):
         for pipeline in _divisors(num_ranks // tensor):
             for context in _divisors(num_ranks // tensor // pipeline):
                 data = num_ranks // tensor // pipeline // context
-                plain = Layout(data, tensor, pipeline, context, sequence=tensor > 1)
-                experts = _divisors(data) if shape.num_experts else [1]
+                plain = Layout(
+                    *(data, tensor, pipeline, context),
+                    sequence=tensor > 1,
+                    backend=backend,
+                )
+                experts = _divisors(data * context) if shape.num_experts else [1]
                 for layout in (replace(plain, expert=size) for size in experts):
                     fits = tensor <= ranks_per_node
-                    if fits and not layout_problems(
-                        shape, layout, row_length, num_ranks
-                    ):
+                    if fits and not layout_problems(shape, layout, num_ranks):
                         yield layout
 
 

@@ -11,9 +11,10 @@ N positions whose log-prob is needed, V vocabulary.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rl_models.config import OptimizerConfig, PolicyConfig
+from rl_models.logit_chunks import logit_chunk_size
 from rl_models.planning.layouts import Layout
 from rl_models.planning.model_shape import ModelShape
 
@@ -67,7 +68,7 @@ class ModelMemory:
     sync: int
     """The largest weight, whole and converted, while weights are sent."""
     start: int
-    """While the model is loaded: a rank holds what it shards afterwards."""
+    """While the model is loaded: a rank reads its part."""
     host: int
     """Shards in the memory of the machine, with `policy.dtensor.cpu_offload`."""
 
@@ -115,6 +116,7 @@ def model_memory(
     num_micro_batches: int,
     on_gpu: bool,
     is_trained: bool = True,
+    keeps_logits: bool = False,
 ) -> ModelMemory:
     """Return the memory of one rank, at most.
 
@@ -127,13 +129,17 @@ def model_memory(
         num_micro_batches: Micro-batches per optimizer step.
         on_gpu: Whether ranks have GPUs.
         is_trained: False for a reference policy or a teacher.
+        keeps_logits: Whether more is asked of logits than log-probs, as by a loss of
+            distillation: they are then there all at once.
     """
     parts = _Parts(shape, policy, layout, on_gpu)
+    if keeps_logits:
+        parts.logit_chunk_size = 0
     held = _MASTER_BYTES * parts.shard
     copies = optimizer_copies(policy.optimizer)[0] if is_trained else 0
-    offloads = policy.dtensor.cpu_offload and on_gpu and layout.data > 1
+    offloads = policy.dtensor.cpu_offload and on_gpu and layout.is_sharded
     saved = parts.saved(training.num_tokens)
-    logits = training.num_positions * parts.logit_bytes(training=True)
+    logits = parts.logits(training.num_positions, training=True)
     # Once the gradients of the logits are gone, those of the layers take their place.
     extra = max(0, parts.backward_work(training.num_tokens) - logits)
     return ModelMemory(
@@ -144,9 +150,9 @@ def model_memory(
         activations=saved + extra,
         logits=logits,
         passing_activations=2 * parts.layer_work(passing.num_tokens),
-        passing_logits=passing.num_positions * parts.logit_bytes(training=False),
+        passing_logits=parts.logits(passing.num_positions, training=False),
         sync=parts.largest_tensor * _MASTER_BYTES * 2,
-        start=held if offloads else _MASTER_BYTES * parts.whole,
+        start=held,
         host=(copies + 2) * held if offloads else 0,
     )
 
@@ -159,14 +165,17 @@ class _Parts:
     ) -> None:
         self._shape, self._policy, self._layout = shape, policy, layout
         self._on_gpu = on_gpu
+        self.logit_chunk_size = policy.dtensor.logprob_chunk_size
         self._compute_bytes = 2 if policy.precision == "bfloat16" else 4
         self.whole = layout.parameters_of_rank(shape)
         """Parameters of this rank before data-parallel ranks share them."""
-        self.shard = -(-self.whole // layout.shards)
+        # Ranks that share experts have fewer of them, but with fewer ranks each.
+        apart = replace(layout, expert=1).parameters_of_rank(shape)
+        self.shard = -(-apart // layout.shards)
 
     @property
     def _autocasts(self) -> bool:
-        return self._compute_bytes == 2 and self._layout.data == 1
+        return self._compute_bytes == 2 and not self._layout.is_sharded
 
     @property
     def _layers(self) -> int:
@@ -202,7 +211,7 @@ class _Parts:
             if self._policy.dtensor.activation_checkpointing:
                 converted = self._ends - table // self._layout.tensor + self._layer
             return self._compute_bytes * converted
-        if self._layout.data == 1:
+        if not self._layout.is_sharded:
             return 0
         reshards = self._policy.dtensor.reshard_after_forward
         reshards = self._on_gpu if reshards is None else reshards
@@ -214,13 +223,13 @@ class _Parts:
     def gradients(self, num_micro_batches: int, *, keeps_shard: bool) -> int:
         """Bytes of gradients at their peak."""
         whole = _MASTER_BYTES * self.whole
-        if self._layout.data == 1:
+        if not self._layout.is_sharded:
             return whole
         # What is reduced in one piece is there as it was computed and as it is sent.
         piece = max(self._ends, self._layer) if self._by_layers else self.whole
         reducing = piece * (self._compute_bytes + _MASTER_BYTES)
         shards = _MASTER_BYTES * self.shard if keeps_shard else 0
-        if num_micro_batches > 1:
+        if num_micro_batches > 1 and not self._policy.dtensor.reduce_each_micro_batch:
             return max(whole, shards) + _MASTER_BYTES * piece
         return shards + reducing
 
@@ -262,7 +271,7 @@ class _Parts:
         dense = 4 * shape.intermediate_size / cut
         if not shape.num_expert_layers:
             return dense
-        each = 4 * shape.expert_size / cut + 2 * shape.hidden_size
+        each = (4 * shape.expert_size + 2 * shape.hidden_size) / cut
         routed = shape.experts_per_token * each + 3 * shape.num_experts
         share = shape.num_expert_layers / shape.num_layers
         return share * routed + (1 - share) * dense
@@ -285,22 +294,23 @@ class _Parts:
         numbers = columns / layout.tensor + 2 * shape.hidden_size
         return round(tokens * numbers * self._compute_bytes)
 
-    def logit_bytes(self, *, training: bool) -> int:
-        """Bytes per position that needs logits.
+    def logits(self, num_positions: int, *, training: bool) -> int:
+        """Bytes of the logits that are there at once.
 
         In float32 there are the logits, divided by the temperature if that is not 1,
         and their exponentials or gradients. Logits in bfloat16 are converted, and so
         are their gradients.
         """
+        count = num_positions // self._layout.context
         if self._shape.head != "lm":
-            return 8
+            return 8 * count
+        vocabulary = self._shape.vocab_size // self._layout.vocabulary_parts(
+            self._shape
+        )
+        chunk = logit_chunk_size(self.logit_chunk_size, count, vocabulary)
         copies = 2 if self._policy.logprob_temperature == 1.0 else 3
         per_entry = 4 * copies if self._compute_bytes == 4 else 10 + 2 * training
-        return (
-            per_entry
-            * self._shape.vocab_size
-            // self._layout.vocabulary_parts(self._shape)
-        )
+        return per_entry * min(count, chunk or count) * vocabulary
 
     @property
     def largest_tensor(self) -> int:

@@ -2,49 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from rl_distributed.batch.batched_data_dict import BatchedDataDict
 from rl_distributed.cluster.virtual_cluster import RayVirtualCluster
-from rl_distributed.errors import ActorEnvironmentError
-from rl_distributed.workers.builder import RayWorkerBuilder
-from rl_distributed.workers.future import MultiWorkerFuture
+from rl_distributed.transfer import TensorLink
 from rl_distributed.workers.group import RayWorkerGroup
-from rl_distributed.workers.policy import FailFast
-from rl_distributed.workers.wait import fetch
-from rl_models.checkpoint.hub import check_hub_name, hub_secrets
-from rl_models.checkpoint.model_folder import read_model_config
 from rl_models.errors import GenerationError
-from rl_models.generation.choice import choose_backend
 from rl_models.generation.config import GenerationConfig
 from rl_models.generation.noise import derive_seeds
 from rl_models.generation.row_checks import check_versions, columns_to_sample
 from rl_models.generation.sampling import check_sampling_params
 from rl_models.interfaces import AnyPath, GenerationInterface
-from rl_models.policy.backend_traits import check_model, hosting_of, rows_at_once
+from rl_models.policy.generation_replicas import GenerationReplicas, Sampled
+from rl_models.policy.hosting import rows_at_once
 from rl_models.policy.row_sharding import num_parts, split_rows
 from rl_models.policy.text_rows import TextRows, has_texts
-from rl_models.policy.weight_updates import WeightUpdates, but_losses, raise_first
-from rl_models.registry import get_generation_traits
-from rl_models.replicas.count import ReplicaCount, Uses
+from rl_models.policy.weight_updates import ServedWeights, WeightUpdates
+from rl_models.replicas.broadcast import but_losses, raise_first
 from rl_models.replicas.replicas import Replicas
 from rl_models.replicas.row_queue import serve_parts
 from rl_models.replicas.server import ReplicaServer
-from rl_models.replicas.workers import (
-    ReplicaCall,
-    ReplicaWorkers,
-    replica_layout,
-)
+from rl_models.replicas.workers import ReplicaWorkers
 from rl_models.types import GenerationDatumSpec, GenerationOutputSpec, SamplingParams
+from rl_models.weight_request import Pending, WeightRequest
 from rl_models.weights.following import Following
 from rl_models.weights.protocols import WeightSource
 
 __all__ = ["GenerationPolicy"]
 
 
-class GenerationPolicy(ReplicaCount, WeightUpdates, GenerationInterface):
+class GenerationPolicy(GenerationInterface):
     """A model that samples, on replicas over the bundles of a cluster.
 
     A replica takes one bundle, or as many neighbouring ones as the backend shares a
@@ -78,122 +67,26 @@ class GenerationPolicy(ReplicaCount, WeightUpdates, GenerationInterface):
         hf_config_overrides: Mapping[str, Any] | None = None,
         name_prefix: str = "generation",
     ) -> None:
-        self._cluster = cluster
-        self._name_prefix = name_prefix
-        self._pad_token_id = 0
+        sampled = Sampled.checked(
+            config,
+            model_name,
+            tokenizer_name,
+            load_weights=load_weights,
+            hf_config_overrides=hf_config_overrides,
+            on_gpu=cluster.use_gpus,
+        )
+        self._served = ServedWeights()
         self._following: Following | None = None
-        self._begin(
-            config, model_name, tokenizer_name, load_weights, hf_config_overrides
-        )
-        self._start()
+        self._begin(sampled)
+        self._fleet = GenerationReplicas(cluster, name_prefix, sampled, self._served)
 
-    def _start(self) -> None:
-        """Start the workers and have them load the model."""
-        self._is_resized = False
-        config, hosting = self.config, self._hosting
-        builder = RayWorkerBuilder(
-            hosting.worker_class,
-            config.to_dict(),
-            self._context,
-            registrations=hosting.registrations,
-        )
-        if hosting.calls_at_once > 1:
-            # Besides these, one for updates and one for what else there is to ask.
-            builder = builder.with_options(max_concurrency=hosting.calls_at_once + 2)
-        try:
-            self.group = RayWorkerGroup(
-                self._cluster,
-                builder,
-                **self._layout(),
-                name_prefix=self._name_prefix,
-                env_vars=hosting.variables,
-                start_deadline_s=config.start_deadline_s,
-                call_deadline_s=config.call_deadline_s,
-                failure_policy=FailFast(
-                    heartbeat_limit_s=config.heartbeat_limit_s, release="tied"
-                ),
-            )
-        except ActorEnvironmentError as error:
-            module = hosting.worker_class.rpartition(".")[0]
-            error.add_note(
-                f"The backend {config.backend} runs in an environment of its own; "
-                f"build it ahead of the run by: rl env build {module}"
-            )
-            raise
-        self.workers = ReplicaWorkers(self.group, hosting.workers_per_replica)
-        self.replicas = Replicas(
-            self.workers,
-            self._revive,
-            max_restarts=config.max_restarts,
-            deadline_s=config.start_deadline_s,
-        )
-        try:
-            self._set_up(range(self.workers.num_replicas))
-        except BaseException:
-            self.group.shutdown(force=True)
-            raise
-
-    def _layout(self) -> dict[str, Any]:
-        """Where the workers go, as arguments of their group."""
-        size = self._hosting.workers_per_replica
-        return replica_layout(self._cluster, self.config.num_replicas, size)
-
-    def _set_up(self, replicas: Sequence[int]) -> None:
-        """Have replicas load the model."""
-        calls = self.workers.set_up(replicas, self.config.to_dict(), self._context)
-        pad_token_ids = self._await("setup", calls, self.config.start_deadline_s)
-        self._pad_token_id = pad_token_ids[0]
-
-    def _revive(self, replica: int) -> bool:
-        """Make new processes of a lost replica what it was; True if it can serve.
-
-        Only the weights of the model's folder can be read again here.
-        """
-        can_serve = self._version == 0 and bool(self._context["load_weights"])
-        context = {**self._context, "load_weights": can_serve}
-        (call,) = self.workers.set_up([replica], self.config.to_dict(), context)
-        what = f"setup of generation replica {replica}"
-        try:
-            # Not by the group, whose waits end with the failure of any other replica.
-            fetch(list(call.references.values()), what, self.config.start_deadline_s)
-        except BaseException:
-            self.workers.end(replica, f"{what} failed")
-            raise
-        return can_serve
-
-    def _begin(
-        self,
-        config: GenerationConfig,
-        model_name: AnyPath,
-        tokenizer_name: AnyPath | None,
-        load_weights: bool,
-        hf_config_overrides: Mapping[str, Any] | None,
-    ) -> None:
-        """Check the settings, reset the versions, and note what replicas are told."""
-        on_gpu = self._cluster.use_gpus
-        self.config = config = choose_backend(config, on_gpu=on_gpu)
-        backend = get_generation_traits(config.backend)
-        overrides = dict(hf_config_overrides or {})
-        hosting = hosting_of(backend, config, on_gpu=on_gpu)
-        variables = {**hosting.variables, **hub_secrets(model_name, tokenizer_name)}
-        self._hosting = replace(hosting, variables=variables)
-        model_config = read_model_config(str(model_name))
-        if model_config is None:
-            check_hub_name(str(model_name))
-        else:
-            check_model(backend, config, {**model_config, **overrides})
-        self._version = 0
-        self._refusal = ""
+    def _begin(self, sampled: Sampled) -> None:
+        """Forget what was served of a model before."""
+        self._served.version, self._served.refusal = 0, ""
         self._num_calls = 0
-        self._uses = Uses()
         self._restore: Callable[[], None] | None = None
-        self._texts = TextRows(str(tokenizer_name or model_name))
-        self._context = {
-            "model_name": str(model_name),
-            "tokenizer_name": None if tokenizer_name is None else str(tokenizer_name),
-            "load_weights": load_weights,
-            "hf_config_overrides": overrides,
-        }
+        context = sampled.context
+        self._texts = TextRows(context["tokenizer_name"] or context["model_name"])
 
     def reload(
         self,
@@ -219,34 +112,74 @@ class GenerationPolicy(ReplicaCount, WeightUpdates, GenerationInterface):
             RegistryError: As the constructor.
             ModelLoadError: Likewise.
         """
-        before = self._hosting
-        self._end_following()
-        self._begin(
-            config, model_name, tokenizer_name, load_weights, hf_config_overrides
+        sampled = Sampled.checked(
+            config,
+            model_name,
+            tokenizer_name,
+            load_weights=load_weights,
+            hf_config_overrides=hf_config_overrides,
+            on_gpu=self.cluster.use_gpus,
         )
-        if self._hosting != before or self._is_resized:
-            self._layout()  # raises while there is still something to go on with
-            self.shutdown()
-            self._start()
-            return
-        live = self.replicas.settle()
-        self._set_up(live)
-        self.replicas.updated(live)
+        self._end_following()
+        self._begin(sampled)
+        self._fleet.reload(sampled)
+
+    @property
+    def config(self) -> GenerationConfig:
+        """How the replicas sample."""
+        return self._fleet.config
 
     @property
     def cluster(self) -> RayVirtualCluster:
         """Whose bundles the replicas run on."""
-        return self._cluster
+        return self._fleet.cluster
+
+    @property
+    def group(self) -> RayWorkerGroup:
+        """The workers that the replicas consist of."""
+        return self._fleet.group
+
+    @property
+    def workers(self) -> ReplicaWorkers:
+        """Calls of whole replicas."""
+        return self._fleet.workers
+
+    @property
+    def replicas(self) -> Replicas:
+        """Which replicas serve, are lost, or come back."""
+        return self._fleet.replicas
 
     @property
     def num_replicas(self) -> int:
         """Copies of the model that serve, or will when they are up again."""
         return self.workers.num_replicas - self.replicas.num_away
 
-    @property
-    def weight_version(self) -> int:
-        """Version that every replica serves; 0 is the checkpoint's weights."""
-        return self._version
+    def resize(self, num_replicas: int | None) -> None:
+        """Serve with another number of replicas.
+
+        Calls of `generate` that run are waited for, so that a replica that is removed
+        has finished its rows. One that is added has no weights: it serves from the next
+        weight update on (`WeightSynchronizer.sync_weights`, or `restore_weights` where
+        the trainer's weights have not changed). Beyond the number that it was started
+        with, all replicas are restarted.
+
+        Args:
+            num_replicas: How many; None: one per bundle of the cluster.
+
+        Raises:
+            ConfigError: There is no room for that number.
+            DeadlineExceededError: A call did not end in time.
+            WorkerStartError: A replica did not come up; the number is what it was.
+        """
+        self._fleet.resize(num_replicas)
+
+    def check_num_replicas(self, num_replicas: int | None) -> int:
+        """Return how many replicas that means.
+
+        Raises:
+            ConfigError: There is no room for that number.
+        """
+        return self._fleet.check_num_replicas(num_replicas)
 
     def generate(
         self,
@@ -267,7 +200,7 @@ class GenerationPolicy(ReplicaCount, WeightUpdates, GenerationInterface):
             self._following.update()
 
         def generate(rows: BatchedDataDict[Any]) -> BatchedDataDict[Any]:
-            with self._uses.one():
+            with self._fleet.uses.one():
                 return self._generate(rows, greedy, sampling)
 
         return self._texts.sample(data, generate) if has_texts(data) else generate(data)
@@ -289,7 +222,7 @@ class GenerationPolicy(ReplicaCount, WeightUpdates, GenerationInterface):
         self._end_following()
         self._following = following
         # A replica that comes back must wait for the policy's weights.
-        self._context["load_weights"] = False
+        self._fleet.sampled = self._fleet.sampled.without_weights()
 
     def _end_following(self) -> None:
         if self._following is not None:
@@ -302,9 +235,9 @@ class GenerationPolicy(ReplicaCount, WeightUpdates, GenerationInterface):
         greedy: bool,
         sampling: SamplingParams | None,
     ) -> BatchedDataDict[GenerationOutputSpec]:
-        if self._refusal:
+        if self._served.refusal:
             raise GenerationError(
-                f"Nothing is generated: {self._refusal} Call "
+                f"Nothing is generated: {self._served.refusal} Call "
                 "WeightSynchronizer.sync_weights() first."
             )
         rows = columns_to_sample(data)
@@ -313,7 +246,7 @@ class GenerationPolicy(ReplicaCount, WeightUpdates, GenerationInterface):
         if "seeds" not in rows:
             rows["seeds"] = derive_seeds(self.config.seed, self._num_calls, rows.size)
         self._num_calls += 1
-        oldest = self._version
+        oldest = self._served.version
         parts = self._parts(rows)
         server = ReplicaServer(
             self.workers,
@@ -327,7 +260,7 @@ class GenerationPolicy(ReplicaCount, WeightUpdates, GenerationInterface):
                 }
                 for start, end in parts
             ],
-            calls_at_once=self._hosting.calls_at_once,
+            calls_at_once=self._fleet.hosting.calls_at_once,
             deadline_s=self.config.call_deadline_s,
             restore=self._restore_weights,
         )
@@ -338,7 +271,10 @@ class GenerationPolicy(ReplicaCount, WeightUpdates, GenerationInterface):
             return only
         return BatchedDataDict.from_batches(
             outputs,
-            pad_value_dict={"output_ids": self._pad_token_id, "token_versions": -1},
+            pad_value_dict={
+                "output_ids": self._fleet.pad_token_id,
+                "token_versions": -1,
+            },
         )
 
     def _parts(self, rows: BatchedDataDict[Any]) -> list[tuple[int, int]]:
@@ -347,12 +283,62 @@ class GenerationPolicy(ReplicaCount, WeightUpdates, GenerationInterface):
             rows.size,
             len(self.replicas.live) or 1,
             rows_at_once(self.config),
-            self._hosting.calls_at_once,
+            self._fleet.hosting.calls_at_once,
         )
         if count == 1:
             return [(0, rows.size)]
         parts = split_rows(rows["input_ids"].cpu().numpy(), count)
         return [(start, end) for start, end in parts if end > start]
+
+    # --- what a weight sync calls: see `rl_models.weights.protocols` ---------------
+
+    @property
+    def weight_version(self) -> int:
+        """Version that every replica serves; 0 is the checkpoint's weights."""
+        return self._served.version
+
+    @property
+    def node_ids(self) -> set[str]:
+        """Nodes of Ray that the replicas run on."""
+        return {seat.slot.node_id for seat in self.group.seats}
+
+    @property
+    def uses_gpus(self) -> bool:
+        """Whether each replica has a GPU."""
+        return bool(self.cluster.use_gpus)
+
+    @property
+    def _updates(self) -> WeightUpdates:
+        return WeightUpdates(self._fleet.all, self._served)
+
+    def live_processes(self) -> list[tuple[int, int]]:
+        """Each worker of live replicas, and how many processes it has had before."""
+        return self._updates.live_processes()
+
+    def open_weight_link(self, link: TensorLink, deadline_s: float) -> Pending:
+        """Have every live replica join a link for `start_weight_update`."""
+        return self._updates.open_link(link, deadline_s)
+
+    def start_weight_update(self, source: Any, request: WeightRequest) -> Pending:
+        """Have every live replica load weights; see `GenerationInterface`."""
+        return self._updates.start(source, request)
+
+    def generate_on_each(
+        self, rows: BatchedDataDict[Any], sampling: SamplingParams
+    ) -> dict[int, BatchedDataDict[GenerationOutputSpec]]:
+        """Get the same rows on every serving replica at the same time, by replica."""
+        return self._updates.generate_on_each(rows, sampling)
+
+    def changed_weights(self, replica: int) -> list[str] | None:
+        """Tensors that a replica holds otherwise than they were sent, by name.
+
+        None: its backend cannot tell.
+        """
+        return self._updates.changed_weights(replica)
+
+    def refuse(self, reason: str) -> None:
+        """Generate nothing until weights are updated without a failure."""
+        self._served.refusal = reason
 
     def restore_weights_by(self, restore: Callable[[], None]) -> None:
         """Say how replicas get the weights again that are served.
@@ -373,16 +359,7 @@ class GenerationPolicy(ReplicaCount, WeightUpdates, GenerationInterface):
             )
         self._restore()
 
-    def _await(
-        self, method: str, calls: Sequence[ReplicaCall], deadline_s: float | None = None
-    ) -> list[Any]:
-        """Results of calls of replicas, those of all their workers."""
-        references = {rank: r for call in calls for rank, r in call.references.items()}
-        ranks = list(references)
-        future = MultiWorkerFuture(list(references.values()), ranks, ranks, method)
-        limit = deadline_s or self.config.call_deadline_s
-        results: list[Any] = self.group.get_all_worker_results(future, deadline_s=limit)
-        return results
+    # --- memory, and the end --------------------------------------------------------
 
     def prepare_for_generation(self) -> None:
         """Do nothing: a replica takes memory when weights or rows need it.
@@ -395,16 +372,16 @@ class GenerationPolicy(ReplicaCount, WeightUpdates, GenerationInterface):
 
         A replica that is lost here is brought back as one that is lost in `generate`.
         """
-        if not self._hosting.frees_memory:
+        if not self._fleet.hosting.frees_memory:
             return
         method = "release_memory"
+        every = self._fleet.all
         ranks = [rank for r in self.replicas.live for rank in self.workers.ranks(r)]
-        calls = self._call(method, {rank: {} for rank in ranks})
-        _, failures = self._results(method, calls, self.config.call_deadline_s)
+        calls = every.call(method, {rank: {} for rank in ranks})
+        _, failures = every.results(method, calls, self.config.call_deadline_s)
         raise_first(but_losses(failures))
 
     def shutdown(self) -> bool:
         """End the workers; True if nothing went wrong."""
         self._end_following()
-        self.replicas.close()
-        return bool(self.group.shutdown(cleanup_method="shutdown"))
+        return self._fleet.shutdown()

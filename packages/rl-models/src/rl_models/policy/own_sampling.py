@@ -2,74 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-from torch import Tensor
-
 from rl_distributed.batch.batched_data_dict import BatchedDataDict
-from rl_distributed.errors import BatchError
-from rl_models.config import PolicyConfig
 from rl_models.generation.noise import derive_seeds
 from rl_models.generation.row_checks import columns_to_sample
 from rl_models.generation.sampling import check_sampling_params
 from rl_models.policy.head_checks import check_lm_head
 from rl_models.policy.row_sharding import split_rows
 from rl_models.policy.text_rows import TextRows, has_texts
-from rl_models.training.worker_sampler import DEFAULT_NEW_TOKENS, sampling_config
+from rl_models.policy.training_ranks import TrainingRanks
+from rl_models.policy.weight_versions import WeightVersions
+from rl_models.training.worker_sampler import (
+    DEFAULT_NEW_TOKENS,
+    sampling_config,
+    shares_weights,
+)
 from rl_models.types import GenerationDatumSpec, GenerationOutputSpec, SamplingParams
 
 __all__ = ["OwnSampling"]
 
 
 class OwnSampling:
-    """The part of `TrainingPolicy` that samples."""
+    """Has the training workers sample.
 
-    config: PolicyConfig
-    num_ranks: int
-    _weight_version: int
-    _num_samplings: int
-    _holds_cache: bool
-    """Whether the workers keep a cache of tokens for the next call."""
-    _exported: dict[int, int]
-    """By version that a sampler states, the policy's own at that time."""
-    _call_each: Callable[..., list[Any]]
+    Args:
+        ranks: The workers.
+        versions: What the weights are called.
+    """
 
-    @property
-    def weight_version(self) -> int:
-        """Version of the present weights, which `generate` states of its rows.
-
-        It begins at 0 and counts optimizer steps and checkpoints that were loaded.
-        """
-        return self._weight_version
+    def __init__(self, ranks: TrainingRanks, versions: WeightVersions) -> None:
+        self._ranks = ranks
+        self._versions = versions
+        self._num_calls = 0
+        self._shares_weights = shares_weights(ranks.config)
+        self.holds_cache = False
+        """Whether the workers keep a cache of tokens for the next call."""
+        tokenizer = ranks.config.tokenizer
+        self._texts = TextRows(
+            tokenizer.name or ranks.config.model_name, tokenizer.chat_template
+        )
 
     def generate(
         self,
         data: BatchedDataDict[GenerationDatumSpec],
-        greedy: bool = False,
-        *,
-        sampling: SamplingParams | None = None,
+        greedy: bool,
+        sampling: SamplingParams | None,
     ) -> BatchedDataDict[GenerationOutputSpec]:
-        """Sample one continuation per row; see `PolicyInterface.generate`.
-
-        The rows are shared among the training workers, each of which decodes its part
-        with the engine of the generation backend `huggingface`. Nothing is sent: the
-        weights are those of the last `train`. From the first call on each worker keeps
-        a second copy of the weights, whole and in `policy.precision`.
-
-        A row's sample depends on its tokens, its seed and the weights, not on the
-        number of workers. Rows without a column `seeds` get seeds from the section
-        `generation` and the number of calls so far. Without that section rows get 128
-        new tokens at most, or what room there is, at temperature 1.
-
-        A batch may have texts in place of tokens: see `TextRows.sample`.
-
-        Raises:
-            ConfigError: The model has a scalar head, or `sampling` is no distribution.
-            BatchError: Columns are missing, or there are no rows.
-            ContextLengthError: A row leaves no room for an answer.
-        """
-        check_lm_head(self.config, "generate")
+        """Sample one continuation per row; see `TrainingPolicy.generate`."""
+        check_lm_head(self._ranks.config, "generate")
         if sampling is not None:
             check_sampling_params(sampling)
 
@@ -83,19 +64,26 @@ class OwnSampling:
     ) -> BatchedDataDict[GenerationOutputSpec]:
         sampling = self._with_limit(sampling, int(rows["input_lengths"].max()))
         if "seeds" not in rows:
-            seed = sampling_config(self.config).seed
-            rows["seeds"] = derive_seeds(seed, self._num_samplings, rows.size)
-        self._num_samplings += 1
-        self._exported[self._weight_version] = self._weight_version
-        self._holds_cache = True
-        parts = split_rows(rows["input_ids"].cpu().numpy(), self.num_ranks)
-        results = self._call_each(
-            "generate",
-            [rows.slice(start, end) if end > start else None for start, end in parts],
-            version=self._weight_version,
-            greedy=greedy,
-            sampling=sampling,
-        )
+            seed = sampling_config(self._ranks.config).seed
+            rows["seeds"] = derive_seeds(seed, self._num_calls, rows.size)
+        self._num_calls += 1
+        self._versions.hand_out(self._versions.present)
+        self.holds_cache = True
+        # A copy of the weights is whole on each rank, the weights of the trainer are
+        # not: ranks that hold a model together then sample the same rows.
+        ranks, shared = self._ranks, self._shares_weights
+        num_parts = ranks.data_parallel_size if shared else ranks.num_ranks
+        parts = split_rows(rows["input_ids"].cpu().numpy(), num_parts)
+        shares = [rows.slice(a, b) if b > a else None for a, b in parts]
+        settings: dict[str, Any] = {
+            "version": self._versions.present,
+            "greedy": greedy,
+            "sampling": sampling,
+        }
+        if shared:
+            results = ranks.call_sharded("generate", shares, **settings)
+        else:
+            results = ranks.call_each("generate", shares, **settings)
         outputs = [output for output, _ in results if output is not None]
         if len(outputs) == 1:
             only: BatchedDataDict[GenerationOutputSpec] = outputs[0]
@@ -108,49 +96,10 @@ class OwnSampling:
     ) -> SamplingParams | None:
         """Bound answers by the room that rows leave, where no setting bounds them."""
         is_bound = sampling is not None and sampling.max_new_tokens is not None
-        if is_bound or self.config.generation is not None:
+        if is_bound or self._ranks.config.generation is not None:
             return sampling
-        limit = max(1, min(DEFAULT_NEW_TOKENS, self.config.row_limit - longest))
+        limit = max(1, min(DEFAULT_NEW_TOKENS, self._ranks.config.row_limit - longest))
         chosen = sampling or SamplingParams()
         return SamplingParams(
             chosen.temperature, chosen.top_p, chosen.top_k, max_new_tokens=limit
         )
-
-    def _begin_versions(self) -> None:
-        """Start counting with the weights that the workers have now."""
-        self._weight_version = 0
-        self._exported: dict[int, int] = {}
-        self._num_samplings = 0
-        self._holds_cache = False
-        tokenizer = self.config.tokenizer
-        self._texts = TextRows(
-            tokenizer.name or self.config.model_name, tokenizer.chat_template
-        )
-
-    def _check_newest(self, versions: Tensor | None) -> None:
-        """Refuse rows that were sampled with other weights than the present ones.
-
-        Args:
-            versions: [B] what `generate` stated; None: nothing.
-
-        Raises:
-            BatchError: They are of another version, or of a generator that has never
-                got weights of this policy.
-        """
-        if versions is None:
-            return
-        for version in sorted(set(versions.tolist())):
-            # What a generator calls a version is its own affair.
-            own = self._exported.get(version)
-            if own != self._weight_version:
-                got = (
-                    f"version {own}"
-                    if own is not None
-                    else f"version {version} of a generator that does not follow it"
-                )
-                raise BatchError(
-                    f"policy.train(batch, rewards) takes rows that the present weights "
-                    f"sampled, version {self._weight_version}: got rows of {got}; call "
-                    "generator.follow(policy) once before the loop, so that its "
-                    "weights are those of the policy, and train on each batch once"
-                )

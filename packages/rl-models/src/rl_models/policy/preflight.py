@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
-from typing import Any
 
 from rl_distributed.errors import ConfigError
 from rl_models.backend_forms import own_method, training_form
@@ -18,8 +17,13 @@ from rl_models.parallelism import (
     check_axes,
     check_model_divides,
 )
-from rl_models.registry import get_training_backend, training_backend_home
+from rl_models.registry import (
+    get_training_backend,
+    is_described_apart,
+)
 from rl_models.tokens.tokenizer import check_tokenizer_folder
+from rl_models.training.traits import get_training_traits
+from rl_models.training.worker_sampler import shares_weights
 
 __all__ = ["check_policy", "check_training_settings"]
 
@@ -27,30 +31,11 @@ __all__ = ["check_policy", "check_training_settings"]
 def check_training_settings(config: PolicyConfig) -> None:
     """Check what needs no model: the training backend, and what it checks itself.
 
-    A backend class may have a static method `check_config(config)`. The module of its
-    entry point may have `settings_are_plain(config)`: where that returns True, the
-    class, and with it torch, is not imported to ask it.
-
     Raises:
         ConfigError: The backend refuses a setting.
         RegistryError: The backend is unknown.
     """
-    backend = _asked(config)
-    check = getattr(backend, "check_config", None)
-    if check is not None:
-        check(config)
-
-
-def _asked(config: PolicyConfig) -> type[Any] | None:
-    """Return the backend's class.
-
-    None where its package says that it need not be asked.
-    """
-    home = training_backend_home(config.backend)
-    is_plain = getattr(home, "settings_are_plain", None)
-    if is_plain is not None and is_plain(config):
-        return None
-    return get_training_backend(config.backend)
+    get_training_traits(config.backend).check_config(config)
 
 
 def check_policy(config: PolicyConfig, num_ranks: int) -> None:
@@ -71,6 +56,7 @@ def check_policy(config: PolicyConfig, num_ranks: int) -> None:
     check_training_settings(config)
     _check_form(config, num_ranks)
     _check_adapters(config)
+    shares_weights(config)
     if config.tokenizer.name is not None:
         check_tokenizer_folder(config.tokenizer.name)
     overridden = config.hf_config_overrides.get("max_position_embeddings")
@@ -83,24 +69,10 @@ def check_policy(config: PolicyConfig, num_ranks: int) -> None:
         )
 
 
-def _told_by_backend(config: PolicyConfig, name: str, default: Any) -> Any:
-    """Return what a backend's class says of it.
-
-    The module of its entry point may say the same, which spares importing the class.
-    """
-    home = training_backend_home(config.backend)
-    if hasattr(home, name):
-        return getattr(home, name)
-    return getattr(get_training_backend(config.backend), name, default)
-
-
 def _check_layout(config: PolicyConfig, data_size: int) -> None:
-    """Refuse a layout that the backend does not have or the model cannot be cut into.
-
-    A backend class may name the axes besides `data` that it has, as `parallel_axes`.
-    """
+    """Refuse a layout that the backend does not have, or that does not divide."""
     if config.parallelism != ParallelismConfig(data=config.parallelism.data):
-        offered = tuple(_told_by_backend(config, "parallel_axes", ()))
+        offered = get_training_traits(config.backend).parallel_axes
         check_axes(config.parallelism, offered, config.backend)
     replicas = config.dtensor.data_replicas
     if data_size % replicas:
@@ -116,21 +88,13 @@ def _check_layout(config: PolicyConfig, data_size: int) -> None:
 
 
 def _check_adapters(config: PolicyConfig) -> None:
-    """Refuse adapters where the backend has none, or peft is not there.
-
-    A backend class that trains adapters says so by `has_adapters = True`.
-    """
+    """Refuse adapters where the backend has none, or peft is not there."""
     if config.lora is None:
         return
-    if not _told_by_backend(config, "has_adapters", False):
+    if not get_training_traits(config.backend).has_adapters:
         raise ConfigError(
             f"policy.lora must be null with the training backend {config.backend!r}, "
             "which trains no adapters; use the backend dtensor"
-        )
-    if config.parallelism.tensor > 1:
-        raise ConfigError(
-            "policy.lora must be null with policy.parallelism.tensor > 1: adapters are "
-            "not cut between workers yet; share the model by data (FSDP) instead"
         )
     if importlib.util.find_spec("peft") is None:
         raise ConfigError(
@@ -145,8 +109,10 @@ def _check_adapters(config: PolicyConfig) -> None:
 
 def _check_form(config: PolicyConfig, num_ranks: int) -> None:
     """Refuse what a backend of six methods cannot do."""
-    backend = _asked(config)
-    if backend is None or training_form(config.backend, backend) == "whole":
+    if is_described_apart(config.backend):
+        return
+    backend = get_training_backend(config.backend)
+    if training_form(config.backend, backend) == "whole":
         return
     what = f"training backend {config.backend!r} ({backend.__qualname__})"
     if num_ranks > 1:

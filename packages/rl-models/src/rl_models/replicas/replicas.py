@@ -100,6 +100,7 @@ class Replicas:
                 added.append(replica)
                 self._add(replica)
         except BaseException:
+            # All or none: the number is what it was.
             for replica in added:
                 self._retire(replica)
             raise
@@ -115,6 +116,8 @@ class Replicas:
 
     def _add(self, replica: int) -> None:
         num_updates = self._num_updates
+        # Weights that arrive while it starts are newer than what it reads; the count
+        # tells.
         self._workers.restart(replica, "generation.num_replicas was raised")
         serves = self._revive(replica)
         with self._changed:
@@ -127,6 +130,7 @@ class Replicas:
     def lose(self, replica: int, cause: BaseException) -> None:
         """Note a loss and begin to bring the replica back, if there are tries left."""
         with self._changed:
+            # Several calls of one replica report the same loss; it is counted once.
             if self._is_closed or replica not in self._serving | self._waiting:
                 return
             self._serving.discard(replica)
@@ -150,6 +154,7 @@ class Replicas:
                     replica,
                     first,
                 )
+            # In a thread, as a start takes seconds in which the other replicas go on.
             threading.Thread(
                 target=work, args=(replica, first), name="revive", daemon=True
             ).start()
@@ -169,6 +174,8 @@ class Replicas:
             # Whatever it is, it must not leave others waiting for this replica.
             problem = f"{type(error).__name__}: {error}"
         with self._changed:
+            # In one step with the new state, so that no waiter sees the replica
+            # nowhere.
             self._reviving.pop(replica, None)
             if problem:
                 self._away[replica] = f"it could not be started again: {problem}"
@@ -220,6 +227,8 @@ class Replicas:
             self._num_updates += 1
             live = self._serving | self._waiting
             self._serving = live & set(replicas)
+            # Those that came back meanwhile have older weights: they wait for the next
+            # update.
             self._waiting = live - self._serving
             self._changed.notify_all()
 

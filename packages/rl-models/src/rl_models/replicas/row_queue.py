@@ -19,6 +19,7 @@ from rl_models.errors import GenerationError
 
 __all__ = ["ReplicaLostError", "RowServer", "serve_parts"]
 
+# Rows that kill whoever samples them would otherwise take down every replica in turn.
 _MOST_LOSSES = 3
 
 
@@ -100,6 +101,8 @@ def serve_parts(num_parts: int, server: RowServer) -> list[Any]:
                 f"sampled the same rows (part {part} of {num_parts}); the last: "
                 f"{error.cause}"
             ) from error.cause
+        # To the front: the batch is done when its last part is, and this one has waited
+        # longest.
         waiting.appendleft(part)
 
     while len(results) < num_parts:

@@ -6,13 +6,11 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
-import ray
-
-from rl_distributed.errors import DistributedError, WorkerDiedError, WorkerHungError
+from rl_distributed.errors import WorkerDiedError, WorkerHungError
 from rl_models.generation.row_checks import check_same_rows
 from rl_models.replicas.replicas import Replicas
 from rl_models.replicas.row_queue import ReplicaLostError
-from rl_models.replicas.workers import ReplicaCall, ReplicaWorkers
+from rl_models.replicas.workers import ReplicaWorkers
 
 __all__ = ["ReplicaServer"]
 
@@ -81,26 +79,14 @@ class ReplicaServer:
         Raises:
             ReplicaLostError: The replica is gone.
             GenerationError: Its workers do not agree.
+            WorkerError: What the backend raised.
         """
         try:
             output, *digests = self._workers.results(ticket, _FETCH_S)
-            check_same_rows(output, digests, replica)
-            return output
         except _LOSSES as error:
             raise ReplicaLostError(replica, error) from error
-        except ray.exceptions.RayError as error:
-            explained = self._explained(error, ticket)
-        if isinstance(explained, _LOSSES):
-            raise ReplicaLostError(replica, explained)
-        raise explained
-
-    def _explained(self, error: BaseException, call: ReplicaCall) -> DistributedError:
-        group = self._workers.group
-        what = f"method {_METHOD!r} of group {group.name!r}"
-        # Workers that wait for one that raised alone are ended: they would meet its
-        # next call during this one.
-        called = list(call.references.values())
-        return group.supervisor.explain(error, what, called, _METHOD)
+        check_same_rows(output, digests, replica)
+        return output
 
     def lost(self, error: ReplicaLostError) -> None:
         """Have the replica started again."""

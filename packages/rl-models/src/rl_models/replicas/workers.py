@@ -18,6 +18,7 @@ import ray
 from rl_distributed.cluster.virtual_cluster import RayVirtualCluster
 from rl_distributed.errors import ConfigError, WorkerDiedError
 from rl_distributed.named_sharding import NamedSharding
+from rl_distributed.workers.future import MultiWorkerFuture
 from rl_distributed.workers.group import RayWorkerGroup
 from rl_models.generation.replica_rank import ReplicaRank
 
@@ -90,11 +91,15 @@ class ReplicaCall:
     Args:
         replica: Which one.
         references: What Ray gave for each of its workers, by rank in the group.
+        method: What was called, for messages.
     """
 
-    def __init__(self, replica: int, references: Mapping[int, Any]) -> None:
+    def __init__(
+        self, replica: int, references: Mapping[int, Any], method: str
+    ) -> None:
         self.replica = replica
         self.references = references
+        self.method = method
         self.first, *self.others = references.values()
         self.failure: BaseException | None = None
         """Why a worker other than the first ended it, while that one waits."""
@@ -154,6 +159,8 @@ class ReplicaWorkers:
                 for name, value in kwargs.items()
             }
         references = {}
+        # Two callers whose calls reached the workers of a replica in different orders
+        # would leave each in another collective.
         with self._in_order:
             for place, rank in enumerate(self.ranks(replica)):
                 references[rank] = self.group.run_single_worker_single_data(
@@ -163,7 +170,7 @@ class ReplicaWorkers:
                     **kwargs,
                     **(own[place] if own else {}),
                 )
-        return ReplicaCall(replica, references)
+        return ReplicaCall(replica, references, method)
 
     def finished(
         self, calls: Sequence[ReplicaCall], timeout_s: float
@@ -198,20 +205,28 @@ class ReplicaWorkers:
         """Return what each worker returned, of a call that has ended.
 
         Raises:
-            RayError: What Ray says of a failure; of a worker that is alone with it,
-                `WorkerDiedError`.
+            DistributedError: Why one of them returned nothing; of a worker that is
+                alone with a failure, `WorkerDiedError`.
         """
-        if call.failure is None:
-            found: list[Any] = ray.get(
-                list(call.references.values()), timeout=timeout_s
+        is_alone = call.failure is not None
+        if is_alone and not isinstance(call.failure, ray.exceptions.RayActorError):
+            raise WorkerDiedError(
+                f"a worker of generation replica {call.replica} failed while the "
+                f"others were at work: {str(call.failure).strip()}"
             )
-            return found
-        if isinstance(call.failure, ray.exceptions.RayActorError):
-            raise call.failure
-        raise WorkerDiedError(
-            f"a worker of generation replica {call.replica} failed while the others "
-            f"were at work: {str(call.failure).strip()}"
-        )
+        found: dict[int, Any] = {}
+        future = self.future(call.references, call.method)
+        for outcome in future.outcomes(timeout_s):
+            if outcome.error is not None:
+                raise outcome.error
+            found[outcome.rank] = outcome.value
+        return [found[rank] for rank in call.references]
+
+    def future(self, references: Mapping[int, Any], method: str) -> MultiWorkerFuture:
+        """Return the future of calls of workers, given by rank."""
+        ranks = list(references)
+        calls = list(references.values())
+        return MultiWorkerFuture(calls, ranks, ranks, method, self.group)
 
     def set_up(
         self,
@@ -251,6 +266,8 @@ class ReplicaWorkers:
             return {replica: [{}] for replica in replicas}
         seats = self.group.seats
         firsts = [seats[self.ranks(replica)[0]] for replica in replicas]
+        # A port of its own for each start: processes of a replica that was ended may
+        # still hold the one before.
         found = self.group.cluster.get_available_addresses_and_ports_batch(
             [seat.bundle for seat in firsts]
         )

@@ -175,7 +175,11 @@ class HuggingFaceReplica:
         fields = await request.json()
         self._check_name(fields)
         asked = OpenAIRequest.read(
-            request.path, fields, self._backend.tokenizer, self._backend.context_length
+            request.path,
+            fields,
+            self._backend.tokenizer,
+            self._backend.context_length,
+            int(self._backend.model.config.vocab_size),
         )
         job = Job(asked, self._backend, self._model_name)
         job.check()

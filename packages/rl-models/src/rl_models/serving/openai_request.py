@@ -81,7 +81,12 @@ class OpenAIRequest:
 
     @classmethod
     def read(
-        cls, path: str, fields: dict[str, Any], tokenizer: Any, context: int | None
+        cls,
+        path: str,
+        fields: dict[str, Any],
+        tokenizer: Any,
+        context: int | None,
+        vocab_size: int | None = None,
     ) -> OpenAIRequest:
         """Check the fields of a request.
 
@@ -90,6 +95,7 @@ class OpenAIRequest:
             fields: The body.
             tokenizer: That of the model.
             context: Longest prompt and answer together.
+            vocab_size: Ids that the model has; None: those of the tokenizer.
 
         Raises:
             ApiError: A field is wrong, or the backend cannot do what it asks for.
@@ -100,7 +106,7 @@ class OpenAIRequest:
         name = "messages" if is_chat else "prompt"
         if name not in given:
             raise _bad(f"{name} is missing", name)
-        prompts = prompt_ids(given, tokenizer)
+        prompts = prompt_ids(given, tokenizer, vocab_size)
         room = (context or 1 << 20) - max(map(len, prompts))
         default = room if is_chat else _COMPLETION_TOKENS
         limit = given.get("max_completion_tokens", given.get("max_tokens", default))
@@ -139,8 +145,16 @@ class OpenAIRequest:
         )
 
 
-def prompt_ids(fields: Mapping[str, Any], tokenizer: Any) -> list[list[int]]:
+def prompt_ids(
+    fields: Mapping[str, Any], tokenizer: Any, vocab_size: int | None = None
+) -> list[list[int]]:
     """Token ids of the messages or prompts of a body.
+
+    Args:
+        fields: The body.
+        tokenizer: That of the model.
+        vocab_size: Ids that the model has, which may be more than the tokenizer's where
+            a vocabulary is padded; None: those of the tokenizer.
 
     Raises:
         ApiError: They are of no form that the interface has, or empty.
@@ -160,8 +174,8 @@ def prompt_ids(fields: Mapping[str, Any], tokenizer: Any) -> list[list[int]]:
             raise _bad("prompt must be a text, token ids, or a list of those", "prompt")
         if not one:
             raise _bad("prompt must have at least one token", "prompt")
-        if max(one) >= len(tokenizer):
-            size = len(tokenizer)
+        size = max(len(tokenizer), vocab_size or 0)
+        if max(one) >= size:
             raise _bad(
                 f"prompt must have ids below {size}, the size of the vocabulary: got "
                 f"{max(one)}",

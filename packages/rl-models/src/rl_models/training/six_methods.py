@@ -101,15 +101,19 @@ class SixMethodBackend:
         loss_fn: LossFunction,
         *,
         eval_mode: bool = False,
-        gbs: int,
-        mbs: int,
+        global_batch_size: int,
+        micro_batch_size: int,
     ) -> dict[str, Any]:
-        """One call of `train_step` per global batch; `mbs` is the backend's affair."""
-        del mbs
+        """Call `train_step` per global batch; micro-batches are up to the backend."""
+        del micro_batch_size
         results = []
         metrics: dict[str, list[Any]] = {}
-        for index in range(data.size // gbs):
-            batch = data if data.size == gbs else data.get_batch(index, gbs)
+        for index in range(data.size // global_batch_size):
+            batch = (
+                data
+                if data.size == global_batch_size
+                else data.get_batch(index, global_batch_size)
+            )
             loss = BatchLoss(loss_fn, batch)
             if eval_mode:
                 results.append({"loss": self._evaluated(batch, loss)})
@@ -137,7 +141,9 @@ class SixMethodBackend:
             return float(loss(batch, self._logprobs(self._backend, batch)))
         offers_values = own_method(self._class, "get_values") is not None
         if loss.input_type is LossInputType.VALUE and offers_values:
-            return float(loss(batch, self.get_values(batch, mbs=batch.size)))
+            return float(
+                loss(batch, self.get_values(batch, micro_batch_size=batch.size))
+            )
         if not self._has_told:
             _logger.warning(
                 "train_step of training backend %r does not call loss_fn, and the "
@@ -171,9 +177,11 @@ class SixMethodBackend:
         for name in names - set(metrics):
             metrics[name] = [result[name] for result in results if name in result]
 
-    def get_logprobs(self, data: Any, *, mbs: int, reference: bool = False) -> Tensor:
+    def get_logprobs(
+        self, data: Any, *, micro_batch_size: int, reference: bool = False
+    ) -> Tensor:
         """[B, S] log-probs; 0.0 where they are not asked for."""
-        del mbs
+        del micro_batch_size
         if reference and self._reference is None:
             raise BatchError(
                 "the policy keeps no reference model; build it with "
@@ -197,9 +205,11 @@ class SixMethodBackend:
             is_asked = is_asked & (data["token_mask"] != 0)
         return torch.where(is_asked, logprobs.detach().float().cpu(), 0.0)
 
-    def get_values(self, data: Any, *, mbs: int) -> Tensor:
+    def get_values(self, data: Any, *, micro_batch_size: int) -> Tensor:
         """Pass on to the backend, if it has the method."""
-        found: Tensor = self._offered("get_values")(data, mbs=mbs)
+        found: Tensor = self._offered("get_values")(
+            data, micro_batch_size=micro_batch_size
+        )
         return found
 
     def get_topk_logits(self, data: Any, **arguments: Any) -> Mapping[str, Tensor]:

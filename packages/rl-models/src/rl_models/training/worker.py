@@ -10,7 +10,12 @@ from rl_distributed.cluster.ports import PortAllocator
 from rl_distributed.registrations import Registration
 from rl_distributed.transfer import TensorLink
 from rl_models.errors import UnsupportedModelError
-from rl_models.interfaces import LossFunction, TrainingMemory
+from rl_models.interfaces import (
+    LiveOptimizer,
+    LossFunction,
+    TrainingMemory,
+    lacking,
+)
 from rl_models.registry import adopt_training_backends
 from rl_models.training.process_group import Ranks
 from rl_models.training.six_methods import make_training_backend
@@ -62,7 +67,7 @@ class TrainingWorker:
         }
         self._backend: Any = None
         self._sender = WeightSender(lambda precision: iter(()), False)
-        self._sampler = WorkerSampler(config, lambda precision: iter(()))
+        self._sampler = WorkerSampler(config, None)
 
     def setup(self, config: Mapping[str, Any] | None = None, **arguments: Any) -> bool:
         """Load the model; every rank must be called, because ranks join here.
@@ -86,24 +91,28 @@ class TrainingWorker:
         self._backend.setup(self._config, **self._arguments)
         is_first = Ranks.from_environment().is_first
         self._sender = WeightSender(self._backend.export_weights, is_first)
-        self._sampler = WorkerSampler(self._config, self._backend.export_weights)
+        self._sampler = WorkerSampler(self._config, self._backend)
         backend = self._backend
-        return isinstance(backend, TrainingMemory) and bool(backend.frees_memory)
+        return not lacking(backend, TrainingMemory) and bool(backend.frees_memory)
 
     def train(
         self,
         data: BatchedDataDict[TrainDatumSpec],
         loss_fn: LossFunction,
         eval_mode: bool,
-        gbs: int,
-        mbs: int,
+        global_batch_size: int,
+        micro_batch_size: int,
     ) -> dict[str, Any]:
         """One optimizer step per global batch on this rank's shard."""
         TRAINING_ROWS.check(data)
         if not eval_mode:
             self._sampler.mark_stale()
         result: dict[str, Any] = self._backend.train_step(
-            data, loss_fn, eval_mode=eval_mode, gbs=gbs, mbs=mbs
+            data,
+            loss_fn,
+            eval_mode=eval_mode,
+            global_batch_size=global_batch_size,
+            micro_batch_size=micro_batch_size,
         )
         return result
 
@@ -113,46 +122,53 @@ class TrainingWorker:
         Raises:
             UnsupportedModelError: The backend cannot.
         """
-        change = getattr(self._backend, "change_optimizer", None)
-        if change is None:
+        if lacking(self._backend, LiveOptimizer):
             raise UnsupportedModelError(
                 f"the training backend {self._config['backend']!r} cannot change "
                 f"{', '.join(settings)} while a run goes on: it has no method "
                 "change_optimizer(settings)"
             )
-        change(settings)
+        self._backend.change_optimizer(settings)
 
     def get_logprobs(
         self,
         data: BatchedDataDict[SequenceDatumSpec],
-        mbs: int,
+        micro_batch_size: int,
         reference: bool = False,
     ) -> BatchedDataDict[LogprobOutputSpec]:
         """Log-probs of this rank's shard as column `logprobs`."""
         SEQUENCES.check(data)
-        logprobs = self._backend.get_logprobs(data, mbs=mbs, reference=reference)
+        logprobs = self._backend.get_logprobs(
+            data, micro_batch_size=micro_batch_size, reference=reference
+        )
         return BatchedDataDict({"logprobs": logprobs})
 
     def get_topk_logits(
         self,
         data: BatchedDataDict[SequenceDatumSpec],
         k: int,
-        mbs: int,
+        micro_batch_size: int,
         temperature: float | None = None,
     ) -> BatchedDataDict[TopkOutputSpec]:
         """Columns of `TopkOutputSpec` for this rank's shard."""
         SEQUENCES.check(data)
         columns = self._backend.get_topk_logits(
-            data, k=k, mbs=mbs, temperature=temperature
+            data, k=k, micro_batch_size=micro_batch_size, temperature=temperature
         )
         return BatchedDataDict(columns)
 
     def get_values(
-        self, data: BatchedDataDict[SequenceDatumSpec], mbs: int
+        self, data: BatchedDataDict[SequenceDatumSpec], micro_batch_size: int
     ) -> BatchedDataDict[ValueOutputSpec]:
         """Numbers of a scalar head for this rank's shard as column `values`."""
         SEQUENCES.check(data)
-        return BatchedDataDict({"values": self._backend.get_values(data, mbs=mbs)})
+        return BatchedDataDict(
+            {
+                "values": self._backend.get_values(
+                    data, micro_batch_size=micro_batch_size
+                )
+            }
+        )
 
     def generate(
         self,
@@ -213,12 +229,12 @@ class TrainingWorker:
     def prepare_for_training(self) -> None:
         """Let the backend bring back what it had put away, if it can."""
         self._sampler.release_memory()
-        if isinstance(self._backend, TrainingMemory):
+        if not lacking(self._backend, TrainingMemory):
             self._backend.prepare_for_training()
 
     def finish_training(self) -> None:
         """Let the backend free what only training needs, if it can."""
-        if isinstance(self._backend, TrainingMemory):
+        if not lacking(self._backend, TrainingMemory):
             self._backend.finish_training()
 
     def shutdown(self) -> None:

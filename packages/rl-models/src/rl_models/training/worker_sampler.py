@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from rl_distributed.batch.batched_data_dict import BatchedDataDict
+from rl_distributed.errors import ConfigError, RegistryError
 from rl_models.config import PolicyConfig
 from rl_models.generation.config import GenerationConfig
+from rl_models.generation.traits import get_generation_traits
+from rl_models.interfaces import TrainingBackend
 from rl_models.registry import get_generation_backend
 from rl_models.types import GenerationDatumSpec, GenerationOutputSpec, SamplingParams
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["DEFAULT_NEW_TOKENS", "WorkerSampler", "sampling_config"]
+__all__ = [
+    "DEFAULT_NEW_TOKENS",
+    "WorkerSampler",
+    "sampling_config",
+    "shares_weights",
+]
 
 DEFAULT_NEW_TOKENS = 128
 """Longest answer of a policy whose config has no section `generation`."""
@@ -23,43 +31,73 @@ DEFAULT_NEW_TOKENS = 128
 def sampling_config(config: PolicyConfig) -> GenerationConfig:
     """Return how a policy samples by itself.
 
-    The engine is always that of the backend `huggingface`, which shares a process with
-    training, and computes in the precision that training computes in.
+    The engine is that of the section, if it samples in the workers of the training
+    backend; else that of the backend `huggingface`, which shares a process with
+    training. It computes in the precision that training computes in.
 
     Args:
         config: The policy's config.
     """
     section = config.generation or GenerationConfig(max_new_tokens=DEFAULT_NEW_TOKENS)
-    options = section.backend_options if section.backend == "huggingface" else {}
+    backend = section.backend if shares_weights(config) else "huggingface"
+    options = section.backend_options if section.backend == backend else {}
     return section.model_copy(
         update={
-            "backend": "huggingface",
+            "backend": backend,
             "precision": config.precision,
             "backend_options": options,
         }
     )
 
 
+def shares_weights(config: PolicyConfig) -> bool:
+    """Whether the generation backend samples in the workers that train.
+
+    Args:
+        config: The policy's config.
+
+    Raises:
+        ConfigError: It does so in workers of another training backend.
+    """
+    section = config.generation
+    if section is None or section.backend == "auto":
+        return False
+    try:
+        home = get_generation_traits(section.backend).samples_in
+    except RegistryError:
+        # A training worker does not know what the driver has registered in code, which
+        # samples in replicas; the driver has looked at the name.
+        return False
+    if home not in (None, config.backend):
+        raise ConfigError(
+            f"policy.generation.backend {section.backend!r} samples in the workers of "
+            f"the training backend {home!r}: got policy.backend {config.backend!r}; "
+            f"set policy.backend={home}, or another generation backend"
+        )
+    return home is not None
+
+
 class WorkerSampler:
     """Decodes with the weights of the training backend beside it.
 
-    Decoding needs the weights whole and in an order of its own, so it has a copy, which
+    A generation backend that samples in the trainer's workers is given the trainer. Any
+    other needs the weights whole and in an order of its own, so it has a copy, which
     is made by the first call and filled again by the first one after the weights have
     changed. Filling gathers sharded weights: all ranks must sample the same number of
     times, if need be without rows.
 
     Args:
         config: `PolicyConfig.to_dict()`.
-        export_weights: See `TrainingBackend.export_weights`.
+        trainer: The training backend; None before there is one.
     """
 
     def __init__(
         self,
         config: Mapping[str, Any],
-        export_weights: Callable[[str], Iterator[tuple[str, Tensor]]],
+        trainer: TrainingBackend | None,
     ) -> None:
         self._config = config
-        self._export_weights = export_weights
+        self._trainer = trainer
         self._backend: Any = None
         self._is_stale = True
 
@@ -87,9 +125,7 @@ class WorkerSampler:
         """
         backend = self._backend or self._make_backend()
         if self._is_stale:
-            backend.load_weights(
-                self._export_weights(backend.config.precision), version
-            )
+            backend.load_weights(self._weights(backend), version)
             self._backend, self._is_stale = backend, False
         pad_token_id = backend.pad_token_id
         if data is None:
@@ -107,16 +143,25 @@ class WorkerSampler:
             self._backend.shutdown()
         self._backend, self._is_stale = None, True
 
+    def _weights(self, backend: Any) -> Iterator[tuple[str, Tensor]]:
+        """Return what the copy is filled with; nothing where there is none."""
+        if backend.samples_in is not None or self._trainer is None:
+            return iter(())
+        return self._trainer.export_weights(backend.config.precision)
+
     def _make_backend(self) -> Any:
         config = PolicyConfig.from_dict(self._config)
+        sampling = sampling_config(config)
         # Imported here, so that workers which only train start without it.
-        backend = get_generation_backend("huggingface")()
+        backend = get_generation_backend(sampling.backend)()
+        shared = {} if backend.samples_in is None else {"trainer": self._trainer}
         backend.setup(
-            sampling_config(config).to_dict(),
+            sampling.to_dict(),
             model_name=config.model_name,
             tokenizer_name=config.tokenizer.name,
             load_weights=False,
             hf_config_overrides=config.hf_config_overrides,
+            **shared,
         )
         backend.name = "the policy's own sampler"
         return backend

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import cast
 
 from rl_distributed.errors import ConfigError
-from rl_models.weights.protocols import VersionedSource, WeightSink, lacking
+from rl_models.interfaces import lacking
+from rl_models.weights.protocols import VersionedSource, WeightSink
 from rl_models.weights.sync import WeightSynchronizer
 
 __all__ = ["Following"]

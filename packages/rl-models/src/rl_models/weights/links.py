@@ -35,6 +35,7 @@ from rl_distributed.transfer import (
     TensorLink,
 )
 from rl_models.errors import WeightSyncError
+from rl_models.interfaces import lacking
 from rl_models.weight_request import Pending
 from rl_models.weights.config import WeightSyncConfig
 from rl_models.weights.protocols import (
@@ -42,16 +43,20 @@ from rl_models.weights.protocols import (
     LinkedSource,
     WeightSink,
     WeightSource,
-    lacking,
 )
 
 __all__ = ["WeightLinks", "failure_of", "join_failures"]
 
 _logger = get_logger(__name__)
 
+# The second link is another one: what stands in the way of the first is often a port
+# that was taken meanwhile.
 _ATTEMPTS = 2
+# The workers give up by themselves at the deadline; their answer still has to arrive.
 _GRACE_S = 5.0
+# A store that cannot listen says so within milliseconds.
 _PORT_S = 0.3
+# One side may have used up the time of both, and its own answer may be there.
 _SHORTEST_S = 0.1
 # A tensor travels in one piece, however large, and a few buckets exist at a time.
 _LEAST_ROOM = 1 << 30
@@ -118,6 +123,8 @@ class WeightLinks:
 
     def drop(self) -> None:
         """Give the link up; the next sync makes another."""
+        # Forgotten before it is closed: if closing raises, a broken link must not be
+        # used again.
         link, self._link = self._link, None
         if link is not None:
             link.close()
@@ -137,6 +144,8 @@ class WeightLinks:
             return "object_store"
         if not self._is_one_machine():
             return "object_store"
+        # A link that exists has its files already, and they are written again; only a
+        # new one needs further room.
         if self._link is None and SharedMemoryLink.room() < self._wanted_room():
             return "object_store"
         return "shared_memory"
@@ -169,6 +178,7 @@ class WeightLinks:
             if failed is not None and not isinstance(failed, DeadlineExceededError):
                 return [failed]
         receivers = self._sink.open_weight_link(link, limit_s)
+        # Both are waited for, so that the message can name either side.
         sides = (sender, receivers)
         found = [failure_of(side, until_s - time.monotonic()) for side in sides]
         return [error for error in found if error is not None]
@@ -197,7 +207,9 @@ class WeightLinks:
     def _collective(self, count: int) -> TensorLink:
         address, port = self._source.weight_link_address()
         if self._is_one_machine():
+            # No firewall lies between processes of one machine.
             address = "127.0.0.1"
+        # NCCL takes tensors of a GPU on every side; gloo serves all others.
         on_gpus = self._source.uses_gpus and self._sink.uses_gpus
         return CollectiveLink(address, port, count, "nccl" if on_gpus else "gloo")
 

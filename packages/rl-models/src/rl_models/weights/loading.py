@@ -36,6 +36,8 @@ def load_tensors(
         for name, tensor in tensors:
             place = places.get(name)
             if place is None:
+                # Collected, not raised: the stream must be taken to its end, and one
+                # message shall name all of them.
                 problems.append(f"{name} is unknown")
             elif place.shape != tensor.shape:
                 have, got = tuple(place.shape), tuple(tensor.shape)
@@ -44,6 +46,7 @@ def load_tensors(
             else:
                 place.copy_(tensor)
                 covered.add(id(place))
+    # By identity, as a tied weight has several names and comes under one of them.
     absent = [name for name, place in places.items() if id(place) not in covered]
     problems += [f"{name} is missing" for name in absent]
     if problems:
@@ -85,5 +88,6 @@ def changed_tensors(
 
 
 def _digest(tensor: torch.Tensor) -> str:
+    # The sender digests bytes in row-major order, whatever the layout here.
     flat = tensor.detach().contiguous().view(-1)
     return digest_of(flat.view(torch.uint8))

@@ -25,16 +25,17 @@ from rl_distributed.logs.logging import get_logger
 from rl_models.checkpoint.context_length import CONTEXT_KEYS, context_length
 from rl_models.checkpoint.model_folder import read_model_config
 from rl_models.errors import WeightSyncError
+from rl_models.interfaces import lacking
 from rl_models.types import SamplingParams
 from rl_models.weights.config import ProbeConfig
 from rl_models.weights.protocols import (
+    InspectableSink,
     ProbedSink,
     ProbedSource,
     SamplerSettings,
     TrainerSettings,
     WeightSink,
     WeightSource,
-    lacking,
 )
 
 __all__ = ["Probe", "probe_rows"]
@@ -80,8 +81,11 @@ def probe_rows(
         prompt_limit: Maximum number of prompts, whatever the context.
     """
     width = max(1, min(longest, prompt_limit))
+    # A generator of its own: the run's random numbers must not depend on whether there
+    # was a probe.
     generator = torch.Generator().manual_seed(0)
     input_ids = torch.randint(0, vocab_size, (4, width), generator=generator)
+    # Rows that fill the batch, and rows that are padded in it.
     input_lengths = torch.tensor([width, width, max(1, width // 2), min(8, width)])
     input_ids[torch.arange(width) >= input_lengths[:, None]] = 0
     return BatchedDataDict(
@@ -145,7 +149,12 @@ class Probe:
         if self._rows is None:
             self._rows = self._fixed_rows(source, sink)
         sampling = SamplingParams(
-            source.config.logprob_temperature, 1.0, None, self._num_new
+            # Without top-p and top-k, whose cut falls differently where two tokens are
+            # almost equally likely.
+            source.config.logprob_temperature,
+            1.0,
+            None,
+            self._num_new,
         )
         outputs = sink.generate_on_each(self._rows, sampling)
         if any("logprobs" not in output for output in outputs.values()):
@@ -165,6 +174,7 @@ class Probe:
                     f"of version {version}: {problem}; {_culprits(sink, replica)}."
                 )
         if problems:
+            # Before the error leaves: a caller that catches it must not sample either.
             sink.refuse(" ".join(problems))
             raise WeightSyncError(
                 " ".join(problems) + " Nothing is generated until a sync succeeds; "
@@ -188,6 +198,7 @@ class Probe:
         vocab_size, context = vocabulary_and_context(settings.model_name, overrides)
         limits = (settings.row_limit, sampler.max_context_length, context)
         longest = min(limit for limit in limits if limit is not None)
+        # A model with a short context still gets a prompt and an answer.
         self._num_new = max(1, min(self._config.num_new_tokens, longest // 2))
         return probe_rows(vocab_size, longest - self._num_new)
 
@@ -231,7 +242,9 @@ def _apart(output: BatchedDataDict[Any], logprobs: torch.Tensor) -> torch.Tensor
 
 
 def _culprits(sink: ProbedSink, replica: int) -> str:
-    names = sink.changed_weights(replica)
+    names = None
+    if not lacking(sink, InspectableSink):
+        names = cast("InspectableSink", sink).changed_weights(replica)
     if names is None:
         return "its engine cannot read weights back, so the tensor is not known"
     if not names:

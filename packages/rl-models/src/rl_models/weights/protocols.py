@@ -9,6 +9,7 @@ protocols, which `lacking` looks for at run time; a side inherits none of them.
 | `LinkedSource`, `LinkedSink` | sends over a link: shared memory, a collective, files |
 | `ReplicaProcesses` | notices replicas that are other processes than before |
 | `ProbedSource`, `ProbedSink` | compares log-probs of trainer and replicas |
+| `InspectableSink` | names the tensors that differ, where log-probs do |
 | `RestorableSink` | brings lost replicas what they served |
 """
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ConfiguredSink",
+    "InspectableSink",
     "LinkedSink",
     "LinkedSource",
     "ProbedSink",
@@ -37,7 +39,6 @@ __all__ = [
     "VersionedSource",
     "WeightSink",
     "WeightSource",
-    "lacking",
 ]
 
 
@@ -190,12 +191,19 @@ class ProbedSink(ConfiguredSink, Protocol):
         """Sample the same rows on every replica; gives the results by its number."""
         ...
 
-    def changed_weights(self, replica: int) -> list[str] | None:
-        """Return the tensors that a replica holds otherwise than they were sent."""
-        ...
-
     def refuse(self, reason: str) -> None:
         """Sample nothing until weights have been brought."""
+        ...
+
+
+class InspectableSink(Protocol):
+    """A generator whose replicas can tell which weights they hold."""
+
+    def changed_weights(self, replica: int) -> list[str] | None:
+        """Return the tensors that a replica holds otherwise than they were sent.
+
+        None: its backend cannot tell.
+        """
         ...
 
 
@@ -205,19 +213,3 @@ class RestorableSink(Protocol):
     def restore_weights_by(self, restore: Callable[[], None]) -> None:
         """Take what brings these weights to replicas that came back."""
         ...
-
-
-def lacking(side: object, protocol: type) -> list[str]:
-    """Return the members of a protocol that an object does not have.
-
-    `isinstance` would not do: from Python 3.12 on it does not see what an object passes
-    on to another, as a wrapper around a policy does.
-    """
-    names = {
-        name
-        for base in protocol.__mro__
-        if base not in (object, Protocol)
-        for name in vars(base)
-        if not name.startswith("_")
-    }
-    return sorted(name for name in names if not hasattr(side, name))

@@ -70,6 +70,8 @@ class MessageReceiver:
 
 
 def _fetch(part: Any, deadline_s: float) -> list[Message]:
+    # Messages may have been opened on the way, as in tests and where a trainer is
+    # local.
     if not isinstance(part, ray.ObjectRef):
         return list(part)
     try:
@@ -79,6 +81,7 @@ def _fetch(part: Any, deadline_s: float) -> list[Message]:
             f"the trainer did not hand out a bucket within {deadline_s:g} s"
         ) from error
     except RayError as error:
+        # The rest is the traceback of another process, which its own log has.
         first = str(error).strip().splitlines()[0]
         raise TransferError(f"the trainer failed or is gone: {first}") from error
     return messages

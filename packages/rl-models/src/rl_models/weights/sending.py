@@ -80,6 +80,8 @@ class WeightSender:
             )
         self._next = (-1, 0)
         try:
+            # No bucket may follow one that failed: the position is only set again
+            # below.
             taken = [next(self._ongoing, None)]
             if is_last:
                 taken += self._rest()
@@ -121,6 +123,8 @@ class WeightSender:
         return rest
 
     def _buffer(self, num_bytes: int) -> torch.Tensor:
+        # Grows and never shrinks: buckets have about one size, and new memory costs
+        # page faults at each sync.
         if self._memory.numel() < num_bytes:
             self._memory = torch.empty(num_bytes, dtype=torch.uint8)
         return self._memory[:num_bytes]
@@ -138,6 +142,7 @@ class WeightSender:
             raise WeightSyncError("the link of the weights was not opened here")
         tensors = self._export(request.precision)
         try:
+            # This rank only gathers; `finally` takes the tensors to their end.
             if self._end is None:
                 return None
             manifest = send_tensors(

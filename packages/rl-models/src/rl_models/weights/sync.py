@@ -26,6 +26,7 @@ from rl_distributed.errors import (
 from rl_distributed.logs.logging import get_logger
 from rl_distributed.timing.timer import Timer
 from rl_models.errors import WeightSyncError
+from rl_models.interfaces import lacking
 from rl_models.weight_request import WeightRequest
 from rl_models.weights.config import WeightSyncConfig
 from rl_models.weights.links import WeightLinks, failure_of, join_failures
@@ -36,7 +37,6 @@ from rl_models.weights.protocols import (
     RestorableSink,
     WeightSink,
     WeightSource,
-    lacking,
 )
 
 __all__ = ["TrainerLostError", "WeightSynchronizer"]
@@ -45,6 +45,7 @@ _logger = get_logger(__name__)
 
 # Beyond the deadline of the transfer, the workers only have to answer.
 _GRACE_S = 5.0
+# Long enough for the other side to say what it saw, short beside a whole deadline.
 _AFTER_FAILURE_S = 5.0
 
 
@@ -117,13 +118,18 @@ class WeightSynchronizer:
                 f"with version {served}; versions tell which weights sampled a row."
             )
         self._is_stale = True
+        # Stale until all have confirmed: whatever is raised from here on, nobody may
+        # take the weights for current.
         with _span(timer, "weight_sync"):
             self._transfer_or_retry(new)
         processes = self._processes()
+        # A process that was started again has loaded by another way than those that
+        # were probed.
         is_new = processes != self._probed_processes
         if self._probe.is_due(self._num_syncs, is_new=is_new):
             with _span(timer, "weight_sync/probe"):
                 self._probe.check(new)
+            # Only after the check: a probe that failed is due again.
             self._probed_processes = processes
         self._num_syncs += 1
         self._is_stale = False
@@ -154,6 +160,8 @@ class WeightSynchronizer:
         try:
             self._transfer(version)
         except WeightSyncError as error:
+            # With the same replicas as before the cause was not a loss, and would be
+            # met again.
             if isinstance(error, TrainerLostError) or self._processes() == before:
                 raise
             _logger.warning("%s They are sent once more.", error)
@@ -178,8 +186,11 @@ class WeightSynchronizer:
                 f"The {request.label} were not synchronised: {error}"
             ) from error
         source = export.messages if link is None else link
+        # Both sides work at the same time: a replica loads a bucket while the trainer
+        # packs the next.
         update = self.generation.start_weight_update(source, request)
         until_s = time.monotonic() + limit_s + _GRACE_S
+        # The replicas are asked first: they are done last where all goes well.
         refused = failure_of(update, until_s - time.monotonic())
         if refused is None and link is None:
             return  # the replicas have all messages, so the trainer has made them
@@ -188,6 +199,7 @@ class WeightSynchronizer:
         failures = [error for error in (failed, refused) if error is not None]
         if not failures:
             return
+        # A transfer that broke off may have left messages in the link.
         self._links.drop()
         lost = isinstance(failed, WorkerDiedError | WorkerHungError)
         if not lost:

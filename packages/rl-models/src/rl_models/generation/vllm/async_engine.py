@@ -24,6 +24,7 @@ __all__ = ["AsyncEngine", "EngineLostError"]
 Result = TypeVar("Result")
 
 _STOP_S = 10.0
+# Other ranks finish within milliseconds of this one, and rows wait for it.
 _LOOK_S = 0.005
 
 
@@ -57,6 +58,7 @@ class AsyncEngine:
         )
         self._thread.start()
         self._numbers = itertools.count()
+        # Two updates at a time would pause and resume each other's.
         self._updates = threading.Lock()
         self._num_updates = 0
         self._llm: Any = self._run(self._build(arguments))
@@ -70,6 +72,8 @@ class AsyncEngine:
         if self._place is not None:
             os.environ.update(_place_variables(self._place))
         engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
+        # What vLLM calls the weights that it has read is its own affair; tokens shall
+        # carry a number of ours.
         await engine.update_weight_version("0")
         processor = engine.output_processor
         processor.process_outputs = _counted(processor.process_outputs, self.progress)
@@ -91,6 +95,7 @@ class AsyncEngine:
     async def _sample(self, requests: Sequence[RowRequest]) -> list[Any]:
         from vllm.v1.engine.exceptions import EngineDeadError  # noqa: PLC0415
 
+        # All at once: the engine makes its batches of whatever waits.
         tasks = [asyncio.ensure_future(self._one(request)) for request in requests]
         try:
             return list(await asyncio.gather(*tasks))
@@ -99,6 +104,7 @@ class AsyncEngine:
                 error
             )
         finally:
+            # Of one call a row has failed: the others would go on for nobody.
             for task in tasks:
                 task.cancel()
 
@@ -127,6 +133,8 @@ class AsyncEngine:
         """
         with self._updates, ExitStack() as stack:
             try:
+                # To its end first: a stream that is damaged at its end must not have
+                # changed half of the model.
                 file = stack.enter_context(WeightFile(tensors))
             except Exception as error:
                 self._run(self._drop(f"Rank 0 of the replica has no weights: {error}"))
@@ -170,12 +178,16 @@ class AsyncEngine:
         return answers
 
     async def _load(self, file: WeightFile, version: int) -> None:
+        # Keep: rows in flight go on under the new weights, and say of each token which
+        # sampled it.
         await self._llm.pause_generation(mode="keep", clear_cache=True)
         loaded = False
         try:
             found = await self._call("rl_load_file", *file.arguments)
             if any(found):
                 raise WeightSyncError(" ".join(filter(None, found)))
+            # Else a prompt that was seen before would begin with keys and values of the
+            # old weights.
             if not await self._llm.reset_prefix_cache():
                 raise WeightSyncError("vLLM did not reset its prefix cache")
             await self._llm.update_weight_version(str(version))
@@ -205,6 +217,7 @@ class AsyncEngine:
     def shutdown(self) -> None:
         """End the engine and its processes."""
         engine, self._llm = self._llm, None
+        # In the loop, as the engine's tasks live there.
         self._loop.call_soon_threadsafe(engine.shutdown, _STOP_S)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(2 * _STOP_S)

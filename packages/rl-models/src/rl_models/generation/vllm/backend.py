@@ -16,11 +16,13 @@ from rl_distributed.process.gc_pause import collections_paused
 from rl_distributed.transfer import Manifest
 from rl_models.environments import has_gpu
 from rl_models.errors import GenerationError
+from rl_models.generation.completions import Completion, join_rows
 from rl_models.generation.config import GenerationConfig
 from rl_models.generation.noise import derive_seeds
 from rl_models.generation.replica_rank import ReplicaRank
 from rl_models.generation.rows import check_rows, stop_strings_of
 from rl_models.generation.sampling import check_sampling_params
+from rl_models.generation.traits import GenerationTraits
 from rl_models.generation.vllm.engine import Engine
 from rl_models.generation.vllm.engine_args import (
     EXTENSION,
@@ -30,12 +32,7 @@ from rl_models.generation.vllm.engine_args import (
 )
 from rl_models.generation.vllm.engines import make_engine
 from rl_models.generation.vllm.model_shards import check_shards
-from rl_models.generation.vllm.requests import (
-    Completion,
-    join_rows,
-    make_completion,
-    make_requests,
-)
+from rl_models.generation.vllm.requests import make_completion, make_requests
 from rl_models.registry import register_generation_backend
 from rl_models.tokens.tokenizer import load_tokenizer, pad_token_id, stop_token_ids
 from rl_models.types import (
@@ -52,7 +49,7 @@ _MEMORY = ("weights", "kv_cache")
 
 
 @register_generation_backend("vllm")
-class VllmGenerationBackend:
+class VllmGenerationBackend(GenerationTraits):
     """Continuous batching and a paged cache by the vLLM engine.
 
     A row's sample depends on its seed and its tokens, as far as the model's arithmetic

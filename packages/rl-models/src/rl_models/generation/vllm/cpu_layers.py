@@ -3,6 +3,9 @@
 - vLLM packs the weights of linear layers for its own kernels and drops the originals. A
   later `load_weights` then fails, and a tied output layer keeps its old pack without a
   word. Here linear layers keep their weights as they are.
+- Experts are packed for their kernel when a model is built, and not when their weights
+  change: the kernel then reads new weights as if they were packed. Here they are packed
+  each time.
 - Its attention kernels take some sizes of a head only. Heads of other sizes are filled
   up with zeros, which change no product and are cut off again.
 """
@@ -15,6 +18,9 @@ from typing import Any
 import torch
 from vllm.model_executor.layers import utils as linear_layers
 from vllm.model_executor.layers.attention import Attention
+from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import (
+    UnquantizedFusedMoEMethod,
+)
 from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 
 __all__ = ["adapt_cpu_layers", "kernel_head_size"]
@@ -29,6 +35,8 @@ def adapt_cpu_layers() -> None:
     linear_layers.dispatch_cpu_unquantized_gemm = _keep_weights(
         linear_layers.dispatch_cpu_unquantized_gemm
     )
+    method = UnquantizedFusedMoEMethod
+    method._setup_kernel = _packed_each_time(method._setup_kernel)
     Attention.__init__ = _init_padded(Attention.__init__)
     Attention.forward = _forward_padded(Attention.forward)
     setattr(Attention, _DONE, True)
@@ -47,6 +55,16 @@ def kernel_head_size(size: int) -> int:
             f"vLLM's attention on a CPU takes heads of at most {max(known)}: got {size}"
         )
     return int(min(fitting))
+
+
+def _packed_each_time(original: Callable[..., None]) -> Callable[..., None]:
+    def set_up(method: Any, layer: Any, w13: Any, w2: Any) -> None:
+        is_update = method.moe_kernel is not None
+        original(method, layer, w13, w2)
+        if is_update:
+            method.moe_kernel.fused_experts.process_weights_after_loading(layer)
+
+    return set_up
 
 
 def _keep_weights(original: Callable[..., None]) -> Callable[..., None]:

@@ -15,6 +15,7 @@ from vllm.platforms import current_platform
 
 from rl_distributed.transfer.manifest import Manifest, TensorEntry
 from rl_models.errors import WeightSyncError
+from rl_models.generation.vllm.experts import experts_apart
 from rl_models.generation.vllm.parameter_names import held_tensors
 from rl_models.generation.vllm.process_watch import end_with_parent
 from rl_models.generation.vllm.staged_weights import StagedWeights
@@ -51,7 +52,7 @@ class WeightExtension:
         """
         model = self.model_runner.get_model()
         reload = None if _is_plain(model) else self._reload
-        load_into(model, tensors, reload)
+        load_into(model, experts_apart(model, tensors), reload)
 
     def rl_load_file(self, path: str, entries: Sequence[Sequence[Any]]) -> str:
         """Replace all weights by those in a file of raw bytes.

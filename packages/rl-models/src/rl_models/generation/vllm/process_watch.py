@@ -23,6 +23,7 @@ _logger = get_logger(__name__)
 _LOOK_S = 1.0
 # A process that somebody stops for a moment is let go on.
 _STOPPED_S = 4.0
+# Of sysexits.h: an internal software error.
 _EXIT_CODE = 70
 _PARENT = "RL_ENGINE_OF"
 _PR_SET_PDEATHSIG = 1
@@ -39,12 +40,14 @@ def end_with_parent() -> None:
     Elsewhere than in a process of an engine it does nothing.
     """
     if os.environ.get(_PARENT) == str(os.getppid()):
+        # A parent that is killed can end nobody, and an engine holds a GPU.
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def end_process(problem: str) -> None:
     """End this process at once, as nothing can go on in it."""
     _logger.critical("%s, and so this process ends", problem)
+    # Without clean-up: it could wait for the very thing that is lost.
     os._exit(_EXIT_CODE)
 
 
@@ -64,6 +67,7 @@ class ProcessWatch:
         self, processes: Sequence[int], on_loss: Callable[[str], None]
     ) -> None:
         self._on_loss = on_loss
+        # A handle stays that of this process, also when its number is given to another.
         self._handles = {os.pidfd_open(number): number for number in processes}
         self._wake_out, self._wake_in = os.pipe()
         self._thread = threading.Thread(
@@ -89,6 +93,7 @@ class ProcessWatch:
             stopped_s = stopped_s + _LOOK_S if stopped else 0.0
             if stopped_s >= _STOPPED_S:
                 with suppress(ProcessLookupError):
+                    # It may hold the memory of a GPU, which the next engine needs.
                     os.kill(stopped[0], signal.SIGKILL)
                 self._on_loss(
                     f"process {stopped[0]} of vLLM's engine stood still (SIGSTOP) for "

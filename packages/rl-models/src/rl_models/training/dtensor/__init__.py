@@ -9,21 +9,12 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from rl_models.training.dtensor.plain_settings import (
-    has_adapters,
-    parallel_axes,
-    settings_are_plain,
-)
+from rl_models.training.dtensor.traits import Traits
 
 if TYPE_CHECKING:
     from rl_models.training.dtensor.backend import DTensorTrainingBackend
 
-__all__ = [
-    "DTensorTrainingBackend",
-    "has_adapters",
-    "parallel_axes",
-    "settings_are_plain",
-]
+__all__ = ["DTensorTrainingBackend", "Traits"]
 
 
 def __getattr__(name: str) -> Any:

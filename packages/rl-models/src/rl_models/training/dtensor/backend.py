@@ -19,8 +19,9 @@ import torch
 from torch import Tensor
 from transformers.utils import logging as transformers_logging
 
-from rl_distributed.errors import BatchError
+from rl_distributed.errors import BatchError, ConfigError
 from rl_distributed.logs.logging import get_logger
+from rl_distributed.suggestion import did_you_mean
 from rl_models.config import PolicyConfig
 from rl_models.interfaces import LossFunction
 from rl_models.ops.causal_lm import DTYPES
@@ -46,13 +47,18 @@ from rl_models.training.dtensor.optimizer import (
     clip_gradients,
     gradient_norm,
 )
-from rl_models.training.dtensor.plain_settings import has_adapters, parallel_axes
 from rl_models.training.dtensor.positions import (
     needed_for_logprobs,
     needed_for_values,
 )
+from rl_models.training.dtensor.schedule import run_micro_batches
 from rl_models.training.dtensor.state import load_training_state, save_training_state
 from rl_models.training.dtensor.topk import student_inputs, topk_of_shard
+from rl_models.training.dtensor.traits import (
+    Traits,
+    check_expert_layout,
+    check_pipeline_layout,
+)
 from rl_models.training.global_batch import (
     SkippedSteps,
     global_batches,
@@ -72,11 +78,9 @@ __all__ = ["DTensorTrainingBackend"]
 _log = get_logger(__name__)
 
 
-class DTensorTrainingBackend:
+class DTensorTrainingBackend(Traits):
     """One rank; rank and world size come from `RANK` and `WORLD_SIZE`."""
 
-    parallel_axes = parallel_axes
-    has_adapters = has_adapters
     config: PolicyConfig
     ranks: Ranks
     model: RankModel
@@ -86,11 +90,14 @@ class DTensorTrainingBackend:
 
     @staticmethod
     def check_config(config: PolicyConfig) -> None:
-        """Check the optimizer and the schedule, by making them for one number.
+        """Check optimizer and schedule, by making them for one number, and compiler.
 
         Raises:
             ConfigError: A class or an argument of it does not exist or does not fit.
         """
+        check_expert_layout(config)
+        check_pipeline_layout(config)
+        _check_compiler(config.dtensor.compile)
         if config.parallelism.tensor > 1:
             check_elementwise(config.optimizer)
         number = {"number": torch.nn.Parameter(torch.zeros(1))}
@@ -115,8 +122,8 @@ class DTensorTrainingBackend:
         join_process_group(self.ranks, self.config.dtensor.deadline_s)
         self._layout = Layout(self.ranks, self.config)
         # Ranks that share a layer draw the same numbers: they hold the same tokens.
-        torch.manual_seed(self.config.seed + self._layout.data_rank)
-        model = load_model(self.config)
+        torch.manual_seed(self.config.seed + self._layout.random_rank)
+        model, weights = load_model(self.config, self._layout)
         # A model with its adapters off is the reference, unless it starts from others.
         self._base_is_reference = (
             init_reference_model
@@ -126,10 +133,10 @@ class DTensorTrainingBackend:
         if init_reference_model and not self._base_is_reference:
             frozen = copy.deepcopy(model)
             self._reference = RankModel(
-                frozen, self.config, self._layout, trainable=False
+                frozen, weights, self.config, self._layout, trainable=False
             )
             frozen.eval()
-        self.model = RankModel(model, self.config, self._layout)
+        self.model = RankModel(model, weights, self.config, self._layout)
         self._optimizer = build_optimizer(
             self.config.optimizer, self.model.trained, self.ranks.device
         )
@@ -143,8 +150,8 @@ class DTensorTrainingBackend:
         loss_fn: LossFunction,
         *,
         eval_mode: bool = False,
-        gbs: int,
-        mbs: int,
+        global_batch_size: int,
+        micro_batch_size: int,
     ) -> dict[str, Any]:
         """Trains on this rank's shard; see `TrainingBackend.train_step`.
 
@@ -155,9 +162,11 @@ class DTensorTrainingBackend:
         self.model.module.train(not eval_mode)
         losses, norms, rates = [], [], []
         metrics: dict[str, list[Any]] = {}
-        for batch in global_batches(data, gbs // self._layout.data_size):
+        for batch in global_batches(data, global_batch_size // self._layout.data_size):
             rates.append(float(self._optimizer.param_groups[0]["lr"]))
-            loss = self._accumulate(batch, loss_fn, mbs, eval_mode, metrics)
+            loss = self._accumulate(
+                batch, loss_fn, micro_batch_size, eval_mode, metrics
+            )
             losses.append(loss)
             norms.append(0.0 if eval_mode else self._update(metrics))
         # Whoever works next on this device has the room of the gradients.
@@ -177,7 +186,7 @@ class DTensorTrainingBackend:
         self,
         batch: Any,
         loss_fn: LossFunction,
-        mbs: int,
+        micro_batch_size: int,
         eval_mode: bool,
         metrics: dict[str, list[Any]],
     ) -> float:
@@ -186,21 +195,34 @@ class DTensorTrainingBackend:
         self._optimizer.zero_grad(set_to_none=True)
         valid_seqs, valid_toks = self._global_counts(batch)
         lengths = row_lengths(batch)
-        micro_batches = list(micro_batch_rows(batch, lengths, mbs))
+        micro_batches = list(micro_batch_rows(batch, lengths, micro_batch_size))
         total = torch.zeros((), dtype=torch.float64)
+        found: dict[str, list[Any]] = {}
         columns = batch["input_ids"].shape[1]
-        for number, rows in enumerate(micro_batches, start=1):
-            part = narrowed(batch, rows, columns)
+
+        def forward(number: int) -> Tensor | None:
+            part = narrowed(batch, micro_batches[number], columns)
             with torch.set_grad_enabled(not eval_mode):
                 inputs = self._loss_inputs(part, loss_fn)
+                if not self.model.has_head:
+                    return None
                 part = on_device(part, self.ranks.device)
                 loss, values = loss_fn(part, valid_seqs, valid_toks, **inputs)
-                if not eval_mode:
-                    self.model.sync_gradients(number == len(micro_batches))
-                    torch.autograd.backward(loss)
-            total += loss.detach().cpu().double()
+                if self.model.router_loss is not None and not eval_mode:
+                    share = _num_tokens(part) / valid_toks.clamp(min=1.0)
+                    balance = self.model.router_loss.take(share)
+                    values = {**values, "router_loss": balance.detach()}
+                    loss = loss + balance
+            total.add_(loss.detach().cpu().double())
             for name, value in values.items():
-                metrics.setdefault(name, []).append(plain_metric(value))
+                found.setdefault(name, []).append(plain_metric(value))
+            return loss
+
+        run_micro_batches(
+            self.model, len(micro_batches), forward, backward=not eval_mode
+        )
+        for name, each in self.model.from_last_stage(found).items():
+            metrics.setdefault(name, []).extend(each)
         if eval_mode:
             self.model.free_gathered()
         else:
@@ -208,9 +230,8 @@ class DTensorTrainingBackend:
         return float(self._layout.sum_over_data(total.to(self.ranks.device)).item())
 
     def _global_counts(self, batch: Any) -> tuple[Tensor, Tensor]:
-        sample_mask = batch["sample_mask"].double()
-        tokens = (batch["token_mask"][:, 1:].double().sum(1) * sample_mask).sum()
-        counts = torch.stack([sample_mask.sum(), tokens]).to(self.ranks.device)
+        num_rows = batch["sample_mask"].double().sum()
+        counts = torch.stack([num_rows, _num_tokens(batch)]).to(self.ranks.device)
         counts = self._layout.sum_over_data(counts).float()
         return counts[0], counts[1]
 
@@ -250,25 +271,29 @@ class DTensorTrainingBackend:
         return norm
 
     @torch.no_grad()
-    def get_logprobs(self, data: Any, *, mbs: int, reference: bool = False) -> Tensor:
+    def get_logprobs(
+        self, data: Any, *, micro_batch_size: int, reference: bool = False
+    ) -> Tensor:
         """[B, S] log-probs of this shard; see `TrainingBackend.get_logprobs`."""
         if reference and self._base_is_reference:
             assert self.model.adapters is not None
             with self.model.adapters.off():
-                return self._logprobs_of(self.model, data, mbs)
+                return self._logprobs_of(self.model, data, micro_batch_size)
         model = self._reference if reference else self.model
         if model is None:
             raise BatchError(
                 "the policy keeps no reference model; build it with "
                 "init_reference_model=True"
             )
-        return self._logprobs_of(model, data, mbs)
+        return self._logprobs_of(model, data, micro_batch_size)
 
-    def _logprobs_of(self, model: RankModel, data: Any, mbs: int) -> Tensor:
+    def _logprobs_of(
+        self, model: RankModel, data: Any, micro_batch_size: int
+    ) -> Tensor:
         model.module.eval()
         input_ids = data["input_ids"]
         logprobs = torch.zeros(input_ids.shape, dtype=torch.float32)
-        for rows in micro_batch_rows(data, row_lengths(data), mbs):
+        for rows in micro_batch_rows(data, row_lengths(data), micro_batch_size):
             part = narrowed(data, rows, input_ids.shape[1])
             result = forward_logprobs(
                 model,
@@ -279,28 +304,35 @@ class DTensorTrainingBackend:
             width = part["input_ids"].shape[1]
             logprobs[rows.start : rows.stop, 1:width] = result.cpu()
         model.free_gathered()
-        return logprobs
+        return model.from_last_stage(logprobs)
 
     @torch.no_grad()
-    def get_values(self, data: Any, *, mbs: int) -> Tensor:
+    def get_values(self, data: Any, *, micro_batch_size: int) -> Tensor:
         """[B, S] values of this shard; see `TrainingBackend.get_values`."""
         self.model.module.eval()
         input_ids = data["input_ids"]
         values = torch.zeros(input_ids.shape, dtype=torch.float32)
-        for rows in micro_batch_rows(data, row_lengths(data), mbs):
+        for rows in micro_batch_rows(data, row_lengths(data), micro_batch_size):
             part = narrowed(data, rows, input_ids.shape[1])
             needed = needed_for_values(part)
             result = forward_values(self.model, part["input_ids"], needed)
             values[rows.start : rows.stop, : result.shape[1]] = result.cpu()
         self.model.free_gathered()
-        return values
+        return self.model.from_last_stage(values)
 
     def get_topk_logits(
-        self, data: Any, *, k: int, mbs: int, temperature: float | None = None
+        self,
+        data: Any,
+        *,
+        k: int,
+        micro_batch_size: int,
+        temperature: float | None = None,
     ) -> dict[str, Tensor]:
         """Columns of this shard; see `TrainingBackend.get_topk_logits`."""
         chosen = temperature or self.config.logprob_temperature
-        return topk_of_shard(self.model, data, k=k, mbs=mbs, temperature=chosen)
+        return topk_of_shard(
+            self.model, data, k=k, micro_batch_size=micro_batch_size, temperature=chosen
+        )
 
     def save_checkpoint(
         self,
@@ -382,3 +414,19 @@ class DTensorTrainingBackend:
         """Leaves the process group."""
         forget_groups()
         leave_process_group()
+
+
+def _check_compiler(name: str | None) -> None:
+    known = torch.compiler.list_backends(exclude_tags=None)
+    if name is not None and name not in known:
+        raise ConfigError(
+            "policy.dtensor.compile must be a backend of torch.compile: got "
+            f"{name!r}{did_you_mean(name, known)}; there are {', '.join(known)}"
+        )
+
+
+def _num_tokens(batch: Any) -> Tensor:
+    """Return the number of trained tokens, by the weights of their rows."""
+    tokens = batch["token_mask"][:, 1:].double().sum(1)
+    count: Tensor = (tokens * batch["sample_mask"].double()).sum()
+    return count

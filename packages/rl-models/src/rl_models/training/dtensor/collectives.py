@@ -1,4 +1,4 @@
-"""Collectives of tensor parallelism that autograd can go through.
+"""Collectives between ranks that share a model, which autograd can go through.
 
 Between ranks that share a layer, a hidden state is *whole* (every rank has all tokens),
 *split* (every rank has its part of the tokens), or *partial* (the ranks' sum is the
@@ -16,10 +16,74 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-__all__ = ["TensorRanks", "vocabulary_logprobs"]
+__all__ = ["RankGroup", "TensorRanks", "vocabulary_logprobs"]
 
 
-class TensorRanks:
+class RankGroup:
+    """Ranks that share something.
+
+    Args:
+        group: Their process group.
+    """
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self.group = group
+        self.size = group.size()
+        self.rank = group.rank()
+
+    def sum(self, partial: Tensor) -> Tensor:
+        """Make a partial tensor whole: its sum over the ranks, on each of them."""
+        return _apply(_Sum, partial, self)
+
+    def join(self, part: Tensor, dim: int) -> Tensor:
+        """Put the parts of all ranks end to end, for what every rank computes alike."""
+        return _apply(_JoinParts, part, self, dim)
+
+    def exchange(
+        self,
+        for_ranks: Tensor,
+        sent: list[int] | None = None,
+        received: list[int] | None = None,
+    ) -> Tensor:
+        """Give each rank its rows, and take those that the ranks have for this one.
+
+        Args:
+            for_ranks: Rows for the first rank, then those for the next one.
+            sent: Rows for each rank; None: as many for each.
+            received: Rows from each rank; None: as many from each.
+        """
+        return _apply(_Exchange, for_ranks, self, sent, received)
+
+    def exchanged(
+        self,
+        for_ranks: Tensor,
+        sent: list[int] | None = None,
+        received: list[int] | None = None,
+    ) -> Tensor:
+        """Do as `exchange` does, without a gradient."""
+        for_ranks = for_ranks.contiguous()
+        shape = for_ranks.shape if received is None else (
+            sum(received), *for_ranks.shape[1:]
+        )  # fmt: skip
+        arrived = for_ranks.new_empty(shape)
+        dist.all_to_all_single(arrived, for_ranks, received, sent, group=self.group)
+        return arrived
+
+    def joined(self, part: Tensor, dim: int) -> Tensor:
+        """Return the parts of all ranks, end to end along a dimension."""
+        part = part.contiguous()
+        parts = [torch.empty_like(part) for _ in range(self.size)]
+        dist.all_gather(parts, part, group=self.group)
+        return torch.cat(parts, dim=dim)
+
+    def total(self, partial: Tensor) -> Tensor:
+        """Return the sum over the ranks; `partial` is left as it is."""
+        total = partial.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total, group=self.group)
+        return total
+
+
+class TensorRanks(RankGroup):
     """The ranks that share each layer.
 
     Args:
@@ -28,9 +92,7 @@ class TensorRanks:
     """
 
     def __init__(self, group: dist.ProcessGroup, splits_tokens: bool) -> None:
-        self.group = group
-        self.size = group.size()
-        self.rank = group.rank()
+        super().__init__(group)
         self.splits_tokens = splits_tokens
         self.num_tokens = 0
         """T of the forward pass that goes on, which split parts do not tell."""
@@ -51,10 +113,6 @@ class TensorRanks:
             return _apply(_ReduceScatter, partial, self)
         return self.sum(partial)
 
-    def sum(self, partial: Tensor) -> Tensor:
-        """Make a partial tensor whole: its sum over the ranks, on each of them."""
-        return _apply(_Sum, partial, self)
-
     def copy(self, whole: Tensor) -> Tensor:
         """Pass a whole tensor on, whose gradient comes back partial."""
         return _apply(_Copy, whole, self)
@@ -64,13 +122,9 @@ class TensorRanks:
         self.num_tokens = whole_B_T_H.shape[1]
         return _apply(_Split, whole_B_T_H, self)
 
-    def join(self, split: Tensor) -> Tensor:
+    def join_tokens(self, split: Tensor) -> Tensor:
         """Make a split hidden state whole, for what every rank computes alike."""
         return _apply(_Join, split, self)
-
-    def join_vocabulary(self, logits: Tensor) -> Tensor:
-        """[..., V / R] -> [..., V], for what every rank computes alike."""
-        return _apply(_JoinLast, logits, self)
 
     def part_of(self, whole: Tensor) -> Tensor:
         """Return this rank's tokens [B, ceil(T / R), ...], filled up with zeros."""
@@ -83,13 +137,6 @@ class TensorRanks:
         """Return the tokens of all ranks [B, T, ...]."""
         return self.joined(part, 1)[:, : self.num_tokens]
 
-    def joined(self, part: Tensor, dim: int) -> Tensor:
-        """Return the parts of all ranks, end to end along a dimension."""
-        part = part.contiguous()
-        parts = [torch.empty_like(part) for _ in range(self.size)]
-        dist.all_gather(parts, part, group=self.group)
-        return torch.cat(parts, dim=dim)
-
     def sum_of_part(self, partial: Tensor) -> Tensor:
         """Return this rank's tokens of the sum over the ranks."""
         per_rank = -(-self.num_tokens // self.size)
@@ -98,12 +145,6 @@ class TensorRanks:
         part = torch.empty_like(by_rank[0])
         dist.reduce_scatter(part, by_rank, group=self.group)
         return part
-
-    def total(self, partial: Tensor) -> Tensor:
-        """Return the sum over the ranks; `partial` is left as it is."""
-        total = partial.clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(total, group=self.group)
-        return total
 
 
 def _filled(tokens: Tensor, count: int) -> Tensor:
@@ -132,7 +173,7 @@ class _Copy(torch.autograd.Function):
 
 class _Sum(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, partial: Tensor, ranks: TensorRanks) -> Tensor:
+    def forward(ctx: Any, partial: Tensor, ranks: RankGroup) -> Tensor:
         return ranks.total(partial)
 
     @staticmethod
@@ -188,15 +229,35 @@ class _Join(torch.autograd.Function):
         return ctx.ranks.part_of(grads[0]), None
 
 
-class _JoinLast(torch.autograd.Function):
+class _JoinParts(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, ranks: TensorRanks) -> Tensor:
-        ctx.ranks = ranks
-        return ranks.joined(logits, -1)
+    def forward(ctx: Any, part: Tensor, ranks: RankGroup, dim: int) -> Tensor:
+        ctx.ranks, ctx.dim = ranks, dim
+        return ranks.joined(part, dim)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        return grads[0].chunk(ctx.ranks.size, dim=-1)[ctx.ranks.rank], None
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        return grads[0].chunk(ctx.ranks.size, ctx.dim)[ctx.ranks.rank], None, None
+
+
+class _Exchange(torch.autograd.Function):
+    """What was sent comes back as its gradient."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        for_ranks: Tensor,
+        ranks: RankGroup,
+        sent: list[int] | None,
+        received: list[int] | None,
+    ) -> Tensor:
+        ctx.ranks, ctx.sent, ctx.received = ranks, sent, received
+        return ranks.exchanged(for_ranks, sent, received)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+        grad = ctx.ranks.exchanged(grads[0], ctx.received, ctx.sent)
+        return grad, None, None, None
 
 
 class _VocabularyLogprobs(torch.autograd.Function):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from rl_models.ops.logprobs import token_logprobs
 from rl_models.training.dtensor.collectives import vocabulary_logprobs
+from rl_models.training.dtensor.context_parallel import ContextTokens
 from rl_models.training.dtensor.microbatch import ModelBatch
 from rl_models.training.dtensor.model import RankModel
 
@@ -30,7 +32,19 @@ def forward_logprobs(
     Returns:
         [b, S - 1] float32, 0.0 where not needed.
     """
-    batch, logits = _own_logits(model, input_ids, needed)
+    batch = _planned(model, input_ids, needed)
+    entered = _entered(model, batch)
+    if entered is None:
+        return batch.nothing()
+    batch = entered
+    chunk_size = model.logit_chunk_size(batch.targets.numel())
+    if chunk_size is not None:
+        with model.compute(), model.routing(batch.is_token):
+            found = model.module.chunked_logprobs(
+                batch.inputs, batch.positions, batch.targets, temperature, chunk_size
+            )
+        return batch.spread(found)
+    logits = _own_logits(model, batch)
     shared = model.vocabulary_ranks
     if shared is None:
         found = token_logprobs(logits, batch.targets, temperature)
@@ -48,27 +62,52 @@ def needed_logits(
         model: The model.
         input_ids: As in `forward_logprobs`.
         needed: As in `forward_logprobs`.
+
+    Logits are zeros where `model.has_head` is False.
     """
-    batch, logits = _own_logits(model, input_ids, needed)
-    return batch, _whole_vocabulary(model, logits)
+    batch = _planned(model, input_ids, needed)
+    entered = _entered(model, batch)
+    if entered is None:
+        size = model.module.config.get_text_config().vocab_size
+        return batch, torch.zeros(()).expand(batch.targets.numel(), size)
+    batch = entered
+    return batch, _whole_vocabulary(model, _own_logits(model, batch))
 
 
 def _whole_vocabulary(model: RankModel, logits: Tensor) -> Tensor:
     shared = model.vocabulary_ranks
-    return logits if shared is None else shared.join_vocabulary(logits)
+    return logits if shared is None else shared.join(logits, -1)
 
 
-def _own_logits(
-    model: RankModel, input_ids: Tensor, needed: Tensor
-) -> tuple[ModelBatch, Tensor]:
-    """Return the logits of this rank's part of the vocabulary, and their places."""
+def _planned(model: RankModel, input_ids: Tensor, needed: Tensor) -> ModelBatch:
     device = model.ranks.device
     attention = model.attention if model.can_pack else None
     batch = ModelBatch.for_logprobs(
         input_ids, needed, device, attention, model.shares_prefixes
     )
+    return batch if model.context is None else batch.shared(model.context)
+
+
+def _entered(model: RankModel, batch: ModelBatch) -> ModelBatch | None:
+    """Return what the last stage computes results from; None on other stages.
+
+    These have then computed and sent what the next one needs.
+    """
+    pipeline = model.pipeline
+    if pipeline is None:
+        return batch
+    inputs = pipeline.enter(batch.inputs)
+    if pipeline.is_last:
+        return replace(batch, inputs=inputs)
     with model.compute():
-        return batch, _logits_at(model, batch)
+        pipeline.leave(inputs)
+    return None
+
+
+def _own_logits(model: RankModel, batch: ModelBatch) -> Tensor:
+    """[N, V] logits of this rank's part of the vocabulary."""
+    with model.compute(), model.routing(batch.is_token):
+        return _logits_at(model, batch)
 
 
 def forward_values(model: RankModel, input_ids: Tensor, needed: Tensor) -> Tensor:
@@ -86,18 +125,35 @@ def forward_values(model: RankModel, input_ids: Tensor, needed: Tensor) -> Tenso
     batch = ModelBatch.for_values(
         input_ids, needed, model.ranks.device, attention, model.shares_prefixes
     )
-    with model.compute():
+    if model.context is not None:
+        batch = batch.shared(model.context)
+    entered = _entered(model, batch)
+    if entered is None:
+        return batch.nothing()
+    batch = entered
+    with model.compute(), model.routing(batch.is_token):
         values = model.module(positions=batch.positions, **batch.inputs)
     return batch.spread(values)
 
 
 def forward_logits(model: RankModel, input_ids: Tensor) -> Tensor:
     """Logits of every position of right-padded rows: [b, S] -> [b, S, V] float32."""
-    with model.compute():
-        ids = input_ids.to(model.ranks.device)
-        output = model.module(input_ids=ids, use_cache=False)
+    ids = input_ids.to(model.ranks.device)
+    inputs: dict[str, Any] = {"input_ids": ids}
+    if model.pipeline is not None:
+        inputs = model.pipeline.enter(inputs)
+        if not model.pipeline.is_last:
+            with model.compute():
+                model.pipeline.leave({**inputs, "use_cache": False})
+            return torch.zeros(())
+    context = None
+    if model.context is not None:
+        context = ContextTokens(model.context, ids.shape[1])
+        inputs = context.inputs(ids)
+    with model.compute(), model.routing(None):
+        output = model.module(**inputs, use_cache=False)
     logits: Tensor = _whole_vocabulary(model, output.logits)
-    return logits.float()
+    return (logits if context is None else context.join(logits)).float()
 
 
 def _logits_at(model: RankModel, batch: ModelBatch) -> Tensor:
@@ -106,12 +162,14 @@ def _logits_at(model: RankModel, batch: ModelBatch) -> Tensor:
     takes_index = model.takes_logit_index
     if batch.is_packed and takes_index:
         kept = module(**batch.inputs, logits_to_keep=batch.positions).logits
-        return torch.as_tensor(kept[0])
+        # Not `kept[0]`, whose gradient is a copy with zeros around it.
+        return torch.as_tensor(kept.squeeze(0))
     if batch.is_packed or not takes_index:
         logits = module(**batch.inputs).logits
         return torch.as_tensor(logits.flatten(0, 1)[batch.positions])
     # One index serves all rows: keep each column that some row needs.
-    width = batch.inputs["input_ids"].shape[1]
+    given = batch.inputs.get("input_ids", batch.inputs.get("inputs_embeds"))
+    width = torch.as_tensor(given).shape[1]
     column = (batch.positions % width).cpu().numpy()
     columns, which = np.unique(column, return_inverse=True)
     kept = torch.from_numpy(columns).to(batch.positions.device)

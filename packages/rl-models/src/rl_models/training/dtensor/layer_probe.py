@@ -2,7 +2,7 @@
 
 A weight that is cut in the wrong place, or a gradient that is not added up, raises
 nothing: the model trains wrong. So a few tokens go through the first layer, forward and
-backward, once while it is whole and once when it is cut.
+backward, once while it is whole and once when it, or what goes through it, is cut.
 """
 
 from __future__ import annotations
@@ -16,9 +16,23 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-__all__ = ["LayerProbe", "Probed", "largest_difference"]
+from rl_models.errors import UnsupportedModelError
 
-_NUM_TOKENS = 8
+__all__ = [
+    "NUM_TOKENS",
+    "LayerProbe",
+    "Probed",
+    "check_differences",
+    "input_of_layer",
+    "probe_tokens",
+]
+
+NUM_TOKENS = 8
+"""Tokens of a probe."""
+
+# Rounding is some 1e-6 in float32 and 1e-4 where a GPU multiplies in TF32; what is cut
+# or added up wrongly is off by tenths.
+_TOLERANCE = 1e-2
 
 
 class _CapturedError(Exception):
@@ -43,17 +57,26 @@ class LayerProbe:
     Args:
         base: The decoder, whole.
         layer: Its first layer.
+        inputs: What the decoder is given; None: `NUM_TOKENS` tokens.
+        weight: As `weight`; None: random numbers.
     """
 
-    def __init__(self, base: Any, layer: nn.Module) -> None:
-        self._args, self._kwargs = _arguments(base, layer)
-        self._weight = torch.randn(
-            self._hidden().shape, generator=torch.Generator().manual_seed(0)
-        )
+    def __init__(
+        self,
+        base: Any,
+        layer: nn.Module,
+        inputs: Mapping[str, Any] | None = None,
+        weight: Tensor | None = None,
+    ) -> None:
+        self._args, self._kwargs = _arguments(base, layer, inputs)
+        if weight is None:
+            seeded = torch.Generator().manual_seed(0)
+            weight = torch.randn(self._hidden().shape, generator=seeded)
+        self.weight = weight
+        """[1, T, H] what the output is weighted with, for its gradient."""
 
     def _hidden(self) -> Tensor:
-        found: Tensor = self._args[0] if self._args else self._kwargs["hidden_states"]
-        return found
+        return _hidden_of(self._args, self._kwargs)
 
     def whole(self, layer: nn.Module) -> Probed:
         """Ask a whole layer, which is left as it is."""
@@ -69,7 +92,8 @@ class LayerProbe:
         """
         was_training = layer.training
         layer.eval()
-        hidden = self._hidden().to(device).requires_grad_()
+        # A copy: the gradient of another layer must not be in the same tensor.
+        hidden = self._hidden().detach().to(device, copy=True).requires_grad_()
         args, kwargs = tree_map(
             lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf,
             (self._args[1:], self._kwargs),
@@ -83,7 +107,7 @@ class LayerProbe:
         output = layer(*args, **kwargs)
         output = output[0] if isinstance(output, tuple) else output
         output = output if join is None else join(output)
-        (output * self._weight.to(device)).sum().backward()
+        (output * self.weight.to(device)).sum().backward()
         gradients = {}
         for name, parameter in layer.named_parameters():
             assert parameter.grad is not None, name
@@ -94,7 +118,25 @@ class LayerProbe:
         return Probed(output.detach().cpu(), hidden.grad.cpu(), gradients)
 
 
-def _arguments(base: Any, layer: nn.Module) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def input_of_layer(base: Any, layer: nn.Module, inputs: Mapping[str, Any]) -> Tensor:
+    """Return the hidden states that a layer is given by its decoder.
+
+    Args:
+        base: The decoder; no layer before this one may lack its weights.
+        layer: Which.
+        inputs: What the decoder is given.
+    """
+    return _hidden_of(*_arguments(base, layer, inputs))
+
+
+def _hidden_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    found: Tensor = args[0] if args else kwargs["hidden_states"]
+    return found
+
+
+def _arguments(
+    base: Any, layer: nn.Module, inputs: Mapping[str, Any] | None
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return what the decoder hands its first layer for a few tokens."""
     found: list[Any] = []
 
@@ -103,11 +145,9 @@ def _arguments(base: Any, layer: nn.Module) -> tuple[tuple[Any, ...], dict[str, 
         raise _CapturedError
 
     hook = layer.register_forward_pre_hook(capture, with_kwargs=True)
-    size = base.get_input_embeddings().weight.shape[0]
-    tokens = torch.arange(1, _NUM_TOKENS + 1)[None] % size
     try:
         with torch.no_grad():
-            base(input_ids=tokens, use_cache=False)
+            base(**(inputs or {"input_ids": probe_tokens(base)}), use_cache=False)
     except _CapturedError:
         pass
     finally:
@@ -116,7 +156,37 @@ def _arguments(base: Any, layer: nn.Module) -> tuple[tuple[Any, ...], dict[str, 
     return args, kwargs
 
 
-def largest_difference(found: Tensor, wanted: Tensor) -> float:
+def probe_tokens(base: Any) -> Tensor:
+    """[1, NUM_TOKENS] tokens of a probe."""
+    size: int = base.get_input_embeddings().weight.shape[0]
+    return torch.arange(1, NUM_TOKENS + 1)[None] % size
+
+
+def check_differences(
+    pairs: Mapping[str, tuple[Tensor, Tensor]], axis: str, what_for: str, name: str
+) -> None:
+    """Refuse a model whose first layer is another one when it is shared.
+
+    Args:
+        pairs: By what they are, what was found and what was wanted.
+        axis: Of `policy.parallelism`.
+        what_for: What cannot be done with the model, for the message.
+        name: The model's name.
+
+    Raises:
+        UnsupportedModelError: A pair differs.
+    """
+    differences = {what: _largest_difference(*pair) for what, pair in pairs.items()}
+    what, worst = max(differences.items(), key=lambda item: item[1])
+    if not worst < _TOLERANCE:
+        raise UnsupportedModelError(
+            f"policy.parallelism.{axis} cannot {what_for} {name}: in a check of its "
+            f"first layer, {what} is off by {worst:.1e} of its largest number, more "
+            f"than {_TOLERANCE:g}; set it to 1"
+        )
+
+
+def _largest_difference(found: Tensor, wanted: Tensor) -> float:
     """Largest difference of two tensors, relative to the largest wanted number."""
     scale = wanted.abs().max().clamp(min=1e-6)
     difference = (found.detach().cpu() - wanted.detach().cpu()).abs().max()

@@ -15,6 +15,7 @@ from rl_models.training.process_group import Ranks
 __all__ = ["Layout", "forget_groups"]
 
 _REPLICA, _SHARD, _TENSOR = "replica", "shard", "tensor"
+_CONTEXT, _EXPERT, _PIPELINE = "context", "expert", "pipeline"
 
 # A process that loads another model keeps its process group, so it keeps these as well:
 # every new mesh would open further connections.
@@ -22,7 +23,7 @@ _meshes: dict[tuple[object, ...], DeviceMesh] = {}
 
 
 class Layout:
-    """The ranks as a grid: data-parallel outermost, tensor-parallel innermost.
+    """The ranks as a grid: data, pipeline or context, and tensor, the last innermost.
 
     Args:
         ranks: This rank among all.
@@ -37,24 +38,32 @@ class Layout:
         self.tensor_size = config.parallelism.tensor
         self.splits_tokens = config.parallelism.sequence
         self.data_size = config.parallelism.data_size(ranks.world_size)
-        self.data_rank, self.tensor_rank = divmod(ranks.rank, self.tensor_size)
+        self.context_size = config.parallelism.context
+        self.num_stages = config.parallelism.pipeline
+        # Stages and ranks with other tokens of a row do not go together, so that ranks
+        # with other tokens are those of other rows where there are stages.
+        self.token_rank, within = divmod(ranks.rank, self.num_stages * self.tensor_size)
+        self.stage, self.tensor_rank = divmod(within, self.tensor_size)
+        """This rank among those that have other tokens, of other rows or of the same,
+        and among those that share each layer."""
+        self.data_rank, self.context_rank = divmod(self.token_rank, self.context_size)
         self.num_replicas = config.dtensor.data_replicas
-        self.shard_size = self.data_size // self.num_replicas
+        self.shard_size = self.data_size * self.context_size // self.num_replicas
         """Ranks that the weights are sharded over, besides tensor-parallel ones."""
-        self.replica_rank, self.shard_rank = divmod(self.data_rank, self.shard_size)
-        self._mesh = self._made_mesh(config.dtensor.deadline_s)
+        self.replica_rank, self.shard_rank = divmod(self.token_rank, self.shard_size)
+        self.expert_size = config.parallelism.expert
+        self._deadline_s = config.dtensor.deadline_s
+        self._mesh = self._made_mesh(
+            {
+                _REPLICA: self.num_replicas,
+                _SHARD: self.shard_size,
+                _PIPELINE: self.num_stages,
+                _TENSOR: self.tensor_size,
+            }
+        )
 
-    def _made_mesh(self, deadline_s: float) -> DeviceMesh | None:
-        sizes = {_REPLICA: self.num_replicas, _TENSOR: self.tensor_size}
-        shape = {
-            name: size
-            for name, size in (
-                (_REPLICA, sizes[_REPLICA]),
-                (_SHARD, self.shard_size),
-                (_TENSOR, sizes[_TENSOR]),
-            )
-            if name == _SHARD or size > 1
-        }
+    def _made_mesh(self, sizes: dict[str, int]) -> DeviceMesh | None:
+        shape = {n: size for n, size in sizes.items() if n == _SHARD or size > 1}
         if self.ranks.world_size == 1:
             return None
         device = self.ranks.device.type
@@ -63,13 +72,31 @@ class Layout:
         if mesh is None:
             names, dims = tuple(shape), tuple(shape.values())
             mesh = init_device_mesh(device, dims, mesh_dim_names=names)
-            if self.num_replicas > 1 and self.tensor_size > 1:
-                mesh[_REPLICA, _SHARD]._flatten("data")
             _meshes[key] = mesh
         # Groups of a mesh are made with torch's own limit of half an hour.
         for group in mesh.get_all_groups():
-            _set_pg_timeout(timedelta(seconds=deadline_s), group)
+            _set_pg_timeout(timedelta(seconds=self._deadline_s), group)
         return mesh
+
+    @property
+    def random_rank(self) -> int:
+        """This rank among those that draw other random numbers."""
+        return self.token_rank * self.num_stages + self.stage
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether ranks that have other tokens share weights (FSDP)."""
+        return self.data_size * self.context_size > 1
+
+    @property
+    def shares_model(self) -> bool:
+        """Whether this rank has some of the model's weights only."""
+        return self.shard_size * self.num_stages * self.tensor_size > 1
+
+    @property
+    def shares_layers(self) -> bool:
+        """Whether this rank computes each layer, or some of them, with others."""
+        return self.tensor_size * self.context_size * self.expert_size > 1
 
     @property
     def data_mesh(self) -> DeviceMesh:
@@ -90,19 +117,49 @@ class Layout:
         """The process group of `tensor_mesh`."""
         return self.tensor_mesh.get_group()
 
+    def pipeline_group(self) -> dist.ProcessGroup:
+        """Return the ranks that have the other stages of this one's rows."""
+        assert self._mesh is not None
+        return self._mesh[_PIPELINE].get_group()
+
+    def context_group(self) -> dist.ProcessGroup:
+        """Return the ranks that share the tokens of this one's rows; collective."""
+        mesh = self._made_mesh(
+            {
+                _SHARD: self.data_size,
+                _CONTEXT: self.context_size,
+                _TENSOR: self.tensor_size,
+            }
+        )
+        assert mesh is not None
+        return mesh[_CONTEXT].get_group()
+
+    def expert_group(self) -> dist.ProcessGroup:
+        """Return the ranks that share the experts with this one; collective."""
+        return self._expert_mesh()[_EXPERT].get_group()
+
+    @property
+    def shards_of_experts(self) -> DeviceMesh:
+        """What FSDP shards experts over: the ranks that have the same ones."""
+        return self._expert_mesh()[_SHARD]
+
+    def _expert_mesh(self) -> DeviceMesh:
+        per_expert = self.shard_size // self.expert_size
+        mesh = self._made_mesh({_SHARD: per_expert, _EXPERT: self.expert_size})
+        assert mesh is not None
+        return mesh
+
     def sum_over_data(self, values: Tensor) -> Tensor:
         """Add a small tensor over the ranks that have other rows, in place.
 
-        The tensor-parallel ranks of each have the same rows, and the same values.
+        The other ranks of each have the same rows. Those of its last stage, which has
+        the losses, have the same values.
         """
-        if self.data_size == 1:
-            return values
-        if self.tensor_size == 1:
+        if self.ranks.world_size > 1:
+            is_last_stage = self.stage == self.num_stages - 1
+            if self.context_rank or self.tensor_rank or not is_last_stage:
+                values.zero_()
             dist.all_reduce(values)
-            return values
-        assert self._mesh is not None
-        name = "data" if self.num_replicas > 1 else _SHARD
-        dist.all_reduce(values, group=self._mesh[name].get_group())
         return values
 
 

@@ -13,7 +13,7 @@ positions.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,8 @@ import torch
 from torch import Tensor
 
 from rl_models.ops.packed_attention import packed_model_inputs
+from rl_models.training.dtensor.collectives import RankGroup
+from rl_models.training.dtensor.context_parallel import ContextTokens
 
 __all__ = ["ModelBatch", "MicroBatchRows", "micro_batch_rows", "narrowed"]
 
@@ -89,6 +91,10 @@ class ModelBatch:
     """Rows and columns of the result: (b, S - 1) log-probs, or (b, S) values."""
     is_packed: bool
     """Whether the model sees one row of T tokens."""
+    is_token: Tensor | None = None
+    """Whether each place of the input is a token of a row; None: all are."""
+    sharing: RankGroup | None = None
+    """Ranks whose results are those of the other positions; None: all are here."""
 
     @classmethod
     def for_logprobs(
@@ -160,8 +166,13 @@ class ModelBatch:
         if attention is None:
             inputs = {"input_ids": _on(device, ids[:, :width]), "use_cache": False}
             positions = _on(device, rows * width + columns)
+            fields["is_token"] = _on(device, np.arange(width) < lengths[:, None])
             return cls(inputs, positions, is_packed=False, **fields)
+        own_lengths = lengths
         tokens, starts, lengths = _flatten(ids, lengths, width)
+        if tokens.size > own_lengths.sum():
+            is_token = np.arange(width) < own_lengths[:, None]
+            fields["is_token"] = _on(device, is_token.reshape(-1))[None]
         places = starts[rows] + columns
         shared = _shared_tokens(ids, mask, starts, lengths) if share_prefixes else None
         inputs = packed_model_inputs(lengths, device, attention, shared)
@@ -172,11 +183,35 @@ class ModelBatch:
         inputs.update(input_ids=_on(device, tokens)[None], use_cache=False)
         return cls(inputs, _on(device, places), is_packed=True, **fields)
 
+    def shared(self, ranks: RankGroup) -> ModelBatch:
+        """Return this rank's part of a batch whose tokens several ranks share."""
+        input_ids = self.inputs["input_ids"]
+        width = input_ids.shape[1]
+        context = ContextTokens(ranks, width)
+        told = context.inputs(input_ids, self.inputs.get("position_ids"))
+        row, column = self.positions // width, self.positions % width
+        is_own = column // context.per_rank == ranks.rank
+        positions = row * context.per_rank + column - context.first
+        return replace(
+            self,
+            inputs={**self.inputs, **told},
+            positions=positions[is_own],
+            targets=self.targets[is_own],
+            places=self.places[is_own],
+            sharing=ranks,
+        )
+
+    def nothing(self) -> Tensor:
+        """Return `shape` zeros, where another rank has the results."""
+        return torch.zeros(self.shape)
+
     def spread(self, results: Tensor) -> Tensor:
         """[N, ...] -> `shape` [...], zeros elsewhere; differentiable."""
         rows, columns = self.shape
         flat = results.new_zeros(rows * columns, *results.shape[1:])
         spread = flat.index_copy(0, self.places, results)
+        if self.sharing is not None:
+            spread = self.sharing.sum(spread)
         return spread.view(rows, columns, *results.shape[1:])
 
 

@@ -1,26 +1,27 @@
 """The model of one rank: loaded, cut and sharded over the ranks, or plain.
 
-With one rank the model stays a plain module. Tensor-parallel ranks first cut the layers
-between them (`tensor_parallel`). Data-parallel ranks then shard each decoder layer and
-the root along dimension 0 (FSDP2), and gradients are *summed* over them, because losses
-are divided by global counts already.
+With one rank the model stays a plain module. Ranks that share a model build it without
+memory for its weights, and each reads what it keeps when that is known
+(`weight_source`). Tensor-parallel ranks first cut the layers between them
+(`tensor_parallel`). Data-parallel and context-parallel ranks then shard each decoder
+layer and the root along dimension 0 (`sharding`), and gradients are *summed* over them,
+because losses are divided by global counts already. Stages keep
+some of the layers, whole or cut (`pipeline_parallel`).
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Mapping, Set
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import (
-    CPUOffloadPolicy,
     FSDPModule,
-    MixedPrecisionPolicy,
-    OffloadPolicy,
-    fully_shard,
+    register_fsdp_forward_method,
 )
 from torch.distributed.tensor import DTensor
 
@@ -29,28 +30,43 @@ from rl_models.checkpoint.context_length import context_length
 from rl_models.checkpoint.sharded import Box
 from rl_models.config import PolicyConfig
 from rl_models.errors import UnsupportedModelError
-from rl_models.ops.causal_lm import (
-    DTYPES,
-    load_causal_lm,
-    packing_obstacle as _packing_obstacle,
-)
-from rl_models.ops.scalar_head import load_scalar_model
+from rl_models.logit_chunks import logit_chunk_size
+from rl_models.ops.causal_lm import DTYPES, packing_obstacle as _packing_obstacle
 from rl_models.ops.varlen_attention import ATTENTION_NAME
-from rl_models.training.dtensor.collectives import TensorRanks
+from rl_models.training.dtensor.chunked_head import ChunkedHead
+from rl_models.training.dtensor.collectives import RankGroup, TensorRanks
+from rl_models.training.dtensor.context_parallel import (
+    check_context_layer,
+    share_attention,
+)
+from rl_models.training.dtensor.experts import ExpertParallel, probed
 from rl_models.training.dtensor.layout import Layout
+from rl_models.training.dtensor.pipeline_parallel import PipelineStage, check_stages
+from rl_models.training.dtensor.router_loss import RouterLoss
+from rl_models.training.dtensor.sharding import (
+    compile_layers,
+    decoder_layers,
+    home,
+    local_part,
+    shard,
+)
 from rl_models.training.dtensor.tensor_parallel import TensorParallel
+from rl_models.training.dtensor.weight_source import (
+    LoadedWeights,
+    WeightSource,
+    allocate,
+    fill_for_probe,
+    move,
+    open_model,
+    place_adapters,
+)
 
 if TYPE_CHECKING:
     from rl_models.training.dtensor.lora import Adapters
 
-__all__ = ["RankModel", "load_model", "load_weights_into", "local_part"]
+__all__ = ["RankModel", "load_model", "load_weights_into"]
 
-_SMALL_BYTES = 32 * 1024**2
-
-
-def local_part(tensor: Tensor) -> Tensor:
-    """Return this rank's part of a sharded tensor, sharing its memory."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+Known = TypeVar("Known")
 
 
 def _counts_each_row(config: Any) -> bool:
@@ -63,14 +79,18 @@ def _counts_each_row(config: Any) -> bool:
     return any(dropouts) or bool(getattr(config, "output_router_logits", False))
 
 
-def load_model(config: PolicyConfig) -> Any:
-    """Load the float32 model of a config and checks that it can do what is asked.
+def load_model(config: PolicyConfig, layout: Layout) -> tuple[Any, WeightSource | None]:
+    """Load the float32 model of a config and check that it can do what is asked.
+
+    Returns:
+        The model; and its weights, if ranks share it and each has to read its part.
 
     Raises:
         ConfigError: `max_total_sequence_length` exceeds the model's context.
-        UnsupportedModelError: Packing is asked for and the model cannot be packed.
+        UnsupportedModelError: Packing, or stages, are asked for and the model cannot
+            have them.
     """
-    model = _load(config, config.model_name)
+    model, weights = open_model(config, config.model_name, shared=layout.shares_model)
     limit = context_length(model.config)
     if limit is not None and (config.max_total_sequence_length or 0) > limit:
         raise ConfigError(
@@ -84,40 +104,39 @@ def load_model(config: PolicyConfig) -> Any:
             f"policy.sequence_packing cannot be used with {config.model_name}: "
             f"{obstacle}; set it to null, and use policy.dynamic_batching instead"
         )
+    if layout.num_stages > 1:
+        check_stages(model, config.model_name)
     if config.dtensor.activation_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
-    return model
+    return model, weights
 
 
 def load_weights_into(model: RankModel, config: PolicyConfig, folder: Any) -> None:
     """Take the weights of a model folder, a new head included if it has none."""
-    model.copy_from(_load(config, folder))
-
-
-def _load(config: PolicyConfig, source: Any) -> Any:
-    overrides = config.hf_config_overrides
-    if config.head == "lm":
-        return load_causal_lm(source, "float32", overrides)
-    return load_scalar_model(source, config.head, overrides, config.seed)
+    loaded, weights = open_model(config, folder, shared=model.layout.shares_model)
+    model.copy_from(weights or LoadedWeights(loaded))
 
 
 class RankModel:
     """A causal LM, or a model with a scalar head, on one rank.
 
     Args:
-        model: The loaded model, the same on every rank.
+        model: The model, the same on every rank; its parameters may be on the meta
+            device.
+        weights: Where these come from then.
         config: The policy's config.
         layout: This rank, its device, and who shares what with it.
         trainable: False for a frozen copy.
 
     Raises:
-        UnsupportedModelError: The layout has tensor-parallel ranks, and it is not known
-            how the model is cut between them.
+        UnsupportedModelError: The layout has ranks that share layers or tokens, and it
+            is not known how the model is shared by them.
     """
 
     def __init__(
         self,
         model: Any,
+        weights: WeightSource | None,
         config: PolicyConfig,
         layout: Layout,
         *,
@@ -133,42 +152,115 @@ class RankModel:
         )
         self.shares_prefixes = (
             self.can_pack
-            and self.attention == ATTENTION_NAME
+            and model.config._attn_implementation == ATTENTION_NAME
             and ranks.device.type == "cpu"
             and not _counts_each_row(model.config)
         )
         """Whether a token may be computed once for several rows."""
+        self.attention = str(model.config._attn_implementation)
+        """Name of the attention implementation, by which rows are packed."""
+        _fill_probed(model, weights, layout)
+        self.context = self._token_ranks(config)
+        """The ranks that share the tokens of each row; None: this rank has all."""
+        self._reduces_each = config.dtensor.reduce_each_micro_batch
         self._bfloat16 = config.precision == "bfloat16"
         model.requires_grad_(trainable)
         self.adapters: Adapters | None = None
         """What is trained in place of the weights, which are then frozen."""
         if config.lora is not None and trainable:
-            self.adapters = _adapters(model, config)
+            with place_adapters(model):
+                self.adapters = _adapters(model, config)
             self.shares_prefixes = self.shares_prefixes and not config.lora.dropout
         self.base_is_given = True
         """Whether frozen weights are those of `policy.model_name`."""
         self.tensor_parallel: TensorParallel | None = None
         if layout.tensor_size > 1:
             self.tensor_parallel = TensorParallel(model, layout, config.model_name)
-        if layout.data_size > 1:
-            _shard(model, config, layout)
-        else:
-            model.to(ranks.device)
+        self.router_loss: RouterLoss | None = None
+        """What is added to losses, so that experts are equally busy."""
+        weight = config.dtensor.router_loss_weight
+        if weight and trainable:
+            name, num_alike = config.model_name, layout.tensor_size
+            self.router_loss = RouterLoss(model, weight, num_alike, name)
+            self.shares_prefixes = False
+        self.expert_parallel: ExpertParallel | None = None
+        if layout.expert_size > 1:
+            self.expert_parallel = ExpertParallel(
+                model,
+                decoder_layers(model),
+                RankGroup(layout.expert_group()),
+                ranks.device,
+                config.model_name,
+            )
+        self.pipeline: PipelineStage | None = None
+        """The layers that this rank has, and where the others are; None: it has all."""
+        self._place(config)
+        self._add_chunked_head(config)
+        if weights is not None:
+            allocate(model, home(config, layout))
         self.parameters: dict[str, nn.Parameter] = dict(model.named_parameters())
         """Parameters by name, tied ones once; sharded when sharded.
 
         The names are those of Hugging Face, and with adapters those of peft.
         """
+        if weights is not None:
+            self._fill(weights)
+
+    def _place(self, config: PolicyConfig) -> None:
+        """Keep this rank's layers, and shard them over the ranks with other tokens."""
+        layout, model = self.layout, self.module
+        if layout.num_stages > 1:
+            dtype = config.precision if layout.is_sharded else "float32"
+            self.pipeline = PipelineStage(model, layout, DTYPES[dtype])
+            if self.tensor_parallel is not None and layout.splits_tokens:
+                self.pipeline.split_tokens(self.tensor_parallel)
+        compile_layers(model, config.dtensor.compile)
+        if layout.is_sharded:
+            experts = self.expert_parallel
+            shard(model, config, layout, experts.modules if experts else [])
+        else:
+            move(model, layout.ranks.device)
+        if self.pipeline is not None:
+            self.pipeline.register_output()
+
+    def _token_ranks(self, config: PolicyConfig) -> RankGroup | None:
+        """Return the ranks that share tokens, and let attention of the model know."""
+        layout, model, name = self.layout, self.module, config.model_name
+        if layout.context_size == 1:
+            return None
+        group = RankGroup(layout.context_group())
+        share_attention(model, name, group.size)
+        first = decoder_layers(model)[0]
+        check_context_layer(model.base_model, first, group, self.ranks.device, name)
+        return group
+
+    def _add_chunked_head(self, config: PolicyConfig) -> None:
+        if config.head != "lm" or not self.has_head:
+            return
+        self._chunk_size = config.dtensor.logprob_chunk_size
+        head = ChunkedHead(
+            self.vocabulary_ranks,
+            config.model_name,
+            asked=self._chunk_size is not None,
+        )
+        self._vocabulary = self.module.get_output_embeddings().weight.shape[0]
+        self.module.chunked_logprobs = partial(head.logprobs, self.module)
+        # Sharded weights are there during methods that FSDP knows.
+        register_fsdp_forward_method(self.module, "chunked_logprobs")
+
+    def logit_chunk_size(self, num_positions: int) -> int | None:
+        """Return of how many positions logits are there at once; None: of all."""
+        return logit_chunk_size(self._chunk_size, num_positions, self._vocabulary)
+
+    @property
+    def has_head(self) -> bool:
+        """Whether results are computed on this rank: it has the last layers."""
+        return self.pipeline is None or self.pipeline.is_last
 
     @property
     def trained(self) -> dict[str, nn.Parameter]:
         """The parameters that are trained."""
         return {n: p for n, p in self.parameters.items() if p.requires_grad}
-
-    @property
-    def attention(self) -> str:
-        """Name of the attention implementation."""
-        return str(self.module.config._attn_implementation)
 
     @property
     def vocabulary_ranks(self) -> TensorRanks | None:
@@ -180,14 +272,21 @@ class RankModel:
         """Return which part of the whole parameter this rank has."""
         sizes = list(self.parameters[name].shape)
         shape, starts = list(sizes), [0] * len(sizes)
+        layout = self.layout
+        num_shards, shard = layout.shard_size, layout.shard_rank
         dim = self._cut_dim(name)
-        if dim is not None:
-            shape[dim] *= self.layout.tensor_size
-            starts[dim] = sizes[dim] * self.layout.tensor_rank
-        if self.layout.data_size > 1:
+        if self._is_dealt_out(name):
+            shape[0] *= layout.expert_size
+            shard, expert_rank = divmod(shard, layout.expert_size)
+            num_shards //= layout.expert_size
+            starts[0] = sizes[0] * expert_rank
+        elif dim is not None:
+            shape[dim] *= layout.tensor_size
+            starts[dim] = sizes[dim] * layout.tensor_rank
+        if layout.is_sharded:
             # Rows are dealt out as torch.chunk does: the last ranks may have fewer.
-            per_rank = -(-sizes[0] // self.layout.shard_size)
-            first = min(sizes[0], per_rank * self.layout.shard_rank)
+            per_rank = -(-sizes[0] // num_shards)
+            first = min(sizes[0], per_rank * shard)
             starts[0] += first
             sizes[0] = min(per_rank, sizes[0] - first)
         return Box(tuple(shape), tuple(starts), tuple(sizes))
@@ -195,7 +294,9 @@ class RankModel:
     def num_holders(self, name: str) -> int:
         """Return how many ranks hold the same part of a parameter as this one."""
         cut = self._cut_dim(name) is not None
-        return self.layout.num_replicas * (1 if cut else self.layout.tensor_size)
+        stages = 1 if self.pipeline is None else self.pipeline.num_stages_with(name)
+        alike = 1 if cut else self.layout.tensor_size
+        return self.layout.num_replicas * stages * alike
 
     def writes(self, name: str) -> bool:
         """Whether this rank writes its part of a parameter to the training state.
@@ -205,6 +306,8 @@ class RankModel:
         """
         frozen = self.base_is_given and not self.parameters[name].requires_grad
         if frozen or self.layout.replica_rank:
+            return False
+        if self.pipeline is not None and not self.pipeline.owns(name):
             return False
         return self._cut_dim(name) is not None or self.layout.tensor_rank == 0
 
@@ -217,56 +320,92 @@ class RankModel:
         if self.base_is_given and not saved - set(self.trained):
             return set(self.trained)
         self.base_is_given = False
-        return set(self.parameters)
+        return set(self.parameters if self.pipeline is None else self.pipeline.names)
+
+    def of_all_stages(
+        self, scalars: dict[str, dict[str, float]]
+    ) -> dict[str, dict[str, float]]:
+        """Return numbers by parameter, those of other stages too; collective."""
+        return scalars if self.pipeline is None else self.pipeline.of_all(scalars)
+
+    def from_last_stage(self, value: Known) -> Known:
+        """Return what the stage with the head computed; collective on all stages."""
+        return value if self.pipeline is None else self.pipeline.from_last(value)
 
     def _cut_dim(self, name: str) -> int | None:
         cutter = self.tensor_parallel
         return None if cutter is None else cutter.dim_of(name)
 
-    def copy_from(self, source: Any) -> None:
-        """Take this rank's part of the parameters of an unsharded model."""
+    def _is_dealt_out(self, name: str) -> bool:
+        """Whether a parameter is of experts that ranks with other tokens share."""
+        return self.expert_parallel is not None and self.expert_parallel.has(name)
+
+    def copy_from(self, weights: WeightSource) -> None:
+        """Take this rank's part of other weights."""
         self.free_gathered()
-        values = dict(source.named_parameters())
-        with torch.no_grad():
-            for name, parameter in self.parameters.items():
-                plain = self._plain_name(name)
-                if plain is not None:
-                    part = values[plain][self.box(name).slices]
-                    local_part(parameter).copy_(part)
+        self._fill(weights)
         if self.adapters is not None:
             self.adapters.reset(self.parameters)
             self.base_is_given = False
+
+    @torch.no_grad()
+    def _fill(self, weights: WeightSource) -> None:
+        for name, parameter in self.parameters.items():
+            plain = self._plain_name(name)
+            if plain is not None:
+                local_part(parameter).copy_(weights.part(plain, self.box(name)))
 
     def _plain_name(self, name: str) -> str | None:
         return name if self.adapters is None else self.adapters.plain_name(name)
 
     def compute(self) -> AbstractContextManager[Any]:
         """Context of every forward pass: the dtype of the computation."""
-        if self._bfloat16 and self.layout.data_size == 1:
+        if self._bfloat16 and not self.layout.is_sharded:
             return torch.autocast(self.ranks.device.type, DTYPES["bfloat16"])
         return nullcontext()
+
+    def routing(self, is_token: Tensor | None) -> AbstractContextManager[Any]:
+        """Context of every forward pass, for `router_loss`.
+
+        Args:
+            is_token: See `RouterLoss.watching`.
+        """
+        if self.router_loss is None:
+            return nullcontext()
+        return self.router_loss.watching(is_token)
 
     def _fsdp_modules(self) -> Iterator[FSDPModule]:
         return (m for m in self.module.modules() if isinstance(m, FSDPModule))
 
-    def sync_gradients(self, enabled: bool) -> None:
-        """Reduce gradients in the next backward pass, or only add them up locally."""
+    def sync_gradients(self, is_last: bool) -> None:
+        """Say whether the next backward pass is the last one of an optimizer step.
+
+        Gradients are reduced in it; before it they are only added up locally, unless
+        the config says otherwise.
+        """
         if isinstance(self.module, FSDPModule):
-            self.module.set_requires_gradient_sync(enabled)
-            self.module.set_is_last_backward(enabled)
+            reduces = is_last or self._reduces_each
+            self.module.set_requires_gradient_sync(reduces)
+            self.module.set_is_last_backward(is_last)
 
     def finish_gradients(self) -> None:
         """Complete gradients after the last backward pass of a step."""
         if self.tensor_parallel is not None:
             self.tensor_parallel.add_partial_gradients(self.parameters)
+        if self.pipeline is not None:
+            self.pipeline.add_tied_gradient(self.parameters)
 
     def free_gathered(self) -> None:
-        """Drop weights that a forward pass without backward left gathered."""
+        """End forward passes without backward: drop weights that they left gathered."""
+        if self.pipeline is not None:
+            self.pipeline.finish_sends()
         for module in self._fsdp_modules():
             module.reshard()
 
     def whole_shapes(self) -> dict[str, Tensor]:
         """Each parameter and saved buffer once, whole, as tensors without data."""
+        if self.pipeline is not None:
+            return {name: self._whole_like(name) for name in self.pipeline.names}
         shapes = {name: self.box(name).global_shape for name in self.parameters}
         return {
             plain: torch.empty(
@@ -291,14 +430,38 @@ class RankModel:
             trained: Only parameters that are trained.
         """
         self.free_gathered()
+        if self.pipeline is not None:
+            yield from self._of_stages(self.parameters)
+            return
         for name, tensor in (self.trained if trained else self._saved()).items():
             yield name, self._whole(name, tensor)
 
     def full_gradients(self) -> Iterator[tuple[str, Tensor]]:
         """Each gradient, unsharded; collective on all ranks."""
+        if self.pipeline is not None:
+            own = {n: p.grad for n, p in self.parameters.items() if p.grad is not None}
+            yield from self._of_stages(own)
+            return
         for name, parameter in self.parameters.items():
             if parameter.grad is not None:
                 yield name, self._whole(name, parameter.grad)
+
+    def _of_stages(self, own: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+        """Each tensor of a parameter, from the stage that owns it; collective."""
+        assert self.pipeline is not None
+        for name in self.pipeline.names:
+            owns = self.pipeline.owns(name)
+            value = self._whole(name, own[name]) if owns else None
+            yield name, self.pipeline.from_owner(name, value, self._whole_like(name))
+
+    def _whole_like(self, name: str) -> Tensor:
+        """Return a whole parameter of any stage as a tensor without data."""
+        assert self.pipeline is not None
+        shape = list(self.pipeline.shape(name))
+        dim = self._cut_dim(name)
+        if dim is not None:
+            shape[dim] *= self.layout.tensor_size
+        return torch.empty(shape, dtype=self.pipeline.dtype_of(name), device="meta")
 
     def _whole(self, name: str, tensor: Tensor) -> Tensor:
         value = tensor.detach()
@@ -306,6 +469,8 @@ class RankModel:
             value = value.full_tensor()
         if self.tensor_parallel is not None:
             value = self.tensor_parallel.whole(name, value)
+        if self.expert_parallel is not None:
+            value = self.expert_parallel.whole(name, value)
         return value
 
     def _saved(self) -> dict[str, Tensor]:
@@ -319,51 +484,11 @@ def _adapters(model: Any, config: PolicyConfig) -> Adapters:
     from rl_models.training.dtensor.lora import Adapters  # noqa: PLC0415
 
     assert config.lora is not None
-    layers = _decoder_layers(model)
+    layers = decoder_layers(model)
     return Adapters(model, layers, config.lora, config.model_name, config.seed)
 
 
-def _decoder_layers(model: Any) -> list[nn.Module]:
-    """Get the modules that the model says must not be split; else its longest list."""
-    names = set(getattr(model, "_no_split_modules", None) or [])
-    layers = [m for m in model.modules() if type(m).__name__ in names]
-    if layers:
-        return layers
-    longest: list[nn.Module] = []
-    for module in model.modules():
-        if isinstance(module, nn.ModuleList) and len(module) > len(longest):
-            longest = list(module)
-    return longest
-
-
-def _shard(model: Any, config: PolicyConfig, layout: Layout) -> None:
-    device = layout.ranks.device
-    policy = MixedPrecisionPolicy()
-    if config.precision == "bfloat16":
-        policy = MixedPrecisionPolicy(
-            param_dtype=torch.bfloat16, reduce_dtype=torch.float32
-        )
-    offload = config.dtensor.cpu_offload and device.type == "cuda"
-    reshards = config.dtensor.reshard_after_forward
-    if reshards is None:
-        reshards = device.type == "cuda"
-    options: dict[str, Any] = {
-        "mesh": layout.data_mesh,
-        "mp_policy": policy,
-        "reshard_after_forward": reshards,
-        "offload_policy": CPUOffloadPolicy() if offload else OffloadPolicy(),
-    }
-    if not offload:
-        model.to(device)
-    by_layers = config.dtensor.shard_layers
-    if by_layers is None:
-        size = sum(local_part(p).nbytes for p in model.parameters())
-        by_layers = size > _SMALL_BYTES
-    for layer in _decoder_layers(model) if by_layers else ():
-        fully_shard(layer, **options)
-    fully_shard(model, **options)
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            # The default is the mean over ranks; gloo and NCCL both have a plain sum.
-            module.set_gradient_divide_factor(1.0)
-            module.set_force_sum_reduction_for_comms(True)
+def _fill_probed(model: Any, weights: WeightSource | None, layout: Layout) -> None:
+    if weights is not None and layout.shares_layers:
+        layers = decoder_layers(model)
+        fill_for_probe(model, layers[layers.index(probed(layers)) + 1 :], weights)

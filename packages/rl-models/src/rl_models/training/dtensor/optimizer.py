@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from rl_distributed.errors import ConfigError
 from rl_models.config import OptimizerConfig, SchedulerConfig, resolve_class
-from rl_models.training.dtensor.model import local_part
+from rl_models.training.dtensor.sharding import local_part
 from rl_models.training.process_group import Ranks
 
 __all__ = [

@@ -25,7 +25,7 @@ from rl_models.checkpoint.sharded import (
     write_shards,
     write_state,
 )
-from rl_models.training.dtensor.model import local_part
+from rl_models.training.dtensor.sharding import local_part
 from rl_models.training.process_group import Ranks
 
 __all__ = ["StatefulModel", "load_training_state", "save_training_state"]
@@ -58,6 +58,12 @@ class StatefulModel(Protocol):
         """Return which part of the whole parameter this rank has."""
         ...
 
+    def of_all_stages(
+        self, scalars: dict[str, dict[str, float]]
+    ) -> dict[str, dict[str, float]]:
+        """Return numbers by parameter, with those of ranks with other parameters."""
+        ...
+
     def free_gathered(self) -> None:
         """Drop gathered weights."""
         ...
@@ -83,6 +89,7 @@ def save_training_state(
                     shards[f"optimizer/{name}/{key}"] = _shard(model, name, value)
             else:
                 scalars.setdefault(name, {})[key] = float(value)
+    scalars = model.of_all_stages(scalars)
     random_state = torch.get_rng_state()
     shards[_CPU_RANDOM] = Shard(random_state, Box.whole(random_state.shape))
     if model.ranks.device.type == "cuda":

@@ -22,7 +22,7 @@ __all__ = ["student_inputs", "topk_of_shard"]
 
 
 def topk_of_shard(
-    model: RankModel, data: Any, *, k: int, mbs: int, temperature: float
+    model: RankModel, data: Any, *, k: int, micro_batch_size: int, temperature: float
 ) -> dict[str, Tensor]:
     """Columns of `TopkOutputSpec` for the rows of a shard.
 
@@ -37,7 +37,7 @@ def topk_of_shard(
         "topk_log_normalizer": torch.zeros(input_ids.shape),
     }
     lengths: np.ndarray = data["input_lengths"].numpy().astype(np.int64)
-    for rows in micro_batch_rows(data, lengths, mbs):
+    for rows in micro_batch_rows(data, lengths, micro_batch_size):
         part = narrowed(data, rows, input_ids.shape[1])
         needed = needed_for_logprobs(part)
         with torch.no_grad():
@@ -47,6 +47,8 @@ def topk_of_shard(
                     "get_topk_logits: k must be at most the size of the vocabulary "
                     f"({logits_N_V.shape[-1]}): got {k}"
                 )
+            if not model.has_head:
+                continue
             scaled_N_V = logits_N_V.float() / temperature
             logits_N_k, indices_N_k = scaled_N_V.topk(k, dim=-1)
             found = {
@@ -58,7 +60,7 @@ def topk_of_shard(
             spread = batch.spread(values).cpu()
             columns[name][rows.start : rows.stop, : spread.shape[1]] = spread
     model.free_gathered()
-    return columns
+    return model.from_last_stage(columns)
 
 
 def student_inputs(
@@ -83,6 +85,8 @@ def student_inputs(
         )
     needed = part["token_mask"][:, 1:] != 0
     batch, logits_N_V = needed_logits(model, part["input_ids"], needed)
+    if not model.has_head:
+        return {}
     scaled_N_V = logits_N_V.float() / temperature
     k = indices.shape[-1]
     flat = indices[:, :-1].reshape(-1, k).to(scaled_N_V.device, torch.int64)

@@ -9,21 +9,12 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from rl_models.training.megatron.hosting import (
-    has_adapters,
-    parallel_axes,
-    worker_class,
-)
+from rl_models.training.megatron.traits import Traits
 
 if TYPE_CHECKING:
     from rl_models.training.megatron.backend import MegatronTrainingBackend
 
-__all__ = [
-    "MegatronTrainingBackend",
-    "has_adapters",
-    "parallel_axes",
-    "worker_class",
-]
+__all__ = ["MegatronTrainingBackend", "Traits"]
 
 
 def __getattr__(name: str) -> Any:

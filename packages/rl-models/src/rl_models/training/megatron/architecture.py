@@ -15,6 +15,7 @@ from megatron.core.transformer.transformer_block import (
 )
 from torch import Tensor, nn
 
+from rl_models.training.megatron.attention import Attention
 from rl_models.training.megatron.layout import RankLayout
 
 __all__ = ["HiddenStates", "build_gpt", "padded_vocabulary"]
@@ -67,10 +68,11 @@ def build_gpt(config: Any, layout: RankLayout, *, recompute: bool) -> HiddenStat
     )
     parts = layer.submodules
     attention = parts.self_attention
+    own = replace(attention.submodules, core_attention=Attention)
     if settings.qk_layernorm:
         per_head = ModuleSpec(module=Norm, params={"per_head": True})
-        own = replace(attention.submodules, q_layernorm=per_head, k_layernorm=per_head)
-        attention = replace(attention, submodules=own)
+        own = replace(own, q_layernorm=per_head, k_layernorm=per_head)
+    attention = replace(attention, submodules=own)
     layer = replace(
         layer,
         submodules=replace(

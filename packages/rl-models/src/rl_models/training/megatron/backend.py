@@ -12,7 +12,7 @@ Ranks that share layers or stages have the same rows, and give the same results.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -28,14 +28,21 @@ from rl_models.errors import UnsupportedModelError
 from rl_models.interfaces import LossFunction
 from rl_models.tokens.tokenizer_files import save_tokenizer
 from rl_models.training.dtensor.huggingface_files import save_model_folder
-from rl_models.training.dtensor.microbatch import micro_batch_rows, narrowed
+from rl_models.training.dtensor.microbatch import (
+    ModelBatch,
+    micro_batch_rows,
+    narrowed,
+)
 from rl_models.training.dtensor.optimizer import (
     build_optimizer,
     build_scheduler,
     change_settings,
     check_elementwise,
 )
-from rl_models.training.dtensor.positions import needed_for_logprobs
+from rl_models.training.dtensor.positions import (
+    needed_for_logprobs,
+    needed_for_values,
+)
 from rl_models.training.global_batch import (
     SkippedSteps,
     global_batches,
@@ -43,15 +50,22 @@ from rl_models.training.global_batch import (
     plain_metric,
     row_lengths,
 )
-from rl_models.training.megatron import hosting
 from rl_models.training.megatron.families import model_config
+from rl_models.training.megatron.traits import Traits
 from rl_models.training.process_group import Ranks, leave_process_group
 from rl_models.types import LossInputType
 
 # The driver asks this class for what it checks, and has no Megatron-core.
 _HAS_MEGATRON = find_spec("megatron") is not None
 if _HAS_MEGATRON:
-    from rl_models.training.megatron.forward import logits_of, logprobs_of, plan
+    from rl_models.training.megatron.decoder import MegatronDecoder
+    from rl_models.training.megatron.forward import (
+        logits_of,
+        logprobs_of,
+        plan,
+        plan_values,
+        values_of,
+    )
     from rl_models.training.megatron.gradients import (
         clip_gradients,
         gradient_norm,
@@ -69,11 +83,8 @@ if _HAS_MEGATRON:
 __all__ = ["MegatronTrainingBackend"]
 
 
-class MegatronTrainingBackend:
+class MegatronTrainingBackend(Traits):
     """One rank; rank and world size come from `RANK` and `WORLD_SIZE`."""
-
-    parallel_axes = hosting.parallel_axes
-    worker_class = hosting.worker_class
 
     config: PolicyConfig
     ranks: Ranks
@@ -92,7 +103,6 @@ class MegatronTrainingBackend:
             UnsupportedModelError: The model in this folder cannot be trained.
         """
         absent = {
-            f"head must be lm: got {config.head!r}": config.head != "lm",
             f"precision must be float32: got {config.precision!r}": (
                 config.precision != "float32"
             ),
@@ -154,8 +164,8 @@ class MegatronTrainingBackend:
         loss_fn: LossFunction,
         *,
         eval_mode: bool = False,
-        gbs: int,
-        mbs: int,
+        global_batch_size: int,
+        micro_batch_size: int,
     ) -> dict[str, Any]:
         """Trains on this rank's shard; see `TrainingBackend.train_step`.
 
@@ -166,9 +176,11 @@ class MegatronTrainingBackend:
         self.model.module.train(not eval_mode)
         losses, norms, rates = [], [], []
         metrics: dict[str, list[Any]] = {}
-        for batch in global_batches(data, gbs // self.layout.data_size):
+        for batch in global_batches(data, global_batch_size // self.layout.data_size):
             rates.append(float(self._optimizer.param_groups[0]["lr"]))
-            losses.append(self._accumulate(batch, loss_fn, mbs, eval_mode, metrics))
+            losses.append(
+                self._accumulate(batch, loss_fn, micro_batch_size, eval_mode, metrics)
+            )
             norms.append(0.0 if eval_mode else self._update(metrics))
         # Whoever works next on this device has the room of the gradients.
         self._optimizer.zero_grad(set_to_none=True)
@@ -189,7 +201,7 @@ class MegatronTrainingBackend:
         self,
         batch: Any,
         loss_fn: LossFunction,
-        mbs: int,
+        micro_batch_size: int,
         eval_mode: bool,
         metrics: dict[str, list[Any]],
     ) -> float:
@@ -198,7 +210,7 @@ class MegatronTrainingBackend:
         self._optimizer.zero_grad(set_to_none=True)
         valid_seqs, valid_toks = self._global_counts(batch)
         columns = batch["input_ids"].shape[1]
-        rows = micro_batch_rows(batch, row_lengths(batch), mbs)
+        rows = micro_batch_rows(batch, row_lengths(batch), micro_batch_size)
         parts = [narrowed(batch, some, columns) for some in rows]
         inputs = [self._model_input(part, loss_fn) for part in parts]
         total = torch.zeros((), dtype=torch.float64, device=self.layout.device)
@@ -234,10 +246,13 @@ class MegatronTrainingBackend:
         """Plan the forward pass of a micro-batch; None where all of it is needed."""
         if loss_fn.input_type is LossInputType.LOGIT:
             return None
+        if loss_fn.input_type is LossInputType.VALUE:
+            return plan_values(self.model, part["input_ids"], needed_for_values(part))
         if loss_fn.input_type is not LossInputType.LOGPROB:
             raise UnsupportedModelError(
-                "the training backend 'megatron' computes log-probs and logits: got a "
-                f"loss of {loss_fn.input_type.name.lower()}; use policy.backend=dtensor"
+                "the training backend 'megatron' computes log-probs, logits and "
+                f"values: got a loss of {loss_fn.input_type.name.lower()}; use "
+                "policy.backend=dtensor"
             )
         return plan(self.model, part["input_ids"], part["token_mask"][:, 1:] != 0)
 
@@ -247,6 +262,8 @@ class MegatronTrainingBackend:
         if planned is None:
             rows, columns = part["input_ids"].shape
             return {"logits": logits_of(self.model, hidden, rows, columns)}
+        if loss_fn.input_type is LossInputType.VALUE:
+            return {"values": values_of(self.model, hidden, planned)}
         temperature = self.config.logprob_temperature
         logprobs = logprobs_of(self.model, hidden, planned, temperature)
         return {"next_token_logprobs": logprobs}
@@ -265,7 +282,9 @@ class MegatronTrainingBackend:
             metrics.setdefault("skipped_steps", []).append(float(not is_finite))
         return norm
 
-    def get_logprobs(self, data: Any, *, mbs: int, reference: bool = False) -> Tensor:
+    def get_logprobs(
+        self, data: Any, *, micro_batch_size: int, reference: bool = False
+    ) -> Tensor:
         """[B, S] log-probs of this shard; see `TrainingBackend.get_logprobs`."""
         model = self._reference if reference else self.model
         if model is None:
@@ -273,38 +292,82 @@ class MegatronTrainingBackend:
                 "the policy keeps no reference model; build it with "
                 "init_reference_model=True"
             )
-        model.module.eval()
-        input_ids = data["input_ids"]
-        rows = list(micro_batch_rows(data, row_lengths(data), mbs))
-        parts = [narrowed(data, some, input_ids.shape[1]) for some in rows]
-        planned = [plan(model, p["input_ids"], needed_for_logprobs(p)) for p in parts]
-        logprobs = torch.zeros(input_ids.shape, dtype=torch.float32)
-        logprobs = logprobs.to(self.layout.device)
-
-        def finish(number: int, hidden: Tensor) -> Tensor:
-            some = rows[number]
-            temperature = self.config.logprob_temperature
-            found = logprobs_of(model, hidden, planned[number], temperature)
-            logprobs[some.start : some.stop, 1 : found.shape[1] + 1] = found
-            return found.sum()
-
-        ids = [each.inputs["input_ids"] for each in planned]
-        run_micro_batches(model, ids, finish, backward=False)
-        return self.layout.from_stage(logprobs, self.layout.num_stages - 1).cpu()
-
-    def get_values(self, data: Any, *, mbs: int) -> Tensor:
-        """Refuse: there are no scalar heads.
-
-        Raises:
-            UnsupportedModelError: Always.
-        """
-        raise UnsupportedModelError(
-            "the training backend 'megatron' has no scalar heads; train a critic or "
-            "reward model with policy.backend=dtensor"
+        temperature = self.config.logprob_temperature
+        return self._by_rows(
+            model,
+            data,
+            micro_batch_size,
+            lambda part: plan(model, part["input_ids"], needed_for_logprobs(part)),
+            lambda hidden, batch: logprobs_of(model, hidden, batch, temperature),
+            first_column=1,
         )
 
+    def get_values(self, data: Any, *, micro_batch_size: int) -> Tensor:
+        """[B, S] values of this shard; see `TrainingBackend.get_values`."""
+        model = self.model
+        return self._by_rows(
+            model,
+            data,
+            micro_batch_size,
+            lambda part: plan_values(model, part["input_ids"], needed_for_values(part)),
+            lambda hidden, batch: values_of(model, hidden, batch),
+        )
+
+    def _by_rows(
+        self,
+        model: MegatronModel,
+        data: Any,
+        micro_batch_size: int,
+        planned: Callable[[Any], ModelBatch],
+        finish: Callable[[Tensor, ModelBatch], Tensor],
+        *,
+        first_column: int = 0,
+    ) -> Tensor:
+        """[B, S] numbers of this shard, without gradients, on every stage.
+
+        Args:
+            model: What computes them.
+            data: The rows.
+            micro_batch_size: Rows per pass.
+            planned: Returns the model's input for a micro-batch.
+            finish: Returns [b, columns] of the last stage's hidden states.
+            first_column: Where these begin.
+        """
+        model.module.eval()
+        input_ids = data["input_ids"]
+        rows = list(micro_batch_rows(data, row_lengths(data), micro_batch_size))
+        parts = [narrowed(data, some, input_ids.shape[1]) for some in rows]
+        plans = [planned(part) for part in parts]
+        device = self.layout.device
+        whole = torch.zeros(input_ids.shape, dtype=torch.float32, device=device)
+
+        def write(number: int, hidden: Tensor) -> Tensor:
+            some = rows[number]
+            found = finish(hidden, plans[number])
+            end = first_column + found.shape[1]
+            whole[some.start : some.stop, first_column:end] = found
+            return found.sum()
+
+        ids = [each.inputs["input_ids"] for each in plans]
+        run_micro_batches(model, ids, write, backward=False)
+        return self.layout.from_stage(whole, self.layout.num_stages - 1).cpu()
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return self.layout.device
+
+    def decoder(self) -> MegatronDecoder:
+        """Return what samples with the weights that are trained."""
+        return MegatronDecoder(self.model)
+
     def get_topk_logits(
-        self, data: Any, *, k: int, mbs: int, temperature: float | None = None
+        self,
+        data: Any,
+        *,
+        k: int,
+        micro_batch_size: int,
+        temperature: float | None = None,
     ) -> dict[str, Tensor]:
         """Refuse: a teacher is of another backend.
 

@@ -8,7 +8,7 @@ Letters in shapes: G key-value groups, R tensor ranks.
 | `q_proj`, `k_proj`, `v_proj` | `linear_qkv` | G/R groups: [queries, key, value] |
 | `gate_proj`, `up_proj` | `linear_fc1` | its rows of gate, then its rows of up |
 | `o_proj`, `down_proj` | `linear_proj`, `linear_fc2` | columns |
-| norms | norms | all |
+| norms, a scalar head | the same | all |
 """
 
 from __future__ import annotations
@@ -43,14 +43,21 @@ class Entry:
         return self.kind != "whole"
 
 
-def entries(config: Any) -> Iterator[Entry]:
-    """Yield the parameters of the model of a Hugging Face config, tied ones once."""
+def entries(config: Any, head: Sequence[str] = ()) -> Iterator[Entry]:
+    """Yield the parameters of the model of a Hugging Face config, tied ones once.
+
+    Args:
+        config: The config.
+        head: Parameters of a scalar head, which is there in place of the vocabulary's.
+    """
     embedding = "embedding.word_embeddings.weight"
     yield Entry(embedding, ("model.embed_tokens.weight",), "vocabulary")
     for layer in range(config.num_hidden_layers):
         yield from _of_layer(config.model_type, layer)
     yield Entry("decoder.final_layernorm.weight", ("model.norm.weight",), "whole")
-    if not config.tie_word_embeddings:
+    if head:
+        yield from (Entry(name, (name,), "whole") for name in head)
+    elif not config.tie_word_embeddings:
         yield Entry("output_layer.weight", ("lm_head.weight",), "vocabulary")
 
 

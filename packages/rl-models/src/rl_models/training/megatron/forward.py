@@ -1,6 +1,7 @@
 """Forward passes of one micro-batch: hidden states, then the head where needed.
 
-Letters in shapes: b rows, S columns, N needed positions, V vocabulary, R tensor ranks.
+Letters in shapes: b rows, S columns, N needed positions, V vocabulary, R tensor ranks,
+T packed tokens.
 """
 
 from __future__ import annotations
@@ -10,9 +11,18 @@ from megatron.core import tensor_parallel
 from torch import Tensor
 
 from rl_models.training.dtensor.microbatch import ModelBatch
+from rl_models.training.megatron.attention import Attend, attending_by
 from rl_models.training.megatron.model import MegatronModel
 
-__all__ = ["hidden_states", "logits_of", "logprobs_of", "plan"]
+__all__ = [
+    "hidden_states",
+    "logits_of",
+    "logprobs_of",
+    "packed_logits",
+    "plan",
+    "plan_values",
+    "values_of",
+]
 
 
 def plan(model: MegatronModel, input_ids: Tensor, needed: Tensor) -> ModelBatch:
@@ -24,6 +34,17 @@ def plan(model: MegatronModel, input_ids: Tensor, needed: Tensor) -> ModelBatch:
         needed: [b, S - 1] bool; entry i stands for the token at i + 1.
     """
     return ModelBatch.for_logprobs(input_ids, needed, model.layout.device, None)
+
+
+def plan_values(model: MegatronModel, input_ids: Tensor, needed: Tensor) -> ModelBatch:
+    """Return the model's input for numbers of a scalar head, and where they belong.
+
+    Args:
+        model: The model.
+        input_ids: As in `plan`.
+        needed: [b, S] bool; entry i stands for the state after tokens 0 to i.
+    """
+    return ModelBatch.for_values(input_ids, needed, model.layout.device, None)
 
 
 def hidden_states(model: MegatronModel, input_ids: Tensor) -> Tensor:
@@ -58,12 +79,72 @@ def logprobs_of(
     return batch.spread(-losses)
 
 
+def values_of(model: MegatronModel, hidden: Tensor, batch: ModelBatch) -> Tensor:
+    """Numbers of a scalar head: [b, S] float32, 0.0 where not needed."""
+    width = batch.inputs["input_ids"].shape[1]
+    if model.layout.parallelism.sequence:
+        # Each tensor rank has the whole head, and so the whole gradient.
+        hidden = tensor_parallel.gather_from_sequence_parallel_region(
+            hidden, tensor_parallel_output_grad=False
+        )
+    rows = hidden.transpose(0, 1)[:, :width].flatten(0, 1)
+    return batch.spread(model.scores(rows[batch.positions]))
+
+
 def logits_of(model: MegatronModel, hidden: Tensor, rows: int, columns: int) -> Tensor:
     """Logits of every position: [b, S, V] float32, whole on each tensor rank."""
     logits = _own_logits(model, _rows_of(model, hidden, columns))
     whole = tensor_parallel.gather_from_tensor_model_parallel_region(logits)
     real: Tensor = whole[:, : model.config.vocab_size]
     return real.view(rows, columns, -1)
+
+
+def packed_logits(
+    model: MegatronModel,
+    tokens: Tensor,
+    positions: Tensor,
+    wanted: Tensor,
+    attend: Attend,
+) -> Tensor:
+    """Run packed tokens; collective on the ranks that hold one copy of the model.
+
+    Args:
+        model: The model, in eval mode.
+        tokens: [T] token ids, the same on these ranks.
+        positions: [T] their places in their rows.
+        wanted: [N] indices of the tokens whose logits are wanted.
+        attend: Attention over the tokens, and over those before them.
+
+    Returns:
+        [N, V] logits, the same on these ranks.
+    """
+    layout, module = model.layout, model.module
+    count = len(tokens)
+    ranks = layout.tensor_size if layout.parallelism.sequence else 1
+    padding = (0, -count % ranks)
+    tokens = torch.nn.functional.pad(tokens, padding)
+    # Not by the module's own function, which keeps what it returns: made here, without
+    # gradients, it could not be used in a backward pass later.
+    frequencies: Tensor = module.rotary_pos_emb.inv_freq.to(tokens.device)
+    angles = torch.nn.functional.pad(positions, padding)[:, None] * frequencies
+    rotary = torch.cat((angles, angles), dim=-1)[:, None, None, :]
+    shape = (len(tokens) // ranks, 1, model.config.hidden_size)
+    hidden = torch.empty(shape, device=tokens.device)
+    for stage in range(layout.num_stages):
+        if stage == layout.stage:
+            first = module.embedding(tokens[None], None) if stage == 0 else None
+            if stage > 0:
+                module.decoder.set_input_tensor(hidden)
+            with attending_by(attend):
+                hidden = module.decoder(first, None, rotary_pos_emb=rotary)
+        if stage < layout.num_stages - 1:
+            layout.from_stage(hidden, stage)
+    logits = torch.empty(len(wanted), model.config.vocab_size, device=tokens.device)
+    if layout.is_last_stage:
+        own = _own_logits(model, _rows_of(model, hidden, count)[wanted])
+        whole = tensor_parallel.gather_from_tensor_model_parallel_region(own)
+        logits = whole[:, : model.config.vocab_size].contiguous()
+    return layout.from_stage(logits, layout.num_stages - 1)
 
 
 def _rows_of(model: MegatronModel, hidden: Tensor, width: int) -> Tensor:

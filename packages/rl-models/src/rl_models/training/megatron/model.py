@@ -5,19 +5,21 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
+from rl_models.checkpoint.weight_files import WeightFiles
 from rl_models.config import PolicyConfig
 from rl_models.errors import UnsupportedModelError
+from rl_models.ops.scalar_head import scalar_head_name, scalar_model_skeleton
 from rl_models.training.megatron.architecture import HiddenStates, build_gpt
 from rl_models.training.megatron.conversion import Entry, entries, join, split
 from rl_models.training.megatron.families import model_config
 from rl_models.training.megatron.layout import RankLayout
-from rl_models.training.megatron.weight_files import WeightFiles
 
 __all__ = ["MegatronModel"]
 
@@ -45,16 +47,19 @@ class MegatronModel:
     ) -> None:
         self.layout = layout
         self.config = model_config(config)
-        with torch.device("meta"):
-            self.whole = AutoModelForCausalLM.from_config(self.config)
-        """The model of transformers without data: its names, shapes and config."""
+        self.whole = _whole_model(config, self.config)
+        """The model of transformers, of which only a new scalar head has data: its
+        names, shapes and config."""
+        head = [] if config.head == "lm" else _head_parameters(self.whole)
         self.shapes = {n: p.shape for n, p in self.whole.named_parameters()}
         recompute = config.megatron.activation_checkpointing
         with layout.devices():
             module = build_gpt(self.config, layout, recompute=recompute)
+            if head and layout.is_last_stage:
+                _replace_head(module, self.whole)
         self.module: HiddenStates = module.to(layout.device)
         self.module.requires_grad_(trainable)
-        own = list(entries(self.config))
+        own = list(entries(self.config, head))
         _check_names(own, self.shapes)
         offset = get_transformer_layer_offset(module.config, pp_rank=layout.stage)
         self.parameters: dict[str, nn.Parameter] = {
@@ -63,6 +68,7 @@ class MegatronModel:
         }
         """Parameters in Megatron-core's names, layers counted over all stages."""
         self.entries = {entry.name: entry for entry in own}
+        self._head = frozenset(head)
         self.load(config.model_name)
 
     @property
@@ -73,6 +79,14 @@ class MegatronModel:
             return shared
         weight: Tensor = self.module.output_layer.weight
         return weight
+
+    def scores(self, hidden: Tensor) -> Tensor:
+        """[N, hidden] -> [N] float32 numbers of the scalar head; on the last stage."""
+        name = scalar_head_name(self.whole)
+        layer = cast(nn.Linear, self.module.get_submodule(name))
+        bias = None if layer.bias is None else layer.bias.float()
+        found = nn.functional.linear(hidden.float(), layer.weight.float(), bias)
+        return found.squeeze(-1)
 
     @property
     def embedding_copy(self) -> nn.Parameter | None:
@@ -95,6 +109,10 @@ class MegatronModel:
         with torch.no_grad():
             for name, parameter in self.parameters.items():
                 entry = self.entry(name)
+                if name in self._head and name not in files.shapes:
+                    # A language model's folder: the head is a new one.
+                    parameter.copy_(self.whole.get_parameter(name))
+                    continue
                 parts = [files.read(n, self.shapes[n]) for n in entry.sources]
                 parameter.copy_(self.own_part(entry, parts))
 
@@ -134,6 +152,41 @@ class MegatronModel:
             parameter = self.parameters.get(entry.name)
             own = None if parameter is None else parameter.detach()
             yield from zip(entry.sources, self.whole_parts(entry, own), strict=True)
+
+
+def _whole_model(policy: PolicyConfig, config: Any) -> Any:
+    """Build the model of transformers without data, but for that of a new head.
+
+    A model with a scalar head has no second use of its embedding.
+    """
+    if policy.head == "lm":
+        with torch.device("meta"):
+            return AutoModelForCausalLM.from_config(config)
+    config.tie_word_embeddings = False
+    whole = scalar_model_skeleton(
+        policy.model_name, policy.head, policy.hf_config_overrides, policy.seed
+    )
+    if whole is None:
+        raise UnsupportedModelError(
+            f"the training backend 'megatron' cannot build {policy.model_name} with "
+            f"policy.head {policy.head!r}; use the backend dtensor"
+        )
+    return whole
+
+
+def _head_parameters(whole: nn.Module) -> list[str]:
+    name = scalar_head_name(whole)
+    layer = whole.get_submodule(name)
+    return [f"{name}.{part}" for part, _ in layer.named_parameters()]
+
+
+def _replace_head(module: HiddenStates, whole: nn.Module) -> None:
+    """Give the last stage a scalar head in place of the vocabulary's."""
+    name = scalar_head_name(whole)
+    layer = cast(nn.Linear, whole.get_submodule(name))
+    del module.output_layer
+    has_bias = any(part == "bias" for part, _ in layer.named_parameters())
+    module.add_module(name, nn.Linear(layer.in_features, 1, bias=has_bias))
 
 
 def _check_names(own: list[Entry], shapes: dict[str, torch.Size]) -> None:

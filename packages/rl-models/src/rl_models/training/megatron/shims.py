@@ -23,6 +23,8 @@ def install_cpu_shims() -> None:
     """Have CUDA's current device be the CPU, and its synchronization do nothing."""
     torch.cuda.current_device = lambda: _CPU  # type: ignore[assignment, return-value]
     torch.cuda.synchronize = lambda device=None: None
+    # It compiles small functions for a GPU's sake, and some again for other shapes.
+    torch.compiler.set_stance("force_eager")
     # The usual tracker forks the state of a GPU's random numbers.
     random.initialize_rng_tracker(inference_rng_tracker=True)
     # Recomputing a layer restores both states; that of the CPU is enough.

@@ -45,6 +45,12 @@ class _WholeModel:
         """Return the whole parameter's place: it is not cut."""
         return Box.whole(self.parameters[name].shape)
 
+    def of_all_stages(
+        self, scalars: dict[str, dict[str, float]]
+    ) -> dict[str, dict[str, float]]:
+        """Return the numbers as they are: all parameters are here."""
+        return scalars
+
     def free_gathered(self) -> None:
         """Do nothing: there is nothing gathered."""
 

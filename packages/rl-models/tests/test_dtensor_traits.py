@@ -5,7 +5,8 @@ from hypothesis import given, settings, strategies as st
 
 from rl_distributed.errors import ConfigError
 from rl_models import PolicyConfig
-from rl_models.training.dtensor import DTensorTrainingBackend, settings_are_plain
+from rl_models.training.dtensor import DTensorTrainingBackend
+from rl_models.training.dtensor.traits import settings_are_plain
 
 NUMBERS = st.one_of(
     st.floats(allow_nan=True, allow_infinity=True),

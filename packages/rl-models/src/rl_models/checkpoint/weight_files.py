@@ -1,8 +1,9 @@
-"""Safetensors of a model folder or a hub name, read one tensor at a time."""
+"""Safetensors of a model folder or a hub name, read one tensor, or part, at a time."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -31,9 +32,17 @@ class WeightFiles:
     def __init__(self, source: str | Path) -> None:
         self.source = str(check_model_folder(source) or source)
         self._files: dict[str, Path] = {}
+        self._shapes: dict[str, tuple[int, ...]] = {}
         for file in self._all_files():
             with safe_open(file, framework="pt") as tensors:
-                self._files.update(dict.fromkeys(tensors.keys(), file))
+                for name in tensors.keys():  # noqa: SIM118 (not a mapping)
+                    self._files[name] = file
+                    self._shapes[name] = tuple(tensors.get_slice(name).get_shape())
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """The shape of each tensor, by name."""
+        return self._shapes
 
     def _all_files(self) -> list[Path]:
         if not Path(self.source).is_dir():
@@ -43,8 +52,8 @@ class WeightFiles:
             single = self._find(SAFE_WEIGHTS_NAME)
             if single is None:
                 raise ModelLoadError(
-                    f"the model {self.source!r} has no {SAFE_WEIGHTS_NAME}, which the "
-                    "training backend 'megatron' reads; write one by save_pretrained"
+                    f"the model {self.source!r} has no {SAFE_WEIGHTS_NAME}, of "
+                    "which tensors are read one at a time; write one by save_pretrained"
                 )
             return [single]
         names = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
@@ -65,17 +74,35 @@ class WeightFiles:
         Raises:
             ModelLoadError: It is missing, or has another shape.
         """
+        return self.read_part(name, shape, (slice(None),) * len(shape))
+
+    def read_part(
+        self, name: str, shape: torch.Size, slices: tuple[slice, ...]
+    ) -> Tensor:
+        """Return a part of a tensor in float32; nothing else of it is read.
+
+        Args:
+            name: The tensor's name in the files.
+            shape: Shape of the whole tensor.
+            slices: Which part.
+
+        Raises:
+            ModelLoadError: It is missing, or has another shape.
+        """
         file = self._files.get(name)
         if file is None:
             raise ModelLoadError(
                 f"the model {self.source!r} has no tensor {name}; give the folder of a "
                 "model whose config.json fits its weights"
             )
-        with safe_open(file, framework="pt") as tensors:
-            value: Tensor = tensors.get_tensor(name)
-        if value.shape != shape:
+        if self._shapes[name] != tuple(shape):
             raise ModelLoadError(
                 f"the tensor {name} of {self.source!r} must have the shape "
-                f"{tuple(shape)} that config.json says: got {tuple(value.shape)}"
+                f"{tuple(shape)} that config.json says: got {self._shapes[name]}"
             )
+        with safe_open(file, framework="pt") as tensors:
+            if not shape:
+                value: Tensor = tensors.get_tensor(name)
+            else:
+                value = tensors.get_slice(name)[slices]
         return value.float()

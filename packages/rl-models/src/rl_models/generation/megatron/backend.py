@@ -1,0 +1,137 @@
+"""The generation backend `megatron`: samples with the trainer's model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol
+
+import torch
+from transformers import GenerationConfig as SavedConfig
+
+from rl_distributed.batch.batched_data_dict import BatchedDataDict
+from rl_models.checkpoint.model_folder import folder_context_length
+from rl_models.errors import GenerationError
+from rl_models.generation.config import GenerationConfig
+from rl_models.generation.huggingface.decoder import Decoder
+from rl_models.generation.huggingface.row_sampler import RowSampler
+from rl_models.generation.megatron.traits import Traits
+from rl_models.tokens.tokenizer import load_tokenizer, stop_token_ids
+from rl_models.types import (
+    GenerationDatumSpec,
+    GenerationOutputSpec,
+    SamplingParams,
+)
+
+__all__ = ["DecodingTrainer", "MegatronGenerationBackend"]
+
+
+class DecodingTrainer(Protocol):
+    """A training backend whose model decodes as it is."""
+
+    device: torch.device
+    """Where the model is."""
+
+    def decoder(self) -> Decoder:
+        """Return what decodes with the weights that are trained."""
+        ...
+
+
+class MegatronGenerationBackend(Traits):
+    """Decodes on the ranks of a trainer; those of one model must be called together.
+
+    They are given the same rows, compute the same logits and draw the same noise, so
+    that they agree on each token without telling each other.
+    """
+
+    def __init__(self) -> None:
+        self.config: GenerationConfig
+        self.name = "the policy's own sampler"
+        self.weight_version = 0
+        self._sampler: RowSampler
+
+    def setup(
+        self,
+        config: Mapping[str, Any],
+        *,
+        model_name: str,
+        tokenizer_name: str | None = None,
+        trainer: DecodingTrainer | None = None,
+        **context: Any,
+    ) -> None:
+        """Take the trainer's model.
+
+        Args:
+            config: `GenerationConfig.to_dict()`.
+            model_name: Folder or hub name of the model.
+            tokenizer_name: The same for the tokenizer; None takes the model's.
+            trainer: The training backend of this process.
+            context: What other backends need.
+
+        Raises:
+            GenerationError: There is no trainer.
+        """
+        if trainer is None:
+            raise GenerationError(
+                "the generation backend 'megatron' samples with the weights of a "
+                "trainer in the same process: got none; sample by a policy with "
+                "policy.backend=megatron"
+            )
+        self.config = GenerationConfig.from_dict(
+            dict(config), source="policy.generation"
+        )
+        tokenizer = load_tokenizer(tokenizer_name or model_name)
+        self._sampler = RowSampler(
+            self.config,
+            trainer.decoder(),
+            tokenizer,
+            stop_token_ids(tokenizer, _saved_config(model_name)),
+            folder_context_length(model_name),
+            trainer.device,
+        )
+
+    def generate(
+        self,
+        data: BatchedDataDict[GenerationDatumSpec],
+        *,
+        greedy: bool = False,
+        sampling: SamplingParams | None = None,
+    ) -> BatchedDataDict[GenerationOutputSpec]:
+        """Continue every row; see `GenerationBackend.generate`."""
+        return self._sampler.sample(data, self.weight_version, greedy, sampling)
+
+    @property
+    def pad_token_id(self) -> int:
+        """What rows are filled up with."""
+        return self._sampler.pad_token_id
+
+    def load_weights(
+        self, tensors: Iterator[tuple[str, torch.Tensor]], version: int
+    ) -> int:
+        """Note what the trainer's present weights are called.
+
+        Raises:
+            GenerationError: There are tensors: the weights are the trainer's.
+        """
+        for name, _ in tensors:
+            raise GenerationError(
+                f"{self.name} samples with the trainer's weights and takes no others: "
+                f"got {name}"
+            )
+        self.weight_version = version
+        return version
+
+    def release_memory(self) -> None:
+        """Free the cache's memory; the next call takes it again."""
+        self._sampler.decoder.release()
+
+    def shutdown(self) -> None:
+        """Free the cache's memory: the model is the trainer's."""
+        self._sampler.decoder.release()
+
+
+def _saved_config(model_name: str) -> SavedConfig | None:
+    """Return what was saved with the model, which may list more ends of a text."""
+    try:
+        return SavedConfig.from_pretrained(model_name)
+    except OSError:  # There is none.
+        return None

@@ -1,0 +1,85 @@
+"""What a generation backend tells the driver before a process is started.
+
+It says it as a training backend does: see `rl_models.training.traits`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from rl_models.backend_forms import with_defaults
+from rl_models.generation.config import GenerationConfig
+from rl_models.interfaces import GenerationMemory, lacking
+from rl_models.registry import generation_backend_described
+
+__all__ = ["GenerationTraits", "get_generation_traits"]
+
+
+class GenerationTraits:
+    """What a generation backend may say of itself, with what holds if it does not."""
+
+    worker_class: ClassVar[str] = "rl_models.generation.worker.GenerationWorker"
+    """Path of the class that hosts it; its environment has what the backend imports."""
+
+    samples_in: ClassVar[str | None] = None
+    """Training backend in whose workers it samples, with the weights that they train;
+    None: it has workers of its own, which weights are sent to."""
+
+    prompts: ClassVar[str] = "text"
+    """What a backend of four methods is given: "text" or "token_ids"."""
+
+    @staticmethod
+    def check_config(config: GenerationConfig, *, on_gpu: bool) -> None:
+        """Refuse settings that cannot work.
+
+        Raises:
+            ConfigError: A setting, by its key, with a remedy.
+        """
+
+    @staticmethod
+    def check_model(config: GenerationConfig, model_config: Mapping[str, Any]) -> None:
+        """Refuse a model that cannot be sampled from with these settings.
+
+        Args:
+            config: The generation config.
+            model_config: The model's `config.json`, overrides included; not called for
+                a model that is not in a folder.
+
+        Raises:
+            ConfigError: It cannot be.
+        """
+
+    @staticmethod
+    def process_variables(
+        config: GenerationConfig, *, on_gpu: bool
+    ) -> Mapping[str, str]:
+        """Environment variables of the process of a replica."""
+        return {}
+
+    @staticmethod
+    def calls_at_once(config: GenerationConfig) -> int:
+        """Return how many calls of `generate` run in one replica at a time."""
+        return 1
+
+    @staticmethod
+    def workers_per_replica(config: GenerationConfig) -> int:
+        """Return how many workers hold one model together.
+
+        Each is given its `place` in the replica by `setup`.
+        """
+        return 1
+
+    @classmethod
+    def frees_memory(cls, config: GenerationConfig, *, on_gpu: bool) -> bool:
+        """Whether `release_memory` frees anything; if it is there, it is called."""
+        return not lacking(cls, GenerationMemory)
+
+
+def get_generation_traits(name: str) -> type[GenerationTraits]:
+    """Return what a generation backend says of itself, completed by the defaults.
+
+    Raises:
+        RegistryError: The name is unknown.
+    """
+    return with_defaults(generation_backend_described(name), GenerationTraits)

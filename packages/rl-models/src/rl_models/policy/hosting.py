@@ -1,0 +1,61 @@
+"""How the driver starts the workers of a generation backend."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from rl_distributed.registrations import Registration
+from rl_models.generation.config import GenerationConfig
+from rl_models.generation.traits import GenerationTraits
+from rl_models.registry import generation_registrations
+
+__all__ = ["Hosting", "hosting_of", "rows_at_once"]
+
+
+@dataclass(frozen=True)
+class Hosting:
+    """How the workers of a backend are made; equal ones can take over each other's."""
+
+    worker_class: str
+    variables: Mapping[str, str] = field(repr=False)
+    """Environment variables of the process."""
+    calls_at_once: int
+    """Calls of `generate` that run in one replica at a time."""
+    workers_per_replica: int = 1
+    """Workers that hold one model together."""
+    frees_memory: bool = False
+    """Whether replicas are told when they may free memory."""
+    registrations: tuple[Registration, ...] = field(default=(), repr=False)
+    """Backends that the driver has registered in code."""
+
+
+def hosting_of(
+    backend: type[GenerationTraits], config: GenerationConfig, *, on_gpu: bool
+) -> Hosting:
+    """How workers host a backend.
+
+    Args:
+        backend: What it says of itself.
+        config: The generation config.
+        on_gpu: Whether workers have GPUs.
+
+    Raises:
+        ConfigError: A setting that cannot work, before a process is started.
+    """
+    backend.check_config(config, on_gpu=on_gpu)
+    return Hosting(
+        backend.worker_class,
+        dict(backend.process_variables(config, on_gpu=on_gpu)),
+        backend.calls_at_once(config),
+        backend.workers_per_replica(config),
+        backend.frees_memory(config, on_gpu=on_gpu),
+        generation_registrations(config.backend),
+    )
+
+
+def rows_at_once(config: GenerationConfig) -> int | None:
+    """Rows that one replica decodes at a time; None: as many as it is given."""
+    if config.backend == "vllm":
+        return config.vllm.max_num_seqs
+    return config.max_batch_size

@@ -1,0 +1,157 @@
+"""The workers of a training policy: started, called, and given another model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rl_distributed.cluster.virtual_cluster import RayVirtualCluster
+from rl_distributed.errors import ActorEnvironmentError
+from rl_distributed.registrations import Registration
+from rl_distributed.workers.builder import RayWorkerBuilder
+from rl_distributed.workers.future import MultiWorkerFuture
+from rl_distributed.workers.group import RayWorkerGroup
+from rl_models.checkpoint.hub import hub_secrets
+from rl_models.config import PolicyConfig
+from rl_models.parallelism import DATA_AXIS
+from rl_models.registry import training_registrations
+from rl_models.training.traits import get_training_traits
+
+__all__ = ["TrainingRanks"]
+
+
+class TrainingRanks:
+    """One worker per bundle of a cluster, which hold one model together.
+
+    Args:
+        cluster: Where they run.
+        name: Name of the group of workers.
+        config: The policy's config, checked.
+        settings: The other arguments of `TrainingWorker`.
+    """
+
+    def __init__(
+        self,
+        cluster: RayVirtualCluster,
+        name: str,
+        config: PolicyConfig,
+        **settings: Any,
+    ) -> None:
+        self.num_ranks = cluster.world_size()
+        self._start(cluster, name, config, settings)
+
+    def _start(
+        self,
+        cluster: RayVirtualCluster,
+        name: str,
+        config: PolicyConfig,
+        settings: dict[str, Any],
+    ) -> None:
+        """Start the workers and have them load the model."""
+        self._take(config)
+        self._process = _process_of(config)
+        secrets, registrations, worker_class = self._process
+        builder = RayWorkerBuilder(
+            worker_class, config.to_dict(), registrations=registrations, **settings
+        )
+        try:
+            self.group = RayWorkerGroup(
+                cluster,
+                builder.with_options(num_threads=config.num_threads),
+                name_prefix=name,
+                env_vars=secrets,
+                sharding_annotations=self._sharding,
+            )
+        except ActorEnvironmentError as error:
+            module = worker_class.rpartition(".")[0]
+            error.add_note(
+                f"The backend {config.backend} runs in an environment of its own; "
+                f"build it ahead of the run by: rl env build {module}"
+            )
+            raise
+        try:
+            frees = self.call_all("setup", deadline_s=config.start_deadline_s)
+        except BaseException:
+            self.group.shutdown(force=True)
+            raise
+        self.frees_memory = any(frees)
+        """Whether workers free memory between their turns."""
+
+    def _take(self, config: PolicyConfig) -> None:
+        self.config = config
+        self.data_parallel_size = config.parallelism.data_size(self.num_ranks)
+        """Shares that the rows of a batch are cut into."""
+        self._sharding = config.parallelism.sharding(self.num_ranks)
+
+    def reload(self, config: PolicyConfig, **settings: Any) -> None:
+        """Have the workers load another model; others are started where they must be.
+
+        Args:
+            config: The policy's config, checked.
+            settings: See the class.
+        """
+        # A process gets its secrets, and classes of the program, when it is made; and
+        # the ranks stay in one process group, whose layout is fixed.
+        is_same_process = _process_of(config) == self._process
+        if not is_same_process or config.parallelism != self.config.parallelism:
+            self.group.shutdown()
+            self._start(self.group.cluster, self.group.name, config, settings)
+            return
+        self._take(config)
+        frees = self.call_all(
+            "setup",
+            deadline_s=config.start_deadline_s,
+            config=config.to_dict(),
+            **settings,
+        )
+        self.frees_memory = any(frees)
+
+    def call_all(self, method: str, deadline_s: float | None = None, **kw: Any) -> Any:
+        """Call every rank and waits; gives the results in the order of the ranks."""
+        refs = self.group.run_all_workers_single_data(method, **kw)
+        future = MultiWorkerFuture(list(refs), method_name=method)
+        limit = deadline_s or self.config.call_deadline_s
+        return self.group.get_all_worker_results(future, deadline_s=limit)
+
+    def call_each(self, method: str, parts: list[Any], **common: Any) -> list[Any]:
+        """Call every rank with its own part; gives the results in their order."""
+        refs = self.group.run_all_workers_multiple_data(
+            method, data=parts, common_kwargs=common
+        )
+        future = MultiWorkerFuture(list(refs), method_name=method)
+        limit = self.config.call_deadline_s
+        results: list[Any] = self.group.get_all_worker_results(future, deadline_s=limit)
+        return results
+
+    def call_sharded(self, method: str, shards: list[Any], **common: Any) -> list[Any]:
+        """Call every rank with its share of the rows; gives the results by share.
+
+        Ranks that hold one model together get the same rows, which are stored once.
+        """
+        same_rows = self._sharding.names[1:]
+        future = self.group.run_all_workers_sharded_data(
+            method,
+            in_sharded_axes=[DATA_AXIS],
+            replicate_on_axes=same_rows,
+            output_is_replicated=same_rows,
+            common_kwargs=common,
+            data=shards,
+        )
+        results: list[Any] = self.group.get_all_worker_results(
+            future, deadline_s=self.config.call_deadline_s
+        )
+        return results
+
+    def shutdown(self) -> bool:
+        """End the workers; True if nothing went wrong."""
+        return bool(self.group.shutdown(cleanup_method="shutdown"))
+
+
+def _process_of(
+    config: PolicyConfig,
+) -> tuple[dict[str, str], tuple[Registration, ...], str]:
+    """Return what a process is made with: secrets, registrations, worker class."""
+    return (
+        hub_secrets(config.model_name, config.tokenizer.name),
+        training_registrations(config.backend),
+        get_training_traits(config.backend).worker_class,
+    )

@@ -1,0 +1,50 @@
+"""What a training policy calls its weights, and what those who sample call them."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from rl_distributed.errors import BatchError
+
+__all__ = ["WeightVersions"]
+
+
+class WeightVersions:
+    """Counts the weights of a policy, from 0 for those that it was started with."""
+
+    def __init__(self) -> None:
+        self.present = 0
+        """It rises with each optimizer step and each checkpoint that is loaded."""
+        self._handed_out: dict[int, int] = {}
+
+    def hand_out(self, name: int) -> None:
+        """Note that a generator calls the present weights by this number."""
+        self._handed_out[name] = self.present
+
+    def check_newest(self, versions: Tensor | None) -> None:
+        """Refuse rows that were sampled with other weights than the present ones.
+
+        Args:
+            versions: [B] what `generate` stated; None: nothing.
+
+        Raises:
+            BatchError: They are of another version, or of a generator that has never
+                got weights of this policy.
+        """
+        if versions is None:
+            return
+        for version in sorted(set(versions.tolist())):
+            # A generator counts by itself, so that its number may not be the policy's.
+            own = self._handed_out.get(version)
+            if own != self.present:
+                got = (
+                    f"version {own}"
+                    if own is not None
+                    else f"version {version} of a generator that does not follow it"
+                )
+                raise BatchError(
+                    f"policy.train(batch, rewards) takes rows that the present weights "
+                    f"sampled, version {self.present}: got rows of {got}; call "
+                    "generator.follow(policy) once before the loop, so that its "
+                    "weights are those of the policy, and train on each batch once"
+                )

@@ -1,0 +1,270 @@
+"""Log-probs from hidden states, without the logits of all positions at once.
+
+Logits are computed for some positions at a time, forward and again backward, so that
+of [N, V] numbers only a few rows exist. The gradient of the head's weight is added up
+in one buffer. This costs one more product with the weight; where the logits are small
+they are kept (`logit_chunks`).
+
+Letters in shapes: N positions, n positions of a chunk, H hidden size, V vocabulary
+(this rank's part of it where ranks share it).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.functional import linear
+from transformers.modeling_outputs import BaseModelOutputWithPast
+
+from rl_distributed.logs.logging import get_logger
+from rl_models.errors import UnsupportedModelError
+from rl_models.ops.logprobs import token_logprobs
+from rl_models.training.dtensor.collectives import TensorRanks, vocabulary_logprobs
+
+__all__ = ["ChunkedHead"]
+
+_log = get_logger(__name__)
+
+_NUM_CHECKED = 2
+_TOLERANCE = 1e-3
+
+
+@dataclass(frozen=True, slots=True)
+class _Head:
+    """How logits are made of hidden states, and log-probs of logits."""
+
+    scale: float
+    """Logits are multiplied with it."""
+    cap: float | None
+    """Logits are bent to stay within it."""
+    chunk_size: int
+    dtype: torch.dtype
+    """Of the products."""
+    ranks: TensorRanks | None
+    """Those that share the vocabulary."""
+
+    def logits(self, hidden_n_H: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """[n, V], as the model computes them."""
+        logits = linear(hidden_n_H.to(self.dtype), weight, bias)
+        if self.cap is None:
+            return logits
+        return logits.div_(self.cap).tanh_().mul_(self.cap)
+
+    def scaled(self, logits: Tensor) -> Tensor:
+        """Return logits in float32, divided by the temperature; they may be changed."""
+        scaled = logits.float()
+        return scaled if self.scale == 1.0 else scaled.mul_(self.scale)
+
+    def chunks(self, count: int) -> Iterator[slice]:
+        """Yield the positions of each chunk."""
+        for start in range(0, count, self.chunk_size):
+            yield slice(start, min(start + self.chunk_size, count))
+
+    def own(self, targets: Tensor, size: int) -> tuple[Tensor, Tensor]:
+        """Return where targets are in this rank's vocabulary, and whether they are."""
+        if self.ranks is None:
+            return targets, torch.ones_like(targets, dtype=torch.bool)
+        own = targets - self.ranks.rank * size
+        return own.clamp(0, size - 1), (own >= 0) & (own < size)
+
+
+class _ChunkedLogprobs(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        head: _Head,
+    ) -> Tensor:
+        at, is_own = head.own(targets, weight.shape[0])
+        largest, total, chosen = hidden.new_empty(3, len(hidden), dtype=torch.float32)
+        used, used_bias = _cast(weight, head.dtype), _cast(bias, head.dtype)
+        for rows in head.chunks(len(hidden)):
+            scaled = head.scaled(head.logits(hidden[rows], used, used_bias))
+            chosen[rows] = scaled.gather(-1, at[rows, None]).squeeze(-1) * is_own[rows]
+            largest[rows] = scaled.amax(dim=-1)
+            total[rows] = scaled.sub_(largest[rows, None]).exp_().sum(dim=-1)
+        if head.ranks is not None:
+            of_all = largest.clone()
+            dist.all_reduce(of_all, dist.ReduceOp.MAX, group=head.ranks.group)
+            sums = torch.stack([total * (largest - of_all).exp(), chosen])
+            largest, (total, chosen) = of_all, head.ranks.total(sums)
+        log_sum = largest + total.log()
+        ctx.save_for_backward(hidden, weight, bias, at, is_own, log_sum)
+        ctx.head = head
+        found: Tensor = chosen - log_sum
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, weight, bias, at, is_own, log_sum = ctx.saved_tensors
+        head: _Head = ctx.head
+        used, used_bias = _cast(weight, head.dtype), _cast(bias, head.dtype)
+        needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+        of_hidden = torch.empty_like(hidden) if needs_hidden else None
+        # Sums over many chunks would lose more in half precision than one product does.
+        of_weight = _zeros(weight) if needs_weight else None
+        of_bias = _zeros(bias) if needs_bias else None
+        factor = grads[0] * head.scale
+        for rows in head.chunks(len(hidden)):
+            logits = head.logits(hidden[rows], used, used_bias)
+            # What a bent logit changes by.
+            slope = None if head.cap is None else 1 - (logits.float() / head.cap) ** 2
+            weights = factor[rows, None]
+            gradient = head.scaled(logits).sub_(log_sum[rows, None]).exp_()
+            gradient.mul_(-weights)
+            gradient.scatter_add_(-1, at[rows, None], weights * is_own[rows, None])
+            if slope is not None:
+                gradient.mul_(slope)
+            gradient = gradient.to(head.dtype)
+            if of_hidden is not None:
+                of_hidden[rows] = gradient @ used
+            if of_weight is not None:
+                states = hidden[rows].to(head.dtype)
+                if head.dtype == torch.float32:
+                    of_weight.addmm_(gradient.T, states)
+                else:
+                    of_weight += gradient.T @ states
+            if of_bias is not None:
+                of_bias += gradient.float().sum(dim=0)
+        return (
+            of_hidden,
+            None if of_weight is None else of_weight.to(weight.dtype),
+            None if of_bias is None else of_bias.to(bias.dtype),
+            None,
+            None,
+        )
+
+
+def _cast(tensor: Any, dtype: torch.dtype) -> Any:
+    return None if tensor is None else tensor.detach().to(dtype)
+
+
+def _zeros(tensor: Tensor) -> Tensor:
+    return torch.zeros_like(tensor, dtype=torch.float32)
+
+
+class _Given(nn.Module):
+    """Stands in for a decoder that has computed some hidden states."""
+
+    def __init__(self, hidden: Tensor) -> None:
+        super().__init__()
+        self._hidden = hidden
+
+    def forward(self, *args: Any, **kwargs: Any) -> BaseModelOutputWithPast:
+        return BaseModelOutputWithPast(last_hidden_state=self._hidden)
+
+
+class ChunkedHead:
+    """The head of a causal LM, asked for log-probs.
+
+    Args:
+        ranks: Those that share the vocabulary; None: this rank has all of it.
+        name: The model's name, for messages.
+        asked: Whether chunks were asked for. Else a head that cannot be computed in
+            chunks computes all logits at once.
+    """
+
+    def __init__(self, ranks: TensorRanks | None, name: str, *, asked: bool) -> None:
+        self._ranks = ranks
+        self._name = name
+        self._asked = asked
+        self._is_known: bool | None = None
+
+    def logprobs(
+        self,
+        model: Any,
+        inputs: dict[str, Any],
+        positions: Tensor,
+        targets: Tensor,
+        temperature: float,
+        chunk_size: int,
+    ) -> Tensor:
+        """Return the log-probs of tokens after the given positions.
+
+        Args:
+            model: The model, whose weights are there.
+            inputs: Arguments of its forward pass.
+            positions: [N] in the flattened tokens.
+            targets: [N] the tokens.
+            temperature: Divides the logits.
+            chunk_size: Positions whose logits are there at once.
+
+        Returns:
+            [N] float32.
+
+        Raises:
+            UnsupportedModelError: The model computes its logits in another way than as
+                a linear layer, capped where its config says so.
+        """
+        states = model.base_model(**inputs).last_hidden_state
+        hidden = states.flatten(0, 1)[positions]
+        layer = model.get_output_embeddings()
+        device = hidden.device.type
+        computes_in = layer.weight.dtype
+        if torch.is_autocast_enabled(device):
+            computes_in = torch.get_autocast_dtype(device)
+        config = model.config.get_text_config()
+        head = _Head(
+            scale=1.0 / temperature,
+            cap=getattr(config, "final_logit_softcapping", None),
+            chunk_size=chunk_size,
+            dtype=computes_in,
+            ranks=self._ranks,
+        )
+        if self._is_known is None and len(hidden):
+            self._is_known = self._knows(model, hidden.detach()[:_NUM_CHECKED], head)
+        if self._is_known is False:
+            logits = _logits_of(model, hidden)
+            if self._ranks is not None:
+                return vocabulary_logprobs(logits, targets, temperature, self._ranks)
+            return token_logprobs(logits, targets, temperature)
+        if self._ranks is not None:
+            hidden = self._ranks.copy(hidden)
+        apply: Any = _ChunkedLogprobs.apply
+        with torch.autocast(device, enabled=False):
+            found = apply(hidden, layer.weight, layer.bias, targets, head)
+        return cast(Tensor, found)
+
+    @torch.no_grad()
+    def _knows(self, model: Any, hidden: Tensor, head: _Head) -> bool:
+        """Whether the logits of a few states are those that the model computes."""
+        expected = _logits_of(model, hidden).float()
+        layer = model.get_output_embeddings()
+        weight, bias = _cast(layer.weight, head.dtype), _cast(layer.bias, head.dtype)
+        own = head.logits(hidden, weight, bias).float()
+        difference = float((own - expected).abs().max() / expected.abs().max())
+        if difference <= _TOLERANCE:
+            return True
+        reason = (
+            f"{type(model).__name__} does more to its logits than a linear layer and a "
+            f"cap (they differ by {difference:.1e})"
+        )
+        if self._asked:
+            raise UnsupportedModelError(
+                "policy.dtensor.logprob_chunk_size cannot be used with "
+                f"{self._name}: {reason}; set it to 0"
+            )
+        _log.warning("%s: logits are computed all at once: %s", self._name, reason)
+        return False
+
+
+def _logits_of(model: Any, hidden: Tensor) -> Tensor:
+    """[N, V] logits that a model computes of its last hidden states [N, H]."""
+    prefix = model.base_model_prefix
+    base = model._modules[prefix]
+    model._modules[prefix] = _Given(hidden[None])
+    try:
+        ids = torch.zeros(1, len(hidden), dtype=torch.int64, device=hidden.device)
+        output = type(model).forward(model, input_ids=ids, use_cache=False)
+    finally:
+        model._modules[prefix] = base
+    logits: Tensor = output.logits
+    return logits.squeeze(0)

@@ -1,0 +1,159 @@
+"""Experts of a mixture that ranks share: each has some of them, whole.
+
+```
+expert parallel:  tokens of this rank -> router -> [to the ranks of their experts]
+                  -> experts -> [back] -> weighted sum -> tokens of this rank
+tensor parallel:  tokens of all ranks -> router -> this rank's experts -> [sum]
+```
+The ranks of expert parallelism have other tokens each; one all-to-all takes every token
+to its experts, another one back. Tensor-parallel ranks have the same tokens, and each
+leaves out those that go to the others' experts.
+
+Letters in shapes: N tokens, K experts of a token, M pairs of a token and an expert,
+H hidden size, E experts of all ranks, R ranks.
+"""
+
+from __future__ import annotations
+
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rl_models.errors import UnsupportedModelError
+from rl_models.training.dtensor.collectives import RankGroup
+from rl_models.training.dtensor.layer_probe import LayerProbe, Probed, check_differences
+from rl_models.training.dtensor.weight_source import move
+
+__all__ = ["EXPERT_WEIGHTS", "ExpertParallel", "are_experts", "own_experts", "probed"]
+
+EXPERT_WEIGHTS = ("gate_up_proj", "down_proj")
+"""Parameters of experts, the experts along dimension 0."""
+
+
+def are_experts(module: nn.Module) -> bool:
+    """Whether a module is all experts of a layer, as transformers keeps them."""
+    names = {name for name, _ in module.named_parameters(recurse=False)}
+    return names == set(EXPERT_WEIGHTS) and hasattr(module, "num_experts")
+
+
+def probed(layers: Any) -> nn.Module:
+    """Return the layer that a probe asks: the first one with experts, or the first."""
+    with_experts = (x for x in layers if any(map(are_experts, x.modules())))
+    found: nn.Module = next(with_experts, layers[0])
+    return found
+
+
+def own_experts(experts: Any, rows_M_H: Tensor, expert_M: Tensor) -> Tensor:
+    """Send each row through one of this rank's experts.
+
+    Args:
+        experts: The module, with this rank's experts.
+        rows_M_H: Hidden states.
+        expert_M: Which of this rank's experts each goes to.
+    """
+    # A row of zeros: experts that no token goes to must have a gradient too, because
+    # the ranks that share them add it up.
+    rows = torch.cat([rows_M_H, rows_M_H.new_zeros(1, rows_M_H.shape[1])])
+    index = torch.cat([expert_M, expert_M.new_zeros(1)])[:, None]
+    once = torch.ones_like(index, dtype=rows.dtype)
+    computed: Tensor = type(experts).forward(experts, rows, index, once)
+    return computed[:-1]
+
+
+class ExpertParallel:
+    """Deals the experts of a model out to ranks with other tokens.
+
+    Args:
+        model: A Hugging Face causal LM, or a model with a scalar head, unsharded.
+        layers: Its decoder layers.
+        ranks: Those that share the experts.
+        device: Where they compute.
+        name: The model's name, for messages.
+
+    Raises:
+        UnsupportedModelError: The model has no experts, or they are kept in a way that
+            is not known.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        layers: list[nn.Module],
+        ranks: RankGroup,
+        device: torch.device,
+        name: str,
+    ) -> None:
+        self.ranks = ranks
+        self.modules: list[Any] = [m for m in model.modules() if are_experts(m)]
+        if not self.modules:
+            raise UnsupportedModelError(
+                f"policy.parallelism.expert cannot share the experts of {name}: "
+                f"{type(model).__name__} has none as transformers keeps those of "
+                "Mixtral and Qwen3-MoE; set it to 1"
+            )
+        layer = probed(layers)
+        probe = LayerProbe(model.base_model, layer)
+        wanted = probe.whole(layer)
+        for experts in self.modules:
+            self._deal_out(experts)
+        cut = {id(getattr(m, key)) for m in self.modules for key in EXPERT_WEIGHTS}
+        move(model, device)
+        self._names = {n for n, p in model.named_parameters() if id(p) in cut}
+        self._compare(probe.ask(layer, device), wanted, layer, name)
+
+    def has(self, name: str) -> bool:
+        """Whether a parameter is of experts."""
+        return name in self._names
+
+    def whole(self, name: str, part: Tensor) -> Tensor:
+        """Return the whole of a parameter, of each rank's part; collective."""
+        return self.ranks.joined(part, 0) if self.has(name) else part
+
+    def _deal_out(self, experts: Any) -> None:
+        size, rank = self.ranks.size, self.ranks.rank
+        for key in EXPERT_WEIGHTS:
+            whole = getattr(experts, key)
+            # A copy, so that the memory of the whole weight can go.
+            own = whole.detach().chunk(size)[rank].clone()
+            parameter = nn.Parameter(own, requires_grad=whole.requires_grad)
+            setattr(experts, key, parameter)
+        experts.num_experts //= size
+        experts.forward = MethodType(self._exchanged, experts)
+
+    def _exchanged(
+        self, experts: Any, hidden_N_H: Tensor, expert_N_K: Tensor, weight_N_K: Tensor
+    ) -> Tensor:
+        size, per_rank = self.ranks.size, experts.num_experts
+        expert_M = expert_N_K.reshape(-1)
+        # By expert, and so by rank.
+        order_M = expert_M.argsort(stable=True)
+        token_M = order_M // expert_N_K.shape[1]
+        counts = expert_M.bincount(minlength=size * per_rank).view(size, per_rank)
+        arriving = self.ranks.exchanged(counts)
+        sent, received = counts.sum(1).tolist(), arriving.sum(1).tolist()
+        rows = self.ranks.exchange(hidden_N_H[token_M], sent, received)
+        own = torch.arange(per_rank, device=rows.device).repeat(size)
+        computed = own_experts(experts, rows, own.repeat_interleave(arriving.flatten()))
+        back = self.ranks.exchange(computed, received, sent)
+        weighted = back * weight_N_K.reshape(-1)[order_M][:, None]
+        zeros = weighted.new_zeros(hidden_N_H.shape)
+        return zeros.index_add(0, token_M, weighted).to(hidden_N_H.dtype)
+
+    def _compare(
+        self, found: Probed, wanted: Probed, layer: nn.Module, name: str
+    ) -> None:
+        pairs = {
+            "its output": (found.output, wanted.output),
+            "the gradient of its input": (found.input_gradient, wanted.input_gradient),
+        }
+        cut = {id(getattr(m, key)) for m in self.modules for key in EXPERT_WEIGHTS}
+        for key, parameter in layer.named_parameters():
+            gradient, whole = found.gradients[key], wanted.gradients[key]
+            if id(parameter) in cut:
+                # Of the same tokens, which every rank has sent.
+                gradient = gradient / self.ranks.size
+                whole = whole.chunk(self.ranks.size)[self.ranks.rank]
+            pairs[f"the gradient of {key}"] = (gradient, whole)
+        check_differences(pairs, "expert", "share the experts of", name)

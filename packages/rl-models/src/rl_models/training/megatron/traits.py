@@ -1,0 +1,28 @@
+"""What the backend `megatron` tells the driver, which has no Megatron-core."""
+
+from __future__ import annotations
+
+import importlib
+
+from rl_models.config import PolicyConfig
+from rl_models.training.traits import TrainingTraits
+
+__all__ = ["Traits"]
+
+
+class Traits(TrainingTraits):
+    """What `MegatronTrainingBackend` is and has."""
+
+    parallel_axes = ("tensor", "pipeline")
+    worker_class = "rl_models.training.megatron.worker.MegatronTrainingWorker"
+
+    @staticmethod
+    def check_config(config: PolicyConfig) -> None:
+        """Check optimizer, schedule and model, and what the backend does not have.
+
+        Raises:
+            ConfigError: A setting cannot work.
+            UnsupportedModelError: The model in this folder cannot be trained.
+        """
+        home = importlib.import_module("rl_models.training.megatron.backend")
+        home.MegatronTrainingBackend.check_config(config)
