@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from rl_distributed import ActorEnvironmentError, OverlayEnvironment
+from rl_distributed.actor_environments import OverlayEnvironment
+from rl_distributed.errors import ActorEnvironmentError
 from rl_envs import (
     EnvironmentInterface,
     EnvironmentReturn,

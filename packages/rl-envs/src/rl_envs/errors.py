@@ -9,10 +9,12 @@ EnvsError                     (a rl_distributed.DistributedError)  root of all o
 ├── EnvironmentContractError  UserError, ValueError   its interface is broken
 ├── MessageLogError           UserError, ValueError   a conversation lacks a part
 ├── SolutionError             UserError, ValueError   solutions of rows cannot be read
+├── SandboxError              UserError, RuntimeError  it cannot confine as asked
 ├── TaskError                 UserError, ValueError   tasks cannot be made as asked
 ├── ToolError                 UserError, ValueError   a function cannot be a tool
 ├── ToolArgumentError         what a model passed does not fit (tools.functions)
 ├── Unreadable                ValueError    a text is no answer (mathematics.values)
+├── ExpressionError           ValueError    a text is no arithmetic (worlds.countdown)
 └── ToolUnavailableError      RuntimeError  a tool cannot work, whatever the call
 ```
 
@@ -33,6 +35,7 @@ __all__ = [
     "RewardError",
     "RewardSignatureError",
     "RewardValueError",
+    "SandboxError",
     "SolutionError",
     "TaskError",
     "ToolError",
@@ -70,6 +73,10 @@ class MessageLogError(EnvsError, UserError, ValueError):
 
 class SolutionError(EnvsError, UserError, ValueError):
     """The solutions of rows have no meaning for the environment that compares them."""
+
+
+class SandboxError(EnvsError, UserError, RuntimeError):
+    """The sandbox cannot be had at the level that is asked for, or cannot be used."""
 
 
 class TaskError(EnvsError, UserError, ValueError):

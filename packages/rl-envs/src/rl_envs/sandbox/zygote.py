@@ -1,0 +1,284 @@
+"""One slot of the sandbox: a process that forks a confined one for each program.
+
+`SandboxPool` runs it as a script, with an empty environment; it never runs a program
+itself. Requests and replies are JSON objects, each after its length (4 bytes). The
+program has no file descriptor of this channel: only its input, output and errors.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import gc
+import importlib
+import json
+import os
+import select
+import signal
+import struct
+import sys
+import sysconfig
+import time
+import traceback
+import types
+from typing import Any, BinaryIO
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import layers  # type: ignore[import-not-found,unused-ignore]
+
+_LEVELS = ("seccomp", "landlock", "namespaces")
+_CANNOT_CONFINE = 120
+_READY = 3
+_SEALS = 0xF
+_CHUNK = 1 << 16
+
+
+class _Zygote:
+    def __init__(self, scratch: str, uid: int, network: bool) -> None:
+        self.scratch = scratch
+        self.uid = uid
+        self.network = network
+        self.is_root = os.geteuid() == 0
+        paths = sysconfig.get_paths()
+        self.readable = [
+            *{paths["stdlib"], paths["platstdlib"]},
+            *("/lib", "/lib64", "/usr/lib", "/dev/null", "/dev/urandom"),
+        ]
+        self.level = ""
+
+    def probe(self) -> str:
+        """Find the highest level that works here; return why a higher one does not."""
+        problem = ""
+        for level in reversed(_LEVELS):
+            self.level = level
+            reply = self.run(
+                {
+                    "code": "print(2)",
+                    "stdin": "",
+                    "time_s": 30.0,
+                    "memory_bytes": 1 << 30,
+                    "output_bytes": 1000,
+                    "scratch_bytes": 1 << 20,
+                }
+            )
+            if reply["status"] == "ok" and reply["stdout"] == "2\n":
+                return problem
+            problem = problem or str(reply["stderr"]) or str(reply["status"])
+        self.level = ""
+        return problem
+
+    def run(self, request: dict[str, Any]) -> dict[str, Any]:
+        stdin = os.memfd_create("stdin", os.MFD_ALLOW_SEALING)
+        _write_all(stdin, request["stdin"].encode())
+        os.lseek(stdin, 0, os.SEEK_SET)
+        fcntl.fcntl(stdin, fcntl.F_ADD_SEALS, _SEALS)
+        out_read, out_write = os.pipe()
+        err_read, err_write = os.pipe()
+        ready_read, ready_write = os.pipe()
+        parent = os.getpid()
+        began = time.monotonic()
+        pid = os.fork()
+        if pid == 0:
+            _become([stdin, out_write, err_write, ready_write])
+            self._run_confined(request, parent)
+        for handle in (stdin, out_write, err_write, ready_write):
+            os.close(handle)
+        texts, over = _collect(
+            pid, (out_read, err_read), began + request["time_s"], request
+        )
+        _, wait_status, usage = os.wait4(pid, 0)
+        reply = _describe(
+            texts, over, wait_status, time.monotonic() - began, usage.ru_maxrss << 10
+        )
+        if not os.read(ready_read, 1):
+            # The program did not begin.
+            reply["status"] = "sandbox"
+        os.close(ready_read)
+        return reply
+
+    def _run_confined(self, request: dict[str, Any], parent: int) -> None:
+        try:
+            self._confine(request, parent)
+        except BaseException as error:
+            os.write(2, f"the sandbox cannot be set up: {error}".encode())
+            os._exit(_CANNOT_CONFINE)
+        os.write(_READY, b"1")
+        os.close(_READY)
+        # Nothing after this line is trusted.
+        code = 1
+        try:
+            code = _execute(request["code"])
+        finally:
+            with contextlib.suppress(BaseException):
+                sys.stdout.flush()
+                sys.stderr.flush()
+            os._exit(code)
+
+    def _confine(self, request: dict[str, Any], parent: int) -> None:
+        os.setsid()
+        namespaces = self.level == "namespaces"
+        if namespaces:
+            layers.enter_namespaces(
+                self.scratch, request["scratch_bytes"], self.uid, self.network
+            )
+        # Before the uid: the interpreter may be below a home that only root may enter.
+        rules = None
+        if self.level != "seccomp":
+            writable = self.scratch if namespaces else None
+            rules = layers.make_file_rules(self.readable, writable)
+        layers.drop_uid(self.uid)
+        # Dropping the uid clears it, so it comes after.
+        layers.end_with_parent(parent)
+        os.chdir(self.scratch if namespaces else "/")
+        layers.set_limits(
+            request["memory_bytes"],
+            int(request["time_s"]) + 2,
+            request["scratch_bytes"],
+            threads=self.is_root,
+        )
+        if rules is not None:
+            layers.confine_files(rules)
+        layers.confine_syscalls(writable=namespaces)
+
+
+def _write_all(handle: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(handle, view) :]
+
+
+def _become(handles: list[int]) -> None:
+    """Make the handles 0, 1, 2 and 3, and close all others."""
+    # Above 3 first: one of them may be a target itself.
+    high = [fcntl.fcntl(handle, fcntl.F_DUPFD, 10) for handle in handles]
+    for target, handle in enumerate(high):
+        os.dup2(handle, target)
+    os.closerange(len(handles), os.sysconf("SC_OPEN_MAX"))
+    for number in (signal.SIGPIPE, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)
+
+
+def _execute(code: str) -> int:
+    sys.stdin = open(0, encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
+    sys.stdout = open(1, "w", encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
+    main = types.ModuleType("__main__")
+    sys.modules["__main__"] = main
+    sys.argv = ["program"]
+    try:
+        exec(compile(code, "<program>", "exec"), main.__dict__)
+    except SystemExit as stop:
+        if stop.code is None or isinstance(stop.code, int):
+            return (stop.code or 0) & 0xFF
+        sys.stderr.write(f"{stop.code}\n")
+        return 1
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+def _collect(
+    pid: int, pipes: tuple[int, int], until: float, request: dict[str, Any]
+) -> tuple[list[bytes], str]:
+    """Read both pipes to their end; kill the process at a limit, and say which."""
+    texts = {pipe: bytearray() for pipe in pipes}
+    over = _read_all(texts, until, request["output_bytes"])
+    ended = os.pidfd_open(pid)
+    # It may have closed its output and gone on.
+    if not over and not _ends(ended, until):
+        over = "time"
+    if over:
+        os.kill(pid, signal.SIGKILL)
+    for handle in (*pipes, ended):
+        os.close(handle)
+    return [bytes(texts[pipe]) for pipe in pipes], over
+
+
+def _read_all(texts: dict[int, bytearray], until: float, limit: int) -> str:
+    """Read each pipe into its text; return the limit that was met, or nothing."""
+    poll = select.poll()
+    for pipe in texts:
+        poll.register(pipe, select.POLLIN)
+    num_open = len(texts)
+    while num_open:
+        left_s = until - time.monotonic()
+        ready = poll.poll(left_s * 1000) if left_s > 0 else []
+        if not ready:
+            return "time"
+        for pipe, _ in ready:
+            data = os.read(pipe, _CHUNK)
+            texts[pipe] += data[: limit - len(texts[pipe])]
+            if not data:
+                poll.unregister(pipe)
+                num_open -= 1
+            elif len(texts[pipe]) >= limit:
+                return "output"
+    return ""
+
+
+def _ends(process: int, until: float) -> bool:
+    poll = select.poll()
+    poll.register(process, select.POLLIN)
+    return bool(poll.poll(max(until - time.monotonic(), 0.0) * 1000))
+
+
+def _describe(
+    texts: list[bytes], over: str, wait_status: int, time_s: float, memory_bytes: int
+) -> dict[str, Any]:
+    stdout, stderr = (text.decode("utf-8", "replace") for text in texts)
+    code = os.waitstatus_to_exitcode(wait_status)
+    if over:
+        status = over
+    elif code == -signal.SIGXCPU:
+        status = "time"
+    elif code < 0:
+        status = "signal"
+    elif code == 1 and stderr.rstrip().rpartition("\n")[2].startswith("MemoryError"):
+        status = "memory"
+    else:
+        status = "error" if code else "ok"
+    return {
+        "status": status,
+        "stdout": stdout,
+        "stderr": stderr,
+        "exit_code": code if code >= 0 else None,
+        "signal": -code if code < 0 else None,
+        "time_s": time_s,
+        "memory_bytes": memory_bytes,
+    }
+
+
+def _read_exactly(source: BinaryIO, size: int) -> bytes:
+    data = source.read(size)
+    if len(data) < size:
+        # The program that asks has gone.
+        sys.exit(0)
+    return data
+
+
+def _main() -> None:
+    settings = json.loads(sys.argv[1])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    source, sink = open(0, "rb", closefd=False), open(1, "wb", closefd=False)  # noqa: SIM115
+
+    def say(reply: dict[str, Any]) -> None:
+        data = json.dumps(reply).encode()
+        sink.write(struct.pack("I", len(data)) + data)
+        sink.flush()
+
+    for name in settings["preload"]:
+        importlib.import_module(name)
+    zygote = _Zygote(settings["scratch"], settings["uid"], settings["network"])
+    # A fork copies what the collector touches.
+    gc.collect()
+    gc.freeze()
+    problem = zygote.probe()
+    say({"level": zygote.level, "problem": problem})
+    while True:
+        (size,) = struct.unpack("I", _read_exactly(source, 4))
+        say(zygote.run(json.loads(_read_exactly(source, size))))
+
+
+if __name__ == "__main__":
+    _main()

@@ -1,0 +1,211 @@
+"""From the tests of a row to what is run in the sandbox and what is judged outside.
+
+| columns | form of | a test is |
+|---|---|---|
+| `tests`: mappings of `input` and `output` | APPS, CodeContests | a run on that input |
+| `tests` or `test_list`: texts `assert ...` | MBPP | an assertion |
+| `test` with `def check(candidate)`, `entry_point` | HumanEval | an assertion in it |
+
+Of an assertion such as `assert add(1, 2) == 3` the calls (`add(1, 2)`) are made in the
+sandbox; the rest (`... == 3`) is computed outside, by `rules`, of what they returned.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rl_envs.errors import MessageLogError
+from rl_envs.worlds.code.rules import BUILTINS, check_rule
+
+__all__ = ["Assertion", "Checks", "InputOutput", "checks_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class InputOutput:
+    """A run of the program as it is."""
+
+    stdin: str
+    stdout: str
+
+
+@dataclass(frozen=True, slots=True)
+class Assertion:
+    """Calls of what the program defines, and what must hold of the results."""
+
+    calls: tuple[str, ...]
+    """Expressions that the sandbox evaluates."""
+    rule: ast.expr
+    """What must be true; the name `_i` stands for the result of call i."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checks:
+    """The tests of a row."""
+
+    runs: tuple[InputOutput, ...] = ()
+    assertions: tuple[Assertion, ...] = ()
+    preamble: str = ""
+    """Code of the row that goes before a program which does not define `entry_point`:
+    the beginning that a completion goes on from."""
+    entry_point: str | None = None
+
+    @property
+    def size(self) -> int:
+        """Number of tests."""
+        return len(self.runs) + len(self.assertions)
+
+
+def checks_of(columns: Mapping[str, Any], row: int) -> Checks:
+    """Read the tests of a row.
+
+    Args:
+        columns: The row's columns.
+        row: Its place, for messages.
+
+    Raises:
+        MessageLogError: There are none, or one of them cannot be judged outside of the
+            sandbox.
+    """
+    given: Any = columns.get("tests", columns.get("test_list"))
+    if isinstance(given, str):
+        given = _from_json(given, row)
+    if isinstance(given, Mapping):
+        given = _paired(given, row)
+    if isinstance(given, Sequence) and not isinstance(given, str) and given:
+        if all(isinstance(test, Mapping) for test in given):
+            return Checks(runs=tuple(_run(test, row) for test in given))
+        if all(isinstance(test, str) for test in given):
+            body = [node for test in given for node in _parsed(test, row)]
+            return Checks(assertions=_assertions(body, row))
+    text, entry = columns.get("test"), columns.get("entry_point")
+    if isinstance(text, str) and isinstance(entry, str):
+        body = _body_of_check(text, row)
+        prompt = columns.get("prompt")
+        preamble = prompt if isinstance(prompt, str) else ""
+        assertions = _assertions(body, row, renamed={"candidate": entry})
+        return Checks((), assertions, preamble, entry)
+    raise MessageLogError(
+        f"metadata[{row}] must have tests: a column 'tests' with a list of "
+        "{'input': ..., 'output': ...} or of texts 'assert ...', a column 'test_list' "
+        "of such texts, or 'test' with 'def check(candidate)' and 'entry_point'; it "
+        f"has {sorted(columns)}"
+    )
+
+
+def _from_json(text: str, row: int) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise MessageLogError(
+            f"metadata[{row}]: the column 'tests' must be a list, or JSON of one: "
+            f"{error}"
+        ) from None
+
+
+def _paired(given: Mapping[str, Any], row: int) -> list[dict[str, Any]]:
+    """Read `{"inputs": [...], "outputs": [...]}`."""
+    inputs, outputs = given.get("inputs"), given.get("outputs")
+    if not isinstance(inputs, list) or not isinstance(outputs, list):
+        raise MessageLogError(
+            f"metadata[{row}]: 'tests' must have lists 'inputs' and 'outputs': it has "
+            f"{sorted(given)}"
+        )
+    if len(inputs) != len(outputs):
+        raise MessageLogError(
+            f"metadata[{row}]: 'tests' must have an output for each input: got "
+            f"{len(inputs)} and {len(outputs)}"
+        )
+    pairs = zip(inputs, outputs, strict=True)
+    return [{"input": given_, "output": wanted} for given_, wanted in pairs]
+
+
+def _run(test: Mapping[str, Any], row: int) -> InputOutput:
+    stdin, stdout = test.get("input"), test.get("output")
+    if not isinstance(stdin, str) or not isinstance(stdout, str):
+        raise MessageLogError(
+            f"metadata[{row}]: a test must have the texts 'input' and 'output': got "
+            f"{dict(test)!r}"
+        )
+    return InputOutput(stdin, stdout)
+
+
+def _parsed(text: str, row: int) -> list[ast.stmt]:
+    try:
+        return ast.parse(text).body
+    except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
+        raise MessageLogError(
+            f"metadata[{row}]: the test {_short(text)} is no Python: {error}"
+        ) from None
+
+
+def _body_of_check(text: str, row: int) -> list[ast.stmt]:
+    for node in _parsed(text, row):
+        if isinstance(node, ast.FunctionDef) and node.name == "check":
+            return node.body
+    raise MessageLogError(
+        f"metadata[{row}]: the column 'test' must define check(candidate): got "
+        f"{_short(text)}"
+    )
+
+
+def _assertions(
+    body: Sequence[ast.stmt], row: int, renamed: Mapping[str, str] | None = None
+) -> tuple[Assertion, ...]:
+    found = []
+    for node in body:
+        if isinstance(node, ast.Assert):
+            found.append(_assertion(node.test, row, renamed or {}))
+        elif not _does_nothing(node):
+            raise MessageLogError(
+                f"metadata[{row}]: a test must be an assertion, as only its calls run "
+                f"beside the program: got {_short(ast.unparse(node))}"
+            )
+    if not found:
+        raise MessageLogError(f"metadata[{row}]: there is no assertion in the tests")
+    return tuple(found)
+
+
+def _does_nothing(node: ast.stmt) -> bool:
+    is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    return is_text or isinstance(node, ast.Pass)
+
+
+def _assertion(test: ast.expr, row: int, renamed: Mapping[str, str]) -> Assertion:
+    taken = _Calls(renamed)
+    rule = taken.visit(test)
+    try:
+        if not taken.calls:
+            raise ValueError("it calls nothing that a program could define")
+        check_rule(rule)
+    except ValueError as error:
+        raise MessageLogError(
+            f"metadata[{row}]: the test {_short(ast.unparse(test))} cannot be judged "
+            f"outside of the sandbox: {error}; write it as assert f(...) == value"
+        ) from None
+    return Assertion(tuple(taken.calls), rule)
+
+
+class _Calls(ast.NodeTransformer):
+    """Takes calls of names that are no builtins of rules out of an expression."""
+
+    def __init__(self, renamed: Mapping[str, str]) -> None:
+        self._renamed = renamed
+        self.calls: list[str] = []
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        """Replace a call of the program's by a name, with all that is in it."""
+        if isinstance(node.func, ast.Name) and node.func.id in BUILTINS:
+            return self.generic_visit(node)
+        for part in ast.walk(node):
+            if isinstance(part, ast.Name):
+                part.id = self._renamed.get(part.id, part.id)
+        self.calls.append(ast.unparse(node))
+        return ast.Name(f"_{len(self.calls) - 1}", ast.Load())
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) <= 100 else text[:100] + "...")

@@ -1,0 +1,234 @@
+"""The judge of programs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+from pydantic import Field
+
+from rl_distributed.batch.arrays import as_array, full, to_numpy
+from rl_distributed.config import Config
+from rl_envs.errors import MessageLogError
+from rl_envs.interfaces import (
+    EnvironmentInterface,
+    EnvironmentReturn,
+    MessageLog,
+    last_response,
+    num_rows,
+)
+from rl_envs.metrics import calculate_pass_rate_per_prompt, reward_metrics
+from rl_envs.registry import register_env
+from rl_envs.sandbox import (
+    SandboxLevel,
+    SandboxLimits,
+    SandboxPool,
+    SandboxResult,
+)
+from rl_envs.worlds.code.checks import Checks, checks_of
+from rl_envs.worlds.code.programs import (
+    extract_program,
+    passed_assertions,
+    program_with_calls,
+    same_output,
+)
+
+__all__ = ["CodeConfig", "CodeEnvironment"]
+
+Columns: TypeAlias = Mapping[str, Any]
+
+
+class CodeConfig(Config):
+    """Settings of the code environment."""
+
+    credit: Literal["all", "share"] = "all"
+    """`all`: reward 1 where every test passes, else 0. `share`: the share of tests that
+    pass; a program that knows some answers by heart is paid for them."""
+    num_workers: int = Field(default=1, ge=1)
+    """Programs that run at the same time."""
+    timeout_s: float = Field(default=5.0, gt=0.0)
+    """Seconds of a run: of all assertions of a row together, or of one input."""
+    memory_mib: int = Field(default=512, ge=64)
+    """Memory of a run, the interpreter's included."""
+    level: Literal["seccomp", "landlock", "namespaces"] = "landlock"
+    """Refuse to run programs where the sandbox reaches less; see `SandboxLevel`."""
+    network_namespace: bool = True
+    """Whether each run enters a network namespace too. Sockets cannot be made without
+    it either; it costs time for each run."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Verdict:
+    passed: int
+    size: int
+    status: str
+    """Of the worst run: `ok`, or how it ended; `sandbox`: it could not be run."""
+
+
+@register_env("code")
+class CodeEnvironment(EnvironmentInterface[Columns]):
+    """Runs the program of a response against its row's tests; ends the conversation.
+
+    The program is the last block of Python between fences, or the whole response. It
+    runs in a sandbox (`rl_envs.sandbox`), and the results are judged outside of it.
+    Forms of tests: see `rl_envs.worlds.code.checks`. A row whose program could not be
+    run, because the sandbox failed, is not scored.
+
+    Args:
+        config: The settings, or a mapping of them.
+
+    Raises:
+        SandboxError: In the first step: the level cannot be had here.
+    """
+
+    config_class = CodeConfig
+
+    def __init__(self, config: CodeConfig | Mapping[str, Any] | None = None) -> None:
+        if not isinstance(config, CodeConfig):
+            config = CodeConfig.from_dict(
+                dict(config or {}), source="environment 'code'"
+            )
+        self.config = config
+        self._limits = SandboxLimits(
+            time_s=config.timeout_s, memory_bytes=config.memory_mib << 20
+        )
+        self._pool: SandboxPool | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.config,)
+
+    def step(
+        self, message_log_batch: Sequence[MessageLog], metadata: Sequence[Columns]
+    ) -> EnvironmentReturn[Columns]:
+        """Judge the last response of each conversation.
+
+        Raises:
+            MessageLogError: A conversation has no response, or a row no tests.
+            SandboxError: The level of the config cannot be had here.
+        """
+        size = num_rows(message_log_batch, metadata)
+        programs = [
+            extract_program(last_response(log, row=row))
+            for row, log in enumerate(message_log_batch)
+        ]
+        checks = [checks_of(columns, row) for row, columns in enumerate(metadata)]
+        verdicts = self._judge(programs, checks)
+        return EnvironmentReturn(
+            observations=[
+                {"role": "environment", "content": _told(verdict)}
+                for verdict in verdicts
+            ],
+            metadata=[
+                {
+                    **columns,
+                    "correct": verdict.passed == verdict.size,
+                    "status": verdict.status,
+                }
+                for columns, verdict in zip(metadata, verdicts, strict=True)
+            ],
+            next_stop_strings=[None] * size,
+            rewards=as_array([self._reward(v) for v in verdicts], "float32"),
+            terminateds=full(size, True, "bool"),
+            answers=list(programs),
+        )
+
+    def unusable_rows(self, metadata: Sequence[Columns]) -> dict[int, str]:
+        """Return the rows without tests, or with tests that cannot be judged."""
+        found: dict[int, str] = {}
+        for row, columns in enumerate(metadata):
+            try:
+                checks_of(columns, row)
+            except MessageLogError as error:
+                found[row] = str(error)
+        return found
+
+    def global_post_process_and_metrics(
+        self, batch: MutableMapping[str, Any]
+    ) -> tuple[MutableMapping[str, Any], dict[str, float]]:
+        """Return the batch unchanged, and metrics.
+
+        `accuracy` is the share of right programs, `pass@samples_per_prompt` that of
+        prompts with one at least; `status/<status>` is the share of programs of which a
+        run ended so (`time`, `memory`, `signal`, ...).
+        """
+        metrics = reward_metrics(batch)
+        judged = [row for row in batch.get("metadata") or () if "status" in (row or {})]
+        for row in judged:
+            name = f"status/{row['status']}"
+            metrics[name] = metrics.get(name, 0.0) + 1 / len(judged)
+        if judged:
+            metrics["accuracy"] = sum(row["correct"] for row in judged) / len(judged)
+        if metrics and "group_index" in batch:
+            metrics["pass@samples_per_prompt"] = calculate_pass_rate_per_prompt(
+                batch["group_index"],
+                as_array(to_numpy(batch["rewards"]) == 1.0, "bool"),
+            )
+        return batch, metrics
+
+    def shutdown(self) -> None:
+        """End the sandbox; a later step starts another."""
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.close()
+
+    def _judge(
+        self, programs: Sequence[str], checks: Sequence[Checks]
+    ) -> list[_Verdict]:
+        """Run all programs together, as many at a time as there are workers."""
+        jobs: list[tuple[str, str]] = []
+        marks: list[str] = []
+        for program, own in zip(programs, checks, strict=True):
+            mark = ""
+            if own.assertions:
+                code, stdin, mark = program_with_calls(program, own)
+                jobs.append((code, stdin))
+            jobs.extend((program, run.stdin) for run in own.runs)
+            marks.append(mark)
+        results = iter(self._run(jobs))
+        verdicts = []
+        for own, mark in zip(checks, marks, strict=True):
+            taken, passed = [], 0
+            if own.assertions:
+                taken.append(next(results))
+                passed += passed_assertions(own.assertions, taken[0], mark)
+            for run in own.runs:
+                result = next(results)
+                taken.append(result)
+                is_same = same_output(result.stdout, run.stdout)
+                passed += result.status == "ok" and is_same
+            verdicts.append(_Verdict(passed, own.size, _worst(taken)))
+        return verdicts
+
+    def _run(self, jobs: Sequence[tuple[str, str]]) -> list[SandboxResult]:
+        if not jobs:
+            return []
+        if self._pool is None:
+            self._pool = SandboxPool(
+                self.config.num_workers,
+                level=SandboxLevel[self.config.level.upper()],
+                network_namespace=self.config.network_namespace,
+            )
+        return self._pool.run_all(jobs, self._limits)
+
+    def _reward(self, verdict: _Verdict) -> float:
+        if verdict.status == "sandbox":
+            return float(np.nan)
+        if self.config.credit == "share":
+            return verdict.passed / verdict.size
+        return float(verdict.passed == verdict.size)
+
+
+def _worst(results: Sequence[SandboxResult]) -> str:
+    """Return how the run ended of which most is to be said."""
+    order = ("sandbox", "time", "memory", "output", "signal", "error")
+    found = {result.status for result in results}
+    return next((status for status in order if status in found), "ok")
+
+
+def _told(verdict: _Verdict) -> str:
+    if verdict.passed == verdict.size:
+        return "Environment: correct"
+    ended = "" if verdict.status == "ok" else f"; a run ended by: {verdict.status}"
+    return f"Environment: {verdict.passed} of {verdict.size} tests passed{ended}"

@@ -1,0 +1,113 @@
+"""What a response gives to run, and what the sandbox is asked to run."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import secrets
+from collections.abc import Sequence
+from typing import Any
+
+from rl_envs.sandbox import SandboxResult
+from rl_envs.worlds.code.checks import Assertion, Checks
+from rl_envs.worlds.code.rules import holds
+
+__all__ = ["extract_program", "passed_assertions", "program_with_calls", "same_output"]
+
+_FENCED = re.compile(r"```[ \t]*([\w+-]*)[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL)
+_PYTHON = ("python", "py", "python3")
+# A result as text; a longer one is no result of a small test.
+_RESULT_CHARACTERS = 20_000
+
+_DRIVER = """
+import json as _json, sys as _sys
+_request = _json.loads(_sys.stdin.readline())
+_names = {"__name__": "program"}
+exec(compile(_request["code"], "program.py", "exec"), _names)
+for _call in _request["calls"]:
+    try:
+        _text = repr(eval(_call, _names))
+    except Exception as _error:
+        _text = None
+    _sys.stdout.write("\\n" + _json.dumps([_request["mark"], _text]))
+    _sys.stdout.flush()
+"""
+
+
+def extract_program(response: str) -> str:
+    """Return the last fenced block of Python, else the last fenced one, else all."""
+    blocks = _FENCED.findall(response)
+    named = [text for name, text in blocks if name.lower() in _PYTHON]
+    if named:
+        return str(named[-1])
+    return str(blocks[-1][1]) if blocks else response
+
+
+def program_with_calls(program: str, checks: Checks) -> tuple[str, str, str]:
+    """Return code and standard input of a run of all assertions, and its mark.
+
+    The mark tells lines of results from what the program prints. A program that copies
+    it gains nothing: it would have to know the right results.
+    """
+    mark = secrets.token_hex(8)
+    if checks.entry_point is not None and not _defines(program, checks.entry_point):
+        program = checks.preamble + program
+    calls = [call for assertion in checks.assertions for call in assertion.calls]
+    request = {"code": program, "calls": calls, "mark": mark}
+    return _DRIVER, json.dumps(request) + "\n", mark
+
+
+def passed_assertions(
+    assertions: Sequence[Assertion], result: SandboxResult, mark: str
+) -> int:
+    """Return how many assertions hold of what a run of them gave."""
+    results = list(_results(result.stdout, mark))
+    passed = first = 0
+    for assertion in assertions:
+        last = first + len(assertion.calls)
+        own = results[first:last]
+        first = last
+        if len(own) == len(assertion.calls) and all(is_known for is_known, _ in own):
+            passed += holds(assertion.rule, [value for _, value in own])
+    return passed
+
+
+def same_output(found: str, wanted: str) -> bool:
+    """Return whether two outputs are the same but for blanks at the ends of lines."""
+    return _lines(found) == _lines(wanted)
+
+
+def _lines(text: str) -> list[str]:
+    return [line.rstrip() for line in text.rstrip().splitlines()]
+
+
+def _results(stdout: str, mark: str) -> Any:
+    """Yield whether each call returned a plain value, and that value."""
+    for line in stdout.splitlines():
+        if mark not in line:
+            continue
+        try:
+            found, text = json.loads(line)
+        except (ValueError, TypeError, RecursionError):
+            continue
+        if found != mark:
+            continue
+        yield _plain(text)
+
+
+def _plain(text: Any) -> tuple[bool, Any]:
+    if not isinstance(text, str) or len(text) > _RESULT_CHARACTERS:
+        return False, None
+    special = {"nan": float("nan"), "inf": float("inf"), "-inf": -float("inf")}
+    if text in special:
+        return True, special[text]
+    try:
+        return True, ast.literal_eval(text)
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        return False, None
+
+
+def _defines(program: str, name: str) -> bool:
+    pattern = rf"^(?:async\s+)?def\s+{re.escape(name)}\b"
+    return re.search(pattern, program, re.MULTILINE) is not None
