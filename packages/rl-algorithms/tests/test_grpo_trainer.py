@@ -32,9 +32,9 @@ class CountingPolicy:
     def __init__(self):
         self.num_steps = 0
 
-    def train(self, rows, loss, *, gbs, timer=None, eval_mode=False):
-        steps = rows.size // gbs
-        assert steps * gbs == rows.size
+    def train(self, rows, loss, *, global_batch_size, timer=None, eval_mode=False):
+        steps = rows.size // global_batch_size
+        assert steps * global_batch_size == rows.size
         self.num_steps += steps
         ones = torch.ones(steps)
         return {"loss": ones, "grad_norm": ones, "lr": ones, "all_mb_metrics": {}}

@@ -50,9 +50,18 @@ class Model(Recording):
     def finish_training(self):
         self.note("finish_training")
 
-    def train(self, rows, loss, eval_mode=False, *, gbs, mbs=None, timer=None):
+    def train(
+        self,
+        rows,
+        loss,
+        eval_mode=False,
+        *,
+        global_batch_size,
+        micro_batch_size=None,
+        timer=None,
+    ):
         self.note("measure" if eval_mode else "train")
-        ones = torch.ones(rows.size // gbs)
+        ones = torch.ones(rows.size // global_batch_size)
         return {"loss": ones, "grad_norm": ones, "lr": ones, "all_mb_metrics": {}}
 
     def get_logprobs(self, rows, timer=None):

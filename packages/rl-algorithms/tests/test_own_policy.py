@@ -48,9 +48,18 @@ class Long(Short):
         self.asked = greedy, sampling
         return sampled(data.size) | {"weight_version": torch.full((data.size,), 9)}
 
-    def train(self, data, loss_fn, eval_mode=False, *, gbs=None, mbs=None, timer=None):
-        self.trained.append((data.size, eval_mode, gbs))
-        steps = torch.ones(data.size // (gbs or data.size))
+    def train(
+        self,
+        data,
+        loss_fn,
+        eval_mode=False,
+        *,
+        global_batch_size=None,
+        micro_batch_size=None,
+        timer=None,
+    ):
+        self.trained.append((data.size, eval_mode, global_batch_size))
+        steps = torch.ones(data.size // (global_batch_size or data.size))
         return {"loss": steps, "all_mb_metrics": {"entropy": [0.5]}}
 
     def get_logprobs(self, data, *, timer=None):
@@ -61,7 +70,7 @@ def test_one_call_per_optimizer_step_and_a_version_for_each():
     short = Short()
     policy = OwnPolicy(short, OWN)
     assert policy.generate(rows(3))["weight_version"].tolist() == [0, 0, 0]
-    output = policy.train(rows(6), None, gbs=2, timer=object())
+    output = policy.train(rows(6), None, global_batch_size=2, timer=object())
     assert short.trained == [[0, 1], [2, 3], [4, 5]]
     assert output == {"loss": output["loss"], "all_mb_metrics": {}}
     assert output["loss"].tolist() == [1.0, 2.0, 3.0]
@@ -72,7 +81,7 @@ def test_one_call_per_optimizer_step_and_a_version_for_each():
 def test_what_a_policy_takes_is_passed_on():
     long = Long()
     policy = OwnPolicy(long, OWN)
-    output = policy.train(rows(6), None, gbs=2)
+    output = policy.train(rows(6), None, global_batch_size=2)
     assert output["loss"].tolist() == [1.0, 1.0, 1.0]
     assert output["all_mb_metrics"] == {"entropy": [0.5]}
     policy.train(rows(2), None, True)

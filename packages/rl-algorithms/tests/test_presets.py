@@ -47,6 +47,18 @@ def test_lengths_that_follow_from_the_generation():
     given = config("dapo", grpo={"reward_shaping": {"max_response_length": 20}})
     assert given.grpo.reward_shaping is not None
     assert given.grpo.reward_shaping.overlong_buffer_length == 4
+    half = config("dapo", grpo={"reward_shaping": {"overlong_buffer_fraction": 0.5}})
+    assert half.grpo.reward_shaping is not None
+    assert half.grpo.reward_shaping.overlong_buffer_length == 25
+
+
+def test_no_reference_policy_and_a_penalty_that_needs_one_are_refused():
+    asked = {"grpo": {"skip_reference_policy_logprobs_calculation": True}}
+    assert not config("dapo", **asked).loss_fn.needs_reference_logprobs
+    with pytest.raises(
+        ConfigError, match=r"needs loss_fn\.reference_policy_kl_penalty"
+    ):
+        config("grpo", **asked, loss_fn={"reference_policy_kl_penalty": 0.1})
 
 
 def test_rloo_and_reinforce_plus_plus_put_the_kl_into_the_reward():

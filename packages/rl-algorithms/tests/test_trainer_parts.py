@@ -66,8 +66,8 @@ class TestBatchPlan:
         data=st.data(),
     )
     def test_fewer_rows_keep_the_optimizer_steps(self, steps, ranks, per_rank, data):
-        gbs = ranks * per_rank
-        plan = BatchPlan(steps * gbs, 1, gbs, ranks, 1)
+        global_batch_size = ranks * per_rank
+        plan = BatchPlan(steps * global_batch_size, 1, global_batch_size, ranks, 1)
         rows = data.draw(st.integers(1, plan.num_samples))
         padded, size = plan.rows_for(rows)
         assert padded >= rows

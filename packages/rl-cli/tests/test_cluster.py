@@ -6,7 +6,12 @@ import pytest
 import yaml
 
 from rl_cli.main import _run
-from rl_distributed import KubeRayConfig, SlurmConfig, kuberay_manifest, slurm_script
+from rl_distributed.launch import (
+    KubeRayConfig,
+    SlurmConfig,
+    kuberay_manifest,
+    slurm_script,
+)
 
 
 def test_slurm_prints_the_script(capsys: pytest.CaptureFixture[str]) -> None:

@@ -116,11 +116,10 @@ def test_more_ranks_share_weights_and_state(model: Path, capsys: Capture) -> Non
     for part in ("weights", "optimizer state", "reference model"):
         shares = [plan["memory"]["train"][part] for plan in (two, eight)]
         assert shares[0] == pytest.approx(4 * shares[1], rel=1e-6)
-    assert two["memory"]["start"] == {
-        **eight["memory"]["start"],
-        "reference model": two["memory"]["train"]["reference model"],
-        "together": two["memory"]["start"]["together"],
-    }
+    for plan in (two, eight):
+        # Each rank reads what it keeps.
+        for part in ("weights", "reference model"):
+            assert plan["memory"]["start"][part] == plan["memory"]["train"][part]
     assert (two["rows_per_rank"], eight["rows_per_rank"]) == (128, 32)
 
 
@@ -156,6 +155,47 @@ def test_a_sleeping_generator_leaves_its_memory(model: Path, capsys: Capture) ->
     assert plan["memory"]["train"]["key-value cache"] > 0
 
 
+def test_a_trainer_that_samples_keeps_no_second_copy(
+    model: Path, capsys: Capture
+) -> None:
+    words = ["policy.backend=megatron", "cluster.workers_per_node=4"]
+    words += ["policy.parallelism.tensor=2", "policy.generation.max_new_tokens=64"]
+    apart, own = (
+        planned(capsys, *arguments(model, *words, f"policy.generation.backend={name}"))
+        for name in ("huggingface", "megatron")
+    )
+    assert apart[0]["weight_sync"] is not None
+    assert own[0]["weight_sync"] is None
+    cache = [stage["generator"]["cache_bytes_per_token"] for stage in (*apart, *own)]
+    assert cache[1] == cache[0] // 2  # of two ranks that share each layer
+    assert "generator weights" in apart[0]["memory"]["train"]
+    assert "generator weights" not in own[0]["memory"]["train"]
+
+
+def test_copies_of_megatron_are_whole_and_its_layouts_its_own(
+    model: Path, capsys: Capture
+) -> None:
+    words = arguments(model, "cluster.workers_per_node=4", algorithm="sft")
+    (shared,) = planned(capsys, *words)
+    (copied,) = planned(capsys, *words, "policy.backend=megatron")
+    for name in ("weights", "optimizer state"):
+        whole = copied["memory"]["train"][name]
+        assert whole == pytest.approx(4 * shared["memory"]["train"][name], rel=0.01)
+    axes = {axis for other in copied["layouts"] for axis in other["cannot_run"]}
+    assert "pipeline" not in axes
+    assert "context" in axes
+
+
+def test_a_file_without_stages_is_told_apart_from_a_recipe(
+    tmp_path: Path, capsys: Capture
+) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("policy: {model_name: some/model}\n")
+    message = refused(capsys, "plan", str(file), "algorithm=grpo")
+    assert "is not a recipe, as it has no stages" in message
+    assert f"rl train ALGORITHM --config {file}" in message
+
+
 def test_a_generator_of_its_own_shares_no_device(model: Path, capsys: Capture) -> None:
     split = ("--gpus", "8x141GB", "--generator-gpus", "4")
     (plan,) = planned(capsys, *arguments(model, *_SAVING, *split))
@@ -176,8 +216,8 @@ def test_a_layout_that_cannot_be_run_yet_is_marked(
     assert len(plan["layouts"]) > 1
     for other in plan["layouts"]:
         sizes = other["layout"]
-        later = [n for n in ("pipeline", "context", "expert") if sizes[n] > 1]
-        assert other["cannot_run"] == later
+        beside = sizes["pipeline"] > 1 and sizes["context"] > 1
+        assert other["cannot_run"] == ["pipeline"] * beside
 
 
 def test_tensor_parallel_ranks_share_layers(model: Path, capsys: Capture) -> None:
@@ -187,12 +227,28 @@ def test_tensor_parallel_ranks_share_layers(model: Path, capsys: Capture) -> Non
     assert (cut["layout"]["data"], cut["layout"]["tensor"]) == (4, 2)
     assert cut["rows_per_rank"] == 2 * whole["rows_per_rank"]
     start = [plan["memory"]["start"]["weights"] for plan in (whole, cut)]
-    assert start[1] == pytest.approx(start[0] / 2, rel=0.01)
+    assert start[1] == pytest.approx(start[0], rel=0.01)
+
+
+def test_context_parallel_ranks_share_tokens_and_weights(
+    model: Path, capsys: Capture
+) -> None:
+    words = arguments(model, *_SAVING, "--gpus", "8x80GB")
+    (whole,) = planned(capsys, *words)
+    (cut,) = planned(capsys, *words, "policy.parallelism.context=2")
+    assert (cut["layout"]["data"], cut["layout"]["context"]) == (4, 2)
+    assert cut["rows_per_rank"] == 2 * whole["rows_per_rank"]
+    assert cut["memory"]["start"]["weights"] == whole["memory"]["start"]["weights"]
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (
+            ["policy.parallelism.context=8"],
+            "context must divide the model's 28 attention heads, of which a rank has "
+            "28: got 8; use 4 or 7",
+        ),
         (
             ["policy.parallelism.pipeline=8"],
             "pipeline must divide the model's 28 layers: got 8; use 4 or 7",

@@ -22,6 +22,10 @@ from rl_cli import __version__
 
 EXIT_GRACE_S, SIGNAL_CODES = 10.0, 128
 COMMANDS = {
+    "checkpoint": (
+        "rl_cli.commands.checkpoint:checkpoint",
+        "Look into a checkpoint, or convert it.",
+    ),
     "cluster": ("rl_cli.commands.cluster:cluster", "Write files for batch systems."),
     "config": ("rl_cli.commands.config:config", "Show, check or explain a run."),
     "doctor": ("rl_cli.commands.doctor:doctor", "Check that this machine can run."),

@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rl_distributed import Config, ConfigError, merge_configs
+from rl_distributed import Config, ConfigError
+from rl_distributed.config import merge_configs
 
 __all__ = ["UNSET", "fill_required", "how_to_set", "mark_required"]
 

@@ -115,7 +115,7 @@ def _changes(plan: StagePlan) -> Iterator[tuple[str, Change]]:
                 dtensor=p.dtensor.replace(activation_checkpointing=True)
             ),
         )
-    if not policy.dtensor.cpu_offload and plan.layout.data > 1:
+    if not policy.dtensor.cpu_offload and plan.layout.is_sharded:
         yield (
             "policy.dtensor.cpu_offload=true",
             lambda p: p.replace(dtensor=p.dtensor.replace(cpu_offload=True)),
@@ -179,7 +179,10 @@ def other_layouts(plan: StagePlan, shapes: Shapes) -> list[StagePlan]:
     found = [plan]
     place = plan.place
     for layout in possible_layouts(
-        plan.shape, place.num_ranks, plan.batches.row_length, place.ranks_per_node
+        plan.shape,
+        place.num_ranks,
+        place.ranks_per_node,
+        plan.config.policy.backend,
     ):
         if layout == plan.layout:
             continue
@@ -188,17 +191,15 @@ def other_layouts(plan: StagePlan, shapes: Shapes) -> list[StagePlan]:
         except ConfigError:
             continue  # its batches do not divide
     found.sort(key=_order)
-    own = [p for p in found if not p.layout.missing(p.shape)][:_MOST]
-    later = [p for p in found if p.layout.missing(p.shape) and p.fits is not False][
-        :_MOST
-    ]
+    own = [p for p in found if not p.layout.missing][:_MOST]
+    later = [p for p in found if p.layout.missing and p.fits is not False][:_MOST]
     return own + later[: max(1, _MOST + 1 - len(own))]
 
 
 def _order(plan: StagePlan) -> tuple[bool, bool, float, int]:
     layout = plan.layout
     return (
-        bool(layout.missing(plan.shape)),
+        bool(layout.missing),
         plan.fits is False,
         _traffic(layout),
         plan.memory.peak().total,

@@ -127,12 +127,13 @@ def _layout(policy: PolicyConfig, num_ranks: int) -> Layout:
         expert=asked.expert,
         sequence=asked.sequence,
         replicas=policy.dtensor.data_replicas,
+        backend=policy.backend,
     )
 
 
 def _check(
     layout: Layout, shape: ModelShape, config: TrainerConfig, place: Place
 ) -> None:
-    problems = layout_problems(shape, layout, config.policy.row_limit, place.num_ranks)
+    problems = layout_problems(shape, layout, place.num_ranks)
     if problems:
         raise ConfigError("; ".join(problems))

@@ -165,9 +165,9 @@ def _layout_table(plan: StagePlan, layouts: list[StagePlan]) -> Listing:
 
 def _reason(plan: StagePlan) -> str:
     layout = plan.layout
-    missing = layout.missing(plan.shape)
+    missing = layout.missing
     if missing:
-        return f"{' and '.join(missing)} cannot be run by dtensor"
+        return f"{' and '.join(missing)} cannot be run by {layout.backend}"
     generator = plan.generator
     if generator is not None and not generator.holds_a_row:
         return "the cache holds no row of full length"
@@ -189,9 +189,12 @@ def remarks(plan: StagePlan) -> list[str]:
 
 def _remarks(plan: StagePlan) -> Iterator[str]:
     shape, policy = plan.shape, plan.config.policy
-    missing = plan.layout.missing(shape)
+    missing = plan.layout.missing
     if missing:
-        yield f"{' and '.join(missing)}: dtensor cannot run it for this model"
+        backend = plan.layout.backend
+        yield f"{' and '.join(missing)}: {backend} cannot run it for this model"
+    if policy.backend not in ("dtensor", "megatron"):
+        yield f"counted as if {policy.backend} shared weights as dtensor does"
     if not shape.is_known:
         yield _unknown_family(shape)
     if not optimizer_copies(policy.optimizer)[1]:
@@ -270,7 +273,7 @@ def stage_to_dict(
                 "layout": _layout_to_dict(other.layout),
                 "peak_bytes": other.memory.peak().total,
                 "fits": other.fits,
-                "cannot_run": list(other.layout.missing(other.shape)),
+                "cannot_run": list(other.layout.missing),
             }
             for other in layouts
         ],

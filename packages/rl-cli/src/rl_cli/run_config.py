@@ -30,11 +30,12 @@ from rl_algorithms.trainers.setup.preflight import check_start
 from rl_cli.missing_keys import fill_required, how_to_set
 from rl_cli.recipe_files import recipe_names, recipe_path
 from rl_cli.run_place import given_output_dir
-from rl_distributed import Config, ConfigError, load_config, merge_configs
+from rl_distributed import Config, ConfigError, load_config
 from rl_distributed.config import (
     ConfigDocument,
     Override,
     apply_overrides,
+    merge_configs,
     parse_overrides,
 )
 from rl_distributed.errors import UserError
@@ -137,7 +138,14 @@ def load_run(
                 f"recipe (`rl config show {name} --source > my.yaml`), change it, and "
                 f"run `rl train my.yaml`."
             )
-        recipe = _override_recipe(load_config(path), overrides)
+        found = load_config(path)
+        if found.get("stages") is None:
+            raise ConfigError(
+                f"{path} is not a recipe, as it has no stages: add them (`rl config "
+                "show quickstart --source` shows how), or give the settings of one "
+                f"algorithm with its name: rl train ALGORITHM --config {path}"
+            )
+        recipe = _override_recipe(found, overrides)
         return _from_recipe(Path(name).stem, recipe, source=str(path.name))
     known = algorithm_names()
     if name not in known and find_preset(name) is None:

@@ -8,7 +8,7 @@ configuration + config.json -> shape, layout -> batches -> memory by phase -> fi
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rl_algorithms.dpo.config import DPOConfig
@@ -32,6 +32,7 @@ from rl_models.planning.layouts import Layout
 from rl_models.planning.memory import MicroBatch, ModelMemory, model_memory
 from rl_models.planning.model_shape import ModelShape
 from rl_models.planning.phases import MemoryPlan, OtherModel, plan_phases
+from rl_models.training.worker_sampler import shares_weights
 
 __all__ = ["Batches", "Place", "StagePlan", "plan_stage"]
 
@@ -170,13 +171,14 @@ def plan_stage(
             num_micro_batches=own.num_micro_batches,
             on_gpu=on_gpu,
             is_trained=is_trained,
+            keeps_logits="teacher" in shapes,
         )
 
     own = memory_of(shape, policy, is_trained=True)
     others = _others(config, shapes, memory_of)
     generator = _generator(config, shape, batches, place, on_gpu=on_gpu)
     sync = None
-    if generator is not None and policy.generation is not None:
+    if generator is not None and generator.weights and policy.generation is not None:
         sync = plan_sync(shape, policy.generation, num_nodes=place.num_nodes)
     memory = plan_phases(
         own,
@@ -276,10 +278,13 @@ def _generator(
         per_replica = generation.vllm.tensor_parallel_size
     ranks = place.generator_ranks or place.num_ranks
     replicas = generation.num_replicas or max(1, ranks // per_replica)
+    shares = shares_weights(config.policy)
+    if shares:
+        replicas = config.policy.parallelism.data_size(place.num_ranks)
     rows = batches.plan.num_samples
     if not isinstance(config, RolloutTrainerConfig):
         rows = batches.plan.global_batch_size  # only validations sample
-    return generator_memory(
+    found = generator_memory(
         shape,
         generation,
         num_rows=-(-rows // replicas),
@@ -288,6 +293,13 @@ def _generator(
         ),
         device_bytes=place.device_bytes,
     )
+    if not shares:
+        return found
+    # The weights are the trainer's, whose ranks have parts of each row's cache as well.
+    parts = place.num_ranks // replicas
+    each = max(1, found.cache_bytes_per_token // parts)
+    cache = found.cache // parts
+    return replace(found, weights=0, held=0, cache=cache, cache_bytes_per_token=each)
 
 
 def _chosen_backend(config: GenerationConfig, *, on_gpu: bool) -> GenerationConfig:

@@ -24,7 +24,7 @@ from rl_algorithms.trainers.progress import ProgressDisplay
 from rl_algorithms.trainers.run.signals import SignalGuard
 from rl_cli.run_config import Run, Stage
 from rl_cli.run_folder import RunFolder
-from rl_distributed import merge_configs
+from rl_distributed.config import merge_configs
 
 __all__ = ["RunOutcome", "carry_out"]
 

@@ -159,7 +159,7 @@ class DistillationTrainer(RolloutTrainer[DistillationConfig]):
             self._ask_teacher(rows)
             num_tokens = count_tokens(rows)["num_valid_tokens"]
             output = self.components.required.policy.train(
-                rows, self._loss, eval_mode=True, gbs=rows.size
+                rows, self._loss, eval_mode=True, global_batch_size=rows.size
             )
             total += float(output["loss"].mean()) * num_tokens
             count += num_tokens

@@ -44,8 +44,9 @@ from rl_models.checkpoint.model_folder import (
     check_model_folder,
     folder_context_length,
 )
+from rl_models.generation.choice import without_trainer
+from rl_models.generation.traits import get_generation_traits
 from rl_models.interfaces import GenerationInterface
-from rl_models.registry import get_generation_traits
 from rl_models.tokens.tokenizer import load_tokenizer
 
 __all__ = ["evaluate"]
@@ -209,7 +210,7 @@ def _start_generation(
     cluster = RayVirtualCluster.from_config(config.cluster)
     closing.callback(cluster.shutdown)
     generation = rl_models.GenerationPolicy(
-        cluster, config.generation, model_name=model
+        cluster, without_trainer(config.generation), model_name=model
     )
     closing.callback(generation.shutdown)
     return generation

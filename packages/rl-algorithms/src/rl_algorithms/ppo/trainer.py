@@ -88,7 +88,7 @@ class PPOTrainer(PolicyGradientTrainer[PPOConfig]):
             with self.phase("value_training"):
                 values.append(
                     self.components.required.critic.train(
-                        shuffled, self._value_loss, gbs=global_batch_size
+                        shuffled, self._value_loss, global_batch_size=global_batch_size
                     )
                 )
             if trains_policy:

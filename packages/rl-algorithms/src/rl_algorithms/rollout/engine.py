@@ -75,6 +75,8 @@ class RolloutEngine:
         self._tokenizer = tokenizer
         self.config = config if config is not None else RolloutConfig()
         self._retry = retry or ConfiguredRetry(self.config.retry)
+        # Asking about rows one by one pays where the others can be used: where failed
+        # rows are played again or dropped, not where one ends the run.
         tolerant = retry is not None or self.config.retry.max_attempts > 1
         self._judge = Judge(
             environment,
@@ -237,6 +239,8 @@ class RolloutEngine:
                     sampling=play.sampling,
                 )
             except (WorkerError, DeadlineExceededError) as error:
+                # Not what the generator's code raises: that is a defect, and no retry
+                # helps.
                 self._judge.note(error, rows.num_active)
                 rows.fail(error)
                 return

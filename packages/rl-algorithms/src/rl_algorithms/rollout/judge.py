@@ -37,7 +37,8 @@ _SHARED_COLUMNS = (
     "texts",
     "metadata",
 )
-# After this many rows for which the environment raised, no further ones are tried.
+# After this many rows for which the environment raised, no further ones are tried: it
+# is broken as a whole then, and each try may cost its whole time limit.
 _MAX_SINGLE_FAILURES = 8
 
 
@@ -120,6 +121,7 @@ class Judge:
         try:
             answer = self._environment.step(logs, metadata)
         except UserError:
+            # A mistake of the user's is the same for each row and each try.
             raise
         except Exception as error:
             self.note(error, len(metadata))
@@ -186,6 +188,7 @@ class Judge:
         named = answer.rewards if isinstance(answer.rewards, dict) else {}
         rewards = total_reward(answer.rewards).to(torch.float32)
         self._check_lengths(answer, rewards, num_rows)
+        # NaN in one row would spread over its whole group by mean and deviation.
         scored = rewards.isfinite()
         if not bool(scored.all()):
             self.last_failure = "; rows without a finite reward count as failed"
@@ -196,6 +199,7 @@ class Judge:
                 name: value.to(torch.float32) for name, value in named.items()
             },
             outcome=outcome.to(torch.int8),
+            # A row that failed has nothing that a further turn could go on from.
             terminateds=answer.terminateds.bool() | ~scored,
             observations=answer.observations,
             metadata=answer.metadata,

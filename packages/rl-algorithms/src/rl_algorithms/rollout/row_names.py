@@ -13,7 +13,8 @@ from rl_algorithms.seeds import row_seeds
 
 __all__ = ["RowNames"]
 
-# Seeds of the sample index: `attempt * this` makes room for all rows of a prompt.
+# Seeds of the sample index: `attempt * this` makes room for all rows of a prompt. A row
+# has the same seed in whatever batch, on whatever replica and after whatever crash.
 _ATTEMPT = 1 << 32
 
 

@@ -66,6 +66,7 @@ class TokenRows:
         before = self.lengths if active is None else self.lengths[active]
         sampled = (position >= before[:, None]) & (position < lengths[:, None])
         versions = torch.where(sampled, versions, -1)
+        # The first answers of all rows, the only ones of most runs: no copy is needed.
         if active is None and not self.token_mask.any():
             self.input_ids = output_ids
             self.logprobs = logprobs.to(torch.float32)
@@ -82,6 +83,7 @@ class TokenRows:
             (self.token_mask, sampled.to(torch.float32)),
             (self.versions, versions),
         ):
+            # Only what was sampled: a generator may cut or pad the input differently.
             held = column[rows, :width]
             column[rows, :width] = torch.where(sampled, values, held)
         self.lengths = self.lengths.index_copy(0, rows, lengths)

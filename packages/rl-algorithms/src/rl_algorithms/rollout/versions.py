@@ -54,6 +54,7 @@ def without_stale(
         age: [N] versions that each row lies behind.
         max_staleness: Versions that a row may lie behind.
     """
+    # Rows that failed keep that outcome: it says more than their age.
     old = (age > max_staleness) & (outcome <= int(Outcome.TRUNCATED))
     typed = torch.where(old, int(Outcome.STALE), outcome).to(outcome.dtype)
     return typed, sample_mask.masked_fill(old, 0), old

@@ -142,7 +142,7 @@ class SFTTrainer(BaseTrainer[SFTConfig]):
         for batch in batches:
             num_tokens = count_tokens(batch)["num_valid_tokens"]
             output = self.components.required.policy.train(
-                batch, self._loss, eval_mode=True, gbs=batch.size
+                batch, self._loss, eval_mode=True, global_batch_size=batch.size
             )
             total += float(output["loss"].mean()) * num_tokens
             count += num_tokens

@@ -335,7 +335,7 @@ class BaseTrainer(Algorithm[ConfigT]):
         total = count = 0.0
         for batch in loader:
             output = self.components.required.policy.train(
-                batch, self._loss, eval_mode=True, gbs=batch.size
+                batch, self._loss, eval_mode=True, global_batch_size=batch.size
             )
             total += float(output["loss"].mean()) * batch.size
             count += batch.size

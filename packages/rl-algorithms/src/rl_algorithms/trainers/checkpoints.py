@@ -69,6 +69,7 @@ class RunCheckpoints:
         if not self._config.enabled:
             return False
         keep = best and self._config.keep_top_k is not None
+        # The best is worth a checkpoint only where worse ones are deleted for it.
         periodic = last or keep or step % self._config.save_period == 0
         return periodic or self._deadline.check_save()
 
@@ -111,6 +112,7 @@ class RunCheckpoints:
         """
         info = {
             **self._unmeasured(state, metrics),
+            # Flat, as programs that rank checkpoints look for metrics at the top.
             **metrics,
             "algorithm": self._algorithm,
             "state": state.to_dict(),
@@ -126,6 +128,7 @@ class RunCheckpoints:
                 model.save_checkpoint(
                     weights,
                     optimizer if self._config.save_optimizer else None,
+                    # Beside the weights: the folder is a model that anything loads.
                     tokenizer_path=weights,
                 )
         self.saved_at = state.step

@@ -26,6 +26,7 @@ from rl_distributed.batch.batched_data_dict import BatchedDataDict
 from rl_distributed.logs.logging import get_logger, log_context
 from rl_distributed.metrics import to_floats
 from rl_distributed.timing.timer import Timer
+from rl_models.policy.training_policy import TrainingPolicy
 
 __all__ = ["TrainingLoop"]
 
@@ -64,6 +65,8 @@ class TrainingLoop(Generic[ConfigT]):
         self._loader, self._val_loader = loaders
         self._tools, self._outputs, self._updates = tools, outputs, updates
         self._hooks, self._signals, self._plan = hooks, signals, plan
+        # The state as of the last step that counts: a checkpoint taken in the middle of
+        # a step must not hold the batch that this step has drawn.
         self._loader_state = self._loader.state_dict()
 
     def run(self) -> None:
@@ -83,6 +86,7 @@ class TrainingLoop(Generic[ConfigT]):
                 if self._finished():
                     break
             else:
+                # Only a pass that was gone through to its end counts.
                 state.epoch += 1
                 state.step_in_epoch = 0
                 self._loader_state = self._loader.state_dict()
@@ -122,6 +126,7 @@ class TrainingLoop(Generic[ConfigT]):
 
     def _next_batch(self) -> BatchedDataDict[Any] | None:
         self._trainer.timer.reset()
+        # Drawing counts as part of the step that it is for, so that slow data show.
         with self._trainer.timer.time("total_step_time"):
             return self._tools.draw_batch()
 
@@ -158,7 +163,10 @@ class TrainingLoop(Generic[ConfigT]):
 
     def _after_step(self) -> None:
         checkpoints = self._outputs.checkpoints
+        # Before the validation: the deadline reckons with steps, which validations
+        # would seem to lengthen.
         checkpoints.mark_step()
+        # First, so that the checkpoint of this step is ranked by it.
         best = self._validate_if_due()
         step, last = self._trainer.state.step, self._last_step()
         if checkpoints.due(step, last=last, best=best):
@@ -189,6 +197,7 @@ class TrainingLoop(Generic[ConfigT]):
         ranked_by = trainer.config.checkpointing.metric_name or ""
         _, earlier = trainer.history.column(ranked_by)
         best = outputs.checkpoints.is_best(metrics, earlier)
+        # Saved with the state: a resumed run must not validate the same step again.
         state.validated_at = state.step
         outputs.samples.add(state.step, found.samples)
         self._record({**metrics, "timing:validation": timer.reduce("validation")})
@@ -207,6 +216,7 @@ class TrainingLoop(Generic[ConfigT]):
     def _save_checkpoint(self) -> Path:
         trainer = self._trainer
         state = trainer.state
+        # A signal waits: half a checkpoint is worth less than a late end.
         with self._signals.protected(), self._tools.phase("checkpointing"):
             path = self._outputs.checkpoints.save(
                 state,
@@ -248,7 +258,8 @@ class TrainingLoop(Generic[ConfigT]):
         """
         trainer = self._trainer
         trainer.state.restore(info["state"])
-        if isinstance(trainer.components.policy, OwnPolicy):
+        # One that samples with its own weights states their version in its rows.
+        if isinstance(trainer.components.policy, OwnPolicy | TrainingPolicy):
             trainer.components.policy.go_on_at(trainer.state.weight_version)
         trainer.state.last_checkpoint = str(checkpoint)
         self._loader.load_state_dict(info["dataloader"])

@@ -77,7 +77,7 @@ class PairTrainer(BaseTrainer[ConfigT]):
         for batch in loader:
             self._complete(batch)
             output = self.components.required.policy.train(
-                batch, self._loss, eval_mode=True, gbs=batch.size
+                batch, self._loss, eval_mode=True, global_batch_size=batch.size
             )
             metrics = train_metrics(output)
             num_pairs = float(batch["sample_mask"].sum()) / 2

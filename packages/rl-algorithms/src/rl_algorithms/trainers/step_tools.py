@@ -126,7 +126,7 @@ class StepTools:
         self.prepare_for_training()
         with self.phase("policy_training"):
             output: Mapping[str, Any] = trainer.components.required.policy.train(
-                rows, loss, gbs=global_batch_size, timer=trainer.timer
+                rows, loss, global_batch_size=global_batch_size, timer=trainer.timer
             )
         self.throughput.note_trained(rows)
         trainer.state.weight_version += rows.size // global_batch_size

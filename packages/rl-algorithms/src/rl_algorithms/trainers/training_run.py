@@ -111,8 +111,12 @@ class TrainingRun(Generic[ConfigT]):
         trainer = self._trainer
         with self._signals, self._closing, ClusterWatch(self._notice_loss):
             try:
+                # A signal during the set-up is raised between its steps, where
+                # everything made so far is known to the exit stack.
                 self._signals.hold()
                 if self._claim is None:
+                    # Before the data are read, which may take minutes: a folder that is
+                    # taken is known at once.
                     RunPlace.check(trainer.config, resume=resume, overwrite=overwrite)
                 self._prepare(dataset, val_dataset, reward_fn, environment)
                 outputs, loop = self._open(resume, overwrite)
@@ -127,6 +131,8 @@ class TrainingRun(Generic[ConfigT]):
                 self._report_exception(ending)
                 raise ending from None
             except BaseException as error:
+                # Whatever a call of a lost cluster raises, the loss is what is to be
+                # told.
                 if isinstance(error, Exception) and (lost := self._lost()) is not None:
                     self._report_exception(lost)
                     raise lost from error
@@ -161,6 +167,8 @@ class TrainingRun(Generic[ConfigT]):
         trainer.components = with_tokenizer(trainer.given, config)
         self._loaders = trainer._load_data(dataset, val_dataset)
         if reward_fn is not None and trainer.sample_prompt is not None:
+            # A reward function that fails would fail after the first answers, minutes
+            # from now.
             try_reward_fn(reward_fn, trainer.sample_prompt)
         self._signals.raise_pending()
         self._scored_by_function = reward_fn is not None
@@ -179,11 +187,13 @@ class TrainingRun(Generic[ConfigT]):
         outputs = RunOutputs(
             trainer.config, trainer.run_dir, trainer.algorithm, self._closing
         )
+        # Before workers start: a damaged checkpoint is known in a second.
         info = None if checkpoint is None else outputs.checkpoints.load(checkpoint)
         updates = LiveConfig(
             trainer, outputs, self._signals, self._plan_run, self._follow
         )
         trainer._updates = updates
+        # Entered before what it lets go of, so that it runs after that is closed.
         self._closing.callback(self._let_go)
         updates.begin(info, self._closing)
         total_steps = trainer.state.total_steps
@@ -305,6 +315,7 @@ class TrainingRun(Generic[ConfigT]):
         Called in the thread of the watch.
         """
         last = self._trainer.state.last_checkpoint or "none"
+        # Logged here: Ray may end this process before the loop gets to say it.
         _logger.error("%s. The run ends now; newest checkpoint: %s", loss, last)
         self._signals.interrupt()
 
@@ -314,6 +325,8 @@ class TrainingRun(Generic[ConfigT]):
         if loss is None:
             return None
         self._signals.acknowledge()
+        # Workers that do not answer cannot save; waiting for them would use up the time
+        # that is left.
         kept = self._keep_checkpoint(can_save=loss.workers_answer)
         return cluster_lost_error(loss, self._trainer.state.step, kept)
 

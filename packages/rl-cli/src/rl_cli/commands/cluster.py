@@ -45,7 +45,7 @@ def slurm(overrides: tuple[str, ...], path: Path | None) -> None:
       rl cluster slurm num_nodes=4 'command=[rl,train,quickstart]' > job.sh
       rl cluster slurm --config job.yaml tls=true > job.sh
     """
-    from rl_distributed import SlurmConfig, slurm_script  # noqa: PLC0415
+    from rl_distributed.launch import SlurmConfig, slurm_script  # noqa: PLC0415
 
     config = _settings(SlurmConfig, path, overrides)
     Terminal().raw(slurm_script(config).rstrip())
@@ -62,7 +62,7 @@ def kuberay(overrides: tuple[str, ...], path: Path | None) -> None:
       rl cluster kuberay name=demo image=my/image:1 ray_version=2.60.0 > demo.yaml
       rl cluster kuberay --config demo.yaml num_workers=8 > manifest.yaml
     """
-    from rl_distributed import KubeRayConfig, kuberay_manifest  # noqa: PLC0415
+    from rl_distributed.launch import KubeRayConfig, kuberay_manifest  # noqa: PLC0415
 
     config = _settings(KubeRayConfig, path, overrides)
     Terminal().raw(kuberay_manifest(config).rstrip())

@@ -76,7 +76,7 @@ def evaluate(
     from rl_cli.console import Terminal  # noqa: PLC0415
     from rl_cli.eval_config import eval_config  # noqa: PLC0415
     from rl_cli.trained_model import model_of_run  # noqa: PLC0415
-    from rl_distributed import configure_logging  # noqa: PLC0415
+    from rl_distributed.logs import configure_logging  # noqa: PLC0415
 
     configure_logging("warning")
     target = model_of_run(model)

@@ -83,7 +83,7 @@ def serve(
     # Neither an import nor the start of Ray survives an exception in its middle.
     with SignalGuard() as guard:
         guard.hold()
-        from rl_distributed import configure_logging  # noqa: PLC0415
+        from rl_distributed.logs import configure_logging  # noqa: PLC0415
 
         configure_logging("debug" if obj["debug"] else "warning")
         server = _server(model, settings, overrides)
@@ -101,8 +101,11 @@ def serve(
 
 
 def _server(model: str, settings: dict[str, Any], overrides: tuple[str, ...]) -> Server:
-    from rl_distributed import merge_configs  # noqa: PLC0415
-    from rl_distributed.config import apply_overrides, parse_overrides  # noqa: PLC0415
+    from rl_distributed.config import (  # noqa: PLC0415
+        apply_overrides,
+        merge_configs,
+        parse_overrides,
+    )
     from rl_models.checkpoint.hub import check_model  # noqa: PLC0415
     from rl_models.serving import ServeConfig  # noqa: PLC0415
     from rl_models.serving.weights_root import within_checkpoint  # noqa: PLC0415

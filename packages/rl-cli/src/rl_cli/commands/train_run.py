@@ -16,7 +16,7 @@ from rl_algorithms.trainers.setup.early_ray import loaded_beside_ray
 from rl_cli.console import Terminal
 from rl_cli.run_config import Run, check_run, load_run, run_from_dict
 from rl_cli.run_folder import RunFolder
-from rl_distributed import configure_logging
+from rl_distributed.logs import configure_logging
 
 if TYPE_CHECKING:
     from rl_cli.run_stages import RunOutcome

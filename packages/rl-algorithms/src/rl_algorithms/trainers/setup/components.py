@@ -46,11 +46,12 @@ from rl_distributed.cluster.virtual_cluster import RayVirtualCluster
 from rl_distributed.errors import ConfigError
 from rl_envs.interfaces import EnvironmentInterface
 from rl_envs.rewards.lists import RewardFns
+from rl_models.generation.traits import get_generation_traits
 from rl_models.interfaces import GenerationInterface, PolicyInterface
 from rl_models.policy.preflight import check_policy
 from rl_models.policy.row_length import with_row_length
-from rl_models.registry import get_generation_traits
 from rl_models.tokens.tokenizer import load_tokenizer
+from rl_models.training.worker_sampler import shares_weights
 
 if TYPE_CHECKING:
     from rl_models.weights.protocols import WeightSource
@@ -84,6 +85,15 @@ class Needs:
     """It trains a second model, that of the section `critic`."""
     teacher: bool = False
     """It asks a frozen model, that of the section `teacher`."""
+
+    def of_workers(self, config: TrainerConfig, given: Components) -> Needs:
+        """Return the same without a generator that has no workers of its own."""
+        return replace(self, generation=False) if self.shares(config, given) else self
+
+    def shares(self, config: TrainerConfig, given: Components) -> bool:
+        """Whether the workers that train the policy sample as well."""
+        is_asked = self.generation and given.generation is None
+        return is_asked and shares_weights(config.policy)
 
 
 @dataclass(frozen=True)
@@ -215,7 +225,7 @@ def check_components(
         _check_generation_backend(config)
     if needs.environment and config.env is not None:
         rl_envs.env_registry.get(config.env.name)
-    _check_room(given, needs)
+    _check_room(given, needs.of_workers(config, given))
 
 
 def _check_room(given: Components, needs: Needs) -> None:
@@ -297,6 +307,7 @@ def start_components(
         Interrupted: A signal came.
     """
     starter = Starter(config, closing if pool is None else pool.closing)
+    all_needs, needs = needs, needs.of_workers(config, given)
     given, environment = _one_process(config, given, needs, environment, starter)
     jobs: dict[str, Callable[[], Any]] = {}
     cluster = given.cluster
@@ -344,6 +355,10 @@ def start_components(
     # An environment object is its maker's, and no later trainer's.
     kept |= {n: part for n, part in started.items() if part is not environment}
     kept["cluster"] = cluster
+    if all_needs.shares(config, given):
+        # It has what a generator is called for, and nothing has to be sent to it.
+        sampler = cast("GenerationInterface", parts.required.policy)
+        return replace(parts, generation=sampler)
     return _with_sync(parts, starter) if needs.generation else parts
 
 

@@ -108,17 +108,21 @@ class OwnPolicy:
         loss_fn: LossFunction,
         eval_mode: bool = False,
         *,
-        gbs: int | None = None,
-        mbs: int | None = None,
+        global_batch_size: int | None = None,
+        micro_batch_size: int | None = None,
         timer: Timer | None = None,
     ) -> dict[str, Any]:
-        """Train; a policy whose `train` takes no `gbs` is called for each step.
+        """Train; without `global_batch_size`, a policy is called for each step.
 
         Raises:
             UnsupportedModelError: `eval_mode` is asked for, and it has none.
             BatchError: It returns no loss.
         """
-        optional = {"gbs": gbs, "mbs": mbs, "timer": timer}
+        optional = {
+            "global_batch_size": global_batch_size,
+            "micro_batch_size": micro_batch_size,
+            "timer": timer,
+        }
         arguments: dict[str, Any] = {
             name: value
             for name, value in optional.items()
@@ -127,9 +131,9 @@ class OwnPolicy:
         if eval_mode:
             self._require("train", "eval_mode", "train without held-out data")
             arguments["eval_mode"] = True
-        size = gbs or data.size
+        size = global_batch_size or data.size
         parts = [data]
-        if "gbs" not in arguments and size < data.size:
+        if "global_batch_size" not in arguments and size < data.size:
             ends = range(size, data.size + 1, size)
             parts = [data.slice(end - size, end) for end in ends]
         outputs = []
