@@ -21,7 +21,6 @@ import numpy as np
 import torch
 
 from rl_distributed import (
-    CheckpointingConfig,
     CheckpointManager,
     RayVirtualCluster,
     RayWorkerBuilder,
@@ -30,6 +29,7 @@ from rl_distributed import (
     WorkerDiedError,
     init_ray,
 )
+from rl_distributed.checkpoint import CheckpointingConfig
 from rl_distributed.collectives import process_group
 
 NUM_WORKERS = 2

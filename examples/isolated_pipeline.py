@@ -19,12 +19,12 @@ from pathlib import Path
 
 from rl_distributed import (
     BatchedDataDict,
-    OverlayEnvironment,
     RayVirtualCluster,
     RayWorkerBuilder,
     RayWorkerGroup,
     init_ray,
 )
+from rl_distributed.actor_environments import OverlayEnvironment
 
 LIBRARY = {
     "1.0": "def clean(text):\n    return ' '.join(text.lower().split())\n",

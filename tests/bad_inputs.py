@@ -219,19 +219,25 @@ CASES = (
         "must divide what model has",
     ),
     _grpo(
-        "layout that a backend does not have",
-        "policy.parallelism.context=2 cluster.workers_per_node=2",
-        "which has data, tensor",
+        "stages whose workers share tokens",
+        "policy.parallelism.pipeline=2 policy.parallelism.context=2 "
+        "cluster.workers_per_node=4",
+        "context must be 1 with policy.parallelism.pipeline 2",
+    ),
+    _grpo(
+        "tokens shared by more workers than heads",
+        "policy.parallelism.context=3 cluster.workers_per_node=3",
+        "context must divide what model has",
+    ),
+    _grpo(
+        "experts of a model that has none",
+        "policy.parallelism.expert=2 cluster.workers_per_node=2",
+        "expert must be 1 with model, which has no experts",
     ),
     _grpo(
         "adapters of another backend",
         "policy.lora.r=4 policy.backend=megatron",
         "which trains no adapters",
-    ),
-    _grpo(
-        "adapters and shared layers",
-        "policy.lora.r=4 policy.parallelism.tensor=2 cluster.workers_per_node=2",
-        "lora must be null",
     ),
     _grpo("rank of adapters", "policy.lora.r=0", "greater than 0"),
     _grpo(

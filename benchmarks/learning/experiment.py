@@ -9,7 +9,7 @@ from typing import Any
 
 from rl_algorithms import KeptWorkers, TrainResult, get_algorithm
 from rl_algorithms.registry import algorithm_settings
-from rl_distributed import merge_configs
+from rl_distributed.config import merge_configs
 
 __all__ = ["Curve", "Experiment", "curve_of", "train", "with_model"]
 

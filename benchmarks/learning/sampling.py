@@ -16,7 +16,7 @@ from benchmarks.learning.experiment import (
 )
 from benchmarks.learning.sorting import NUM_STEPS, Sorting
 from rl_algorithms import KeptWorkers
-from rl_distributed import merge_configs
+from rl_distributed.config import merge_configs
 from rl_envs import EnvironmentReturn
 from rl_envs.worlds.sorting.environment import SortingEnvironment
 

@@ -8,7 +8,8 @@ from typing import Any
 
 from benchmarks.learning.experiment import train, with_model
 from rl_algorithms import KeptWorkers
-from rl_distributed import load_config, merge_configs
+from rl_distributed import load_config
+from rl_distributed.config import merge_configs
 from rl_models import build_model
 from rl_models.build.model import ModelBuildConfig
 

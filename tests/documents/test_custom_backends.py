@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+import runpy
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rl_distributed.errors import RegistryError
-from rl_models import register_training_backend, registry as backends
+from rl_models import (
+    GenerationConfig,
+    PolicyConfig,
+    register_training_backend,
+    registry as backends,
+)
+from rl_models.testing import (
+    build_tiny_model,
+    check_generation_backend,
+    check_training_backend,
+)
+
+PROGRAMS = Path(__file__).parent / "programs"
 
 Run = Callable[..., dict[str, Any]]
 
@@ -63,6 +77,43 @@ def test_texts_without_logprobs_teach_as_well(run_program: Run, model: str) -> N
     rewards = history["train:reward"]
     assert rewards.iloc[-3:].mean() > rewards.iloc[:3].mean() + 0.3
     assert not [name for name in history if "mismatch/logprob_diff" in name]
+
+
+@pytest.mark.slow
+def test_backends_of_the_whole_protocols_that_inherit_from_nothing_train_on_two_ranks(
+    run_program: Run, model: str
+) -> None:
+    left = run_program("whole_backends", model)
+    for name in ("DataParallelBackend", "OneByOneBackend"):
+        assert left[name].__mro__ == (left[name], object)
+    history = left["result"].history.to_pandas()
+    rewards = history["train:reward"]
+    assert rewards.iloc[-3:].mean() > rewards.iloc[:3].mean() + 0.3
+    # The probe and each step compare log-probs of the two, which share no code.
+    assert history["train:mismatch/logprob_diff/max"].max() < 1e-4
+
+
+def test_backends_of_the_whole_protocols_keep_the_contract(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = str(PROGRAMS / "whole_backends.py")
+    left = runpy.run_path(program, run_name="whole_backends")
+    folder = build_tiny_model(tmp_path / "model")
+
+    def make_training() -> Any:
+        settings = {"model_name": str(folder), "optimizer": {"kwargs": {"lr": 1e-3}}}
+        backend = left["DataParallelBackend"]()
+        backend.setup(PolicyConfig.from_dict(settings).to_dict())
+        return backend
+
+    def make_generation() -> Any:
+        backend = left["OneByOneBackend"]()
+        config = GenerationConfig(max_new_tokens=8).to_dict()
+        backend.setup(config, model_name=str(folder))
+        return backend
+
+    check_training_backend(make_training, folder, tmp_path / "checkpoint")
+    check_generation_backend(make_generation, folder)
 
 
 @pytest.mark.parametrize(

@@ -65,9 +65,11 @@ def test_a_trainer_gives_cached_memory_back_to_the_device(folder: Path) -> None:
             input_ids=torch.full((64, WIDTH), 3),
             input_lengths=torch.full((64,), WIDTH),
         )
-        first = worker.get_logprobs(rows, mbs=64)["logprobs"]
+        first = worker.get_logprobs(rows, micro_batch_size=64)["logprobs"]
         assert freed_by(worker.finish_training) > 0
         worker.prepare_for_training()
-        assert torch.equal(worker.get_logprobs(rows, mbs=64)["logprobs"], first)
+        assert torch.equal(
+            worker.get_logprobs(rows, micro_batch_size=64)["logprobs"], first
+        )
     finally:
         worker.shutdown()

@@ -64,7 +64,7 @@ def test_logprobs_agree_with_float64(folder: Path, packed: bool) -> None:
     packing = {"sequence_packing": {"train_mb_tokens": 64}} if packed else {}
     made = worker(folder, **packing)
     data = rows()
-    found = made.get_logprobs(data, mbs=8)["logprobs"].cpu()
+    found = made.get_logprobs(data, micro_batch_size=8)["logprobs"].cpu()
     expected = reference_logprobs(folder, data["input_ids"])
     mask = data["token_mask"].bool()
     mask[:, 0] = False
@@ -103,7 +103,7 @@ def test_generation_serves_the_weights_of_the_trainer(folder: Path) -> None:
             "input_lengths": out["unpadded_sequence_lengths"],
         }
     )
-    trained = trainer.get_logprobs(full, mbs=8)["logprobs"].cpu()
+    trained = trainer.get_logprobs(full, micro_batch_size=8)["logprobs"].cpu()
     position = torch.arange(full["input_ids"].shape[1])
     starts, ends = prompts["input_lengths"][:, None], full["input_lengths"][:, None]
     sampled = (position >= starts) & (position < ends)

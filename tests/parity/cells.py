@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
+from unittest.mock import patch
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
 from transformers import AutoModelForCausalLM
 
 from parity.families import VOCABULARY
@@ -17,19 +22,30 @@ from rl_algorithms.losses.nll import NLLLossFn
 from rl_distributed.batch.batched_data_dict import BatchedDataDict
 from rl_models.config import PolicyConfig
 from rl_models.errors import UnsupportedModelError
-from rl_models.training.dtensor import DTensorTrainingBackend, tensor_parallel
+from rl_models.training.dtensor import DTensorTrainingBackend, experts, tensor_parallel
+from rl_models.training.dtensor.context_parallel import ContextTokens
+from rl_models.training.dtensor.forward import forward_logprobs
 
 __all__ = [
     "LAYOUTS",
     "LOSSES",
+    "MIXTURES",
     "Layout",
     "Outcome",
+    "held_by_stages",
+    "layouts_of",
     "reference",
+    "reference_with_routers",
     "refusal_of",
+    "refusal_of_context",
+    "refusal_of_experts",
+    "refusal_of_stages",
+    "run_ends",
     "run_rank",
+    "saved_bytes",
 ]
 
-NUM_ROWS, WIDTH, NUM_STEPS = 8, 20, 3
+NUM_ROWS, WIDTH, NUM_STEPS, MICRO_BATCH = 8, 20, 3, 3
 RATE = 0.05
 
 
@@ -68,8 +84,48 @@ LAYOUTS: dict[str, Layout] = {
     "packed": Layout(1, packed=True),
     "dynamic": Layout(1, padded=True),
     "TP 2, packed": Layout(2, {"parallelism": {"tensor": 2}}, packed=True),
+    "CP 2": _parallel(2, context=2),
+    "CP 2, packed": Layout(2, {"parallelism": {"context": 2}}, packed=True),
+    "FSDP 2 x CP 2, recomputed": _parallel(
+        4, {"shard_layers": True, "activation_checkpointing": True}, context=2
+    ),
+    "HSDP 2 x CP 2": _parallel(4, {"data_replicas": 2}, context=2),
+    "CP 2 x TP 2, sequence": _parallel(
+        4, {"shard_layers": True}, context=2, tensor=2, sequence=True
+    ),
+    "EP 2": _parallel(2, expert=2),
+    "FSDP 2 x EP 2, recomputed": _parallel(
+        4, {"shard_layers": True, "activation_checkpointing": True}, expert=2
+    ),
+    "EP 4, packed": Layout(4, {"parallelism": {"expert": 4}}, packed=True),
+    "CP 2 x EP 2": _parallel(2, context=2, expert=2),
+    "PP 2": _parallel(2, pipeline=2),
+    "PP 2, packed, recomputed": Layout(
+        2,
+        {
+            "parallelism": {"pipeline": 2},
+            "dtensor": {"activation_checkpointing": True},
+        },
+        packed=True,
+    ),
+    "TP 2 x PP 2": _parallel(4, pipeline=2, tensor=2),
+    "TP 2 x PP 2, sequence": _parallel(4, pipeline=2, tensor=2, sequence=True),
+    "FSDP 2 x PP 2": _parallel(4, {"shard_layers": True}, pipeline=2),
 }
 """Layouts of the `dtensor` backend, by the name in the table of the docs."""
+
+MIXTURES = ("mixtral", "qwen3_moe")
+"""Families that have experts."""
+
+
+def layouts_of(family: str) -> list[str]:
+    """Return the names of the layouts that a family can have."""
+    return [
+        name
+        for name, layout in LAYOUTS.items()
+        if family in MIXTURES or "expert" not in layout.settings.get("parallelism", {})
+    ]
+
 
 _POLICY_GRADIENT = {"reference_policy_kl_penalty": 0.1}
 LOSSES: dict[str, Any] = {
@@ -148,6 +204,40 @@ def reference(folder: str, loss: str) -> Outcome:
     return first
 
 
+def reference_with_routers(folder: str, weight: float) -> Outcome:
+    """As `reference` of SFT, with the loss of the routers and without a step."""
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager"
+    )
+    home: Any = inspect.getmodule(type(model))
+    config, data = model.config, make_batch("SFT")
+    experts = getattr(config, "num_local_experts", None) or config.num_experts
+    counts = data["sample_mask"].sum(), data["token_mask"][:, 1:].sum()
+    columns, total = torch.arange(WIDTH), 0.0
+    for start in range(0, NUM_ROWS, MICRO_BATCH):
+        part = data.slice(start, min(start + MICRO_BATCH, NUM_ROWS))
+        # The last token of a row predicts none, so it does not go through the model.
+        is_token = columns < part["input_lengths"][:, None] - 1
+        output = model(
+            part["input_ids"], attention_mask=is_token.long(), output_router_logits=True
+        )
+        logprobs = torch.log_softmax(output.logits[:, :-1], dim=-1)
+        logprobs = logprobs.gather(-1, part["input_ids"][:, 1:, None])[..., 0]
+        value, _ = NLLLossFn()(part, *counts, next_token_logprobs=logprobs)
+        balance = home.load_balancing_loss_func(
+            output.router_logits, experts, config.num_experts_per_tok, is_token
+        )
+        value = value + weight * balance * part["token_mask"][:, 1:].sum() / counts[1]
+        value.backward()
+        total += value.item()
+    gradients = {n: p.grad.clone() for n, p in model.named_parameters()}
+    squares = sum(g.double().square().sum() for g in gradients.values())
+    weights = {
+        n: (p - RATE * gradients[n]).detach() for n, p in model.named_parameters()
+    }
+    return Outcome(total, float(squares) ** 0.5, gradients, weights)
+
+
 def _share(data: BatchedDataDict[Any], layout: Layout, backend: Any, loss: str) -> Any:
     """Rows of this rank, as the driver would send them."""
     place = backend._layout
@@ -168,8 +258,7 @@ def _share(data: BatchedDataDict[Any], layout: Layout, backend: Any, loss: str) 
     return (shards[0] if budget else shards)[place.data_rank]
 
 
-def run_rank(folder: str, layout: Layout, loss: str) -> Outcome | None:
-    """Compute a cell with this process as one rank; rank 0 gives the outcome."""
+def _started(folder: str, layout: Layout) -> DTensorTrainingBackend:
     settings: dict[str, Any] = {
         "max_total_sequence_length": 64,
         "max_grad_norm": None,
@@ -179,6 +268,35 @@ def run_rank(folder: str, layout: Layout, loss: str) -> Outcome | None:
     config = PolicyConfig.from_dict({"model_name": folder, **settings})
     backend = DTensorTrainingBackend()
     backend.setup(config.to_dict())
+    return backend
+
+
+def saved_bytes(folder: str, layout: Layout) -> int:
+    """Return the bytes of activations that a forward pass of all rows keeps."""
+    backend = _started(folder, layout)
+    held: dict[int, int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        whole = tensor if tensor._base is None else tensor._base
+        if not whole.is_leaf or not whole.requires_grad:
+            storage = tensor.untyped_storage()
+            held[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    rows = make_batch("SFT")
+    with saved_tensors_hooks(keep, lambda tensor: tensor):
+        needed = rows["token_mask"][:, 1:] != 0
+        logprobs = forward_logprobs(backend.model, rows["input_ids"], needed, 1.0)
+    logprobs.sum().backward()
+    backend.shutdown()
+    return sum(held.values())
+
+
+def run_rank(
+    folder: str, layout: Layout, loss: str, num_steps: int = NUM_STEPS
+) -> Outcome | None:
+    """Compute a cell with this process as one rank; rank 0 gives the outcome."""
+    backend = _started(folder, layout)
     gradients: dict[str, Tensor] = {}
     update = backend._update
 
@@ -189,10 +307,15 @@ def run_rank(folder: str, layout: Layout, loss: str) -> Outcome | None:
 
     backend._update = keep  # type: ignore[method-assign]
     rows = _share(make_batch(loss), layout, backend, loss)
-    mbs = 2 if loss == "DPO" else 3
+    micro_batch_size = 2 if loss == "DPO" else MICRO_BATCH
     losses, norms = [], []
-    for _ in range(NUM_STEPS):
-        result = backend.train_step(rows, LOSSES[loss](), gbs=NUM_ROWS, mbs=mbs)
+    for _ in range(num_steps):
+        result = backend.train_step(
+            rows,
+            LOSSES[loss](),
+            global_batch_size=NUM_ROWS,
+            micro_batch_size=micro_batch_size,
+        )
         losses.append(result["loss"].item())
         norms.append(result["grad_norm"].item())
     weights = {name: value.clone() for name, value in backend.export_weights("float32")}
@@ -200,6 +323,35 @@ def run_rank(folder: str, layout: Layout, loss: str) -> Outcome | None:
     if backend.ranks.rank:
         return None
     return Outcome(losses[0], norms[0], gradients, weights)
+
+
+def held_by_stages(folder: str) -> list[list[str]]:
+    """Return which parameters each of two stages has memory for."""
+    backend = _started(folder, LAYOUTS["PP 2"])
+    held: list[Any] = [None, None]
+    dist.all_gather_object(held, list(backend.model.parameters))
+    backend.shutdown()
+    return held
+
+
+def run_ends(folder: str, layout: Layout) -> list[tuple[float, float]]:
+    """Return losses and gradient norms where only ends of rows are trained.
+
+    Each row is a micro-batch, so some ranks that share its tokens have none of these.
+    """
+    backend = _started(folder, layout)
+    rows = make_batch("SFT")
+    column, lengths = torch.arange(WIDTH), rows["input_lengths"][:, None]
+    rows["token_mask"] = ((column >= lengths - 2) & (column < lengths)).long()
+    share = _share(rows, layout, backend, "SFT")
+    steps = []
+    for _ in range(2):
+        result = backend.train_step(
+            share, NLLLossFn(), global_batch_size=NUM_ROWS, micro_batch_size=1
+        )
+        steps.append((result["loss"].item(), result["grad_norm"].item()))
+    backend.shutdown()
+    return steps
 
 
 def refusal_of(folder: str, sabotage: str | None = None) -> str:
@@ -210,17 +362,65 @@ def refusal_of(folder: str, sabotage: str | None = None) -> str:
         sabotage: Name of a function of `tensor_parallel` that says False to everything,
             as a plan with a mistake would.
     """
-    kept = None if sabotage is None else getattr(tensor_parallel, sabotage)
-    settings = {"model_name": folder, "parallelism": {"tensor": 2}}
-    backend = DTensorTrainingBackend()
-    try:
+    with ExitStack() as stack:
         if sabotage is not None:
-            setattr(tensor_parallel, sabotage, lambda *arguments: False)
+            stack.enter_context(patch.object(tensor_parallel, sabotage, _says_false))
+        return _refusal(folder, {"tensor": 2})
+
+
+def refusal_of_context(folder: str, sabotage: str | None = None) -> str:
+    """Return why two ranks refuse to share the tokens of a model.
+
+    Args:
+        folder: The model.
+        sabotage: Method of `ContextTokens` that gives every rank the first tokens.
+    """
+    with ExitStack() as stack:
+        if sabotage is not None:
+            stack.enter_context(patch.object(ContextTokens, sabotage, _first_tokens))
+        return _refusal(folder, {"context": 2})
+
+
+def refusal_of_stages(folder: str) -> str:
+    """Return why two ranks refuse to have some layers of a model each."""
+    return _refusal(folder, {"pipeline": 2})
+
+
+def refusal_of_experts(folder: str, sabotage: bool = False) -> str:
+    """Return why two ranks refuse to share the experts of a model.
+
+    Args:
+        folder: The model.
+        sabotage: Send every row through another expert.
+    """
+    with ExitStack() as stack:
+        if sabotage:
+            stack.enter_context(patch.object(experts, "own_experts", _other_expert))
+        return _refusal(folder, {"expert": 2})
+
+
+_own_experts = experts.own_experts
+
+
+def _other_expert(module: Any, rows: Tensor, expert: Tensor) -> Tensor:
+    return _own_experts(module, rows, module.num_experts - 1 - expert)
+
+
+def _says_false(*arguments: Any) -> bool:
+    return False
+
+
+def _first_tokens(context: ContextTokens, whole: Tensor) -> Tensor:
+    return whole[:, : context.per_rank].contiguous()
+
+
+def _refusal(folder: str, parallelism: dict[str, int]) -> str:
+    backend = DTensorTrainingBackend()
+    settings = {"model_name": folder, "parallelism": parallelism}
+    try:
         backend.setup(PolicyConfig.from_dict(settings).to_dict())
     except UnsupportedModelError as error:
         return str(error)
     finally:
-        if sabotage is not None:
-            setattr(tensor_parallel, sabotage, kept)
         backend.shutdown()
     return "it was not refused"

@@ -14,9 +14,11 @@ from transformers import (
     GemmaConfig,
     LlamaConfig,
     MistralConfig,
+    MixtralConfig,
     PreTrainedConfig,
     Qwen2Config,
     Qwen3Config,
+    Qwen3MoeConfig,
 )
 
 __all__ = ["FAMILIES", "VOCABULARY", "build_family"]
@@ -48,6 +50,17 @@ FAMILIES: dict[str, Callable[[], PreTrainedConfig]] = {
     ),
     "gemma3": lambda: Gemma3TextConfig(
         **_SHAPE, head_dim=8, query_pre_attn_scalar=8, sliding_window=6
+    ),
+    "mixtral": lambda: MixtralConfig(**_SHAPE, head_dim=8, num_local_experts=4),
+    # Its first layer has no experts.
+    "qwen3_moe": lambda: Qwen3MoeConfig(
+        **_SHAPE,
+        head_dim=8,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=24,
+        mlp_only_layers=[0],
+        tie_word_embeddings=True,
     ),
 }
 """Config of a model by the name of its family."""

@@ -1,0 +1,129 @@
+"""No configuration key is ignored in silence: each one is read in a run.
+
+`config_reads/runs.py` runs every algorithm, the evaluation, a recipe, a server and what
+is made for other machines, a few steps each. `config_reads/sitecustomize.py` notes in
+all of their processes which keys the packages' code reads besides checking them. What
+such runs cannot read has a test of its effect.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import pkgutil
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rl_distributed.config import Config
+
+ROOT = Path(__file__).resolve().parents[1]
+HERE = ROOT / "tests" / "config_reads"
+PACKAGES = ("rl_distributed", "rl_models", "rl_envs", "rl_algorithms", "rl_cli")
+DEADLINE_S = 540.0
+
+# Read in environments that get no PYTHONPATH, by checks alone, or in faults: the test
+# that proves the effect. It must name the key.
+EFFECTS = {
+    "RecipeConfig.common": "packages/rl-cli/tests/test_run_config.py",
+    "RewardShapingConfig.overlong_buffer_fraction": (
+        "packages/rl-algorithms/tests/test_presets.py"
+    ),
+    "GRPOSettings.skip_reference_policy_logprobs_calculation": (
+        "packages/rl-algorithms/tests/test_presets.py"
+    ),
+    "RolloutConfig.min_answer_room": (
+        "packages/rl-algorithms/tests/test_rollout_engine.py"
+    ),
+    "RolloutSettings.max_failed_rate": (
+        "packages/rl-algorithms/tests/test_rollout_outcomes.py"
+    ),
+    "TlsFiles.authority": "packages/rl-distributed/tests/test_ray_attach.py",
+    "TlsFiles.certificate": "packages/rl-distributed/tests/test_ray_attach.py",
+    "TlsFiles.key": "packages/rl-distributed/tests/test_ray_attach.py",
+    "ToolLimits.max_calls_per_turn": "packages/rl-envs/tests/test_tools.py",
+    "ToolLimits.max_result_chars": "packages/rl-envs/tests/test_tools.py",
+    "MegatronConfig.activation_checkpointing": (
+        "packages/rl-models/tests/rl_models_sample_megatron.py"
+    ),
+    "MegatronConfig.deadline_s": "packages/rl-models/tests/test_megatron.py",
+    "PolicyConfig.megatron": "packages/rl-models/tests/test_megatron.py",
+    "VllmConfig.async_engine": "packages/rl-models/tests/test_vllm_policy.py",
+    "VllmConfig.stall_limit_s": "packages/rl-models/tests/test_vllm_stall_watch.py",
+    "PrometheusSinkConfig.labels": (
+        "packages/rl-distributed/tests/test_metrics_sinks.py"
+    ),
+    "PrometheusSinkConfig.namespace": (
+        "packages/rl-distributed/tests/test_metrics_sinks.py"
+    ),
+}
+
+
+def _sections(cls: type[Config]) -> Iterator[type[Config]]:
+    for sub in cls.__subclasses__():
+        # Not those that a trainer of other tests has had made for its own sections.
+        if getattr(sys.modules.get(sub.__module__), sub.__name__, None) is sub and (
+            sub.__module__.startswith(PACKAGES)
+        ):
+            yield sub
+        yield from _sections(sub)
+
+
+def _keys() -> set[str]:
+    """`module.Class.key` of every key, where it is declared."""
+    for package in PACKAGES:
+        root = importlib.import_module(package)
+        for module in pkgutil.walk_packages(root.__path__, f"{package}."):
+            if "onfig" in (ROOT / _source(module.name)).read_text():
+                try:
+                    importlib.import_module(module.name)
+                except ModuleNotFoundError as error:
+                    # What an engine's environment has, not the driver's.
+                    if str(error.name).startswith(PACKAGES):
+                        raise
+    return {
+        f"{cls.__module__}.{cls.__name__}.{name}"
+        for cls in _sections(Config)
+        for name in vars(cls).get("__annotations__", {})
+        if name in cls.model_fields
+    }
+
+
+def _source(module: str) -> Path:
+    package = module.partition(".")[0].replace("_", "-")
+    path = Path("packages", package, "src", *module.split("."))
+    file = path.with_suffix(".py")
+    return file if (ROOT / file).exists() else path / "__init__.py"
+
+
+@pytest.mark.slow
+def test_every_key_is_read_in_a_run(tmp_path: Path) -> None:
+    shutil.copy(HERE / "sitecustomize.py", tmp_path)
+    run = tmp_path / "run"
+    run.mkdir()
+    with (tmp_path / "output").open("w+") as output:
+        code = subprocess.run(
+            [sys.executable, str(HERE / "runs.py")],
+            cwd=run,
+            env={**os.environ, "PYTHONPATH": str(tmp_path)},
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            timeout=DEADLINE_S,
+            check=False,
+        ).returncode
+    assert code == 0, (tmp_path / "output").read_text()[-4000:]
+    keys = _keys()
+    reads = set((tmp_path / "reads.txt").read_text().split())
+    unread = {".".join(key.rsplit(".", 2)[1:]) for key in keys - reads}
+    assert unread - set(EFFECTS) == set()
+    stale = set(EFFECTS) - {".".join(key.rsplit(".", 2)[1:]) for key in keys}
+    assert stale == set()
+
+
+@pytest.mark.parametrize(("key", "file"), EFFECTS.items())
+def test_what_no_run_reads_has_a_test_of_its_effect(key: str, file: str) -> None:
+    assert key.rpartition(".")[2] in (ROOT / file).read_text()
