@@ -30,6 +30,7 @@ from rl_models.generation.vllm.engine_args import engine_args, engine_variables
 from rl_models.policy.hosting import hosting_of
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
+from judge_server import judge_server
 from small_run import recipe, write_recipe
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -186,6 +187,14 @@ def evaluate(model: str) -> None:
         }
         rl.evaluate(model, config=config)
     rl.evaluate(model, PROMPTS, reward_fn=sevens, max_new_tokens=4)
+    with judge_server(lambda question: "Score: 5") as judge:
+        settings = {"address": judge.address, "model": "judge"}
+        config = {
+            "datasets": {"held-out": {"path": "rows.jsonl"}},
+            "env": {"name": "judge", "settings": settings},
+            "generation": {"max_new_tokens": 4},
+        }
+        rl.evaluate(model, config=config)
 
 
 def by_the_command() -> None:

@@ -10,6 +10,7 @@ EnvsError                     (a rl_distributed.DistributedError)  root of all o
 ├── MessageLogError           UserError, ValueError   a conversation lacks a part
 ├── SolutionError             UserError, ValueError   solutions of rows cannot be read
 ├── SandboxError              UserError, RuntimeError  it cannot confine as asked
+├── JudgeError                UserError, RuntimeError  a judge does not answer
 ├── TaskError                 UserError, ValueError   tasks cannot be made as asked
 ├── ToolError                 UserError, ValueError   a function cannot be a tool
 ├── ToolArgumentError         what a model passed does not fit (tools.functions)
@@ -30,6 +31,7 @@ from rl_distributed.errors import DistributedError, UserError
 __all__ = [
     "EnvironmentContractError",
     "EnvsError",
+    "JudgeError",
     "MessageLogError",
     "RewardCallError",
     "RewardError",
@@ -77,6 +79,10 @@ class SolutionError(EnvsError, UserError, ValueError):
 
 class SandboxError(EnvsError, UserError, RuntimeError):
     """The sandbox cannot be had at the level that is asked for, or cannot be used."""
+
+
+class JudgeError(EnvsError, UserError, RuntimeError):
+    """A language model that judges is not there, refuses, or may not be asked."""
 
 
 class TaskError(EnvsError, UserError, ValueError):

@@ -1,0 +1,12 @@
+"""A world whose judge is a language model behind an address.
+
+```
+response --questions--> messages --chat: kept replies, budget--> verdicts --> reward
+```
+It needs `rl-envs[judge]`.
+"""
+
+from rl_envs.worlds.judge.config import JudgeConfig
+from rl_envs.worlds.judge.environment import JudgeEnvironment
+
+__all__ = ["JudgeConfig", "JudgeEnvironment"]

@@ -1,0 +1,237 @@
+"""Questions to the server, many at a time, each within its deadline.
+
+```
+questions --> kept? --no--> at most max_requests in progress --> replies, kept
+                                        |
+                 num_attempts each, deadline each, budget of all
+```
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rl_distributed.errors import ConfigError, MissingExtraError
+from rl_envs.errors import JudgeError
+from rl_envs.worlds.judge.config import JudgeConfig
+from rl_envs.worlds.judge.kept_replies import KeptReplies, key_of
+from rl_envs.worlds.judge.questions import Question
+
+if TYPE_CHECKING:
+    import openai
+
+__all__ = ["Chat", "Costs"]
+
+# Between two tries of a request: doubled each time, up to the second.
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.25, 8.0
+
+
+@dataclass(slots=True)
+class Costs:
+    """Counts of what questions cost."""
+
+    calls: int = 0
+    """Replies that the server was asked for and gave."""
+    kept: int = 0
+    """Questions that a kept reply answered."""
+    retries: int = 0
+    failures: int = 0
+    """Questions without a reply after the last try."""
+    tokens: int = 0
+    """Tokens of questions and replies together, where the server says so."""
+
+
+class Chat:
+    """Asks a model behind an address.
+
+    Args:
+        config: The settings.
+
+    Raises:
+        MissingExtraError: The package `openai` is missing.
+        ConfigError: The variable of the key is not set.
+        JudgeError: Replies cannot be kept.
+    """
+
+    def __init__(self, config: JudgeConfig) -> None:
+        self._config = config
+        self._openai = _import_openai()
+        self._key = _key_of_server(config)
+        self._kept = KeptReplies(config.cache_folder)
+        self.costs = Costs()
+        """Since the process began."""
+
+    def ask(self, questions: Sequence[Question]) -> list[list[str | None]]:
+        """Ask all questions and wait.
+
+        Returns:
+            By question, a reply for each vote; None where the server failed.
+
+        Raises:
+            JudgeError: No question has a reply, the server refuses them, or the budget
+                does not suffice. Replies that came are kept.
+        """
+        votes = self._config.votes
+        keys = [
+            key_of(self._request(question), vote)
+            for question in questions
+            for vote in range(votes)
+        ]
+        # The same question may come several times; it is asked once.
+        missing = {
+            key: questions[index // votes]
+            for index, key in enumerate(keys)
+            if self._kept.get(key) is None
+        }
+        self.costs.kept += len(keys) - len(missing)
+        self._check_budget(len(missing))
+        if missing:
+            # A loop may already be running in the thread of the caller.
+            with ThreadPoolExecutor(1) as thread:
+                thread.submit(asyncio.run, self._ask_all(missing)).result()
+        found = [self._kept.get(key) for key in keys]
+        return [found[at : at + votes] for at in range(0, len(found), votes)]
+
+    def close(self) -> None:
+        """Close the table of replies."""
+        self._kept.close()
+
+    def _check_budget(self, needed: int) -> None:
+        limit = self._config.max_calls
+        if limit is not None and self.costs.calls + needed > limit:
+            raise JudgeError(
+                f"max_calls must cover all questions to the judge: got {limit}, with "
+                f"{self.costs.calls} replies used and {needed} more needed; raise it, "
+                "keep replies in a cache_folder, or lower votes or opponents"
+            )
+
+    def _request(self, question: Question) -> dict[str, Any]:
+        config = self._config
+        return {
+            "address": config.address,
+            "model": config.model,
+            "messages": question,
+            "temperature": config.temperature,
+            "max_tokens": config.max_tokens,
+        }
+
+    async def _ask_all(self, missing: dict[str, Question]) -> None:
+        slots = asyncio.Semaphore(self._config.max_requests)
+        failures: list[str] = []
+        client = self._openai.AsyncOpenAI(
+            base_url=self._config.address,
+            api_key=self._key,
+            timeout=self._config.request_deadline_s,
+            # Tries are counted here, where each has a deadline of its own.
+            max_retries=0,
+        )
+        replies: dict[str, str] = {}
+        try:
+            async with client, asyncio.TaskGroup() as group:
+                for key, question in missing.items():
+                    group.create_task(
+                        self._ask_one(client, key, question, slots, replies, failures)
+                    )
+        except* JudgeError as refusals:
+            # A refusal concerns all questions: the first has ended the others.
+            raise refusals.exceptions[0] from None
+        finally:
+            self._kept.keep(replies)
+            self.costs.calls += len(replies)
+            self.costs.failures += len(failures)
+        if not replies:
+            raise JudgeError(
+                f"the judge at {self._config.address} must answer: "
+                f"{len(missing)} questions, each tried {self._config.num_attempts} "
+                f"times, got no reply ({failures[0]}); start it, or correct address or "
+                "request_deadline_s"
+            )
+
+    async def _ask_one(
+        self,
+        client: openai.AsyncOpenAI,
+        key: str,
+        question: Question,
+        slots: asyncio.Semaphore,
+        replies: dict[str, str],
+        failures: list[str],
+    ) -> None:
+        """Add a reply, or the reason why the last try failed.
+
+        Raises:
+            JudgeError: The server refuses the request.
+        """
+        async with slots:
+            for attempt in range(self._config.num_attempts):
+                if attempt:
+                    self.costs.retries += 1
+                    pause = _FIRST_PAUSE_S * 2 ** (attempt - 1)
+                    await asyncio.sleep(min(pause, _LONGEST_PAUSE_S))
+                reply, reason = await self._try(lambda: self._send(client, question))
+                if reply is not None:
+                    replies[key] = reply
+                    return
+        failures.append(reason)
+
+    async def _send(self, client: openai.AsyncOpenAI, question: Question) -> str:
+        request = self._request(question)
+        del request["address"]
+        answer = await client.chat.completions.create(**request)
+        if answer.usage is not None:
+            self.costs.tokens += answer.usage.total_tokens
+        return answer.choices[0].message.content or ""
+
+    async def _try(self, send: Callable[[], Awaitable[str]]) -> tuple[str | None, str]:
+        """Return the reply of one try, or why there is none."""
+        errors = self._openai
+        deadline_s = self._config.request_deadline_s
+        try:
+            # The client's own limit is one for each read, which a server that sends
+            # a byte now and then never reaches.
+            async with asyncio.timeout(deadline_s):
+                return await send(), ""
+        except (TimeoutError, errors.APITimeoutError):
+            return None, f"no reply within {deadline_s:g} s"
+        except (errors.RateLimitError, errors.InternalServerError) as error:
+            return None, f"status {error.status_code}"
+        except errors.APIConnectionError as error:
+            return None, f"no connection: {error.__cause__ or error}"
+        except errors.APIStatusError as error:
+            raise JudgeError(
+                f"the judge at {self._config.address} refuses a request with status "
+                f"{error.status_code}: {str(error)[:300]}; correct model, "
+                "api_key_variable or address"
+            ) from None
+        except (errors.OpenAIError, ValueError, IndexError, TypeError) as error:
+            return None, f"no completion: {type(error).__name__} {str(error)[:200]}"
+
+
+def _key_of_server(config: JudgeConfig) -> str:
+    name = config.api_key_variable
+    if name is None:
+        # The client insists on one; servers without keys do not look at it.
+        return "none"
+    key = os.environ.get(name)
+    if not key:
+        raise ConfigError(
+            f"api_key_variable must name an environment variable that holds the key of "
+            f"the judge: got {name!r}, which is not set; export it where the "
+            "environment runs"
+        )
+    return key
+
+
+def _import_openai() -> Any:
+    try:
+        import openai  # noqa: PLC0415 - only a judge needs it
+    except ImportError as error:
+        raise MissingExtraError(
+            f"the environment 'judge' needs the package openai, which cannot be "
+            f"imported ({error}); pip install 'rl-envs[judge]'"
+        ) from error
+    return openai
