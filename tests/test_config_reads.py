@@ -101,6 +101,7 @@ def _source(module: str) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(DEADLINE_S + 30)
 def test_every_key_is_read_in_a_run(tmp_path: Path) -> None:
     shutil.copy(HERE / "sitecustomize.py", tmp_path)
     run = tmp_path / "run"
