@@ -174,6 +174,7 @@ def evaluate(model: str) -> None:
         ({"name": "calculator"}, {"path": "rows.jsonl"}),
         ({"name": "math"}, {"path": "rows.jsonl"}),
         ({"name": "code"}, {"path": "tested.jsonl"}),
+        ({"name": "code_interpreter"}, {"path": "rows.jsonl"}),
         (
             {"name": "countdown", "settings": {"credit": "graded"}},
             {"tasks": {"world": "countdown", "part": "held_out", "num_rows": 4}},

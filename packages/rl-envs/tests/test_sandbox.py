@@ -83,6 +83,15 @@ def test_why_a_program_ended(
     assert len(result.stdout) <= limits.output_bytes
 
 
+@pytest.mark.parametrize("name", ["exit", "quit"])
+def test_programs_end_themselves_as_they_are_used_to(
+    sandbox: SandboxPool, name: str
+) -> None:
+    result = sandbox.run(f"print(1)\n{name}()\nprint(2)")
+    assert (result.status, result.stdout) == ("ok", "1\n")
+    assert sandbox.run(f"{name}(3)").exit_code == 3
+
+
 def test_nothing_is_kept_from_one_program_to_the_next() -> None:
     with SandboxPool(1) as sandbox:
         first = "import json\njson.kept = 1\n"

@@ -16,6 +16,7 @@ EnvsError                     (a rl_distributed.DistributedError)  root of all o
 ├── ToolArgumentError         what a model passed does not fit (tools.functions)
 ├── Unreadable                ValueError    a text is no answer (mathematics.values)
 ├── ExpressionError           ValueError    a text is no arithmetic (worlds.countdown)
+├── CellUndoneError           RuntimeError  a cell met a limit (worlds.code_interpreter)
 └── ToolUnavailableError      RuntimeError  a tool cannot work, whatever the call
 ```
 

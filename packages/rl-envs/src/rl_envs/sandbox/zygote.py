@@ -7,6 +7,7 @@ program has no file descriptor of this channel: only its input, output and error
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import fcntl
 import gc
@@ -269,6 +270,8 @@ def _main() -> None:
 
     for name in settings["preload"]:
         importlib.import_module(name)
+    # The module `site`, which is not loaded, would define them; programs use them.
+    builtins.exit = builtins.quit = sys.exit  # type: ignore[assignment]
     zygote = _Zygote(settings["scratch"], settings["uid"], settings["network"])
     # A fork copies what the collector touches.
     gc.collect()

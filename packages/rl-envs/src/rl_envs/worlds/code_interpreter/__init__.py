@@ -1,0 +1,15 @@
+"""A world with a Python interpreter that remembers.
+
+```
+response --fenced block or call--> cell --sandbox: earlier cells, then it--> result
+       +--neither--> the judge of the final response
+```
+"""
+
+from rl_envs.worlds.code_interpreter.environment import (
+    CodeInterpreterConfig,
+    CodeInterpreterEnvironment,
+    FencedCallParser,
+)
+
+__all__ = ["CodeInterpreterConfig", "CodeInterpreterEnvironment", "FencedCallParser"]

@@ -1,0 +1,206 @@
+"""The interpreter and its limits."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+from pydantic import Field
+
+from rl_distributed.config import Config
+from rl_envs.errors import EnvsError, ToolUnavailableError
+from rl_envs.interfaces import EnvironmentReturn, MessageLog, last_response
+from rl_envs.registry import register_env
+from rl_envs.sandbox import SandboxLevel, SandboxLimits, SandboxPool
+from rl_envs.tools.calls import JsonToolCallParser, ToolCall, ToolCallParser
+from rl_envs.tools.environment import ToolEnvironment, ToolLimits
+from rl_envs.tools.functions import Tool
+from rl_envs.worlds.code_interpreter.session import program_of_session
+from rl_envs.worlds.math import MathEnvironment
+
+__all__ = ["CodeInterpreterConfig", "CodeInterpreterEnvironment", "FencedCallParser"]
+
+Columns: TypeAlias = Mapping[str, Any]
+
+_BLOCK = re.compile(
+    r"^```[ \t]*(?:python3?|py)[ \t]*\n(.*?)(?:^```|\Z)", re.DOTALL | re.MULTILINE
+)
+_CELLS = "cells"
+# A process of the sandbox that died is replaced before the cell runs.
+_RESTART_S = 90.0
+_WHY_LOST = {
+    "time": "it took longer than its limit",
+    "memory": "it used more memory than its limit",
+    "output": "it printed more than its limit",
+    "signal": "its process was ended",
+    "error": "its process ended early",
+}
+
+
+class CellUndoneError(EnvsError, RuntimeError):
+    """A cell did not end by itself; the text is meant for the model."""
+
+
+class CodeInterpreterConfig(Config):
+    """Settings of the code interpreter."""
+
+    call_format: Literal["fences", "json"] = "fences"
+    """How the interpreter is called: a block between ` ```python ` and ` ``` `, or
+    `<tool_call>{"name": "python", "arguments": {"code": ...}}</tool_call>`."""
+    judge: Literal["math", "text"] = "math"
+    """How the final response is compared with the row's answer: `math` by its meaning,
+    as the environment `math` does (`rl-envs[math]`); `text`: its last line, without
+    blanks at the ends, is the column `answer`."""
+    max_turns: int | None = Field(default=4, ge=1)
+    """Turns with the interpreter; the next response is judged whatever it holds. Null:
+    the limit of turns alone."""
+    num_workers: int = Field(default=1, ge=1)
+    """Cells that run at the same time."""
+    timeout_s: float = Field(default=5.0, gt=0.0)
+    """Seconds of a turn, the earlier cells that run again included."""
+    memory_mib: int = Field(default=512, ge=64)
+    """Memory of a turn, the interpreter's included."""
+    max_result_chars: int = Field(default=4096, ge=1)
+    """Longer results are cut."""
+    level: Literal["seccomp", "landlock", "namespaces"] = "landlock"
+    """Refuse to run cells where the sandbox reaches less; see `SandboxLevel`."""
+    network_namespace: bool = True
+    """Whether each turn enters a network namespace too; sockets cannot be made without
+    it either."""
+
+
+@dataclass(frozen=True, slots=True)
+class FencedCallParser:
+    """Reads blocks of Python as one call of `python`; several are joined.
+
+    The last block may lack its end, because generation may stop there.
+    """
+
+    def __call__(self, response: str) -> list[ToolCall]:
+        """See `ToolCallParser`."""
+        blocks = _BLOCK.findall(response)
+        if not blocks:
+            return []
+        return [ToolCall("python", {"code": "\n".join(blocks)})]
+
+
+def _same_text(response: str, answer: str) -> float:
+    lines = response.strip().splitlines()
+    return float(bool(lines) and lines[-1].strip() == answer.strip())
+
+
+@register_env("code_interpreter")
+class CodeInterpreterEnvironment(ToolEnvironment):
+    """Runs Python between turns, and judges the response that runs none.
+
+    Names that a cell defines are there in the next one. Cells run in the sandbox
+    (`rl_envs.sandbox`). A cell that exceeds a limit is told so and undone: the session
+    goes on as if it had not run.
+
+    Args:
+        config: The settings, or a mapping of them.
+
+    Raises:
+        ConfigError: The settings do not fit.
+    """
+
+    config_class = CodeInterpreterConfig
+
+    def __init__(
+        self, config: CodeInterpreterConfig | Mapping[str, Any] | None = None
+    ) -> None:
+        if not isinstance(config, CodeInterpreterConfig):
+            config = CodeInterpreterConfig.from_dict(
+                dict(config or {}), source="environment 'code_interpreter'"
+            )
+        self.config = config
+        self._limits = SandboxLimits(
+            time_s=config.timeout_s, memory_bytes=config.memory_mib << 20
+        )
+        self._pool: SandboxPool | None = None
+        parser: ToolCallParser = (
+            FencedCallParser()
+            if config.call_format == "fences"
+            else JsonToolCallParser()
+        )
+        super().__init__(
+            [Tool(self._python, "python")],
+            MathEnvironment() if config.judge == "math" else _same_text,
+            parser=parser,
+            limits=ToolLimits(
+                # Cells of one session run one after the other.
+                max_calls_per_turn=1,
+                max_tool_turns=config.max_turns,
+                # A cell waits for nobody: no more run than there are workers.
+                max_concurrency=config.num_workers,
+                call_deadline_s=config.timeout_s + _RESTART_S,
+                max_result_chars=config.max_result_chars,
+            ),
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.config,)
+
+    def step(
+        self, message_log_batch: Sequence[MessageLog], metadata: Sequence[Any]
+    ) -> EnvironmentReturn[Any]:
+        """Run the cell of each last response, or judge it where it has none.
+
+        Raises:
+            MessageLogError: A conversation has no response, or a row no answer.
+            SandboxError: The level of the config cannot be had here.
+        """
+        rows = [_with_cells(columns) for columns in metadata]
+        if self._pool is None and any(
+            self._parser(last_response(log, row=row))
+            for row, log in enumerate(message_log_batch)
+        ):
+            self._pool = SandboxPool(
+                self.config.num_workers,
+                level=SandboxLevel[self.config.level.upper()],
+                network_namespace=self.config.network_namespace,
+            )
+        return super().step(message_log_batch, rows)
+
+    def shutdown(self) -> None:
+        """End the sandbox and the judge; a later step starts others."""
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.close()
+        super().shutdown()
+
+    def _python(self, code: str, row: dict[str, Any]) -> str:
+        """Run Python; names stay defined for the next call.
+
+        Args:
+            code: The program. The value of its last line is shown, as is what it
+                prints.
+            row: The columns of the conversation.
+        """
+        if self._pool is None:
+            raise ToolUnavailableError("the sandbox is closed")
+        mark = secrets.token_hex(8)
+        program = program_of_session([*row[_CELLS], code], mark)
+        result = self._pool.run(program, limits=self._limits)
+        if result.status == "sandbox":
+            raise ToolUnavailableError("the sandbox could not run the cell")
+        shown = result.stdout.removesuffix(mark) + result.stderr
+        if result.status != "ok" or not result.stdout.endswith(mark):
+            why = _WHY_LOST.get(result.status, _WHY_LOST["error"])
+            raise CellUndoneError(
+                f"{why}, and is undone" + (f"; it printed:\n{shown}" if shown else "")
+            )
+        row[_CELLS].append(code)
+        return shown or "(no output)"
+
+
+def _with_cells(columns: Any) -> Any:
+    """Return columns with a list of cells of their own, which a call adds to."""
+    if columns is None:
+        return {_CELLS: []}
+    if not isinstance(columns, Mapping):
+        return columns
+    return {**columns, _CELLS: list(columns.get(_CELLS, ()))}
