@@ -39,6 +39,7 @@ def test_prompts_of_objects(tokenizer):
         "num_train_overlong": 0,
         "num_validation_rows": 2,
         "num_validation_overlong": 0,
+        "num_train_contaminated": 2,
     }
 
 
@@ -140,7 +141,8 @@ def test_a_step_of_more_rows_than_there_are_is_warned_of(tokenizer, caplog, kind
 def test_prompts_of_unknown_tokens_are_warned_of_once(tokenizer, caplog, kind):
     unknown = [{"prompt": "жж", "answer": "1", **PAIR} for _ in range(3)]
     known = [{"prompt": "1ж", "answer": "1", **PAIR} for _ in range(2)]
-    make(tokenizer, kind=kind, batch_size=2, train=unknown, validation=unknown)
+    held_out = [{**row, "prompt": "ж"} for row in unknown]
+    make(tokenizer, kind=kind, batch_size=2, train=unknown, validation=held_out)
     (warning,) = said(caplog)
     assert "all 3 prompts of dataset" in warning
     assert "which the model cannot tell apart (row 0 is the first)" in warning

@@ -7,7 +7,8 @@ rl_distributed.DistributedError
 │   │   ├── DatasetNotFoundError FileNotFoundError   no such file, folder or hub name
 │   │   ├── ColumnError      LookupError        a column is missing or has a wrong type
 │   │   ├── EmptyDatasetError                   nothing (left) to train on
-│   │   └── PromptTooLongError                  more tokens than the context has
+│   │   ├── PromptTooLongError                  more tokens than the context has
+│   │   └── ContaminationError                  held-out rows are trained on
 │   └── LossInputError       ValueError         a column that a loss needs is missing
 └── AlgorithmError           RuntimeError       training cannot go on
     ├── RolloutError                            too many rows of a rollout failed
@@ -26,6 +27,7 @@ from rl_distributed.errors import DistributedError, UserError
 __all__ = [
     "AlgorithmError",
     "ColumnError",
+    "ContaminationError",
     "DataError",
     "DatasetNotFoundError",
     "EmptyDatasetError",
@@ -55,6 +57,10 @@ class EmptyDatasetError(DataError):
 
 class PromptTooLongError(DataError):
     """A prompt has more tokens than the context can hold."""
+
+
+class ContaminationError(DataError):
+    """Rows to measure with are among those to train on."""
 
 
 class LossInputError(UserError, ValueError):

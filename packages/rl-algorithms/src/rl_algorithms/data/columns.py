@@ -12,6 +12,8 @@ from rl_algorithms.errors import ColumnError
 from rl_distributed.suggestion import did_you_mean
 
 __all__ = [
+    "MESSAGES_NAMES",
+    "PROMPT_NAMES",
     "ColumnMap",
     "answer_column",
     "find_column",
@@ -20,7 +22,7 @@ __all__ = [
     "text_of",
 ]
 
-_PROMPT_NAMES = ("prompt", "question", "problem", "input", "instruction", "query")
+PROMPT_NAMES = ("prompt", "question", "problem", "input", "instruction", "query")
 _ANSWER_NAMES = (
     "answer",
     "completion",
@@ -30,7 +32,7 @@ _ANSWER_NAMES = (
     "target",
     "ground_truth",
 )
-_MESSAGES_NAMES = ("messages", "conversations", "conversation")
+MESSAGES_NAMES = ("messages", "conversations", "conversation")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +53,12 @@ def find_columns(rows: Rows, config: DataConfig, name: str) -> ColumnMap:
     """
     present = list(rows[0])
     found = ColumnMap(
-        prompt=find_column("input_key", config.input_key, _PROMPT_NAMES, present, name),
+        prompt=find_column("input_key", config.input_key, PROMPT_NAMES, present, name),
         answer=find_column(
             "output_key", config.output_key, _ANSWER_NAMES, present, name
         ),
         messages=find_column(
-            "messages_key", config.messages_key, _MESSAGES_NAMES, present, name
+            "messages_key", config.messages_key, MESSAGES_NAMES, present, name
         ),
         text=find_column("text_key", config.text_key, ("text",), present, name),
     )
@@ -65,7 +67,7 @@ def find_columns(rows: Rows, config: DataConfig, name: str) -> ColumnMap:
     if found.prompt is None and found.messages is None and found.text is None:
         raise ColumnError(
             f"dataset {name} has no column for the prompt: looked for "
-            f"{', '.join((*_PROMPT_NAMES, *_MESSAGES_NAMES, 'text'))}, and it has "
+            f"{', '.join((*PROMPT_NAMES, *MESSAGES_NAMES, 'text'))}, and it has "
             f"{', '.join(map(repr, present))}; set data.input_key (or "
             "data.messages_key, data.text_key)"
         )

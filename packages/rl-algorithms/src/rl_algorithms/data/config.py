@@ -11,7 +11,13 @@ from pydantic import Field, field_validator, model_validator
 
 from rl_distributed.config import Config
 
-__all__ = ["DataConfig", "DatasetConfig", "SourceConfig", "TasksConfig"]
+__all__ = [
+    "ContaminationConfig",
+    "DataConfig",
+    "DatasetConfig",
+    "SourceConfig",
+    "TasksConfig",
+]
 
 _ROLES = ("system", "user", "assistant", "tool")
 
@@ -117,6 +123,17 @@ class DatasetConfig(SourceConfig):
             )
 
 
+class ContaminationConfig(Config):
+    """Section `data.contamination`: held-out rows that are trained on, too."""
+
+    action: Literal["warn", "error", "drop", "ignore"] = "warn"
+    """What to do: `warn`, stop with an `error`, `drop` those training rows, or
+    `ignore`, which does not look for them."""
+    ngram: int | None = Field(default=None, ge=5)
+    """Look also for training rows that share a run of this many words and signs with a
+    held-out prompt; 13 is usual for natural language. Null: for equal prompts alone."""
+
+
 DataKind = Literal["prompts", "demonstrations", "preferences"]
 """What rows are read as: to sample answers, to imitate, or to compare."""
 
@@ -182,6 +199,8 @@ class DataConfig(Config):
     not be known, so `max_num_steps` must be set."""
     streaming_shuffle_rows: int = Field(default=1000, ge=1)
     """Rows of a stream that are held, processed and shuffled together."""
+    contamination: ContaminationConfig = Field(default_factory=ContaminationConfig)
+    """Held-out rows that are trained on, too."""
     drop_last: bool | None = None
     """Leave out the last, smaller training batch of an epoch; null: unless it is the
     only one."""
@@ -240,6 +259,12 @@ class DataConfig(Config):
         if self.streaming and self.train is not None and self.train.mixture:
             raise ValueError(
                 "streaming takes one source and not a mixture: set streaming to false"
+            )
+        action = self.contamination.action
+        if self.streaming and action in ("error", "drop"):
+            raise ValueError(
+                f"contamination.action={action} needs all training rows, which "
+                "streaming does not hold: set warn or ignore, or streaming to false"
             )
         if not self.roles_to_train_on:
             raise ValueError("roles_to_train_on must name at least one role")

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
 from rl_algorithms.data.collate import SFTCollator, rl_collate_fn
 from rl_algorithms.data.config import DataConfig
+from rl_algorithms.data.contamination import (
+    NamedRows,
+    describe_overlaps,
+    find_overlaps,
+    rows_without,
+)
 from rl_algorithms.data.dataset import ProcessedDataset
 from rl_algorithms.data.demonstrations import process_demonstrations
 from rl_algorithms.data.loader import BatchedDataLoader
@@ -20,6 +27,7 @@ from rl_algorithms.data.streaming import RowStream, StreamLoader
 from rl_algorithms.data.types import Rows, Tokenizer
 from rl_algorithms.data.unknown_tokens import unknown_prompts
 from rl_algorithms.data.validation_sets import ValidationParts
+from rl_algorithms.errors import ContaminationError
 from rl_distributed.errors import ConfigError
 from rl_distributed.logs.logging import get_logger
 
@@ -84,6 +92,7 @@ class DataModule:
         self._tokenizer, self._kind = tokenizer, kind
         self._max_length = _smaller(config.max_input_seq_length, max_length)
         self._has_warned = False
+        self._num_contaminated = 0
         self._batch_size, self._seed, self._endless = batch_size, seed, endless
         self._val_batch_size = val_batch_size or batch_size
         self.collate = self._collator(make_sequence_length_divisible_by)
@@ -100,14 +109,14 @@ class DataModule:
                 sources, held_out = set_aside(
                     sources, config.split_validation_size, seed
                 )
+            held_out = _limited(held_out, max_val_rows)
+            sources = self._without_overlaps(sources, held_out)
             self._sources = {s.title: self._processed(s) for s in sources}
             self.train_dataset = _joined(self._sources.values())
             self.train_loader = self._train_loader(sources)
-        if max_val_rows is not None and held_out:
-            each = max(max_val_rows // len(held_out), 1)
-            held_out = [source.first(each) for source in held_out]
         self.validation_datasets = {
-            source.title: self._processed(source) for source in held_out
+            source.title: self._processed(source)
+            for source in _limited(held_out, max_val_rows)
         }
         """The held-out rows of each source; "" is the name of a single one."""
         self.validation_dataset: ProcessedDataset | None = None
@@ -118,6 +127,41 @@ class DataModule:
             "data: %s",
             ", ".join(f"{name} {count}" for name, count in self.counts().items()),
         )
+
+    def _without_overlaps(
+        self, sources: list[LoadedSource], held_out: list[LoadedSource]
+    ) -> list[LoadedSource]:
+        """Return the sources without rows that give held-out rows away, if dropped."""
+        config = self.config.contamination
+        if config.action == "ignore" or not held_out:
+            return sources
+        overlaps = find_overlaps(
+            [NamedRows(source.name, source.rows) for source in sources],
+            [NamedRows(source.name, source.rows) for source in held_out],
+            self.config,
+            ngram=config.ngram,
+        )
+        self._num_contaminated = len(overlaps)
+        if not overlaps:
+            return sources
+        found = describe_overlaps(overlaps)
+        if config.action == "error":
+            raise ContaminationError(
+                f"{found}; hold other rows out, or set data.contamination.action to "
+                "drop, which leaves these training rows out"
+            )
+        if config.action == "warn":
+            _logger.warning(
+                "%s, so results on them also show what was learnt by heart; "
+                "data.contamination.action=drop leaves these training rows out",
+                found,
+            )
+            return sources
+        _logger.warning("%s; these training rows are left out", found)
+        return [
+            replace(s, rows=rows_without(NamedRows(s.name, s.rows), overlaps))
+            for s in sources
+        ]
 
     def _train_loader(self, sources: list[LoadedSource]) -> BatchedDataLoader:
         config, order = self.config, None
@@ -201,6 +245,8 @@ class DataModule:
         if self.validation_dataset is not None:
             counts["num_validation_rows"] = len(self.validation_dataset)
             counts["num_validation_overlong"] = self.validation_dataset.num_overlong
+        if self._num_contaminated:
+            counts["num_train_contaminated"] = self._num_contaminated
         return counts
 
     def state_dict(self) -> dict[str, Any]:
@@ -243,6 +289,14 @@ class DataModule:
         if self._kind == "preferences":
             return PreferenceCollator(pad, multiple)
         return SFTCollator(pad, multiple)
+
+
+def _limited(held_out: list[LoadedSource], max_rows: int | None) -> list[LoadedSource]:
+    """Return an equal part of each source, together no more than a number of rows."""
+    if max_rows is None or not held_out:
+        return held_out
+    each = max(max_rows // len(held_out), 1)
+    return [source.first(each) for source in held_out]
 
 
 def _smaller(a: int | None, b: int | None) -> int | None:
