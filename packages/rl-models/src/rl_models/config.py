@@ -260,6 +260,12 @@ class PolicyConfig(Config):
         return self
 
     @property
+    def sent_adapter(self) -> LoRAConfig | None:
+        """The adapter that generators are sent apart from the base, if they are."""
+        lora = self.lora
+        return lora if lora is not None and lora.sync == "adapter" else None
+
+    @property
     def row_limit(self) -> int:
         """Longest row, also where the model has not been asked for its context yet."""
         return self.max_total_sequence_length or UNKNOWN_CONTEXT

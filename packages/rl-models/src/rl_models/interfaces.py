@@ -371,6 +371,23 @@ class LiveOptimizer(Protocol):
         ...
 
 
+class AdapterExport(Protocol):
+    """What a `TrainingBackend` may have besides: adapters apart from their base.
+
+    Names of the base are those of `export_weights`, and those of adapters peft's.
+    """
+
+    def adapter_specs(self, *, with_base: bool) -> Mapping[str, Tensor]:
+        """Get what `export_adapters` gives, in the same order, without data."""
+        ...
+
+    def export_adapters(
+        self, precision: str, *, with_base: bool
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Whole tensors of adapters, and of the base if asked; see `export_weights`."""
+        ...
+
+
 class HeldWeights(Protocol):
     """What a `GenerationBackend` may have besides: a look at the weights it holds."""
 
@@ -509,7 +526,9 @@ class GenerationBackend(Protocol):
             tensors: Verified one by one, in Hugging Face names; tied ones come once. It
                 must be taken to its end, and raises there at the latest if anything is
                 missing; the version is served only after that. Tensors may lie in
-                memory that others read: copy them.
+                memory that others read: copy them. A backend whose traits take
+                adapters, and whose `setup` is given an `adapter`, gets its tensors by
+                the names of peft's files: with those of the base, or alone.
             version: What the weights are called.
         """
         ...

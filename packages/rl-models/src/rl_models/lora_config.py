@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field, model_validator
 
 from rl_distributed.config import Config
@@ -32,6 +34,11 @@ class LoRAConfig(Config):
     adapter_path: str | None = None
     """Folder of an adapter to start from, in peft's format: `adapter_config.json` and
     `adapter_model.safetensors`; null: a new one."""
+
+    sync: Literal["merged", "adapter"] = "merged"
+    """What generators are sent after each step: `merged`, all weights with the adapter
+    added to them; `adapter`, the adapter alone, and its base once. `adapter` needs the
+    generation backend huggingface or vllm."""
 
     @model_validator(mode="after")
     def _check(self) -> LoRAConfig:

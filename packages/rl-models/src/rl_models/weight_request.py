@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
-__all__ = ["LoadReport", "Pending", "WeightRequest"]
+__all__ = ["LoadReport", "Pending", "WeightKind", "WeightRequest"]
+
+WeightKind = Literal["merged", "apart", "adapter"]
+"""`merged`: all weights, an adapter added to them; `apart`: those of the base, and the
+adapter; `adapter`: it alone, for replicas that have the base."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +27,8 @@ class WeightRequest:
     """Tensors travel together up to this size."""
     deadline_s: float = 600.0
     """How long the transfer may take, on each side."""
+    kind: WeightKind = "merged"
+    """Which tensors are sent."""
 
     @property
     def label(self) -> str:

@@ -8,9 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from rl_distributed.errors import ConfigError
 from rl_models.backend_forms import with_defaults
 from rl_models.generation.config import GenerationConfig
 from rl_models.interfaces import GenerationMemory, lacking
+from rl_models.lora_config import LoRAConfig
 from rl_models.registry import generation_backend_described
 
 __all__ = ["GenerationTraits", "get_generation_traits"]
@@ -49,6 +51,35 @@ class GenerationTraits:
         Raises:
             ConfigError: It cannot be.
         """
+
+    @staticmethod
+    def check_adapter(
+        config: GenerationConfig,
+        lora: LoRAConfig,
+        model_config: Mapping[str, Any],
+        *,
+        on_gpu: bool,
+    ) -> None:
+        """Refuse adapters that come apart from the weights of their base.
+
+        A backend that takes them overrides this, and has `setup(..., adapter=)`, which
+        is given a `LoRAConfig` then.
+
+        Args:
+            config: The generation config.
+            lora: The adapters.
+            model_config: The model's `config.json`, overrides included; empty for a
+                model that is not in a folder.
+            on_gpu: Whether workers have GPUs.
+
+        Raises:
+            ConfigError: They cannot be taken.
+        """
+        raise ConfigError(
+            "policy.lora.sync must be 'merged' with policy.generation.backend "
+            f"{config.backend!r}, which takes no adapters: got {lora.sync!r}; set it "
+            "to merged, or sample with the backend huggingface or vllm"
+        )
 
     @staticmethod
     def process_variables(

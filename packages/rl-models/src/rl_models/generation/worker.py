@@ -12,7 +12,7 @@ from rl_distributed.errors import BatchError, DistributedError
 from rl_distributed.logs.logging import get_logger
 from rl_distributed.registrations import Registration
 from rl_distributed.transfer import TensorLink
-from rl_models.errors import GenerationError
+from rl_models.errors import GenerationError, WeightSyncError
 from rl_models.generation.four_methods import make_generation_backend
 from rl_models.generation.replica_rank import ReplicaRank
 from rl_models.generation.row_checks import rows_digest
@@ -140,10 +140,11 @@ class GenerationWorker:
         """
         replica = int(self._replica or 0)
         try:
+            self._check_kind(request)
             weights = self._receiver.weights(source, request)
             served = int(self._backend.load_weights(iter(weights), request.version))
             manifest = weights.manifest()
-            self._receiver.accept(manifest)
+            self._receiver.accept(manifest, request.kind)
         except Exception as error:
             # Whatever it is: the weights may be neither the old ones nor the new.
             self._refusal = failure_text(error)
@@ -153,6 +154,17 @@ class GenerationWorker:
             return LoadReport(replica, None, problem=self._refusal)
         self._refusal = ""
         return LoadReport(replica, served, manifest.digest)
+
+    def _check_kind(self, request: WeightRequest) -> None:
+        """Refuse weights that the backend was not set up for."""
+        takes_adapter = self._context.get("adapter") is not None
+        if takes_adapter != (request.kind != "merged"):
+            wanted = "adapters by themselves" if takes_adapter else "all weights"
+            raise WeightSyncError(
+                f"generation replica {self._replica} was started to take {wanted}: got "
+                f"weights of kind {request.kind!r}. Start the generator with "
+                "adapter=policy.config.sent_adapter."
+            )
 
     def changed_weights(self) -> list[str] | None:
         """Tensors that the engine holds otherwise than they were sent.

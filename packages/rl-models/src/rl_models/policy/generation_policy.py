@@ -15,6 +15,7 @@ from rl_models.generation.noise import derive_seeds
 from rl_models.generation.row_checks import check_versions, columns_to_sample
 from rl_models.generation.sampling import check_sampling_params
 from rl_models.interfaces import AnyPath, GenerationInterface
+from rl_models.lora_config import LoRAConfig
 from rl_models.policy.generation_replicas import GenerationReplicas, Sampled
 from rl_models.policy.hosting import rows_at_once
 from rl_models.policy.row_sharding import num_parts, split_rows
@@ -48,6 +49,9 @@ class GenerationPolicy(GenerationInterface):
             where a trainer has newer weights than `model_name`.
         hf_config_overrides: Fields of the model's `config.json` to replace; those of
             the trainer, if it has any.
+        adapter: The trainer sends its adapters apart from their base, with these
+            settings (`PolicyConfig.sent_adapter`); None: it sends merged weights, or
+            there is none.
         name_prefix: Name of the group of workers.
 
     Raises:
@@ -65,6 +69,7 @@ class GenerationPolicy(GenerationInterface):
         tokenizer_name: AnyPath | None = None,
         load_weights: bool = True,
         hf_config_overrides: Mapping[str, Any] | None = None,
+        adapter: LoRAConfig | None = None,
         name_prefix: str = "generation",
     ) -> None:
         sampled = Sampled.checked(
@@ -73,6 +78,7 @@ class GenerationPolicy(GenerationInterface):
             tokenizer_name,
             load_weights=load_weights,
             hf_config_overrides=hf_config_overrides,
+            adapter=adapter,
             on_gpu=cluster.use_gpus,
         )
         self._served = ServedWeights()
@@ -96,6 +102,7 @@ class GenerationPolicy(GenerationInterface):
         tokenizer_name: AnyPath | None = None,
         load_weights: bool = True,
         hf_config_overrides: Mapping[str, Any] | None = None,
+        adapter: LoRAConfig | None = None,
     ) -> None:
         """Start over with another config and model, in the same processes.
 
@@ -107,6 +114,7 @@ class GenerationPolicy(GenerationInterface):
             tokenizer_name: See the class.
             load_weights: See the class.
             hf_config_overrides: See the class.
+            adapter: See the class.
 
         Raises:
             RegistryError: As the constructor.
@@ -118,6 +126,7 @@ class GenerationPolicy(GenerationInterface):
             tokenizer_name,
             load_weights=load_weights,
             hf_config_overrides=hf_config_overrides,
+            adapter=adapter,
             on_gpu=self.cluster.use_gpus,
         )
         self._end_following()
@@ -296,6 +305,12 @@ class GenerationPolicy(GenerationInterface):
     def weight_version(self) -> int:
         """Version that every replica serves; 0 is the checkpoint's weights."""
         return self._served.version
+
+    @property
+    def taken_adapter(self) -> LoRAConfig | None:
+        """The adapter that is taken apart from its base; None: weights come merged."""
+        adapter: LoRAConfig | None = self._fleet.sampled.context.get("adapter")
+        return adapter
 
     @property
     def node_ids(self) -> set[str]:

@@ -19,6 +19,7 @@ from rl_models.generation.choice import choose_backend
 from rl_models.generation.config import GenerationConfig
 from rl_models.generation.traits import get_generation_traits
 from rl_models.interfaces import AnyPath
+from rl_models.lora_config import LoRAConfig
 from rl_models.policy.hosting import Hosting, hosting_of
 from rl_models.policy.weight_updates import ServedWeights
 from rl_models.replicas.broadcast import Broadcast
@@ -49,6 +50,7 @@ class Sampled:
         *,
         load_weights: bool,
         hf_config_overrides: Mapping[str, Any] | None,
+        adapter: LoRAConfig | None,
         on_gpu: bool,
     ) -> Sampled:
         """Check what can be checked before a process is started.
@@ -68,11 +70,16 @@ class Sampled:
             check_hub_name(str(model_name))
         else:
             traits.check_model(config, {**model_config, **overrides})
+        if adapter is not None:
+            known = {**(model_config or {}), **overrides}
+            traits.check_adapter(config, adapter, known, on_gpu=on_gpu)
         context = {
             "model_name": str(model_name),
             "tokenizer_name": None if tokenizer_name is None else str(tokenizer_name),
             "load_weights": load_weights,
             "hf_config_overrides": overrides,
+            # A backend that takes none need not know of adapters.
+            **({} if adapter is None else {"adapter": adapter}),
         }
         return cls(config, replace(hosting, variables=variables), context)
 

@@ -12,6 +12,8 @@ from rl_models.checkpoint.model_folder import (
     read_model_config,
 )
 from rl_models.config import PolicyConfig
+from rl_models.environments import has_gpu
+from rl_models.generation.traits import get_generation_traits
 from rl_models.parallelism import (
     ParallelismConfig,
     check_axes,
@@ -100,11 +102,26 @@ def _check_adapters(config: PolicyConfig) -> None:
         raise ConfigError(
             "policy.lora needs peft, which is not installed: install rl-models[lora]"
         )
+    _check_sent_adapter(config)
     folder = config.lora.adapter_path
     if folder is not None and not Path(folder).expanduser().is_dir():
         raise ConfigError(
             f"policy.lora.adapter_path must be a folder: there is none at {folder!r}"
         )
+
+
+def _check_sent_adapter(config: PolicyConfig) -> None:
+    """Refuse adapters that go to a generation backend that does not take them."""
+    sent, generation = config.sent_adapter, config.generation
+    if sent is None or generation is None or generation.backend == "auto":
+        return
+    model_config = read_model_config(config.model_name) or {}
+    get_generation_traits(generation.backend).check_adapter(
+        generation,
+        sent,
+        {**model_config, **config.hf_config_overrides},
+        on_gpu=has_gpu(),
+    )
 
 
 def _check_form(config: PolicyConfig, num_ranks: int) -> None:

@@ -15,6 +15,7 @@ from rl_distributed.transfer import TensorLink
 from rl_distributed.workers.group import RayWorkerGroup
 from rl_models.config import PolicyConfig
 from rl_models.interfaces import AnyPath, LossFunction, PolicyInterface
+from rl_models.lora_config import LoRAConfig
 from rl_models.policy.head_checks import (
     check_lm_head,
     check_loss_fits_head,
@@ -391,6 +392,16 @@ class TrainingPolicy(PolicyInterface):
         self._versions.present = version
 
     @property
+    def sent_adapter(self) -> LoRAConfig | None:
+        """The adapter that generators are sent apart from the base, if they are."""
+        return self.config.sent_adapter
+
+    @property
+    def base_version(self) -> int:
+        """Number of the base of its adapters; it changes where a base is loaded."""
+        return self._versions.base
+
+    @property
     def node_ids(self) -> set[str]:
         """Nodes of Ray that the workers run on."""
         return {seat.slot.node_id for seat in self.group.seats}
@@ -448,7 +459,7 @@ class TrainingPolicy(PolicyInterface):
         self, weights_path: AnyPath | None, optimizer_path: AnyPath | None = None
     ) -> None:
         """Load weights; with `optimizer_path`, the exact training state."""
-        self._versions.present += 1
+        self._versions.load()
         self._ranks.call_all(
             "load_checkpoint",
             weights_path=_text(weights_path),

@@ -11,6 +11,7 @@ from rl_distributed.errors import ConfigError
 from rl_models.config import PolicyConfig
 from rl_models.generation.config import GenerationConfig
 from rl_models.interfaces import AnyPath
+from rl_models.lora_config import LoRAConfig
 from rl_models.policy.generation_policy import GenerationPolicy
 
 __all__ = ["VllmGeneration"]
@@ -31,6 +32,7 @@ class VllmGeneration(GenerationPolicy):
         tokenizer_name: The same for its tokenizer; None: the policy's, or the model's.
         load_weights: See `GenerationPolicy`.
         hf_config_overrides: See `GenerationPolicy`; None: the policy's.
+        adapter: See `GenerationPolicy`; None: the policy's, if it sends one.
         name_prefix: Name of the group of workers.
 
     Raises:
@@ -47,6 +49,7 @@ class VllmGeneration(GenerationPolicy):
         tokenizer_name: AnyPath | None = None,
         load_weights: bool = True,
         hf_config_overrides: Mapping[str, Any] | None = None,
+        adapter: LoRAConfig | None = None,
         name_prefix: str = "generation",
     ) -> None:
         if isinstance(config, GenerationConfig):
@@ -55,6 +58,7 @@ class VllmGeneration(GenerationPolicy):
             section = config.generation
             model_name = model_name or config.model_name
             tokenizer_name = tokenizer_name or config.tokenizer.name
+            adapter = adapter or config.sent_adapter
             if hf_config_overrides is None:
                 hf_config_overrides = config.hf_config_overrides
         if section is None:
@@ -74,5 +78,6 @@ class VllmGeneration(GenerationPolicy):
             tokenizer_name=tokenizer_name,
             load_weights=load_weights,
             hf_config_overrides=hf_config_overrides,
+            adapter=adapter,
             name_prefix=name_prefix,
         )

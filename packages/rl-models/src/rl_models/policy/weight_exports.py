@@ -10,7 +10,7 @@ from rl_distributed.workers.group import RayWorkerGroup
 from rl_models.policy.head_checks import check_lm_head
 from rl_models.policy.training_ranks import TrainingRanks
 from rl_models.policy.weight_versions import WeightVersions
-from rl_models.weight_request import Pending, WeightRequest
+from rl_models.weight_request import Pending, WeightKind, WeightRequest
 
 __all__ = ["WeightExports"]
 
@@ -29,7 +29,7 @@ class WeightExports:
     def __init__(self, ranks: TrainingRanks, versions: WeightVersions) -> None:
         self._ranks = ranks
         self._versions = versions
-        self._bucket_counts: dict[tuple[str, int], int] = {}
+        self._bucket_counts: dict[tuple[str, int, WeightKind], int] = {}
 
     def link_address(self) -> tuple[str, int]:
         """Address of rank 0, and a port that is free there."""
@@ -71,7 +71,7 @@ class WeightExports:
         return _pending(self._ranks.group, "export_weights", buckets[-1], messages)
 
     def _num_weight_buckets(self, request: WeightRequest) -> int:
-        key = (request.precision, request.bucket_bytes)
+        key = (request.precision, request.bucket_bytes, request.kind)
         if key not in self._bucket_counts:
             references = self._ranks.group.run_all_workers_single_data(
                 "num_weight_buckets", request=request

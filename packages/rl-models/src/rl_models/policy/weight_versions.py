@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
+
 from torch import Tensor
 
 from rl_distributed.errors import BatchError
 
 __all__ = ["WeightVersions"]
+
+# Of all policies of the process: one that starts over has another base than before.
+_BASES = itertools.count()
 
 
 class WeightVersions:
@@ -15,7 +20,14 @@ class WeightVersions:
     def __init__(self) -> None:
         self.present = 0
         """It rises with each optimizer step and each checkpoint that is loaded."""
+        self.base = next(_BASES)
+        """Number of the base of adapters; a checkpoint may bring another base."""
         self._handed_out: dict[int, int] = {}
+
+    def load(self) -> None:
+        """Note that a checkpoint takes the place of the present weights."""
+        self.present += 1
+        self.base = next(_BASES)
 
     def hand_out(self, name: int) -> None:
         """Note that a generator calls the present weights by this number."""

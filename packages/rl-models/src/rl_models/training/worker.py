@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from rl_distributed.batch.batched_data_dict import BatchedDataDict
 from rl_distributed.cluster.ports import PortAllocator
@@ -11,6 +11,7 @@ from rl_distributed.registrations import Registration
 from rl_distributed.transfer import TensorLink
 from rl_models.errors import UnsupportedModelError
 from rl_models.interfaces import (
+    AdapterExport,
     LiveOptimizer,
     LossFunction,
     TrainingMemory,
@@ -35,6 +36,9 @@ from rl_models.types import (
 )
 from rl_models.weight_request import WeightRequest
 from rl_models.weights.sending import Message, WeightSender
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 __all__ = ["TrainingWorker"]
 
@@ -66,7 +70,7 @@ class TrainingWorker:
             "optimizer_path": optimizer_path,
         }
         self._backend: Any = None
-        self._sender = WeightSender(lambda precision: iter(()), False)
+        self._sender = WeightSender(lambda request: iter(()), False)
         self._sampler = WorkerSampler(config, None)
 
     def setup(self, config: Mapping[str, Any] | None = None, **arguments: Any) -> bool:
@@ -90,7 +94,7 @@ class TrainingWorker:
         self._backend = make_training_backend(str(self._config["backend"]))
         self._backend.setup(self._config, **self._arguments)
         is_first = Ranks.from_environment().is_first
-        self._sender = WeightSender(self._backend.export_weights, is_first)
+        self._sender = WeightSender(self._exported, is_first)
         self._sampler = WorkerSampler(self._config, self._backend)
         backend = self._backend
         return not lacking(backend, TrainingMemory) and bool(backend.frees_memory)
@@ -187,7 +191,34 @@ class TrainingWorker:
 
     def num_weight_buckets(self, request: WeightRequest) -> int:
         """How many calls of `export_weights` bring all weights."""
-        return self._sender.num_buckets(self._backend.weight_specs(), request)
+        if request.kind == "merged":
+            specs = self._backend.weight_specs()
+        else:
+            self._check_adapters()
+            with_base = request.kind == "apart"
+            specs = self._backend.adapter_specs(with_base=with_base)
+        return self._sender.num_buckets(specs, request)
+
+    def _exported(self, request: WeightRequest) -> Iterator[tuple[str, Tensor]]:
+        """Return the tensors that a request asks for."""
+        precision = request.precision
+        tensors: Iterator[tuple[str, Tensor]]
+        if request.kind == "merged":
+            tensors = self._backend.export_weights(precision)
+        else:
+            self._check_adapters()
+            with_base = request.kind == "apart"
+            tensors = self._backend.export_adapters(precision, with_base=with_base)
+        return tensors
+
+    def _check_adapters(self) -> None:
+        missing = lacking(self._backend, AdapterExport)
+        if missing:
+            raise UnsupportedModelError(
+                f"the training backend {self._config['backend']!r} hands out no "
+                f"adapters: it has no {', '.join(missing)}; set policy.lora.sync to "
+                "merged"
+            )
 
     def export_weights(
         self, request: WeightRequest, index: int, is_last: bool

@@ -11,6 +11,7 @@ protocols, which `lacking` looks for at run time; a side inherits none of them.
 | `ProbedSource`, `ProbedSink` | compares log-probs of trainer and replicas |
 | `InspectableSink` | names the tensors that differ, where log-probs do |
 | `RestorableSink` | brings lost replicas what they served |
+| `AdapterSource`, `AdapterSink` | sends adapters alone, after their base once |
 """
 
 from __future__ import annotations
@@ -21,11 +22,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from rl_distributed.batch.batched_data_dict import BatchedDataDict
     from rl_distributed.transfer import TensorLink
+    from rl_models.lora_config import LoRAConfig
     from rl_models.types import SamplingParams
     from rl_models.weight_request import Pending, WeightRequest
     from rl_models.weights.config import WeightSyncConfig
 
 __all__ = [
+    "AdapterSink",
+    "AdapterSource",
     "ConfiguredSink",
     "InspectableSink",
     "LinkedSink",
@@ -212,4 +216,27 @@ class RestorableSink(Protocol):
 
     def restore_weights_by(self, restore: Callable[[], None]) -> None:
         """Take what brings these weights to replicas that came back."""
+        ...
+
+
+class AdapterSource(Protocol):
+    """A policy that may hand out adapters apart from their base."""
+
+    @property
+    def sent_adapter(self) -> LoRAConfig | None:
+        """The adapter that is sent apart; None: it is merged, or there is none."""
+        ...
+
+    @property
+    def base_version(self) -> int:
+        """Number that changes with the base."""
+        ...
+
+
+class AdapterSink(Protocol):
+    """A generator that may take adapters apart from their base."""
+
+    @property
+    def taken_adapter(self) -> LoRAConfig | None:
+        """The adapter that it was made for; None: it takes merged weights."""
         ...

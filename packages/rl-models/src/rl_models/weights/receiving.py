@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import ray
@@ -28,7 +29,8 @@ from rl_distributed.transfer import (
 )
 from rl_distributed.transfer.manifest import dtype_name
 from rl_models.errors import WeightSyncError
-from rl_models.weight_request import WeightRequest
+from rl_models.weight_request import WeightKind, WeightRequest
+from rl_models.weights.adapters import is_of_adapter
 from rl_models.weights.sending import Message
 
 __all__ = ["MessageReceiver", "VerifiedWeights", "WeightReceiver"]
@@ -156,8 +158,9 @@ class WeightReceiver:
         self._receiver = receiver
         self._link: TensorLink | None = None
         self._end: ReceivingEnd | None = None
+        self._has_base = False
         self.manifest: Manifest | None = None
-        """Of the weights that were loaded last."""
+        """Of all weights that are loaded: of the last version, and of its base."""
 
     def open(self, link: TensorLink, index: int, deadline_s: float) -> None:
         """Join a link; the one before it is left."""
@@ -168,7 +171,12 @@ class WeightReceiver:
     def weights(
         self, source: TensorLink | Sequence[Any], request: WeightRequest
     ) -> VerifiedWeights:
-        """Return the tensors that come over a link that was opened, or in messages."""
+        """Return the tensors that come over a link that was opened, or in messages.
+
+        Raises:
+            WeightSyncError: The link is another one, or an adapter comes alone and its
+                base is not here.
+        """
         end: ReceivingEnd
         if isinstance(source, Sequence):
             end = MessageReceiver(source)
@@ -176,15 +184,28 @@ class WeightReceiver:
             end = self._end
         else:
             raise WeightSyncError(f"the link was not opened by {self._receiver}")
+        if request.kind == "adapter" and not self._has_base:
+            raise WeightSyncError(
+                f"{self._receiver} was sent the adapter of the {request.label} alone, "
+                "and has no base for it. Sync the weights again."
+            )
+        # Until `accept`: an update that breaks off may have changed a part of it.
+        self._has_base = False
         stream = receive_tensors(end, deadline_s=request.deadline_s)
         return VerifiedWeights(stream, request, self._receiver)
 
-    def accept(self, manifest: Manifest) -> None:
+    def accept(self, manifest: Manifest, kind: WeightKind = "merged") -> None:
         """Note what was loaded; the tensors must be those of the version before.
+
+        Args:
+            manifest: What was received.
+            kind: An adapter that came alone is on the base that is here.
 
         Raises:
             WeightSyncError: Tensors are missing, are new, or have another shape.
         """
+        if kind == "adapter":
+            manifest = self._with_base(manifest)
         if self.manifest is not None:
             before = {e.name: (e.dtype, e.shape) for e in self.manifest.entries}
             now = {e.name: (e.dtype, e.shape) for e in manifest.entries}
@@ -196,6 +217,12 @@ class WeightReceiver:
                     f"{self.manifest.label} in what they consist of: {_listed(odd)}."
                 )
         self.manifest = manifest
+        self._has_base = kind != "merged"
+
+    def _with_base(self, adapter: Manifest) -> Manifest:
+        known = () if self.manifest is None else self.manifest.entries
+        base = (entry for entry in known if not is_of_adapter(entry.name))
+        return replace(adapter, entries=(*base, *adapter.entries))
 
     def close(self) -> None:
         """Leave the link."""

@@ -32,14 +32,14 @@ class WeightSender:
     """Hands out the weights of one rank.
 
     Args:
-        export: Gives an iterator over the whole tensors by name, for the precision
-            that they are sent in.
+        export: Gives an iterator over the whole tensors by name, for what is asked of
+            them.
         is_first: Whether this is rank 0.
     """
 
     def __init__(
         self,
-        export: Callable[[str], Iterator[tuple[str, torch.Tensor]]],
+        export: Callable[[WeightRequest], Iterator[tuple[str, torch.Tensor]]],
         is_first: bool,
     ) -> None:
         self._export = export
@@ -98,7 +98,7 @@ class WeightSender:
         ]
 
     def _begin(self, request: WeightRequest) -> None:
-        self._tensors = self._export(request.precision)
+        self._tensors = self._export(request)
         if self._is_first:
             self._ongoing = tensor_messages(
                 self._tensors,
@@ -140,7 +140,7 @@ class WeightSender:
         """Send everything over a link that was opened; gives the manifest's digest."""
         if self._link != link:
             raise WeightSyncError("the link of the weights was not opened here")
-        tensors = self._export(request.precision)
+        tensors = self._export(request)
         try:
             # This rank only gathers; `finally` takes the tensors to their end.
             if self._end is None:

@@ -28,6 +28,7 @@ from rl_distributed.timing.timer import Timer
 from rl_models.errors import WeightSyncError
 from rl_models.interfaces import lacking
 from rl_models.weight_request import WeightRequest
+from rl_models.weights.base_weights import BaseWeights
 from rl_models.weights.config import WeightSyncConfig
 from rl_models.weights.links import WeightLinks, failure_of, join_failures
 from rl_models.weights.probe import Probe
@@ -60,6 +61,9 @@ class WeightSynchronizer:
         policy: Where weights come from; a probe also needs its `get_logprobs`.
         generation: Where they go.
         config: How; None: `weight_sync` of the generation config.
+
+    Raises:
+        ConfigError: Only one of the two has adapters apart from their base.
     """
 
     def __init__(
@@ -73,6 +77,7 @@ class WeightSynchronizer:
         self.config, self._precision = _settings(generation)
         self.config = config or self.config
         self._links = WeightLinks(self.config, policy, generation)
+        self._base = BaseWeights(policy, generation)
         self._probe = Probe(self.config.probe, policy, generation)
         self._num_syncs = 0
         self._probed_processes: Any = None
@@ -174,12 +179,25 @@ class WeightSynchronizer:
         return cast(ReplicaProcesses, self.generation).live_processes()
 
     def _transfer(self, version: int) -> None:
-        limit_s = self.config.deadline_s
+        settings = self.config
         request = WeightRequest(
-            version, self._precision, self.config.bucket_bytes, limit_s
+            version,
+            self._precision,
+            settings.bucket_bytes,
+            settings.deadline_s,
+            self._base.next_kind(),
         )
+        is_loaded = False
         try:
-            link = self._links.joined(version)
+            self._send(request)
+            is_loaded = True
+        finally:
+            self._base.settle(is_loaded=is_loaded)
+
+    def _send(self, request: WeightRequest) -> None:
+        """Have both sides do their part, and wait for both."""
+        try:
+            link = self._links.joined(request.version)
             export = self.policy.start_weight_export(request, link)
         except (WorkerDiedError, WorkerHungError) as error:
             raise TrainerLostError(
@@ -189,7 +207,7 @@ class WeightSynchronizer:
         # Both sides work at the same time: a replica loads a bucket while the trainer
         # packs the next.
         update = self.generation.start_weight_update(source, request)
-        until_s = time.monotonic() + limit_s + _GRACE_S
+        until_s = time.monotonic() + request.deadline_s + _GRACE_S
         # The replicas are asked first: they are done last where all goes well.
         refused = failure_of(update, until_s - time.monotonic())
         if refused is None and link is None:

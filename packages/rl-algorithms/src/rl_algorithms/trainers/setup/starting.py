@@ -131,6 +131,7 @@ class Starter:
             "model_name": policy.model_name,
             "tokenizer_name": policy.tokenizer.name,
             "hf_config_overrides": policy.hf_config_overrides,
+            "adapter": policy.sent_adapter,
             # The first weights come from the trainer, like all others.
             "load_weights": False,
         }

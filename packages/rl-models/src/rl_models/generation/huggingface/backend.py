@@ -19,6 +19,7 @@ from rl_models.generation.huggingface.engine import (
 from rl_models.generation.huggingface.loading import load_for_sampling
 from rl_models.generation.huggingface.row_sampler import RowSampler
 from rl_models.generation.huggingface.traits import Traits
+from rl_models.lora_config import LoRAConfig
 from rl_models.registry import register_generation_backend
 from rl_models.tokens.tokenizer import load_tokenizer, stop_token_ids
 from rl_models.types import (
@@ -26,6 +27,7 @@ from rl_models.types import (
     GenerationOutputSpec,
     SamplingParams,
 )
+from rl_models.weights.adapters import MergedAdapter
 from rl_models.weights.loading import changed_tensors, load_tensors, loaded_tensors
 
 __all__ = ["HuggingFaceGenerationBackend"]
@@ -45,6 +47,7 @@ class HuggingFaceGenerationBackend(Traits):
         self.name = "replica 0"
         self._sampler: RowSampler
         self._has_weights = True
+        self._adapter: MergedAdapter | None = None
 
     def setup(
         self,
@@ -55,6 +58,7 @@ class HuggingFaceGenerationBackend(Traits):
         load_weights: bool = True,
         hf_config_overrides: Mapping[str, Any] | None = None,
         replica: int = 0,
+        adapter: LoRAConfig | None = None,
         **context: Any,
     ) -> None:
         """Load the model and its tokenizer.
@@ -67,6 +71,8 @@ class HuggingFaceGenerationBackend(Traits):
             load_weights: False refuses to generate before the first weight update.
             hf_config_overrides: Fields of the model's `config.json` to replace.
             replica: Number of this replica, for messages.
+            adapter: Weights come as those of a base and as such adapters, which are
+                added here; None: they come as they are.
             context: What other backends need.
         """
         self.config = GenerationConfig.from_dict(
@@ -83,6 +89,8 @@ class HuggingFaceGenerationBackend(Traits):
             fused=bool(self.config.backend_options.get("fused", True)),
         )
         self.model = loaded.model
+        if adapter is not None:
+            self._adapter = MergedAdapter(self.model, adapter.scale, self.name)
         self._has_weights = load_weights
         self._sampler = RowSampler(
             self.config,
@@ -135,7 +143,10 @@ class HuggingFaceGenerationBackend(Traits):
     ) -> int:
         """Copy every tensor into the model, and serve it as `version`."""
         self._has_weights = False
-        load_tensors(self.model, tensors, receiver=self.name)
+        if self._adapter is None:
+            load_tensors(self.model, tensors, receiver=self.name)
+        else:
+            self._adapter.load(tensors)
         self._sampler.decoder.refresh()
         self._has_weights = True
         self.weight_version = version
@@ -143,6 +154,8 @@ class HuggingFaceGenerationBackend(Traits):
 
     def changed_weights(self, manifest: Manifest) -> list[str]:
         """Tensors of a manifest that the model holds otherwise, by name."""
+        if self._adapter is not None:
+            return changed_tensors(manifest, self._adapter.held())
         return changed_tensors(manifest, loaded_tensors(self.model))
 
     def release_memory(self) -> None:
@@ -155,4 +168,4 @@ class HuggingFaceGenerationBackend(Traits):
         """Drop the model."""
         if self.model is not None:
             self._sampler.decoder.release()
-        self.model = None
+        self.model = self._adapter = None

@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from rl_models.generation.config import GenerationConfig
 from rl_models.generation.traits import GenerationTraits
+from rl_models.lora_config import LoRAConfig
 
 __all__ = ["Traits"]
 
 
 class Traits(GenerationTraits):
     """What the backend asks of its workers; for the rest the defaults hold."""
+
+    @staticmethod
+    def check_adapter(
+        config: GenerationConfig,
+        lora: LoRAConfig,
+        model_config: Mapping[str, Any],
+        *,
+        on_gpu: bool,
+    ) -> None:
+        """Take all adapters: a replica adds them to the weights of the base."""
 
     @staticmethod
     def frees_memory(config: GenerationConfig, *, on_gpu: bool) -> bool:

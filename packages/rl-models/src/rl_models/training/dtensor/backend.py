@@ -72,6 +72,7 @@ from rl_models.training.process_group import (
     leave_process_group,
 )
 from rl_models.types import LossInputType
+from rl_models.weights.adapters import sent_name
 
 __all__ = ["DTensorTrainingBackend"]
 
@@ -390,12 +391,26 @@ class DTensorTrainingBackend(Traits):
 
     def export_weights(self, precision: str) -> Iterator[tuple[str, Tensor]]:
         """Whole weights in Hugging Face names; see `TrainingBackend.export_weights`."""
-        own = self.config.precision
-        # What is computed with is what counts, even where it is sent more precisely.
-        rounds = own not in ("float32", precision)
         for name, value in self.model.full_tensors():
-            rounded = rounds and value.is_floating_point()
-            yield name, value.to(DTYPES[own]) if rounded else value
+            yield name, self._as_computed(value, precision)
+
+    def _as_computed(self, value: Tensor, precision: str) -> Tensor:
+        """Return a tensor as the model computes with it, where it is sent exactly."""
+        own = self.config.precision
+        rounds = own not in ("float32", precision) and value.is_floating_point()
+        return value.to(DTYPES[own]) if rounds else value
+
+    def adapter_specs(self, *, with_base: bool) -> dict[str, Tensor]:
+        """Return what `export_adapters` gives, as tensors without data."""
+        shapes = self.model.part_shapes(trained=not with_base)
+        return {sent_name(name): shape for name, shape in shapes.items()}
+
+    def export_adapters(
+        self, precision: str, *, with_base: bool
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Whole tensors of adapters; see `AdapterExport.export_adapters`."""
+        for name, value in self.model.full_parts(trained=not with_base):
+            yield sent_name(name), self._as_computed(value, precision)
 
     @property
     def frees_memory(self) -> bool:

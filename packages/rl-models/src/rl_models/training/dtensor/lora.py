@@ -25,12 +25,12 @@ from rl_distributed.errors import CheckpointError, ConfigError
 from rl_distributed.suggestion import did_you_mean
 from rl_models.errors import ModelLoadError
 from rl_models.lora_config import LoRAConfig
+from rl_models.weights.adapters import file_name, plain_name, with_adapter
 
 __all__ = ["Adapters"]
 
 _A, _B = "lora_A.default.weight", "lora_B.default.weight"
 _BASE = ".base_layer."
-_PEFT_PREFIX = "base_model.model."
 _HEADS = ("score.", "classifier.")
 
 
@@ -94,13 +94,6 @@ class Adapters:
             for layer in self._layers:
                 layer._disable_adapters = False
 
-    @staticmethod
-    def plain_name(name: str) -> str | None:
-        """Return a parameter's name without adapters; None for one of an adapter."""
-        if ".lora_A." in name or ".lora_B." in name:
-            return None
-        return name.replace(_BASE, ".")
-
     def merged(
         self, whole: Iterable[tuple[str, Tensor]]
     ) -> Iterator[tuple[str, Tensor]]:
@@ -113,7 +106,7 @@ class Adapters:
         base: tuple[str, Tensor] | None = None
         held: dict[str, Tensor] = {}
         for name, value in whole:
-            if self.plain_name(name) is not None:
+            if plain_name(name) is not None:
                 if _BASE in name and name.endswith(".weight"):
                     base, held = (name.replace(_BASE, "."), value), {}
                 else:
@@ -121,9 +114,8 @@ class Adapters:
                 continue
             held["A" if name.endswith(_A) else "B"] = value
             if len(held) == 2 and base is not None:
-                product = held["B"].float() @ held["A"].float()
-                summed = base[1].float().add(product, alpha=self._config.scale)
-                yield base[0], summed.to(base[1].dtype)
+                scale = self._config.scale
+                yield base[0], with_adapter(base[1], held["A"], held["B"], scale)
                 base = None
 
     def save(self, parts: Iterable[tuple[str, Tensor]], folder: Path) -> None:
@@ -137,11 +129,9 @@ class Adapters:
             CheckpointError: The disk is full or the folder cannot be written.
         """
         tensors = {
-            _PEFT_PREFIX + name.replace(".default", ""): value.detach()
-            .cpu()
-            .contiguous()
+            file_name(name): value.detach().cpu().contiguous()
             for name, value in parts
-            if self.plain_name(name) is None
+            if plain_name(name) is None
         }
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -178,9 +168,9 @@ class Adapters:
                     f"{found}, and the settings mean {wanted}; change policy.lora"
                 )
         own = {
-            _PEFT_PREFIX + name.replace(".default", ""): parameter
+            file_name(name): parameter
             for name, parameter in model.named_parameters()
-            if self.plain_name(name) is None
+            if plain_name(name) is None
         }
         odd = sorted(own.keys() ^ tensors.keys())
         if odd:

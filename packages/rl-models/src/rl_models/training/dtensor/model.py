@@ -60,6 +60,7 @@ from rl_models.training.dtensor.weight_source import (
     open_model,
     place_adapters,
 )
+from rl_models.weights.adapters import plain_name
 
 if TYPE_CHECKING:
     from rl_models.training.dtensor.lora import Adapters
@@ -356,7 +357,7 @@ class RankModel:
                 local_part(parameter).copy_(weights.part(plain, self.box(name)))
 
     def _plain_name(self, name: str) -> str | None:
-        return name if self.adapters is None else self.adapters.plain_name(name)
+        return name if self.adapters is None else plain_name(name)
 
     def compute(self) -> AbstractContextManager[Any]:
         """Context of every forward pass: the dtype of the computation."""
@@ -404,15 +405,22 @@ class RankModel:
 
     def whole_shapes(self) -> dict[str, Tensor]:
         """Each parameter and saved buffer once, whole, as tensors without data."""
+        return {
+            plain: tensor
+            for name, tensor in self.part_shapes().items()
+            if (plain := self._plain_name(name)) is not None
+        }
+
+    def part_shapes(self, *, trained: bool = False) -> dict[str, Tensor]:
+        """Return what `full_parts` gives, as tensors without data."""
         if self.pipeline is not None:
             return {name: self._whole_like(name) for name in self.pipeline.names}
         shapes = {name: self.box(name).global_shape for name in self.parameters}
         return {
-            plain: torch.empty(
+            name: torch.empty(
                 shapes.get(name, tensor.shape), dtype=tensor.dtype, device="meta"
             )
-            for name, tensor in self._saved().items()
-            if (plain := self._plain_name(name)) is not None
+            for name, tensor in (self.trained if trained else self._saved()).items()
         }
 
     def full_tensors(self) -> Iterator[tuple[str, Tensor]]:
