@@ -239,6 +239,11 @@ CASES = (
         "policy.lora.r=4 policy.backend=megatron",
         "which trains no adapters",
     ),
+    _grpo(
+        "adapters for a generator that takes none",
+        "policy.lora.sync=adapter policy.generation.backend=openai",
+        "lora.sync must be 'merged' with policy.generation.backend 'openai'",
+    ),
     _grpo("rank of adapters", "policy.lora.r=0", "greater than 0"),
     _grpo(
         "unknown sampler",

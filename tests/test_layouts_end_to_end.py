@@ -75,3 +75,23 @@ def test_a_run_that_trains_adapters(rl: Callable[..., Any], tmp_path: Path) -> N
         torch.testing.assert_close(
             merged(tokens).logits, adapted(tokens).logits, atol=1e-5, rtol=0
         )
+
+
+@pytest.mark.slow
+def test_sending_adapters_alone_trains_the_same_weights(
+    rl: Callable[..., Any], tmp_path: Path
+) -> None:
+    trained = {}
+    for sync in ("merged", "adapter"):
+        data = recipe()
+        data["stages"]["grpo"]["policy"]["lora"] = {"r": 2, "sync": sync}
+        folder = tmp_path / sync
+        folder.mkdir()
+        result = _train(rl, folder, data)
+        trained[sync] = load_file(
+            Path(result["checkpoint"]) / "adapter" / "adapter_model.safetensors"
+        )
+    assert trained["merged"].keys() == trained["adapter"].keys()
+    for name, value in trained["merged"].items():
+        assert torch.equal(trained["adapter"][name], value), name
+    assert any(value.any() for name, value in trained["merged"].items() if "_B" in name)

@@ -129,6 +129,7 @@ def train_on_answers(model: str) -> None:
             "loss_fn.truncated_importance_sampling_ratio": 5.0,
             "loss_fn.truncated_importance_sampling_ratio_min": 0.5,
             "mismatch": {"limit": 1e-12, "statistic": "max"},
+            "policy.lora": {"r": 2, "sync": "adapter"},
             "policy.dynamic_batching.train_mb_tokens": 128,
         },
     )
