@@ -492,4 +492,4 @@ def test_a_generator_without_adapters_is_refused(trainer, generation):
         WeightSynchronizer(trainer, plain)
     merging = SimpleNamespace(start_weight_export=None)
     with pytest.raises(ConfigError, match="got a policy that has no adapter"):
-        generation.follow(merging)
+        WeightSynchronizer(merging, generation)
