@@ -37,6 +37,13 @@ OVERRIDES_HELP = (
     is_flag=True,
     help="Delete the run that output_dir holds, if it holds one, and begin again.",
 )
+@click.option(
+    "--supervise",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Start the run again from its last checkpoint when it dies, at most N times "
+    "in a row without new progress.",
+)
 @click.option("--json", "as_json", is_flag=True, help="End with one JSON object.")
 @click.option("--quiet", is_flag=True, help="Show no progress.")
 @click.pass_obj
@@ -44,9 +51,11 @@ def train(
     obj: dict[str, bool],
     name: str,
     overrides: tuple[str, ...],
+    *,
     config: Path | None,
     resume: str | None,
     overwrite: bool,
+    supervise: int | None,
     as_json: bool,
     quiet: bool,
 ) -> int:
@@ -59,16 +68,36 @@ def train(
     A run without output_dir gets a new folder runs/NAME-NNN. A folder that is named
     is used for one run: a second one goes on with it (--resume), deletes it
     (--overwrite), or is refused.
+    With --supervise the run is a process of its own. It goes on after a crash, never
+    after a mistake in its configuration, and not after a signal that stops it. An
+    output_dir that holds this same run, unfinished, is gone on with: so the same
+    command serves a job that its batch system starts again.
 
     \b
     Examples:
       rl train quickstart
       rl train quickstart seed=7 stages.grpo.grpo.num_prompts_per_step=32
       rl train quickstart --resume
+      rl train quickstart output_dir=runs/mine --supervise 5
       rl train grpo --config my.yaml policy.model_name=path/to/model
       rl train dapo policy.model_name=model data.train=rows.jsonl env.name=math
       rl train sft policy.model_name=path/to/model data.train=rows.jsonl
     """
+    if supervise is not None:
+        from rl_cli import supervision  # noqa: PLC0415
+
+        flags = {"--json": as_json, "--quiet": quiet, "--debug": obj["debug"]}
+        run = supervision.SupervisedRun(
+            name,
+            config,
+            overrides,
+            resume=resume,
+            overwrite=overwrite,
+            flags=[flag for flag, is_set in flags.items() if is_set],
+        )
+        return supervision.supervise(
+            run, supervise, lambda text: click.echo(text, err=True)
+        )
     began_s = time.monotonic()
     from rl_algorithms.trainers.run.signals import SignalGuard  # noqa: PLC0415
 

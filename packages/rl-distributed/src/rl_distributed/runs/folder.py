@@ -35,6 +35,7 @@ __all__ = [
     "begin_run",
     "check_run_folder",
     "has_progress",
+    "kept_progress",
     "new_run_folder",
     "own_run_folder",
     "refuse_contradiction",
@@ -100,9 +101,16 @@ class RunClaim:
 
 def has_progress(path: Path) -> bool:
     """Whether a run has kept a checkpoint in a folder, or has ended there."""
-    if any(True for pattern in _ENDED for _ in path.glob(pattern)):
-        return True
-    return bool(_steps(path))
+    return bool(kept_progress(path))
+
+
+def kept_progress(path: Path) -> frozenset[str]:
+    """Return what a run has kept in a folder: checkpoints, and results of its parts.
+
+    A run that got further between two calls has kept something new.
+    """
+    ended = [found for pattern in _ENDED for found in path.glob(pattern)]
+    return frozenset(map(str, [*ended, *_checkpoints(path)]))
 
 
 def check_run_folder(
@@ -387,9 +395,13 @@ def _progress(path: Path) -> str:
 
 def _steps(path: Path) -> list[int]:
     """Return the steps of all checkpoints of the folder's run."""
+    return _steps_in(_checkpoints(path))
+
+
+def _checkpoints(path: Path) -> list[Path]:
     inside = [step for pattern in _KEPT for step in path.glob(pattern)]
     outside = [step for folder in _elsewhere(path) for step in folder.glob("step_*")]
-    return _steps_in([*inside, *outside])
+    return [found for found in [*inside, *outside] if _STEP.fullmatch(found.name)]
 
 
 def _steps_in(folders: Iterable[Path]) -> list[int]:

@@ -1,0 +1,269 @@
+"""`rl train --supervise N`: a run in a process of its own, started again when it dies.
+
+```
+start --> child: rl train ... --ended: 0, 2, or stopped by a signal--> its exit code
+  ^                   |
+  |                  died (killed, or exit code 1)
+  +--- pause <--- fewer than N times without new progress; else exit code 1
+```
+
+| part | consumes | produces | waits for | is unblocked by |
+|---|---|---|---|---|
+| supervisor | signals, the child's end | children | child, pause | its end, a signal |
+| child | forwarded signals | checkpoints | its work | a signal |
+
+The child is a process group of its own, so that a signal reaches it once, through the
+supervisor: for a run a second one means to leave at once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from rl_cli.recipe_files import recipe_path
+from rl_cli.run_folder import RunFolder
+from rl_cli.run_place import find_place, given_output_dir
+from rl_distributed.config import load_config
+from rl_distributed.config.hidden_keys import hide_secrets
+from rl_distributed.errors import ConfigError
+from rl_distributed.private_files import make_private_folder, private_opener
+from rl_distributed.runs.folder import has_progress, kept_progress, new_run_folder
+
+__all__ = ["SupervisedRun", "supervise"]
+
+_STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
+_DONE, _USER_ERROR, _SIGNALLED = 0, 2, 128
+
+
+class SupervisedRun:
+    """The run that is started again and again: its folder, and the next command.
+
+    Args:
+        name: Recipe or algorithm.
+        config: YAML file of an algorithm.
+        overrides: Overrides of keys.
+        resume: As for `rl train --resume`.
+        overwrite: A new run may delete the one that its folder holds.
+        flags: Options that every start gets.
+
+    Raises:
+        UserError: The folder cannot be used; see `find_place`. Or it holds another run
+            than the one that is asked for.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        config: Path | None,
+        overrides: Sequence[str],
+        *,
+        resume: str | None,
+        overwrite: bool,
+        flags: Sequence[str],
+    ) -> None:
+        self._name, self._config, self._overrides = name, config, list(overrides)
+        self._overwrite, self._flags = overwrite, list(flags)
+        self._began_ns = time.time_ns()
+        self._resumes = self._has_made_folder = False
+        if resume is not None:
+            found = find_place(name, config, overrides, resume)
+            assert found is not None
+            # The child is going to own it.
+            found.__exit__(None, None, None)
+            self.folder = found.path
+            self._resumes = True
+            return
+        given = _given_folder(name, config, overrides)
+        if given is not None and not overwrite and has_progress(given):
+            _check_same_run(name, config, overrides, given)
+            self._resumes = True
+        else:
+            find_place(name, config, overrides, None, overwrite=overwrite)
+        if given is None:
+            Path("runs").mkdir(exist_ok=True)
+            given = new_run_folder(Path("runs"), Path(name).stem)
+            self._has_made_folder = True
+            self._overrides.append(f"output_dir={given}")
+        self.folder = given.resolve()
+
+    def __enter__(self) -> SupervisedRun:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """Remove the folder again where no run has begun in it."""
+        if self._has_made_folder:
+            with suppress(OSError):
+                self.folder.rmdir()
+
+    def command(self) -> list[str]:
+        """Return the arguments of the next start: a new run, or the one there is."""
+        start = [sys.executable, "-m", "rl_cli", "train", self._name]
+        if self._resumes or (self._has_begun() and has_progress(self.folder)):
+            self._resumes = True
+            hidden = RunFolder(self.folder).read("run.json").get("hidden", [])
+            secrets = [o for o in self._overrides if o.partition("=")[0] in hidden]
+            return [*start, *secrets, "--resume", str(self.folder), *self._flags]
+        config = [] if self._config is None else ["--config", str(self._config)]
+        again = ["--overwrite"] if self._overwrite and not self._has_begun() else []
+        return [*start, *self._overrides, *config, *again, *self._flags]
+
+    def _has_begun(self) -> bool:
+        """Whether the run of this supervisor has written what it is."""
+        try:
+            return (self.folder / "run.json").stat().st_mtime_ns >= self._began_ns
+        except FileNotFoundError:
+            return False
+
+    def progress(self) -> frozenset[str]:
+        """Return what the run has kept so far."""
+        return kept_progress(self.folder)
+
+    def record(self, event: dict[str, Any]) -> None:
+        """Add a line to `logs/restarts.jsonl` of the run."""
+        make_private_folder(self.folder / "logs")
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        path = self.folder / "logs" / "restarts.jsonl"
+        with open(path, "a", opener=private_opener) as file:
+            file.write(json.dumps({"time": now, **event}) + "\n")
+
+
+def supervise(run: SupervisedRun, tries: int, say: Callable[[str], None]) -> int:
+    """Carry a run out, and start it again when it dies.
+
+    Args:
+        run: The run.
+        tries: Restarts in a row without new progress, after which it is given up.
+        say: Shows a message to the user.
+
+    Returns:
+        The exit code of the last child; 128 + signal where a signal ended it.
+    """
+    failed = 0
+    with run, _forwarding() as stop:
+        while True:
+            before = run.progress()
+            code = stop.run(run.command())
+            if code in (_DONE, _USER_ERROR) or stop.signum is not None:
+                return _shell_code(code)
+            if code > _SIGNALLED:
+                return code
+            failed = 1 if run.progress() != before else failed + 1
+            how = _how_it_ended(code)
+            if failed > tries:
+                say(f"The run {how}, {failed} times without new progress; given up.")
+                return _shell_code(code)
+            pause_s = min(_FIRST_PAUSE_S * 2 ** (failed - 1), _LONGEST_PAUSE_S)
+            say(
+                f"The run {how}; it is started again in {pause_s:g} s (restart "
+                f"{failed} of {tries} without new progress)."
+            )
+            run.record({"ended": how, "restart": failed})
+            if stop.pause(pause_s):
+                return _SIGNALLED + (stop.signum or 0)
+
+
+class _Child:
+    """The process that is running now, and the signal that is to end it."""
+
+    def __init__(self) -> None:
+        self.signum: int | None = None
+        self._stop = threading.Event()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def run(self, command: Sequence[str]) -> int:
+        """Start a process and wait for its end; signals end it."""
+        # Between the start and the assignment a signal would find no child.
+        signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)
+        try:
+            self._process = subprocess.Popen(
+                command,
+                process_group=0,
+                # The mask is inherited, and the child must hear.
+                preexec_fn=_hear,
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPS)
+        return self._process.wait()
+
+    def pause(self, seconds: float) -> bool:
+        """Wait; return whether a signal came."""
+        return self._stop.wait(seconds)
+
+    def forward(self, signum: int, _: FrameType | None) -> None:
+        self.signum = signum
+        self._stop.set()
+        if self._process is not None and self._process.poll() is None:
+            os.kill(self._process.pid, signum)
+
+
+def _hear() -> None:
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPS)
+
+
+@contextmanager
+def _forwarding() -> Iterator[_Child]:
+    child = _Child()
+    before = {
+        signum: signal.signal(signum, child.forward)
+        for signum in _STOPS
+        # What is ignored (nohup, background jobs of a shell) is nobody's wish to stop.
+        if signal.getsignal(signum) is not signal.SIG_IGN
+    }
+    try:
+        yield child
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+
+
+def _shell_code(code: int) -> int:
+    return _SIGNALLED - code if code < 0 else code
+
+
+def _how_it_ended(code: int) -> str:
+    if code < 0:
+        return f"was ended by {signal.Signals(-code).name}"
+    return f"failed with exit code {code}"
+
+
+def _given_folder(
+    name: str, config: Path | None, overrides: Sequence[str]
+) -> Path | None:
+    path = recipe_path(name) or config
+    data = load_config(path) if path is not None else {}
+    given = given_output_dir(data, overrides)
+    return None if given is None else Path(given)
+
+
+def _check_same_run(
+    name: str, config: Path | None, overrides: Sequence[str], folder: Path
+) -> None:
+    """Check that a folder holds the run that is asked for.
+
+    Raises:
+        ConfigError: Its configuration is another one.
+    """
+    from rl_cli.run_config import load_run  # noqa: PLC0415 - loads the algorithms
+
+    run = load_run(name, config, overrides)
+    asked = json.loads(json.dumps(hide_secrets(run.source["config"])[0]))
+    held = RunFolder(folder).read("run.json")
+    if held["name"] != run.source["name"] or held["config"] != asked:
+        raise ConfigError(
+            f"output_dir {str(folder)!r} holds another run than the one asked for, "
+            "which therefore cannot go on with it: go on with that one (--resume "
+            f"{folder}), delete it (--overwrite), or name another folder"
+        )
