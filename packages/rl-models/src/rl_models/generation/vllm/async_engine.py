@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from rl_models.errors import GenerationError, WeightSyncError
 from rl_models.generation.replica_rank import ReplicaRank
+from rl_models.generation.vllm.adapter import adapter_request
 from rl_models.generation.vllm.engine import Tensors, joined, num_tokens
 from rl_models.generation.vllm.process_watch import parent_variables
 from rl_models.generation.vllm.requests import RowRequest
@@ -61,6 +62,7 @@ class AsyncEngine:
         # Two updates at a time would pause and resume each other's.
         self._updates = threading.Lock()
         self._num_updates = 0
+        self._adapter = adapter_request(arguments)
         self._llm: Any = self._run(self._build(arguments))
 
     async def _build(self, arguments: dict[str, Any]) -> Any:
@@ -114,6 +116,7 @@ class AsyncEngine:
             {"prompt_token_ids": request.token_ids},
             request.params,
             request_id=f"row-{next(self._numbers)}",
+            lora_request=self._adapter,
         ):
             last = output
         if last is None:

@@ -23,6 +23,7 @@ from rl_models.generation.replica_rank import ReplicaRank
 from rl_models.generation.rows import check_rows, stop_strings_of
 from rl_models.generation.sampling import check_sampling_params
 from rl_models.generation.traits import GenerationTraits
+from rl_models.generation.vllm.adapter_args import check_adapter
 from rl_models.generation.vllm.engine import Engine
 from rl_models.generation.vllm.engine_args import (
     EXTENSION,
@@ -33,6 +34,7 @@ from rl_models.generation.vllm.engine_args import (
 from rl_models.generation.vllm.engines import make_engine
 from rl_models.generation.vllm.model_shards import check_shards
 from rl_models.generation.vllm.requests import make_completion, make_requests
+from rl_models.lora_config import LoRAConfig
 from rl_models.registry import register_generation_backend
 from rl_models.tokens.tokenizer import load_tokenizer, pad_token_id, stop_token_ids
 from rl_models.types import (
@@ -78,6 +80,21 @@ class VllmGenerationBackend(GenerationTraits):
         check_shards(config.vllm.tensor_parallel_size, model_config)
 
     @staticmethod
+    def check_adapter(
+        config: GenerationConfig,
+        lora: LoRAConfig,
+        model_config: Mapping[str, Any],
+        *,
+        on_gpu: bool,
+    ) -> None:
+        """Refuse adapters that the engine cannot compute with.
+
+        Raises:
+            ConfigError: A rank, a family of models or a data type that it cannot take.
+        """
+        check_adapter(config, lora, model_config, on_gpu=on_gpu)
+
+    @staticmethod
     def workers_per_replica(config: GenerationConfig) -> int:
         """Workers that hold one model together."""
         return config.vllm.tensor_parallel_size
@@ -118,6 +135,7 @@ class VllmGenerationBackend(GenerationTraits):
         hf_config_overrides: Mapping[str, Any] | None = None,
         replica: int = 0,
         place: ReplicaRank | None = None,
+        adapter: LoRAConfig | None = None,
         **context: Any,
     ) -> None:
         """Build the engine.
@@ -131,6 +149,8 @@ class VllmGenerationBackend(GenerationTraits):
             hf_config_overrides: Fields of the model's `config.json` to replace.
             replica: Number of this replica, for messages.
             place: Which of its processes this is; they wait for each other here.
+            adapter: Weights come as those of a base and as such adapters, which the
+                engine computes beside the base; None: they come as they are.
             context: What other backends need.
 
         Raises:
@@ -149,6 +169,7 @@ class VllmGenerationBackend(GenerationTraits):
             load_weights=load_weights,
             hf_config_overrides=hf_config_overrides,
             place=place,
+            adapter=adapter,
             on_gpu=on_gpu,
         )
         # Where this is no worker of a group, nobody has set them.

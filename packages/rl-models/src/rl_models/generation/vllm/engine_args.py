@@ -14,7 +14,9 @@ from typing import Any
 from rl_distributed.errors import ConfigError
 from rl_models.generation.config import GenerationConfig
 from rl_models.generation.replica_rank import ReplicaRank
+from rl_models.generation.vllm.adapter_args import adapter_args
 from rl_models.generation.vllm_config import VllmConfig
+from rl_models.lora_config import LoRAConfig
 
 __all__ = ["EXTENSION", "check_engine_config", "engine_args", "engine_variables"]
 
@@ -66,6 +68,7 @@ def engine_args(
     load_weights: bool = True,
     hf_config_overrides: Mapping[str, Any] | None = None,
     place: ReplicaRank | None = None,
+    adapter: LoRAConfig | None = None,
     on_gpu: bool,
 ) -> dict[str, Any]:
     """Keyword arguments of vLLM's `EngineArgs`, `AsyncEngineArgs` and `LLM`.
@@ -77,6 +80,7 @@ def engine_args(
         load_weights: False leaves the weights undefined until the first update.
         hf_config_overrides: Fields of the model's `config.json` to replace.
         place: Which of the processes of a tensor-parallel replica this is.
+        adapter: The adapter that is sent apart from the weights; None: there is none.
         on_gpu: Whether the engine runs on GPUs.
 
     Raises:
@@ -117,7 +121,8 @@ def engine_args(
     else:
         arguments["gpu_memory_utilization"] = engine.gpu_memory_utilization
         arguments["enable_sleep_mode"] = engine.enable_sleep_mode
-    return {**arguments, **engine.engine_args}
+    arguments |= engine.engine_args
+    return arguments | (adapter_args(adapter, arguments) if adapter else {})
 
 
 def _parallel_args(

@@ -7,7 +7,9 @@ on a CPU its layers are changed then, see `cpu_layers`.
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -15,10 +17,13 @@ from vllm.platforms import current_platform
 
 from rl_distributed.transfer.manifest import Manifest, TensorEntry
 from rl_models.errors import WeightSyncError
+from rl_models.generation.vllm.adapter import load_adapter, without_wrappers
+from rl_models.generation.vllm.adapter_args import SCALE
 from rl_models.generation.vllm.experts import experts_apart
 from rl_models.generation.vllm.parameter_names import held_tensors
 from rl_models.generation.vllm.process_watch import end_with_parent
 from rl_models.generation.vllm.staged_weights import StagedWeights
+from rl_models.weights.adapters import is_of_adapter, set_apart
 from rl_models.weights.loading import changed_tensors
 
 __all__ = ["WeightExtension", "load_into", "missing_weights"]
@@ -43,14 +48,34 @@ class WeightExtension:
     rl_weights: StagedWeights | None = None
     """In a worker that receives weights by itself, and takes part in the steps of an
     engine elsewhere."""
+    rl_adapter: Mapping[str, torch.Tensor] = MappingProxyType({})
+    """The adapter that was loaded last, as it was sent."""
 
     def rl_load_weights(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Replace all weights in place, where the engine is in this process.
+
+        An engine with an adapter is given the adapter, after the base or alone.
 
         Raises:
             WeightSyncError: Tensors are missing, unknown or of another shape.
         """
         model = self.model_runner.get_model()
+        if not hasattr(model, "lora_manager"):
+            self._load_all(model, tensors)
+            return
+        adapter: dict[str, torch.Tensor] = {}
+        base = set_apart(tensors, adapter)
+        first = next(base, None)
+        if first is not None:
+            with without_wrappers(model):
+                self._load_all(model, chain([first], base))
+        scale = self.model_runner.vllm_config.additional_config[SCALE]
+        load_adapter(model, adapter, float(scale))
+        self.rl_adapter = adapter
+
+    def _load_all(
+        self, model: Any, tensors: Iterable[tuple[str, torch.Tensor]]
+    ) -> None:
         reload = None if _is_plain(model) else self._reload
         load_into(model, experts_apart(model, tensors), reload)
 
@@ -103,18 +128,22 @@ class WeightExtension:
             Their names; None: weights in a form of their own cannot be compared.
         """
         model = self.model_runner.get_model()
-        if not _is_plain(model):
-            return None
         manifest = Manifest(tuple(map(TensorEntry.from_json, entries)))
         dtypes = {entry.name: entry.torch_dtype for entry in manifest.entries}
         found: list[str] = []
 
         def held() -> Iterator[tuple[str, torch.Tensor]]:
-            for name, tensor in held_tensors(model, dtypes):
+            base = [name for name in dtypes if not is_of_adapter(name)]
+            for name, tensor in chain(
+                held_tensors(model, base), self.rl_adapter.items()
+            ):
                 found.append(name)
                 yield name, tensor.to(dtypes[name])
 
-        changed = changed_tensors(manifest, held())
+        with without_wrappers(model):
+            if not _is_plain(model):
+                return None
+            changed = changed_tensors(manifest, held())
         return changed if len(found) == len(dtypes) else None
 
     def _reload(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:

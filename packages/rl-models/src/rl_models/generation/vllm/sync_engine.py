@@ -7,6 +7,7 @@ from typing import Any
 
 from rl_models.errors import WeightSyncError
 from rl_models.generation.replica_rank import ReplicaRank
+from rl_models.generation.vllm.adapter import adapter_request
 from rl_models.generation.vllm.engine import Tensors, joined, num_tokens
 from rl_models.generation.vllm.requests import RowRequest
 from rl_models.generation.vllm.stall_watch import EngineProgress
@@ -27,6 +28,7 @@ class SyncEngine:
         if place is not None:
             _take_place(place)
         self.progress = EngineProgress()
+        self._adapter = adapter_request(arguments)
         self._llm: Any = LLM(**arguments)
         engine = self._llm.llm_engine
         engine.set_weight_version("0")
@@ -44,6 +46,7 @@ class SyncEngine:
                 [{"prompt_token_ids": request.token_ids} for request in requests],
                 [request.params for request in requests],
                 use_tqdm=False,
+                lora_request=self._adapter,
             )
         return outputs
 
