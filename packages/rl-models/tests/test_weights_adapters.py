@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
-import ray
 import torch
 from peft import LoraConfig, inject_adapter_in_model
-from transformers import AutoModelForCausalLM
 
 from rl_distributed.batch.batched_data_dict import BatchedDataDict
-from rl_distributed.batch.tensor_buffers import decode
-from rl_distributed.cluster.virtual_cluster import RayVirtualCluster
 from rl_distributed.errors import ConfigError
 from rl_distributed.transfer import Manifest
 from rl_distributed.transfer.manifest import TensorEntry, digest_of
@@ -24,17 +17,12 @@ from rl_models.errors import WeightSyncError
 from rl_models.generation.config import GenerationConfig
 from rl_models.generation.huggingface import HuggingFaceGenerationBackend
 from rl_models.lora_config import LoRAConfig
-from rl_models.policy.generation_policy import GenerationPolicy
-from rl_models.policy.huggingface_policy import HuggingFacePolicy
 from rl_models.policy.preflight import check_policy
 from rl_models.testing import TokenCrossEntropy
 from rl_models.training.dtensor import DTensorTrainingBackend
 from rl_models.weight_request import WeightRequest
 from rl_models.weights.adapters import MergedAdapter, adapted_layer, with_adapter
-from rl_models.weights.base_weights import BaseWeights
-from rl_models.weights.config import WeightSyncConfig
 from rl_models.weights.receiving import WeightReceiver
-from rl_models.weights.sync import WeightSynchronizer
 
 LORA = {"r": 2, "sync": "adapter"}
 PREFIX = "base_model.model."
@@ -64,9 +52,6 @@ def prompts():
             "seeds": torch.arange(6),
         }
     )
-
-
-# --- one process ---------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -215,6 +200,20 @@ def test_adapters_that_do_not_fit_are_named(change, message):
         adapter.load(iter([(PREFIX + name, value) for name, value in tensors.items()]))
 
 
+def test_another_base_takes_the_place_of_the_first():
+    model = torch.nn.Sequential(torch.nn.Linear(4, 3, bias=False))
+    adapter = MergedAdapter(model, 0.5, "replica 3")
+    a, b = torch.ones(2, 4), torch.ones(3, 2)
+    parts = {f"{PREFIX}0.lora_A.weight": a, f"{PREFIX}0.lora_B.weight": b}
+    for number in (1.0, 2.0):
+        weight = torch.full((3, 4), number)
+        adapter.load(iter([("0.weight", weight), *parts.items()]))
+        assert torch.equal(model[0].weight, weight + 1)
+        adapter.load(iter(parts.items()))
+        assert torch.equal(model[0].weight, weight + 1)
+        assert torch.equal(dict(adapter.held())["0.weight"], weight)
+
+
 def test_the_sum_is_that_of_peft():
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(6, 5))
@@ -252,71 +251,6 @@ A_NAME = f"{PREFIX}a.lora_A.weight"
 ENTRIES = [("a", "1"), (A_NAME, "2"), (A_NAME, "3")]
 
 
-class Sides:
-    """A policy and a generator, as far as `BaseWeights` looks at them."""
-
-    def __init__(self, lora=None, taken=None):
-        self.sent_adapter = lora and LoRAConfig(**lora)
-        self.taken_adapter = taken and LoRAConfig(**taken)
-        self.base_version = self.weight_version = 0
-        self.processes = [(0, 0)]
-
-    def live_processes(self):
-        return list(self.processes)
-
-
-def test_the_base_is_sent_where_it_is_missing():
-    sides = Sides(LORA, LORA)
-    base = BaseWeights(sides, sides)
-
-    def sync(is_loaded=True):
-        kind = base.next_kind()
-        base.settle(is_loaded=is_loaded)
-        sides.weight_version += is_loaded
-        return kind
-
-    assert [sync() for _ in range(3)] == ["apart", "adapter", "adapter"]
-    sides.processes = [(0, 1)]  # it was started again
-    assert [sync() for _ in range(2)] == ["apart", "adapter"]
-    sides.processes.append((1, 0))  # another one has joined
-    assert [sync(), sync(is_loaded=False), sync(), sync()] == [
-        "apart",
-        "adapter",
-        "apart",
-        "adapter",
-    ]
-    sides.base_version += 1
-    assert [sync(), sync()] == ["apart", "adapter"]
-    sides.weight_version = 0  # the generator has loaded its model again
-    assert sync() == "apart"
-    # Whoever does not say which processes it has gets the base each time.
-    silent = SimpleNamespace(taken_adapter=sides.taken_adapter, weight_version=1)
-    base = BaseWeights(sides, silent)
-    assert [sync(), sync()] == ["apart", "apart"]
-
-
-def test_without_adapters_weights_are_merged():
-    sides = Sides()
-    base = BaseWeights(sides, sides)
-    assert base.next_kind() == "merged"
-    assert BaseWeights(object(), object()).next_kind() == "merged"
-
-
-@pytest.mark.parametrize(
-    ("sent", "taken", "message"),
-    [
-        (LORA, None, "got a generator that has no adapter apart"),
-        (None, LORA, "got a policy that has no adapter apart"),
-        (LORA, {**LORA, "r": 4}, "r 2 and scale 2 against r 4 and scale 2"),
-        (LORA, {**LORA, "alpha": 1.0}, "scale 2 against r 2 and scale 0.5"),
-    ],
-)
-def test_sides_that_do_not_fit_are_refused(sent, taken, message):
-    sides = Sides(sent, taken)
-    with pytest.raises(ConfigError, match=message):
-        BaseWeights(sides, sides)
-
-
 def test_a_generator_that_takes_no_adapters_is_refused_before_a_start(tiny_folder):
     generation = {"max_new_tokens": 4, "backend": "openai"}
     config = PolicyConfig(model_name=str(tiny_folder), lora=LORA, generation=generation)
@@ -327,169 +261,3 @@ def test_a_generator_that_takes_no_adapters_is_refused_before_a_start(tiny_folde
     merged = config.replace(lora={"r": 2})
     check_policy(merged, 1)
     assert merged.sent_adapter is None
-
-
-# --- workers -------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def cluster(ray_cluster):
-    with RayVirtualCluster([2], use_gpus=False, max_colocated_worker_groups=4) as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def trainer(cluster, tiny_folder):
-    """Two ranks that share the model."""
-    made = HuggingFacePolicy(
-        tiny_folder,
-        cluster,
-        max_total_sequence_length=64,
-        lora=LORA,
-        optimizer={"kwargs": {"lr": 1e-2}},
-    )
-    yield made
-    assert made.shutdown()
-
-
-@pytest.fixture(scope="module")
-def generation(cluster, tiny_folder, trainer):
-    config = GenerationConfig(
-        max_new_tokens=8,
-        stop_token_ids=[],
-        max_restarts=10,
-        start_deadline_s=120,
-        call_deadline_s=60,
-    )
-    made = GenerationPolicy(
-        cluster,
-        config,
-        model_name=tiny_folder,
-        load_weights=False,
-        adapter=trainer.config.sent_adapter,
-    )
-    yield made
-    assert made.shutdown()
-
-
-class Counting:
-    """A trainer that counts the bytes that its messages have."""
-
-    def __init__(self, trainer):
-        self.trainer = trainer
-        self.sent = []
-
-    def __getattr__(self, name):
-        return getattr(self.trainer, name)
-
-    def start_weight_export(self, request, link=None):
-        export = self.trainer.start_weight_export(request, link)
-        parts = ray.get(list(export.messages), timeout=60) if link is None else []
-        blocks = [block for part in parts for _, block in part if block is not None]
-        num_bytes = sum(decode(block).nbytes for block in blocks)
-        self.sent.append((request.kind, num_bytes))
-        return export
-
-
-def disagreement(trainer, generation):
-    """Largest difference of the log-probs of what the replicas sample."""
-    output = generation.generate(prompts())
-    data = BatchedDataDict(
-        {
-            "input_ids": output["output_ids"],
-            "input_lengths": output["unpadded_sequence_lengths"],
-        }
-    )
-    logprobs = trainer.get_logprobs(data)["logprobs"]
-    return (logprobs - output["logprobs"])[:, 9:].abs().max().item()
-
-
-def synchronizer(trainer, generation, **settings):
-    settings = {"bucket_bytes": 8192, "deadline_s": 60.0, **settings}
-    return WeightSynchronizer(trainer, generation, WeightSyncConfig(**settings))
-
-
-@pytest.mark.parametrize("transport", ["object_store", "shared_memory"])
-def test_replicas_are_sent_the_base_once(trainer, generation, transport):
-    source = Counting(trainer)
-    sync = synchronizer(source, generation, transport=transport)
-    for seed in range(3):
-        trainer.train(rows(seed=seed), TokenCrossEntropy())
-        version = sync.sync_weights()
-        assert version == generation.weight_version
-        assert disagreement(trainer, generation) < 1e-5
-    assert [kind for kind, _ in source.sent] == ["apart", "adapter", "adapter"]
-    trainer.train(rows(seed=3), TokenCrossEntropy())
-    assert disagreement(trainer, generation) > 1e-3
-    sync.close()
-    if transport == "object_store":
-        sizes = [size for _, size in source.sent]
-        wanted = adapter_bytes(trainer)
-        assert sizes[1] == sizes[2]
-        # Tensors begin at round addresses of a block.
-        assert wanted <= sizes[1] < 1.2 * wanted
-        assert sizes[1] < sizes[0] / 3
-
-
-def adapter_bytes(trainer):
-    """Bytes of the adapter in float32: r (in + out) numbers per matrix."""
-    config = trainer.config
-    model = AutoModelForCausalLM.from_pretrained(config.model_name)
-    return 4 * sum(
-        config.lora.r * (module.in_features + module.out_features)
-        for module in model.model.modules()
-        if isinstance(module, torch.nn.Linear)
-    )
-
-
-def test_a_replica_that_was_started_again_gets_base_and_adapter(trainer, generation):
-    source = Counting(trainer)
-    sync = synchronizer(source, generation)
-    trainer.train(rows(seed=4), TokenCrossEntropy())
-    sync.sync_weights()
-    sync.sync_weights()
-    for number in generation.group.worker_pids:
-        os.kill(number, signal.SIGKILL)
-    # All are lost: whoever comes back is brought what was served.
-    assert disagreement(trainer, generation) < 1e-5
-    trainer.train(rows(seed=5), TokenCrossEntropy())
-    sync.sync_weights()
-    assert disagreement(trainer, generation) < 1e-5
-    kinds = [kind for kind, _ in source.sent]
-    assert kinds[:3] == ["apart", "adapter", "apart"]
-    assert kinds[-1] == "adapter"
-    sync.close()
-
-
-def test_weights_of_a_checkpoint_are_another_base(trainer, generation, tmp_path):
-    source = Counting(trainer)
-    # A policy that starts over has left the link of a synchronizer.
-    sync = synchronizer(source, generation, transport="object_store")
-    trainer.train(rows(seed=6), TokenCrossEntropy())
-    sync.sync_weights()
-    trainer.save_checkpoint(tmp_path / "w", tmp_path / "o")
-    before = generation.generate(prompts())
-    # Merged weights as the base, beneath adapters that are zero again.
-    trainer.load_checkpoint(tmp_path / "w")
-    sync.sync_weights()
-    merged = generation.generate(prompts())
-    trainer.reload(trainer.config, optimizer_path=tmp_path / "o")
-    sync.sync_weights()
-    after = generation.generate(prompts())
-    assert [kind for kind, _ in source.sent] == ["apart"] * 3
-    for output in (merged, after):
-        assert torch.equal(output["output_ids"], before["output_ids"])
-        torch.testing.assert_close(
-            output["logprobs"], before["logprobs"], atol=1e-5, rtol=0
-        )
-    assert disagreement(trainer, generation) < 1e-5
-    sync.close()
-
-
-def test_a_generator_without_adapters_is_refused(trainer, generation):
-    plain = SimpleNamespace(weight_version=0, start_weight_update=None)
-    with pytest.raises(ConfigError, match="got a generator that has no adapter"):
-        WeightSynchronizer(trainer, plain)
-    merging = SimpleNamespace(start_weight_export=None)
-    with pytest.raises(ConfigError, match="got a policy that has no adapter"):
-        WeightSynchronizer(merging, generation)
