@@ -33,6 +33,8 @@ COMMANDS = {
     "eval": ("rl_cli.commands.eval:evaluate", "Measure a model on held-out prompts."),
     "generate": ("rl_cli.commands.generate:generate", "Sample from a model folder."),
     "plan": ("rl_cli.commands.plan:plan", "Tell what memory and layout a run needs."),
+    "report": ("rl_cli.commands.report:report", "Write an HTML page of a run."),
+    "runs": ("rl_cli.commands.runs:runs", "List runs and how they stand."),
     "serve": ("rl_cli.commands.serve:serve", "Serve a model over HTTP."),
     "train": ("rl_cli.commands.train:train", "Train by a recipe or an algorithm."),
 }

@@ -7,6 +7,7 @@ runs/mine/
                  where its checkpoints are, if they are elsewhere (checkpoint_dir)
   checkpoints/   step_N; a run of several stages has them in stages/<name>/
   result.json    what a run that has ended came to
+  .run.ended     why a process left the run before its end (`runs.ending`)
   requests/      what other processes of the user ask of it (`run_requests`)
 ```
 A folder holds progress when a run has kept a checkpoint there or has ended. A new run
@@ -28,6 +29,7 @@ from typing import Any, Self
 from rl_distributed.errors import ConfigError, LockHeldError, UserError
 from rl_distributed.file_lock import FolderLock
 from rl_distributed.private_files import make_private_folder, private_opener
+from rl_distributed.runs.ending import ENDED, forget_ending, note_ending
 
 __all__ = [
     "CHECKPOINTS",
@@ -47,7 +49,7 @@ _KEPT = (f"{CHECKPOINTS}/step_*", f"stages/*/{CHECKPOINTS}/step_*")
 _STEP = re.compile(r"step_\d+")
 _STEP_OR_REMAINS = re.compile(r"(tmp_|old_|removed_)?step_\d+")
 _LOCK, _STARTED = ".run.lock", ".run.started"
-_OWN = {_LOCK, _STARTED}
+_OWN = {_LOCK, _STARTED, ENDED}
 _RUN = ".run.folder"  # in a folder of checkpoints elsewhere: whose they are
 _WRITING = {"logger", "checkpointing"}  # sections that name what a run writes
 
@@ -93,8 +95,10 @@ class RunClaim:
                 for name in _OWN:
                     (self.path / name).unlink(missing_ok=True)
                 self.path.rmdir()
+            elif error is not None and self._lock.is_held:
+                note_ending(self.path, error)
         except OSError:
-            pass  # something of another one lies there, or it cannot be removed
+            pass  # something of another one lies there, or it cannot be written
         finally:
             self.release()
 
@@ -252,6 +256,7 @@ def own_run_folder(path: Path, *, is_new: bool = False) -> RunClaim:
         raise ConfigError(str(error)) from None
     except OSError as error:
         raise _not_writable(path, error) from error
+    forget_ending(path)
     return RunClaim(path, lock, is_new=is_new)
 
 

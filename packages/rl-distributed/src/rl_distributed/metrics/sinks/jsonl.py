@@ -15,7 +15,7 @@ from rl_distributed.metrics.distribution import Histogram
 from rl_distributed.metrics.sinks.plain import plain_tree
 from rl_distributed.private_files import make_private_folder, private_opener
 
-__all__ = ["JsonlSink", "JsonlSinkConfig", "json_line", "read_metrics"]
+__all__ = ["JsonlSink", "JsonlSinkConfig", "json_line", "read_metrics", "read_records"]
 
 
 def json_line(record: Mapping[str, Any]) -> bytes:
@@ -136,6 +136,21 @@ def _step_of(line: bytes) -> int:
     return step if isinstance(step, int) else 0
 
 
+def read_records(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
+    """Read the lines of a file of any JSON records, oldest first.
+
+    A torn line, left by a writer that was killed or is writing it, is skipped.
+    """
+    with open(path, encoding="utf-8", errors="replace") as file:
+        for line in file:
+            try:
+                record = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(record, dict):
+                yield record
+
+
 def read_metrics(
     path: str | os.PathLike[str],
 ) -> Iterator[tuple[int, dict[str, float]]]:
@@ -143,12 +158,7 @@ def read_metrics(
 
     A torn line, left by a writer that was killed, is skipped.
     """
-    with open(path, encoding="utf-8", errors="replace") as file:
-        for line in file:
-            try:
-                record = json.loads(line)
-            except json.JSONDecodeError:
-                continue
-            if isinstance(record, dict) and "metrics" in record:
-                metrics = {k: float(v) for k, v in record["metrics"].items()}
-                yield int(record["step"]), metrics
+    for record in read_records(path):
+        if "metrics" in record:
+            metrics = {k: float(v) for k, v in record["metrics"].items()}
+            yield int(record["step"]), metrics

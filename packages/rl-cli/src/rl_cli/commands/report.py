@@ -1,0 +1,55 @@
+"""`rl report`: one HTML page of a run, or of several beside each other."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from rl_cli.console import Terminal
+
+
+@click.command(short_help="Write an HTML page of a run, or compare runs.")
+@click.argument(
+    "runs",
+    metavar="RUN [RUN ...]",
+    nargs=-1,
+    required=True,
+    type=click.Path(path_type=Path),
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="The file; default: report.html in the folder of the first run.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def report(runs: tuple[Path, ...], output: Path | None, as_json: bool) -> None:
+    """Write one HTML page that shows a run, or several over each other.
+
+    RUN is the folder of a run: one that has ended, goes on, or failed. The page has the
+    curves, the answers that the run kept, where the time went, what may be wrong, and
+    the configuration; it needs no network. Answers that are too many for one file lie
+    in a folder NAME_files beside the page: keep the two together.
+
+    \b
+    Examples:
+      rl report runs/quickstart-001
+      rl report runs/grpo-001 runs/grpo-002 --output compared.html
+    """
+    from rl_cli.report.page import write_page  # noqa: PLC0415
+    from rl_cli.report.run_reader import read_run  # noqa: PLC0415
+
+    found = [read_run(path) for path in runs]
+    path = output or runs[0] / "report.html"
+    store = write_page(found, path)
+    files = store.folder if store.in_files else None
+    terminal = Terminal()
+    if as_json:
+        told = {"page": str(path), "files": None if files is None else str(files)}
+        terminal.raw(json.dumps(told))
+        return
+    terminal.raw(str(path))
+    if files is not None:
+        terminal.note(f"answers in {files}: keep it beside the page")

@@ -1,0 +1,56 @@
+"""`rl runs`: which runs there are, and how they stand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from rl_cli.console import Terminal, table
+
+
+@click.command(short_help="List runs and how they stand.")
+@click.argument(
+    "folder", required=False, default="runs", type=click.Path(path_type=Path)
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON list.")
+def runs(folder: Path, as_json: bool) -> None:
+    """List the runs in FOLDER, the oldest first; default: runs.
+
+    A run is running while a process carries it out; finished when it came to its end;
+    failed when an error ended it; interrupted when a signal did, or when its process
+    was killed.
+
+    \b
+    Examples:
+      rl runs
+      rl runs experiments --json
+    """
+    from rl_cli.run_listing import find_runs, summarize_run  # noqa: PLC0415
+    from rl_distributed.errors import ConfigError  # noqa: PLC0415
+
+    if not folder.is_dir():
+        raise ConfigError(
+            f"there is no folder {str(folder)!r} to look for runs in: give the folder "
+            "that holds them, as in rl runs FOLDER"
+        )
+    found = [summarize_run(path, folder) for path in find_runs(folder)]
+    found.sort(key=lambda run: (run.started or "", run.folder))
+    terminal = Terminal()
+    if as_json:
+        terminal.raw(json.dumps([run.to_dict() for run in found]))
+        return
+    if not found:
+        terminal.raw(f"no runs in {folder}")
+        return
+    columns = ["run", "what", "state", "stage", "steps", "best", "age", "ended because"]
+    rows: list[tuple[Any, ...]] = [
+        (run.folder, run.name, run.state, run.stage, run.steps, run.shown_best,
+         run.shown_age, run.reason)
+        for run in found
+    ]  # fmt: skip
+    if not any(run.reason for run in found):
+        columns, rows = columns[:-1], [row[:-1] for row in rows]
+    terminal.result(table(f"Runs in {folder}", columns, rows))

@@ -1,0 +1,158 @@
+"""The configuration of a stage as rows: key, value, default, and where it was set."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rl_algorithms.registry import algorithm_settings, get_config_class
+from rl_cli.report.run_reader import ReadRun, ReadStage
+from rl_distributed.config import explain_config
+from rl_distributed.config.problems import show
+from rl_distributed.errors import UserError
+from rl_distributed.redaction import REDACTED, redacted
+
+__all__ = ["ConfigValue", "config_values", "recipe_values"]
+
+
+@dataclass(frozen=True)
+class ConfigValue:
+    """One key of a configuration."""
+
+    key: str
+    """The dotted key."""
+    value: str
+    """Its value as YAML."""
+    default: str | None
+    """Its default as YAML; None where it has none, or the class is not known here."""
+    origin: str
+    """Where it was set: `default`, `preset`, `stage`, `common`, `set`, or `run` for
+    what the run itself decides; `updated` if it changed while the run went on."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as JSON values."""
+        return asdict(self)
+
+
+def config_values(run: ReadRun, stage: ReadStage) -> list[ConfigValue]:
+    """Return the resolved configuration of a stage, secrets concealed."""
+    defaults = _defaults(stage.algorithm)
+    preset = _preset(stage.algorithm)
+    written = _written(run.record, stage.name)
+    changed = _changed(stage)
+    values = []
+    for key, value in _leaves(_resolved(run, stage)):
+        shown = show(redacted(value))
+        default = _default(key, preset, defaults)
+        if key in changed:
+            origin, shown = "updated", show(redacted(changed[key]))
+        elif written is not None and (found := _who_wrote(key, written)):
+            origin = found
+        elif shown == default:
+            origin = "preset" if _at(preset, key) is not None else "default"
+        else:
+            origin = "set" if written is None else "run"
+        if shown == REDACTED or REDACTED in shown:
+            default = None
+        values.append(ConfigValue(key, shown, default, origin))
+    return values
+
+
+def recipe_values(run: ReadRun) -> list[ConfigValue]:
+    """Return the keys of a recipe that belong to no stage; [] of another run."""
+    config = run.record.get("config")
+    if run.record.get("kind") != "recipe" or not isinstance(config, Mapping):
+        return []
+    own = {k: v for k, v in config.items() if k not in ("common", "stages")}
+    return [
+        ConfigValue(key, show(redacted(value)), None, "recipe")
+        for key, value in _leaves(redacted(own))
+    ]
+
+
+def _resolved(run: ReadRun, stage: ReadStage) -> Mapping[str, Any]:
+    """Return what the metrics file has; before that, what the run folder has."""
+    if stage.metrics.config:
+        return redacted(stage.metrics.config)  # type: ignore[no-any-return]
+    config = run.record.get("config")
+    if run.record.get("kind") == "recipe" or not isinstance(config, Mapping):
+        return {}
+    return redacted(config)  # type: ignore[no-any-return]
+
+
+@functools.cache
+def _defaults(algorithm: str | None) -> dict[str, str]:
+    """Return the defaults of an algorithm's keys; {} for one not installed here."""
+    try:
+        rows = explain_config(get_config_class(algorithm or ""))
+    except UserError:
+        return {}
+    return {row.path: row.default for row in rows if row.default}
+
+
+@functools.cache
+def _preset(algorithm: str | None) -> Mapping[str, Any]:
+    try:
+        return algorithm_settings(algorithm or "", {})
+    except UserError:
+        return {}
+
+
+def _default(
+    key: str, preset: Mapping[str, Any], defaults: Mapping[str, str]
+) -> str | None:
+    found = _at(preset, key)
+    return defaults.get(key) if found is None else show(found)
+
+
+def _written(record: Mapping[str, Any], stage: str) -> dict[str, Any] | None:
+    """Return what a recipe says of a stage, by who says it; None: it is no recipe."""
+    config = record.get("config")
+    if record.get("kind") != "recipe" or not isinstance(config, Mapping):
+        return None
+    stages = config.get("stages")
+    own = stages.get(stage) if isinstance(stages, Mapping) else None
+    return {"stage": own or {}, "common": config.get("common") or {}}
+
+
+def _who_wrote(key: str, written: Mapping[str, Any]) -> str | None:
+    return next((who for who, said in written.items() if _has(said, key)), None)
+
+
+def _has(tree: Any, key: str) -> bool:
+    for part in key.split("."):
+        if not isinstance(tree, Mapping) or part not in tree:
+            return False
+        tree = tree[part]
+    return True
+
+
+def _at(tree: Any, key: str) -> Any:
+    for part in key.split("."):
+        if not isinstance(tree, Mapping) or part not in tree:
+            return None
+        tree = tree[part]
+    return tree
+
+
+def _changed(stage: ReadStage) -> dict[str, Any]:
+    """Return the values of keys that were changed while the stage ran."""
+    found: dict[str, Any] = {}
+    for update in stage.updates:
+        changes = update.get("changes")
+        # A value is concealed by the name of its key, as in the configuration.
+        for key, value in changes.items() if isinstance(changes, Mapping) else ():
+            last = str(key).rpartition(".")[2]
+            found[str(key)] = redacted({last: value})[last]
+    return found
+
+
+def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in tree.items():
+        path = f"{prefix}{key}"
+        if isinstance(value, Mapping) and value:
+            yield from _leaves(value, f"{path}.")
+        else:
+            yield path, value

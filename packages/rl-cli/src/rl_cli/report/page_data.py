@@ -1,0 +1,226 @@
+"""What the page of a report shows, as JSON values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import Any
+
+from rl_algorithms.trainers.run.figures import Figures
+from rl_algorithms.trainers.run.history import History
+from rl_cli.report.config_rows import config_values, recipe_values
+from rl_cli.report.metric_table import MetricTable, thinned
+from rl_cli.report.run_reader import ReadRun, ReadStage, read_json
+from rl_cli.report.sample_chunks import SAMPLE_FILES, ChunkStore, index_samples
+from rl_cli.report.step_times import phase_times
+from rl_distributed.redaction import redacted
+
+__all__ = ["page_data"]
+
+_MOST_NUMBERS = 150_000
+"""Points of all curves of a page; about ten bytes each."""
+_MOST_POINTS, _LEAST_POINTS = 2000, 120
+_MOST_TIMES = 1000
+_DIGITS = 6
+
+
+def page_data(runs: Sequence[ReadRun], store: ChunkStore) -> dict[str, Any]:
+    """Return all that the page has, and put the answers away.
+
+    Args:
+        runs: The first one is what the others are compared with.
+        store: Gets the answers.
+    """
+    num_curves = sum(len(s.metrics.columns) for run in runs for s in run.stages)
+    limit = _MOST_NUMBERS // max(num_curves, 1)
+    limit = min(max(limit, _LEAST_POINTS), _MOST_POINTS)
+    names = _names(runs)
+    return {
+        "written": datetime.now(UTC).isoformat(timespec="seconds"),
+        "runs": [
+            _run(run, name, f"r{number}", limit, store)
+            for number, (run, name) in enumerate(zip(runs, names, strict=True))
+        ],
+    }
+
+
+def _names(runs: Sequence[ReadRun]) -> list[str]:
+    """Return a name for each run: that of its folder, with those above if need be."""
+    folders = [run.folder.resolve() for run in runs]
+    depth = 1
+    while depth < max(len(folder.parts) for folder in folders):
+        names = ["/".join(folder.parts[-depth:]) for folder in folders]
+        if len(set(names)) == len(set(folders)):
+            return names
+        depth += 1
+    return [str(folder) for folder in folders]
+
+
+def _run(
+    run: ReadRun, name: str, key: str, limit: int, store: ChunkStore
+) -> dict[str, Any]:
+    record, result = run.record, run.result
+    return {
+        "name": name,
+        "what": str(record.get("name", "")),
+        "kind": str(record.get("kind", "")),
+        "state": run.state,
+        "reason": run.reason,
+        "started": _text(record.get("started")),
+        "versions": _texts(record.get("versions")),
+        "command": _command(run, name),
+        "result": redacted(
+            {k: v for k, v in result.items() if isinstance(v, str | int | float | list)}
+        ),
+        "figures": _figures(run),
+        "answers": _answers(run),
+        "recipe": [value.to_dict() for value in recipe_values(run)],
+        "logs": redacted(run.logs.to_dict()),
+        "data": redacted(run.logs.data),
+        "stages": [
+            _stage(run, stage, f"{key}s{number}", limit, store)
+            for number, stage in enumerate(run.stages)
+        ],
+    }
+
+
+def _stage(
+    run: ReadRun, stage: ReadStage, key: str, limit: int, store: ChunkStore
+) -> dict[str, Any]:
+    table = stage.metrics
+    times = phase_times(table)
+    samples = [
+        found
+        for kind in SAMPLE_FILES
+        if (found := index_samples(stage, kind, f"{key}{kind[0]}", store)) is not None
+    ]
+    return {
+        "name": stage.name,
+        "algorithm": stage.algorithm,
+        "offset": stage.offset,
+        "steps": stage.num_steps,
+        "starts": table.num_starts,
+        "stop_reason": _text(stage.result.get("stop_reason")),
+        "checkpoints": list(stage.checkpoints),
+        "best": _best_step(stage),
+        "curves": {
+            name: _rounded(thinned(table.points(name), limit))
+            for name in sorted(table.columns)
+        },
+        "totals": {
+            name: table.total(name) for name in table.columns if _is_count(name)
+        },
+        "nonfinite": table.num_nonfinite,
+        "max_version_spread": _version_spread(table),
+        "mismatch_limit": _mismatch_limit(table.config),
+        "times": _times(table),
+        "phases": None if times is None else _rounded_tree(times.to_dict()),
+        "updates": redacted([dict(update) for update in stage.updates]),
+        "config": [value.to_dict() for value in config_values(run, stage)],
+        "samples": samples,
+    }
+
+
+def _version_spread(table: MetricTable) -> float | None:
+    """Return the most versions between the weights that sampled one step."""
+    newest = table.columns.get("train:weight_version_max", {})
+    oldest = table.columns.get("train:weight_version_min", {})
+    both = newest.keys() & oldest.keys()
+    return max((newest[step] - oldest[step] for step in both), default=None)
+
+
+def _mismatch_limit(config: Mapping[str, Any]) -> float | None:
+    """Return `mismatch.limit`, where it is a limit of the 99th percentile."""
+    section = config.get("mismatch")
+    if not isinstance(section, Mapping) or section.get("statistic") != "p99":
+        return None
+    limit = section.get("limit")
+    return float(limit) if isinstance(limit, int | float) else None
+
+
+def _is_count(name: str) -> bool:
+    """Whether the sum of a metric over the steps means something."""
+    last = name.rpartition(":")[2]
+    return last.startswith("num_") or last in ("skipped_steps",)
+
+
+def _figures(run: ReadRun) -> dict[str, Any]:
+    """Return how the most telling measure of each stage went."""
+    return {stage.name: asdict(stage_figures(stage.metrics)) for stage in run.stages}
+
+
+def stage_figures(table: MetricTable) -> Figures:
+    """Return how the most telling measure of a stage went."""
+    history = History()
+    records: dict[int, dict[str, float]] = {}
+    for name, column in table.columns.items():
+        for step, value in column.items():
+            records.setdefault(step, {"step": step})[name] = value
+    history.extend(records[step] for step in sorted(records))
+    return Figures.of(history)
+
+
+def _answers(run: ReadRun) -> list[dict[str, str]]:
+    """Return held-out prompts with the answers before and after the run."""
+    found = read_json(run.folder / "samples.json").get("samples")
+    if not isinstance(found, list):
+        return []
+    return [
+        {key: str(value) for key, value in answer.items() if value is not None}
+        for answer in found
+        if isinstance(answer, Mapping)
+    ]
+
+
+def _command(run: ReadRun, name: str) -> str | None:
+    """Return the command that goes on with the run; None: it ended, or is Python's."""
+    if run.record.get("kind") not in ("recipe", "algorithm"):
+        return None
+    return f"rl train {run.record.get('name')} --resume {name}"
+
+
+def _best_step(stage: ReadStage) -> int | None:
+    found = stage.result.get("best_checkpoint")
+    step = str(found).rpartition("step_")[2] if isinstance(found, str) else ""
+    return int(step) if step.isdigit() else None
+
+
+def _times(table: MetricTable) -> list[list[float]]:
+    """Return steps and when they were logged; few, as a page draws lines between."""
+    steps = sorted(table.times)
+    stride = max(math.ceil(len(steps) / _MOST_TIMES), 1)
+    kept = sorted({*steps[::stride], *steps[-1:]})
+    return [[float(s) for s in kept], [round(table.times[s], 2) for s in kept]]
+
+
+def _rounded(points: tuple[list[int], list[float]]) -> list[list[float]]:
+    steps, values = points
+    return [[*steps], [_short(value) for value in values]]
+
+
+def _rounded_tree(value: Any) -> Any:
+    if isinstance(value, float):
+        return _short(value)
+    if isinstance(value, Mapping):
+        return {key: _rounded_tree(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_rounded_tree(item) for item in value]
+    return value
+
+
+def _short(value: float) -> float:
+    """Return a number with the digits that a screen can show."""
+    rounded = float(f"{value:.{_DIGITS}g}")
+    return int(rounded) if rounded.is_integer() and abs(rounded) < 1e15 else rounded
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _texts(value: Any) -> dict[str, str]:
+    if not isinstance(value, Mapping):
+        return {}
+    return {str(key): str(item) for key, item in value.items()}

@@ -1,0 +1,174 @@
+"""What the folder of a run says about it, whole or half written.
+
+```
+run.json, result.json, .run.ended          of the run
+  metrics.jsonl updates.jsonl checkpoints/ of each stage: stages/<name>/, or the run
+logs/*.jsonl                               warnings and errors
+```
+Whatever is missing or torn is left out: a run that goes on, was killed or was made by
+an older version can be looked at too.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rl_algorithms.trainers.settings.config_updates import UPDATES
+from rl_cli.report.log_lines import LogNotes
+from rl_cli.report.metric_table import MetricTable
+from rl_distributed.errors import ConfigError
+from rl_distributed.metrics.sinks.jsonl import read_records
+from rl_distributed.runs.ending import RunState, read_ending, run_state
+from rl_distributed.runs.folder import CHECKPOINTS
+
+__all__ = ["ReadRun", "ReadStage", "read_json", "read_run", "stage_folders"]
+
+_STEP = re.compile(r"step_(\d+)")
+
+
+@dataclass(frozen=True)
+class ReadStage:
+    """One stage of a run, or a run that has none."""
+
+    name: str
+    """Its name; that of the algorithm where the run has no stages."""
+    algorithm: str | None
+    """Name of the algorithm or preset, where it is known."""
+    folder: Path
+    """Where its files lie."""
+    metrics: MetricTable
+    """All that was logged."""
+    offset: int
+    """Steps of the stages before it."""
+    result: Mapping[str, Any]
+    """Its `result.json`; {} while it goes on."""
+    checkpoints: tuple[int, ...]
+    """Steps of the checkpoints that are kept."""
+    updates: tuple[Mapping[str, Any], ...]
+    """Changes of the configuration while it ran."""
+
+    @property
+    def num_steps(self) -> int:
+        """Steps done so far."""
+        return self.metrics.last_step
+
+
+@dataclass(frozen=True)
+class ReadRun:
+    """A run, as far as its folder tells."""
+
+    folder: Path
+    record: Mapping[str, Any]
+    """What `run.json` holds: `kind`, `name`, `config`, `versions`, `started`."""
+    state: RunState
+    """How it stands."""
+    reason: str | None
+    """Why it stopped before its end."""
+    result: Mapping[str, Any]
+    """What `result.json` holds; {} without it."""
+    stages: tuple[ReadStage, ...]
+    """In their order; those that have begun."""
+    logs: LogNotes = field(default_factory=LogNotes)
+    """Warnings and errors."""
+
+
+def read_run(folder: Path) -> ReadRun:
+    """Read the folder of a run.
+
+    Args:
+        folder: It has a `run.json`, as the run printed it at its start.
+
+    Raises:
+        ConfigError: It is no run's folder.
+    """
+    record = read_json(folder / "run.json")
+    if not record:
+        raise ConfigError(
+            f"{str(folder)!r} is not the folder of a run (it has no run.json that can "
+            "be read): give the folder that the run printed at its start; `rl runs` "
+            "lists those below runs/"
+        )
+    ending = read_ending(folder)
+    state = run_state(folder)
+    return ReadRun(
+        folder=folder,
+        record=record,
+        state=state,
+        reason=ending.reason if ending and state == ending.state else None,
+        result=read_json(folder / "result.json"),
+        stages=tuple(_stages(folder, record)),
+        logs=LogNotes.read(folder / "logs"),
+    )
+
+
+def stage_folders(folder: Path, record: Mapping[str, Any]) -> dict[str, Path]:
+    """Return the folders of the stages that have begun, in their order, by name."""
+    name = str(record.get("name", folder.name))
+    if not (folder / "stages").is_dir():
+        return {name: folder}
+    config = record.get("config")
+    stages = config.get("stages") if isinstance(config, Mapping) else None
+    names = list(stages) if isinstance(stages, Mapping) else []
+    found = {name: folder / "stages" / name for name in names}
+    return {name: path for name, path in found.items() if path.is_dir()}
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON file that holds a mapping; {} where it is missing or torn."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8", errors="replace"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _stages(folder: Path, record: Mapping[str, Any]) -> Iterator[ReadStage]:
+    offset = 0
+    for name, path in stage_folders(folder, record).items():
+        metrics = MetricTable.read(path / "metrics.jsonl")
+        yield ReadStage(
+            name=name,
+            algorithm=_algorithm(name, record),
+            folder=path,
+            metrics=metrics,
+            offset=offset,
+            result=read_json(path / "result.json"),
+            checkpoints=_checkpoints(path, metrics.config),
+            updates=tuple(_records(path / UPDATES)),
+        )
+        offset += metrics.last_step
+
+
+def _algorithm(stage: str, record: Mapping[str, Any]) -> str | None:
+    if record.get("kind") != "recipe":
+        name = record.get("name")
+        return str(name) if isinstance(name, str) else None
+    config = record.get("config")
+    stages = config.get("stages") if isinstance(config, Mapping) else None
+    settings = stages.get(stage) if isinstance(stages, Mapping) else None
+    found = settings.get("algorithm", stage) if isinstance(settings, Mapping) else stage
+    return str(found)
+
+
+def _checkpoints(folder: Path, config: Mapping[str, Any]) -> tuple[int, ...]:
+    section = config.get("checkpointing")
+    elsewhere = section.get("checkpoint_dir") if isinstance(section, Mapping) else None
+    places = [Path(elsewhere)] if isinstance(elsewhere, str) else []
+    found = {
+        int(match.group(1))
+        for place in (folder / CHECKPOINTS, *places)
+        if place.is_dir()
+        for path in place.iterdir()
+        if (match := _STEP.fullmatch(path.name))
+    }
+    return tuple(sorted(found))
+
+
+def _records(path: Path) -> Iterator[dict[str, Any]]:
+    if path.is_file():
+        yield from read_records(path)

@@ -1,0 +1,79 @@
+"""Where the time of the steps went, by phase."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rl_cli.report.metric_table import MetricTable
+
+__all__ = ["PhaseTimes", "phase_times"]
+
+_TIMING = "timing:"
+_TOTAL = "total_step_time"
+# These lie between the steps, and not within `total_step_time`.
+_BETWEEN = ("validation", "checkpointing")
+_OTHER = "other"
+_MOST_BUCKETS = 240
+
+
+@dataclass(frozen=True)
+class PhaseTimes:
+    """Seconds by phase, over consecutive steps together where there are many."""
+
+    steps: list[int]
+    """The last step of each bucket."""
+    phases: dict[str, list[float]]
+    """Mean seconds of a step in each bucket, by phase: disjoint parts, which add up to
+    all the time; `other` is what no phase measured."""
+    totals: dict[str, float]
+    """Seconds of the whole stage, by phase."""
+    parts: dict[str, float]
+    """Seconds of the whole stage, by part of a phase (`generation/sampling`)."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as JSON values."""
+        return asdict(self)
+
+
+def phase_times(table: MetricTable) -> PhaseTimes | None:
+    """Return where the time of a stage went; None: it was not measured."""
+    columns = {
+        name.removeprefix(_TIMING): column
+        for name, column in table.columns.items()
+        if name.startswith(_TIMING)
+    }
+    whole = columns.pop(_TOTAL, None)
+    if not whole:
+        return None
+    # A part of a phase is named below it; some phases have parts only.
+    parts = {name: column for name, column in columns.items() if "/" in name}
+    phases = {name: column for name, column in columns.items() if "/" not in name}
+    for name, column in parts.items():
+        phase, _, part = name.partition("/")
+        if phase not in columns and part == "total":
+            phases[phase] = column
+    inside = [column for name, column in phases.items() if name not in _BETWEEN]
+    phases[_OTHER] = {
+        step: max(seconds - math.fsum(c.get(step, 0.0) for c in inside), 0.0)
+        for step, seconds in whole.items()
+    }
+    steps = sorted({*whole, *(s for name in _BETWEEN for s in phases.get(name, {}))})
+    size = math.ceil(len(steps) / _MOST_BUCKETS)
+    buckets = [steps[start : start + size] for start in range(0, len(steps), size)]
+    shown = {
+        name: [
+            math.fsum(column.get(s, 0.0) for s in bucket) / len(bucket)
+            for bucket in buckets
+        ]
+        for name, column in phases.items()
+    }
+    totals = {name: math.fsum(column.values()) for name, column in phases.items()}
+    order = sorted(totals, key=lambda name: (name == _OTHER, -totals[name]))
+    return PhaseTimes(
+        steps=[bucket[-1] for bucket in buckets],
+        phases={name: shown[name] for name in order},
+        totals={name: totals[name] for name in order},
+        parts={name: math.fsum(column.values()) for name, column in parts.items()},
+    )

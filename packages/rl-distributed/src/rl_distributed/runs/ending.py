@@ -1,0 +1,102 @@
+"""How a run stands: going on, ended as it should, failed, or interrupted.
+
+```
+RUN/.run.lock    held while a process carries the run out     -> running
+RUN/.run.ended   why the last process left before the end     -> failed, interrupted
+RUN/result.json  what the run came to                         -> finished
+```
+They are asked in this order. A run with none of them was killed: it is interrupted.
+Imports nothing heavy, so that a listing of many runs is quick.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Literal
+
+from rl_distributed.file_lock import FolderLock
+from rl_distributed.private_files import write_private_text
+from rl_distributed.redaction import hide_values, redacted
+
+__all__ = [
+    "ENDED",
+    "RunEnding",
+    "RunState",
+    "forget_ending",
+    "note_ending",
+    "read_ending",
+    "run_state",
+]
+
+RunState = Literal["running", "finished", "failed", "interrupted"]
+"""How a run stands."""
+ENDED = ".run.ended"
+"""Name of the file, in the folder of the run."""
+_LONGEST_REASON = 2000
+
+
+@dataclass(frozen=True)
+class RunEnding:
+    """Why a process left a run before its end."""
+
+    state: Literal["failed", "interrupted"]
+    """Whether the run failed, or was interrupted by a signal."""
+    reason: str
+    """The error: its class and its message, without secrets."""
+    time: str
+    """When it was, in UTC, as ISO 8601."""
+
+
+def note_ending(folder: Path, error: BaseException) -> None:
+    """Write down which error ended a run.
+
+    Raises:
+        OSError: The folder cannot be written.
+    """
+    said = str(error)
+    kind = type(error).__name__
+    text = hide_values(str(redacted(f"{kind}: {said}" if said else kind)))
+    ending = RunEnding(
+        # An interruption is no Exception, so that no handler on its way swallows it.
+        state="failed" if isinstance(error, Exception) else "interrupted",
+        reason=text[:_LONGEST_REASON],
+        time=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+    write_private_text(folder / ENDED, json.dumps(asdict(ending)) + "\n")
+
+
+def forget_ending(folder: Path) -> None:
+    """Remove the note: the run begins, goes on, or has ended as it should.
+
+    Raises:
+        OSError: The folder cannot be written.
+    """
+    (folder / ENDED).unlink(missing_ok=True)
+
+
+def read_ending(folder: Path) -> RunEnding | None:
+    """Return why the last process left a run; None: nothing is noted."""
+    try:
+        found = json.loads((folder / ENDED).read_text(encoding="utf-8"))
+        ending = RunEnding(
+            state=found["state"], reason=str(found["reason"]), time=str(found["time"])
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return ending if ending.state in ("failed", "interrupted") else None
+
+
+def run_state(folder: Path) -> RunState:
+    """Return how the run of a folder stands."""
+    try:
+        lock = FolderLock(folder, "looking how the run stands", name="run")
+        if lock.owner() is not None:
+            return "running"
+    except OSError:
+        pass  # the lock file of somebody else, which this process may not open
+    if (ending := read_ending(folder)) is not None:
+        return ending.state
+    return "finished" if (folder / "result.json").is_file() else "interrupted"

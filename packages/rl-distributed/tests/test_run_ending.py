@@ -1,0 +1,83 @@
+"""How a run stands, as its folder says it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rl_distributed.runs.ending import ENDED, read_ending, run_state
+from rl_distributed.runs.folder import begin_run, own_run_folder
+
+
+class Stopped(KeyboardInterrupt):
+    """An interruption, as trainers raise it."""
+
+
+def end_by(folder: Path, error: BaseException) -> None:
+    def carry_out() -> None:
+        with begin_run(folder):
+            (folder / "metrics.jsonl").write_text("")
+            raise error
+
+    with pytest.raises(type(error)):
+        carry_out()
+
+
+def test_a_run_that_is_carried_out_is_running(tmp_path: Path) -> None:
+    with begin_run(tmp_path / "run"):
+        assert run_state(tmp_path / "run") == "running"
+
+
+def test_a_run_with_a_result_is_finished(tmp_path: Path) -> None:
+    with begin_run(tmp_path):
+        (tmp_path / "result.json").write_text("{}")
+    assert run_state(tmp_path) == "finished"
+
+
+def test_an_error_is_noted_without_secrets(tmp_path: Path) -> None:
+    end_by(tmp_path, RuntimeError("no answer of http://me:hunter22@host"))
+    found = read_ending(tmp_path)
+    assert run_state(tmp_path) == "failed"
+    assert found is not None
+    assert found.reason == "RuntimeError: no answer of http://me:***@host"
+
+
+def test_a_signal_interrupts(tmp_path: Path) -> None:
+    end_by(tmp_path, Stopped())
+    assert run_state(tmp_path) == "interrupted"
+
+
+def test_a_resumed_run_forgets_why_it_had_stopped(tmp_path: Path) -> None:
+    end_by(tmp_path, RuntimeError("no"))
+    with own_run_folder(tmp_path):
+        assert run_state(tmp_path) == "running"
+        assert read_ending(tmp_path) is None
+        (tmp_path / "result.json").write_text("{}")
+    assert run_state(tmp_path) == "finished"
+
+
+def test_a_killed_run_is_interrupted(tmp_path: Path) -> None:
+    program = (
+        "import os, signal, sys; from pathlib import Path\n"
+        "from rl_distributed.runs.folder import begin_run\n"
+        "claim = begin_run(Path(sys.argv[1]))\n"
+        "os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path / "run")], check=False, timeout=60
+    )
+    assert done.returncode == -9
+    assert run_state(tmp_path / "run") == "interrupted"
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", json.dumps({"state": "odd", "reason": "", "time": ""})]
+)
+def test_a_torn_note_is_none(tmp_path: Path, text: str) -> None:
+    (tmp_path / ENDED).write_text(text)
+    assert read_ending(tmp_path) is None
+    assert run_state(tmp_path) == "interrupted"
