@@ -331,6 +331,11 @@ CASES = (
         "env prune --all --unused-days 3",
         "--all and --unused-days exclude each other",
     ),
+    BadInput(
+        "report of no run", "report nothing", "'nothing' is not the folder of a run"
+    ),
+    BadInput("report without a run", "report", "Missing argument"),
+    BadInput("list of no runs", "runs gone", "there is no folder 'gone'"),
     BadInput("no command for the nodes", "cluster slurm", "command is required"),
 )
 

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+# The driver of the browser is a module beside the tests.
+_TESTS = str(Path(__file__).parent)
+if _TESTS not in sys.path:
+    sys.path.append(_TESTS)
 
-def write_lines(path: Path, records: Iterable[Mapping[str, Any]], end: str = "") -> Path:
+
+def write_lines(
+    path: Path, records: Iterable[Mapping[str, Any]], end: str = ""
+) -> Path:
     """Write JSON lines, and behind them what a killed writer has left."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(record) + "\n" for record in records) + end)

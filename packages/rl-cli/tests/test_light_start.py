@@ -52,6 +52,7 @@ def run(tmp_path, *arguments):
         ["plan", "quickstart"],
         ["env", "list"],
         ["cluster", "slurm", "--help"],
+        ["runs", "."],
     ],
     ids=" ".join,
 )
@@ -79,6 +80,8 @@ def test_what_only_tells_imports_nothing_heavy(tmp_path, arguments):
         (["generate", "none", "hello", "--top-p", "3"], "--top-p"),
         (["eval", "./none", "--data", "x.jsonl"], "'./none' does not exist"),
         (["serve", "./none"], "'./none' does not exist"),
+        (["report", "none"], "'none' is not the folder of a run"),
+        (["runs", "none"], "there is no folder 'none'"),
         (["serve", "none", "dtpe=auto"], "did you mean 'dtype'"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -154,3 +157,10 @@ def test_the_driver_of_a_run_of_a_ready_model_imports_no_code_of_models():
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
     assert done.stdout.split() == ["True", "False", "False"]
+
+
+def test_a_report_imports_nothing_heavy(tmp_path, make_run):
+    folder = make_run()
+    code, output, messages, heavy = run(tmp_path, "report", str(folder))
+    assert (code, output.strip()) == (0, str(folder / "report.html")), messages
+    assert heavy == []
