@@ -13,7 +13,8 @@ rl_distributed.DistributedError
 └── AlgorithmError           RuntimeError       training cannot go on
     ├── RolloutError                            too many rows of a rollout failed
     ├── NoLearningSignalError                   no group of answers differs in reward
-    └── MismatchError                           sampler and trainer compute differently
+    ├── MismatchError                           sampler and trainer compute differently
+    └── ScheduleError                           an event or a state the schedule refuses
 ```
 
 Each also inherits the builtin that it replaces, and all can be pickled, because they
@@ -36,6 +37,7 @@ __all__ = [
     "NoLearningSignalError",
     "PromptTooLongError",
     "RolloutError",
+    "ScheduleError",
 ]
 
 
@@ -81,3 +83,7 @@ class NoLearningSignalError(AlgorithmError):
 
 class MismatchError(AlgorithmError):
     """The log-probs of sampler and trainer differ by more than `mismatch.limit`."""
+
+
+class ScheduleError(AlgorithmError):
+    """The schedule of asynchronous training is given what cannot have happened."""

@@ -1,0 +1,73 @@
+"""Groups that are given up: nothing of them stays behind, and each is reported."""
+
+from __future__ import annotations
+
+from rl_algorithms.asynchronous.actions import Cancel, Discard, DropGroup, Fail
+from rl_algorithms.asynchronous.deadlines import Wait
+from rl_algorithms.asynchronous.groups import AnswerPhase, Group
+from rl_algorithms.asynchronous.state import RunState
+
+__all__ = ["drop_group", "release_all", "stop_tasks"]
+
+
+def drop_group(state: RunState, group: Group, reason: str) -> None:
+    """Give a group up and report it.
+
+    Args:
+        state: What the parts of the schedule share.
+        group: A group of the buffer.
+        reason: Why it is not trained on.
+    """
+    stop_tasks(state, group)
+    state.actions.append(_report(state, group, reason))
+    _discard_rows(state, group)
+    state.buffer.remove(group)
+    state.drops_in_row += 1
+    if state.drops_in_row > state.settings.max_drops_in_row:
+        state.finish(
+            Fail(
+                f"{state.drops_in_row} groups in a row were dropped, more than "
+                f"max_drops_in_row={state.settings.max_drops_in_row}; the last one, "
+                f"prompt {group.number}, because: {reason}"
+            )
+        )
+
+
+def release_all(state: RunState) -> None:
+    """Forget all groups and what is under way for them: the trainer has lost them."""
+    stop_tasks(state)
+    for group in (*state.buffer, *state.in_training):
+        _discard_rows(state, group)
+    state.buffer.clear()
+    state.in_training = []
+
+
+def stop_tasks(state: RunState, group: Group | None = None) -> None:
+    """Have workers end what they do for a group; None: for any."""
+    for number, task in list(state.tasks.items()):
+        if group is not None and task.group is not group:
+            continue
+        state.end_task(number)
+        what = "score" if task.worker.kind == "environment" else "answer"
+        state.deadlines.clear(Wait(what, task.worker, number))
+        incarnation = state.workers[task.worker].incarnation
+        state.actions.append(Cancel(task.worker, incarnation, number))
+
+
+def _discard_rows(state: RunState, group: Group) -> None:
+    for rows in group.rows:
+        state.kept.discard(rows)
+        state.actions.append(Discard(rows))
+
+
+def _report(state: RunState, group: Group, reason: str) -> DropGroup:
+    scored = [a.reward for a in group.answers if a.phase is AnswerPhase.SCORED]
+    oldest = group.oldest_version
+    return DropGroup(
+        prompt=group.prompt,
+        reason=reason,
+        attempts=max(answer.failures for answer in group.answers),
+        age=0 if oldest is None else state.next_step - oldest,
+        num_tokens=sum(answer.num_tokens for answer in group.answers),
+        mean_reward=sum(scored) / len(scored) if scored else None,
+    )

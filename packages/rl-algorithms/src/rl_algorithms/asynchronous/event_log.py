@@ -1,0 +1,107 @@
+"""`EventLog`: what a schedule was told, so that it can be asked again.
+
+```python
+log = EventLog(schedule.settings)
+actions = log.record(schedule, event)
+...
+assert [entry.actions for entry in log.entries] == replay(log)
+```
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, get_args
+
+from rl_algorithms.asynchronous.actions import Action
+from rl_algorithms.asynchronous.events import Event
+from rl_algorithms.asynchronous.restarts import RestartPolicy
+from rl_algorithms.asynchronous.schedule import Schedule
+from rl_algorithms.asynchronous.settings import ScheduleSettings, WaitLimits
+from rl_algorithms.asynchronous.workers import Worker
+from rl_algorithms.errors import ScheduleError
+
+__all__ = ["Entry", "EventLog", "replay"]
+
+_EVENTS: dict[str, type[Any]] = {cls.__name__: cls for cls in get_args(Event)}
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """An event and what came of it."""
+
+    event: Event
+    actions: list[Action]
+
+
+@dataclass
+class EventLog:
+    """All events of a schedule from its beginning on, with its actions."""
+
+    settings: ScheduleSettings
+    state: Mapping[str, Any] | None = None
+    """What the schedule was resumed from; None: from nothing."""
+    entries: list[Entry] = field(default_factory=list)
+
+    def record(self, schedule: Schedule, event: Event) -> list[Action]:
+        """Pass an event to the schedule, note both, and return the actions."""
+        actions = schedule.on(event)
+        self.entries.append(Entry(event, actions))
+        return actions
+
+    def to_lines(self) -> Iterable[str]:
+        """Return the log as JSON lines: settings and state, then an entry each."""
+        settings = dataclasses.asdict(self.settings)
+        yield json.dumps({"settings": settings, "state": self.state})
+        for entry in self.entries:
+            actions = [_encode(action) for action in entry.actions]
+            yield json.dumps({"event": _encode(entry.event), "actions": actions})
+
+    @classmethod
+    def from_lines(cls, lines: Iterable[str]) -> EventLog:
+        """Read settings, state and events of `to_lines`; `replay` finds the actions.
+
+        Raises:
+            ScheduleError: The lines are no log.
+        """
+        entries = [json.loads(line) for line in lines]
+        if not entries or "settings" not in entries[0]:
+            raise ScheduleError(
+                "a log of a schedule must begin with its settings: got "
+                f"{str(entries[:1])[:80]}"
+            )
+        settings = dict(entries[0]["settings"])
+        settings["restarts"] = RestartPolicy(**settings["restarts"])
+        settings["limits"] = WaitLimits(**settings["limits"])
+        log = cls(ScheduleSettings(**settings), entries[0]["state"])
+        log.entries = [Entry(_decode(entry["event"]), []) for entry in entries[1:]]
+        return log
+
+
+def replay(log: EventLog) -> list[list[Action]]:
+    """Return what a new schedule does about the events of a log, event by event."""
+    schedule = Schedule(log.settings)
+    if log.state is not None:
+        schedule.load_state_dict(log.state)
+    return [schedule.on(entry.event) for entry in log.entries]
+
+
+def _encode(value: Event | Action) -> dict[str, Any]:
+    return {"type": type(value).__name__, **dataclasses.asdict(value)}
+
+
+def _decode(values: Mapping[str, Any]) -> Event:
+    known = _EVENTS.get(values.get("type", ""))
+    if known is None:
+        raise ScheduleError(
+            f"an entry of a log must be an event: got type {values.get('type')!r}; "
+            f"known are {', '.join(_EVENTS)}"
+        )
+    fields = {name: value for name, value in values.items() if name != "type"}
+    if "worker" in fields:
+        fields["worker"] = Worker(*fields["worker"])
+    event: Event = known(**fields)
+    return event

@@ -1,0 +1,286 @@
+"""`Sampling`: admits prompts, has answers sampled and scored, and tries them again."""
+
+from __future__ import annotations
+
+from math import isfinite
+
+from rl_algorithms.asynchronous.actions import (
+    Cancel,
+    Discard,
+    LoadWeights,
+    Sample,
+    Score,
+)
+from rl_algorithms.asynchronous.deadlines import Wait
+from rl_algorithms.asynchronous.drops import drop_group
+from rl_algorithms.asynchronous.events import (
+    Answered,
+    AnswerFailed,
+    Scored,
+    ScoreFailed,
+    WeightsLoaded,
+)
+from rl_algorithms.asynchronous.groups import Answer, AnswerPhase, Group
+from rl_algorithms.asynchronous.state import RunState, Task
+from rl_algorithms.asynchronous.workers import WorkerPhase, WorkerRecord
+
+__all__ = ["Sampling"]
+
+
+class Sampling:
+    """What generators and environments do.
+
+    Args:
+        state: What the parts of the schedule share.
+    """
+
+    def __init__(self, state: RunState) -> None:
+        self._state = state
+
+    def proceed(self) -> None:
+        """Ask for all that can be asked for now."""
+        if self._state.over is not None:
+            return
+        self._load_weights()
+        self._send_answers()
+        self._send_scores()
+
+    # --- what is asked for ------------------------------------------------------------
+
+    def _load_weights(self) -> None:
+        state = self._state
+        for generator in state.workers.generators:
+            if generator.phase is not WorkerPhase.READY:
+                continue
+            worker, incarnation = generator.worker, generator.incarnation
+            version = state.versions.due(worker, len(generator.tasks))
+            if version is None:
+                continue
+            state.versions.send(worker, version)
+            end_s = state.now_s + state.settings.limits.load_s
+            state.deadlines.set(Wait("load", worker, incarnation), end_s)
+            trainer = state.versions.trainer
+            state.actions.append(LoadWeights(worker, incarnation, trainer, version))
+
+    def _send_answers(self) -> None:
+        newest = self._state.versions.newest
+        if newest is None:
+            return
+        while free := self._free_generators():
+            found = self._next_answer(newest)
+            if found is None:
+                return
+            self._sample(*found, self._best_for(*found, free), newest)
+
+    def _free_generators(self) -> list[WorkerRecord]:
+        state = self._state
+        return [
+            generator
+            for generator in state.workers.generators
+            if generator.phase is WorkerPhase.READY
+            and len(generator.tasks) < state.settings.answers_per_generator
+            and state.versions.may_sample(generator.worker)
+        ]
+
+    def _next_answer(self, newest: int) -> tuple[Group, Answer] | None:
+        """Return an answer to sample: of a group that is admitted, or of a new one."""
+        state = self._state
+        found = state.buffer.first_unsent(state.next_step, newest)
+        if found is not None:
+            return found
+        if state.order.is_used_up or state.num_groups >= state.settings.group_limit:
+            return None
+        if not state.buffer.may_admit(state.next_step, newest):
+            return None
+        prompt = state.order.draw()
+        group = Group.of(prompt, state.settings.num_generations_per_prompt)
+        state.buffer.add(group)
+        return group, group.answers[0]
+
+    def _best_for(
+        self, group: Group, answer: Answer, free: list[WorkerRecord]
+    ) -> WorkerRecord:
+        """Return the generator that gets an answer.
+
+        Not the one where it failed, if there is another; best the one that has computed
+        the prompt for another answer; else the one with the least to do.
+        """
+        return min(
+            free,
+            key=lambda generator: (
+                generator.worker == answer.failed_on,
+                generator.worker != group.placed_on,
+                len(generator.tasks),
+                generator.worker.rank,
+            ),
+        )
+
+    def _sample(
+        self, group: Group, answer: Answer, generator: WorkerRecord, version: int
+    ) -> None:
+        state, worker = self._state, generator.worker
+        number = state.new_task(Task(group, answer, worker, state.now_s))
+        answer.phase = AnswerPhase.SAMPLING
+        answer.oldest_version = version
+        group.placed_on = worker
+        end_s = state.now_s + state.settings.limits.answer_s
+        state.deadlines.set(Wait("answer", worker, number), end_s)
+        name = group.name_of(answer, state.settings.num_prompts_per_step)
+        incarnation = generator.incarnation
+        state.actions.append(
+            Sample(worker, incarnation, number, group.prompt, name, version)
+        )
+
+    def _send_scores(self) -> None:
+        state = self._state
+        while True:
+            free = [
+                environment
+                for environment in state.workers.environments
+                if environment.phase is WorkerPhase.READY
+                and len(environment.tasks) < state.settings.answers_per_environment
+            ]
+            found = state.buffer.first_unscored() if free else None
+            if found is None:
+                return
+            group, answer = found
+            environment = self._least_busy(answer, free)
+            worker = environment.worker
+            number = state.new_task(Task(group, answer, worker, state.now_s))
+            answer.phase = AnswerPhase.SCORING
+            end_s = state.now_s + state.settings.limits.score_s
+            state.deadlines.set(Wait("score", worker, number), end_s)
+            assert answer.rows is not None
+            state.actions.append(
+                Score(worker, environment.incarnation, number, answer.rows)
+            )
+
+    def _least_busy(self, answer: Answer, free: list[WorkerRecord]) -> WorkerRecord:
+        return min(
+            free,
+            key=lambda environment: (
+                environment.worker == answer.failed_on,
+                len(environment.tasks),
+                environment.worker.rank,
+            ),
+        )
+
+    # --- what comes back --------------------------------------------------------------
+
+    def weights_loaded(self, event: WeightsLoaded) -> None:
+        """Have a generator sample with the weights that it has confirmed."""
+        confirm = self._state.versions.confirm
+        if confirm(event.worker, event.trainer, event.version):
+            wait = Wait("load", event.worker, event.incarnation)
+            self._state.deadlines.clear(wait)
+
+    def answered(self, event: Answered) -> None:
+        """Take an answer, or refuse one with weights that it cannot have."""
+        state = self._state
+        task = self._take(event.task, event)
+        if task is None:
+            return
+        answer, oldest = task.answer, event.oldest_version
+        sent = answer.oldest_version
+        assert sent is not None
+        explains = state.versions.explains
+        if not explains(event.worker, oldest, event.newest_version, sent):
+            state.actions.append(Discard(event.task))
+            reason = (
+                f"{event.worker} sampled it with versions {oldest} to "
+                f"{event.newest_version}, and had confirmed {sent}"
+            )
+            self._sample_again(task, reason)
+            return
+        state.workers[event.worker].failures_in_row = 0
+        state.kept.add(event.task)
+        answer.phase, answer.rows = AnswerPhase.SAMPLED, event.task
+        answer.oldest_version, answer.newest_version = oldest, event.newest_version
+        answer.num_tokens = event.num_tokens
+
+    def answer_failed(self, event: AnswerFailed) -> None:
+        """Have an answer sampled again."""
+        task = self._take(event.task, event)
+        if task is not None:
+            self._sample_again(task, event.reason)
+
+    def scored(self, event: Scored) -> None:
+        """Take the reward of an answer."""
+        task = self._take(event.task, event)
+        if task is None:
+            return
+        if not isfinite(event.reward):
+            self._score_failed(task, f"its reward is {event.reward}")
+            return
+        self._state.workers[event.worker].failures_in_row = 0
+        task.answer.phase, task.answer.reward = AnswerPhase.SCORED, event.reward
+        if task.group.is_finished:
+            self._state.drops_in_row = 0
+
+    def score_failed(self, event: ScoreFailed) -> None:
+        """Have an answer sampled again that the environment could not score."""
+        task = self._take(event.task, event)
+        if task is not None:
+            self._score_failed(task, event.reason)
+
+    def _take(
+        self, number: int, event: Answered | AnswerFailed | Scored | ScoreFailed
+    ) -> Task | None:
+        """Return the task that an event ends; None: it is not waited for any more."""
+        task = self._state.tasks.get(number)
+        if task is None or task.worker != event.worker:
+            return None
+        self._end(number)
+        return task
+
+    # --- what goes wrong --------------------------------------------------------------
+
+    def lose(self, number: int, reason: str) -> None:
+        """Have done again what a worker did not do, if it is still waited for.
+
+        Args:
+            number: The task.
+            reason: Why it was not done.
+        """
+        if number not in self._state.tasks:
+            return
+        task = self._end(number)
+        if task.worker.kind == "environment":
+            # It says nothing about the answer: that is scored elsewhere.
+            task.answer.phase = AnswerPhase.SAMPLED
+            self._count_failure(task, reason)
+        else:
+            self._sample_again(task, reason)
+
+    def cancel(self, number: int, reason: str) -> None:
+        """Have a worker end what takes too long, and have it done again."""
+        task = self._state.tasks[number]
+        incarnation = self._state.workers[task.worker].incarnation
+        self._state.actions.append(Cancel(task.worker, incarnation, number))
+        self.lose(number, reason)
+
+    def _end(self, number: int) -> Task:
+        task = self._state.end_task(number)
+        what = "score" if task.worker.kind == "environment" else "answer"
+        self._state.deadlines.clear(Wait(what, task.worker, number))
+        return task
+
+    def _score_failed(self, task: Task, reason: str) -> None:
+        # What the environment broke is sampled differently, as in a synchronous run.
+        task.answer.seed_attempt += 1
+        self._sample_again(task, reason)
+
+    def _sample_again(self, task: Task, reason: str) -> None:
+        state, answer = self._state, task.answer
+        if answer.rows is not None:
+            state.kept.discard(answer.rows)
+            state.actions.append(Discard(answer.rows))
+        answer.begin_again()
+        self._count_failure(task, reason)
+
+    def _count_failure(self, task: Task, reason: str) -> None:
+        answer = task.answer
+        answer.failures += 1
+        answer.failed_on = task.worker
+        if answer.failures >= self._state.settings.max_attempts:
+            drop_group(self._state, task.group, reason)

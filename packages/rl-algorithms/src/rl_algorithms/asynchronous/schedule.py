@@ -1,0 +1,195 @@
+"""`Schedule`: one event in, actions out; the drawing is in the package's docstring.
+
+```
+driver: event ─> Schedule.on ─> time, sender checked ─> sampling, training or failures
+                                                        └> changes of `RunState`
+        actions <──────────────────── what can begin now <────┘
+```
+The order of the events decides everything: two schedules that are given the same events
+return the same actions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rl_algorithms.asynchronous.actions import Action, Discard, Fail, Finish
+from rl_algorithms.asynchronous.checkpoint_state import restore, to_dict
+from rl_algorithms.asynchronous.events import (
+    Answered,
+    AnswerFailed,
+    Begin,
+    CheckpointSaved,
+    Event,
+    Scored,
+    ScoreFailed,
+    StepTrained,
+    StopRequested,
+    Tick,
+    TrainerReady,
+    WeightsLoaded,
+    WorkerFailed,
+    WorkerReady,
+)
+from rl_algorithms.asynchronous.failures import Failures
+from rl_algorithms.asynchronous.sampling import Sampling
+from rl_algorithms.asynchronous.settings import ScheduleSettings
+from rl_algorithms.asynchronous.state import RunState
+from rl_algorithms.asynchronous.training import Training
+from rl_algorithms.asynchronous.waiting import describe_waits
+from rl_algorithms.asynchronous.workers import TRAINER, Worker
+from rl_algorithms.errors import ScheduleError
+
+__all__ = ["Schedule"]
+
+
+class Schedule:
+    """Decides who samples what, what is trained on when, and what follows a failure.
+
+    Args:
+        settings: The shape of the run, and its limits.
+    """
+
+    def __init__(self, settings: ScheduleSettings) -> None:
+        self.settings = settings
+        self._state = RunState(settings)
+        self._sampling = Sampling(self._state)
+        self._training = Training(self._state)
+        self._failures = Failures(self._state, self._sampling, self._training)
+        sampling, training = self._sampling, self._training
+        self._of_trainer: dict[type[Any], Callable[[Any], None]] = {
+            StepTrained: training.step_trained,
+            CheckpointSaved: training.checkpoint_saved,
+            TrainerReady: self._trainer_ready,
+        }
+        self._of_workers: dict[type[Any], Callable[[Any], None]] = {
+            WorkerReady: self._failures.ready,
+            WorkerFailed: lambda event: self._failures.fail(event.worker, event.reason),
+            WeightsLoaded: sampling.weights_loaded,
+            Answered: sampling.answered,
+            AnswerFailed: sampling.answer_failed,
+            Scored: sampling.scored,
+            ScoreFailed: sampling.score_failed,
+        }
+
+    @property
+    def end(self) -> Finish | Fail | None:
+        """How the run has ended; None: it has not."""
+        return self._state.end
+
+    def on(self, event: Event) -> list[Action]:
+        """Take note of an event; return what is to be done now.
+
+        Args:
+            event: What has happened. Messages of workers that have failed since, and of
+                work that is not waited for any more, change nothing.
+
+        Returns:
+            Actions in the order in which they are to be carried out; none after the
+            end.
+
+        Raises:
+            ScheduleError: Time goes back, the run has not begun or begins twice, or no
+                such worker exists.
+        """
+        state = self._state
+        if event.at_s < state.now_s:
+            raise ScheduleError(
+                f"events must come in the order of time: got {event.at_s} s after "
+                f"{state.now_s} s"
+            )
+        if isinstance(event, Begin) == state.has_begun:
+            raise ScheduleError(
+                "the first event, and only that, must be Begin: got "
+                f"{type(event).__name__}"
+            )
+        state.now_s = event.at_s
+        if state.end is not None:
+            return []
+        self._handle(event)
+        if state.end is None:
+            # A step that begins makes room for prompts, and gives none away.
+            self._training.proceed()
+        if state.end is None:
+            self._sampling.proceed()
+        actions, state.actions = state.actions, []
+        return actions
+
+    def _handle(self, event: Event) -> None:
+        if isinstance(event, Begin):
+            self._begin()
+        elif isinstance(event, Tick):
+            for wait in self._state.deadlines.take_passed(event.at_s):
+                self._failures.time_is_up(wait)
+        elif isinstance(event, StopRequested):
+            self._state.stop_reason = event.reason
+        elif isinstance(event, StepTrained | CheckpointSaved | TrainerReady):
+            if self._is_current(TRAINER, event.incarnation):
+                self._of_trainer[type(event)](event)
+        elif self._is_current(event.worker, event.incarnation):
+            self._of_workers[type(event)](event)
+        if isinstance(event, Answered) and event.task not in self._state.kept:
+            # It came after its retry, or its worker is not believed any more.
+            self._discard(event.task)
+
+    def _begin(self) -> None:
+        self._state.has_begun = True
+        self._training.begin()
+        self._training.expect_progress()
+        self._failures.start_all()
+
+    def _trainer_ready(self, event: TrainerReady) -> None:
+        if self._failures.mark_ready(TRAINER, event.incarnation):
+            self._training.ready(event)
+
+    def _is_current(self, worker: Worker, incarnation: int) -> bool:
+        """Return whether a message counts, and note that its worker lives."""
+        workers = self._state.workers
+        if worker not in workers:
+            raise ScheduleError(
+                f"no such worker: got {worker}; the run has the trainer, "
+                f"{self.settings.num_generators} generators and "
+                f"{self.settings.num_environments} environments"
+            )
+        if not workers.is_current(worker, incarnation):
+            return False
+        workers[worker].heard_s = self._state.now_s
+        return True
+
+    def _discard(self, rows: int) -> None:
+        discard = Discard(rows)
+        if discard not in self._state.actions:
+            self._state.actions.append(discard)
+
+    def next_deadline_s(self) -> float | None:
+        """Return when `Tick` is to come; None: the run has not begun or has ended."""
+        return None if self._state.end is not None else self._state.deadlines.next_s()
+
+    def waits(self) -> str:
+        """Return what the next step waits for, for a person to read."""
+        return describe_waits(self._state)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state after the steps that are done, as JSON values.
+
+        It belongs to weights after as many steps: `SaveCheckpoint` brings the one that
+        goes into a checkpoint.
+        """
+        return to_dict(self._state)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where a state was saved; comes before `Begin`.
+
+        `max_staleness`, batch size, workers and limits may differ; a group that is too
+        old by the new settings is dropped and reported.
+
+        Raises:
+            ScheduleError: The run has begun, or the state is of another kind of run.
+        """
+        if self._state.has_begun:
+            raise ScheduleError(
+                "load_state_dict must come before Begin: got it in a run that goes on; "
+                "make a new Schedule"
+            )
+        restore(self._state, state)

@@ -1,0 +1,149 @@
+"""`Training`: steps, checkpoints, and the way back after the trainer has failed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rl_algorithms.asynchronous.actions import (
+    Discard,
+    Finish,
+    SaveCheckpoint,
+    Train,
+    TrainedGroup,
+)
+from rl_algorithms.asynchronous.checkpoint_state import restore, to_dict
+from rl_algorithms.asynchronous.deadlines import Wait
+from rl_algorithms.asynchronous.drops import drop_group, release_all, stop_tasks
+from rl_algorithms.asynchronous.events import (
+    CheckpointSaved,
+    StepTrained,
+    TrainerReady,
+)
+from rl_algorithms.asynchronous.state import RunState
+from rl_algorithms.asynchronous.workers import TRAINER, WorkerPhase
+
+__all__ = ["Training"]
+
+
+class Training:
+    """What the trainer does.
+
+    Args:
+        state: What the parts of the schedule share.
+    """
+
+    def __init__(self, state: RunState) -> None:
+        self._state = state
+        self._began_with: Mapping[str, Any] = {}
+
+    def begin(self) -> None:
+        """Note what the driver begins with: a trainer may have to go back to it."""
+        self._began_with = to_dict(self._state)
+
+    def proceed(self) -> None:
+        """Begin a step or a checkpoint, or end the run, if it is time."""
+        state = self._state
+        trainer = state.workers[TRAINER]
+        if trainer.phase is not WorkerPhase.READY or state.in_training or state.saving:
+            return
+        self._drop_too_old()
+        if state.end is not None:
+            return
+        over = state.over
+        if self._save_is_due(over):
+            self._save(trainer.incarnation)
+        elif over is not None:
+            stop_tasks(state)
+            state.finish(Finish(state.step, over))
+        else:
+            self._train(trainer.incarnation)
+
+    def _drop_too_old(self) -> None:
+        state = self._state
+        for group in state.buffer.too_old(state.step):
+            drop_group(
+                state,
+                group,
+                f"its oldest token has version {group.oldest_version}, and no step "
+                f"from {state.step} on has a place for it within "
+                f"max_staleness={state.settings.max_staleness}",
+            )
+
+    def _save_is_due(self, over: str | None) -> bool:
+        state = self._state
+        if state.saved_step == state.step:
+            return False
+        period = state.settings.checkpoint_period
+        return over is not None or (
+            period is not None and state.step > 0 and state.step % period == 0
+        )
+
+    def _save(self, incarnation: int) -> None:
+        # No step begins before it is complete: its weights are those of its state.
+        state = self._state
+        state.saving = True
+        end_s = state.now_s + state.settings.limits.save_s
+        state.deadlines.set(Wait("save", TRAINER, incarnation), end_s)
+        state.actions.append(SaveCheckpoint(incarnation, state.step, to_dict(state)))
+
+    def _train(self, incarnation: int) -> None:
+        state = self._state
+        groups = state.buffer.take(state.step, is_last=state.order.is_used_up)
+        if groups is None:
+            return
+        state.in_training = groups
+        end_s = state.now_s + state.settings.limits.step_s
+        state.deadlines.set(Wait("step", TRAINER, incarnation), end_s)
+        trained = tuple(TrainedGroup(group.number, group.rows) for group in groups)
+        state.actions.append(Train(incarnation, state.step, trained))
+
+    # --- what comes back --------------------------------------------------------------
+
+    def step_trained(self, event: StepTrained) -> None:
+        """Count a step, and have its weights loaded."""
+        state = self._state
+        if not state.in_training or event.step != state.step:
+            return
+        state.deadlines.clear(Wait("step", TRAINER, event.incarnation))
+        for group in state.in_training:
+            for rows in group.rows:
+                state.kept.discard(rows)
+                state.actions.append(Discard(rows))
+        state.in_training = []
+        state.step += 1
+        state.versions.publish(event.incarnation, state.step)
+        # A step that fails each time it is reached must not look like progress.
+        if state.step > state.furthest_step:
+            state.furthest_step = state.step
+            state.workers[TRAINER].failures_in_row = 0
+            self.expect_progress()
+
+    def checkpoint_saved(self, event: CheckpointSaved) -> None:
+        """Go on with the next step."""
+        state = self._state
+        if not state.saving or event.step != state.step:
+            return
+        state.deadlines.clear(Wait("save", TRAINER, event.incarnation))
+        state.saving, state.saved_step = False, event.step
+
+    def expect_progress(self) -> None:
+        """Wait for the next step that was not trained before."""
+        state = self._state
+        end_s = state.now_s + state.settings.limits.progress_s
+        state.deadlines.set(Wait("progress"), end_s)
+
+    def abandon(self) -> None:
+        """Forget what is ahead of the checkpoint: the trainer has lost its weights."""
+        state = self._state
+        release_all(state)
+        state.saving = False
+        state.versions.withdraw()
+
+    def ready(self, event: TrainerReady) -> None:
+        """Go on with the weights that the trainer has restored."""
+        state = self._state
+        if event.incarnation > 0:
+            saved = self._began_with if event.state is None else event.state
+            restore(state, saved)
+        state.versions.publish(event.incarnation, state.step)

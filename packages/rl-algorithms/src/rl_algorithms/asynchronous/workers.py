@@ -1,0 +1,106 @@
+"""Who works for the schedule, and what each of them is doing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Literal, NamedTuple
+
+__all__ = [
+    "TRAINER",
+    "Worker",
+    "WorkerKind",
+    "WorkerPhase",
+    "WorkerRecord",
+    "Workforce",
+]
+
+WorkerKind = Literal["trainer", "generator", "environment"]
+
+
+class Worker(NamedTuple):
+    """A place in the run; the process that fills it is one of its incarnations."""
+
+    kind: WorkerKind
+    rank: int
+
+    def __str__(self) -> str:
+        return self.kind if self.kind == "trainer" else f"{self.kind} {self.rank}"
+
+
+TRAINER = Worker("trainer", 0)
+"""All ranks of the trainer: they share collectives, so they fail and start as one."""
+
+
+class WorkerPhase(Enum):
+    """What a worker is doing."""
+
+    ABSENT = "absent"
+    """It was never started."""
+    STARTING = "starting"
+    READY = "ready"
+    RESTING = "resting"
+    """It has failed and is started again after a pause."""
+    RETIRED = "retired"
+    """It has failed too often."""
+
+
+@dataclass(slots=True)
+class WorkerRecord:
+    """What the schedule knows of a worker."""
+
+    worker: Worker
+    phase: WorkerPhase = WorkerPhase.ABSENT
+    incarnation: int = -1
+    """Number of its starts; what an earlier incarnation says does not count."""
+    heard_s: float = 0.0
+    """When its present incarnation last said something."""
+    failures_in_row: int = 0
+    tasks: set[int] = field(default_factory=set)
+    """Answers or scores that it has under way."""
+
+
+class Workforce:
+    """All workers of a run.
+
+    Args:
+        num_generators: Generators.
+        num_environments: Environments.
+    """
+
+    def __init__(self, num_generators: int, num_environments: int) -> None:
+        places = [
+            TRAINER,
+            *(Worker("generator", rank) for rank in range(num_generators)),
+            *(Worker("environment", rank) for rank in range(num_environments)),
+        ]
+        self._records = {worker: WorkerRecord(worker) for worker in places}
+        self.generators = self._of_kind("generator")
+        self.environments = self._of_kind("environment")
+
+    def _of_kind(self, kind: WorkerKind) -> tuple[WorkerRecord, ...]:
+        return tuple(r for r in self._records.values() if r.worker.kind == kind)
+
+    def __getitem__(self, worker: Worker) -> WorkerRecord:
+        return self._records[worker]
+
+    def __contains__(self, worker: Worker) -> bool:
+        return worker in self._records
+
+    def __iter__(self) -> Iterator[WorkerRecord]:
+        return iter(self._records.values())
+
+    def is_current(self, worker: Worker, incarnation: int) -> bool:
+        """Return whether a message comes from the process that fills the place now."""
+        record = self._records[worker]
+        alive = record.phase in (WorkerPhase.STARTING, WorkerPhase.READY)
+        return alive and record.incarnation == incarnation
+
+    def has_left(self, kind: WorkerKind) -> bool:
+        """Return whether no worker of this kind can come back."""
+        return all(
+            record.phase is WorkerPhase.RETIRED
+            for record in self._records.values()
+            if record.worker.kind == kind
+        )
