@@ -182,6 +182,13 @@ def mutants(session: nox.Session) -> None:
 
 
 @nox.session
+def simulate(session: nox.Session) -> None:
+    """Run the asynchronous schedule in simulated worlds (`-- --schedules 100000`)."""
+    sync(session)
+    python(session, "-m", "tools.simulate", *session.posargs)
+
+
+@nox.session
 def parity(session: nox.Session) -> None:
     """Compare every layout with plain transformers (`-- --page FILE` writes it)."""
     sync(session)

@@ -23,6 +23,7 @@ __all__ = [
     "SaveCheckpoint",
     "Score",
     "StartWorker",
+    "StopWorker",
     "Train",
     "TrainedGroup",
 ]
@@ -30,7 +31,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class StartWorker:
-    """End what is left of a worker and start it; answered by `WorkerReady`.
+    """Start a worker that was never started or was stopped; answered by `WorkerReady`.
 
     The trainer restores the newest complete checkpoint, or what the run began with, and
     answers by `TrainerReady`; the driver then keeps the rows of that checkpoint.
@@ -41,8 +42,21 @@ class StartWorker:
 
 
 @dataclass(frozen=True, slots=True)
+class StopWorker:
+    """End what is left of a worker; of the trainer: of all its ranks.
+
+    It is given no work, and no message of it counts. `StartWorker` follows at once or
+    after a pause, or `RetireWorker`.
+    """
+
+    worker: Worker
+    incarnation: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class RetireWorker:
-    """End what is left of a worker for good."""
+    """Report that a worker is not started again."""
 
     worker: Worker
     reason: str
@@ -50,7 +64,10 @@ class RetireWorker:
 
 @dataclass(frozen=True, slots=True)
 class LoadWeights:
-    """Load a version into a generator; answered by `WeightsLoaded`."""
+    """Load a version into a generator; answered by `WeightsLoaded`.
+
+    A generator loads one version after the other, in the order of these actions.
+    """
 
     worker: Worker
     incarnation: int
@@ -162,6 +179,7 @@ class Fail:
 
 Action = (
     StartWorker
+    | StopWorker
     | RetireWorker
     | LoadWeights
     | Sample

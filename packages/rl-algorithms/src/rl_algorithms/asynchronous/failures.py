@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from rl_algorithms.asynchronous.actions import Fail, RetireWorker, StartWorker
+from rl_algorithms.asynchronous.actions import (
+    Fail,
+    RetireWorker,
+    StartWorker,
+    StopWorker,
+)
 from rl_algorithms.asynchronous.deadlines import Wait
 from rl_algorithms.asynchronous.events import WorkerReady
 from rl_algorithms.asynchronous.sampling import Sampling
@@ -67,6 +72,7 @@ class Failures:
         state = self._state
         record = state.workers[worker]
         record.failures_in_row += 1
+        state.actions.append(StopWorker(worker, record.incarnation, reason))
         state.deadlines.clear_worker(worker)
         state.versions.forget(worker)
         pause_s = state.settings.restarts.pause_before(record.failures_in_row)
@@ -88,6 +94,7 @@ class Failures:
         record = state.workers[worker]
         record.phase = WorkerPhase.STARTING
         record.incarnation += 1
+        record.heard_s = state.now_s
         end_s = state.now_s + state.settings.limits.start_s
         state.deadlines.set(Wait("start", worker, record.incarnation), end_s)
         state.actions.append(StartWorker(worker, record.incarnation))
@@ -128,12 +135,15 @@ class Failures:
     def _overdue(self, worker: Worker, wait: Wait) -> None:
         """Have an answer or a score done elsewhere; end its worker if that hangs."""
         state = self._state
-        task = state.tasks.get(wait.number)
-        if task is None:
-            return
         limits = state.settings.limits
         limit_s = limits.score_s if wait.what == "score" else limits.answer_s
-        self._sampling.cancel(wait.number, f"{worker} took longer than {limit_s:g} s")
-        # One that goes on with other work is slow with this, and does not hang.
-        if state.workers[worker].heard_s <= task.sent_s:
+        if wait.number in state.tasks:
+            reason = f"{worker} took longer than {limit_s:g} s"
+            self._sampling.cancel(wait.number, reason)
+        # Its group may be gone by now, and the worker hangs all the same. One that goes
+        # on with other work is slow with this, and does not hang.
+        record = state.workers[worker]
+        # Added as the deadline was, so that both are the same number.
+        hangs = record.heard_s + limit_s <= state.now_s
+        if hangs and record.phase is WorkerPhase.READY:
             self.fail(worker, f"no sign of life for {limit_s:g} s")

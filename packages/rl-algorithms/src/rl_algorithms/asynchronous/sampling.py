@@ -174,12 +174,16 @@ class Sampling:
             wait = Wait("load", event.worker, event.incarnation)
             self._state.deadlines.clear(wait)
 
-    def answered(self, event: Answered) -> None:
-        """Take an answer, or refuse one with weights that it cannot have."""
+    def answered(self, event: Answered) -> str | None:
+        """Take an answer, or refuse one with weights that it cannot have.
+
+        Returns:
+            Why it is refused: its generator is not to be trusted; None: it is not.
+        """
         state = self._state
         task = self._take(event.task, event)
         if task is None:
-            return
+            return None
         answer, oldest = task.answer, event.oldest_version
         sent = answer.oldest_version
         assert sent is not None
@@ -187,16 +191,17 @@ class Sampling:
         if not explains(event.worker, oldest, event.newest_version, sent):
             state.actions.append(Discard(event.task))
             reason = (
-                f"{event.worker} sampled it with versions {oldest} to "
+                f"{event.worker} sampled with versions {oldest} to "
                 f"{event.newest_version}, and had confirmed {sent}"
             )
             self._sample_again(task, reason)
-            return
+            return reason
         state.workers[event.worker].failures_in_row = 0
         state.kept.add(event.task)
         answer.phase, answer.rows = AnswerPhase.SAMPLED, event.task
         answer.oldest_version, answer.newest_version = oldest, event.newest_version
         answer.num_tokens = event.num_tokens
+        return None
 
     def answer_failed(self, event: AnswerFailed) -> None:
         """Have an answer sampled again."""

@@ -67,7 +67,7 @@ class Schedule:
             WorkerReady: self._failures.ready,
             WorkerFailed: lambda event: self._failures.fail(event.worker, event.reason),
             WeightsLoaded: sampling.weights_loaded,
-            Answered: sampling.answered,
+            Answered: self._answered,
             AnswerFailed: sampling.answer_failed,
             Scored: sampling.scored,
             ScoreFailed: sampling.score_failed,
@@ -142,6 +142,11 @@ class Schedule:
     def _trainer_ready(self, event: TrainerReady) -> None:
         if self._failures.mark_ready(TRAINER, event.incarnation):
             self._training.ready(event)
+
+    def _answered(self, event: Answered) -> None:
+        if (reason := self._sampling.answered(event)) is not None:
+            # It would go on with weights that nobody knows.
+            self._failures.fail(event.worker, reason)
 
     def _is_current(self, worker: Worker, incarnation: int) -> bool:
         """Return whether a message counts, and note that its worker lives."""

@@ -36,10 +36,12 @@ class Training:
     def __init__(self, state: RunState) -> None:
         self._state = state
         self._began_with: Mapping[str, Any] = {}
+        self._saved_at_begin: int | None = None
 
     def begin(self) -> None:
         """Note what the driver begins with: a trainer may have to go back to it."""
         self._began_with = to_dict(self._state)
+        self._saved_at_begin = self._state.saved_step
 
     def proceed(self) -> None:
         """Begin a step or a checkpoint, or end the run, if it is time."""
@@ -139,11 +141,16 @@ class Training:
         release_all(state)
         state.saving = False
         state.versions.withdraw()
+        # Nobody waits for the confirmation of weights that are withdrawn.
+        for generator in state.workers.generators:
+            wait = Wait("load", generator.worker, generator.incarnation)
+            state.deadlines.clear(wait)
 
     def ready(self, event: TrainerReady) -> None:
         """Go on with the weights that the trainer has restored."""
         state = self._state
         if event.incarnation > 0:
-            saved = self._began_with if event.state is None else event.state
-            restore(state, saved)
+            first = event.state is None
+            restore(state, self._began_with if event.state is None else event.state)
+            state.saved_step = self._saved_at_begin if first else state.step
         state.versions.publish(event.incarnation, state.step)

@@ -1,0 +1,85 @@
+"""Makes a failing scenario smaller, as long as the same thing does not hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields, replace
+
+from tools.simulate.scenario import Fault, Scenario
+from tools.simulate.world import Outcome, simulate
+
+__all__ = ["shrink"]
+
+_MAX_RUNS = 400
+# The smallest value of each, and so the easiest to follow.
+_LEAST = {
+    "num_epochs": 1,
+    "prompts_per_epoch": 1,
+    "num_generations": 1,
+    "num_generators": 1,
+    "num_environments": 1,
+    "num_prompts_per_step": 1,
+    "max_staleness": 0,
+    "places": 1,
+}
+
+
+def shrink(outcome: Outcome) -> Outcome:
+    """Return the smallest failing run that was found on the way down from one.
+
+    Args:
+        outcome: A run in which something did not hold.
+    """
+    assert outcome.violation is not None
+    rule, best = outcome.violation.rule, outcome
+    runs = 0
+    going = True
+    while going and runs < _MAX_RUNS:
+        going = False
+        for smaller in _smaller(best.scenario):
+            runs += 1
+            found = simulate(smaller)
+            if found.violation is not None and found.violation.rule == rule:
+                best, going = found, True
+                break
+            if runs >= _MAX_RUNS:
+                break
+    return best
+
+
+def _smaller(scenario: Scenario) -> Iterator[Scenario]:
+    """Yield scenarios with less in them, those with much less first."""
+    faults = scenario.faults
+    for size in (len(faults), len(faults) // 2, 1):
+        if size:
+            for begin in range(0, len(faults), size):
+                kept = faults[:begin] + faults[begin + size :]
+                if len(kept) < len(faults):
+                    yield replace(scenario, faults=kept)
+    for name, least in _LEAST.items():
+        value = getattr(scenario, name)
+        for lower in dict.fromkeys((least, (value + least) // 2, value - 1)):
+            if least <= lower < value:
+                yield _with(scenario, name, lower)
+    for field in fields(scenario):
+        is_limit = field.name in ("max_num_steps", "max_groups", "checkpoint_period")
+        if is_limit and getattr(scenario, field.name) is not None:
+            yield replace(scenario, **{field.name: None})
+
+
+def _with(scenario: Scenario, name: str, value: int) -> Scenario:
+    """Return a scenario with another number, without faults of what is gone."""
+    changed = replace(scenario, **{name: value})
+    if changed.max_groups is not None:
+        limit = max(changed.max_groups, changed.num_prompts_per_step)
+        changed = replace(changed, max_groups=limit)
+    return replace(changed, faults=tuple(_remaining(changed)))
+
+
+def _remaining(scenario: Scenario) -> Iterator[Fault]:
+    known = {None, *scenario.workers}
+    for fault in scenario.faults:
+        others = tuple(worker for worker in fault.others if worker in known)
+        is_trainer = fault.worker is not None and fault.worker.kind == "trainer"
+        if fault.worker in known or is_trainer:
+            yield replace(fault, others=others)
