@@ -68,7 +68,7 @@ LIMITS = WaitLimits(
     load_s=20.0,
     step_s=60.0,
     save_s=60.0,
-    # Nothing that is allowed to happen takes so long: it is never the reason of an end.
+    # Far more than anything takes that may happen: it must never be what ends a run.
     progress_s=20_000.0,
 )
 
@@ -85,7 +85,7 @@ class Fault:
     """The prompt that is poison, the step that fails, the strength of a slowness, or
     the lower `max_staleness` with which a killed driver is resumed, plus one."""
     others: tuple[Worker, ...] = ()
-    """Who is on the same node."""
+    """Further workers on the same node."""
 
 
 @dataclass(frozen=True)

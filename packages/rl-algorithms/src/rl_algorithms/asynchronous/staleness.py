@@ -1,4 +1,4 @@
-"""`StalenessRule`: how long a group can wait, and how many groups can wait so long.
+"""`StalenessRule`: how long a group can wait, and how many can wait at a time.
 
 A group whose oldest token was sampled with weights v can be trained on by the steps up
 to v + max_staleness. Groups are too old for nothing as long as those that are sampled
@@ -47,7 +47,7 @@ class StalenessRule:
         )
 
     def has_steps_for(self, num_groups: int, next_step: int) -> bool:
-        """Return whether the run has steps left that can take so many groups."""
+        """Return whether the run has steps left that can take these groups."""
         if self.max_num_steps is None:
             return True
         return (

@@ -1,4 +1,4 @@
-"""Who waits for whom, in words: what a run that stands still says at its end."""
+"""What a run waits for, in words: a run that stands still says it at its end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who works for the schedule, and what each of them is doing."""
+"""The workers of a run, and what the schedule knows of each."""
 
 from __future__ import annotations
 

@@ -1,0 +1,87 @@
+"""A schedule that is told the same does the same, bit by bit."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import random
+import sys
+from pathlib import Path
+
+import pytest
+
+from rl_algorithms.asynchronous import actions as act, events as ev
+from rl_algorithms.asynchronous.event_log import EventLog, replay
+from rl_algorithms.asynchronous.workers import TRAINER, Worker
+from rl_algorithms.errors import ScheduleError
+
+_spec = importlib.util.spec_from_file_location(
+    "asynchronous_driver", Path(__file__).with_name("asynchronous_driver.py")
+)
+assert _spec is not None
+assert _spec.loader is not None
+_module = importlib.util.module_from_spec(_spec)
+sys.modules[_spec.name] = _module
+_spec.loader.exec_module(_module)
+Driver, settings = _module.Driver, _module.settings
+
+
+def eventful_run(state=None):
+    """Run with failures of all kinds of workers, in a random order."""
+    rng = random.Random(3)
+    driver = Driver(settings(checkpoint_period=1, max_staleness=2), state=state)
+    driver.begin()
+    for _ in range(30):
+        driver.answer(rng.choice(driver.asked))
+    for worker in (Worker("generator", 1), Worker("environment", 0), TRAINER):
+        driver.now_s += 0.1
+        driver.tell(ev.WorkerFailed(driver.now_s, worker, 0, "gone"))
+    return driver.run(lambda asked: rng.randrange(len(asked)))
+
+
+@pytest.fixture(scope="module")
+def driver():
+    return eventful_run()
+
+
+def test_a_log_is_replayed_to_the_same_actions(driver):
+    log = driver.log
+    assert len(log.entries) > 60
+    assert replay(log) == [entry.actions for entry in log.entries]
+    lines = list(log.to_lines())
+    read = EventLog.from_lines(lines)
+    again = [json.dumps(json.loads(line)["actions"]) for line in _with_actions(read)]
+    assert again == [json.dumps(json.loads(line)["actions"]) for line in lines[1:]]
+
+
+def _with_actions(log):
+    actions = replay(log)
+    for entry, found in zip(log.entries, actions, strict=True):
+        entry.actions.extend(found)
+    return list(log.to_lines())[1:]
+
+
+def test_a_log_of_a_resumed_run_begins_with_its_state(driver):
+    state = driver.of(act.SaveCheckpoint)[0].state
+    resumed = eventful_run(json.loads(json.dumps(state)))
+    read = EventLog.from_lines(resumed.log.to_lines())
+    assert read.state == state
+    assert replay(read) == [entry.actions for entry in resumed.log.entries]
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ([], "must begin with its settings"),
+        (['{"event": 1}'], "must begin with its settings"),
+    ],
+)
+def test_other_lines_are_no_log(lines, message):
+    with pytest.raises(ScheduleError, match=message):
+        EventLog.from_lines(lines)
+
+
+def test_an_unknown_event_is_named(driver):
+    first = next(iter(driver.log.to_lines()))
+    with pytest.raises(ScheduleError, match="must be an event: got type 'Guess'"):
+        EventLog.from_lines([first, '{"event": {"type": "Guess"}, "actions": []}'])
