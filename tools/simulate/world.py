@@ -136,6 +136,8 @@ class World:
         self.rows: dict[int, Rows] = self.ledger.go_back(
             None if self._durable is None else self._durable[1]
         )
+        # A new driver knows nothing of steps beyond its checkpoint.
+        self.ledger.furthest = self.ledger.books.step
         if self._durable is not None:
             state = json.loads(self._durable[0])
             self._schedule.load_state_dict(state)
