@@ -6,12 +6,14 @@ import inspect
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from peft import LoraConfig, get_peft_model
+from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from transformers import AutoModelForCausalLM
 
@@ -47,6 +49,7 @@ __all__ = [
 
 NUM_ROWS, WIDTH, NUM_STEPS, MICRO_BATCH = 8, 20, 3, 3
 RATE = 0.05
+LORA: dict[str, Any] = {"r": 2, "alpha": 3.0}
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,8 @@ class Layout:
     """Whether the driver packs rows into micro-batches by tokens."""
     padded: bool = False
     """Whether the driver makes micro-batches of rows of similar length, by tokens."""
+    has_adapters: bool = False
+    """Whether an adapter is trained in place of the weights."""
 
 
 def _parallel(num_ranks: int, dtensor: Any = None, **axes: Any) -> Layout:
@@ -111,6 +116,12 @@ LAYOUTS: dict[str, Layout] = {
     "TP 2 x PP 2": _parallel(4, pipeline=2, tensor=2),
     "TP 2 x PP 2, sequence": _parallel(4, pipeline=2, tensor=2, sequence=True),
     "FSDP 2 x PP 2": _parallel(4, {"shard_layers": True}, pipeline=2),
+    "LoRA": Layout(1, has_adapters=True),
+    "LoRA, FSDP 2 by layers": Layout(
+        2, {"dtensor": {"shard_layers": True}}, has_adapters=True
+    ),
+    "LoRA, TP 2": Layout(2, {"parallelism": {"tensor": 2}}, has_adapters=True),
+    "LoRA, CP 2": Layout(2, {"parallelism": {"context": 2}}, has_adapters=True),
 }
 """Layouts of the `dtensor` backend, by the name in the table of the docs."""
 
@@ -174,11 +185,46 @@ def make_batch(loss: str) -> BatchedDataDict[Any]:
     return BatchedDataDict(rows)
 
 
-def reference(folder: str, loss: str) -> Outcome:
-    """Compute a cell by plain transformers, eagerly, in one process and float32."""
+def adapter_folder(folder: str) -> Path:
+    """Return where the adapter of a model is that LoRA layouts begin with."""
+    return Path(folder) / "adapter"
+
+
+def _with_adapter(model: Any, folder: str) -> Any:
+    """Return a model of peft, whose adapter does not begin at zero; it is saved."""
+    layers = [m for layer in model.model.layers for m in layer.named_modules()]
+    names = {n.rpartition(".")[2] for n, m in layers if isinstance(m, nn.Linear)}
+    config = LoraConfig(
+        r=LORA["r"], lora_alpha=LORA["alpha"], target_modules=sorted(names)
+    )
+    generator = torch.Generator().manual_seed(5)
+    adapted = get_peft_model(model, config)
+    with torch.no_grad():
+        for name, parameter in adapted.named_parameters():
+            if ".lora_" in name:
+                parameter.normal_(0.0, 0.1, generator=generator)
+    adapted.save_pretrained(str(adapter_folder(folder)))
+    return adapted
+
+
+def reference(folder: str, loss: str, *, has_adapters: bool = False) -> Outcome:
+    """Compute a cell by plain transformers, eagerly, in one process and float32.
+
+    Args:
+        folder: The model.
+        loss: Name of the loss.
+        has_adapters: Train an adapter by peft in place of the weights.
+    """
     model = AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float32, attn_implementation="eager"
     )
+    if has_adapters:
+        model = _with_adapter(model, folder)
+    trained = {
+        name.removeprefix("base_model.model."): parameter
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad
+    }
     data, loss_fn = make_batch(loss), LOSSES[loss]()
     mask = data["token_mask"][:, 1:] * data["sample_mask"][:, None]
     counts = data["sample_mask"].sum(), mask.sum()
@@ -192,14 +238,15 @@ def reference(folder: str, loss: str) -> Outcome:
         logprobs = logprobs.gather(-1, data["input_ids"][:, 1:, None])[..., 0]
         value, _ = loss_fn(data, *counts, next_token_logprobs=logprobs)
         value.backward()
-        gradients = {n: p.grad.clone() for n, p in model.named_parameters()}
+        gradients = {n: p.grad.clone() for n, p in trained.items()}
         if first is None:
             squares = sum(g.double().square().sum() for g in gradients.values())
             first = Outcome(value.item(), float(squares) ** 0.5, gradients, {})
         with torch.no_grad():
-            for name, parameter in model.named_parameters():
+            for name, parameter in trained.items():
                 parameter -= RATE * gradients[name]
     assert first is not None
+    model = model.merge_and_unload() if has_adapters else model
     first.weights = {n: p.detach().clone() for n, p in model.named_parameters()}
     return first
 
@@ -265,6 +312,9 @@ def _started(folder: str, layout: Layout) -> DTensorTrainingBackend:
         "optimizer": {"name": "torch.optim.SGD", "kwargs": {"lr": RATE}},
         **layout.settings,
     }
+    if layout.has_adapters:
+        path = str(adapter_folder(folder))
+        settings["lora"] = {**LORA, "adapter_path": path}
     config = PolicyConfig.from_dict({"model_name": folder, **settings})
     backend = DTensorTrainingBackend()
     backend.setup(config.to_dict())

@@ -75,12 +75,15 @@ class Matrix:
     def __init__(self, folder: Path, ranks: RankProcesses) -> None:
         self.folder = str(folder)
         self._ranks = ranks
-        self._references: dict[str, Outcome] = {}
+        self._references: dict[tuple[str, bool], Outcome] = {}
 
     def difference(self, layout: str, loss: str) -> Difference:
         """Run a cell."""
-        if loss not in self._references:
-            self._references[loss] = reference(self.folder, loss)
         chosen = LAYOUTS[layout]
+        key = loss, chosen.has_adapters
+        if key not in self._references:
+            self._references[key] = reference(
+                self.folder, loss, has_adapters=chosen.has_adapters
+            )
         found = self._ranks.run(chosen.num_ranks, run_rank, self.folder, chosen, loss)
-        return Difference.of(found, self._references[loss])
+        return Difference.of(found, self._references[key])
