@@ -77,7 +77,7 @@ class Noting:
 
 @pytest.fixture(scope="module")
 def cluster(ray_cluster):
-    with RayVirtualCluster([1], use_gpus=False, max_colocated_worker_groups=4) as made:
+    with RayVirtualCluster([2], use_gpus=False, max_colocated_worker_groups=4) as made:
         yield made
 
 
@@ -100,7 +100,11 @@ def following(cluster, trainer):
     with ExitStack() as stack:
 
         def start(**engine):
-            section = {"max_new_tokens": 8, "vllm": {**ENGINE, **engine}}
+            section = {
+                "max_new_tokens": 8,
+                "num_replicas": 1,
+                "vllm": {**ENGINE, **engine},
+            }
             config = trainer.config.replace(generation=section)
             generation = VllmGeneration(cluster, config, load_weights=False)
             stack.callback(generation.shutdown)
@@ -137,8 +141,8 @@ def test_versions_of_an_adapter(trainer, following):
 
 
 @pytest.mark.slow
-def test_versions_of_an_adapter_in_an_engine_of_its_own(trainer, following):
-    generation, source, sync = following(async_engine=True)
+def test_versions_of_an_adapter_in_an_engine_that_two_workers_share(trainer, following):
+    generation, source, sync = following(async_engine=True, tensor_parallel_size=2)
     for seed in range(3, 5):
         trainer.train(rows(seed), TokenCrossEntropy())
         sync.sync_weights()
