@@ -18,7 +18,11 @@ from rl_models.generation.config import GenerationConfig
 from rl_models.generation.huggingface import HuggingFaceGenerationBackend
 from rl_models.lora_config import LoRAConfig
 from rl_models.policy.preflight import check_policy
-from rl_models.testing import TokenCrossEntropy
+from rl_models.testing import (
+    ContractError,
+    TokenCrossEntropy,
+    check_adapter_loading,
+)
 from rl_models.training.dtensor import DTensorTrainingBackend
 from rl_models.weight_request import WeightRequest
 from rl_models.weights.adapters import MergedAdapter, adapted_layer, with_adapter
@@ -75,7 +79,7 @@ def train(backend):
     )
 
 
-def sampler(folder, precision="float32", **options):
+def sampler(folder, precision="float32", lora=None, **options):
     made = HuggingFaceGenerationBackend()
     made.setup(
         GenerationConfig(
@@ -86,7 +90,7 @@ def sampler(folder, precision="float32", **options):
         ).to_dict(),
         model_name=str(folder),
         load_weights=False,
-        adapter=LoRAConfig(**LORA),
+        adapter=lora or LoRAConfig(**LORA),
     )
     return made
 
@@ -111,7 +115,35 @@ def test_what_is_announced_is_what_is_exported(backend, with_base):
     assert base == (backend.weight_specs().keys() if with_base else set())
 
 
-@pytest.mark.parametrize("options", [{}, {"fused": False}], ids=["fused", "own"])
+FUSED = pytest.mark.parametrize("options", [{}, {"fused": False}], ids=["fused", "own"])
+
+
+@FUSED
+def test_it_keeps_the_contract_of_adapters(tiny_folder, options):
+    def make(lora):
+        return sampler(tiny_folder, lora=lora, **options)
+
+    check_adapter_loading(make, tiny_folder)
+
+
+def test_the_contract_finds_an_adapter_that_is_added_to_the_one_before(tiny_folder):
+    class Piling(MergedAdapter):
+        """Adds each adapter to what the model holds."""
+
+        def _add(self, adapter):
+            super()._add(adapter)
+            self._base = {}
+
+    def make(lora):
+        made = sampler(tiny_folder, lora=lora)
+        made._adapter = Piling(made.model, lora.scale, "replica 3")
+        return made
+
+    with pytest.raises(ContractError, match=r"without its base .* off by"):
+        check_adapter_loading(make, tiny_folder)
+
+
+@FUSED
 def test_a_replica_has_the_merged_weights_to_the_bit(backend, tiny_folder, options):
     replica = sampler(tiny_folder, **options)
     with pytest.raises(Exception, match="started without weights"):

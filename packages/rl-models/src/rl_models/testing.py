@@ -2,11 +2,13 @@
 
 `check_generation_backend` and `check_training_backend` run any backend, ours or a
 user's, through what an algorithm relies on, and raise `ContractError` with the rule
-that was broken. They need no Ray and no GPU, and take seconds on a tiny model.
+that was broken; `check_adapter_loading` does so with one that takes adapters apart
+from their base. They need no Ray and no GPU, and take seconds on a tiny model.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,12 +19,15 @@ from transformers import AutoModelForCausalLM
 from rl_distributed.batch.batched_data_dict import BatchedDataDict
 from rl_models.build.model import ModelBuildConfig, TokenizerBuildConfig, build_model
 from rl_models.interfaces import GenerationBackend, TrainingBackend
+from rl_models.lora_config import LoRAConfig
 from rl_models.types import LossInputType, LossType
+from rl_models.weights.adapters import adapted_layer, file_name
 
 __all__ = [
     "ContractError",
     "TokenCrossEntropy",
     "build_tiny_model",
+    "check_adapter_loading",
     "check_generation_backend",
     "check_training_backend",
     "reference_logprobs",
@@ -219,6 +224,74 @@ def _check_weight_update(
         error < 1e-4,
         f"each loaded weight must take the place of its name: off by {error:.2g}",
     )
+
+
+def check_adapter_loading(
+    make_backend: Callable[[LoRAConfig], GenerationBackend], folder: str | Path
+) -> None:
+    """Run a generation backend that takes adapters through that part of its contract.
+
+    Args:
+        make_backend: As that of `check_generation_backend`, with the `adapter` that it
+            is given.
+        folder: The model.
+
+    Raises:
+        ContractError: The rule that is broken.
+    """
+    lora = LoRAConfig(r=2, alpha=3.0, sync="adapter")
+    backend, data = make_backend(lora), _prompt_batch()
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager"
+    )
+    base = dict(model.named_parameters())
+    for version, with_base in ((1, True), (2, False), (3, True)):
+        adapter = _random_adapter(model, lora.r, seed=version)
+        sent = {**(base if with_base else {}), **adapter}
+        served = backend.load_weights(iter(list(sent.items())), version)
+        _require(
+            served == version, "load_weights must give back the version that is served"
+        )
+        output = backend.generate(data)
+        merged = _merged(model, adapter, lora.scale)
+        error = _error_of_sampled(
+            data, output, _logprobs_of(merged, output["output_ids"])
+        )
+        what = "with" if with_base else "without"
+        _require(
+            error < 1e-4,
+            f"an adapter that comes {what} its base must be added to the base, in "
+            f"place of the adapter before: off by {error:.2g}",
+        )
+    backend.shutdown()
+
+
+def _random_adapter(model: Any, rank: int, seed: int) -> dict[str, torch.Tensor]:
+    """Return an adapter of each linear layer of the decoder, as it is sent."""
+    generator = torch.Generator().manual_seed(seed)
+    adapter = {}
+    for path, module in model.named_modules():
+        if isinstance(module, torch.nn.Linear) and ".layers." in path:
+            shapes = {
+                "A": (rank, module.in_features),
+                "B": (module.out_features, rank),
+            }
+            for part, shape in shapes.items():
+                value = 0.1 * torch.randn(shape, generator=generator)
+                adapter[file_name(f"{path}.lora_{part}.weight")] = value
+    return adapter
+
+
+def _merged(model: Any, adapter: Mapping[str, torch.Tensor], scale: float) -> Any:
+    """Return a float64 copy of a model, with an adapter added to its weights."""
+    merged = copy.deepcopy(model).double()
+    for name, a in adapter.items():
+        path, part = adapted_layer(name)
+        if part == "A":
+            b = adapter[file_name(f"{path}.lora_B.weight")]
+            weight = merged.get_submodule(path).weight
+            weight.data.add_(b.double() @ a.double(), alpha=scale)
+    return merged
 
 
 class TokenCrossEntropy:
