@@ -138,6 +138,19 @@ def test_reward_page_runs_but_for_its_training() -> None:
     exec(compile(program, "reward.md", "exec"), {"__name__": "page"})
 
 
+def test_dialogues_of_text_games_are_what_their_programs_print(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    page = ROOT / "docs/guides/text-games.md"
+    names: dict[str, Any] = {"__name__": "page"}
+    programs = blocks(page, "python")
+    shown = blocks(page, "text")
+    assert len(programs) == len(shown) == 3
+    for program, text in zip(programs, shown, strict=True):
+        exec(compile(program, "text-games.md", "exec"), names)
+        assert capsys.readouterr().out == text
+
+
 PLACEHOLDERS = ("RECIPE|ALGORITHM", "NAME", "focal")  # focal: the tutorial writes it
 
 

@@ -180,6 +180,13 @@ def evaluate(model: str) -> None:
             {"name": "countdown", "settings": {"credit": "graded"}},
             {"tasks": {"world": "countdown", "part": "held_out", "num_rows": 4}},
         ),
+        *(
+            (
+                {"name": world},
+                {"tasks": {"world": world, "part": "held_out", "num_rows": 4}},
+            )
+            for world in ("mastermind", "nim", "sliding_puzzle")
+        ),
     ]
     for environment, source in environments:
         config = {

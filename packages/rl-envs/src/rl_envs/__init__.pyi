@@ -27,6 +27,11 @@ from .metrics import (
     calculate_pass_rate_per_prompt as calculate_pass_rate_per_prompt,
     reward_metrics as reward_metrics,
 )
+from .outcomes import (
+    ConversationOutcome as ConversationOutcome,
+    outcome_metrics as outcome_metrics,
+    outcome_of as outcome_of,
+)
 from .registry import (
     create_env as create_env,
     env_registry as env_registry,

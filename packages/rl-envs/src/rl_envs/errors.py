@@ -17,6 +17,7 @@ EnvsError                     (a rl_distributed.DistributedError)  root of all o
 ├── Unreadable                ValueError    a text is no answer (mathematics.values)
 ├── ExpressionError           ValueError    a text is no arithmetic (worlds.countdown)
 ├── CellUndoneError           RuntimeError  a cell met a limit (worlds.code_interpreter)
+├── BoardError                ValueError    a text is no board (worlds.sliding_puzzle)
 └── ToolUnavailableError      RuntimeError  a tool cannot work, whatever the call
 ```
 

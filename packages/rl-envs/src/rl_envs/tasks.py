@@ -91,6 +91,10 @@ class TaskSource(ABC):
         """Return what the split looks at; tasks of one key fall into one part."""
         return task.prompt
 
+    def identity(self, task: Task) -> str:
+        """Return what makes two tasks of a sample the same where `unique` is asked."""
+        return task.prompt
+
     def split_of(self, task: Task) -> Split:
         """Return the part that a task belongs to."""
         return split_of(
@@ -113,7 +117,8 @@ class TaskSource(ABC):
             split: The part.
             num_tasks: How many.
             stream: Name of an independent sequence; the same name, the same tasks.
-            unique: Whether no prompt may come twice.
+            unique: Whether no task may come twice; tasks are told apart by their
+                prompt, unless the world overrides `identity`.
 
         Raises:
             TaskError: The number is negative, or the part unknown or too small.
@@ -140,9 +145,10 @@ class TaskSource(ABC):
                 )
             tries += 1
             task = self.propose(rng)
-            if self.split_of(task) is not part or (unique and task.prompt in seen):
+            name = self.identity(task)
+            if self.split_of(task) is not part or (unique and name in seen):
                 continue
-            seen.add(task.prompt)
+            seen.add(name)
             tasks.append(task)
         return tasks
 

@@ -1,0 +1,266 @@
+"""Text games of many turns: what they share.
+
+An environment holds nothing between two calls. Where a game stands travels in the
+metadata of its row:
+
+    row of the data set          metadata after a turn
+    {"board": "12/.3", ...}  ->  {"board": "12/.3", ..., "game": {"turns": 1, ...}}
+
+So rows are independent, a call can be repeated, and one process or many play the same
+conversations.
+"""
+
+from __future__ import annotations
+
+import re
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from pydantic import Field
+
+from rl_distributed.batch.arrays import as_array
+from rl_distributed.config import Config
+from rl_envs.errors import MessageLogError
+from rl_envs.interfaces import (
+    EnvironmentInterface,
+    EnvironmentReturn,
+    MessageLog,
+    last_response,
+    num_rows,
+    total_reward,
+)
+from rl_envs.metrics import reward_metrics
+from rl_envs.outcomes import (
+    OUTCOME_KEY,
+    ConversationOutcome,
+    outcome_metrics,
+    outcome_of,
+)
+
+__all__ = [
+    "GAME_KEY",
+    "Columns",
+    "GameConfig",
+    "GameEnvironment",
+    "GameTurn",
+    "Playthrough",
+    "played",
+    "said_move",
+]
+
+Columns: TypeAlias = Mapping[str, Any]
+
+GAME_KEY = "game"
+"""Key of the metadata that holds where a game stands."""
+_TAGGED = re.compile(r"<move>(.*?)(?:</move>|\Z)", re.DOTALL)
+
+
+class GameConfig(Config):
+    """Settings of all games."""
+
+    max_turns: int = Field(50, ge=1)
+    """Responses in a conversation, legal or not; then it ends as `out_of_turns`. A
+    smaller `max_rollout_turns` of the trainer ends it first, without an outcome."""
+    max_illegal: int | None = Field(3, ge=1)
+    """Responses that break the rules, or cannot be read, at which the conversation ends
+    as `illegal`. null: any number, within `max_turns`."""
+
+
+@dataclass(frozen=True, slots=True)
+class GameTurn:
+    """What a response did."""
+
+    state: Mapping[str, Any]
+    """Where the game stands now; values that JSON has."""
+    observation: str
+    reward: float = 0.0
+    outcome: ConversationOutcome | None = None
+    """How the game ended; None: it goes on."""
+    is_legal: bool = True
+    answer: str | None = None
+    """What was read as the move, for logs."""
+
+
+class GameEnvironment(EnvironmentInterface[Columns]):
+    """Plays a game with each row: a subclass says how it begins and what a move does.
+
+    Metrics are the outcomes of the conversations, `accuracy` (the share that is
+    solved), and turns and illegal responses per conversation.
+
+    Args:
+        config: The limits.
+    """
+
+    def __init__(self, config: GameConfig) -> None:
+        self.limits = config
+
+    @abstractmethod
+    def start(self, columns: Columns, row: int) -> Mapping[str, Any]:
+        """Return where the game of a row of the data set begins.
+
+        Args:
+            columns: The row.
+            row: Its place in the batch, for messages.
+
+        Raises:
+            MessageLogError: A column is missing or holds something else.
+        """
+
+    @abstractmethod
+    def play(
+        self, columns: Columns, state: Mapping[str, Any], response: str
+    ) -> GameTurn:
+        """Apply a response to a game; what can be said to the policy is not raised.
+
+        Args:
+            columns: The row.
+            state: What `start` or the last turn returned.
+            response: Text of the policy.
+        """
+
+    def step(
+        self, message_log_batch: Sequence[MessageLog], metadata: Sequence[Columns]
+    ) -> EnvironmentReturn[Columns]:
+        """Play the last response of each conversation.
+
+        Raises:
+            MessageLogError: A conversation has no response, or a row no game.
+        """
+        size = num_rows(message_log_batch, metadata)
+        turns = [
+            self._turn(columns, last_response(log, row=row), row)
+            for row, (log, columns) in enumerate(
+                zip(message_log_batch, metadata, strict=True)
+            )
+        ]
+        return EnvironmentReturn(
+            observations=[
+                {"role": "environment", "content": turn.observation} for turn in turns
+            ],
+            metadata=[
+                _advanced(columns, turn)
+                for columns, turn in zip(metadata, turns, strict=True)
+            ],
+            next_stop_strings=[None] * size,
+            rewards=as_array([turn.reward for turn in turns], "float32"),
+            terminateds=as_array([turn.outcome is not None for turn in turns], "bool"),
+            answers=[turn.answer for turn in turns],
+        )
+
+    def unusable_rows(self, metadata: Sequence[Columns]) -> dict[int, str]:
+        """Return the rows that no game can begin with."""
+        found: dict[int, str] = {}
+        for row, columns in enumerate(metadata):
+            try:
+                self.start(columns if isinstance(columns, Mapping) else {}, row)
+            except MessageLogError as error:
+                found[row] = str(error)
+        return found
+
+    def global_post_process_and_metrics(
+        self, batch: MutableMapping[str, Any]
+    ) -> tuple[MutableMapping[str, Any], dict[str, float]]:
+        """Return the batch unchanged, and how its conversations ended."""
+        metrics = reward_metrics(batch)
+        rows = [
+            row
+            for row in batch.get("metadata") or ()
+            if isinstance(row, Mapping) and isinstance(row.get(GAME_KEY), Mapping)
+        ]
+        if not rows:
+            return batch, metrics
+        metrics.update(outcome_metrics(rows))
+        metrics["accuracy"] = metrics[f"outcome/{ConversationOutcome.SOLVED}"]
+        for key in ("turns", "illegal"):
+            total = sum(row[GAME_KEY][key] for row in rows)
+            metrics[f"{key}_per_game"] = total / len(rows)
+        return batch, metrics
+
+    def _turn(self, columns: Columns, response: str, row: int) -> GameTurn:
+        """Play one response, count it, and let the limits end the game."""
+        columns = columns if isinstance(columns, Mapping) else {}
+        state = columns.get(GAME_KEY)
+        if state is None:
+            state = {"turns": 0, "illegal": 0, **self.start(columns, row)}
+        elif not isinstance(state, Mapping) or not {"turns", "illegal"} <= set(state):
+            raise MessageLogError(
+                f"metadata[{row}][{GAME_KEY!r}] must be what the last turn returned, "
+                f"or missing in the first turn: got {state!r:.80}; give a column of "
+                "your data set another name"
+            )
+        turn = self.play(columns, state, response)
+        num_turns = state["turns"] + 1
+        num_illegal = state["illegal"] + (not turn.is_legal)
+        outcome = turn.outcome
+        if outcome is None and num_illegal == self.limits.max_illegal:
+            outcome = ConversationOutcome.ILLEGAL
+        if outcome is None and num_turns >= self.limits.max_turns:
+            outcome = ConversationOutcome.OUT_OF_TURNS
+        return GameTurn(
+            {**turn.state, "turns": num_turns, "illegal": num_illegal},
+            turn.observation,
+            turn.reward,
+            outcome,
+            turn.is_legal,
+            turn.answer,
+        )
+
+
+def _advanced(columns: Columns, turn: GameTurn) -> dict[str, Any]:
+    """Return the metadata after a turn."""
+    advanced = {**columns, GAME_KEY: dict(turn.state)}
+    if turn.outcome is not None:
+        # Plain text, so that metadata stays JSON.
+        advanced[OUTCOME_KEY] = turn.outcome.value
+    return advanced
+
+
+def said_move(response: str) -> str:
+    """Return the part of a response that names the move.
+
+    It stands between `<move>` and `</move>`, the last such place, else it is the last
+    line.
+    """
+    tagged = _TAGGED.findall(response)
+    lines = (tagged[-1] if tagged else response).strip().splitlines()
+    return lines[-1].strip() if lines else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Playthrough:
+    """A conversation that was played to its end."""
+
+    messages: list[dict[str, str]]
+    """The prompt, then responses and observations in turn; a response is the last."""
+    reward: float
+    """Sum over all turns."""
+    outcome: ConversationOutcome | None
+    columns: Columns
+    """Metadata after the last turn."""
+
+
+def played(
+    environment: EnvironmentInterface[Columns],
+    row: Columns,
+    player: Callable[[Columns], str],
+) -> Playthrough:
+    """Play one conversation with a program in place of a model.
+
+    Args:
+        environment: The environment; it must end the conversation at some turn.
+        row: A row with `prompt` and the columns of the environment.
+        player: Maps the metadata, the row itself in the first turn, to a response.
+    """
+    messages = [{"role": "user", "content": str(row["prompt"])}]
+    columns, reward = row, 0.0
+    while True:
+        messages.append({"role": "assistant", "content": player(columns)})
+        result = environment.step([messages], [columns])
+        columns = result.metadata[0]
+        reward += float(total_reward(result.rewards)[0])
+        if result.terminateds[0]:
+            return Playthrough(messages, reward, outcome_of(columns), columns)
+        observation = result.observations[0]
+        messages += [observation] if isinstance(observation, dict) else observation

@@ -1,0 +1,130 @@
+"""Exact feedback of mastermind, and guesses that all of it allows.
+
+Shapes: C codes, G guesses, L symbols in a code.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import product
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = [
+    "MAX_CODES",
+    "SYMBOLS",
+    "Feedback",
+    "consistent_codes",
+    "feedback_of",
+    "next_guess",
+]
+
+SYMBOLS = "123456789"
+MAX_CODES = 10_000
+"""Most codes of a game: the solver lists them all."""
+_MAX_COMPARED = 64
+
+
+class Feedback(NamedTuple):
+    """What is said about a guess."""
+
+    exact: int
+    """Symbols in their place."""
+    misplaced: int
+    """Further symbols that occur in another place; each counts once."""
+
+
+def feedback_of(guess: str, secret: str) -> Feedback:
+    """Compare a guess with a secret of the same length."""
+    exact = sum(a == b for a, b in zip(guess, secret, strict=True))
+    shared = (Counter(guess) & Counter(secret)).total()
+    return Feedback(exact, shared - exact)
+
+
+@lru_cache(maxsize=8)
+def _all_codes(length: int, num_symbols: int) -> NDArray[np.int8]:
+    """Return [C, L] every code, in lexical order; symbols are 0, 1, ..."""
+    codes = np.array(list(product(range(num_symbols), repeat=length)), dtype=np.int8)
+    codes.setflags(write=False)  # the cache gives the same array to all
+    return codes
+
+
+def _as_numbers(code: str) -> NDArray[np.int8]:
+    return np.array([SYMBOLS.index(symbol) for symbol in code], dtype=np.int8)
+
+
+def _as_text(code: NDArray[np.int8]) -> str:
+    return "".join(SYMBOLS[symbol] for symbol in code)
+
+
+def _feedback_numbers(
+    guesses: NDArray[np.int8], codes: NDArray[np.int8], num_symbols: int
+) -> NDArray[np.int64]:
+    """Return [G, C] one number per pair, equal where the feedback is."""
+    exact = (guesses[:, None, :] == codes[None, :, :]).sum(2)
+    shared = np.zeros_like(exact)
+    for symbol in range(num_symbols):
+        shared += np.minimum(
+            (guesses == symbol).sum(1)[:, None], (codes == symbol).sum(1)[None, :]
+        )
+    return np.asarray(exact * (codes.shape[1] + 1) + shared - exact, dtype=np.int64)
+
+
+def _consistent(
+    history: Sequence[tuple[str, Feedback]], length: int, num_symbols: int
+) -> NDArray[np.int8]:
+    codes = _all_codes(length, num_symbols)
+    for guess, (exact, misplaced) in history:
+        told = exact * (length + 1) + misplaced
+        found = _feedback_numbers(_as_numbers(guess)[None], codes, num_symbols)[0]
+        codes = codes[found == told]
+    return codes
+
+
+def consistent_codes(
+    history: Sequence[tuple[str, Feedback]], length: int, num_symbols: int
+) -> list[str]:
+    """Return every code that would have had all the feedback, in lexical order.
+
+    Args:
+        history: Guesses and their feedback.
+        length: Symbols in a code.
+        num_symbols: How many of `SYMBOLS` there are.
+    """
+    return [_as_text(code) for code in _consistent(history, length, num_symbols)]
+
+
+def next_guess(
+    history: Sequence[tuple[str, Feedback]], length: int, num_symbols: int
+) -> str:
+    """Return a code that may be the secret and leaves few others in the worst case.
+
+    Of up to 64 codes spread evenly over all consistent ones, of all where there are no
+    more, it is the first whose most frequent feedback is rarest. As the guess is always
+    consistent, each wrong one removes at least itself, so the secret is found.
+
+    Args:
+        history: Guesses and their feedback.
+        length: Symbols in a code.
+        num_symbols: How many of `SYMBOLS` there are.
+
+    Raises:
+        ValueError: No code has had this feedback.
+    """
+    codes = _consistent(history, length, num_symbols)
+    if not len(codes):
+        raise ValueError(
+            f"history must come from one secret: no code of {length} symbols fits "
+            f"{list(history)}"
+        )
+    step = -(-len(codes) // _MAX_COMPARED)
+    compared = codes[::step]
+    worst = [
+        int(np.unique(row, return_counts=True)[1].max())
+        for row in _feedback_numbers(compared, codes, num_symbols)
+    ]
+    return _as_text(compared[int(np.argmin(worst))])

@@ -1,0 +1,101 @@
+"""Tasks of nim: heaps from which the player who begins can win."""
+
+from __future__ import annotations
+
+import random
+
+from rl_envs.errors import TaskError
+from rl_envs.registry import register_task_source
+from rl_envs.tasks import Task, TaskSource
+from rl_envs.worlds.game import Columns
+from rl_envs.worlds.nim.environment import nim_prompt
+from rl_envs.worlds.nim.solver import HEAP_NAMES, best_move, is_won
+
+__all__ = ["NimTasks"]
+
+_TRIES = 1000
+
+
+@register_task_source("nim")
+class NimTasks(TaskSource):
+    """Draws heaps that the player who begins wins, if nobody errs.
+
+    The answer of a task is a first move that wins. The split looks at the sorted heaps,
+    so a held-out task does not occur in the train part with its heaps in another order.
+
+    Args:
+        num_heaps: How many heaps, 1 to 8.
+        max_heap: Largest of them; the smallest is 1.
+        misere: Whether the last to take loses.
+        style: `compact`: "3,4,5>", for the smallest models. `words`: rules and heaps.
+        seed: Which of the possible samples is drawn.
+        held_out_fraction: Share of all tasks that are held out.
+
+    Raises:
+        TaskError: A size or the style is not possible.
+    """
+
+    def __init__(
+        self,
+        num_heaps: int = 3,
+        *,
+        max_heap: int = 7,
+        misere: bool = False,
+        style: str = "compact",
+        seed: int = 0,
+        held_out_fraction: float = 0.1,
+    ) -> None:
+        super().__init__("nim", seed=seed, held_out_fraction=held_out_fraction)
+        if not 1 <= num_heaps <= len(HEAP_NAMES):
+            raise TaskError(
+                f"num_heaps must be 1 to {len(HEAP_NAMES)}: got {num_heaps}"
+            )
+        if not 1 <= max_heap <= 999:
+            raise TaskError(f"max_heap must be 1 to 999: got {max_heap}")
+        if style not in ("compact", "words"):
+            raise TaskError(f"style must be 'compact' or 'words': got {style!r}")
+        self.num_heaps, self.max_heap = num_heaps, max_heap
+        self.misere, self.style = misere, style
+
+    def propose(self, rng: random.Random) -> Task:
+        """Draw heaps until the first player wins.
+
+        Raises:
+            TaskError: No such heaps were found.
+        """
+        for _ in range(_TRIES):
+            heaps = [rng.randint(1, self.max_heap) for _ in range(self.num_heaps)]
+            if is_won(heaps, misere=self.misere):
+                return Task(
+                    prompt=nim_prompt(heaps, self.style, misere=self.misere),
+                    answer=best_move(heaps, misere=self.misere).text,
+                    metadata={
+                        "heaps": heaps,
+                        "misere": self.misere,
+                        "opponent_seed": rng.randrange(2**31),
+                        "style": self.style,
+                    },
+                )
+        raise TaskError(
+            f"the first player wins with no {self.num_heaps} heaps up to "
+            f"{self.max_heap}: raise max_heap"
+        )
+
+    def key(self, task: Task) -> str:
+        """Return the sorted heaps and the rule."""
+        return f"{sorted(task.metadata['heaps'])}{'-' * task.metadata['misere']}"
+
+    def perfect(self, columns: Columns) -> str:
+        """Return the response of a player who does not err.
+
+        Args:
+            columns: A row, or the metadata of a later turn.
+        """
+        heaps = columns.get("game", columns)["heaps"]
+        move = best_move(heaps, misere=columns["misere"]).text
+        return move if self.style == "compact" else f"<move>{move}</move>"
+
+    @property
+    def alphabet(self) -> str:
+        """Every character of compact conversations, each once."""
+        return f"0123456789,;>!-{HEAP_NAMES}"
