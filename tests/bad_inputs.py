@@ -37,6 +37,7 @@ FILES = {
     "long.jsonl": '{"prompt": "1234567890123=", "answer": "1"}\n' * 64,
     "questions.jsonl": '{"qestion": "1=", "answer": "1"}\n' * 64,
     "notes.txt": "hello\n",
+    "rewards.py": "def reward(prompt, response):\n    return 1.0\n",
     "broken.yaml": "policy: [1,\n",
     "twice.yaml": "seed: 1\nseed: 2\n",
     "list.yaml": "- 1\n",
@@ -336,6 +337,23 @@ CASES = (
     ),
     BadInput("report without a run", "report", "Missing argument"),
     BadInput("list of no runs", "runs gone", "there is no folder 'gone'"),
+    BadInput(
+        "typo in a setting",
+        "envs check countdown credt=graded",
+        "did you mean 'credit'",
+    ),
+    BadInput("environment without tasks", "envs check math", "--data FILE"),
+    BadInput(
+        "tasks without a size", "envs check sorting", "Settings of tasks are given as"
+    ),
+    BadInput(
+        "no such class",
+        "envs check rewards.py:Rewards --data rows.jsonl",
+        "name one as rewards.py:NAME",
+    ),
+    BadInput(
+        "a seed given twice", "envs check countdown tasks.seed=3", "drop tasks.seed"
+    ),
     BadInput("no command for the nodes", "cluster slurm", "command is required"),
 )
 

@@ -51,6 +51,8 @@ def run(tmp_path, *arguments):
         ["config", "validate", "quickstart"],
         ["plan", "quickstart"],
         ["env", "list"],
+        ["envs", "list"],
+        ["envs", "check", "countdown", "--tasks", "2"],
         ["cluster", "slurm", "--help"],
         ["runs", "."],
     ],

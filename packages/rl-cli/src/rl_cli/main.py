@@ -30,6 +30,10 @@ COMMANDS = {
     "config": ("rl_cli.commands.config:config", "Show, check or explain a run."),
     "doctor": ("rl_cli.commands.doctor:doctor", "Check that this machine can run."),
     "env": ("rl_cli.commands.env:env", "Show, build or check actor environments."),
+    "envs": (
+        "rl_cli.commands.envs:envs",
+        "List, check, play or measure environments.",
+    ),
     "eval": ("rl_cli.commands.eval:evaluate", "Measure a model on held-out prompts."),
     "generate": ("rl_cli.commands.generate:generate", "Sample from a model folder."),
     "plan": ("rl_cli.commands.plan:plan", "Tell what memory and layout a run needs."),

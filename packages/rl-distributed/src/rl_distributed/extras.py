@@ -17,11 +17,18 @@ from __future__ import annotations
 
 import functools
 import importlib
+import sys
 from typing import Any
 
 from rl_distributed.errors import MissingExtraError
 
-__all__ = ["import_extra", "installed_torch", "require_torch", "torch"]
+__all__ = [
+    "import_extra",
+    "installed_torch",
+    "leave_torch_out",
+    "require_torch",
+    "torch",
+]
 
 
 def import_extra(module: str, extra: str, package: str, needed_by: str) -> Any:
@@ -59,11 +66,27 @@ def require_torch(needed_by: str) -> Any:
 
 @functools.cache
 def installed_torch() -> Any:
-    """Import torch; None where it is not installed."""
+    """Import torch; None where it is not installed, or was left out."""
+    if _left_out and "torch" not in sys.modules:
+        return None
     try:
         return importlib.import_module("torch")
     except ImportError:
         return None
+
+
+_left_out: list[bool] = []
+
+
+def leave_torch_out() -> None:
+    """Let the batches of this process hold numpy arrays, though torch may be installed.
+
+    For programs that only judge texts: torch takes seconds to import. It has no effect
+    where torch has been imported already; what needs torch itself still imports it.
+    """
+    if "torch" not in sys.modules:
+        _left_out.append(True)
+        installed_torch.cache_clear()
 
 
 class _LazyTorch:
@@ -74,9 +97,7 @@ class _LazyTorch:
         if name[:2] == "__":
             # Inspection asks every global for these; it is no use of torch.
             return object.__getattribute__(self, name)
-        module = installed_torch()
-        if module is None:
-            require_torch(f"torch.{name}")
+        module = installed_torch() or require_torch(f"torch.{name}")
         return getattr(module, name)
 
     def __reduce__(self) -> str:

@@ -169,6 +169,10 @@ class Registry(Generic[T]):
         with self._telling(point):
             return import_module(point.module)
 
+    def entry_points(self, name: str) -> tuple[EntryPoint, ...]:
+        """Return the entry points that claim a name; nothing is imported."""
+        return tuple(self._found().get(name, ()))
+
     def names(self) -> list[str]:
         """All known names, sorted."""
         return sorted({*self._registered, *self._adopted, *self._found()})

@@ -13,6 +13,7 @@ EnvsError                     (a rl_distributed.DistributedError)  root of all o
 ├── JudgeError                UserError, RuntimeError  a judge does not answer
 ├── TaskError                 UserError, ValueError   tasks cannot be made as asked
 ├── ToolError                 UserError, ValueError   a function cannot be a tool
+├── PythonFileError           UserError, ImportError  (python_file)
 ├── ToolArgumentError         what a model passed does not fit (tools.functions)
 ├── Unreadable                ValueError    a text is no answer (mathematics.values)
 ├── ExpressionError           ValueError    a text is no arithmetic (worlds.countdown)

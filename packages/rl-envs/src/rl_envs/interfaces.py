@@ -8,7 +8,15 @@ from __future__ import annotations
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, MutableMapping, Sequence
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeAlias, TypeVar
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Generic,
+    NamedTuple,
+    TypeAlias,
+    TypeVar,
+)
 
 import numpy as np
 
@@ -89,6 +97,12 @@ class EnvironmentInterface(ABC, Generic[MetadataT]):
     `step` of every environment also takes one argument, a batch as `generate` gives it:
     `environment.step(generations)`. See `conversations_of` for the columns.
     """
+
+    many_turns: ClassVar[bool | None] = None
+    """Whether a conversation may go on after a response; None: it does not say. It is
+    shown to people, and checked; each row ends where `step` says so."""
+    runs_programs: ClassVar[bool] = False
+    """Whether responses are run as programs, in `rl_envs.sandbox`."""
 
     def __init_subclass__(cls, **settings: Any) -> None:
         """Let `step` be called with a batch alone."""

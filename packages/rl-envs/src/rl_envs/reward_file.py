@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from pathlib import Path
 from typing import Any, Self
 
 from pydantic import field_validator, model_validator
 
 from rl_distributed.config import Config
-from rl_distributed.suggestion import did_you_mean
 from rl_envs.errors import RewardCallError, RewardError
+from rl_envs.python_file import PythonFileError, load_from_file
 from rl_envs.registry import register_env
 from rl_envs.rewards.functional import FunctionalRewardWrapper
 from rl_envs.rewards.lists import make_reward_call
@@ -59,37 +57,11 @@ def load_reward(file: str, function: str) -> Any:
     Raises:
         RewardCallError: The file cannot be run, or has no such function.
     """
-    path = Path(file)
-    name = f"reward_file_{path.stem}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise RewardCallError(f"{path} must be a Python file: its name ends with .py")
-    module = importlib.util.module_from_spec(spec)
-    # As for a script: what lies beside it can be imported, also when it is called.
-    if str(path.parent) not in sys.path:
-        sys.path.append(str(path.parent))
-    sys.modules[name] = module
     try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        del sys.modules[name]
-        raise RewardCallError(
-            f"the reward file {path} cannot be run: {type(error).__name__}: {error}"
-        ) from error
-    found = getattr(module, function, None)
-    if callable(found):
-        return found
-    own = [
-        key
-        for key, value in vars(module).items()
-        if getattr(value, "__module__", None) == name and callable(value)
-    ]
-    has = f"it has {', '.join(own)}" if own else "it has none"
-    hint = did_you_mean(function, own)
-    raise RewardCallError(
-        f"the reward file {path} has no function {function!r}{hint} ({has}); name one "
-        "by env.settings.function"
-    )
+        return load_from_file(file, function, kind="reward", thing="function")
+    except PythonFileError as error:
+        remedy = "; name one by env.settings.function" if error.is_name else ""
+        raise RewardCallError(f"{error}{remedy}") from error.__cause__
 
 
 @register_env("reward")

@@ -111,6 +111,8 @@ class FunctionalRewardWrapper(EnvironmentInterface[Columns | None]):
         RewardSignatureError: The function's parameters cannot be filled.
     """
 
+    many_turns = False
+
     def __init__(
         self,
         fn: RewardFns,

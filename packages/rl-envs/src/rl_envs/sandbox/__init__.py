@@ -6,7 +6,7 @@ SandboxPool (pool) --> zygote, one process per slot --fork, layers--> one progra
 `runs` has the level, the limits and the result, `hostile` programs that try to escape.
 """
 
-from rl_envs.sandbox.pool import SandboxPool
+from rl_envs.sandbox.pool import SandboxPool, reachable_level
 from rl_envs.sandbox.runs import (
     SandboxLevel,
     SandboxLimits,
@@ -20,4 +20,5 @@ __all__ = [
     "SandboxPool",
     "SandboxResult",
     "SandboxStatus",
+    "reachable_level",
 ]

@@ -27,7 +27,7 @@ from typing import Any
 from rl_envs.errors import SandboxError
 from rl_envs.sandbox.runs import SandboxLevel, SandboxLimits, SandboxResult
 
-__all__ = ["SandboxPool"]
+__all__ = ["SandboxPool", "reachable_level"]
 
 _START_S = 60.0
 _GRACE_S = 10.0
@@ -155,6 +155,24 @@ class SandboxPool:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def reachable_level(*, network_namespace: bool = True) -> SandboxLevel:
+    """Return how far programs can be confined here, by starting an empty sandbox.
+
+    Args:
+        network_namespace: See `SandboxPool`.
+
+    Raises:
+        SandboxError: Not even the lowest level can be had; it says why.
+    """
+    slot = _Slot(0, network_namespace, ())
+    try:
+        slot.launch()
+        slot.wait_until_up(SandboxLevel.SECCOMP)
+        return slot.level
+    finally:
+        slot.end()
 
 
 class _Slot:

@@ -93,6 +93,8 @@ class ToolEnvironment(EnvironmentInterface[Columns | None]):
         ToolError: There is no tool, two have one name, or one cannot be described.
     """
 
+    many_turns = True
+
     def __init__(
         self,
         tools: Sequence[Tool | Callable[..., Any]],

@@ -84,6 +84,8 @@ class CodeEnvironment(EnvironmentInterface[Columns]):
     """
 
     config_class = CodeConfig
+    many_turns = False
+    runs_programs = True
 
     def __init__(self, config: CodeConfig | Mapping[str, Any] | None = None) -> None:
         if not isinstance(config, CodeConfig):

@@ -108,6 +108,7 @@ class CodeInterpreterEnvironment(ToolEnvironment):
     """
 
     config_class = CodeInterpreterConfig
+    runs_programs = True
 
     def __init__(
         self, config: CodeInterpreterConfig | Mapping[str, Any] | None = None

@@ -53,6 +53,7 @@ class CountdownEnvironment(EnvironmentInterface[Columns]):
     """
 
     config_class = CountdownConfig
+    many_turns = False
 
     def __init__(self, config: CountdownConfig | None = None) -> None:
         self.config = config or CountdownConfig()

@@ -53,6 +53,7 @@ class JudgeEnvironment(EnvironmentInterface[Columns]):
     """
 
     config_class = JudgeConfig
+    many_turns = False
 
     def __init__(self, config: JudgeConfig | Mapping[str, Any]) -> None:
         if not isinstance(config, JudgeConfig):

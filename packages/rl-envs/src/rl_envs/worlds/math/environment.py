@@ -74,6 +74,7 @@ class MathEnvironment(EnvironmentInterface[Columns]):
     """
 
     config_class = MathConfig
+    many_turns = False
 
     def __init__(self, config: MathConfig | Mapping[str, Any] | None = None) -> None:
         if not isinstance(config, MathConfig):

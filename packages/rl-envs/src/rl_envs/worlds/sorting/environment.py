@@ -54,6 +54,7 @@ class SortingEnvironment(EnvironmentInterface[Columns]):
     """
 
     config_class = SortingConfig
+    many_turns = False
 
     def __init__(self, config: SortingConfig | None = None) -> None:
         self.config = config or SortingConfig()

@@ -1,10 +1,4 @@
-"""`check_environment`: the contract of `EnvironmentInterface` as a test.
-
-```python
-def test_my_environment():
-    check_environment(MyEnvironment(), metadata=[{"answer": "4"}])
-```
-"""
+"""`check_environment`: the contract of `EnvironmentInterface`, as a test."""
 
 from __future__ import annotations
 
@@ -206,8 +200,8 @@ def _check_rewards(
         )
 
 
-def _difference(first: Any, second: Any) -> str | None:
-    """Name the first field in which two results differ."""
+def first_difference(first: Any, second: Any) -> str | None:
+    """Name the first field in which two results of `step` differ."""
     for name in EnvironmentReturn._fields:
         if name == "rewards":
             a, b = total_reward(first.rewards), total_reward(second.rewards)
@@ -215,7 +209,7 @@ def _difference(first: Any, second: Any) -> str | None:
         elif name == "terminateds":
             same = _equal_numbers(first.terminateds, second.terminateds)
         else:
-            same = _equal(getattr(first, name), getattr(second, name))
+            same = equal_values(getattr(first, name), getattr(second, name))
         if not same:
             return name
     return None
@@ -225,23 +219,24 @@ def _equal_numbers(first: Any, second: Any) -> bool:
     return np.array_equal(to_numpy(first), to_numpy(second))
 
 
-def _equal(first: Any, second: Any) -> bool:
+def equal_values(first: Any, second: Any) -> bool:
     """Compare trees that may hold arrays or objects without an order."""
     if is_array(first) and is_array(second):
         return _equal_numbers(first, second)
     if isinstance(first, dict) and isinstance(second, dict):
         return list(first) == list(second) and all(
-            _equal(value, second[key]) for key, value in first.items()
+            equal_values(value, second[key]) for key, value in first.items()
         )
     if isinstance(first, (list, tuple)) and isinstance(second, (list, tuple)):
         return len(first) == len(second) and all(
-            _equal(a, b) for a, b in zip(first, second, strict=True)
+            equal_values(a, b) for a, b in zip(first, second, strict=True)
         )
     same = first == second
     return bool(same) if isinstance(same, (bool, int)) else first is second
 
 
-def _select(result: Any, row: int) -> Any:
+def select_row(result: Any, row: int) -> Any:
+    """Return one row of a result, as a result."""
     rewards = result.rewards
     return EnvironmentReturn(
         observations=result.observations[row : row + 1],
@@ -284,7 +279,7 @@ class _Check:
             ("metadata", metadata, [self.metadata[row] for row in rows]),
         ):
             self.report.check(
-                _equal(after, before),
+                equal_values(after, before),
                 f"{what} changed its argument {name}; work on a copy",
             )
         problems = check_return(result, len(rows), allow_unscored=self.allow_unscored)
@@ -328,7 +323,7 @@ class _Check:
     def _check_repetition(self, whole: Any) -> None:
         again = self._step("the second step", range(len(self.logs)))
         if again is not None:
-            field = _difference(whole, again)
+            field = first_difference(whole, again)
             self.report.check(
                 field is None,
                 f"two equal calls must have equal results: {field} differ; pass "
@@ -340,7 +335,7 @@ class _Check:
             alone = self._step(f"step with row {row} alone", [row])
             if alone is None:
                 return
-            field = _difference(_select(whole, row), alone)
+            field = first_difference(select_row(whole, row), alone)
             self.report.check(
                 field is None,
                 f"rows must be independent: {field} of row {row} differ when it is "

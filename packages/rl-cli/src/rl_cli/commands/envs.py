@@ -1,0 +1,215 @@
+"""`rl envs`: the environments that judge answers, and what they are worth."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from rl_cli.options import LARGEST_SEED, Number, Whole
+
+if TYPE_CHECKING:
+    from rl_envs.catalog import CatalogEntry
+    from rl_envs.testing import Finding
+
+NAME = click.argument("environment", metavar="NAME|FILE.py:NAME")
+OVERRIDES = click.argument("overrides", nargs=-1, metavar="[KEY=VALUE ...]")
+CONFIG = click.option(
+    "--config",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="YAML file with settings, those of the task source below `tasks`.",
+)
+DATA = click.option(
+    "--data", metavar="FILE", help="Rows to use instead of tasks of a task source."
+)
+WORLD = click.option(
+    "--world",
+    metavar="NAME|FILE.py:CLASS",
+    help="Task source; default: the one of the environment's name.",
+)
+SEED = click.option("--seed", type=Whole(0, LARGEST_SEED - 1), default=0,
+                    show_default=True, help="Seed of the tasks.")  # fmt: skip
+JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+
+
+@click.group()
+def envs() -> None:
+    """List, check, play or measure the environments that judge answers.
+
+    A NAME is one of `rl envs list`, or a class or a reward function of a Python file.
+    The Python environments of actors are shown by `rl env`.
+
+    \b
+    Examples:
+      rl envs list
+      rl envs check countdown
+      rl envs check my_env.py:MyEnvironment --data rows.jsonl
+    """
+
+
+@envs.command("list")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON list.")
+def list_(as_json: bool) -> None:
+    """List all registered environments, those of other packages too.
+
+    What cannot be imported is shown with the reason.
+
+    \b
+    Examples:
+      rl envs list
+      rl envs list --json
+    """
+    from rl_distributed.extras import leave_torch_out  # noqa: PLC0415
+    from rl_envs.catalog import list_environments  # noqa: PLC0415
+
+    leave_torch_out()
+    entries = list_environments()
+    sandbox = _sandbox_level() if any(each.runs_programs for each in entries) else ""
+    if as_json:
+        _print_json([{**dataclasses.asdict(each),
+                      "sandbox": sandbox if each.runs_programs else ""}
+                     for each in entries])  # fmt: skip
+        return
+    from rl_cli.console import Terminal, table  # noqa: PLC0415
+
+    columns = ["name", "package", "tasks", "turns", "needs", "sandbox", "description"]
+    rows = [_cells(each, sandbox) for each in entries]
+    Terminal().result(table("Environments", columns, rows))
+
+
+def _cells(entry: CatalogEntry, sandbox: str) -> tuple[str, ...]:
+    state = "" if entry.extra_installed else " (missing)"
+    return (
+        entry.name,
+        entry.package,
+        "yes" if entry.makes_tasks else "no",
+        entry.turns or "not said",
+        entry.extra + state,
+        sandbox if entry.runs_programs else "",
+        f"broken: {entry.problem}" if entry.problem else entry.description,
+    )
+
+
+def _sandbox_level() -> str:
+    """Return the name of the level that programs reach here, or why there is none."""
+    from rl_envs.errors import SandboxError  # noqa: PLC0415
+    from rl_envs.sandbox import reachable_level  # noqa: PLC0415
+
+    try:
+        return reachable_level().name.lower()
+    except SandboxError as error:
+        return f"none: {error}"
+
+
+@envs.command(short_help="Test an environment and its tasks.")
+@NAME
+@OVERRIDES
+@CONFIG
+@DATA
+@WORLD
+@click.option("--tasks", "num_tasks", type=Whole(most=100_000), default=32,
+              show_default=True, help="Number of tasks or rows.")  # fmt: skip
+@SEED
+@click.option("--gold", metavar="COLUMN",
+              help="Column with a right answer; default: answer or ground_truth.",
+              )  # fmt: skip
+@click.option("--full-reward", type=float, default=1.0, show_default=True,
+              help="Least reward of a right answer.")  # fmt: skip
+@click.option("--max-accepted", type=Number(most=1), default=0.05, show_default=True,
+              help="Share of gold answers with one changed character that may be right "
+              "too.")  # fmt: skip
+@click.option("--max-row-s", type=Number(above=0), default=1.0, show_default=True,
+              help="Longest mean time of a row, in seconds.")  # fmt: skip
+@click.option("--chance", is_flag=True, help="Chance is meant: results may differ.")
+@click.option("--allow-unscored", is_flag=True, help="Rewards may be NaN.")
+@JSON
+def check(
+    environment: str,
+    overrides: tuple[str, ...],
+    config: Path | None,
+    data: str | None,
+    world: str | None,
+    num_tasks: int,
+    as_json: bool,
+    **limits: Any,
+) -> int:
+    """Test whether an environment rewards right answers, and only those, reliably.
+
+    Right and wrong answers to tasks are judged: gold answers, empty ones, garbage, the
+    prompt, and gold answers with one character changed; once more, in other orders and
+    batches, and in another process. KEY=VALUE sets a key of the environment, and
+    tasks.KEY=VALUE one of the task source. Leaves with 0 when all checks pass, with 1
+    otherwise.
+
+    \b
+    Examples:
+      rl envs check countdown
+      rl envs check sorting tasks.num_digits=4 --tasks 100 --seed 7
+      rl envs check my_env.py:MyEnvironment --world my_env.py:MyTasks
+      rl envs check my_reward.py --data rows.jsonl --json
+    """
+    from rl_cli.environment_choice import choose_environment  # noqa: PLC0415
+    from rl_distributed.extras import leave_torch_out  # noqa: PLC0415
+    from rl_envs.testing import (  # noqa: PLC0415
+        Examination,
+        examine_environment,
+        examine_tasks,
+    )
+
+    leave_torch_out()
+    chosen = choose_environment(
+        environment, config=config, overrides=overrides, world=world, data=data
+    )
+    seed = limits["seed"]
+    examination = Examination(
+        seed=seed,
+        gold_column=limits["gold"],
+        full_reward=limits["full_reward"],
+        max_accepted_changes=limits["max_accepted"],
+        max_row_s=limits["max_row_s"],
+        deterministic=not limits["chance"],
+        allow_unscored=limits["allow_unscored"],
+    )
+    rows = chosen.held_out(num_tasks, seed)
+    findings = []
+    if data is None and chosen.make_source is not None:
+        findings += examine_tasks(chosen.make_source, num_tasks, seed=seed)
+    findings += examine_environment(chosen.spec, rows, examination)
+    passed = all(finding.status != "fail" for finding in findings)
+    if as_json:
+        listed = [dataclasses.asdict(finding) for finding in findings]
+        _print_json({"environment": environment, "passed": passed, "checks": listed})
+    else:
+        _show_findings(environment, findings, rows)
+    return 0 if passed else 1
+
+
+def _show_findings(
+    name: str, findings: Sequence[Finding], rows: Sequence[dict[str, Any]]
+) -> None:
+    from rl_cli.console import Terminal, table  # noqa: PLC0415
+    from rl_envs.testing.responses import prompt_messages  # noqa: PLC0415
+
+    terminal = Terminal()
+    cells = [(each.check, each.status, each.reason) for each in findings]
+    columns = ["check", "result", "reason"]
+    terminal.result(table(f"Checks of {name}", columns, cells))
+    for each in findings:
+        if each.status != "fail" or each.row is None or each.response is None:
+            continue
+        asked = prompt_messages(rows[each.row], each.row)[-1].get("content")
+        terminal.raw(f"{each.check}: row {each.row}")
+        terminal.raw(f"  prompt:   {asked!r}")
+        terminal.raw(f"  response: {each.response!r}")
+    counts = [sum(f.status == s for f in findings) for s in ("pass", "fail", "skip")]
+    terminal.raw("{} passed, {} failed, {} skipped".format(*counts))
+
+
+def _print_json(value: Any) -> None:
+    from rl_cli.console import Terminal  # noqa: PLC0415
+
+    Terminal().raw(json.dumps(value, ensure_ascii=False))

@@ -1,0 +1,166 @@
+"""`rl envs`: lists, checks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch  # noqa: F401 - first, as in a process that trains: batches are tensors
+
+from rl_cli.main import _run
+
+Capture = pytest.CaptureFixture[str]
+
+MY_ENV = '''
+from rl_envs import EnvironmentInterface, EnvironmentReturn, Task, TaskSource
+
+class Reverse(EnvironmentInterface):
+    """Rewards the prompt backwards."""
+    many_turns = False
+
+    def __init__(self, strict=True):
+        self.strict = strict
+
+    def step(self, message_log_batch, metadata):
+        said = [log[-1]["content"] for log in message_log_batch]
+        right = [
+            text == row["answer"]
+            or not self.strict and len(text) == len(row["answer"]) > 0
+            for text, row in zip(said, metadata)
+        ]
+        return EnvironmentReturn(
+            [{"role": "environment", "content": ""} for _ in said], list(metadata),
+            [None] * len(said), [float(r) for r in right], [True] * len(said), said,
+        )
+
+class Words(TaskSource):
+    def __init__(self, length=4, seed=0):
+        super().__init__("words", seed=seed)
+        self.length = length
+
+    def propose(self, rng):
+        word = "".join(rng.choices("abcdefgh", k=self.length))
+        return Task(word + "?", word[::-1])
+
+def reward(prompt, response, answer):
+    return float(response == answer)
+'''
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_env.py").write_text(MY_ENV)
+    rows = [{"prompt": f"{n}+{n}", "answer": f"is {2 * n}"} for n in range(9)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    return tmp_path
+
+
+def called(capsys: Capture, *arguments: str, code: int = 0) -> Any:
+    """What `rl envs ... --json` prints."""
+    done = _run(["envs", *arguments, "--json"], False)
+    out, err = capsys.readouterr()
+    assert done == code, err
+    return json.loads(out)
+
+
+def failed(report: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {c["check"]: c for c in report["checks"] if c["status"] == "fail"}
+
+
+def test_the_list_says_what_there_is(capsys: Capture) -> None:
+    listed = {row["name"]: row for row in called(capsys, "list")}
+    assert listed["countdown"]["makes_tasks"] is True
+    assert listed["countdown"]["sandbox"] == ""
+    assert listed["code"]["sandbox"] in {"seccomp", "landlock", "namespaces"} or (
+        listed["code"]["sandbox"].startswith("none: ")
+    )
+    assert _run(["envs", "list"], False) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    for row in listed.values():
+        assert row["name"] in text
+        assert row["extra_installed"] or f"{row['extra']} (missing)" in text
+
+
+def test_a_world_passes(capsys: Capture) -> None:
+    report = called(capsys, "check", "sorting", "tasks.num_digits=4", "--tasks", "6")
+    assert report["passed"] is True
+    assert failed(report) == {}
+    assert len(report["checks"]) == 17
+
+
+def test_a_failure_is_shown_with_its_row(folder: Path, capsys: Capture) -> None:
+    arguments = ["my_env.py:Reverse", "--world", "my_env.py:Words", "--tasks", "8"]
+    assert failed(called(capsys, "check", *arguments)) == {}
+    report = called(capsys, "check", *arguments, "strict=false", code=1)
+    assert report["passed"] is False
+    assert set(failed(report)) == {"one changed character earns less"}
+    (finding,) = failed(report).values()
+    assert _run(["envs", "check", *arguments, "strict=false"], False) == 1
+    out = capsys.readouterr().out
+    assert f"response: {finding['response']!r}" in out
+    assert f"row {finding['row']}" in out
+    assert "16 passed, 1 failed, 0 skipped" in out
+
+
+def test_settings_come_from_a_file_and_the_command_line(
+    folder: Path, capsys: Capture
+) -> None:
+    (folder / "loose.yaml").write_text("strict: false\ntasks: {length: 6}\n")
+    arguments = ["my_env.py:Reverse", "--world", "my_env.py:Words", "--tasks", "8"]
+    report = called(capsys, "check", *arguments, "--config", "loose.yaml", code=1)
+    (finding,) = failed(report).values()
+    assert len(finding["response"]) == 6
+    fixed = called(capsys, "check", *arguments, "--config", "loose.yaml", "strict=true")
+    assert fixed["passed"] is True
+    loose = called(
+        capsys, "check", *arguments, "--config", "loose.yaml", "--max-accepted", "1"
+    )
+    assert loose["passed"] is True
+
+
+@pytest.mark.parametrize(
+    "named", [["my_env.py"], ["reward", "file=my_env.py"]], ids=["file", "setting"]
+)
+def test_a_reward_file_is_checked_with_rows(
+    named: list[str], folder: Path, capsys: Capture
+) -> None:
+    report = called(capsys, "check", *named, "--data", "rows.jsonl", "--tasks", "5")
+    assert report["passed"] is True
+    checks = {each["check"]: each for each in report["checks"]}
+    assert checks["rows can be judged"]["reason"] == "5 rows"
+    assert "same seed, same tasks" not in checks
+    other = called(
+        capsys, "check", *named, "--data", "rows.jsonl", "--gold", "prompt", code=1
+    )
+    assert "gold answers earn the full reward" in failed(other)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["sortng"], "did you mean 'sorting'"),
+        (["none.py:Thing"], "there is no file none.py"),
+        (["my_env.py:Revers"], "did you mean 'Reverse'"),
+        (["my_env.py:Reverse"], "--data FILE, or a task source by --world"),
+        (["my_env.py:Reverse", "--world", "my_env.py:reward"], "cannot be made with"),
+        (["my_env.py:Reverse", "--world", "countdwn"], "did you mean 'countdown'"),
+        (["my_env.py:Reverse", "tasks.length=3"], "tasks.length has no effect"),
+        (["countdown", "--world", "countdown", "--data", "x"], "exclude each other"),
+        (["countdown", "tasks=3"], "write tasks.KEY=VALUE"),
+        (["countdown", "tasks.num_numbrs=3"], "tasks.KEY=VALUE"),
+        (["my_env.py:Reverse", "streng=1", "--data", "rows.jsonl"], "cannot be made"),
+        (["countdown", "--data", "none.jsonl"], "does not exist"),
+        (["countdown", "--config", "none.yaml"], "does not exist"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_mistakes_are_named(
+    arguments: list[str], message: str, folder: Path, capsys: Capture
+) -> None:
+    assert _run(["envs", "check", *arguments], False) == 2
+    out, err = capsys.readouterr()
+    assert message in err
+    assert out == ""

@@ -1,0 +1,98 @@
+"""Objects of a Python file that belongs to no package, such as a user's reward."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from rl_distributed.errors import UserError
+from rl_distributed.suggestion import did_you_mean
+from rl_envs.errors import EnvsError
+
+__all__ = ["PythonFileError", "load_from_file", "load_module", "loaded_files"]
+
+_loaded: dict[str, str] = {}
+
+
+class PythonFileError(EnvsError, UserError, ImportError):
+    """A Python file cannot be run, or lacks a name.
+
+    Args:
+        message: What is wrong.
+        is_name: Whether only the name is wrong.
+    """
+
+    def __init__(self, message: str, *, is_name: bool = False) -> None:
+        super().__init__(message)
+        self.is_name = is_name
+
+
+def load_from_file(file: str | Path, name: str, *, kind: str, thing: str) -> Any:
+    """Run a Python file and return a function or class of it.
+
+    Args:
+        file: Path of the file.
+        name: What to return.
+        kind: What messages call the file; it is part of the module's name.
+        thing: What messages call the object.
+
+    Raises:
+        PythonFileError: The file cannot be run, or has no such object.
+    """
+    module = load_module(f"{kind}_file_{Path(file).stem}", file, kind=kind)
+    found = getattr(module, name, None)
+    if callable(found):
+        return found
+    own = [
+        key
+        for key, value in vars(module).items()
+        if getattr(value, "__module__", None) == module.__name__ and callable(value)
+    ]
+    has = f"it has {', '.join(own)}" if own else "it has none"
+    raise PythonFileError(
+        f"the {kind} file {file} has no {thing} {name!r}{did_you_mean(name, own)} "
+        f"({has})",
+        is_name=True,
+    )
+
+
+def load_module(name: str, file: str | Path, *, kind: str) -> ModuleType:
+    """Run a Python file as a module; modules beside it can be imported.
+
+    Args:
+        name: Name of the module.
+        file: Path of the file.
+        kind: What messages call the file.
+
+    Raises:
+        PythonFileError: The file cannot be run.
+    """
+    path = Path(file)
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise PythonFileError(f"{path} must be a Python file: its name ends with .py")
+    module = importlib.util.module_from_spec(spec)
+    # As for a script: what lies beside it can be imported, also when it is called.
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        raise PythonFileError(
+            f"the {kind} file {path} cannot be run: {type(error).__name__}: {error}"
+        ) from error
+    _loaded[name] = str(path.resolve())
+    return module
+
+
+def loaded_files() -> dict[str, str]:
+    """Return the files that were loaded in this process, by the names of modules.
+
+    Another process has to load them before it can unpickle what they define.
+    """
+    return dict(_loaded)

@@ -1,0 +1,33 @@
+"""Checks of environments and tasks, to be called from tests.
+
+```python
+def test_my_environment():
+    check_environment(MyEnvironment(), metadata=[{"answer": "4"}])
+    assert_passed(examine_environment(MyEnvironment, rows))
+    assert_passed(examine_tasks(lambda seed: MyTasks(seed=seed)))
+```
+`contract` has the interface, `rewards` what is rewarded, `tasks` the rows of a task
+source, `processes` a copy in another process, `findings` what a check says.
+"""
+
+from __future__ import annotations
+
+from rl_envs.testing.contract import (
+    check_environment,
+    check_return,
+    example_message_logs,
+)
+from rl_envs.testing.findings import Examination, Finding, assert_passed
+from rl_envs.testing.rewards import examine_environment
+from rl_envs.testing.tasks import examine_tasks
+
+__all__ = [
+    "Examination",
+    "Finding",
+    "assert_passed",
+    "check_environment",
+    "check_return",
+    "examine_environment",
+    "examine_tasks",
+    "example_message_logs",
+]
