@@ -87,7 +87,14 @@ def train_on_rows(model: str) -> None:
         **{**rows, "policy.dynamic_batching.train_mb_tokens": 128},
     )
     rl.train(model, PAIRS, algorithm="dpo", **rows)
-    rl.train(model, PAIRS, algorithm="rm", **rows)
+    judge = rl.train(model, PAIRS, algorithm="rm", **rows).model_path
+    Path("scored.jsonl").write_text('{"prompt": "1+1"}\n')
+    scored = {
+        "datasets": {"held-out": {"path": "scored.jsonl"}},
+        "env": {"name": "reward_model", "settings": {"model_path": str(judge)}},
+        "generation": {"max_new_tokens": 4},
+    }
+    rl.evaluate(model, config=scored)
     runpy.run_path(str(EXAMPLES / "focal.py"), run_name="focal")
     rl.train(model, ANSWERS, algorithm="focal", **SHORT)
     sys.argv = ["my_algorithm.py", model]

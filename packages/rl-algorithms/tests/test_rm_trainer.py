@@ -12,7 +12,7 @@ import rl_algorithms as rl
 from rl_algorithms.rm.config import RMConfig
 from rl_algorithms.testing import check_trainer
 from rl_distributed.errors import ConfigError, UserError
-from rl_envs import check_reward_fn
+from rl_envs import check_reward_fn, create_env
 from rl_models.tokens.tokenizer import load_tokenizer
 
 # The better answer begins with a larger digit than the worse one.
@@ -87,6 +87,15 @@ class TestTraining:
             scores("chosen").tolist(), abs=1e-4
         )
         check_reward_fn(score, {"prompt": prompts[0]})
+        # And the environment that configurations name.
+        world = create_env("reward_model", {"model_path": str(result.model_path)})
+        logs = [
+            [{"role": "user", "content": p}, {"role": "assistant", "content": a}]
+            for p, a in zip(prompts, answers, strict=True)
+        ]
+        found = world.step(logs, [{}] * len(logs))
+        assert found.rewards.tolist() == pytest.approx(score(prompts, answers))
+        assert all(found.terminateds)
         right = (scores("chosen") > scores("rejected")).float().mean().item()
         assert right == pytest.approx(accuracy[-1], abs=1e-6)
 
@@ -155,6 +164,10 @@ class TestBadInput:
         score._loaded = None, tokenizer
         with pytest.raises(rl.DataError, match=r"add_eos is true but .* no EOS token"):
             score(["1+1="], ["2"])
+
+    def test_no_model_for_the_environment(self, tmp_path):
+        with pytest.raises(UserError, match="does not exist"):
+            create_env("reward_model", {"model_path": str(tmp_path / "nowhere")})
 
     def test_no_model_to_score_with(self, tmp_path):
         with pytest.raises(UserError, match="does not exist"):

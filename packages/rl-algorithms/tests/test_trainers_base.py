@@ -281,9 +281,14 @@ class TestLostCluster:
         message, folder = self.run(make, lose, "raylet", "in_step", save_period=1)
         assert "The checkpoint of step 2, the last one done, is kept in" in message
         message, folder = self.run(make, lose, "raylet", "in_training", save_period=2)
+        kept = f"in {folder}/step_2"
         assert message.endswith(
-            f"The newest whole checkpoint is that of step 2, in {folder}/step_2; step "
-            "3, the last one done, could not be saved"
+            (
+                f"The newest whole checkpoint is that of step 2, {kept}; step 3, the "
+                "last one done, could not be saved",
+                # On a busy machine the watch sees the loss before step 3 counts.
+                f"The checkpoint of step 2, the last one done, is kept {kept}",
+            )
         )
         assert not (folder / "step_3").exists()
 
