@@ -95,6 +95,17 @@ def test_conversations_without_a_template(plain):
     assert shown(datum, plain) == ("abb<eos>\ncdd<eos>", "bb<eos>dd<eos>")
 
 
+@pytest.mark.parametrize("role", ["environment", "tool"])
+def test_what_an_environment_says_is_tokenised_as_in_a_rollout(plain, role):
+    answer = [
+        {"role": "assistant", "content": "bb"},
+        {"role": role, "content": "c"},
+        {"role": "assistant", "content": "dd"},
+    ]
+    (datum,) = process_demonstrations([{"prompt": "a", "answer": answer}], plain)
+    assert shown(datum, plain) == ("abb<eos>cdd<eos>", "bb<eos>dd<eos>")
+
+
 def test_templates_that_change_earlier_turns():
     forgetful = make(FORGETFUL)
     with pytest.raises(DataError, match=r"data\.only_unmask_final=true"):

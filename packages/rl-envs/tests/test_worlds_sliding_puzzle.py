@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from rl_envs import MessageLogError, TaskError
+from rl_envs import MessageLogError, Task, TaskError
 from rl_envs.worlds.game import Playthrough, played
 from rl_envs.worlds.sliding_puzzle import (
     SlidingPuzzleConfig,
@@ -100,6 +100,17 @@ def test_a_mirror_image_is_as_far(place: int, tall: bool) -> None:
     image = mirrored(board)
     assert distances(*size[::-1])[image.cells] == distance
     assert mirrored(image) == board
+
+
+def test_a_mirror_image_is_in_the_same_part() -> None:
+    source = SlidingPuzzleTasks(2, 3)
+    tall = SlidingPuzzleTasks(3, 2)
+    for task in source.sample("held_out", 12):
+        image = mirrored(read_board(task.metadata["board"])).text
+        twin = Task("?", "?", {"board": image})
+        assert image != task.metadata["board"]
+        assert source.key(twin) == source.key(task)
+        assert tall.split_of(twin) == "held_out"
 
 
 def test_a_tile_moves_into_the_gap_in_the_named_direction() -> None:

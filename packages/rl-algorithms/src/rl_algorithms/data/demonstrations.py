@@ -38,6 +38,8 @@ from rl_algorithms.errors import DataError
 
 __all__ = ["process_demonstrations"]
 
+_FOLLOW_DIRECTLY = ("assistant", "environment", "tool")
+
 
 def process_demonstrations(
     rows: Rows,
@@ -186,10 +188,11 @@ def _num_head_messages(log: Sequence[dict[str, str]]) -> int:
 def _continued(message: dict[str, str]) -> str:
     """Return the text of a message that is not the first.
 
-    An answer follows its prompt directly, as it is sampled; others begin a line.
+    An answer follows its prompt directly, and what an environment says follows the
+    answer directly, as in a rollout; others begin a line.
     """
     content = message["content"]
-    return content if message["role"] == "assistant" else "\n" + content
+    return content if message["role"] in _FOLLOW_DIRECTLY else "\n" + content
 
 
 def _from_texts(
