@@ -1,7 +1,8 @@
-"""`rl envs`: lists, checks."""
+"""`rl envs`: lists, checks, plays."""
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 import torch  # noqa: F401 - first, as in a process that trains: batches are tensors
 
 from rl_cli.main import _run
+from rl_envs import CalculatorTasks, SortingTasks
 
 Capture = pytest.CaptureFixture[str]
 
@@ -136,6 +138,56 @@ def test_a_reward_file_is_checked_with_rows(
         capsys, "check", *named, "--data", "rows.jsonl", "--gold", "prompt", code=1
     )
     assert "gold answers earn the full reward" in failed(other)
+
+
+def played(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch, text: str, *arguments: str
+) -> str:
+    """What `rl envs play` prints when a text is piped in."""
+    monkeypatch.setattr("sys.stdin", io.StringIO(text))
+    assert _run(["envs", "play", *arguments], False) == 0
+    return capsys.readouterr().out
+
+
+def test_a_person_plays(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    tasks = SortingTasks(4, seed=3).held_out(3, unique=False)
+    answers = [tasks[0]["answer"], "wrong", tasks[2]["answer"]]
+    arguments = ["sorting", "tasks.num_digits=4", "--seed", "3", "--tasks", "3"]
+    out = played(capsys, monkeypatch, "\n".join(answers) + "\n", *arguments)
+    for task in tasks:
+        assert f"[user] {task['prompt']}" in out
+    assert "answer:" not in out
+    assert "reward 0 (1 of 2 with the full reward, mean reward 0.5)" in out
+    last = "2 of 3 with the full reward, mean reward 0.667"
+    assert out.endswith(f"reward 1 ({last})\nscore: {last}\n")
+    shown = played(capsys, monkeypatch, "1\n", *arguments, "--show-answer")
+    assert f"answer: {tasks[0]['answer']}" in shown
+    assert "the input has ended" in shown
+    assert "score: 0 of 1" in shown
+
+
+def test_a_person_plays_many_turns(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (task,) = CalculatorTasks(seed=5).held_out(1, unique=False)
+    arguments = ["calculator", "call_format=brackets", "--seed", "5", "--tasks", "1"]
+    text = f"[6*7]\n{task['answer']}\n"
+    out = played(capsys, monkeypatch, text, *arguments)
+    assert out.index(task["prompt"]) < out.index("42") < out.index("reward 1")
+    assert "score: 1 of 1 with the full reward" in out
+    cut = played(capsys, monkeypatch, text, *arguments, "--max-turns", "1")
+    assert "score: 0 of 1 with the full reward" in cut
+
+
+@pytest.mark.parametrize("end", ["\n", "", "\n\n"])
+def test_an_answer_of_several_lines_ends_with_an_empty_line(
+    end: str, folder: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "poem.jsonl").write_text('{"prompt": "Write.", "answer": "a\\nb"}\n')
+    arguments = ["my_env.py", "--data", "poem.jsonl"]
+    assert "score: 1 of 1" in played(capsys, monkeypatch, f"a\nb{end}", *arguments)
+    one = played(capsys, monkeypatch, f"a\nb{end}", *arguments, "--one-line")
+    assert "score: 0 of 1" in one
 
 
 @pytest.mark.parametrize(

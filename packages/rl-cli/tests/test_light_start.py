@@ -53,6 +53,7 @@ def run(tmp_path, *arguments):
         ["env", "list"],
         ["envs", "list"],
         ["envs", "check", "countdown", "--tasks", "2"],
+        ["envs", "play", "countdown", "--tasks", "2"],
         ["cluster", "slurm", "--help"],
         ["runs", "."],
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -186,6 +187,66 @@ def check(
     else:
         _show_findings(environment, findings, rows)
     return 0 if passed else 1
+
+
+@envs.command(short_help="Answer tasks in the terminal.")
+@NAME
+@OVERRIDES
+@CONFIG
+@DATA
+@WORLD
+@click.option("--tasks", "num_tasks", type=Whole(most=100_000), default=5,
+              show_default=True, help="Number of tasks.")  # fmt: skip
+@SEED
+@click.option("--show-answer", is_flag=True, help="Show the gold answer afterwards.")
+@click.option("--one-line/--lines", default=None,
+              help="Each line is an answer, or an empty line ends it; default: lines "
+              "where the gold answer has several, or answers are programs.",
+              )  # fmt: skip
+@click.option("--max-turns", type=Whole(most=100_000), default=50, show_default=True,
+              help="Most answers in a conversation.")  # fmt: skip
+@click.option("--full-reward", type=float, default=1.0, show_default=True,
+              help="Least reward of a right answer.")  # fmt: skip
+def play(
+    environment: str,
+    overrides: tuple[str, ...],
+    config: Path | None,
+    data: str | None,
+    world: str | None,
+    num_tasks: int,
+    seed: int,
+    **manner: Any,
+) -> None:
+    """Answer tasks of an environment yourself, to see what a policy is asked.
+
+    The prompt is shown, then each answer is judged, until the conversation ends. An
+    answer of several lines ends with an empty line. Answers may be piped in; the end of
+    the input ends the game.
+
+    \b
+    Examples:
+      rl envs play countdown --show-answer
+      rl envs play sorting tasks.num_digits=3 --tasks 10
+      rl envs play my_reward.py --data rows.jsonl
+      cat answers.txt | rl envs play countdown --seed 7
+    """
+    from rl_cli.console import Terminal  # noqa: PLC0415
+    from rl_cli.environment_choice import choose_environment  # noqa: PLC0415
+    from rl_cli.environment_player import EnvironmentPlayer  # noqa: PLC0415
+    from rl_distributed.extras import leave_torch_out  # noqa: PLC0415
+
+    leave_torch_out()
+    chosen = choose_environment(
+        environment, config=config, overrides=overrides, world=world, data=data
+    )
+    rows = chosen.held_out(num_tasks, seed)
+    env = chosen.spec.make()
+    terminal = Terminal()
+    try:
+        score = EnvironmentPlayer(env, terminal, sys.stdin, **manner).play(rows)
+    finally:
+        env.shutdown()
+    terminal.raw(f"score: {score}")
 
 
 def _show_findings(

@@ -83,10 +83,10 @@ def _disjoint(source: TaskSource, parts: Parts, other: Parts) -> Finding:
     """Keys of both seeds: what one run trains on must not be held out by another."""
     name = "train and held-out are disjoint"
     trained = {source.key(t) for t in (*parts[Split.TRAIN], *other[Split.TRAIN])}
-    prompts = {t.prompt for t in (*parts[Split.TRAIN], *other[Split.TRAIN])}
+    seen = {source.identity(t) for t in (*parts[Split.TRAIN], *other[Split.TRAIN])}
     held_out = [*parts[Split.HELD_OUT], *other[Split.HELD_OUT]]
     for row, task in enumerate(held_out):
-        if source.key(task) in trained or task.prompt in prompts:
+        if source.key(task) in trained or source.identity(task) in seen:
             return Finding(
                 name,
                 "fail",

@@ -93,6 +93,8 @@ class GameEnvironment(EnvironmentInterface[Columns]):
         config: The limits.
     """
 
+    many_turns = True
+
     def __init__(self, config: GameConfig) -> None:
         self.limits = config
 

@@ -1,0 +1,171 @@
+"""A person in place of a model: tasks shown, answers read, rewards told.
+
+```
+task -> prompt shown -> answer read -> step --goes on--> observation shown -+
+                             ^                                              |
+                             +----------------------------------------------+
+                                        --ends--> reward and score shown
+```
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import IO, Any
+
+from rl_cli.console import Terminal
+from rl_distributed.batch.arrays import to_numpy
+from rl_envs.interfaces import (
+    EnvironmentInterface,
+    as_columns,
+    observation_messages,
+    total_reward,
+)
+from rl_envs.testing.responses import gold_of, prompt_messages
+
+__all__ = ["EnvironmentPlayer", "Score"]
+
+
+@dataclass(slots=True)
+class Score:
+    """What was earned so far."""
+
+    num_tasks: int = 0
+    """Conversations that ended, the ones without a score included."""
+    num_full: int = 0
+    """Those that earned the full reward."""
+    num_scored: int = 0
+    total: float = 0.0
+
+    def add(self, reward: float, full_reward: float) -> None:
+        """Count a conversation; NaN: it was not scored."""
+        self.num_tasks += 1
+        if math.isnan(reward):
+            return
+        self.num_scored += 1
+        self.total += reward
+        self.num_full += reward >= full_reward
+
+    def __str__(self) -> str:
+        """Return it in words."""
+        mean = self.total / self.num_scored if self.num_scored else 0.0
+        return (
+            f"{self.num_full} of {self.num_tasks} with the full reward, "
+            f"mean reward {mean:.3g}"
+        )
+
+
+class EnvironmentPlayer:
+    """Plays tasks with a person at the terminal, or with what is piped in.
+
+    Args:
+        env: The environment.
+        terminal: Where prompts, observations and rewards go.
+        answers: Where answers come from; a prompt sign is shown where it is a terminal.
+        full_reward: Least reward of a right answer.
+        max_turns: Most answers in a conversation.
+        one_line: Whether each line is an answer; None: where the gold answer is of one
+            line, and answers are not run as programs. Else an empty line ends it.
+        show_answer: Show the gold answer of a task that has ended.
+    """
+
+    def __init__(
+        self,
+        env: EnvironmentInterface[Any],
+        terminal: Terminal,
+        answers: IO[str],
+        *,
+        full_reward: float = 1.0,
+        max_turns: int = 50,
+        one_line: bool | None = None,
+        show_answer: bool = False,
+    ) -> None:
+        self.env, self.terminal, self.answers = env, terminal, answers
+        self.full_reward, self.max_turns = full_reward, max_turns
+        self.one_line, self.show_answer = one_line, show_answer
+        self.score = Score()
+
+    def play(self, rows: Sequence[Mapping[str, Any]]) -> Score:
+        """Play tasks in order, until the last or the end of the input.
+
+        Raises:
+            TaskError: A row has no prompt.
+        """
+        for number, row in enumerate(rows):
+            self.terminal.raw(f"--- task {number + 1} of {len(rows)}")
+            if not self._play_one(row, number):
+                self.terminal.raw("the input has ended")
+                break
+        return self.score
+
+    def _play_one(self, row: Mapping[str, Any], number: int) -> bool:
+        """Play a conversation to its end; False: the input ended before."""
+        log = prompt_messages(row, number)
+        gold = gold_of(row)
+        for message in log:
+            self._show(message)
+        columns: Any = dict(row)
+        earned = 0.0
+        for turn in range(self.max_turns):
+            answer = self._read(self._is_one_line(gold))
+            if answer is None:
+                return False
+            log.append({"role": "assistant", "content": answer})
+            result = as_columns(self.env.step([log], [columns]))
+            columns = result.metadata[0]
+            reward = float(to_numpy(total_reward(result.rewards))[0])
+            earned += reward
+            for message in observation_messages(result.observations[0]):
+                log.append(message)
+                self._show(message)
+            if bool(to_numpy(result.terminateds)[0]) or turn + 1 == self.max_turns:
+                break
+            if reward:
+                self.terminal.raw(f"reward {reward:g}, {earned:g} so far")
+        earned += self._of_group(log, columns)
+        self._end(earned, gold)
+        return True
+
+    def _of_group(self, log: Sequence[Mapping[str, Any]], columns: Any) -> float:
+        """Return what the conversation earns as the only one of its task."""
+        groups = self.env.score_groups([[log]], [[columns]])
+        return 0.0 if groups is None else float(to_numpy(total_reward(groups[0]))[0])
+
+    def _end(self, earned: float, gold: str | None) -> None:
+        self.score.add(earned, self.full_reward)
+        shown = "not scored" if math.isnan(earned) else f"reward {earned:g}"
+        self.terminal.raw(f"{shown} ({self.score})")
+        if self.show_answer:
+            known = (
+                "this task has no gold answer" if gold is None else f"answer: {gold}"
+            )
+            self.terminal.raw(known)
+
+    def _is_one_line(self, gold: str | None) -> bool:
+        if self.one_line is not None:
+            return self.one_line
+        return not self.env.runs_programs and "\n" not in (gold or "")
+
+    def _show(self, message: Mapping[str, Any]) -> None:
+        if message.get("content"):
+            self.terminal.raw(f"[{message.get('role')}] {message['content']}")
+
+    def _read(self, one_line: bool) -> str | None:
+        """Read an answer; None: there is nothing more to read."""
+        lines: list[str] = []
+        while True:
+            if self.answers.isatty():
+                self.terminal.out.file.write("> " if one_line or not lines else "... ")
+                self.terminal.out.file.flush()
+            line = self.answers.readline()
+            if not line:
+                return "\n".join(lines) if lines else None
+            line = line.rstrip("\r\n")
+            if one_line:
+                return line
+            if not line and lines:
+                return "\n".join(lines)
+            if line:
+                lines.append(line)
