@@ -84,6 +84,8 @@ class Fault:
     number: int = 0
     """The prompt that is poison, the step that fails, the strength of a slowness, or
     the lower `max_staleness` with which a killed driver is resumed, plus one."""
+    per_step: int = 0
+    """Prompts per step with which a killed driver is resumed; 0: as before."""
     others: tuple[Worker, ...] = ()
     """Further workers on the same node."""
 
@@ -113,15 +115,18 @@ class Scenario:
         """Prompts of all epochs."""
         return self.prompts_per_epoch * self.num_epochs
 
-    def settings(self, max_staleness: int | None = None) -> ScheduleSettings:
-        """Return what the schedule goes by; a resumed run may have another staleness.
+    def settings(self, resumed: Fault | None = None) -> ScheduleSettings:
+        """Return what the schedule goes by.
 
         Args:
-            max_staleness: None: that of the scenario.
+            resumed: The kill after which the run is resumed with other settings.
         """
-        stale = self.max_staleness if max_staleness is None else max_staleness
+        stale, per_step = self.max_staleness, self.num_prompts_per_step
+        if resumed is not None:
+            stale = resumed.number - 1 if resumed.number else stale
+            per_step = resumed.per_step or per_step
         return ScheduleSettings(
-            num_prompts_per_step=self.num_prompts_per_step,
+            num_prompts_per_step=per_step,
             num_generations_per_prompt=self.num_generations,
             prompts_per_epoch=self.prompts_per_epoch,
             max_num_epochs=self.num_epochs,
@@ -203,7 +208,13 @@ def _draw_fault(rng: random.Random, scenario: Scenario, length_s: float) -> Faul
         return Fault(at_s, "bad_step", number=rng.randint(0, 4))
     if draw < 0.14:
         lower = rng.randint(0, scenario.max_staleness) + 1
-        return Fault(at_s, "driver_killed", number=lower if rng.random() < 0.3 else 0)
+        per_step = rng.randint(1, min(3, scenario.max_groups or 3))
+        return Fault(
+            at_s,
+            "driver_killed",
+            number=lower if rng.random() < 0.3 else 0,
+            per_step=per_step if rng.random() < 0.2 else 0,
+        )
     if draw < 0.20:
         return Fault(at_s, "poison", number=rng.randrange(scenario.num_prompts))
     if draw < 0.27:

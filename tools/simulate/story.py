@@ -67,6 +67,8 @@ def tell(what: ev.Event | act.Action | Fault) -> str:
     if isinstance(what, Fault):
         others = "".join(f" and {worker}" for worker in what.others)
         resumed = f" with max_staleness={what.number - 1}" if what.number else ""
+        if what.per_step:
+            resumed += f" with {what.per_step} prompts per step"
         return _FAULTS[what.kind].format(what, others, resumed)
     if type(what) in _EVENTS:
         return _EVENTS[type(what)].format(what)

@@ -79,7 +79,7 @@ class World:
         self._bad_steps: set[int] = set()
         for fault in scenario.faults:
             self._at(fault.at_s, lambda fault=fault: self._strike(fault), life=_ALWAYS)  # type: ignore[misc]
-        self._begin_life(scenario.max_staleness)
+        self._begin_life(None)
 
     # --- time -------------------------------------------------------------------------
 
@@ -127,10 +127,12 @@ class World:
 
     # --- the driver -------------------------------------------------------------------
 
-    def _begin_life(self, max_staleness: int) -> None:
-        settings = self.scenario.settings(max_staleness)
+    def _begin_life(self, resumed: Fault | None) -> None:
+        settings = self.scenario.settings(resumed)
         self._schedule = Schedule(settings)
         self.processes: dict[Worker, Process] = {}
+        # The checkpoint may hold now what was sampled for other settings.
+        self.ledger.may_drop_stale |= settings != self.ledger.settings
         self.ledger.begin_life(settings)
         state = None
         self.rows: dict[int, Rows] = self.ledger.go_back(
@@ -383,12 +385,8 @@ class World:
         self._say(f"FAULT {tell(fault)}")
         if fault.kind == "driver_killed":
             self._life += 1
-            stale = self.scenario.max_staleness
-            if fault.number:
-                self.ledger.may_drop_stale = True
-                stale = fault.number - 1
             self._now_s += 1.0
-            self._begin_life(stale)
+            self._begin_life(fault)
             return
         if fault.worker is None:
             self._strike_run(fault)

@@ -61,6 +61,19 @@ def _with_actions(log):
     return list(log.to_lines())[1:]
 
 
+def test_lines_are_taken_once_and_are_the_whole_log(driver):
+    log = EventLog(driver.log.settings)
+    taken = []
+    for number, entry in enumerate(driver.log.entries):
+        log.entries.append(entry)
+        if number % 7 == 0:
+            taken += log.take_lines()
+            assert log.entries == []
+    taken += log.take_lines()
+    assert taken == list(driver.log.to_lines())
+    assert log.take_lines() == []
+
+
 def test_a_log_of_a_resumed_run_begins_with_its_state(driver):
     state = driver.of(act.SaveCheckpoint)[0].state
     resumed = eventful_run(json.loads(json.dumps(state)))

@@ -13,6 +13,7 @@ from hypothesis import given, settings as hypothesis_settings, strategies as st
 
 from rl_algorithms.asynchronous import actions as act, events as ev
 from rl_algorithms.asynchronous.restarts import RestartPolicy
+from rl_algorithms.asynchronous.settings import WaitLimits
 from rl_algorithms.asynchronous.workers import TRAINER, Worker
 from rl_algorithms.errors import ScheduleError
 from rl_algorithms.rollout.row_names import RowNames
@@ -313,6 +314,33 @@ def test_overdue_work_is_done_elsewhere_and_a_silent_worker_ended():
 
 
 def test_a_run_without_progress_says_what_it_waits_for():
+    limits = WaitLimits(answer_s=50.0, progress_s=60.0)
+    driver = one_worker(limits=limits, max_staleness=0, max_attempts=9)
+    driver.tell(ev.Tick(60.0))
+    assert driver.schedule.end == act.Fail(
+        "no new step for 60 s: step 0 has 0 of 1 finished groups; prompt 0 has 1 "
+        "unsent; generator 0 is starting"
+    )
+
+
+def test_progress_is_expected_from_the_last_new_step_on():
+    limits = WaitLimits(progress_s=60.0)
+    driver = one_worker(limits=limits, max_staleness=0)
+    while len(driver.of(act.Train)) < 2:
+        driver.answer(driver.asked[0])
+    trained_s = next(
+        e.event.at_s for e in driver.log.entries if isinstance(e.event, ev.StepTrained)
+    )
+    assert driver.schedule.next_deadline_s() == trained_s + 60.0
+    driver.tell(ev.Tick(trained_s + 59.0))
+    assert driver.schedule.end is None
+    driver.tell(ev.Tick(trained_s + 60.0))
+    assert driver.schedule.end == act.Fail(
+        "no new step for 60 s: the trainer works on step 1"
+    )
+
+
+def test_a_run_without_workers_fails():
     driver = Driver(settings())
     driver.begin()
     while driver.schedule.end is None:

@@ -3,8 +3,9 @@
 ```python
 log = EventLog(schedule.settings)
 actions = log.record(schedule, event)
+file.writelines(f"{line}\n" for line in log.take_lines())
 ...
-assert [entry.actions for entry in log.entries] == replay(log)
+replay(EventLog.from_lines(file))
 ```
 """
 
@@ -45,6 +46,9 @@ class EventLog:
     state: Mapping[str, Any] | None = None
     """What the schedule was resumed from; None: from nothing."""
     entries: list[Entry] = field(default_factory=list)
+    """What was recorded and not taken away."""
+    has_begun: bool = field(default=False, init=False)
+    """Whether `take_lines` has given the line with the settings."""
 
     def record(self, schedule: Schedule, event: Event) -> list[Action]:
         """Pass an event to the schedule, note both, and return the actions."""
@@ -60,9 +64,19 @@ class EventLog:
             actions = [_encode(action) for action in entry.actions]
             yield json.dumps({"event": _encode(entry.event), "actions": actions})
 
+    def take_lines(self) -> list[str]:
+        """Return the lines of `to_lines` that are new, and keep them no longer.
+
+        A driver that writes them to a file now and then has a log of a long run, and
+        little of it in memory.
+        """
+        lines = list(self.to_lines())[self.has_begun :]
+        self.entries, self.has_begun = [], True
+        return lines
+
     @classmethod
     def from_lines(cls, lines: Iterable[str]) -> EventLog:
-        """Read settings, state and events of `to_lines`; `replay` finds the actions.
+        """Read settings, state and events; `replay` finds the actions.
 
         Raises:
             ScheduleError: The lines are no log.
