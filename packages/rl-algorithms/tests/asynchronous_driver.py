@@ -133,3 +133,28 @@ class Driver:
     def trained(self):
         """Prompts by step."""
         return [[g.prompt for g in action.groups] for action in self.of(act.Train)]
+
+
+def ready(**changes):
+    """Return a driver whose workers have started and whose generators have weights."""
+    driver = Driver(settings(**changes))
+    driver.begin()
+    driver.answer_all(act.StartWorker)
+    driver.answer_all(act.LoadWeights)
+    return driver
+
+
+def one_worker(**changes):
+    """Return the same with one generator that samples one answer at a time."""
+    small = {
+        "num_generators": 1,
+        "num_generations_per_prompt": 1,
+        "answers_per_generator": 1,
+    }
+    return ready(**{**small, "num_prompts_per_step": 1, **changes})
+
+
+def finish(driver, sample):
+    """Have an answer sampled and scored."""
+    driver.answer(sample)
+    driver.answer_all(act.Score)

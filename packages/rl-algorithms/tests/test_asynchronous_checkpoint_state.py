@@ -72,6 +72,18 @@ def test_the_state_is_plain_json_with_the_buffer_and_what_is_under_way():
     assert again.state_dict() == state
 
 
+def test_the_state_in_the_middle_of_a_step_has_its_groups():
+    driver = Driver(settings(max_staleness=0))
+    driver.begin()
+    while not driver.of(act.Train):
+        driver.answer(driver.asked[0])
+    state = driver.schedule.state_dict()
+    assert state["step"] == 0
+    assert [entry["prompt"] for entry in state["groups"]] == [0, 1]
+    resumed = Driver(settings(max_staleness=0), state=state).run()
+    assert resumed.trained == driver.run().trained
+
+
 def test_groups_that_a_lower_staleness_makes_too_old_are_dropped_and_reported():
     state = resumed_state()
     versions = {
