@@ -10,7 +10,8 @@ from tools.simulate.world import Outcome, simulate
 
 __all__ = ["shrink"]
 
-_MAX_RUNS = 400
+_MAX_RUNS = 600
+_EARLY_S = 4.0
 # The smallest value of each, and so the easiest to follow.
 _LEAST = {
     "num_epochs": 1,
@@ -49,22 +50,46 @@ def shrink(outcome: Outcome) -> Outcome:
 
 def _smaller(scenario: Scenario) -> Iterator[Scenario]:
     """Yield scenarios with less in them, those with much less first."""
-    faults = scenario.faults
-    for size in (len(faults), len(faults) // 2, 1):
-        if size:
-            for begin in range(0, len(faults), size):
-                kept = faults[:begin] + faults[begin + size :]
-                if len(kept) < len(faults):
-                    yield replace(scenario, faults=kept)
-    for name, least in _LEAST.items():
-        value = getattr(scenario, name)
-        for lower in dict.fromkeys((least, (value + least) // 2, value - 1)):
-            if least <= lower < value:
-                yield _with(scenario, name, lower)
+    yield from _with_fewer_faults(scenario)
+    yield from _with_smaller_numbers(scenario)
+    yield from _with_earlier_faults(scenario)
     for field in fields(scenario):
         is_limit = field.name in ("max_num_steps", "max_groups", "checkpoint_period")
         if is_limit and getattr(scenario, field.name) is not None:
             yield replace(scenario, **{field.name: None})
+
+
+def _with_fewer_faults(scenario: Scenario) -> Iterator[Scenario]:
+    faults = scenario.faults
+    for size in dict.fromkeys((len(faults), len(faults) // 2, 1)):
+        for begin in range(0, len(faults), max(size, 1)):
+            kept = faults[:begin] + faults[begin + size :]
+            if len(kept) < len(faults):
+                yield replace(scenario, faults=kept)
+
+
+def _with_smaller_numbers(scenario: Scenario) -> Iterator[Scenario]:
+    for name, least in _LEAST.items():
+        value = getattr(scenario, name)
+        for lower in dict.fromkeys((least, (value + least) // 2, value - 1)):
+            if least <= lower < value:
+                smaller = _with(scenario, name, lower)
+                # A shorter run may be over before its faults strike.
+                for part in (lower / value, 1.0):
+                    yield replace(smaller, faults=_earlier(smaller.faults, part))
+
+
+def _with_earlier_faults(scenario: Scenario) -> Iterator[Scenario]:
+    faults = scenario.faults
+    for place, fault in enumerate(faults):
+        if fault.at_s > _EARLY_S:
+            sooner = _earlier((fault,), 0.5)
+            kept = (*faults[:place], *sooner, *faults[place + 1 :])
+            yield replace(scenario, faults=kept)
+
+
+def _earlier(faults: tuple[Fault, ...], part: float) -> tuple[Fault, ...]:
+    return tuple(replace(f, at_s=round(f.at_s * part, 2)) for f in faults)
 
 
 def _with(scenario: Scenario, name: str, value: int) -> Scenario:

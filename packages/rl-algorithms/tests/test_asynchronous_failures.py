@@ -44,7 +44,9 @@ def test_a_trainer_that_fails_in_the_same_step_is_given_up():
     policy = RestartPolicy(max_restarts=2, backoff_s=0.0)
     # Between the checkpoint and the bad step there is a good one each time.
     driver = one_worker(max_staleness=0, checkpoint_period=2, restarts=policy)
-    while driver.schedule.end is None:
+    for _ in range(200):
+        if driver.schedule.end is not None:
+            break
         action = driver.asked[0]
         if isinstance(action, act.Train) and action.step == 3:
             driver.now_s += 1.0
@@ -55,6 +57,7 @@ def test_a_trainer_that_fails_in_the_same_step_is_given_up():
             driver.answer(action)
     assert [start.incarnation for start in driver.of(act.StartWorker)
             if start.worker == TRAINER] == [0, 1, 2]  # fmt: skip
+    assert driver.schedule.end is not None
     assert "trainer failed 3 times in a row" in driver.schedule.end.reason
 
 
