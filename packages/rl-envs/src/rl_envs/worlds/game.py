@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from pydantic import Field
@@ -200,14 +200,8 @@ class GameEnvironment(EnvironmentInterface[Columns]):
             outcome = ConversationOutcome.ILLEGAL
         if outcome is None and num_turns >= self.limits.max_turns:
             outcome = ConversationOutcome.OUT_OF_TURNS
-        return GameTurn(
-            {**turn.state, "turns": num_turns, "illegal": num_illegal},
-            turn.observation,
-            turn.reward,
-            outcome,
-            turn.is_legal,
-            turn.answer,
-        )
+        counted = {**turn.state, "turns": num_turns, "illegal": num_illegal}
+        return replace(turn, state=counted, outcome=outcome)
 
 
 def _advanced(columns: Columns, turn: GameTurn) -> dict[str, Any]:

@@ -49,6 +49,7 @@ class MastermindEnvironment(GameEnvironment):
     def __init__(self, config: MastermindConfig | None = None) -> None:
         self.config = config or MastermindConfig()
         super().__init__(self.config)
+        self._pays_early = self.config.credit == "early"
 
     def start(self, columns: Columns, row: int) -> Mapping[str, Any]:
         """Return an empty list of guesses.
@@ -105,9 +106,8 @@ class MastermindEnvironment(GameEnvironment):
         )
 
     def _reward(self, turns_before: int) -> float:
-        if self.config.credit == "solved":
-            return 1.0
-        return 1.0 - turns_before / self.config.max_turns
+        lost = turns_before / self.config.max_turns if self._pays_early else 0.0
+        return 1.0 - lost
 
 
 def mastermind_prompt(length: int, num_symbols: int, style: str) -> str:

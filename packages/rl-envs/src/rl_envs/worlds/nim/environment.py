@@ -55,6 +55,7 @@ class NimEnvironment(GameEnvironment):
     def __init__(self, config: NimConfig | None = None) -> None:
         self.config = config or NimConfig()
         super().__init__(self.config)
+        self._errs = self.config.opponent == "random"
 
     def start(self, columns: Columns, row: int) -> Mapping[str, Any]:
         """Return the heaps of the row.
@@ -119,7 +120,7 @@ class NimEnvironment(GameEnvironment):
         )
 
     def _reply(self, heaps: list[int], misere: bool, seed: int) -> NimMove:
-        if self.config.opponent == "random":
+        if self._errs:
             return random_move(heaps, seed=seed)
         return best_move(heaps, misere=misere)
 

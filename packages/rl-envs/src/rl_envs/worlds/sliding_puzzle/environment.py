@@ -65,6 +65,8 @@ class SlidingPuzzleEnvironment(GameEnvironment):
     def __init__(self, config: SlidingPuzzleConfig | None = None) -> None:
         self.config = config or SlidingPuzzleConfig()
         super().__init__(self.config)
+        self._credit = self.config.credit
+        self._max_moves = self.config.max_moves_per_response
 
     def start(self, columns: Columns, row: int) -> Mapping[str, Any]:
         """Return the board of the row.
@@ -96,8 +98,8 @@ class SlidingPuzzleEnvironment(GameEnvironment):
         used, problem = state["moves"], ""
         if not moves:
             problem = "That is no move: answer U, D, L or R."
-        elif len(moves) > self.config.max_moves_per_response:
-            problem = f"At most {self.config.max_moves_per_response} moves at a time."
+        elif len(moves) > self._max_moves:
+            problem = f"At most {self._max_moves} moves at a time."
             moves = ""
         if not moves:
             used += 1  # an idle response counts like a move
@@ -129,9 +131,9 @@ class SlidingPuzzleEnvironment(GameEnvironment):
         forth earns nothing.
         """
         solved = not _distance(after)
-        if self.config.credit == "solved":
+        if self._credit == "solved":
             return float(solved)
-        if self.config.credit == "efficient":
+        if self._credit == "efficient":
             return state["optimal"] / state["moves"] if solved else 0.0
         gained = _potential(after, state["optimal"]) - _potential(
             before, state["optimal"]
