@@ -74,16 +74,21 @@ def load_adapter(model: Any, tensors: Mapping[str, torch.Tensor], scale: float) 
     from vllm.lora.peft_helper import PEFTHelper  # noqa: PLC0415
 
     manager = model.lora_manager
-    layers = sorted({adapted_layer(name)[0] for name in tensors})
-    if not layers:
+    layers = {part: set[str]() for part in "AB"}
+    for name in tensors:
+        layer, part = adapted_layer(name)
+        layers[part].add(layer)
+    odd = sorted(layers["A"] ^ layers["B"])
+    if odd or not layers["A"]:
         raise WeightSyncError(
-            "the weights came without an adapter, for an engine that computes with one"
+            "an engine that computes with an adapter needs both matrices of each "
+            f"layer: got {f'one of {odd[0]}' if odd else 'none'}"
         )
-    rank = min(min(tensor.shape) for tensor in tensors.values())
+    rank = next(len(t) for name, t in tensors.items() if adapted_layer(name)[1] == "A")
     helper = PEFTHelper(
         r=rank,
         lora_alpha=scale * rank,
-        target_modules=sorted({layer.rpartition(".")[2] for layer in layers}),
+        target_modules=sorted({layer.rpartition(".")[2] for layer in layers["A"]}),
     )
     mapper = getattr(model, "hf_to_vllm_mapper", None)
     lora = LoRAModel.from_lora_tensors(
