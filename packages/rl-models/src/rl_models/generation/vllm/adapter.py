@@ -71,25 +71,9 @@ def load_adapter(model: Any, tensors: Mapping[str, torch.Tensor], scale: float) 
         WeightSyncError: There are none, or the model cannot adapt a layer.
     """
     from vllm.lora.lora_model import LoRAModel  # noqa: PLC0415
-    from vllm.lora.peft_helper import PEFTHelper  # noqa: PLC0415
 
     manager = model.lora_manager
-    layers = {part: set[str]() for part in "AB"}
-    for name in tensors:
-        layer, part = adapted_layer(name)
-        layers[part].add(layer)
-    odd = sorted(layers["A"] ^ layers["B"])
-    if odd or not layers["A"]:
-        raise WeightSyncError(
-            "an engine that computes with an adapter needs both matrices of each "
-            f"layer: got {f'one of {odd[0]}' if odd else 'none'}"
-        )
-    rank = next(len(t) for name, t in tensors.items() if adapted_layer(name)[1] == "A")
-    helper = PEFTHelper(
-        r=rank,
-        lora_alpha=scale * rank,
-        target_modules=sorted({layer.rpartition(".")[2] for layer in layers["A"]}),
-    )
+    helper = _settings(tensors, scale)
     mapper = getattr(model, "hf_to_vllm_mapper", None)
     lora = LoRAModel.from_lora_tensors(
         _NUMBER,
@@ -110,6 +94,26 @@ def load_adapter(model: Any, tensors: Mapping[str, torch.Tensor], scale: float) 
             f"vLLM cannot load the adapter: {type(error).__name__}: {error}. Trainer "
             "and generator must be built from the same model."
         ) from error
+
+
+def _settings(tensors: Mapping[str, torch.Tensor], scale: float) -> Any:
+    """Return what vLLM reads of an adapter's `adapter_config.json`."""
+    from vllm.lora.peft_helper import PEFTHelper  # noqa: PLC0415
+
+    layers = {part: set[str]() for part in "AB"}
+    rank = 0
+    for name, tensor in tensors.items():
+        layer, part = adapted_layer(name)
+        layers[part].add(layer)
+        rank = len(tensor) if part == "A" else rank
+    odd = sorted(layers["A"] ^ layers["B"])
+    if odd or not rank:
+        raise WeightSyncError(
+            "an engine that computes with an adapter needs both matrices of each "
+            f"layer: got {f'one of {odd[0]}' if odd else 'none'}"
+        )
+    names = sorted({layer.rpartition(".")[2] for layer in layers["A"]})
+    return PEFTHelper(r=rank, lora_alpha=scale * rank, target_modules=names)
 
 
 def _check_layers(manager: Any, layers: Mapping[str, Any]) -> None:
