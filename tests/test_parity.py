@@ -134,6 +134,13 @@ def test_adapters_see_all_tokens_that_are_shared(matrix, ranks, family):
     assert Difference.of(shared, one).complaint() is None
 
 
+def test_layers_that_peft_takes_for_experts_are_refused(matrix, ranks):
+    folder = matrix("qwen3_moe").folder
+    layout = Layout(1, {"lora": {"r": 2}})
+    with pytest.raises(RuntimeError, match="name no layers that peft takes for"):
+        ranks.run(1, run_rank, folder, layout, "SFT")
+
+
 @pytest.mark.parametrize(
     ("num_ranks", "axes"), [(1, {}), (2, {"tensor": 2, "sequence": True})]
 )

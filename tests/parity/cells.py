@@ -12,7 +12,7 @@ from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
-from peft import LoraConfig, get_peft_model
+from peft import LoraConfig, PeftConfig, get_peft_model
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from transformers import AutoModelForCausalLM
@@ -192,10 +192,8 @@ def adapter_folder(folder: str) -> Path:
 
 def _with_adapter(model: Any, folder: str) -> Any:
     """Return a model of peft, whose adapter does not begin at zero; it is saved."""
-    layers = [m for layer in model.model.layers for m in layer.named_modules()]
-    names = {n.rpartition(".")[2] for n, m in layers if isinstance(m, nn.Linear)}
     config = LoraConfig(
-        r=LORA["r"], lora_alpha=LORA["alpha"], target_modules=sorted(names)
+        r=LORA["r"], lora_alpha=LORA["alpha"], target_modules=_adapted(model)
     )
     generator = torch.Generator().manual_seed(5)
     adapted = get_peft_model(model, config)
@@ -205,6 +203,15 @@ def _with_adapter(model: Any, folder: str) -> Any:
                 parameter.normal_(0.0, 0.1, generator=generator)
     adapted.save_pretrained(str(adapter_folder(folder)))
     return adapted
+
+
+def _adapted(model: Any) -> list[str]:
+    """Return the names of the layers that get an adapter: all that peft can take."""
+    layers = [m for layer in model.model.layers for m in layer.named_modules()]
+    names = {n.rpartition(".")[2] for n, m in layers if isinstance(m, nn.Linear)}
+    if model.config.model_type in MIXTURES:
+        names &= {f"{name}_proj" for name in "qkvo"}
+    return sorted(names)
 
 
 def reference(folder: str, loss: str, *, has_adapters: bool = False) -> Outcome:
@@ -314,7 +321,9 @@ def _started(folder: str, layout: Layout) -> DTensorTrainingBackend:
     }
     if layout.has_adapters:
         path = str(adapter_folder(folder))
-        settings["lora"] = {**LORA, "adapter_path": path}
+        saved = PeftConfig.from_pretrained(path)
+        targets = sorted(saved.target_modules)
+        settings["lora"] = {**LORA, "adapter_path": path, "target_modules": targets}
     config = PolicyConfig.from_dict({"model_name": folder, **settings})
     backend = DTensorTrainingBackend()
     backend.setup(config.to_dict())

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from peft import LoraConfig, PeftConfig, inject_adapter_in_model
 from peft.tuners.lora import LoraLayer
+from peft.tuners.lora.layer import ParamWrapper
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -45,7 +46,8 @@ class Adapters:
         seed: Seed of `A`.
 
     Raises:
-        ConfigError: No layer has a name of `target_modules`.
+        ConfigError: No layer has a name of `target_modules`, or peft adapts experts by
+            it.
         ModelLoadError: The folder of `adapter_path` is missing, damaged or of another
             model.
     """
@@ -73,6 +75,7 @@ class Adapters:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             inject_adapter_in_model(self._peft, model)
+        _check_experts(model, config, name)
         for path, parameter in model.named_parameters():
             # peft trains adapters alone; a scalar head is new and must learn as well.
             if path.startswith(_HEADS):
@@ -191,6 +194,21 @@ class Adapters:
 
 def _divisor(config: LoRAConfig) -> float:
     return float(config.r**0.5 if config.use_rslora else config.r)
+
+
+def _check_experts(model: nn.Module, config: LoRAConfig, name: str) -> None:
+    """Refuse adapters of experts, which peft reads out of names of linear layers.
+
+    Experts are whole parameters here; their adapters would be merged by other rules.
+    """
+    for path, module in model.named_modules():
+        if isinstance(module, ParamWrapper):
+            raise ConfigError(
+                "policy.lora.target_modules must name no layers that peft takes for "
+                f"experts, as gate_proj, up_proj and down_proj of {name} (at {path}): "
+                f"got {config.target_modules or 'null, for all'}; name others, such as "
+                "[q_proj, k_proj, v_proj, o_proj]"
+            )
 
 
 def _targets(layers: Iterable[nn.Module], config: LoRAConfig, name: str) -> set[str]:
