@@ -44,6 +44,7 @@ class MastermindEnvironment(GameEnvironment):
         config: The settings.
     """
 
+    many_turns = True
     config_class = MastermindConfig
 
     def __init__(self, config: MastermindConfig | None = None) -> None:

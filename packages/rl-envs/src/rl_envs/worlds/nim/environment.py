@@ -50,6 +50,7 @@ class NimEnvironment(GameEnvironment):
         config: The settings.
     """
 
+    many_turns = True
     config_class = NimConfig
 
     def __init__(self, config: NimConfig | None = None) -> None:
