@@ -342,6 +342,12 @@ CASES = (
         "envs check countdown credt=graded",
         "did you mean 'credit'",
     ),
+    BadInput("nobody to answer", "envs run countdown", "give either --model or"),
+    BadInput(
+        "server without a name",
+        "envs run countdown --address http://127.0.0.1:8000",
+        "needs --served-model",
+    ),
     BadInput("environment without tasks", "envs check math", "--data FILE"),
     BadInput(
         "tasks without a size", "envs check sorting", "Settings of tasks are given as"

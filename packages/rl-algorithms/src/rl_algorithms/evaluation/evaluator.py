@@ -302,6 +302,10 @@ def _samples(
                 "correct": reward is not None and reward >= config.pass_threshold,
                 "truncated": bool(truncated[row]),
                 "num_tokens": int(lengths[row]),
+                "messages": [
+                    {"role": m["role"], "content": m["content"]}
+                    for m in sample.message_log
+                ],
             }
         )
     return found

@@ -33,7 +33,8 @@ class DatasetEvaluation:
     """Numbers by name, as `pass@1`, `cons@8`, `reward`, `reward_low`."""
     samples: list[dict[str, Any]] = field(default_factory=list, repr=False)
     """Every answer: `dataset`, `idx`, `prompt`, `response`, `answer`, `reward` (None
-    where it was not scored), `correct`, `truncated`, `num_tokens`."""
+    where it was not scored), `correct`, `truncated`, `num_tokens`, and the whole
+    conversation as `messages`."""
 
     @classmethod
     def of(

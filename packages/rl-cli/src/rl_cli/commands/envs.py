@@ -249,6 +249,73 @@ def play(
     terminal.raw(f"score: {score}")
 
 
+@envs.command(short_help="Measure a model on tasks of an environment.")
+@NAME
+@OVERRIDES
+@click.option("--model", metavar="FOLDER|RUN",
+              help="Model folder, hub name, checkpoint or run that answers.",
+              )  # fmt: skip
+@click.option("--address", metavar="URL",
+              help="Server of chat completions that answers instead.")  # fmt: skip
+@click.option("--served-model", metavar="NAME",
+              help="What the server calls the model.")  # fmt: skip
+@click.option("--key-file", type=click.Path(path_type=Path, dir_okay=False),
+              help="File with the key that the server wants.")  # fmt: skip
+@CONFIG
+@DATA
+@WORLD
+@click.option("--tasks", "num_tasks", type=Whole(most=1_000_000), default=64,
+              show_default=True, help="Number of held-out tasks.")  # fmt: skip
+@click.option("-n", "--num-generations", type=Whole(most=1_000_000), default=1,
+              show_default=True, help="Answers per task.")  # fmt: skip
+@click.option("--temperature", type=Number(above=0), default=1.0, show_default=True,
+              help="Logits are divided by it.")  # fmt: skip
+@click.option("--max-new-tokens", type=Whole(), default=256, show_default=True,
+              help="Longest answer, in tokens.")  # fmt: skip
+@click.option("--max-turns", type=Whole(most=100_000),
+              help="Most answers in a conversation; default: 1 where the environment "
+              "has one turn, else 10.")  # fmt: skip
+@click.option("--full-reward", type=float, default=1.0, show_default=True,
+              help="Least reward of a right answer.")  # fmt: skip
+@click.option("--deadline-s", type=Number(above=0), default=120.0, show_default=True,
+              help="Longest time of a request to the server, in seconds.")  # fmt: skip
+@SEED
+@click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False),
+              help="File for the conversations, one JSON object per line.",
+              )  # fmt: skip
+@JSON
+def run(environment: str, overrides: tuple[str, ...], **options: Any) -> int:
+    """Measure a model on held-out tasks: rewards, pass@k, length and time.
+
+    A model folder answers as in `rl eval`, or a server by its address. KEY=VALUE sets a
+    key of the environment, and tasks.KEY=VALUE one of the task source.
+
+    \b
+    Examples:
+      rl envs run countdown --model runs/quickstart-001
+      rl envs run sorting tasks.num_digits=4 --model path/to/model -n 8 --json
+      rl envs run math --data problems.jsonl --address http://127.0.0.1:8000 \\
+        --served-model my-model --key-file key.txt -o conversations.jsonl
+    """
+    from rl_cli.environment_measure import measure  # noqa: PLC0415
+
+    measured = measure(environment, overrides, options)
+    if options["output"] is not None:
+        measured.save(options["output"])
+    if options["as_json"]:
+        _print_json(measured.to_dict())
+        return 0
+    from rl_cli.console import Terminal, table  # noqa: PLC0415
+
+    terminal = Terminal()
+    title = f"{measured.model} on {environment}"
+    terminal.result(table(title, ["metric", "value", "95 % from", "to"],
+                          measured.rows()))  # fmt: skip
+    if options["output"] is not None:
+        terminal.note(f"written to {options['output']}")
+    return 0
+
+
 def _show_findings(
     name: str, findings: Sequence[Finding], rows: Sequence[dict[str, Any]]
 ) -> None:

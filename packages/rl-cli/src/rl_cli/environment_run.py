@@ -1,0 +1,201 @@
+"""A model behind an address, measured on the tasks of an environment.
+
+```
+tasks x samples -> conversations --ask--> replies --step--> rewards, observations
+                        ^                                        |
+                        +------------- those that go on ---------+
+```
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from rl_algorithms.evaluation import DatasetEvaluation, EvalConfig
+from rl_cli.chat_server import ChatServer, Reply
+from rl_distributed.batch.arrays import as_array, to_numpy
+from rl_envs.interfaces import (
+    EnvironmentInterface,
+    as_columns,
+    observation_messages,
+    total_reward,
+)
+from rl_envs.testing.responses import prompt_messages
+
+__all__ = ["measure_address"]
+
+
+@dataclass(slots=True)
+class _Conversation:
+    idx: int
+    """Number of its task."""
+    seed: int
+    log: list[dict[str, Any]]
+    columns: Any
+    num_prompt_messages: int
+    stop: Sequence[str] | None = None
+    reward: float = 0.0
+    answer: str | None = None
+    is_truncated: bool = False
+    num_tokens: int = 0
+    num_chars: int = 0
+    time_s: float = 0.0
+    problem: str = ""
+    is_open: bool = True
+    counts_tokens: bool = field(default=True)
+    """Whether the server said how many tokens each reply has."""
+
+    def hear(self, reply: Reply) -> None:
+        """Append a reply; without one the conversation ends and is not scored."""
+        self.time_s += reply.time_s
+        if reply.text is None:
+            self.is_open, self.reward, self.problem = False, math.nan, reply.problem
+            return
+        message: dict[str, Any] = {"role": "assistant", "content": reply.text}
+        if reply.is_truncated:
+            message["truncated"] = True
+        self.log.append(message)
+        self.is_truncated = reply.is_truncated
+        self.num_chars += len(reply.text)
+        self.num_tokens += reply.num_tokens or 0
+        self.counts_tokens &= reply.num_tokens is not None
+
+
+def measure_address(
+    server: ChatServer,
+    env: EnvironmentInterface[Any],
+    rows: Sequence[Mapping[str, Any]],
+    config: EvalConfig,
+) -> DatasetEvaluation:
+    """Let a server answer tasks, and judge its answers.
+
+    Args:
+        server: Who answers.
+        env: The environment.
+        rows: Tasks.
+        config: Read are `num_generations`, `seed`, `max_rollout_turns`, `ks` and
+            `pass_threshold`.
+
+    Returns:
+        Metrics as of `rl eval`, and samples with `messages`, `num_chars`, `time_s` and
+        `problem` (why an answer is missing) beside. `mean_response_tokens` is left out
+        where the server does not count tokens.
+
+    Raises:
+        ConfigError: The server refuses a request.
+        GenerationError: No request had a reply.
+        TaskError: A row has no prompt.
+    """
+    rounds = _begin(rows, config)
+    for _ in range(config.max_rollout_turns):
+        playing = [each for each in rounds if each.is_open]
+        if not playing:
+            break
+        replies = server.ask(
+            [each.log for each in playing],
+            [each.stop for each in playing],
+            [each.seed for each in playing],
+        )
+        for each, reply in zip(playing, replies, strict=True):
+            each.hear(reply)
+        _step(env, [each for each in playing if each.is_open])
+    _add_rewards_of_groups(env, rounds)
+    samples = [_sample(each, config.pass_threshold) for each in rounds]
+    if all(sample["answer"] is None for sample in samples):
+        # The environment reads no answers: whole responses vote.
+        samples = [{**s, "answer": s["response"].strip()} for s in samples]
+    found = DatasetEvaluation.of(
+        "tasks", samples, config.num_generations, config.all_ks(), _own(env, rounds)
+    )
+    if not all(each.counts_tokens for each in rounds):
+        found.metrics.pop("mean_response_tokens")
+    return found
+
+
+def _begin(
+    rows: Sequence[Mapping[str, Any]], config: EvalConfig
+) -> list[_Conversation]:
+    found = []
+    for idx, row in enumerate(rows):
+        for number in range(config.num_generations):
+            log = prompt_messages(row, idx)
+            seed = config.seed + idx * config.num_generations + number
+            found.append(_Conversation(idx, seed, log, dict(row), len(log)))
+    return found
+
+
+def _step(env: EnvironmentInterface[Any], playing: Sequence[_Conversation]) -> None:
+    if not playing:
+        return
+    result = as_columns(
+        env.step([each.log for each in playing], [each.columns for each in playing])
+    )
+    rewards = to_numpy(total_reward(result.rewards)).tolist()
+    ends = to_numpy(result.terminateds).tolist()
+    for place, each in enumerate(playing):
+        each.reward += rewards[place]
+        each.columns = result.metadata[place]
+        each.answer = None if result.answers is None else result.answers[place]
+        each.is_open = not ends[place]
+        each.stop = result.next_stop_strings[place] or each.stop
+        if each.is_open:
+            each.log += observation_messages(result.observations[place])
+
+
+def _add_rewards_of_groups(
+    env: EnvironmentInterface[Any], rounds: Sequence[_Conversation]
+) -> None:
+    groups: dict[int, list[_Conversation]] = {}
+    for each in rounds:
+        if not each.problem:
+            groups.setdefault(each.idx, []).append(each)
+    found = env.score_groups(
+        [[each.log for each in group] for group in groups.values()],
+        [[each.columns for each in group] for group in groups.values()],
+    )
+    for group, rewards in zip(groups.values(), found or (), strict=False):
+        own = to_numpy(total_reward(rewards)).tolist()
+        for each, reward in zip(group, own, strict=True):
+            each.reward += reward
+
+
+def _sample(each: _Conversation, pass_threshold: float) -> dict[str, Any]:
+    """Return a conversation as a JSON value."""
+    said = each.log[each.num_prompt_messages :]
+    last = [m["content"] for m in said if m["role"] == "assistant"][-1:]
+    reward = None if math.isnan(each.reward) else each.reward
+    return {
+        "dataset": "tasks",
+        "idx": each.idx,
+        "prompt": "\n".join(m["content"] for m in each.log[: each.num_prompt_messages]),
+        "response": "".join(last),
+        "answer": each.answer,
+        "reward": reward,
+        "correct": reward is not None and reward >= pass_threshold,
+        "truncated": each.is_truncated,
+        "num_tokens": each.num_tokens,
+        "num_chars": each.num_chars,
+        "time_s": each.time_s,
+        "problem": each.problem,
+        "messages": each.log,
+    }
+
+
+def _own(
+    env: EnvironmentInterface[Any], rounds: Sequence[_Conversation]
+) -> dict[str, float]:
+    """Return the environment's own metrics."""
+    heard = [each for each in rounds if not each.problem]
+    batch: dict[str, Any] = {
+        "rewards": as_array([each.reward for each in heard], "float32"),
+        "metadata": [each.columns for each in heard],
+        "group_index": np.asarray([each.idx for each in heard]),
+        "truncated": np.asarray([each.is_truncated for each in heard]),
+    }
+    _, metrics = env.global_post_process_and_metrics(batch)
+    return {f"env/{name}": float(value) for name, value in metrics.items()}
