@@ -83,6 +83,8 @@ def test_what_only_tells_imports_nothing_heavy(tmp_path, arguments):
         (["generate", "none", "hello", "--top-p", "3"], "--top-p"),
         (["eval", "./none", "--data", "x.jsonl"], "'./none' does not exist"),
         (["serve", "./none"], "'./none' does not exist"),
+        (["envs", "run", "countdown"], "give either --model or --address"),
+        (["envs", "run", "countdown", "--model", "./none"], "'./none' does not exist"),
         (["report", "none"], "'none' is not the folder of a run"),
         (["runs", "none"], "there is no folder 'none'"),
         (["serve", "none", "dtpe=auto"], "did you mean 'dtype'"),
