@@ -445,11 +445,18 @@ class Ledger:
                     self.due.pop(("load", worker), None)
             case ev.Answered() | ev.AnswerFailed() | ev.Scored() | ev.ScoreFailed():
                 self._note_seed(event, rows)
+                # A score that is not waited for any more is no result.
+                if event.task in self.scoring:
+                    self._credit_score(event)
                 self._end_task(event.task)
             case ev.StepTrained(step=step):
                 self._note_step(step)
             case ev.CheckpointSaved():
                 self.due.pop(("save", TRAINER), None)
+
+    def _credit_score(self, event: ev.Event) -> None:
+        if isinstance(event, ev.Scored) and isfinite(event.reward):
+            self.restarts.pop(event.worker, None)
 
     def _note_seed(self, event: ev.Event, rows: Mapping[int, Rows]) -> None:
         """Expect another seed where an environment could not score an answer."""
@@ -480,8 +487,6 @@ class Ledger:
     def credit(self, event: ev.Event, rows: Mapping[int, Rows]) -> None:
         """Begin the count of a worker's failures again after a result of use."""
         if isinstance(event, ev.Answered) and event.task in rows:
-            self.restarts.pop(event.worker, None)
-        if isinstance(event, ev.Scored):
             self.restarts.pop(event.worker, None)
 
     def after(
