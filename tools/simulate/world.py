@@ -160,6 +160,8 @@ class World:
             actions = self._schedule.on(event)
         for action in actions:
             self._say("    " + tell(action))
+            if self.outcome.end is not None:
+                raise ViolationError("nothing follows the end", tell(action))
             self.ledger.check(action, self._now_s, self.processes, self.rows)
             self._carry_out(action)
         self.ledger.credit(event, self.rows)

@@ -88,6 +88,15 @@ def test_a_run_without_progress_says_what_it_waits_for():
     )
 
 
+def test_nothing_is_asked_for_after_the_end():
+    limits = WaitLimits(start_s=60.0, progress_s=60.0)
+    driver = Driver(settings(limits=limits))
+    driver.begin()
+    (end,) = driver.tell(ev.Tick(60.0))
+    assert isinstance(end, act.Fail)
+    assert "the trainer is starting" in end.reason
+
+
 def test_a_run_without_workers_fails():
     driver = Driver(settings())
     driver.begin()

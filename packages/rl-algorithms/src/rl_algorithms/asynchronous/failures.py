@@ -103,7 +103,7 @@ class Failures:
         state = self._state
         record = state.workers[worker]
         state.actions.append(RetireWorker(worker, reason))
-        if state.workers.has_left(worker.kind):
+        if state.workers.is_gone(worker.kind):
             state.finish(
                 Fail(
                     f"no {worker.kind} is left: {worker} failed "

@@ -114,6 +114,9 @@ class Schedule:
         if state.end is None:
             self._sampling.proceed()
         actions, state.actions = state.actions, []
+        if state.end is not None:
+            # Several waits may end at once, and the first of them the run.
+            del actions[actions.index(state.end) + 1 :]
         return actions
 
     def _handle(self, event: Event) -> None:

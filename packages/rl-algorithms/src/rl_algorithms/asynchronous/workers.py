@@ -97,7 +97,7 @@ class Workforce:
         alive = record.phase in (WorkerPhase.STARTING, WorkerPhase.READY)
         return alive and record.incarnation == incarnation
 
-    def has_left(self, kind: WorkerKind) -> bool:
+    def is_gone(self, kind: WorkerKind) -> bool:
         """Return whether no worker of this kind can come back."""
         return all(
             record.phase is WorkerPhase.RETIRED
