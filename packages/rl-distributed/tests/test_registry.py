@@ -62,6 +62,15 @@ def test_an_entry_point_is_imported_when_asked_for(
     assert registry.get("red") is registry.get("red")
 
 
+def test_entry_points_are_told_without_an_import(
+    registry: Registry[object], installed: Path
+) -> None:
+    (point,) = registry.entry_points("red")
+    assert (point.value, point.dist and point.dist.name) == ("paintbox:Red", "paintbox")
+    assert registry.entry_points("blue") == ()
+    assert "paintbox" not in sys.modules
+
+
 def test_a_missing_extra_says_what_to_install(
     registry: Registry[object], installed: Path
 ) -> None:

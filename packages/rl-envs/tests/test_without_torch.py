@@ -123,3 +123,23 @@ def test_of_lists_and_arrays_tensors_are_made() -> None:
 def test_what_is_no_number_per_row_is_named(wrong: Any) -> None:
     with pytest.raises(EnvironmentContractError, match=r"^rewards must be a tensor, a"):
         total_reward(wrong)
+
+
+def test_a_program_may_leave_torch_out_and_still_use_it() -> None:
+    program = (
+        "import sys\n"
+        "from rl_distributed.extras import installed_torch, leave_torch_out, torch\n"
+        "leave_torch_out()\n"
+        "from rl_distributed.batch.arrays import full\n"
+        "found = [type(full(2, True, 'bool')).__name__, installed_torch() is None]\n"
+        "found += ['torch' in sys.modules, torch.zeros(2).shape[0]]\n"
+        "print(*found, 'torch' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=True,
+    )
+    assert done.stdout.split() == ["ndarray", "True", "False", "2", "True"]
