@@ -7,7 +7,6 @@ from pathlib import Path
 from pydantic import Field, field_validator
 
 from rl_algorithms.data.config import DataConfig
-from rl_algorithms.rm.scoring import RewardModelFn
 from rl_distributed.config import Config
 from rl_envs.registry import register_env
 from rl_envs.rewards.functional import FunctionalRewardWrapper
@@ -54,6 +53,9 @@ class RewardModelEnvironment(FunctionalRewardWrapper):
     config_class = RewardModelConfig
 
     def __init__(self, config: RewardModelConfig) -> None:
+        # It imports torch, and environments are listed without it.
+        from rl_algorithms.rm.scoring import RewardModelFn  # noqa: PLC0415
+
         texts = DataConfig(
             apply_chat_template=config.apply_chat_template,
             add_bos=config.add_bos,
