@@ -44,7 +44,6 @@ class MastermindEnvironment(GameEnvironment):
         config: The settings.
     """
 
-    many_turns = True
     config_class = MastermindConfig
 
     def __init__(self, config: MastermindConfig | None = None) -> None:

@@ -50,7 +50,6 @@ class NimEnvironment(GameEnvironment):
         config: The settings.
     """
 
-    many_turns = True
     config_class = NimConfig
 
     def __init__(self, config: NimConfig | None = None) -> None:

@@ -60,7 +60,6 @@ class SlidingPuzzleEnvironment(GameEnvironment):
         config: The settings.
     """
 
-    many_turns = True
     config_class = SlidingPuzzleConfig
 
     def __init__(self, config: SlidingPuzzleConfig | None = None) -> None:
