@@ -138,16 +138,17 @@ def test_reward_page_runs_but_for_its_training() -> None:
     exec(compile(program, "reward.md", "exec"), {"__name__": "page"})
 
 
-def test_dialogues_of_text_games_are_what_their_programs_print(
-    capsys: pytest.CaptureFixture[str],
+@pytest.mark.parametrize(("name", "number"), [("text-games", 3), ("arithmetic", 2)])
+def test_dialogues_of_worlds_are_what_their_programs_print(
+    name: str, number: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    page = ROOT / "docs/guides/text-games.md"
+    page = ROOT / f"docs/guides/{name}.md"
     names: dict[str, Any] = {"__name__": "page"}
     programs = blocks(page, "python")
     shown = blocks(page, "text")
-    assert len(programs) == len(shown) == 3
+    assert len(programs) == len(shown) == number
     for program, text in zip(programs, shown, strict=True):
-        exec(compile(program, "text-games.md", "exec"), names)
+        exec(compile(program, page.name, "exec"), names)
         assert capsys.readouterr().out == text
 
 

@@ -192,7 +192,7 @@ def evaluate(model: str) -> None:
                 {"name": world},
                 {"tasks": {"world": world, "part": "held_out", "num_rows": 4}},
             )
-            for world in ("mastermind", "nim", "sliding_puzzle")
+            for world in ("arithmetic", "mastermind", "nim", "sliding_puzzle")
         ),
     ]
     for environment, source in environments:
