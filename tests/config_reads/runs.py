@@ -214,13 +214,14 @@ def evaluate(model: str) -> None:
 
 
 def by_the_command() -> None:
-    """Run a recipe with two stages, and print scripts for machines elsewhere."""
+    """Run a recipe, check an environment, and print scripts for other machines."""
     write_recipe(Path(), recipe())
     Path("tls.yaml").write_text("tls: {authority: a, certificate: b, key: c}\n")
     command = "command=[rl,train,small.yaml]"
     container = "container={image: rl.sqsh, tool: pyxis}"
     for arguments in (
         ["train", "small.yaml", "output_dir=recipe"],
+        ["envs", "check", "countdown"],
         ["cluster", "slurm", "num_nodes=2", command, container, "tls=true"],
         ["cluster", "kuberay", "name=a", "image=rl:1", "ray_version=2.60.0", command],
     ):

@@ -121,6 +121,8 @@ class CodeInterpreterEnvironment(ToolEnvironment):
         self._limits = SandboxLimits(
             time_s=config.timeout_s, memory_bytes=config.memory_mib << 20
         )
+        self._level = SandboxLevel[config.level.upper()]
+        self._network_namespace = config.network_namespace
         self._pool: SandboxPool | None = None
         parser: ToolCallParser = (
             FencedCallParser()
@@ -161,8 +163,8 @@ class CodeInterpreterEnvironment(ToolEnvironment):
         ):
             self._pool = SandboxPool(
                 self.config.num_workers,
-                level=SandboxLevel[self.config.level.upper()],
-                network_namespace=self.config.network_namespace,
+                level=self._level,
+                network_namespace=self._network_namespace,
             )
         return super().step(message_log_batch, rows)
 

@@ -60,6 +60,7 @@ class JudgeEnvironment(EnvironmentInterface[Columns]):
             config = JudgeConfig.from_dict(dict(config), source="environment 'judge'")
         self.config = config
         self._chat = Chat(config)
+        self._opponents = config.opponents
         self._reported = Costs()
         self._comparisons: list[Comparison] = []
         self._spreads: list[float] = []
@@ -122,7 +123,7 @@ class JudgeEnvironment(EnvironmentInterface[Columns]):
         comparisons, members = [], []
         for prompt, (logs, rows) in enumerate(zip(message_logs, metadata, strict=True)):
             responses = [last_response(log, row=row) for row, log in enumerate(logs)]
-            for a, b in _pairs(len(responses), self.config.opponents):
+            for a, b in _pairs(len(responses), self._opponents):
                 rubric = self._row_of(rows[a], a)[0]
                 request = prompt_text(logs[a], row=a)
                 comparisons.append((request, responses[a], responses[b], rubric))
