@@ -89,6 +89,10 @@ def test_wrong_calls_are_refused(group):
         group.all.scale(1)
     with pytest.raises(ConfigError, match=r"\*args have none"):
         group.all.call(Counting.collect, 1, 2)
+    with pytest.raises(ConfigError, match=r"'scale' takes 2 arguments.*got 3"):
+        group.all.call(Counting.scale, 1, 2, 3)
+    with pytest.raises(ConfigError, match="got 'value' by place and by name"):
+        group[0].call(Counting.scale, 1, value=2)
 
 
 def test_mypy_knows_methods_and_results(tmp_path):

@@ -83,6 +83,7 @@ def rebalance_nd_tensor(
     """
     num_ranks = torch.distributed.get_world_size(group)
     own = torch.tensor([tensor.shape[0]], dtype=torch.int64, device=tensor.device)
+    # Row counts first, because every rank must know how far to pad.
     counts = [torch.zeros_like(own) for _ in range(num_ranks)]
     torch.distributed.all_gather(counts, own, group=group)
     rows = [int(count) for count in counts]

@@ -167,6 +167,7 @@ class FileLock:
         while not self._try():
             if time.monotonic() >= end:
                 raise self._refusal(deadline_s)
+            # Polling, because `flock` has no deadline of its own.
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
@@ -212,6 +213,7 @@ class FileLock:
 
     def _is_current(self, descriptor: int, token: str) -> bool:
         try:
+            # Someone may have removed the file, and another process locked a new one.
             if not os.path.samestat(os.fstat(descriptor), os.stat(self.path)):
                 return False
             return not token or _has_token(descriptor, token)
@@ -220,8 +222,10 @@ class FileLock:
 
     def _try(self) -> bool:
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        # Opened for each attempt: the file may have been replaced meanwhile.
         descriptor = os.open(self.path, flags, self._mode)
         try:
+            # The kernel's lock first: only its holder may write a note.
             token = self._claim(descriptor) if self._lock(descriptor) else None
         except BaseException:
             os.close(descriptor)
@@ -365,6 +369,8 @@ class FolderLock(FileLock):
 
     def _lives(self, noted: LockOwner) -> bool:
         """Whether the writer of a note lives, though no kernel lock is in the way."""
+        # The kernel frees the locks of dead processes, so on this machine
+        # the writer is gone.
         if self._has_kernel_lock and noted.machine == machine_id():
             return False
         if self._silent_s() > noted.lease_s + _CLOCK_SKEW_S:

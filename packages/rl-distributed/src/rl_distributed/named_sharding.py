@@ -40,6 +40,7 @@ class NamedSharding:
     ) -> None:
         self._names = _checked_names(names)
         self._layout = _checked_layout(layout, self._names)
+        # Instances are hashed by their layout, which must therefore never change.
         self._layout.setflags(write=False)
         flat = self._layout.ravel()
         self._position_of = {int(rank): place for place, rank in enumerate(flat)}
@@ -159,6 +160,7 @@ def _checked_layout(
     layout: Sequence[Any] | NDArray[Any], names: tuple[str, ...]
 ) -> NDArray[np.int64]:
     try:
+        # A copy, so that later changes of the caller's array have no effect.
         array = np.array(layout)
     except ValueError:
         raise ShardingError(

@@ -35,6 +35,7 @@ def make_private_folder(path: Path, *, is_new: bool = False) -> None:
         raise NotADirectoryError(
             errno.ENOTDIR, os.strerror(errno.ENOTDIR), above
         ) from error
+    # Only this folder is made private: those above may belong to a shared tree.
     path.mkdir(mode=stat.S_IRWXU, exist_ok=not is_new)
 
 
@@ -47,6 +48,8 @@ def write_private_text(path: Path, text: str) -> None:
     """Write a file for its owner alone, whole or not at all."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
+        # Private from its creation; a chmod afterwards would leave it
+        # readable for a moment.
         with open(temporary, "w", encoding="utf-8", opener=private_opener) as file:
             file.write(text)
         os.replace(temporary, path)

@@ -1,4 +1,4 @@
-"""What was registered in code, on its way to another process.
+"""Send implementations that were registered in code to another process.
 
 ```
 driver:  @register("mine") class Mine  --Registration-->  worker: adopt, get("mine")
@@ -81,6 +81,7 @@ def _can_be_imported(implementation: Any, module: str, qualname: str) -> bool:
     if loaded is None or module == "__main__":
         return False
     try:
+        # A decorator or a later definition may have taken the name.
         if reduce(getattr, qualname.split("."), loaded) is not implementation:
             return False
     except AttributeError:

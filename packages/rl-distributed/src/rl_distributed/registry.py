@@ -93,6 +93,8 @@ class Registry(Generic[T]):
         """
         if name in self._registered:
             return self._registered[name]
+        # Resolved only now: a worker may lack packages of implementations
+        # it never uses.
         if name in self._adopted:
             found: T = self._adopted[name].resolve()
             self._registered[name] = found
@@ -131,6 +133,7 @@ class Registry(Generic[T]):
                 if name == needed:
                     raise
                 _logger.debug("%s", error)
+        # Passed on from process to process, as a worker may start workers itself.
         known = {each.name for each in found}
         kept = (each for n, each in self._adopted.items() if n not in known)
         return (*found, *kept)
@@ -142,6 +145,7 @@ class Registry(Generic[T]):
         """
         for registration in registrations:
             self._adopted[registration.name] = registration
+            # The driver's version wins over an earlier one of this process.
             self._registered.pop(registration.name, None)
 
     def _is_of_entry_point(self, name: str, implementation: object) -> bool:
@@ -186,6 +190,8 @@ class Registry(Generic[T]):
                 f"unknown {self.kind} {name!r}{did_you_mean(str(name), self.names())} "
                 f"(known: {known})"
             )
+        # Two distributions with the same entry, as a package installed
+        # twice, are no conflict.
         if len({point.value for point in found}) > 1:
             claims = ", ".join(f"{point.value} of {_owner(point)}" for point in found)
             raise RegistryError(
@@ -256,6 +262,7 @@ def _remedy(point: EntryPoint, error: ImportError) -> str:
 
 def _extra_with(dist: Distribution, point: EntryPoint, missing: str) -> str | None:
     """Find the extra of `dist` that requires `missing`, or is named like the plugin."""
+    # The entry point itself says which extra it needs.
     if point.extras:
         return point.extras[0]
     wanted = _normal(missing)

@@ -1,4 +1,4 @@
-"""Which Python environment an actor class runs in: declared, built, checked.
+"""Python environments of actor classes: declared, built and checked.
 
 ```
 class -> declaration -> way -> folder on each node -> preflight -> worker

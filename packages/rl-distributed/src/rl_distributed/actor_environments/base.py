@@ -1,4 +1,4 @@
-"""What an actor environment is: a specification, and what a node makes of it."""
+"""`ActorEnvironment`, a specification, and `PreparedEnvironment`, ready on a node."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class PreparedEnvironment:
 
     label: str
     runtime_env: Mapping[str, Any] = field(default_factory=dict)
-    """What Ray needs to start a process in it; empty: as the driver."""
+    """Ray's runtime environment for a process in it; empty: the driver's."""
     key: str | None = None
     """Name of its folder, where rl-distributed built it."""
     build_s: float = 0.0
@@ -41,7 +41,7 @@ class PreparedEnvironment:
 
 @dataclass(frozen=True, kw_only=True)
 class ActorEnvironment(ABC):
-    """Which Python environment the processes of an actor class run in.
+    """Specification of the Python environment that an actor class runs in.
 
     A specification is a small frozen object without imports of its own, so that the
     driver reads it where it cannot import the class. Each way is a subclass.
@@ -53,18 +53,19 @@ class ActorEnvironment(ABC):
     """How long that check may take; raise it for modules that are slow to import."""
 
     def __post_init__(self) -> None:
+        # Assignment is blocked, because the dataclass is frozen.
         object.__setattr__(self, "imports", as_texts("imports", self.imports))
         check_positive("preflight_deadline_s", self.preflight_deadline_s)
 
     @property
     @abstractmethod
     def label(self) -> str:
-        """What messages and `rl env list` call it."""
+        """Its name in messages and in `rl env list`."""
 
     def resolve(self) -> ActorEnvironment:
-        """Return the way that is taken here.
+        """Return the environment to prepare on this node.
 
-        Itself, unless that depends on what is there.
+        This one, unless the choice depends on what is installed.
         """
         return self
 
@@ -98,6 +99,7 @@ def _own_version() -> str:
     try:
         return version("rl-distributed")
     except PackageNotFoundError:
+        # Run from sources on the path, without an installation.
         return "unknown"
 
 

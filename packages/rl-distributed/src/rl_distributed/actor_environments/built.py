@@ -1,4 +1,4 @@
-"""What all environments that rl-distributed builds have in common."""
+"""`BuiltEnvironment`: the base of all environments that rl-distributed builds."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class BuiltEnvironment(ActorEnvironment):
     """An environment that is built, once per node, in a folder named by its content."""
 
     build_deadline_s: float = 1_800.0
-    """How long building it, or waiting for who builds it, may take."""
+    """How long building it, or waiting for another process to do so, may take."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -41,7 +41,7 @@ class BuiltEnvironment(ActorEnvironment):
 
     @abstractmethod
     def fingerprint(self) -> dict[str, Any]:
-        """Return what its content depends on, as values that JSON can hold."""
+        """Return everything that its content depends on, as JSON values."""
 
     @abstractmethod
     def build(self, folder: Path, deadline_s: float) -> None:
@@ -52,6 +52,8 @@ class BuiltEnvironment(ActorEnvironment):
         content = {
             "way": type(self).__name__,
             **driver_facts(),
+            # A virtual environment depends on the base interpreter that
+            # it was made from.
             "base": str(Path(sys.base_prefix).resolve()),
             **self.fingerprint(),
         }
@@ -79,8 +81,9 @@ class BuiltEnvironment(ActorEnvironment):
         )
 
     def _check(self, stored: StoredEnvironment, recheck: bool) -> float:
-        """Check it once: what is ready does not change. Returns the seconds it took."""
+        """Check it once, as it does not change when ready; return the seconds taken."""
         wanted = hashlib.sha256(json.dumps(self.imports).encode()).hexdigest()[:16]
+        # Stored in the environment's folder, so that it is removed along with it.
         passed = stored.path / f".passed-{wanted}"
         if passed.exists() and not recheck:
             return 0.0
@@ -91,6 +94,7 @@ class BuiltEnvironment(ActorEnvironment):
             self.label,
             recheck=recheck,
         )
+        # The root may be read-only for this user.
         with suppress(OSError):
             passed.touch()
         return took

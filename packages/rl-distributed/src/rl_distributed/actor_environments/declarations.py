@@ -1,4 +1,4 @@
-"""Which environment a class runs in: read without importing the class.
+"""Find the environment that a class runs in without importing the class.
 
 The first of these that there is:
 
@@ -57,11 +57,11 @@ class Declaration:
 def declared_environment(worker_class: str | Callable[..., Any]) -> Declaration:
     """Return the environment of a class or factory, or of the class at a path.
 
-    A class whose module is not imported here is left to the worker, which tells its
+    A class whose module is not imported here is left to the worker, which reports its
     attribute once it has imported it.
 
     Raises:
-        ConfigError: what was declared is no environment, or the user's file is wrong.
+        ConfigError: the declaration is no environment, or the user's file is wrong.
         RegistryError: an entry point cannot be loaded.
     """
     path = _path_of(worker_class)
@@ -132,6 +132,7 @@ def checked_environment(value: object, where: str) -> ActorEnvironment:
 
 
 def _longest(path: str, names: Iterable[str]) -> str | None:
+    # With the dot, so that `pkg.mod` does not match `pkg.model`.
     fitting = [n for n in names if path == n or path.startswith(f"{n}.")]
     return max(fitting, key=len, default=None)
 
@@ -144,5 +145,6 @@ def _path_of(cls: Any) -> str:
 
 def _imported(path: str) -> type[Any] | None:
     module, _, name = path.rpartition(".")
+    # Never imported here, because the driver may lack its dependencies.
     found = getattr(sys.modules.get(module), name, None)
     return found if isinstance(found, type) else None

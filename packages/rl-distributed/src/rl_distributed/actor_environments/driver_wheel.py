@@ -86,10 +86,12 @@ def _contents(name: str) -> dict[str, bytes]:
         dist = distribution(name)
     except PackageNotFoundError:
         return {}
+    # Compiled parts may not work in another environment.
     if "py3-none-any" not in (dist.read_text("WHEEL") or ""):
         return {}
     stem = f"{_wheel_name(dist.name)}-{dist.version}"
     files = _installed_files(dist, f"{stem}.dist-info")
+    # A path file replaces the modules, so that both environments run the same sources.
     if editable_folder(name) is not None:
         files = {k: v for k, v in files.items() if ".dist-info/" in k}
         sources = [str(path) for path in _source_folders(dist)]
@@ -106,6 +108,7 @@ def _installed_files(dist: Distribution, info: str) -> dict[str, bytes]:
         # Scripts lie outside; they are generated from the entry points.
         if ".." in parts or "__pycache__" in parts or file.name in _OF_INSTALLATION:
             continue
+        # The installed folder may be spelled differently from what a wheel requires.
         if parts[0].endswith(".dist-info"):
             parts = (info, *parts[1:])
         found["/".join(parts)] = Path(str(file.locate())).read_bytes()

@@ -26,7 +26,7 @@ class DriverEnvironment(ActorEnvironment):
 
     @property
     def label(self) -> str:
-        """What messages call it."""
+        """Its name in messages."""
         return "driver"
 
     def prepare(
@@ -63,7 +63,7 @@ class InterpreterEnvironment(ActorEnvironment):
 
     @property
     def label(self) -> str:
-        """What messages call it."""
+        """Its name in messages."""
         return str(self.python)
 
     def prepare(
@@ -99,12 +99,13 @@ class ContainerEnvironment(ActorEnvironment):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        # podman would parse a leading dash as an option.
         if not self.image or self.image.startswith("-") or " " in self.image:
             raise ConfigError(f"image must be the name of an image: got {self.image!r}")
 
     @property
     def label(self) -> str:
-        """What messages call it."""
+        """Its name in messages."""
         return self.image
 
     def prepare(

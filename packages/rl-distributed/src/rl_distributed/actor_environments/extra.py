@@ -63,7 +63,7 @@ class ExtraEnvironment(ActorEnvironment):
                 extra.
         """
         if (chosen := overridden(self.label)) is not None:
-            # What must be importable does not depend on the way.
+            # The modules that must be importable are the same, however it is made.
             return replace(
                 chosen,
                 imports=chosen.imports or self.imports,

@@ -26,7 +26,7 @@ __all__ = ["prepare_on_nodes"]
 _TASK_START_S = 60.0
 
 _lock = threading.Lock()
-# (node, environment, its content) -> what that node answered.
+# (node, environment, its content) -> the answer of that node.
 _answers: dict[tuple[str, ActorEnvironment, str], PreparedEnvironment] = {}
 
 
@@ -43,7 +43,7 @@ def prepare_on_nodes(
         node_ids: Ray's names of the nodes.
 
     Returns:
-        What was prepared, by node.
+        The prepared environment of each node.
 
     Raises:
         ActorEnvironmentError: a node cannot have it; the message names the node.
@@ -88,6 +88,8 @@ def _prepare_here(
 
 def _task(node_id: str) -> Any:
     return ray.remote(_prepare_here).options(
+        # Workers may have claimed all CPUs, and preparing another node
+        # would be of no use.
         num_cpus=0,
         max_retries=0,
         scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
@@ -109,6 +111,7 @@ def _fetch(
         ) from None
     except ray.exceptions.RayTaskError as error:
         cause = error.cause
+        # The error was raised on the node and does not name it.
         if isinstance(cause, UserError):
             raise ActorEnvironmentError(f"on node {node_id}: {cause}") from None
         raise cause from None

@@ -127,6 +127,7 @@ class OverlayEnvironment(BuiltEnvironment):
         uv = Uv(f"environment {self.label!r}", deadline_s)
         python = uv.make_venv(folder)
         packages = next(folder.glob("lib/python*/site-packages"))
+        # `addsitedir` also reads path files there, such as those of editable packages.
         lines = [f"import site; site.addsitedir({p!r})" for p in _driver_packages()]
         _write_lines(packages / "_driver_packages.pth", lines)
         arguments = ["pip", "install", "--no-deps", "--python", str(python)]
@@ -141,6 +142,7 @@ def _check_requirements(environment: InstalledEnvironment | OverlayEnvironment) 
         texts = as_texts(name, getattr(environment, name))
         object.__setattr__(environment, name, texts)
     for text in environment.requirements:
+        # uv would parse it as an option, such as another index.
         if text.lstrip().startswith("-"):
             raise ConfigError(
                 f"requirements must name packages, no options: got {text!r}"
@@ -162,7 +164,7 @@ def _check_requirements(environment: InstalledEnvironment | OverlayEnvironment) 
 
 
 def _own_requirement() -> str:
-    """rl-distributed with what the driver's batches are made of."""
+    """Return the requirement of rl-distributed that fits the driver's batches."""
     try:
         distribution("torch")
     except PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""Whether a Python is fit to run workers: asked in a subprocess, with a deadline.
+"""Check in a subprocess, with a deadline, that a Python is fit to run workers.
 
 Ray reports none of this: an interpreter that is missing, or has no Ray, is started
 again for ever; one of another Python version crashes later.
@@ -26,7 +26,7 @@ __all__ = ["check_python", "redacted"]
 _MARK = "@preflight "
 _TAIL_LINES = 12
 
-# Runs in the other Python, which may be of any version; it tells each step before it
+# Runs in the other Python, which may be of any version. It reports each step before it
 # begins the next, so that one that hangs can be named.
 _PROBE = """
 import json, sys
@@ -66,7 +66,7 @@ def check_python(
 ) -> float:
     """Check that `command` starts a Python in which workers can run.
 
-    What has passed once in this process is not asked again, unless the program has
+    A Python that has passed once in this process is not asked again, unless it has
     changed.
 
     Args:
@@ -74,7 +74,7 @@ def check_python(
         imports: modules that must be importable, besides Ray and rl-distributed.
         deadline_s: how long it may take.
         label: what the message calls the environment.
-        recheck: ask also what has passed.
+        recheck: ask also a Python that has passed.
 
     Returns:
         Seconds that it took; 0.0 where the answer was known.
@@ -85,6 +85,7 @@ def check_python(
     program = shutil.which(command[0])
     if program is None:
         _refuse_program(command[0], label)
+    # With the modification time, so that a repaired program is checked again.
     identity = (tuple(command), tuple(imports), os.stat(program).st_mtime_ns)
     if identity in _passed and not recheck:
         return 0.0
@@ -116,7 +117,8 @@ def _refuse_program(program: str, label: str) -> NoReturn:
 def _ask(
     command: Sequence[str], imports: Sequence[str], deadline_s: float
 ) -> tuple[list[dict[str, Any]], str]:
-    """Run the probe; returns what it told, and why there is no more of it."""
+    """Run the probe; return its findings, and why there are no more of them."""
+    # PYTHONHOME points to the driver's installation, which another Python cannot load.
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONHOME"}
     environment |= {"PYTHONPATH": "", "PYTHONDONTWRITEBYTECODE": ""}
     try:
@@ -128,7 +130,11 @@ def _ask(
             text=True,
             errors="replace",
             env=environment,
+            # `-c` puts the current folder first on the path, and it may
+            # contain anything.
             cwd=os.sep,
+            # Its own process group, so that a wrapper script is ended
+            # with all its children.
             start_new_session=True,
         )
     except OSError as error:
@@ -138,7 +144,7 @@ def _ask(
         trouble = f"it ended with exit code {process.returncode}"
     except subprocess.TimeoutExpired:
         _end(process)
-        # Whoever it started may hold the pipes open.
+        # A process that it started may keep the pipes open.
         try:
             out, err = process.communicate(timeout=1.0)
         except subprocess.TimeoutExpired as error:

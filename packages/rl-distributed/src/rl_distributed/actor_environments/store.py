@@ -1,12 +1,12 @@
-"""Where built environments are kept, and how one comes to be there.
+"""The store of built environments on a node.
 
 ```
 lock of the key -> build in .build-<key>-<random> -> .ready -> rename to <key>
 ```
-A folder named by its key is whole, because it is named so last. A builder that is
-ended at any moment leaves a `.build-` folder, which the next builder of the same key,
-or `prune`, removes. Every process that runs in an environment holds a shared lock on
-its `.in-use` file from its first instruction, so none in use is removed.
+A folder named by its key is whole, because it gets that name last. A builder that is
+killed leaves a `.build-` folder, which the next builder of the same key, or `prune`,
+removes. Every process that runs in an environment holds a shared lock on its `.in-use`
+file from its first instruction, so no environment in use is removed.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ State = Literal["ready", "building", "broken", "absent"]
 
 
 class Buildable(Protocol):
-    """What the store needs to know of an environment."""
+    """The part of an environment that the store needs."""
 
     @property
     def build_deadline_s(self) -> float:
@@ -133,12 +133,14 @@ class EnvironmentStore:
         )
         try:
             with lock.held(environment.build_deadline_s):
+                # Another process may have built it while this one waited for the lock.
                 found = self._look(key)
                 if found.state != "ready":
                     self._build(environment, key)
                     found = self._look(key)
                 self._touch(found.path)
         except OSError as error:
+            # The lock was held for too long, and that error has its own message.
             if isinstance(error, TimeoutError):
                 raise
             raise ActorEnvironmentError(
@@ -179,11 +181,11 @@ class EnvironmentStore:
         Args:
             unused_days: remove also those not used for this many days; 0: all, None:
                 none.
-            dry_run: only tell.
+            dry_run: only report.
             start_grace_s: how long a process that was just given one may take to start.
 
         Returns:
-            What was removed, or would be.
+            The environments that were removed, or would be.
         """
         removed = []
         for stored in self.environments():
@@ -198,6 +200,7 @@ class EnvironmentStore:
                 removed.append(stored)
         if not dry_run:
             for path in self._folders(_TRASH):
+                # Only names that `_remove` creates: the root may contain other things.
                 if re.fullmatch("[0-9a-f]{32}", path.name.removeprefix(_TRASH)):
                     shutil.rmtree(path, ignore_errors=True)
         return removed
@@ -209,6 +212,8 @@ class EnvironmentStore:
         start = time.perf_counter()
         try:
             environment.build(folder, environment.build_deadline_s)
+            # Before the rename, because processes may start in the folder
+            # right after it.
             (folder / _IN_USE).touch()
             for packages in folder.glob("lib/python*/site-packages"):
                 (packages / f"{_LEASE_MODULE}.py").write_text(_LEASE)
@@ -221,8 +226,10 @@ class EnvironmentStore:
                 "built_s": round(took, 3),
                 "size_bytes": _size(folder),
             }
+            # Written last, because it vouches for everything else in the folder.
             _write_synced(folder / _READY, json.dumps(record))
             folder.rename(self.root / key)
+        # Also on an interrupt; leftovers of a kill are removed by the next builder.
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
@@ -248,7 +255,7 @@ class EnvironmentStore:
         remains = [self.root / key, *self._folders(f"{_BUILDING}{key}-")]
         for path in remains:
             if path.exists():
-                # Renamed first: what is named by its key is always whole.
+                # Renamed first: a folder named by its key is always whole.
                 trash = self.root / f"{_TRASH}{uuid.uuid4().hex}"
                 path.rename(trash)
                 shutil.rmtree(trash, ignore_errors=True)
@@ -259,6 +266,7 @@ class EnvironmentStore:
         record = _read_record(path / _READY)
         label = record.get("label", key.rpartition("-")[0])
         stored = StoredEnvironment(key, label, path, "broken" if remains else "absent")
+        # The base interpreter may have been removed since it was built.
         if not record or not os.access(stored.python, os.X_OK):
             return stored
         return StoredEnvironment(

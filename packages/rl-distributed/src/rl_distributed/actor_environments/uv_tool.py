@@ -1,4 +1,4 @@
-"""Running uv: where it is, what the user's pip is configured for, and its errors."""
+"""Running uv: finding it, passing on pip's configuration, reporting its errors."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def find_uv() -> str:
 
 
 def pip_sources() -> dict[str, str]:
-    """Where the user's pip looks for packages, as variables that uv reads.
+    """Return the package sources of the user's pip as variables that uv reads.
 
     Wheel folders and indexes are taken from pip's variables and configuration files,
     each only where uv's own variable is not set.
@@ -77,6 +77,7 @@ def pip_sources() -> dict[str, str]:
 
 
 def _configured(name: str) -> list[str]:
+    # Environments made by uv have no pip.
     for pip in ([sys.executable, "-m", "pip"], [shutil.which("pip") or "pip"]):
         try:
             done = subprocess.run(
@@ -97,7 +98,7 @@ class Uv:
     """uv, for the building of one environment.
 
     Args:
-        what: what is built, for messages.
+        what: name of the environment, for messages.
         deadline_s: how long all its commands together may take.
     """
 
@@ -139,6 +140,7 @@ class Uv:
         """
         command = [self._program, *arguments, *map(str, paths)]
         environment = {k: v for k, v in os.environ.items() if k not in _NOT_INHERITED}
+        # It must be the driver's Python, which is already installed.
         environment |= {"UV_NO_PROGRESS": "1", "UV_PYTHON_DOWNLOADS": "never"}
         environment |= variables or {}
         logger.debug("uv %s", redacted(" ".join(command[1:])))
@@ -150,6 +152,7 @@ class Uv:
             text=True,
             errors="replace",
             env=environment,
+            # Otherwise uv would read the project configuration of the current folder.
             cwd=cwd or os.sep,
             start_new_session=True,
         )

@@ -65,20 +65,23 @@ class UvWorkspaceEnvironment(BuiltEnvironment):
         return lock
 
     def fingerprint(self) -> dict[str, Any]:
-        """Return the lock, the metadata of its members, and what is taken of it."""
+        """Return the lock, the metadata of its members, and the chosen parts."""
         lock = self._lock()
         return {
             "lock": _file_hash(lock),
+            # The lock omits entry points, which an installation copies
+            # from the project files.
             "members": {m: _file_hash(lock.parent / m) for m in _member_files(lock)},
             "workspace": str(lock.parent),
             "taken": [self.distribution, self.extra, self.group],
         }
 
     def build(self, folder: Path, deadline_s: float) -> None:
-        """Sync it from the lock, with uv's cache and what the lock names as source."""
+        """Sync it from the lock, using uv's cache and the sources named there."""
         workspace = self._lock().parent
         uv = Uv(f"environment {self.label!r}", deadline_s)
         uv.make_venv(folder)
+        # As locked, and without the development tools, which workers do not need.
         arguments = ["sync", "--frozen", "--no-default-groups"]
         arguments += ["--package", self.distribution]
         arguments += ["--extra", self.extra] if self.extra else []

@@ -1,8 +1,7 @@
-"""Numbers of a batch: tensors where torch is installed, numpy arrays where it is not.
+"""Numbers of a batch: tensors if torch is installed, otherwise numpy arrays.
 
-Everything that differs between the two is here. A process has one of the kinds only:
-what comes in as the other is converted, sharing its memory where that is possible. Type
-checkers see tensors.
+All differences between the two are handled here. A process uses only one kind: the
+other is converted on entry, sharing its memory if possible. Type checkers see tensors.
 """
 
 from __future__ import annotations
@@ -74,10 +73,12 @@ def from_numpy(array: NDArray[Any]) -> torch.Tensor:
     """
     if array.dtype.name not in NUMPY_DTYPES:
         raise TypeError(f"there are no tensors of the numpy dtype {array.dtype}")
+    # torch supports only the machine's native byte order.
     native = array.astype(array.dtype.newbyteorder("="), copy=False)
     module = installed_torch()
     if module is None:
         return native  # type: ignore[return-value]
+    # torch supports neither read-only arrays nor negative strides.
     if not native.flags.writeable or any(stride < 0 for stride in native.strides):
         native = native.copy()
     tensor: torch.Tensor = module.from_numpy(native)
@@ -90,6 +91,7 @@ def to_numpy(values: Any) -> NDArray[Any]:
         return np.asarray(values)
     tensor = values.detach().cpu()
     if str(tensor.dtype).removeprefix("torch.") not in NUMPY_DTYPES:
+        # bfloat16 and the 8-bit floats fit into float32 without loss.
         tensor = tensor.float()
     return tensor.numpy()
 
@@ -118,6 +120,7 @@ def take(array: torch.Tensor, rows: NDArray[np.int64]) -> torch.Tensor:
     """Return the given rows."""
     if not is_tensor(array):
         return array.take(rows, axis=0)  # type: ignore[call-arg,arg-type]
+    # The index must be on the same device as the data.
     index: torch.Tensor = require_torch("a tensor").from_numpy(rows)
     return array.index_select(0, index.to(array.device))
 
@@ -143,6 +146,7 @@ def concat_padded(parts: Sequence[torch.Tensor], pad_value: float) -> torch.Tens
     width = max(part.shape[1] for part in parts)
     shape = (sum(part.shape[0] for part in parts), width, *first.shape[2:])
     result: Any
+    # Filled in one pass; padding each part first would copy everything twice.
     if is_tensor(first):
         result = first.new_full(shape, pad_value)
     else:

@@ -42,6 +42,7 @@ def bin_loads(
         return sizes
     items = np.fromiter(itertools.chain.from_iterable(bins), np.int64, sizes.sum())
     starts = np.concatenate(([0], np.cumsum(sizes)[:-1]))
+    # For an empty bin, `reduceat` would return the first item of the next one.
     loads: NDArray[np.int64] = np.add.reduceat(costs[items], starts)
     return loads
 
@@ -67,7 +68,7 @@ def deal_in_rounds(
         costs: The cost of each item, `[N]`. Where N is no multiple of `num_shards`,
             the round of the cheapest items is the short one.
         num_shards: The number of shards.
-        earlier_loads: What each shard got before; decides between equal loads.
+        earlier_loads: Load that each shard got before; decides between equal loads.
 
     Returns:
         For each round, from the cheapest to the dearest, the item of each shard; -1
@@ -76,6 +77,7 @@ def deal_in_rounds(
     if num_shards < 1:
         raise BatchError(f"the number of shards must be positive: got {num_shards}")
     array = np.asarray(costs)
+    # Stable, so that ties are dealt the same way on every machine.
     order: list[int] = np.argsort(array, kind="stable").tolist()
     values: list[int] = array[order].tolist()
     loads = [(0, earlier) for earlier in earlier_loads or [0] * num_shards]
@@ -85,6 +87,7 @@ def deal_in_rounds(
     starts = [(0, first), *((start, start + num_shards) for start in bounds)]
     # The dearest round first: later, cheaper rounds can only correct what it left.
     for start, end in reversed(starts):
+        # If the items divide evenly, there is no short round.
         if start == end:
             continue
         by_load = sorted(range(num_shards), key=loads.__getitem__)
@@ -153,6 +156,7 @@ def split_heaviest(
             parts = [items[:cut], items[cut:]]
         else:
             halves = lpt_partition(own.tolist(), 2) or []
+            # Dealt by cost, then restored to their original order.
             parts = [[items[index] for index in sorted(half)] for half in halves]
         result[place] = parts[0]
         result.append(parts[1])

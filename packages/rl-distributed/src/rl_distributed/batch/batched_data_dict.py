@@ -6,9 +6,9 @@ to a list. Anything else is refused. Where torch is not installed, numbers stay 
 arrays, and everything here but `all_gather` and other devices works on them.
 
 Sharding for dynamic batching or sequence packing leaves a micro-batch plan on each
-shard. The plan speaks of row positions: what keeps the rows in place (`copy`, `to`,
-`truncate_tensors`, pickling, setting a column) keeps it, `get_batch` cuts out the part
-of one global batch, and everything else drops it.
+shard. The plan refers to row positions: operations that keep the rows in place (`copy`,
+`to`, `truncate_tensors`, pickling, setting a column) keep it, `get_batch` extracts the
+part of one global batch, and all others drop it.
 """
 
 from __future__ import annotations
@@ -72,6 +72,7 @@ class BatchedDataDict(UserDict[str, Any], Generic[DictT]):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._drop_plan()
         super().__init__(*args, **kwargs)
+        # Evaluated only to check that all columns have the same length.
         _ = self.size
 
     def __setitem__(self, key: str, item: Any) -> None:
@@ -123,13 +124,13 @@ class BatchedDataDict(UserDict[str, Any], Generic[DictT]):
         return self._like(cloned, keep_plan=True)
 
     def writable(self) -> Self:
-        """Return this batch, with a copy of each tensor that lies in memory of others.
+        """Return this batch with a copy of each tensor whose memory is not its own.
 
-        That is memory which torch did not allocate itself: Ray's object store, a numpy
-        array, a file. Such tensors must not be written to in place, because torch has
-        no read-only tensors and other readers would see it. Tensors inside lists and
-        their views count as well; what is already torch's own is not copied. Without
-        torch the same holds of numpy arrays; those of Ray's object store refuse writes.
+        That is memory that torch did not allocate: Ray's object store, a numpy array, a
+        file. Such tensors must not be written to in place, because torch has no
+        read-only tensors and other readers would see it. Tensors inside lists and their
+        views count as well; tensors in torch's own memory are not copied. Without torch
+        the same holds for numpy arrays; those of Ray's object store refuse writes.
         """
         owned = {key: own_memory(column) for key, column in self.data.items()}
         return self._like(owned, keep_plan=True)
@@ -173,6 +174,7 @@ class BatchedDataDict(UserDict[str, Any], Generic[DictT]):
             MissingExtraError: torch is not installed.
         """
         dist = require_torch("BatchedDataDict.all_gather").distributed
+        # As objects, because ranks may differ in widths and numbers of rows.
         gathered: list[Any] = [None] * dist.get_world_size(group)
         dist.all_gather_object(gathered, self, group=group)
         devices = {
@@ -182,6 +184,7 @@ class BatchedDataDict(UserDict[str, Any], Generic[DictT]):
         }
         result = self.from_batches(gathered, pad_value_dict)
         for key, device in devices.items():
+            # Pickling moved all columns to the CPU.
             result.data[key] = result.data[key].to(device)
         return result
 
@@ -204,9 +207,12 @@ class BatchedDataDict(UserDict[str, Any], Generic[DictT]):
         """
         parts = [cls(batch) for batch in batches if len(batch)]
         for part in parts:
+            # Evaluated only to check that the columns of each batch have
+            # the same length.
             _ = part.size
         pads = pad_value_dict or {}
         result = cls()
+        # Sorted, because the order of a set of strings differs between processes.
         for key in sorted({key for part in parts for key in part}, key=str):
             missing = [
                 place
@@ -288,6 +294,7 @@ class BatchedDataDict(UserDict[str, Any], Generic[DictT]):
                 f"reorder_data needs every original position 0..{rows - 1} once: got "
                 f"{order.size} positions"
             )
+        # Positions say where rows came from; a selection needs where they go.
         inverse = np.empty(rows, dtype=np.int64)
         inverse[order] = np.arange(rows)
         self.data = self._select(inverse)
@@ -480,6 +487,7 @@ class BatchedDataDict(UserDict[str, Any], Generic[DictT]):
 
     def _like(self, data: Mapping[str, Any], keep_plan: bool = False) -> Self:
         """Return an instance of the same class, with other columns."""
+        # Bypasses the constructor, which would check every column again.
         made = type(self).__new__(type(self))
         made.__dict__.update(self.__dict__)
         made.data = dict(data)

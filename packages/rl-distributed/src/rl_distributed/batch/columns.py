@@ -58,6 +58,7 @@ def as_column(name: str, value: Any) -> Column:
 
 
 def _from_array(name: str, array: np.ndarray[Any, Any]) -> Column:
+    # Objects and strings, which tensors cannot hold.
     if array.dtype.kind in "OUST":
         items: list[Any] = array.tolist()
         return items
@@ -74,7 +75,7 @@ def require_values(name: str, value: Any) -> None:
     """Raise `BatchError` if `value` is a tensor of the meta device.
 
     Args:
-        name: What it is, as the message calls it.
+        name: Name of the value in messages.
         value: A column or index; anything else passes.
     """
     if arrays.is_tensor(value) and value.is_meta:
@@ -94,6 +95,7 @@ def row_indices(
     """
     require_values("a selection of rows", indices)
     array = arrays.to_numpy(indices)
+    # numpy turns an empty list into an array of floats.
     if array.size == 0 and array.dtype.kind != "b":
         array = array.astype(np.int64)
     if array.ndim != 1 or array.dtype.kind not in "iub":
@@ -168,6 +170,7 @@ def concat_columns(
                 f"{', '.join(found)}"
             )
     first = tensors[0]
+    # No padding is needed, so one concatenation suffices.
     if first.ndim == 1 or len({part.shape[1:] for part in tensors}) == 1:
         return arrays.concat(tensors)
     trailing = list(dict.fromkeys(tuple(part.shape[2:]) for part in tensors))

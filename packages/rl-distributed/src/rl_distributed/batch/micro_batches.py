@@ -1,12 +1,12 @@
-"""From a shard to its global batches, and from these to micro-batches.
+"""Split a shard into its global batches, and these into micro-batches.
 
 ```
 batch -- shard_by_batch_size --> shards, one per rank, each with a micro-batch plan
 shard -- global_batch(i) ------> its part of global batch i
        -- fixed_size, dynamic_shapes, packed_bins --> micro-batches
 ```
-These are the functions under the methods of `BatchedDataDict`. They know a shard by
-what they need of it, so that the table of columns can be built on top of them.
+These functions underlie the methods of `BatchedDataDict`. They access shards through a
+protocol, so that the table of columns can be built on top of them.
 """
 
 from __future__ import annotations
@@ -82,10 +82,12 @@ def global_batch(
             f"there is no global batch {batch_idx}: the shard has {len(counts)} "
             f"of {batch_size or 'varying'} rows"
         )
+    # After packing, global batches of a shard may differ in size.
     start = sum(counts[:batch_idx])
     batch = shard.slice(start, start + counts[batch_idx])
     indices, lengths = shard.micro_batch_indices, shard.micro_batch_lengths
     if indices is not None and lengths is not None:
+        # Other bounds than the plan's would cut through micro-batches.
         if len(indices) != len(counts):
             raise BatchError(
                 f"the shard was made of {len(indices)} global batches, but "
@@ -118,6 +120,7 @@ def dynamic_shapes(shard: Sliceable[ShardT], sequence_dim: int) -> Iterator[Shar
     def micro_batches() -> Iterator[ShardT]:
         for (start, end), length in zip(bounds, lengths, strict=True):
             part = shard.slice(start, end)
+            # Only columns as wide as the input hold one entry per token.
             wide = [
                 key
                 for key, column in part.data.items()

@@ -41,7 +41,7 @@ Lengths: TypeAlias = NDArray[np.int64]
 
 
 class PackingAlgorithm(enum.Enum):
-    """How sequences are chosen for a bin."""
+    """Algorithms that choose sequences for bins."""
 
     CONCATENATIVE = "concatenative"
     """In the given order; a new bin where the next sequence does not fit."""
@@ -55,7 +55,7 @@ class PackingAlgorithm(enum.Enum):
 
 @dataclass(frozen=True)
 class PackingMetrics:
-    """How well sequences were packed."""
+    """Quality of a packing."""
 
     num_sequences: int
     num_bins: int
@@ -168,6 +168,7 @@ class SequencePacker(ABC):
                 f"sequence {row} has {array[row]} tokens, but a bin holds "
                 f"{self.bin_capacity}; raise the capacity or shorten the sequence"
             )
+        # Sums in a narrower type could overflow.
         return array.astype(np.int64)
 
     def _adjust_bin_count(self, bins: Bins, lengths: Lengths) -> Bins:
@@ -184,6 +185,8 @@ class SequencePacker(ABC):
     def _spread(self, bins: Bins, lengths: Lengths, num_bins: int) -> Bins:
         """Get the same sequences in more bins, evenly filled where that works out."""
         if num_bins - len(bins) >= num_bins * _LEAST_SLACK:
+            # Packing again over all bins evens them out, whereas splitting leaves most
+            # as full as before.
             even = lpt_partition(lengths.tolist(), num_bins, self.bin_capacity)
             if even is not None:
                 return even
@@ -237,6 +240,7 @@ class ModifiedFirstFitDecreasingPacker(SequencePacker):
     def _pack(self, lengths: Lengths) -> Bins:
         capacity = self.bin_capacity
         order = np.argsort(-lengths, kind="stable")
+        # Doubled, because half of an odd capacity is not an integer.
         doubled = lengths[order] * 2
         num_large = int(np.searchsorted(-doubled, -capacity, side="left"))
         bins: Bins = [[int(index)] for index in order[:num_large]]
@@ -289,6 +293,7 @@ class _Shelf:
     """
 
     def __init__(self, lengths: Lengths, indices: NDArray[np.int64]) -> None:
+        # Reversed, so that popping a stack returns its first sequence first.
         ascending = indices[::-1]
         distinct, starts = np.unique(lengths[ascending], return_index=True)
         ends = [*starts[1:].tolist(), len(ascending)][: len(starts)]
@@ -339,6 +344,7 @@ def _find(parents: list[int], slot: int) -> int:
     root = slot
     while parents[root] != root:
         root = parents[root]
+    # Path compression makes later lookups nearly constant.
     while parents[slot] != root:
         parents[slot], slot = root, parents[slot]
     return root
@@ -386,6 +392,7 @@ def _first_fit(lengths: Lengths, order: Sequence[int], capacity: int) -> Bins:
 
 def _tree_of_maxima(room: Lengths, capacity: int, size: int) -> list[int]:
     """Lay out a binary heap: node n is the maximum of 2n and 2n + 1, leaves last."""
+    # A power of two, so that every level halves. Unopened bins have all their room.
     level = np.full(size, capacity, dtype=np.int64)
     level[: room.size] = room
     levels = [level]
@@ -403,6 +410,7 @@ def _lower(tree: list[int], node: int, room: int) -> None:
         sibling = tree[node ^ 1]
         node //= 2
         largest = room if room > sibling else sibling
+        # The maxima above this node do not change.
         if tree[node] == largest:
             return
         tree[node] = room = largest

@@ -42,6 +42,7 @@ class ColumnSpec:
 
     def takes(self, dtype: str) -> bool:
         """Whether numbers of a dtype may stand in this column."""
+        # No dtype begins with a dash.
         return dtype == self.dtype or dtype.startswith(_KINDS.get(self.dtype, "-"))
 
     def __str__(self) -> str:
@@ -50,10 +51,10 @@ class ColumnSpec:
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """What the columns of a batch must be; it may have others besides."""
+    """The columns that a batch must have; it may have others besides."""
 
     title: str
-    """What the rows are, as messages call them."""
+    """Name of the rows in messages."""
     required: Mapping[str, ColumnSpec]
     optional: Mapping[str, ColumnSpec]
 
@@ -64,7 +65,7 @@ class Schema:
         Args:
             spec: Its fields are `Annotated[..., ColumnSpec(...)]`; fields without a
                 `ColumnSpec` are not checked.
-            title: What the rows are, as messages call them.
+            title: Name of the rows in messages.
             names: Stand-ins for names that its module imports for type checkers only.
         """
         required: dict[str, ColumnSpec] = {}
@@ -92,6 +93,7 @@ class Schema:
                 f"the batch lacks {', '.join(missing)}; it has "
                 f"{', '.join(map(str, batch))}{hint}"
             )
+        # The column that first set each dimension's size, for the message.
         sizes: dict[str, tuple[int, str]] = {}
         for specs in (self.required, self.optional):
             for name, spec in specs.items():

@@ -1,7 +1,7 @@
-"""Which row goes to which shard, and which rows form a micro-batch. Pure functions.
+"""Plan which rows go to which shard and micro-batch. Pure functions.
 
-Legend: a *chunk* is a global batch (`batch_size` rows); a *shard* is what one
-data-parallel rank gets; a *position* is a row's place in its shard. Within a shard the
+Legend: a *chunk* is a global batch (`batch_size` rows); a *shard* is the part of one
+data-parallel rank; a *position* is a row's place in its shard. Within a shard the
 chunks follow each other.
 """
 
@@ -169,6 +169,7 @@ def plain_plan(
         bounds = even_bounds(num_rows, shards)
         return ShardPlan([np.arange(start, end) for start, end in bounds])
     chunk = batch_size or num_rows
+    # Without rows, the chunk size would be zero.
     if num_rows == 0:
         return ShardPlan([np.arange(0)] * shards)
     grid = np.arange(num_rows).reshape(num_rows // chunk, shards, chunk // shards)
@@ -196,15 +197,20 @@ def dynamic_plan(
     rows: list[list[Rows]] = [[] for _ in range(shards)]
     cuts: list[list[MicroBatches]] = [[] for _ in range(shards)]
     widths: list[list[list[int]]] = [[] for _ in range(shards)]
+    # Carried over all chunks, so that a rank with more tokens in one gets
+    # fewer in the next.
     totals = [0] * shards
     for start, end in _chunks(lengths.size, batch_size):
         rounds = np.array(
             deal_in_rounds(lengths[start:end], shards, totals), dtype=np.int64
         ).reshape(-1, shards)
         held = rounds >= 0
+        # Missing entries (-1) index some other row, whose size must not count.
         sizes = np.where(held, padded[start:end][rounds], 0).max(axis=1, initial=0)
         bounds = greedy_cuts(sizes.tolist(), budget)
         for shard in range(shards):
+            # Missing rows are in the first rounds, so all shards share
+            # the later bounds.
             missing = len(rounds) - int(held[:, shard].sum())
             rows[shard].append(start + rounds[missing:, shard])
             totals[shard] += int(lengths[rows[shard][-1]].sum())
@@ -244,6 +250,8 @@ def packed_plan(
         bins = packer.pack(padded[start:end])
         tokens = bin_loads(bins, padded[start:end])
         rounds = deal_in_rounds(tokens, shards, totals)
+        # Ordered by the lowest bin number of each round, roughly the
+        # packer's own order.
         rounds = rounds[::-1] if order == "largest_first" else sorted(rounds, key=min)
         for shard in range(shards):
             own = [bins[row[shard]] for row in rounds]
@@ -256,11 +264,13 @@ def packed_plan(
             cuts[shard].append([[a, b] for a, b in zip(starts, ends, strict=True)])
             loads[shard].append([int(tokens[row[shard]]) for row in rounds])
             totals[shard] += sum(loads[shard][-1])
+    # Packed shards differ in rows, so `get_batch` needs these counts to find a chunk.
     counts = [[part.size for part in parts] for parts in rows]
     return ShardPlan([_join(parts) for parts in rows], cuts, loads, counts)
 
 
 def _chunks(num_rows: int, batch_size: int | None) -> list[tuple[int, int]]:
+    # `range` rejects a step of zero.
     size = batch_size or max(num_rows, 1)
     return [(start, min(start + size, num_rows)) for start in range(0, num_rows, size)]
 

@@ -1,4 +1,4 @@
-"""Which rows go to which data-parallel rank, from the columns of a batch."""
+"""Plan the shards of a batch from its columns: which rows go to which rank."""
 
 from __future__ import annotations
 
@@ -65,6 +65,7 @@ def plan_shards(
         lengths, budget = group_lengths(lengths, longest, rows_per_group, args)
     if dynamic_batching_args is not None:
         width = longest
+        # A copy, because the settings belong to the caller.
         dynamic = dynamic_batching_args.copy()
         dynamic["max_tokens_per_microbatch"] = budget
         plan = dynamic_plan(lengths, width, shards, batch_size, dynamic)

@@ -197,6 +197,7 @@ def _encode_list(column: list[Any]) -> Any:
         return column
     dtypes = list(dict.fromkeys(tensor.dtype for tensor in tensors))
     places = {dtype: place for place, dtype in enumerate(dtypes)}
+    # One byte suffices: there are fewer dtypes and dimensions than 256.
     kinds = np.array([places[tensor.dtype] for tensor in tensors], dtype=np.uint8)
     only = len(tensors) == len(column) and all(map(_is_leaf, column))
     return EncodedList(

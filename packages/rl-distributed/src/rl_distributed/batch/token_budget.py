@@ -62,6 +62,7 @@ def round_up(lengths: Rows, multiple: int) -> Rows:
 
 def padded_widths(lengths: Rows, width: int, multiple: int) -> Rows:
     """Return the widths that rows are padded to: at least one token."""
+    # Empty rows count as one token, or any number of them would fit.
     return np.minimum(round_up(np.maximum(lengths, 1), multiple), width)
 
 
@@ -111,7 +112,7 @@ def check_args(args: Mapping[str, Any], kind: Any) -> None:
     """Check the settings of a budget.
 
     Args:
-        args: What was given.
+        args: The settings.
         kind: `DynamicBatchingArgs` or `SequencePackingArgs`.
 
     Raises:

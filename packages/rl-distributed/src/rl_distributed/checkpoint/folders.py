@@ -1,4 +1,4 @@
-"""The names in a checkpoint folder, and what a killed process may have left there.
+"""Names in a checkpoint folder, and recovery of what a killed process left there.
 
 ```
 checkpoint_dir/
@@ -21,7 +21,7 @@ from rl_distributed.errors import CheckpointError
 
 __all__ = ["StepFolders"]
 
-# No leading zeros: what is found as a step must be where that step is looked for.
+# No leading zeros: a folder found as a step must be where that step is looked up.
 _FOLDER = re.compile(
     r"(?P<prefix>|tmp_|old_|removed_)step_(?P<step>0|[1-9][0-9]*)", re.ASCII
 )
@@ -38,19 +38,19 @@ class StepFolders:
         self.root = root
 
     def final(self, step: int) -> Path:
-        """Where the valid checkpoint of a step is."""
+        """Return the path of the valid checkpoint of a step."""
         return self.root / f"step_{step}"
 
     def being_written(self, step: int) -> Path:
-        """Where a step is written."""
+        """Return the path at which a step is written."""
         return self.root / f"tmp_step_{step}"
 
     def replaced(self, step: int) -> Path:
-        """Where a step is while a new one of the same number takes its place."""
+        """Return the path of a step while a new one of the same number replaces it."""
         return self.root / f"old_step_{step}"
 
     def removed(self, step: int) -> Path:
-        """Where a step is while it is deleted."""
+        """Return the path of a step while it is deleted."""
         return self.root / f"removed_step_{step}"
 
     def step_being_written(self, path: Path) -> int:
@@ -92,10 +92,11 @@ class StepFolders:
         return dict(sorted(found.items()))
 
     def remove_leftovers(self, in_use: Collection[Path]) -> None:
-        """Remove what a killed process left; bring back a step it was replacing."""
+        """Remove leftovers of a killed process; restore a step it was replacing."""
         for path, prefix, step in self._all():
             if path in in_use:
                 continue
+            # The process was killed between two renames, and this is the only copy.
             if prefix == "old_" and not self.final(step).exists():
                 path.rename(self.final(step))
             elif prefix:

@@ -1,4 +1,4 @@
-"""Which step folders hold a whole checkpoint. Looking changes nothing."""
+"""Find the step folders that hold a whole checkpoint; nothing is changed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _logger = get_logger(__name__)
 
 
 class Inspector:
-    """Tells whole checkpoints from damaged ones, and names each damage once.
+    """Distinguishes whole checkpoints from damaged ones; reports each damage once.
 
     Args:
         folders: The step folders.
@@ -33,10 +33,12 @@ class Inspector:
 
     def mark_verified(self, path: Path) -> None:
         """Note that the content of a checkpoint is known to be whole."""
+        # With the manifest's modification time, as a step may be
+        # rewritten under its name.
         self._verified[path] = (path / MANIFEST_NAME).stat().st_mtime_ns
 
     def newest_whole(self, *, digests: bool) -> Path | None:
-        """Return the newest whole checkpoint; what is left out is reported."""
+        """Return the newest whole checkpoint; report the damaged ones passed over."""
         candidates = self._folders.candidates()
         damages: list[str] = []
         found = None
@@ -80,7 +82,7 @@ class Inspector:
                 _logger.warning("left out: %s; %s", damage, instead)
 
     def _damage(self, path: Path, *, digests: bool) -> str | None:
-        """Return what is wrong with a checkpoint; None: it is whole."""
+        """Return the damage of a checkpoint in words; None: it is whole."""
         try:
             read_manifest(path)
             known = self._verified.get(path)
@@ -88,6 +90,7 @@ class Inspector:
             verify(path, digests=digests and not seen)
             if digests and not seen:
                 self.mark_verified(path)
+        # The writer may remove an old step during the inspection.
         except (CheckpointError, FileNotFoundError) as error:
             return str(error)
         return None

@@ -1,11 +1,11 @@
 """`CheckpointManager`: atomic step folders.
 
-A step folder comes into being by one rename, after everything in it is durable. The
-process may be killed at any moment: what is found afterwards is whole, or has no
-manifest, or does not bear the name of a step (`folders` has the names). Leftovers go
-when the next checkpoint is begun, so that looking at a folder never changes it.
+A step folder appears by a single rename, after everything in it is durable. The process
+may be killed at any moment: a folder found afterwards is whole, has no manifest, or is
+not named as a step (`folders` has the names). Leftovers are removed when the next
+checkpoint is begun, so that looking at a folder never changes it.
 
-One process writes to a folder, which a lock sees to (`writer`); any number may read.
+A lock (`writer`) ensures that one process writes to a folder; any number may read.
 `begin_finalization` moves the end of the work to one thread:
 
 | part | consumes | produces | waits for | is unblocked by |
@@ -159,16 +159,23 @@ class CheckpointManager:
         step = self._folders.step_being_written(path)
         final, old = self._folders.final(step), self._folders.replaced(step)
         with self._naming(path):
+            # Claimed again, as another manager of this process may have
+            # taken over since.
             self._writer.claim()
         with self._cleaning_up(path):
+            # The files must be on disk before the manifest that vouches for them.
             fsync_tree(path)
             write_manifest(path)
             if final.exists():
                 remove_tree(old)
+                # One rename cannot replace a folder; in between,
+                # `candidates` finds the old one.
                 final.rename(old)
             path.rename(final)
+            # Without this, a power failure could undo the renames.
             fsync_path(self.checkpoint_dir)
         try:
+            # Its digests were just computed from these files.
             self._inspector.mark_verified(final)
             audit("checkpoint.saved", str(final), step=step)
             remove_tree(old)
@@ -202,6 +209,7 @@ class CheckpointManager:
             try:
                 yield
             except BaseException:
+                # The failed write is the error to report.
                 with contextlib.suppress(OSError):
                     remove_tree(path)
                 self._open.discard(path)
@@ -245,6 +253,8 @@ class CheckpointManager:
             return self.finalize_checkpoint(checkpoint_path)
 
         if self._executor is None:
+            # One thread suffices, because a pending checkpoint is
+            # finished before the next.
             self._executor = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending = self._executor.submit(finish)
 
@@ -286,6 +296,7 @@ class CheckpointManager:
             self.finalize_pending(deadline_s)
         finally:
             if self._executor is not None:
+                # After a deadline, the thread may still be stuck in `wait_fn`.
                 self._executor.shutdown(wait=False)
                 self._executor = None
             if self._pending is None:
@@ -308,9 +319,8 @@ class CheckpointManager:
     def get_latest_checkpoint_path(self) -> Path | None:
         """Return the newest whole checkpoint, or None.
 
-        Contents are compared with their digests. A damaged checkpoint is reported with
-        the damage and what is used instead, left in place, and the next older one is
-        tried.
+        Contents are compared with their digests. A damaged checkpoint is left in place
+        and reported together with the one used instead, the next older whole one.
         """
         return self._inspector.newest_whole(digests=True)
 
@@ -402,7 +412,7 @@ class CheckpointManager:
     # Pruning --------------------------------------------------------------------
 
     def remove_old_checkpoints(self, exclude_latest: bool = True) -> list[Path]:
-        """Remove what is neither among the best nor among the newest.
+        """Remove the checkpoints that are neither among the best nor the newest.
 
         Damaged folders do not count, and stay: a person may want to save something
         from them.
@@ -433,10 +443,12 @@ class CheckpointManager:
             # Renamed first: a removal that is killed must not leave half a step.
             removed = self._folders.removed(step)
             try:
+                # Leftovers of a killed removal would block the rename.
                 remove_tree(removed)
                 path.rename(removed)
                 remove_tree(removed)
             except OSError as error:
+                # A leftover step only takes up space; the save itself has succeeded.
                 _logger.warning("old checkpoint %s cannot be removed: %s", path, error)
                 continue
             audit("checkpoint.deleted", str(path), step=step)

@@ -1,4 +1,4 @@
-"""The manifest: what a whole checkpoint consists of.
+"""The manifest: the list of files of a whole checkpoint.
 
 `manifest.json` is written last and lists every other file with its size and SHA-256
 digest. A folder without one is no checkpoint, and one whose files differ is damaged.
@@ -74,6 +74,7 @@ def write_manifest(root: Path) -> dict[str, FileEntry]:
 
 def _parse_entry(root: Path, name: str, raw: Any) -> FileEntry:
     path = PurePosixPath(name)
+    # A manifest from elsewhere could otherwise make us read any file.
     if path.is_absolute() or ".." in path.parts:
         raise CheckpointError(
             f"checkpoint {root}: its manifest names a file outside of it, {name!r}"

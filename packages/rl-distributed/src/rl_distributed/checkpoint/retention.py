@@ -1,4 +1,4 @@
-"""Which checkpoints are the best, and which stay."""
+"""Ranking of checkpoints, and the choice of those that stay."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _logger = get_logger(__name__)
 
 
 class RankingMetric:
-    """Says once that checkpoints lack what ranks them, as its name may be wrong.
+    """Warns once if checkpoints lack their ranking metric: its name may be wrong.
 
     Args:
         name: The metric; None: nothing ranks them.
@@ -55,8 +55,10 @@ def metric_of(training_info: Mapping[str, Any], name: str | None) -> float | Non
     if name is None:
         return None
     value = training_info.get(name)
+    # bool is a subclass of int.
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
+    # NaN is neither more nor less than any number, so it would break the sort.
     return None if math.isnan(value) else float(value)
 
 

@@ -1,4 +1,4 @@
-"""Durable writes, and what a failed write means.
+"""Durable writes, and the errors of writes that fail.
 
 A file or a rename is durable once the file *and* its folder have been synchronised;
 before that, a power cut may undo it although the program has gone on.
@@ -29,14 +29,16 @@ __all__ = [
     "write_error",
 ]
 
+# EFBIG as well: a process's file size limit stops a write just as a full disk does.
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-# What libraries written in other languages say, once errno is lost.
+# Messages of libraries written in other languages, which lose the errno.
 _FULL_TEXTS = ("No space left on device", "Disk quota exceeded", "File too large")
 
 
 def disk_is_full(error: BaseException | None) -> bool:
     """Return whether an exception, or what caused it, is a full disk or quota."""
     seen = 0
+    # Bounded, because causes may form a cycle.
     while error is not None and seen < 16:
         if isinstance(error, OSError) and error.errno in _FULL:
             return True
@@ -58,7 +60,7 @@ def write_error(path: Path, error: BaseException, last: Path | None) -> Checkpoi
     """Return the error to raise for a write that failed.
 
     Args:
-        path: What was being written.
+        path: The checkpoint being written.
         error: Why it failed.
         last: The newest whole checkpoint, which is still there.
     """
@@ -88,6 +90,7 @@ def fsync_path(path: Path) -> None:
 
 def fsync_tree(root: Path) -> None:
     """Synchronise every file and folder below and including a folder, but no links."""
+    # Bottom up, so that each folder is synchronised after its contents.
     for folder, _, files in os.walk(root, topdown=False):
         for path in (Path(folder, name) for name in files):
             if not path.is_symlink():
@@ -100,6 +103,7 @@ def write_bytes_durably(path: Path, data: bytes) -> None:
 
     Its permissions stay.
     """
+    # With the process id, so that two processes never write the same file.
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with open(temporary, "wb") as file:
@@ -151,6 +155,7 @@ def encode_training_info(training_info: Mapping[str, Any]) -> bytes:
     """
     for key, value in training_info.items():
         try:
+            # One by one, so that the message can name the value.
             json.dumps(value, default=_plain)
         except (TypeError, ValueError) as error:
             raise CheckpointError(

@@ -14,7 +14,8 @@ from rl_distributed.file_lock import FolderLock
 __all__ = ["FolderWriter"]
 
 _guard = threading.Lock()
-# Who writes to which folder in this process.
+# The writer of each folder in this process; weak, so that a manager that was dropped
+# does not stay the writer.
 _writers: weakref.WeakValueDictionary[str, FolderWriter] = weakref.WeakValueDictionary()
 
 
@@ -42,6 +43,7 @@ class FolderWriter:
             CheckpointError: Another one writes there; the message names its process.
             OSError: The folder cannot be written.
         """
+        # Two paths may lead to the same folder.
         key = os.path.realpath(self._folder)
         with _guard:
             if self._lock.is_held:

@@ -1,8 +1,8 @@
-"""Whether a running Ray cluster can be joined, asked before Ray itself tries.
+"""Check that a running Ray cluster can be joined, before Ray itself tries.
 
 Ray waits for minutes, or ends the process, where a cluster is out of reach, speaks TLS
-and the other side does not, or refuses the token. So this asks in four steps, each
-with what is left of one deadline:
+and the other side does not, or refuses the token. So this asks in four steps that
+share one deadline:
 
 ```
 TCP connection -> greeting (plain or TLS, as this process is set; is a token asked for?)
@@ -54,19 +54,19 @@ __all__ = [
     "find_local_cluster",
 ]
 
-# What Ray's own client asks first. It changes nothing.
+# The first call of Ray's own client. It changes nothing.
 _FIRST_METHOD = "/ray.rpc.NodeInfoGcsService/GetClusterId"
 # Enough for a machine that is busy; a server that is there greets in milliseconds.
 _GREETING_S = 8.0
 
 
 class NotThereYetError(UserError):
-    """Nobody listens at the address, or this machine's node has not joined."""
+    """The head does not listen yet, or this machine's node has not joined."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterAddress:
-    """Where the head of a Ray cluster listens."""
+    """Host and port of the head of a Ray cluster."""
 
     host: str
     port: int
@@ -124,16 +124,18 @@ def check_joinable(address: ClusterAddress, deadline_s: float) -> None:
         deadline_s: how long all answers together may take.
 
     Raises:
-        UserError: nobody listens there, it is no Ray cluster, it has another Ray or
+        UserError: nothing listens there, it is no Ray cluster, it has another Ray or
             Python version, or this machine is none of its nodes.
         SecurityError: one side uses TLS and the other does not, a certificate is
             refused, or the token is, or only this side uses tokens.
         DeadlineExceededError: it does not answer in time.
     """
     end = time.monotonic() + deadline_s
+    # Before trying TLS, as only a head that does not listen yet is worth waiting for.
     own = check_reachable(address, deadline_s)
     files = tls_in_use()
     if files is not None:
+        # Other nodes connect back to this one, at the address it has on that route.
         check_certificates(files, hosts=[own])
     demands_token = _greet(address, files, end)
     adopt_token_authentication(demands_token, str(address))
@@ -145,7 +147,7 @@ def check_joinable(address: ClusterAddress, deadline_s: float) -> None:
 def _greet(
     address: ClusterAddress, files: TlsFiles | None, end: float, token: str = ""
 ) -> bool | None:
-    """Whether the head refuses who presents this token; None: it does not say."""
+    """Whether the head refuses this token; None: it does not say."""
     if files is None:
         return _check_plain(address, end, token)
     return _check_tls(address, files, end, token)
@@ -166,6 +168,7 @@ def _check_token(address: ClusterAddress, files: TlsFiles | None, end: float) ->
 
 
 def _left(end: float, most: float = _GREETING_S) -> float:
+    # A timeout of zero would make the socket non-blocking.
     return max(0.05, min(most, end - time.monotonic()))
 
 
@@ -176,7 +179,7 @@ def check_reachable(address: ClusterAddress, deadline_s: float) -> str:
         The address of this machine on the way there.
 
     Raises:
-        UserError: nobody listens.
+        UserError: nothing listens there.
     """
     try:
         place = (address.host, address.port)
@@ -198,6 +201,7 @@ def _check_plain(address: ClusterAddress, end: float, token: str) -> bool | None
             found = greet(link, _FIRST_METHOD, token)
     except TimeoutError:
         raise _silence(address) from None
+    # A TLS server hangs up on plain bytes.
     except OSError:
         found = Greeting(is_grpc=False)
     if found.is_grpc:
@@ -218,6 +222,7 @@ def _speaks_tls(address: ClusterAddress, end: float) -> bool:
     """Whether the other side takes part in a handshake, whatever it is sure of."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
+    # This only asks which protocol is spoken; nothing is sent that needs trust.
     context.verify_mode = ssl.CERT_NONE
     try:
         timeout = _left(end)
@@ -243,6 +248,7 @@ def _check_tls(
     try:
         context = ssl.create_default_context(cafile=str(files.authority))
         context.load_cert_chain(str(files.certificate), str(files.key))
+        # gRPC servers hang up unless the handshake negotiates HTTP/2.
         context.set_alpn_protocols(["h2"])
         timeout = _left(end)
         with (
@@ -251,6 +257,7 @@ def _check_tls(
         ):
             # A refusal of our own certificate comes only after the handshake.
             found = greet(tls, _FIRST_METHOD, token)
+    # Specific errors first: all of these are subclasses of OSError.
     except ssl.SSLCertVerificationError as error:
         raise SecurityError(
             f"the certificate of the Ray cluster at '{address}' is not accepted: "
@@ -300,7 +307,7 @@ def _check_answers(address: ClusterAddress, end: float, deadline_s: float) -> No
 def _within(
     ask: Callable[[], Any], address: ClusterAddress, end: float, deadline_s: float
 ) -> Any:
-    """Ask in a thread of its own: Ray's client does not keep to a time limit."""
+    """Ask in a separate thread, as Ray's client does not keep to a time limit."""
     answers: list[Any] = []
 
     def run() -> None:
@@ -309,6 +316,7 @@ def _within(
         except Exception as error:
             answers.append(error)
 
+    # Daemon: it is abandoned at the time limit and must not delay the program's exit.
     thread = threading.Thread(target=run, name="ask-ray-head", daemon=True)
     thread.start()
     thread.join(_left(end, deadline_s))
@@ -332,6 +340,7 @@ def _ask_head(
         from ray._common.usage import usage_lib  # noqa: PLC0415
 
         versions = usage_lib.get_cluster_metadata(client) or {}
+    # The client is private to Ray; if another version differs, the check is skipped.
     addresses: list[str] | None = None
     with suppress(AttributeError, TypeError):
         nodes = client.get_all_node_info(timeout=_left(end))
@@ -362,6 +371,7 @@ def _check_versions(address: ClusterAddress, versions: dict[str, Any]) -> None:
         "Ray": versions.get("ray_version"),
         "Python": versions.get("python_version"),
     }
+    # Unknown versions are left to Ray's own check.
     if all(theirs[name] in (None, own[name]) for name in own):
         return
     raise UserError(
@@ -379,6 +389,8 @@ def _check_own_node(address: ClusterAddress, node_addresses: list[str] | None) -
     own = {
         entry.address for entries in psutil.net_if_addrs().values() for entry in entries
     }
+    # A node may be registered under an address that no interface here has; its raylet
+    # still runs on this machine.
     if own.intersection(node_addresses) or services.find_node_ids():
         return
     raise NotThereYetError(

@@ -1,7 +1,7 @@
 """A first request to a gRPC server, spoken by hand.
 
 A client's own library retries in silence, and ends the process, where the other side
-is not what it expects. One exchange of HTTP/2 frames (RFC 9113) tells what is there,
+is not what it expects. One exchange of HTTP/2 frames (RFC 9113) shows what is there,
 and whether it answers a caller with a certain token, or with none.
 """
 
@@ -19,15 +19,16 @@ _DATA, _HEADERS, _SETTINGS = 0, 1, 4
 _END_STREAM, _END_HEADERS = 1, 4
 _STREAM = 1
 _HEAD_BYTES = 9
+# A server of another kind might send without end.
 _MOST_BYTES = 1 << 20
 _PREFIX = 127
-# What a gRPC server says to a caller that it does not let in, without compression.
+# A gRPC server's refusal of a caller, without compression.
 _UNAUTHENTICATED = (b"grpc-status\x0216", b"InvalidAuthToken")
 
 
 @dataclass(frozen=True, slots=True)
 class Greeting:
-    """What a server is, by its answer."""
+    """The kind of a server, by its answer."""
 
     is_grpc: bool
     """Whether it speaks HTTP/2 first, as gRPC servers do."""
@@ -42,10 +43,10 @@ def greet(link: socket.socket, method: str, token: str = "") -> Greeting:
     Args:
         link: A new connection, plain or TLS, with a time limit.
         method: Path of the method, `/package.Service/Method`.
-        token: What is presented to be let in; empty: nothing.
+        token: The token to present; empty: none.
 
     Returns:
-        What the answer says of the server.
+        The kind of the server, and whether it wants a token.
 
     Raises:
         TimeoutError: It says nothing at all.
@@ -102,13 +103,16 @@ class _Frames:
 def _demands_token(reader: _Frames) -> bool | None:
     headers = b""
     while (frame := reader.next()) is not None:
+        # Settings and window updates belong to the connection, not to the request.
         if frame.stream != _STREAM:
             continue
+        # Data means an answer, so the request was accepted.
         if frame.kind == _DATA:
             return False
         headers += frame.payload
         if frame.flags & _END_STREAM:
             break
+    # Other errors, such as an unknown method, say nothing about the token.
     return True if any(text in headers for text in _UNAUTHENTICATED) else None
 
 
@@ -126,12 +130,14 @@ def _request(method: str, token: str) -> bytes:
         b"\x00" + _text(name) + _text(value) for name, value in fields.items()
     )
     if token:
-        # As one that nobody on the way may keep (RFC 7541, 6.2.3).
+        # Marked so that no proxy on the way may index it (RFC 7541, 6.2.3).
         headers += b"\x10" + _text("authorization") + _text(f"Bearer {token}")
     nothing = bytes(5)  # a message that is not compressed and has no bytes
     return b"".join(
         [
             _PREFACE,
+            # Each side must open with a SETTINGS frame, even an empty one
+            # (RFC 9113, 3.4).
             _frame(_SETTINGS, 0, 0, b""),
             _frame(_HEADERS, _END_HEADERS, _STREAM, headers),
             _frame(_DATA, _END_STREAM, _STREAM, nothing),

@@ -21,7 +21,7 @@ def ports_of_node(
     """Reserve new ports of a node for this process.
 
     Args:
-        ports: remembers what was given out.
+        ports: records the ports that were given out.
         node_id: Ray's id of the node.
         count: how many.
         deadline_s: how long the node may take to answer.
@@ -33,6 +33,8 @@ def ports_of_node(
     if node_id == ray.get_runtime_context().get_node_id():
         return ports.allocate(node_id, count)
     search = ray.remote(reserve_ports).options(
+        # Workers may have claimed all CPUs of the node, and only a port
+        # there is of use.
         num_cpus=0,
         scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
     )

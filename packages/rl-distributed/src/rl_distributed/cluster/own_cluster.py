@@ -1,6 +1,6 @@
-"""A virtual cluster that an object makes for itself where it is given none.
+"""A virtual cluster that an object creates for itself if it is given none.
 
-Ray is started where it is not up. What was started ends with the last of its users:
+Ray is started where it is not up. A Ray that was started so ends with its last user:
 the one that is closed while no actor is left ends Ray; otherwise the end of the process
 does.
 """
@@ -18,6 +18,7 @@ from rl_distributed.cluster.watch import find_loss
 
 __all__ = ["OwnCluster"]
 
+# Keeps each check and the start or end that follows it together.
 _lock = threading.Lock()
 # Address of the Ray cluster that was started for an `OwnCluster`.
 _started: set[str] = set()
@@ -36,16 +37,20 @@ class OwnCluster:
             if init_ray():
                 _started.add(_address())
         self.cluster = RayVirtualCluster(
-            [num_workers], max_colocated_worker_groups=1, name=name
+            # Only one group uses these bundles, so it gets them whole.
+            [num_workers],
+            max_colocated_worker_groups=1,
+            name=name,
         )
 
     def shutdown(self) -> None:
-        """Give the bundles back, and end Ray if it was started so and nobody is left.
+        """Give the bundles back; end Ray if an `OwnCluster` started it and it is idle.
 
         Call it when the workers have ended; it may be called more than once.
         """
         self.cluster.shutdown()
         with _lock:
+            # Without its head, Ray would terminate the program when asked for actors.
             if not ray.is_initialized() or find_loss() is not None:
                 return
             if _address() in _started and not _has_actors():

@@ -1,10 +1,10 @@
-"""Which variables of a program's environment reach the processes of its local cluster.
+"""Select the environment variables that reach the processes of a local cluster.
 
 Ray's processes, and so all workers, would inherit the whole environment of the program
-that starts them: every token of its shell, also where workers run code of others. They
-get what a process needs to find its files, libraries and devices, and what the caller
-names. A name that looks like a secret (`redaction.is_secret_variable`) passes only if
-it is named in full.
+that starts them, including every token of its shell, even if workers run other people's
+code. They get the variables that a process needs to find its files, libraries and
+devices, and those that the caller names. A name that looks like a secret
+(`redaction.is_secret_variable`) passes only if it is given in full.
 """
 
 from __future__ import annotations
@@ -107,5 +107,5 @@ def passed_variables(
 def withheld_variables(
     variables: Mapping[str, str], pass_env: Iterable[str] = ()
 ) -> list[str]:
-    """Return the names of those that they do not get, in order."""
+    """Return the names of the variables that are withheld, in order."""
     return sorted(variables.keys() - passed_variables(variables, pass_env))

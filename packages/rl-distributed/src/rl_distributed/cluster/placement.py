@@ -1,7 +1,7 @@
-"""Whether bundles fit on nodes, and which node takes which: pure functions.
+"""Placement of bundles on nodes: pure functions.
 
-A *bundle* is the smallest thing that is placed: some CPUs and GPUs on one node. A
-*block* is a number of equal bundles that must lie on one node together.
+A *bundle* is the smallest unit of placement: some CPUs and GPUs on one node. A *block*
+is a number of equal bundles that must be on the same node.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _MOST_SEARCHED_BLOCKS = 32
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """What one worker slot takes from its node."""
+    """Resources of one worker slot on its node."""
 
     num_cpus: float
     num_gpus: float = 0.0
@@ -35,7 +35,7 @@ class Bundle:
     """Further resources by the names that Ray's nodes have them under."""
 
     def as_resources(self) -> dict[str, float]:
-        """Return the bundle in Ray's words; what it does not need is left out."""
+        """Return the bundle as Ray's resources, without those that it does not need."""
         wanted = {"CPU": self.num_cpus, "GPU": self.num_gpus, **self.resources}
         return {name: amount for name, amount in wanted.items() if amount > 0}
 
@@ -53,7 +53,7 @@ class Bundle:
 
 @dataclass(frozen=True, slots=True)
 class NodeCapacity:
-    """What a node of the cluster has in total."""
+    """Total resources of a node of the cluster."""
 
     node_id: str
     address: str
@@ -88,12 +88,13 @@ class NodeCapacity:
         )
 
     def has(self, name: str) -> float:
-        """How much of one resource the node has."""
+        """Return the amount of one resource of the node."""
         own = {"CPU": self.num_cpus, "GPU": self.num_gpus}
         return own[name] if name in own else self.resources.get(name, 0.0)
 
     def num_bundles(self, bundle: Bundle) -> int:
-        """How many bundles this kind the node holds when it is empty."""
+        """Return how many bundles of this kind fit on the empty node."""
+        # In integers, because in floating point 1.0 // 0.1 is 9.
         limits = [
             round(self.has(name) * _GRANULARITY) // round(need * _GRANULARITY)
             for name, need in bundle.as_resources().items()
@@ -146,12 +147,14 @@ def _assign_greedily(sizes: Sequence[int], capacity: Sequence[int]) -> list[int]
 def _assign_by_search(
     sizes: Sequence[int], capacity: Sequence[int]
 ) -> list[int] | None:
-    """Exact, for the few cases of unequal blocks in which the greedy way fails."""
+    """Search exactly, for the few unequal blocks for which the greedy way fails."""
     hopeless: set[tuple[int, tuple[int, ...]]] = set()
 
     def search(position: int, free: list[int], used: set[int]) -> list[int] | None:
         if position == len(sizes):
             return []
+        # Nodes with equal room are interchangeable, so sorting merges
+        # equivalent states.
         state = (position, tuple(sorted(free)))
         if state in hopeless:
             return None
@@ -161,6 +164,7 @@ def _assign_by_search(
             tail = search(position + 1, left, used | {node})
             if tail is not None:
                 return [node, *tail]
+        # Remembered, so that equivalent states are searched only once.
         hopeless.add(state)
         return None
 
@@ -169,6 +173,7 @@ def _assign_by_search(
 
 def _assign(sizes: Sequence[int], capacity: Sequence[int]) -> list[int] | None:
     nodes = _assign_greedily(sizes, capacity)
+    # For equal blocks, or too little room in total, the greedy answer is exact.
     exact = len(set(sizes)) == 1 or sum(sizes) > sum(capacity)
     if nodes is not None or exact or len(sizes) > _MOST_SEARCHED_BLOCKS:
         return nodes
@@ -197,6 +202,7 @@ def assign_blocks(
         ResourceInsufficientError: the blocks do not fit.
     """
     capacity = [node.num_bundles(bundle) for node in nodes]
+    # Largest first, because small blocks still fit into the remaining gaps.
     order = sorted(range(len(bundle_counts)), key=lambda i: (-bundle_counts[i], i))
     fits_one = max(bundle_counts, default=0) <= max(capacity, default=0)
     found = _assign([bundle_counts[i] for i in order], capacity) if fits_one else None
@@ -239,6 +245,7 @@ def check_unified_placement(
         room = sum(count > 0 for count in capacity)
         rule = "each on its own node (STRICT_SPREAD)"
     else:
+        # SPREAD and PACK are preferences that Ray drops if they cannot be met.
         room, rule = sum(capacity), f"in {num_bundles} equal bundles"
     if num_bundles > room:
         raise ResourceInsufficientError(

@@ -1,11 +1,11 @@
 """Free TCP ports, none of them given out twice on a machine.
 
-A port that was found free can be taken by somebody else before its user binds it. Two
-things keep that away: ports come from outside the range that the kernel uses for
-outgoing connections, and every port that is given out is noted in a file of the
-machine, under a lock, with the process that it is for. So no two programs of one user
-get the same port, whatever nodes of a Ray cluster they ask on. Programs of other users
-are kept apart by chance only: each search begins anywhere in the range.
+A free port can be taken by another program before its user binds it. Two measures
+prevent that: ports come from outside the kernel's range for outgoing connections, and
+every port given out is recorded under a lock in a file of the machine, with the process
+that it is for. So no two programs of one user get the same port, whichever nodes of a
+Ray cluster they ask on. Programs of other users are kept apart only by chance: each
+search starts at a random place in the range.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def default_port_range() -> tuple[int, int]:
     low, high = _PREFERRED_RANGE
     if first - low >= _FEWEST_PORTS:
         return low, min(high, first)
-    # A machine whose outgoing ports begin early: what lies below them, then.
+    # On a machine whose outgoing ports begin early, use the ports below them.
     if first - 1_024 >= _FEWEST_PORTS:
         return max(1_024, first - 4_000), first
     return low, high
@@ -70,8 +70,11 @@ def default_port_range() -> tuple[int, int]:
 def _is_free(port: int) -> bool:
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         try:
+            # On all interfaces and without SO_REUSEADDR, to detect any use of the port.
             probe.bind(("", port))
         except OSError as error:
+            # This user may not be allowed to bind ports below 1024; the
+            # search just goes on.
             if error.errno in (errno.EADDRINUSE, errno.EACCES):
                 return False
             raise
@@ -80,6 +83,7 @@ def _is_free(port: int) -> bool:
 
 def _candidates(low: int, high: int) -> Iterator[int]:
     # A random start keeps programs on one machine out of each other's way.
+    # Not from the `random` module, which programs seed alike.
     start = random.SystemRandom().randrange(low, high)
     yield from range(start, high)
     yield from range(low, start)
@@ -88,7 +92,7 @@ def _candidates(low: int, high: int) -> Iterator[int]:
 def find_free_ports(
     count: int, low: int, high: int, exclude: Collection[int] = ()
 ) -> list[int]:
-    """Find `count` ports in `[low, high)` of this machine that nobody listens on.
+    """Find `count` ports in `[low, high)` of this machine that are not in use.
 
     Raises:
         ResourceInsufficientError: the range has fewer free ports.
@@ -129,6 +133,7 @@ class PortOwner:
         if self.machine != _machine():
             return now - noted_at > _LEASE_S
         try:
+            # Process ids are reused; the start time tells the processes apart.
             return abs(psutil.Process(self.pid).create_time() - self.started) > 1.0
         except psutil.NoSuchProcess:
             return True
@@ -170,6 +175,7 @@ def reserve_ports(
     """
     owner = owner or PortOwner.this_process()
     with _registry(registry, deadline_s) as notes_file:
+        # Wall-clock time, because processes on other machines may read the notes.
         now = time.time()
         notes = _live_notes(_read_notes(notes_file), now)
         taken = {note.port for note in notes}
@@ -188,10 +194,12 @@ class _Note:
 
 @contextlib.contextmanager
 def _registry(folder: Path | None, deadline_s: float) -> Iterator[Path]:
-    """Yield the file of the notes, which nobody else changes meanwhile."""
+    """Yield the file of the notes, locked against other processes."""
     if folder is None:
         folder = Path(tempfile.gettempdir()) / f"rl-ports-{os.getuid()}"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    # Not `stat`: the folder for temporary files is shared, and another user could have
+    # planted a link there.
     found = folder.lstat()
     if found.st_uid != os.getuid() or not stat.S_ISDIR(found.st_mode):
         raise ConfigError(
@@ -216,7 +224,7 @@ def _read_notes(file: Path) -> list[_Note]:
             for port, machine, pid, start, at in rows
         ]
     except (FileNotFoundError, TypeError, ValueError):
-        # None yet, or not ours. What is in use is still found by binding.
+        # None yet, or not ours. Ports in use are still found by binding.
         return []
 
 
@@ -225,6 +233,7 @@ def _write_notes(file: Path, notes: Sequence[_Note]) -> None:
         [n.port, n.owner.machine, n.owner.pid, n.owner.started, n.noted_at]
         for n in notes
     ]
+    # Replaced as a whole, so that a process killed while writing leaves the old notes.
     part = file.with_name("ports.part")
     part.write_text(json.dumps(rows), encoding="ascii")
     part.replace(file)
@@ -244,7 +253,7 @@ def _live_notes(notes: Sequence[_Note], now: float) -> list[_Note]:
 
 
 class PortAllocator:
-    """Gives out ports of a range, and remembers them for every machine."""
+    """Gives out ports of a range and remembers them for every machine."""
 
     _given: dict[str, set[int]] = {}  # noqa: RUF012 - one memory for the whole process
     _lock = threading.Lock()
@@ -272,6 +281,7 @@ class PortAllocator:
 
     def allocate(self, machine: str, count: int = 1) -> list[int]:
         """Reserve `count` new ports on this machine, known under the name `machine`."""
+        # Held during the search too, so that two threads do not reserve the same ports.
         with self._lock:
             taken = self._given.setdefault(machine, set())
             ports = reserve_ports(count, self.low, self.high, exclude=taken)

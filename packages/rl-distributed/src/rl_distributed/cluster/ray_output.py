@@ -1,4 +1,4 @@
-"""What Ray prints and logs in the driver, put into our log."""
+"""Redirect what Ray prints and logs in the driver into our log."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 
 
 def route_ray_output() -> None:
-    """Send what Ray tells about workers to our log instead of the standard streams.
+    """Send Ray's reports about workers to our log instead of the standard streams.
 
     Ray prints what the raylet reports (a dead worker, for instance) even when it is
     told not to copy worker output, and logs the failure of every call that nobody
@@ -27,9 +27,11 @@ def route_ray_output() -> None:
         for line in data.get("lines", ()):
             logger.debug("ray (%s): %s", data.get("pid", "?"), line)
 
+    # The function is private, and other versions of Ray may not have it.
     if hasattr(ray_worker, "print_to_stdstream"):
         ray_worker.print_to_stdstream = to_log
     ray_logger = logging.getLogger(ray_worker.__name__)
+    # This runs at every start of Ray.
     if _demote_unhandled not in ray_logger.filters:
         ray_logger.addFilter(_demote_unhandled)
 

@@ -1,15 +1,15 @@
-"""How the processes of a cluster of one machine are started.
+"""Start the processes of a single-machine cluster.
 
-They get chosen variables of the program's environment (`passed_variables`).
+They get selected variables of the program's environment (`passed_variables`).
 
-A signal to the group of a program (`timeout`, a shell that ends, `kill -- -PID`) must
-not end its cluster at the same time: the program could keep nothing any more. So they
-have groups of their own; the kernel ends them with the program.
+A signal to the program's process group (`timeout`, a shell that exits, `kill -- -PID`)
+must not end its cluster at the same time, or the program could save nothing. So they
+have process groups of their own; the kernel ends them with the program.
 
 Ray starts an autoscaler, the server of its dashboard and a reader of the workers'
-output with every cluster, and waits for some of them, also where they have nothing to
-do: one machine cannot grow, and the other two can be switched off by arguments that
-only silence them. Together they are a third of what a start costs, and most of an end.
+output with every cluster, and waits for some of them even if they have nothing to do:
+one machine cannot grow, and the arguments that switch the other two off only silence
+them. Together they take a third of the start-up time and most of the shutdown.
 """
 
 from __future__ import annotations
@@ -48,6 +48,8 @@ def only_needed_processes(*, log_monitor: bool) -> Iterator[None]:
     try:
         yield
     finally:
+        # `Node` is shared by the whole process, so the patch must not
+        # outlive the start.
         for name, method in before.items():
             setattr(Node, name, method)
 
@@ -70,7 +72,11 @@ def private_processes(pass_env: Iterable[str]) -> Iterator[None]:
     class Popen(popen):  # type: ignore[misc]
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             asked = os.environ if kwargs.get("env") is None else kwargs["env"]
+            # Values that Ray itself sets for the process, as they differ from the
+            # program's own.
             by_ray = {k: v for k, v in asked.items() if os.environ.get(k) != v}
+            # Ray's values last: it may set a variable that the program
+            # has set differently.
             kwargs["env"] = {**passed_variables(asked, names), **by_ray}
             super().__init__(*args, **{"process_group": 0, **kwargs})
 

@@ -1,8 +1,8 @@
-"""Reserving bundles: from counts and nodes to placement groups and slots in order.
+"""Reserve bundles: from counts and nodes to ordered placement groups and slots.
 
 ```
-what the nodes have -> does it fit? -> which nodes -> ask Ray -> wait (deadline)
-    -> read where Ray has put the bundles -> order in which ranks go over them
+capacity of the nodes -> does it fit? -> which nodes -> ask Ray -> wait (deadline)
+    -> read where Ray has put the bundles -> order of the ranks over them
 ```
 """
 
@@ -55,7 +55,7 @@ class WorkerSlot:
 
     @property
     def place(self) -> BundlePlace:
-        """Where it lies, for ordering."""
+        """Its location, for ordering."""
         return BundlePlace(
             self.bundle_index, self.node_id, self.address, self.nvlink_domain
         )
@@ -86,16 +86,17 @@ def reserve_bundles(
     Args:
         bundle_counts: bundles of each block; a block lies on one node.
         bundle: what one bundle takes.
-        nodes: the nodes there are.
-        what: who asks, for messages.
-        deadline_s: how long to wait for what others hold.
+        nodes: the available nodes.
+        what: name of the cluster, for messages.
+        deadline_s: how long to wait for resources that others hold.
         strategy: layout of a unified placement group.
         unified: one placement group for all bundles instead of one for each block.
 
     Raises:
-        ResourceInsufficientError: the bundles do not fit, whoever holds what.
-        DeadlineExceededError: others hold what is needed; nothing is reserved then.
+        ResourceInsufficientError: the bundles would not fit even on empty nodes.
+        DeadlineExceededError: others hold the resources; nothing is reserved then.
     """
+    # Filled group by group, so that a failure halfway can release those already made.
     groups: list[PlacementGroup] = []
     try:
         if unified:
@@ -107,6 +108,7 @@ def reserve_bundles(
             _request_per_node(bundle_counts, bundle, nodes, what, groups)
         _wait(groups, bundle, what, deadline_s)
         rows = [_read_slots(group, nodes) for group in groups]
+    # Also on an interrupt: Ray would hold the bundles for ever.
     except BaseException:
         for group in groups:
             remove_placement_group(group)
@@ -130,11 +132,13 @@ def _request_per_node(
 ) -> None:
     nodes = order_nodes(nodes, bundle, sum(bundle_counts))
     chosen = assign_blocks(bundle_counts, bundle, nodes, what=what)
+    # Request all before waiting for the first, so that Ray can place them at once.
     for count, node in zip(bundle_counts, chosen, strict=True):
         groups.append(
             placement_group(
                 [bundle.as_resources()] * count,
                 strategy="STRICT_PACK",
+                # Only a preference: if that node is taken, Ray may choose another.
                 _soft_target_node_id=nodes[node].node_id,
             )
         )
@@ -196,6 +200,7 @@ def current_slots(
     for group, row in zip(groups, slots, strict=True):
         table = cast("dict[str, Any]", placement_group_table(group))
         places = table.get("bundles_to_node_id", {})
+        # Until Ray has placed a group again, its table may still name the old nodes.
         settled = table.get("state") == "CREATED"
         moved = []
         for slot in row:
@@ -216,6 +221,7 @@ def _order_of_groups(
     """Order of the groups in which neighbours are near; sizes keep their place."""
     firsts = [replace(row[0].place, bundle=i) for i, row in enumerate(rows)]
     near = [place.bundle for place in order_bundles(firsts)]
+    # Ranks follow the requested sizes, so only blocks of equal size may swap places.
     of_size = {
         size: iter([i for i in near if counts[i] == size]) for size in set(counts)
     }

@@ -1,4 +1,4 @@
-"""Which worker group gets which cluster: colocated on one, or apart.
+"""Assignment of worker groups to clusters: colocated on one, or apart.
 
 `plan_clusters` is a pure function from requests and nodes to clusters; the
 `ResourceManager` asks Ray for the nodes and makes the clusters.
@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 
 class GroupRequest(Config):
-    """What one worker group needs."""
+    """Resources of one worker group."""
 
     num_nodes: int = Field(default=1, ge=1)
     """Nodes that the group spans."""
@@ -58,7 +58,7 @@ class GroupRequest(Config):
 
 
 class ResourceConfig(Config):
-    """What all groups need, and how they lie to each other."""
+    """Resources of all groups, and which groups share bundles."""
 
     groups: dict[str, GroupRequest]
     """The worker groups by name."""
@@ -94,19 +94,20 @@ class ClusterPlan:
 
     @property
     def max_colocated_worker_groups(self) -> int:
-        """How many groups share each bundle."""
+        """Number of groups that share each bundle."""
         return len(self.groups)
 
     @property
     def bundle(self) -> Bundle:
-        """What one bundle takes of its node."""
+        """Resources of one bundle on its node."""
         if self.use_gpus:
+            # One per group, so that colocated groups do not wait for each other's CPU.
             cpus = float(self.max_colocated_worker_groups)
             return Bundle(cpus, 1.0, self.resources)
         return Bundle(1.0, 0.0, self.resources)
 
     def describe(self) -> str:
-        """One line for people: what it takes, and who is on it."""
+        """Describe in one line the resources of the cluster and its groups."""
         counts = self.bundle_ct_per_node_list
         where = "1 node" if len(counts) == 1 else f"{len(counts)} nodes"
         shared = " in turn" if len(self.groups) > 1 else ""
@@ -122,7 +123,7 @@ def plan_clusters(
     """Decide on the clusters for a request.
 
     Args:
-        config: what is asked for.
+        config: the request.
         nodes: the nodes there are, empty.
 
     Returns:
@@ -143,6 +144,7 @@ def plan_clusters(
         return _fitted(config, together, nodes)
     try:
         return _fitted(config, together, nodes)
+    # The first error describes the preferred layout, so it is the one to raise.
     except ResourceInsufficientError:
         if not _can_share(config, everything[0], nodes):
             raise
@@ -180,6 +182,7 @@ def _mismatch(
     config: ResourceConfig, names: Sequence[str], nodes: Sequence[NodeCapacity]
 ) -> str:
     """Why these groups cannot share bundles; empty where they can."""
+    # Comparing neighbours suffices, because equality is transitive.
     for first, second in pairwise(names):
         one, other = config.groups[first], config.groups[second]
         if _gpus_of(one, nodes) != _gpus_of(other, nodes):
@@ -231,7 +234,7 @@ def _plan(
 
 
 def _blocks(plan: ClusterPlan, strategy: PlacementStrategy) -> tuple[int, ...]:
-    """How many bundles must lie together, each as Ray will place them."""
+    """Return the numbers of bundles that must be together, as Ray will place them."""
     total = sum(plan.bundle_ct_per_node_list)
     if not plan.unified:
         return plan.bundle_ct_per_node_list
@@ -244,6 +247,8 @@ def _fitted(
     nodes: Sequence[NodeCapacity],
 ) -> list[ClusterPlan]:
     plans = [_plan(config, names, nodes) for names in sets]
+    # Each cluster is planned on what the earlier ones leave: all exist at
+    # the same time.
     left = list(nodes)
     # GPU clusters first: what has no GPU fits beside them, not the other way round.
     for plan in sorted(plans, key=lambda plan: not plan.use_gpus):
@@ -306,6 +311,8 @@ class ResourceManager:
                 plan.bundle_ct_per_node_list,
                 use_gpus=plan.use_gpus,
                 max_colocated_worker_groups=plan.max_colocated_worker_groups,
+                # The plan has been checked against the nodes; the cluster's default
+                # must not limit it.
                 num_gpus_per_node=max(plan.bundle_ct_per_node_list),
                 name=plan.name,
                 placement_group_strategy=self.config.placement_group_strategy,
@@ -327,6 +334,7 @@ class ResourceManager:
 
     def shutdown(self) -> None:
         """Give all clusters back; may be called more than once."""
+        # Emptied first, so that a second call finds none.
         clusters, self._clusters = self._clusters, {}
         for cluster in clusters.values():
             cluster.shutdown()

@@ -1,4 +1,4 @@
-"""Where the local clusters of this user keep logs and sockets.
+"""The folder in which the local clusters of this user keep logs and sockets.
 
 Ray makes the folder of a session readable and writable for everybody, each of its
 processes again. So it lies in a folder that only its owner can enter:
@@ -22,6 +22,7 @@ __all__ = ["check_session_folder", "make_session_folder"]
 
 # The kernel's limit for the path of a socket, without the byte at its end.
 _LONGEST_SOCKET = 107
+# With the largest process id of Linux, 2^22.
 _LONGEST_SOCKET_NAME = "session_2000-01-01_00-00-00_000000_4194304/sockets/plasma_store"
 
 
@@ -35,7 +36,7 @@ def check_session_folder() -> Path:
 
     Raises:
         ConfigError: its path is too long for sockets, or it cannot be written.
-        SecurityError: somebody else has it.
+        SecurityError: it belongs to another user.
     """
     variable, base = _base()
     folder = base / f"ray-{os.getuid()}"
@@ -48,6 +49,7 @@ def check_session_folder() -> Path:
             "shorter folder on a local disk, such as /tmp"
         )
     try:
+        # Not `stat`: a link could lead to a folder chosen by another user.
         found = folder.lstat()
     except FileNotFoundError:
         _check_writable(variable, base)
@@ -74,6 +76,7 @@ def make_session_folder() -> Path:
     folder = check_session_folder()
     try:
         make_private_folder(folder)
+        # An existing folder may have other permissions from an earlier umask.
         folder.chmod(stat.S_IRWXU)
     except OSError as error:
         variable, base = _base()

@@ -1,4 +1,4 @@
-"""Which process a local cluster's session belongs to, and removal of dead sessions.
+"""Owners of the sessions of local clusters, and removal of dead sessions.
 
 Ray keeps the folder of every session for good. A process that starts a cluster holds a
 lock in the session's folder, for as long as it lives; a session whose lock nobody holds
@@ -107,6 +107,7 @@ def _named_by_processes(names: Collection[str]) -> set[str]:
         return set()
     found = set()
     for process in psutil.process_iter():
+        # Processes may end meanwhile, and those of other users cannot be inspected.
         with suppress(psutil.Error):
             command = " ".join(process.cmdline())
             found |= {name for name in names if name in command}

@@ -75,7 +75,7 @@ logger = logging.getLogger(__name__)
 
 _LOOPBACK = "127.0.0.1"
 _lock = threading.RLock()
-# What the end of this process means for the cluster it is in, for the audit log.
+# Audit action at the end of this process, by whether it started its cluster.
 _END_ACTIONS = {True: "cluster.stop", False: "cluster.leave"}
 _end_notes: list[Callable[[], None]] = []
 
@@ -117,7 +117,7 @@ def init_ray(
         deadline_s: how long the cluster may take to answer.
 
     Returns:
-        True if a cluster was started, False if one was there already.
+        True if a cluster was started, False if one was running already.
 
     Raises:
         UserError: nothing can be reached at the address, or it cannot be joined.
@@ -138,6 +138,7 @@ def init_ray(
         address = address or os.environ.get("RAY_ADDRESS") or "local"
         is_new = address == "local"
         if not is_new:
+            # Ray would silently ignore some of these.
             _check_of_running(address, num_cpus, num_gpus, pass_env)
         if not log_to_driver:
             route_ray_output()
@@ -147,6 +148,8 @@ def init_ray(
         }
         action = "cluster.start" if is_new else "cluster.attach"
         with audited(action, address), variables_undone_on_failure():
+            # An earlier cluster of this process may have used another mode of
+            # authentication.
             forget_adopted_mode()
             _set_up_tls(tls, is_new)
             check_token_settings()
@@ -157,7 +160,9 @@ def init_ray(
             else:
                 _attach(common, address, deadline_s)
             _wait_for_a_node(address, end, deadline_s)
+        # Only after success: a failed start has no end to record.
         _note_end_at_exit(_END_ACTIONS[is_new], address)
+        # Ray sets log levels of its own while it starts.
         restore_named_levels()
     return is_new
 
@@ -253,7 +258,7 @@ def live_nodes() -> list[NodeCapacity]:
 def wait_for_nodes(
     num_nodes: int, *, address: str | None = None, deadline_s: float = 300.0
 ) -> None:
-    """Attach to a cluster that is just being started, when all its nodes are there.
+    """Attach to a cluster that is just being started, once all its nodes have joined.
 
     Args:
         num_nodes: how many nodes there must be.
@@ -284,6 +289,7 @@ def wait_for_nodes(
         try:
             init_ray(address=address, deadline_s=left)
             count = len(live_nodes())
+        # No other error would go away by waiting.
         except NotThereYetError as error:
             reason = f"; {error}"
         if count < num_nodes:
@@ -309,6 +315,7 @@ def _start_local(
     prune_sessions(folder)
     domain = os.environ.get(NVLINK_DOMAIN_VARIABLE, "")
     while True:
+        # So that a failed attempt ends only its own processes, not another cluster's.
         before = set(_ray_children())
         try:
             with (
@@ -347,6 +354,7 @@ def _ray_children() -> list[psutil.Process]:
     package = str(Path(ray.__file__).parent)
     children = []
     for child in psutil.Process().children(recursive=True):
+        # A child may exit while it is inspected.
         with suppress(psutil.Error):
             name = child.name()
             if name.startswith("ray::") or package in " ".join(child.cmdline()):
@@ -373,6 +381,7 @@ def _on_loopback() -> Iterator[None]:
     is the default, keeps it.
     """
     before = getattr(ray_constants, "ENABLE_RAY_CLUSTER", None)
+    # A version of Ray without the switch cannot be told where to listen.
     if before is None:
         yield
         return

@@ -1,4 +1,4 @@
-"""Which bundles are near each other, and in which order ranks should go over them.
+"""Topology: which bundles are near each other, and the order of ranks over them.
 
 Near means, from the nearest: on one node, in one NVLink domain (the nodes that an
 NVSwitch fabric joins), in the cluster. Neighbouring ranks talk most, so ranks go over
@@ -33,7 +33,7 @@ NVLINK_DOMAIN_LABEL = "rl/nvlink-domain"
 NVLINK_DOMAIN_VARIABLE = "RL_NVLINK_DOMAIN"
 """Variable that gives the label to a cluster which `init_ray` starts."""
 
-# Ray's own name for it comes second: whoever sets ours means this library.
+# Ray's own name for it comes second: a label of ours is meant for this library.
 _LABELS = (NVLINK_DOMAIN_LABEL, "ray.io/gpu-domain")
 
 _Item = TypeVar("_Item")
@@ -41,7 +41,7 @@ _Item = TypeVar("_Item")
 
 @dataclass(frozen=True, slots=True)
 class BundlePlace:
-    """Where one bundle of a placement group lies."""
+    """Location of one bundle of a placement group."""
 
     bundle: int
     """Index in its placement group."""
@@ -52,7 +52,7 @@ class BundlePlace:
 
     @property
     def domain(self) -> tuple[str, str]:
-        """What tells its domain from all others."""
+        """Unique key of its domain."""
         return _domain(self.nvlink_domain, self.node_id)
 
 
@@ -68,7 +68,7 @@ def nvlink_domain_of(labels: Mapping[str, str] | None) -> str:
 
 
 def _address_key(address: str) -> tuple[int, int, str]:
-    """10.0.0.9 comes before 10.0.0.10; what is no address comes last, by its text."""
+    """Sort addresses as numbers: 10.0.0.9 before 10.0.0.10; other texts come last."""
     try:
         parsed = ipaddress.ip_address(address)
     except ValueError:
@@ -118,6 +118,8 @@ def order_nodes(
     positions = {domain: index for index, domain in enumerate(members)}
 
     def preference(domain: Hashable) -> tuple[bool, int, int]:
+        # Among domains with room take the smallest, to keep large ones whole; otherwise
+        # the largest, to need few.
         is_small = room[domain] < num_bundles
         size = -room[domain] if is_small else room[domain]
         return (is_small, size, positions[domain])
@@ -159,6 +161,7 @@ def split_into_groups(
     position = {place: index for index, place in enumerate(ordered)}
     groups: list[list[BundlePlace]] = []
     rest = ordered
+    # Nearest level first; bundles that do not fill a group move on to the next.
     for level in (lambda p: (p.domain, p.node_id), lambda p: p.domain, lambda p: None):
         parts = _grouped((level(place), place) for place in rest)
         rest = []
@@ -189,6 +192,7 @@ def detect_nvlink_domain() -> str:
         device = pynvml.nvmlDeviceGetHandleByIndex(0)
         info = pynvml.c_nvmlGpuFabricInfoV_t()
         pynvml.nvmlDeviceGetGpuFabricInfoV(device, ctypes.byref(info))
+    # An older driver or pynvml does not know about fabrics.
     except (pynvml.NVMLError, AttributeError):
         return ""
     finally:

@@ -1,13 +1,12 @@
-"""`RayVirtualCluster`: a part of a Ray cluster, cut into equal slots for workers.
+"""`RayVirtualCluster`: a part of a Ray cluster, divided into equal worker slots.
 
 The cluster is a list of nodes, each with a number of *bundles*; a worker group puts one
 worker on a bundle, and several groups may share the bundles (colocation). One Ray
 placement group holds the bundles of one node, so that they lie on the same machine;
 or, where it is asked for, one holds the bundles of all nodes.
 
-Whether the bundles fit is worked out from what the nodes have before Ray is asked,
-which would wait for ever. Bundles are put into an order in which neighbours are near
-each other (`topology`).
+Whether the bundles fit is computed from the nodes' capacities first, because Ray would
+wait for ever. Bundles are ordered so that neighbours are near each other (`topology`).
 """
 
 from __future__ import annotations
@@ -75,7 +74,7 @@ class RayVirtualCluster:
         placement_group_strategy: layout of a unified placement group over all nodes.
         port_range_low: first port to hand out; None: ports below the kernel's own.
         port_range_high: end (exclusive) of the ports to hand out.
-        deadline_s: how long to wait for resources that somebody else still holds.
+        deadline_s: how long to wait for resources that are still in use elsewhere.
         unified: one placement group over all nodes instead of one for each, where
             `place` does not say otherwise.
         bundle_resources: further Ray resources of each bundle, by name. `CPU` replaces
@@ -116,6 +115,8 @@ class RayVirtualCluster:
         self._placement_groups: list[PlacementGroup] = []
         self._slots: list[list[WorkerSlot]] = []
         self._tenants: dict[tuple[int, int], list[str]] = {}
+        # Reentrant, because `place` and `find_bundles` hold it while they
+        # reserve bundles.
         self._lock = threading.RLock()
         self._closed = False
         self._is_unified = unified
@@ -182,6 +183,7 @@ class RayVirtualCluster:
     @property
     def use_gpus(self) -> bool:
         """Whether each bundle has a GPU; asks Ray where it was left open."""
+        # Only when needed, so that a cluster can be described and checked without Ray.
         if self._requested_gpus is None:
             init_ray(tls=self._tls, pass_env=self._pass_env)
             self._requested_gpus = any(node.num_gpus >= 1 for node in live_nodes())
@@ -189,7 +191,7 @@ class RayVirtualCluster:
 
     @property
     def bundle(self) -> Bundle:
-        """What one bundle reserves."""
+        """Resources that one bundle reserves."""
         resources = dict(self._bundle_resources)
         resources.pop("CPU", None)
         return Bundle(self._cpus_per_bundle, float(self.use_gpus), resources)
@@ -201,7 +203,7 @@ class RayVirtualCluster:
 
     @property
     def worker_share(self) -> Bundle:
-        """What one worker of one group takes of its bundle."""
+        """Resources of one worker of one group, as its share of a bundle."""
         # Rounded down to what Ray can count, or the last group would not fit.
         share = (10_000 // self.max_colocated_worker_groups) / 10_000
         if not self.use_gpus:
@@ -210,7 +212,7 @@ class RayVirtualCluster:
 
     @property
     def is_shut_down(self) -> bool:
-        """Whether the bundles were given back; nothing runs on them then."""
+        """Whether the bundles were released; nothing runs on them then."""
         return self._closed
 
     def world_size(self) -> int:
@@ -243,6 +245,8 @@ class RayVirtualCluster:
         with self._lock:
             self._init_placement_groups()
             found = current_slots(self._placement_groups, self._slots, live_nodes())
+            # A bundle that waits keeps its last node here, as `slots`
+            # promises one for each.
             self._slots = [
                 [new if new.node_id else old for new, old in zip(*rows, strict=True)]
                 for rows in zip(found, self._slots, strict=True)
@@ -264,7 +268,7 @@ class RayVirtualCluster:
         Args:
             unified: one placement group over all nodes instead of one for each: for
                 engines that start their own Ray workers on several nodes, and for tied
-                groups that span nodes. None: as the constructor was told.
+                groups that span nodes. None: as given to the constructor.
             strategy: how the unified placement group is laid out; None:
                 `placement_group_strategy`.
 
@@ -339,6 +343,7 @@ class RayVirtualCluster:
         """
         wanted = list(bundles)
         with self._lock:
+            # Check all before noting any, so that a refused group leaves no claims.
             for bundle in wanted:
                 present = self._tenants.get(bundle, [])
                 if len(present) >= self.max_colocated_worker_groups:
@@ -353,16 +358,17 @@ class RayVirtualCluster:
 
     @property
     def num_free_groups(self) -> int:
-        """How many further groups every bundle has room for."""
+        """Number of further groups that every bundle has room for."""
         with self._lock:
             fullest = max(map(len, self._tenants.values()), default=0)
         return self.max_colocated_worker_groups - fullest
 
     def unclaim(self, tenant: str, bundles: Iterable[tuple[int, int]]) -> None:
-        """Give back what `claim` noted; unknown entries are ignored."""
+        """Release the claims of `claim`; unknown entries are ignored."""
         with self._lock:
             for bundle in bundles:
                 present = self._tenants.get(bundle, [])
+                # `shutdown` drops all claims, and groups return theirs later.
                 if tenant in present:
                     present.remove(tenant)
 
@@ -388,6 +394,7 @@ class RayVirtualCluster:
                     f"its groups have {[len(slots) for slots in self._slots]} bundles"
                 )
         chosen = [by_place[pair] for pair in pairs]
+        # Grouped by node, so that each node is asked once for all of its ports.
         positions: dict[str, list[int]] = {}
         for position, slot in enumerate(chosen):
             positions.setdefault(slot.node_id, []).append(position)
@@ -406,13 +413,15 @@ class RayVirtualCluster:
         )
 
     def shutdown(self) -> bool:
-        """Give the bundles back; workers still on them are ended by Ray.
+        """Release the bundles; Ray ends the workers that are still on them.
 
         May be called more than once; returns True when nothing is left.
         """
         with self._lock:
             if self._placement_groups:
                 audit("cluster.release", self.name)
+            # Before the release, so that later calls are refused instead of getting
+            # bundles that are going away.
             self._closed = True
             self._release()
         return True

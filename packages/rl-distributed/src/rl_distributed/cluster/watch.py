@@ -1,4 +1,4 @@
-"""`ClusterWatch`: knows soon when a process of Ray that every program needs has ended.
+"""`ClusterWatch`: notice soon that a Ray process every program needs has ended.
 
 Ray itself lets a program go on for a minute, and then ends it from C++, without a word
 and without a chance to keep anything.
@@ -70,6 +70,7 @@ class ClusterWatch:
         told: ClusterLoss | None = None
         while not self._stop.wait(_LOOK_S):
             loss = find_loss()
+            # A session keeps its loss object, so the same object means no news.
             if loss is not None and loss is not told and not self._stop.is_set():
                 told = loss
                 self._on_lost(loss)
@@ -77,6 +78,7 @@ class ClusterWatch:
     def close(self) -> None:
         """End the thread; may be called more than once."""
         self._stop.set()
+        # `on_lost` runs in the thread and may close it; a thread cannot join itself.
         if self._thread is not threading.current_thread():
             self._thread.join(_CLOSE_S)
 
@@ -98,6 +100,7 @@ def find_loss() -> ClusterLoss | None:
     if node is None or not ray.is_initialized():
         return None
     with _lock:
+        # A different node object means that Ray was restarted.
         if _session is None or _session.node is not node:
             _session = _Session(node)
         loss = _session.look()
@@ -106,11 +109,11 @@ def find_loss() -> ClusterLoss | None:
 
 
 def raise_if_lost(*, at_once: bool = False) -> None:
-    """End a wait that nothing can come of any more.
+    """End a wait that cannot succeed any more.
 
     Args:
-        at_once: Also where workers that are up still answer for a while: something else
-            is needed than their answers.
+        at_once: Raise even while workers that are up still answer, because more than
+            their answers is needed.
 
     Raises:
         ClusterLostError: The workers cannot be reached any more, or not for long.
@@ -123,18 +126,20 @@ def raise_if_lost(*, at_once: bool = False) -> None:
 
 
 def _let_errors_be_shown() -> None:
-    """Have Python show what ends the program: Ray would first ask its head."""
+    """Let Python report an uncaught exception: Ray would first ask its head."""
     if sys.excepthook is getattr(ray_worker, "custom_excepthook", None):
         sys.excepthook = getattr(ray_worker, "normal_excepthook", sys.__excepthook__)
 
 
 class _Session:
-    """What is watched of one cluster."""
+    """The watched processes of one cluster."""
 
     def __init__(self, node: Any) -> None:
         self.node = node
         self.address = str(node.gcs_address)
         self.loss: ClusterLoss | None = None
+        # Private to Ray; without it, the processes are found as in a
+        # cluster that was joined.
         started = getattr(node, "all_processes", {})
         self._parts: dict[RayProcess, _Child | _Neighbour | _Head] = {}
         names: tuple[RayProcess, ...] = ("raylet", "gcs_server")
@@ -170,6 +175,7 @@ class _Child:
 
     def end(self) -> str:
         """How it ended; empty: it runs."""
+        # The system keeps the exit code of a child, so the signal can be named.
         code = self._process.poll()
         if code is None:
             return ""
@@ -187,6 +193,7 @@ class _Neighbour:
 
     def end(self) -> str:
         """How it ended; empty: it runs."""
+        # A zombie has ended too; its parent may be slow to collect it.
         with suppress(psutil.NoSuchProcess):
             if (
                 self._process.is_running()

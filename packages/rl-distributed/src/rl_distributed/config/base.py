@@ -25,6 +25,7 @@ from rl_distributed.errors import ConfigError
 
 __all__ = ["Config"]
 
+# Libraries store integers in 64 bits, and counts often in 32.
 _LARGEST = 2**63 - 1
 _LARGEST_COUNT = 2**31 - 1
 # True while a Config is being validated, so that the constructor of a nested section
@@ -58,6 +59,7 @@ class Config(BaseModel):
         if _validating.get():
             super().__init__(**values)
             return
+        # Checked first, because validation recurses and fails on very deep data.
         check_depth(values, type(self).__name__)
         token = _validating.set(True)
         try:
@@ -107,6 +109,7 @@ class Config(BaseModel):
 
     def replace(self, **changes: Any) -> Self:
         """Return a validated copy with some fields changed."""
+        # Only the fields that were set; the others keep following their defaults.
         fields = {name: getattr(self, name) for name in self.model_fields_set}
         return type(self)(**{**fields, **changes})
 
@@ -133,6 +136,7 @@ class Config(BaseModel):
         if not isinstance(data, Mapping):
             return data
         merged = dict(data)
+        # pydantic would fill a partial section from the defaults of its class instead.
         for name, default in _section_defaults(cls).items():
             value = merged.get(name)
             if isinstance(value, Mapping):
@@ -173,6 +177,8 @@ def _section_defaults(cls: type[Config]) -> dict[str, Config]:
     """Fields whose default is a section that differs from its class's own defaults."""
     found: dict[str, Config] = {}
     for name, field in cls.model_fields.items():
+        # If the factory is the class itself, the default equals the
+        # class's own defaults.
         if isinstance(field.default_factory, type):
             continue
         default = field_default(field)

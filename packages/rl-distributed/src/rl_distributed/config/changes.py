@@ -1,4 +1,4 @@
-"""Which keys of a configuration may change while a program runs, and changing them.
+"""Change the keys of a configuration that may change while a program runs.
 
 A field says so beside its limits: `Field(10, ge=0, json_schema_extra=changeable())`. Of
 a field that is a mapping, single keys may be named: `changeable("lr")`. The changed
@@ -66,6 +66,7 @@ def change_config(
         raise ConfigError(f"{by} changes nothing: name a key and its new value")
     marked = changeable_keys(type(config))
     _check_keys(type(config), flat, by, marked if allowed is None else allowed)
+    # Defaults are excluded, so that fields that were never set stay unset.
     tree = config.model_dump(mode="json", serialize_as_any=True, exclude_unset=True)
     for key, value in flat.items():
         _assign(tree, config, key.split("."), value)
@@ -124,6 +125,7 @@ def _leaves(
 ) -> Iterator[tuple[str, Any]]:
     for key, item in value.items():
         below: SchemaNode | None = node
+        # A key may itself be dotted, as on a command line.
         for name in str(key).split("."):
             below = below.child(name) if below is not None else None
         place = (*path, *str(key).split("."))
@@ -143,7 +145,7 @@ def _assign(tree: dict[str, Any], config: Any, path: list[str], value: Any) -> N
         else:
             place = place.get(name) if isinstance(place, Mapping) else None
         if not isinstance(node.get(name), dict):
-            # A mapping is a value as a whole: what it has by default stays in it.
+            # A mapping is one value, so the entries of its default stay in it.
             node[name] = dict(place) if isinstance(place, Mapping) else {}
         node = node[name]
     node[path[-1]] = value

@@ -25,7 +25,7 @@ REPLACE_MARKER = "_override_"
 
 
 MOST_LEVELS = 100
-"""How deep lists and mappings may nest; Python itself ends at some 1,000 calls."""
+"""Limit on the nesting of lists and mappings; Python's own is some 1,000 calls."""
 
 
 class ConfigDocument(dict[str, Any]):
@@ -46,7 +46,8 @@ class ConfigDocument(dict[str, Any]):
         self.origins: dict[KeyPath, str] = dict(origins or {})
 
     def origin(self, path: KeyPath) -> str | None:
-        """Where the key at `path`, or the nearest section around it, was written."""
+        """Return where the key at `path`, or its nearest section, was written."""
+        # An override has a single origin, that of its own key.
         for end in range(len(path), 0, -1):
             found = self.origins.get(path[:end])
             if found is not None:
@@ -56,6 +57,7 @@ class ConfigDocument(dict[str, Any]):
     def forget_origins(self, path: KeyPath) -> None:
         """Drop the origins of `path` and of all below it."""
         depth = len(path)
+        # Collected first, because the loop changes the mapping.
         for known in [known for known in self.origins if known[:depth] == path]:
             del self.origins[known]
 
@@ -101,6 +103,7 @@ def check_depth(data: Mapping[str, Any], source: str) -> None:
     Raises:
         ConfigError: They nest more than `MOST_LEVELS` levels; it names the key.
     """
+    # Iterative, because deep data would exceed the recursion limit.
     waiting: list[tuple[str, Any, int]] = [
         (str(key), value, 1) for key, value in data.items()
     ]
@@ -128,6 +131,7 @@ def plain_copy(value: Any) -> Any:
         }
     if isinstance(value, list | tuple):
         return [plain_copy(item) for item in value]
+    # Other objects of a program must not be shared either.
     return copy.deepcopy(value)
 
 
@@ -185,5 +189,6 @@ def _merge_into(
         ):
             _merge_into(present, value, child, result, origins)
         else:
+            # Keys that were replaced must not keep their origins.
             result.forget_origins(child)
             target[key] = plain_copy(value)

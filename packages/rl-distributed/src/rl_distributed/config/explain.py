@@ -133,6 +133,7 @@ def _plain(value: Any) -> Any:
 def field_docs(cls: type[BaseModel]) -> dict[str, str]:
     """Return the docstrings under the fields, read from the source of the class."""
     docs: dict[str, str] = {}
+    # Base classes first, so that a redeclared field has its newest text.
     for base in reversed(cls.__mro__):
         if not issubclass(base, BaseModel) or base is BaseModel:
             continue
@@ -141,6 +142,7 @@ def field_docs(cls: type[BaseModel]) -> dict[str, str]:
         except (OSError, TypeError, SyntaxError):
             continue  # a class without source, for example from a console
         body = tree.body[0].body if isinstance(tree.body[0], ast.ClassDef) else []
+        # Python discards docstrings under fields, so they are read from the source.
         for item, text in itertools.pairwise(body):
             if (
                 isinstance(item, ast.AnnAssign)

@@ -38,6 +38,7 @@ def _hide(
     if isinstance(value, list | tuple) and isinstance(shown, list):
         pairs = zip(value, shown, strict=True)
         return [_hide(item, instead, path, hidden) for item, instead in pairs]
+    # Unchanged values hold no secret.
     if value == shown or _is_template(value, shown):
         return value
     hidden[dotted(path)] = None

@@ -31,7 +31,7 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "max": lambda *numbers: max(numbers),
     "min": lambda *numbers: min(numbers),
 }
-"""What `${name:argument,...}` can compute."""
+"""Functions of `${name:argument,...}`."""
 
 # Bounds on what a few lines can become; none of them is near what anybody writes.
 _MOST_LEVELS = 50
@@ -89,6 +89,7 @@ class _Resolver:
         return plain_copy(raw)
 
     def _string(self, path: KeyPath, raw: str) -> Any:
+        # Resolved only once; copied, because two places must not share a list.
         if path in self._done:
             return plain_copy(self._done[path])
         if path in self._active:
@@ -119,6 +120,7 @@ class _Resolver:
             if start < 0:
                 parts.append(raw[position:])
                 break
+            # Escaped: a literal `${`.
             if start > position and raw[start - 1] == "\\":
                 parts.append(raw[position : start - 1] + "${")
                 position = start + 2
@@ -127,6 +129,7 @@ class _Resolver:
                 parts.append(raw[position:start])
             end = self._closing(path, raw, start + 2)
             parts.append(self._expression(path, raw[start + 2 : end]))
+            # The whole string is one reference, so the value keeps its type.
             if start == 0 and end == len(raw) - 1:
                 return parts[0]
             position = end + 1
@@ -151,6 +154,7 @@ class _Resolver:
             return part
         if isinstance(part, dict | list):
             self._fail(path, "puts a section or a list into the middle of a string")
+        # Spelled as in YAML rather than Python.
         if part is None or isinstance(part, bool):
             return str(part).lower().replace("none", "null")
         return str(part)
@@ -170,6 +174,7 @@ class _Resolver:
         arguments = [self._argument(path, item.strip()) for item in _split(text)]
         try:
             result = function(*arguments)
+            # Nested products could otherwise grow without bound.
             if isinstance(result, int) and result.bit_length() > _MOST_BITS:
                 raise OverflowError(f"the result has more than {_MOST_BITS} bits")
             return result
@@ -186,14 +191,18 @@ class _Resolver:
         for depth, key in enumerate(target):
             found = _step(node, key)
             if found is MISSING and isinstance(node, str) and "${" in node:
+                # The enclosing section may itself be a reference.
                 found = _step(self.value(target[:depth], node), key)
             if found is MISSING:
                 return self._default(path, target, node)
             node = found
+        # The target encloses this reference, so it would contain itself.
         if any(target == active[: len(target)] for active in self._active):
             circle = [*self._active, target]
             self._fail(path, f"refers to itself: {' -> '.join(map(dotted, circle))}")
         found = self.value(target, node)
+        # Counted over the whole document, as a few nested references can
+        # become gigabytes.
         self._num_copied += _num_values(found)
         if self._num_copied > _MOST_COPIED:
             self._fail(
@@ -237,6 +246,7 @@ def _step(node: Any, key: str) -> Any:
     if isinstance(node, Mapping):
         if key in node:
             return node[key]
+        # YAML keys may be numbers.
         return next((item for name, item in node.items() if str(name) == key), MISSING)
     if isinstance(node, list) and key.isdigit() and int(key) < len(node):
         return node[int(key)]

@@ -40,6 +40,8 @@ def json_schemas(classes: Sequence[type[BaseModel]]) -> dict[str, Any]:
     definitions: dict[str, Any] = combined["$defs"]
     for cls in classes:
         reference = places[cls, "validation"].get("$ref", "").rpartition("/")[2]
+        # pydantic gives classes that share a name longer ones; here each
+        # has its own name.
         definitions[cls.__name__] = definitions[reference]
     for model in _models(classes):
         _complete(definitions.get(model.__name__, {}), field_docs(model))
@@ -56,11 +58,13 @@ def _models(classes: Sequence[type[BaseModel]]) -> list[type[BaseModel]]:
 
 def _complete(schema: dict[str, Any], docs: dict[str, str]) -> None:
     """Add the documentation of fields; let values be interpolations."""
+    # Overrides may supply what a file leaves out.
     schema.pop("required", None)
     properties = schema.get("properties", {})
     for name, place in properties.items():
         described = {key: place[key] for key in ("default",) if key in place}
         rest = {k: v for k, v in place.items() if k not in ("title", "default")}
+        # Any value may be an interpolation, which is a string until it is resolved.
         if not _takes_texts(rest):
             rest = {"anyOf": [*rest.get("anyOf", [rest]), _INTERPOLATED]}
         doc = {"description": docs[name]} if name in docs else {}

@@ -74,6 +74,7 @@ def _load_with_parents(
         )
     own = read_yaml(path)
     parents = _parent_paths(own, path)
+    # It controls how the file is read and is not a key of the configuration.
     own.pop(PARENTS_KEY, None)
     own.forget_origins((PARENTS_KEY,))
     document = ConfigDocument()

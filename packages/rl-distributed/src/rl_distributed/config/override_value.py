@@ -12,6 +12,7 @@ __all__ = ["parse_value"]
 _QUOTES = "'\""
 _ESCAPABLE = ",[]{}:'\" \\"
 _CLOSERS = {"[": "]", "{": "}"}
+# The reader is recursive and must stop before Python's own limit.
 _MAX_DEPTH = 50
 
 
@@ -81,6 +82,7 @@ class _Reader:
             self.skip_spaces()
             start = self.position
             key = self._quoted() if self.peek in _QUOTES else self._key()
+            # One of the two would be lost silently.
             if key in items:
                 raise ConfigError(f"key {key!r} is written twice")
             self.skip_spaces()
@@ -154,6 +156,7 @@ class _Reader:
         text = "".join(characters).strip()
         if not text and not escaped:
             raise ConfigError(f"an item is empty; write '' or null: {self.text!r}")
+        # An escape means that the text is to be taken literally.
         return text if escaped else parse_scalar(_lower_bool(text))
 
     def _interpolation(self) -> str:

@@ -36,6 +36,7 @@ __all__ = ["Override", "apply_overrides", "parse_overrides"]
 Action: TypeAlias = Literal["set", "add", "force", "delete"]
 
 _SHAPE = "write key=value, +key=value (new key), ++key=value (either) or ~key (remove)"
+# Overrides may be of any length, but messages may not.
 _LONGEST_SHOWN = 200
 _KEY_DOT = re.compile(r"(?<!\\)\.")
 
@@ -53,7 +54,7 @@ class Override:
 
     @property
     def origin(self) -> str:
-        """How messages name this override."""
+        """Name of this override in messages."""
         return f"override {self.text!r}"
 
 
@@ -64,6 +65,7 @@ def parse_overrides(texts: Iterable[str]) -> list[Override]:
     `{a:1,b:2}` a mapping, quotes (single or double) make a string, and `${a.b}` is
     resolved with the rest of the configuration. A dot in a key is written `\.`.
     """
+    # A string is a sequence too: each letter would be parsed as an override.
     if isinstance(texts, str):
         raise ConfigError(f"overrides must be a list of strings: got {texts!r}")
     parsed: list[Override] = []
@@ -90,12 +92,14 @@ def _parse(text: str) -> Override:
         if body.startswith(sign):
             action, body = meaning, body[len(sign) :]  # type: ignore[assignment]
             break
+    # Most likely an option of the command, given after the overrides.
     if body.startswith("-"):
         raise ConfigError(f"looks like an option, not like a key; {_SHAPE}")
     key, equals, value = body.partition("=")
     if not equals and action != "delete":
         raise ConfigError(f"has no '='; {_SHAPE}")
     path = tuple(part.replace("\\.", ".") for part in _KEY_DOT.split(key.strip()))
+    # Each part of a key becomes a section.
     if len(path) >= MOST_LEVELS:
         raise ConfigError(f"the key has more than {MOST_LEVELS} parts")
     if not all(path) or any(re.search(r"[\s\[\]{}'\"]", part) for part in path):
@@ -119,10 +123,12 @@ def apply_overrides(
     Raises:
         ConfigError: Lists all overrides that cannot be applied.
     """
+    # A copy, because the data belong to the caller.
     document = merge_configs({}, data)
     root = SchemaNode.of(schema) if schema is not None else None
     problems: list[Problem] = []
     for override in overrides:
+        # Checked before it is applied, so that a typo leaves nothing in the data.
         found = _check_schema(root, override) if root is not None else []
         if not found:
             try:
@@ -130,6 +136,7 @@ def apply_overrides(
             except _RefusedError as refused:
                 path = refused.path or override.path
                 found = [Problem(path, str(refused), override.origin)]
+        # Collected, so that one run reports all mistakes.
         problems.extend(found)
     if problems:
         raise_problems(problems, "the overrides")
@@ -192,6 +199,7 @@ def _real_key(section: Mapping[Any, Any], key: str) -> Any:
 def _set(
     document: ConfigDocument, override: Override, root: SchemaNode | None
 ) -> ConfigDocument:
+    # With a schema, the key has already been checked against it.
     if root is None:
         _require_present(document, override.path, override.value)
     return _assign(document, override, root)
@@ -213,6 +221,8 @@ def _assign(
     for depth, key in enumerate(override.path[:-1], start=1):
         path = override.path[:depth]
         below = _child(section, key)
+        # A null section counts as absent: setting a key below it shows
+        # that it is wanted.
         if below is MISSING or below is None:
             below = _fresh_section(root, path)
             _put(section, key, below)

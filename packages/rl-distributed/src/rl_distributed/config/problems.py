@@ -66,6 +66,7 @@ def show(value: Any) -> str:
     try:
         text = json.dumps(value, ensure_ascii=False)
     except (TypeError, ValueError):
+        # For objects that have no JSON form.
         text = repr(value)
     return text if len(text) <= _LONGEST_VALUE else text[: _LONGEST_VALUE - 3] + "..."
 
@@ -91,6 +92,7 @@ def describe_problems(
     suggested: set[str] = set()
     for unknown in unknown_keys(root, data):
         meant = suggest_key(root, unknown)
+        # The intended key is then missing as well and is not reported twice.
         suggested.add(meant or "")
         hint = f"; did you mean {meant!r}?" if meant else _known(unknown.siblings)
         origin = document.origin(unknown.path) or source
@@ -102,9 +104,11 @@ def describe_problems(
         listed = details["type"] == "extra_forbidden" and path in problems
         if listed or forgiven:
             continue
+        # A missing key was not written anywhere.
         origin = document.origin(path) if details["type"] != "missing" else None
         joint, message = _joined(root, path, _message(details))
         problem = Problem(path, message, origin or source, joint)
+        # Grouped by place, because each member of a union reports its own error.
         problems.setdefault(path, []).append(problem)
     return [_combine(group) for group in problems.values()]
 
@@ -123,7 +127,7 @@ def _combine(group: Sequence[Problem]) -> Problem:
 
 
 def _joined(root: SchemaNode, path: KeyPath, message: str) -> tuple[str, str]:
-    """How a message goes on behind its path; some name their key again, or one below.
+    """Return how a message continues its path; some repeat their key, or one below.
 
     The rules of a section know its keys and not where the section lies, so they begin
     with `lr must ...`, `kwargs.lr must ...` or `optimizer.kwargs.lr must ...`.

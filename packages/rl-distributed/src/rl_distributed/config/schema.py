@@ -1,4 +1,4 @@
-"""What a configuration class allows: its keys at any depth, and their defaults."""
+"""Schema of a configuration class: its keys at any depth, and their defaults."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ MISSING: Any = PydanticUndefined
 """Stands for "there is no default"."""
 
 _FREE = (Any, object)
+# Classes may contain themselves.
 _MAX_DEPTH = 12
 
 
@@ -74,6 +75,7 @@ class SchemaNode:
         """Get the fields of all configuration classes that may stand here, by key."""
         return {
             info.alias or name: info
+            # In a union of classes, the first one takes precedence.
             for model in reversed(self.models)
             for name, info in model.model_fields.items()
         }
@@ -87,6 +89,7 @@ class SchemaNode:
             if kind in _FREE:
                 return SchemaNode((Any,))
             value = _mapping_value(kind)
+            # A number may be an index into a list.
             if value is None and key.isdigit():
                 value = _item_type(kind)
             if value is not None:
@@ -182,6 +185,7 @@ def suggest_key(root: SchemaNode, unknown: UnknownKey) -> str | None:
     found = nearest(name, unknown.siblings)
     if found is not None:
         return ".".join((*parent, found))
+    # Putting a valid key into the wrong section is a common slip.
     elsewhere = [".".join(path) for path, _ in root.walk() if path[-1] == name]
     return elsewhere[0] if elsewhere else None
 

@@ -68,6 +68,7 @@ class _Loader(yaml.SafeLoader):
         self._sizes: dict[int, int] = {}
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        # Peeked at first, because the composed node of an alias looks like its target.
         event: yaml.Event = self.peek_event()  # type: ignore[no-untyped-call]
         before = self._num_nodes
         self._level += 1
@@ -87,6 +88,7 @@ class _Loader(yaml.SafeLoader):
         if size is None:
             self._refuse(event, f"has the alias *{event.anchor} in what it stands for")
         self._num_nodes += size
+        # Counts aliases as if written out, because the file itself can be tiny.
         self._num_aliased += size
         if self._num_aliased > _MOST_ALIASED:
             self._refuse(
@@ -104,6 +106,7 @@ class _Loader(yaml.SafeLoader):
         for key, _ in node.value:
             line = key.start_mark.line + 1
             if isinstance(key, yaml.ScalarNode) and key.value != "<<":
+                # PyYAML would silently keep the last one.
                 if key.value in written:
                     raise yaml.constructor.ConstructorError(
                         None,
@@ -117,6 +120,7 @@ class _Loader(yaml.SafeLoader):
 
 
 _PLAIN = "tag:rl-distributed:plain"
+# PyYAML implements YAML 1.1, where `on` is true and `12:30` is a number.
 _Loader.yaml_implicit_resolvers = {
     "<": [("tag:yaml.org,2002:merge", re.compile("<<"))],
 }

@@ -1,4 +1,4 @@
-"""The exception that a method raised, carried to the driver as bytes.
+"""Carry the exception of a method to the driver as bytes.
 
 An error loses its cause when it is pickled, and a class that only the worker can import
 would take the whole error with it. So the cause travels beside the error, where it can.
@@ -15,7 +15,7 @@ from rl_distributed.secret_variables import scrubbed
 
 __all__ = ["pack_exception", "unpack_exception"]
 
-# One that holds a batch, say, is not worth its transport; the message has what it says.
+# An exception that holds a batch, say, is not worth sending; the message has its text.
 _MOST_BYTES = 1 << 20
 
 
@@ -39,7 +39,7 @@ def pack_exception(error: BaseException, variables: Mapping[str, str]) -> bytes:
         if len(packed) > _MOST_BYTES or type(pickle.loads(packed)) is not type(error):
             return b""
     except Exception:
-        # Whatever its own methods raise: without it the error still says all.
+        # Its own methods may raise anything; without it, the error still says it all.
         return b""
     return packed
 

@@ -14,7 +14,7 @@ RayProcess = Literal["gcs_server", "raylet"]
 RECONNECT_S = 60.0
 """How long Ray lets a program go on without its head, by default."""
 _RECONNECT_VARIABLE = "RAY_gcs_rpc_server_reconnect_timeout_s"
-# Which part of that a wait may use before it gives up.
+# Share of that time after which waits give up, while the program can still save.
 _PATIENCE = 0.6
 
 _MEANING: dict[RayProcess, str] = {

@@ -1,4 +1,4 @@
-"""What a process notes of itself in the file of a lock that it holds."""
+"""The note that the holder of a lock leaves in its file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LONGEST_NOTE = 4_096
 
 @cache
 def machine_id() -> str:
-    """Return what no other running machine has: the identifier of its boot."""
+    """Return an identifier that no other running machine has: that of its boot."""
     try:
         return _BOOT_FILE.read_text(encoding="ascii").strip()
     except OSError:
@@ -64,11 +64,13 @@ class LockOwner:
                 token=str(note["token"]),
                 lease_s=float(note["lease_s"]),
             )
+        # Another program's file, or a note that is just being written.
         except (KeyError, TypeError, ValueError):
             return None
 
     def write(self, descriptor: int) -> str:
         """Replace the content of an open file by this note; return its token."""
+        # In place, because a new file would not carry the lock.
         os.ftruncate(descriptor, 0)
         os.write(descriptor, json.dumps(asdict(self)).encode())
         return self.token

@@ -1,7 +1,7 @@
-"""What Ray says when it has ended a process because memory ran out, in few words.
+"""Summarise Ray's message about a process that it ended for lack of memory.
 
 Ray's own text is forty lines long, ends with the address of a page, and names processes
-by their numbers.
+by their ids.
 """
 
 from __future__ import annotations
@@ -63,6 +63,7 @@ class MemoryReport:
         limit = ""
         if self.limit_percent is not None:
             limit = f", and Ray's limit is {self.limit_percent:g} %"
+        # Ray names the command of a process only in its list of the largest ones.
         commands = {use.pid: use.command for use in self.users}
 
         def shown(use: MemoryUse) -> str:

@@ -1,4 +1,4 @@
-"""What is known of a worker: how it failed, and how it is."""
+"""Records of a worker: its failure and its health."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WorkerState = Literal["idle", "busy", "silent", "dead"]
 
 @dataclass(frozen=True, slots=True)
 class WorkerFailure:
-    """How one worker failed; errors of worker groups carry it as `failure`."""
+    """Failure of one worker; errors of worker groups carry it as `failure`."""
 
     group: str
     """Name of its group."""
@@ -47,7 +47,7 @@ class WorkerFailure:
 
     @property
     def label(self) -> str:
-        """What messages call the worker."""
+        """Name of the worker in messages."""
         return f"worker {self.rank} of group {self.group!r}"
 
     @property
@@ -62,7 +62,7 @@ class WorkerFailure:
 
 @dataclass(frozen=True, slots=True)
 class WorkerHealth:
-    """How a worker is; one line of `RayWorkerGroup.health`."""
+    """State of a worker; one line of `RayWorkerGroup.health`."""
 
     rank: int
     address: str
@@ -78,6 +78,6 @@ class WorkerHealth:
     last_seen_s: float | None
     """Time since its last sign of life; None: it is not watched."""
     num_restarts: int
-    """How often the worker of this rank was started again."""
+    """Number of restarts of this rank's worker."""
     failure: WorkerFailure | None = None
     """Why it is dead."""

@@ -19,6 +19,7 @@ from rl_distributed.config import Config
 
 __all__ = ["KubeRayConfig", "kuberay_manifest"]
 
+# KubeRay appends suffixes to the name and therefore allows at most 47 characters.
 _NAME = re.compile(r"[a-z]([-a-z0-9]{0,45}[a-z0-9])?")
 _AUTHORITY_FOLDER, _TLS_FOLDER = "/etc/rl/authority", "/etc/rl/tls"
 _GCS_PORT, _DASHBOARD_PORT, _CLIENT_PORT = 6379, 8265, 10001
@@ -143,6 +144,7 @@ def _cluster_spec(config: KubeRayConfig) -> dict[str, Any]:
             {
                 "groupName": "workers",
                 "replicas": config.num_workers,
+                # Worker groups have a fixed size, so there is nothing to scale.
                 "minReplicas": config.num_workers,
                 "maxReplicas": config.num_workers,
                 "rayStartParams": params,
@@ -158,6 +160,8 @@ def _pod(config: KubeRayConfig, *, is_head: bool) -> dict[str, Any]:
         "volumes": [
             {
                 "name": "shared-memory",
+                # Containers otherwise get 64 MB of shared memory, too
+                # little for Ray's object store.
                 "emptyDir": {
                     "medium": "Memory",
                     "sizeLimit": f"{config.shared_memory_gb}Gi",
@@ -173,6 +177,7 @@ def _pod(config: KubeRayConfig, *, is_head: bool) -> dict[str, Any]:
         spec["initContainers"] = [_certificate_maker(config)]
         spec["volumes"] += [
             {"name": "authority", "secret": {"secretName": config.tls_secret}},
+            # In memory, so that the private key never touches a disk.
             {"name": "tls", "emptyDir": {"medium": "Memory"}},
         ]
     return {"spec": spec}
@@ -192,6 +197,7 @@ def _container(config: KubeRayConfig, is_head: bool) -> dict[str, Any]:
     container: dict[str, Any] = {
         "name": "ray-head" if is_head else "ray-worker",
         "image": config.image,
+        # A copy, because YAML would render the same object as an alias.
         "resources": {"requests": amounts, "limits": dict(amounts)},
         "volumeMounts": mounts,
         "securityContext": {"allowPrivilegeEscalation": False},
@@ -224,6 +230,7 @@ def _variables(config: KubeRayConfig) -> list[dict[str, Any]]:
     for name, source in config.secret_env_vars.items():
         secret, key = source.split("/")
         reference = {"secretKeyRef": {"name": secret, "key": key}}
+        # By reference, because others may read the manifest.
         variables.append({"name": name, "valueFrom": reference})
     return variables
 
@@ -243,6 +250,7 @@ def _certificate_maker(config: KubeRayConfig) -> dict[str, Any]:
         "command": ["python", "-c", code],
         "env": [{"name": "POD_IP", "valueFrom": field}],
         "volumeMounts": [
+            # Mounted only here: the program's container never sees the authority's key.
             {"name": "authority", "mountPath": _AUTHORITY_FOLDER, "readOnly": True},
             {"name": "tls", "mountPath": _TLS_FOLDER},
         ],

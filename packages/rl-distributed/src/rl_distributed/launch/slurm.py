@@ -64,7 +64,7 @@ class SlurmConfig(Config):
     account: str | None = None
     """Account to charge; None: the default one."""
     exclusive: bool = True
-    """Whether nobody else's jobs run on the nodes."""
+    """Whether the nodes run no other jobs at the same time."""
     output: str = "slurm-%j.out"
     """File of the job's output; `%j` is its number."""
     directives: dict[str, str] = Field(default_factory=dict)
@@ -86,7 +86,7 @@ class SlurmConfig(Config):
     start_deadline_s: int = Field(default=300, ge=10)
     """How long all nodes together may take to join."""
     warn_before_s: int = Field(default=120, ge=0)
-    """The program gets SIGUSR1 so long before the time limit; 0: it does not."""
+    """Seconds before the time limit at which the program gets SIGUSR1; 0: never."""
     tls: bool = False
     """Whether Ray's processes encrypt what they send to each other."""
     container: SlurmContainer | None = None
@@ -161,6 +161,7 @@ def _directives(config: SlurmConfig) -> str:
     options: dict[str, str | int | None] = {
         "job-name": config.job_name,
         "nodes": config.num_nodes,
+        # One task per node, which becomes one Ray node.
         "ntasks-per-node": 1,
         "cpus-per-task": config.cpus_per_node,
         "gpus-per-node": config.gpus_per_node or None,
@@ -168,8 +169,11 @@ def _directives(config: SlurmConfig) -> str:
         "time": config.time_limit,
         "partition": config.partition,
         "account": config.account,
+        # Empty: the option takes no value.
         "exclusive": "" if config.exclusive else None,
         "output": config.output,
+        # B: only the script gets the signal and passes it on; it would
+        # kill Ray's processes.
         "signal": f"B:USR1@{config.warn_before_s}" if config.warn_before_s else None,
         **config.directives,
     }
@@ -191,6 +195,7 @@ def _settings(config: SlurmConfig) -> str:
     lines = [
         f"export {name}={shlex.quote(value)}" for name, value in config.env_vars.items()
     ]
+    # Consecutive jobs may share a node, so they get different blocks of ports.
     blocks = max(1, (_END_PORT - _FIRST_PORT) // config.ports_per_job)
     lines += [
         f'state="{config.state_dir}/.rl-ray-${{SLURM_JOB_ID}}"',

@@ -1,4 +1,4 @@
-"""How a log record is written: a readable line, or a JSON object."""
+"""Formats of log records: a readable line, or a JSON object."""
 
 from __future__ import annotations
 
@@ -34,6 +34,7 @@ class ConsoleFormatter(logging.Formatter):
 
     def __init__(self) -> None:
         super().__init__(datefmt="%H:%M:%S")
+        # Collected once: the environment is searched for every line otherwise.
         self._secrets = secret_values()
 
     def format(self, record: logging.LogRecord) -> str:
@@ -87,6 +88,7 @@ class JsonFormatter(logging.Formatter):
             "pid": record.process,
             "step": None,
         }
+        # Fields of a caller must not replace the ones that every line is read by.
         own = ("time", "level", "logger", "message", "pid")
         added = _safe({**extra, **context})
         line.update((k, v) for k, v in added.items() if k not in own)
@@ -94,6 +96,7 @@ class JsonFormatter(logging.Formatter):
             line["exception"] = _exception_fields(record.exc_info[1])
         if record.stack_info:
             line["stack"] = record.stack_info
+        # Hidden again in the whole line, because values may turn up anywhere.
         text = json.dumps(_finite(line), default=str, ensure_ascii=False)
         return hide_values(text, self._secrets)
 

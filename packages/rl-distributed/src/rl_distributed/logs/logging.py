@@ -74,7 +74,7 @@ _context: ContextVar[Mapping[str, Any] | None] = ContextVar(
 
 @dataclass(frozen=True, slots=True)
 class LoggingSetup:
-    """What `configure_logging` was told; worker processes are told the same."""
+    """Arguments of `configure_logging`, passed on to worker processes."""
 
     level: str
     """Levels as one text of numbers: `20,ray=30`."""
@@ -206,6 +206,7 @@ class _JsonFileHandler(logging.FileHandler):
 
     def handleError(self, record: logging.LogRecord) -> None:
         error = sys.exc_info()[1]
+        # An error in formatting a line is a bug and is reported as usual.
         if not isinstance(error, OSError):
             super().handleError(record)
         elif not self._said:
@@ -310,8 +311,11 @@ def configure_logging(
     if json_path is not None:
         file = _open_file(Path(json_path))
         handlers += [(root, file), *((logging.getLogger(n), file) for n in _DETACHED)]
+    # Only now that the new file is open, so that an error leaves the old
+    # setup in place.
     _remove_installed()
     for logger, handler in handlers:
+        # The file handler is attached to several loggers but needs one filter.
         if not any(isinstance(f, _ContextFilter) for f in handler.filters):
             handler.addFilter(_ContextFilter())
         logger.addHandler(handler)
@@ -408,6 +412,7 @@ def _remove_installed() -> None:
 
 
 def _set_levels(number: int, named: Mapping[str, int]) -> None:
+    # Never below INFO: other libraries' debug lines would drown ours.
     logging.getLogger().setLevel(max(number, logging.INFO))
     _set_levels_of_packages(number)
     for name in named:

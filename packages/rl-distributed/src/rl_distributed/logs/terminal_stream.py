@@ -1,4 +1,4 @@
-"""A standard stream for what is said by the way: a run outlives its terminal."""
+"""A standard stream for progress messages that survives its terminal."""
 
 from __future__ import annotations
 

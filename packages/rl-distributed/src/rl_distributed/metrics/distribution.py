@@ -127,6 +127,7 @@ class Distribution(MetricValue):
             _count(-finite[finite < 0]),
             int((finite == 0).sum()),
             int(flat.size - finite.size),
+            # Exactly rounded, so the result does not depend on the order.
             math.fsum(finite.tolist()),
             float(finite.min()),
             float(finite.max()),
@@ -180,11 +181,13 @@ class Distribution(MetricValue):
         count = self.count
         if not count:
             return math.nan
+        # At least one, so that percentile 0 is the smallest observation.
         wanted = max(1, math.ceil(count * percent / 100))
         seen = 0
         for value, number in self.points():
             seen += number
             if seen >= wanted:
+                # The middle of an outer bucket may lie outside the observed range.
                 return min(max(value, self.smallest), self.largest)
         return self.largest
 
@@ -197,6 +200,7 @@ class Distribution(MetricValue):
         if not self.count:
             raise MetricError("a histogram needs a finite number: got none")
         values, numbers = zip(*self.points(), strict=True)
+        # A bucket's middle may lie outside the range, where numpy would drop it.
         placed = np.clip(values, self.smallest, self.largest)
         counts, edges = np.histogram(
             placed,
@@ -221,6 +225,7 @@ class Distribution(MetricValue):
 
         The value is within 1 % of each observation in the bucket.
         """
+        # Buckets are by magnitude, so the largest bucket holds the smallest numbers.
         below = sorted(self.negative_buckets.items(), reverse=True)
         pairs = [(-_middle(index), number) for index, number in below]
         if self.num_zeros:

@@ -1,4 +1,4 @@
-"""What happens when a metrics sink fails: losing a curve must not end a run."""
+"""Guards around metrics sinks: losing a curve must not end a run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class GuardedSink:
     """A sink whose failures are counted, reported once, and kept from the caller.
 
     Args:
-        name: What messages call it.
+        name: Name of the sink in messages.
         sink: The sink.
         policy: See `LoggerConfig.on_sink_failure`.
     """
@@ -102,6 +102,7 @@ class GuardedSink:
                 exc_info=error,
             )
             self._close_quietly()
+        # Only once, or a server that is down for an hour would fill the log.
         elif self.num_failures == 1:
             _logger.warning(
                 "metrics sink %r failed: %r; the run goes on, and the sink is tried "
@@ -119,6 +120,7 @@ class GuardedSink:
             _logger.debug("metrics sink %r does not close: %r", self.name, error)
 
     def _say_cannot_show(self, method: str) -> None:
+        # A sink without `resume_at` has nothing to drop, so no message is needed.
         if method == "resume_at" or method in self._said:
             return
         self._said.add(method)

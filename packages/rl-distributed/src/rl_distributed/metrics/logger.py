@@ -31,7 +31,7 @@ _logger = get_logger(__name__)
 
 
 class LoggerConfig(Config):
-    """Where metrics go."""
+    """Sinks of the metrics, and their settings."""
 
     log_dir: str | None = None
     """Folder of everything the sinks write; None: the program's own choice, which is
@@ -97,6 +97,7 @@ def _make_sinks(config: LoggerConfig, log_dir: Path) -> dict[str, GuardedSink]:
             settings = config.sink_settings.get(name, {})
             try:
                 sink = _make_sink(name, settings, log_dir)
+            # Wrong settings are for the user to fix, whatever the failure policy.
             except UserError:
                 raise
             except Exception as error:
@@ -109,6 +110,7 @@ def _make_sinks(config: LoggerConfig, log_dir: Path) -> dict[str, GuardedSink]:
                 continue
             sinks[name] = GuardedSink(name, sink, config.on_sink_failure)
     except BaseException:
+        # The sinks made so far hold files and ports.
         for made in sinks.values():
             made.close()
         raise
@@ -141,6 +143,8 @@ class LoggerFacade:
                 "logger.log_dir must name a folder: got None, and the program gave none"
             )
         self.log_dir = Path(folder)
+        # Sinks handle one call at a time. Reentrant, because
+        # `log_metrics` flushes under it.
         self._lock = threading.RLock()
         self._step = 0
         self._sinks = _make_sinks(config, self.log_dir)
@@ -149,6 +153,7 @@ class LoggerFacade:
 
     def sample_resources_every(self, interval_s: float | None) -> None:
         """Sample the node's resources from now on; None: no longer."""
+        # Stopped without holding the lock, which its thread may be waiting for.
         sampler, self._sampler = self._sampler, None
         if sampler is not None:
             sampler.stop()
@@ -163,7 +168,7 @@ class LoggerFacade:
 
     @property
     def num_failures(self) -> Mapping[str, int]:
-        """How often each sink has failed."""
+        """Number of failures of each sink."""
         return {name: guard.num_failures for name, guard in self._sinks.items()}
 
     @property
@@ -174,9 +179,9 @@ class LoggerFacade:
     def resume_at(self, step: int) -> None:
         """Go on with a run that has a checkpoint of this step.
 
-        What sinks already hold of later steps, which come again, is dropped or kept
-        instead of the new value, so that no step is there twice. Call it before
-        anything is logged.
+        Sinks drop the values of later steps, which come again, or keep them instead of
+        the new ones, so that no step is recorded twice. Call it before anything is
+        logged.
 
         Raises:
             MetricError: The step is negative, or behind what was logged.
@@ -321,6 +326,7 @@ class LoggerFacade:
                 try:
                     guard.close()
                 except Exception as error:
+                    # The remaining sinks must still release their files and ports.
                     failed.append(error)
         if failed:
             raise failed[0]

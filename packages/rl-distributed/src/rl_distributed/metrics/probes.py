@@ -1,4 +1,4 @@
-"""What can be measured of a node: processors, memory, GPUs, Ray's object store.
+"""Probes that measure a node: processors, memory, GPUs and Ray's object store.
 
 A probe is asked from the sampler's thread. Where there is nothing to measure it raises
 `ProbeUnavailableError`, and is not asked again.
@@ -33,14 +33,14 @@ class Probe(Protocol):
     """Measures one kind of thing."""
 
     def read(self) -> dict[str, float]:
-        """Return what is measured now, by names that end in their unit.
+        """Return the measurements of this moment, by names that end in their unit.
 
         Raises:
             ProbeUnavailableError: There is nothing to measure, now or later.
         """
 
     def close(self) -> None:
-        """Give back what the probe holds."""
+        """Release the resources of the probe."""
 
 
 class HostProbe:
@@ -61,6 +61,7 @@ class HostProbe:
         memory = psutil.virtual_memory()
         resident = self._process.memory_info().rss
         for child in self._process.children(recursive=True):
+            # A child may exit while it is inspected.
             with suppress(psutil.Error):
                 resident += child.memory_info().rss
         return {
@@ -123,6 +124,7 @@ class GpuProbe:
                 for index in range(nvml.nvmlDeviceGetCount())
             ]
         except nvml.NVMLError as error:
+            # NVML is reference-counted: every successful `nvmlInit` needs its shutdown.
             nvml.nvmlShutdown()
             raise ProbeUnavailableError(f"GPUs cannot be read: {error}") from error
         if not handles:
@@ -151,11 +153,11 @@ class GpuProbe:
             return {"temperature_celsius": float(value)}
 
         def power() -> dict[str, float]:
-            # It tells milliwatts.
+            # NVML reports milliwatts.
             return {"power_watts": nvml.nvmlDeviceGetPowerUsage(handle) / 1000}
 
         for measure in (utilization, memory, temperature, power):
-            # Virtual and partitioned devices do not tell everything.
+            # Virtual and partitioned devices do not report everything.
             with suppress(nvml.NVMLError, ZeroDivisionError):
                 found.update(measure())
         return found
@@ -188,7 +190,7 @@ class ObjectStoreProbe:
         """Return what is used; nothing where Ray is not up, or a node does not answer.
 
         Raises:
-            ProbeUnavailableError: This release of Ray does not tell.
+            ProbeUnavailableError: This release of Ray does not report it.
         """
         ray = sys.modules.get("ray")
         if ray is None or not ray.is_initialized():
@@ -201,6 +203,7 @@ class ObjectStoreProbe:
                 (self._usage(ask, node) for node in alive if node["NodeID"] == own), {}
             )
         found = {"num_nodes": float(len(alive))}
+        # In a fixed order, so that node 0 is the same node in every sample.
         alive.sort(key=lambda node: (node["NodeManagerAddress"], node["NodeID"]))
         for index, node in enumerate(alive):
             for name, value in self._usage(ask, node).items():
@@ -208,7 +211,7 @@ class ObjectStoreProbe:
         return found
 
     def _questioner(self) -> Callable[[str, int], Any]:
-        """Return what asks a node; Ray has this for its own tools only."""
+        """Return a function that asks a node; only Ray's own tools have one."""
         try:
             grpc_utils = importlib.import_module("ray._private.grpc_utils")
             messages = importlib.import_module("ray.core.generated.node_manager_pb2")
@@ -239,7 +242,7 @@ class ObjectStoreProbe:
         try:
             stats = ask(node["NodeManagerAddress"], node["NodeManagerPort"]).store_stats
         except Exception:
-            # A node that is leaving; whatever gRPC raises, the next reading tells.
+            # A node that is leaving. Whatever gRPC raises, the next reading will show.
             return {}
         used, size = stats.object_store_bytes_used, stats.object_store_bytes_avail
         found = {"object_store_used_bytes": float(used)}

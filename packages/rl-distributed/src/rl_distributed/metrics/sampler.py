@@ -1,4 +1,4 @@
-"""`ResourceSampler`: what a node has in use, measured in the background.
+"""`ResourceSampler`: measure the resources in use on a node in the background.
 
 | part | consumes | produces | waits for | is unblocked by |
 |---|---|---|---|---|
@@ -101,6 +101,7 @@ class ResourceSampler:
         self._ended.set()
         if self._thread is None:
             return True
+        # With a deadline, because a probe may hang in a driver.
         self._thread.join(deadline_s)
         ended = not self._thread.is_alive()
         if not ended:
@@ -112,8 +113,9 @@ class ResourceSampler:
         return ended
 
     def sample(self) -> dict[str, float]:
-        """Read all probes now, and log what they say."""
+        """Read all probes now, and log their measurements."""
         found: dict[str, float] = {}
+        # A copy, because `_read` removes probes that are unavailable.
         for probe in list(self._probes):
             found.update(self._read(probe))
         if found:
@@ -139,6 +141,8 @@ class ResourceSampler:
         try:
             while not self._wait(max(0.0, due - self._clock())):
                 self._sample_safely()
+                # Missed samples are skipped: late ones would not describe
+                # the times they missed.
                 missed = max(0.0, self._clock() - due) // self._interval_s
                 due += (missed + 1) * self._interval_s
         finally:

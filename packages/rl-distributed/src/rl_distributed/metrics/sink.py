@@ -1,4 +1,4 @@
-"""What a metrics sink is, and the registry that finds it by name.
+"""Protocols of metrics sinks, and the registry that finds them by name.
 
 Every sink takes numbers, texts and the configuration (`MetricSink`). What only some can
 show is a protocol of its own: `HistogramSink`, `PlotSink`. A sink that does not have
@@ -91,7 +91,7 @@ class ResumableSink(Protocol):
 
 
 class SinkFactory(Protocol):
-    """What is registered: usually the class of the sink.
+    """A registered factory, usually the class of the sink.
 
     With a `Config` class as its attribute `config_class` it is called as
     `factory(log_dir, config)`, and its settings are checked by that class; without,

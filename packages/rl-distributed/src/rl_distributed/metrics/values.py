@@ -59,6 +59,7 @@ class MetricValue(ABC):
 
 
 def _check_number(owner: object, value: object) -> None:
+    # bool is a subclass of int, and arrays would silently merge element-wise.
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise MetricError(
             f"{type(owner).__name__} takes a plain number: got "
@@ -85,6 +86,7 @@ class Mean(MetricValue):
     def of(cls, values: Iterable[float]) -> Mean:
         """Return the mean of plain numbers, each of weight one."""
         numbers = [float(value) for value in values]
+        # Exactly rounded, so the result does not depend on the order.
         return cls(math.fsum(numbers), float(len(numbers)))
 
     def merge(self, other: Mean) -> Mean:
@@ -133,6 +135,8 @@ class Min(_Single):
 
     def merge(self, other: Min) -> Min:
         """Take the smaller one."""
+        # `min` and `max` keep or drop a NaN depending on its position,
+        # but it must be seen.
         if math.isnan(self.value) or math.isnan(other.value):
             return Min(math.nan)
         return Min(min(self.value, other.value))
@@ -159,7 +163,7 @@ class Last(_Single):
 
 
 Metric: TypeAlias = float | MetricValue
-"""What a metric may be where metrics are handed in: a number or a typed value."""
+"""Accepted forms of a metric: a number or a typed value."""
 
 
 def as_metric(
@@ -179,6 +183,7 @@ def as_metric(
     if isinstance(value, MetricValue):
         return value
     number: Any = value
+    # Covers numpy and torch without importing either.
     if hasattr(value, "item") and getattr(value, "size", None) is not None:
         num_elements = value.numel() if hasattr(value, "numel") else value.size
         if num_elements != 1:
@@ -188,6 +193,7 @@ def as_metric(
             )
         number = value.item()
     if isinstance(number, bool):
+        # Flags count as 0 or 1, so their mean is a share.
         number = float(number)
     if not isinstance(number, (int, float)):
         raise MetricError(
@@ -242,6 +248,7 @@ def to_floats(metrics: Mapping[str, Any]) -> dict[str, float]:
     numbers: dict[str, float] = {}
     for name, raw in metrics.items():
         value = as_metric(raw, name=name)
+        # Left out rather than shown as NaN, which would look like a failure.
         if not value.is_empty:
             numbers.update(value.to_numbers(name))
     return numbers

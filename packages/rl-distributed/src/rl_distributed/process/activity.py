@@ -8,18 +8,18 @@ from pathlib import Path
 
 __all__ = ["has_busy_thread"]
 
-# Threads that look out for others all the time, as those of gloo's connections.
+# Threads that poll all the time, as those of gloo's connections do.
 _LOOKOUTS = ("gloo_",)
 
 
 def has_busy_thread(pid: int) -> bool:
-    """Whether a thread runs, waits for its turn, or for a disk, at this moment.
+    """Whether a thread is running, runnable or in disk wait at this moment.
 
-    The calling thread does not count, nor do those that look out for other ranks. False
+    The calling thread does not count, nor do threads that poll for other ranks. False
     for a process that is gone.
 
     Args:
-        pid: Number of the process.
+        pid: Process id.
     """
     own = threading.get_native_id()
     return any(
@@ -34,6 +34,7 @@ def _state(task: Path) -> str:
     Empty for a thread that is gone or does not count.
     """
     status = ""
+    # A thread may end between being listed and being read.
     with suppress(OSError):
         status = (task / "stat").read_text()
     # The name before the state may hold anything.

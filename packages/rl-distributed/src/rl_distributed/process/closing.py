@@ -1,4 +1,4 @@
-"""How a `with` block ends whose end can fail too."""
+"""Closing at the end of a `with` block without hiding the block's own error."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ def close_after(
     """Close something without hiding why its block ended; for `__exit__`.
 
     Args:
-        error: What the block raised. It is the cause to know of, so what `close` raises
-            beside it becomes a warning and a note on it.
-        close: Ends what the block has used.
-        what: What that is, for the warning.
+        error: The error of the block; None: it raised none. It is the cause that
+            matters, so an error of `close` becomes a warning and a note on it.
+        close: Releases the resources of the block.
+        what: Name of these, for the warning.
 
     Raises:
-        Exception: What `close` raised, after a block that raised nothing.
+        Exception: The error of `close`, after a block that raised nothing.
     """
     try:
         close()
@@ -31,6 +31,7 @@ def close_after(
         if error is None:
             raise
         shown = f"{type(failure).__name__}: {failure}"
+        # Also logged below, as a caller may handle the error without showing its notes.
         error.add_note(f"Closing {what} failed after this: {shown}")
         _logger.warning(
             "closing %s failed, after %s: %s", what, type(error).__name__, shown

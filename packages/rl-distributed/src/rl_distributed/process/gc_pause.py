@@ -1,8 +1,8 @@
 """Pausing the garbage collector while long-lived objects are built.
 
-Python collects garbage after a number of new objects, and looks through all objects
-each time they have grown by a quarter. During the import of large libraries that finds
-nothing, and takes a fifth of the time.
+Python collects garbage after a number of new objects, and traverses all objects each
+time their number has grown by a quarter. During the import of large libraries that
+finds nothing, and takes a fifth of the time.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["collections_paused"]
 
 @contextmanager
 def collections_paused() -> Iterator[None]:
-    """Pause the search for garbage; later searches leave out what is there at the end.
+    """Pause the garbage collector; objects made meanwhile are exempt from it for good.
 
     Objects are still freed when nothing refers to them. Only objects that refer to each
     other, and that became garbage before the end, are kept as long as the process. So
@@ -27,6 +27,8 @@ def collections_paused() -> Iterator[None]:
     try:
         yield
     finally:
+        # Otherwise the first collection would traverse all of these objects after all.
         gc.freeze()
+        # The program may have disabled the collector itself.
         if was_enabled:
             gc.enable()

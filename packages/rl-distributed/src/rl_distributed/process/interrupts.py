@@ -1,4 +1,4 @@
-"""Stretches of code that a signal must not break off in their middle."""
+"""Deferring signals while a block of code must not be interrupted."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @contextmanager
 def deferred_signals() -> Iterator[None]:
-    """Let a block come to its end before SIGINT, SIGTERM or SIGHUP takes effect.
+    """Let a block finish before SIGINT, SIGTERM or SIGHUP takes effect.
 
     A library that starts processes does not survive an exception that a signal handler
-    raises in its middle: some are started, and nobody knows of them. A second signal
-    takes effect at once, unless it is a SIGHUP: a terminal that is closed sends several
-    by itself. In another thread than the main one, which no signal reaches, this does
-    nothing.
+    raises halfway through: some processes run by then and are never cleaned up. A
+    second signal takes effect at once, unless it is a SIGHUP: a terminal that is closed
+    sends several by itself. Outside of the main thread, which alone receives signals,
+    this does nothing.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -36,7 +36,8 @@ def deferred_signals() -> Iterator[None]:
 
     def put_back() -> None:
         for number, handler in before.items():
-            # What the block itself has set, as Ray does for SIGTERM, stays.
+            # Handlers that the block itself installs, as Ray does for
+            # SIGTERM, stay in place.
             if signal.getsignal(number) is remember:
                 signal.signal(number, handler)
 
@@ -49,5 +50,7 @@ def deferred_signals() -> Iterator[None]:
         yield
     finally:
         put_back()
+    # Raised again after the original handlers are back, so that it has
+    # its usual effect.
     if came:
         signal.raise_signal(came[0])

@@ -1,4 +1,4 @@
-"""What messages of other processes call this one."""
+"""The label of this process in messages of other processes."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ __all__ = ["ProcessLabel", "process_label", "set_process_label"]
 
 @dataclass(frozen=True, slots=True)
 class ProcessLabel:
-    """Who this process is, for people."""
+    """A process as messages describe it to people."""
 
     role: str
-    """What it is, whichever process has the part now: `worker 1 of group 'a'`."""
+    """Its role, the same after a restart: `worker 1 of group 'a'`."""
     role_id: str
-    """The same, told apart from those of other groups of that name."""
+    """The same, but different for another group of that name."""
     place: str
     """Where it runs: `node 10.0.0.1, pid 4711`."""
 
@@ -26,11 +26,11 @@ _label: ProcessLabel | None = None
 
 
 def set_process_label(label: ProcessLabel) -> None:
-    """Say who this process is."""
+    """Set the label of this process."""
     global _label
     _label = label
 
 
 def process_label() -> ProcessLabel | None:
-    """Return who this process is; None: it has no part that others know of."""
+    """Return the label of this process; None: it has no role that others know of."""
     return _label

@@ -1,4 +1,4 @@
-"""What happens inside the actor of a `BoundedQueue`. Pure asyncio, without Ray.
+"""The inside of the actor of a `BoundedQueue`: pure asyncio, without Ray.
 
 | part | consumes | produces | waits for | is unblocked by |
 |---|---|---|---|---|
@@ -6,9 +6,9 @@
 | `get` | items | the consumer's items | an item, the end | `put`, `close`, its time |
 | a watch per actor | pings | a departure | the answer to a ping | the actor's death |
 
-A *client* is one copy of the queue. A *producer* is who puts, through any number of
-clients: a worker or actor, whichever process has its part now, or a name that it has
-registered. So one that was started again goes on as the producer that it was.
+A *client* is one copy of the queue. A *producer* puts items through any number of
+clients. It is a worker, an actor or a registered name, not a process: after a restart
+it goes on as the same producer.
 
 Everything runs in one event loop, so that state changes only between awaits.
 """
@@ -23,6 +23,7 @@ from typing import Any, Literal
 
 __all__ = ["Answer", "ClientOrigin", "QueueHost", "QueueOverError"]
 
+# Deaths are noticed within about a second, as `BoundedQueue` promises.
 _PING_EVERY_S = 0.5
 
 
@@ -32,7 +33,7 @@ class QueueOverError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What `get` found."""
+    """Result of one `get`."""
 
     state: Literal["items", "empty", "closed", "broken"]
     """Items; none yet; all producers have closed; a producer died before it closed."""
@@ -43,14 +44,14 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class ClientOrigin:
-    """Where a client is."""
+    """Origin of a client: its producer and process."""
 
     producer: str
-    """Whom its items are from: the same before and after a restart."""
+    """Key of its producer: the same before and after a restart."""
     process: str = ""
     """Its process, another one after a restart; empty: its death is never known."""
     label: str = ""
-    """What messages call it."""
+    """Its name in messages."""
 
 
 @dataclass(slots=True)
@@ -59,13 +60,13 @@ class _Producer:
     """Of its present process."""
     is_registered: bool = False
     died_at: float | None = None
-    """Time of the loop; None: it lives, as far as is known."""
+    """Time of the loop; None: as far as is known it is alive."""
     closed: dict[str, set[str]] = field(default_factory=dict)
     """The clients that have closed, by process."""
 
     @property
     def num_closed(self) -> int:
-        """How often it counts as closed: what it closes again after a restart, once."""
+        """How often it counts as closed; closing again after a restart counts once."""
         return max(map(len, self.closed.values()), default=0)
 
     @property
@@ -87,8 +88,8 @@ class QueueHost:
         num_producers: How often the queue must be closed before it is over.
         redeliver: Whether items that a consumer has not confirmed are given to others
             when it dies.
-        producer_return_s: How long consumers wait for a dead producer to come back,
-            once nobody else puts any more.
+        producer_return_s: How long consumers wait for a dead producer to come back
+            once all others have closed.
     """
 
     def __init__(
@@ -113,8 +114,9 @@ class QueueHost:
         self._is_over = False
 
     async def end(self) -> None:
-        """Drop everything, and have whoever waits raise `QueueOverError`."""
+        """Drop everything; calls that wait raise `QueueOverError`."""
         self._is_over = True
+        # A watch left running would ping its actor for as long as this process lives.
         for watch in self._watches.values():
             watch.cancel()
         await self._notify()
@@ -129,12 +131,14 @@ class QueueHost:
         """
         accepted = 0
         until_s = _now() + wait_s
+        # A late `put` must not reopen the producer of a client that has closed.
         if not self._is_closed(client):
             self._begin(client)
         while accepted < len(items) and not self._is_closed(client):
             room = self._max_items - len(self._items)
             if room > 0:
                 part = items[accepted : accepted + room]
+                # As many as fit, so that consumers can start before the rest has room.
                 self._items.extend(part)
                 accepted += len(part)
                 await self._notify()
@@ -149,6 +153,8 @@ class QueueHost:
         await self.confirm(client)
         until_s = _now() + wait_s
         while True:
+            # A call left behind by a dead consumer would take items that
+            # nobody receives.
             if client in self._gone:
                 return Answer("empty", detail="this client died")
             if self._items:
@@ -165,18 +171,20 @@ class QueueHost:
 
     async def _take(self, client: str, most: int) -> list[Any]:
         taken = [self._items.popleft() for _ in range(min(most, len(self._items)))]
+        # The death of an unwatched client would go unnoticed and its
+        # items would be stuck.
         if self._redeliver and client in self._watches:
             self._unconfirmed[client] = taken
         await self._notify()
         return taken
 
     async def confirm(self, client: str) -> None:
-        """Say that the client is done with what it got."""
+        """Confirm that the client has finished the items that it got."""
         if self._unconfirmed.pop(client, None):
             await self._notify()
 
     async def close(self, client: str) -> None:
-        """Say that the client puts no more."""
+        """Declare that the client puts no more items."""
         producer = self._begin(client)
         producer.closed.setdefault(producer.origin.process, set()).add(client)
         await self._notify()
@@ -198,7 +206,7 @@ class QueueHost:
         """Return the number of items that wait."""
         return len(self._items)
 
-    # --- who lives ----------------------------------------------------------------
+    # --- which clients are alive --------------------------------------------------
 
     def watch(
         self,
@@ -206,7 +214,7 @@ class QueueHost:
         origin: ClientOrigin | str,
         ping: Callable[[], Awaitable[bool]],
     ) -> None:
-        """Keep looking whether a client lives.
+        """Keep checking that a client is alive.
 
         Args:
             client: Its key.
@@ -216,6 +224,7 @@ class QueueHost:
         if isinstance(origin, str):
             origin = ClientOrigin(client, client, origin)
         self._origins[client] = origin
+        # Kept here, because asyncio holds tasks only by weak references.
         self._watches[client] = asyncio.create_task(self._watch(client, ping))
         for other, earlier in list(self._origins.items()):
             same = earlier.producer == origin.producer
@@ -235,9 +244,9 @@ class QueueHost:
         await self._notify()
 
     def _retire(self, client: str) -> None:
-        """Have a client of a process that is gone take and hold nothing any more."""
+        """Put the unconfirmed items of a client that is gone back into the queue."""
         self._gone.add(client)
-        # What it has not confirmed is older than what waits.
+        # To the front, because they are older than the waiting items.
         self._items.extendleft(reversed(self._unconfirmed.pop(client, [])))
 
     def _origin(self, client: str) -> ClientOrigin:
@@ -269,7 +278,7 @@ class QueueHost:
         return sum(p.num_closed for p in producers) >= self._num_producers
 
     def _ends_at(self) -> float | None:
-        """When no item comes any more, by the time of the loop; None: not known."""
+        """Return the time of the loop at which the queue ends; None: not known yet."""
         if self._items or self._unconfirmed:
             return None
         dead = self._dead()
@@ -284,7 +293,7 @@ class QueueHost:
 
     @staticmethod
     def _is_known(producer: _Producer) -> bool:
-        """Whether it is known to be at work: it registered, or its process is watched.
+        """Whether its life is known of: it registered, or its process is watched.
 
         A task or driver that has put something may have ended since.
         """
@@ -296,6 +305,7 @@ class QueueHost:
         registered = [p for p in self._producers.values() if p.is_registered]
         if waiting := [p.origin.label for p in registered if p.is_open]:
             text += f"; still open: {', '.join(waiting)}"
+
         if dead := [p.origin.label for p in self._dead()]:
             text += f"; dead, and not back: {', '.join(dead)}"
         held = {
@@ -308,6 +318,7 @@ class QueueHost:
         return text
 
     async def _wait_for_change(self, until_s: float) -> None:
+        # Read before waiting for the lock, so that no change in between is missed.
         seen = self._num_changes
         try:
             async with asyncio.timeout(max(until_s - _now(), 0.0)), self._changed:

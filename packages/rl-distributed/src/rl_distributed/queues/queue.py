@@ -3,12 +3,12 @@
 ```
 producer --put--> [actor: up to max_items wait] --get--> consumer
          blocks while it is full              blocks while it is empty
-close() of the last producer -> consumers take what is left -> QueueClosedError
-a producer dies -> the others go on; started again, it goes on as the one it was
+close() of the last producer -> consumers take the rest -> QueueClosedError
+a producer dies -> the others continue; restarted, it continues as the same producer
 ```
-Items keep the order in which they came in, and each goes to one consumer. They travel
-as bytes (tensors out of band) and are never unpickled in the queue's actor, so that it
-needs none of their classes.
+Items keep their order, and each goes to one consumer. They travel as bytes (tensors out
+of band) and are never unpickled in the queue's actor, which therefore needs none of
+their classes.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from rl_distributed.queues.host import (
 
 __all__ = ["BoundedQueue"]
 
-# One wait inside the actor; a client that died is not waited for longer.
+# Bounds one wait inside the actor, so that a dead client does not hold a slot for long.
 _SLICE_S = 1.0
 # Beyond its wait, the actor only has to answer.
 _GRACE_S = 30.0
@@ -67,23 +67,24 @@ class BoundedQueue:
 
     What happens when a client dies (known of actors only, within about a second):
 
-    - A producer that has not closed: the others go on, and consumers get what they
-      put. When it comes back (the worker of the same rank and group, or whoever
-      registers under its name), it goes on as if nothing had been. Otherwise, when all
-      others have closed, consumers get the items that are left, and after
+    - A producer that has not closed: the others go on, and consumers get their items.
+      When it comes back (the worker of the same rank and group, or a process that
+      registers under its name), it goes on as if nothing had happened. Otherwise, when
+      all others have closed, consumers get the items that are left, and after
       `producer_return_s` a `WorkerDiedError` instead of `QueueClosedError`.
-    - A consumer: what it has taken is lost, and so is an item that was on its way to
-      it. With `redeliver`, items that it has not confirmed go to other consumers, and
-      are seen twice if it had begun to work on them. The next `get` or `confirm`
+    - A consumer: the items it has taken are lost, and so is an item on its way to it.
+      With `redeliver`, items that it has not confirmed go to other consumers, which see
+      them a second time if it had begun to work on them. The next `get` or `confirm`
       confirms.
     - The actor of the queue: every call raises `WorkerDiedError`; its items are lost.
     """
 
     def __init__(self, name: str, host: Any, key: str) -> None:
         self.name = name
-        """What messages call the queue."""
+        """Name of the queue in messages."""
         self._host = host
         self._key = key
+        # Random, because copies are made in processes that do not know of each other.
         self._client = uuid.uuid4().hex
         self._is_known = False
 
@@ -154,11 +155,14 @@ class BoundedQueue:
         until_s = time.monotonic() + deadline_s
         if beside is None:
             actor: Any = _HostActor
+            # Needs no CPU, as it only waits. Never restarted, as that would silently
+            # lose its items.
             host = actor.options(num_cpus=0, max_restarts=0).remote()
         else:
             host = beside._host
         settings = (max_items, num_producers, redeliver, producer_return_s)
         queues = [cls(name, host, uuid.uuid4().hex) for name in names]
+        # All requests go out before the first wait, so they share the actor's start-up.
         opened = [queue._send("open", *settings) for queue in queues]
         for queue, call in zip(queues, opened, strict=True):
             queue._call(call, max(until_s - time.monotonic(), 0.0))
@@ -169,11 +173,11 @@ class BoundedQueue:
         return type(self), (self.name, self._host, self._key)
 
     def register(self, name: str, *, deadline_s: float = 60.0) -> None:
-        """Put as the producer of this name from now on.
+        """Put items as the producer of this name from now on.
 
-        The queue does not end before it has closed, whatever `num_producers` is. A
-        producer that is started again, and registers under the same name, goes on as
-        the one that died. Workers of a group are known by group and rank without it.
+        The queue does not end before this producer has closed, whatever `num_producers`
+        is. A restarted producer that registers under the same name continues as the one
+        that died. Workers of a group are known by group and rank without it.
 
         Args:
             name: Of the producer; each has another one.
@@ -199,7 +203,7 @@ class BoundedQueue:
     def put_many(self, items: Sequence[Any], *, deadline_s: float = 60.0) -> None:
         """Put items in order, as room comes up. Raises like `put`.
 
-        Where it raises `DeadlineExceededError`, the message tells how many were put.
+        The message of a `DeadlineExceededError` says how many were put.
         """
         self.put_packed([_packed(item) for item in items], deadline_s=deadline_s)
 
@@ -252,6 +256,8 @@ class BoundedQueue:
         self._introduce()
         until_s = time.monotonic() + deadline_s
         while True:
+            # Tried at least once, even past the deadline, for an item
+            # that is already there.
             wait_s = min(_SLICE_S, max(until_s - time.monotonic(), 0.0))
             call = self._send("get", self._client, max_items, wait_s)
             answer: Answer = self._call(call, wait_s + _GRACE_S)
@@ -282,7 +288,7 @@ class BoundedQueue:
             yield item
 
     def confirm(self, *, deadline_s: float = 60.0) -> None:
-        """Say that this client is done with the items that it got."""
+        """Confirm that this client has finished the items that it got."""
         self._call(self._send("confirm", self._client), deadline_s)
 
     def qsize(self, *, deadline_s: float = 60.0) -> int:
@@ -290,12 +296,12 @@ class BoundedQueue:
         return int(self._call(self._send("qsize"), deadline_s))
 
     def close(self, *, deadline_s: float = 60.0) -> None:
-        """Say that this client puts no more; a second call is without effect."""
+        """Declare that this client puts no more items; a second call has no effect."""
         self._introduce()
         self._call(self._send("close", self._client), deadline_s)
 
     def shutdown(self) -> None:
-        """End the queue; its items are lost, and waiting clients are told.
+        """End the queue; its items are lost, and waiting calls raise an error.
 
         The actor ends with the last of its queues.
         """
@@ -303,6 +309,7 @@ class BoundedQueue:
             left = self._call(self._send("drop"), _GRACE_S)
         except WorkerDiedError:
             return
+        # An actor that no longer answers is of no use to its other queues either.
         except DeadlineExceededError:
             left = 0
         if left == 0:
@@ -315,6 +322,7 @@ class BoundedQueue:
         self._is_known = True
         context = ray.get_runtime_context()
         actor = context.get_actor_id()
+        # Tasks and drivers cannot be pinged, so their deaths stay unknown.
         if actor is None:
             return
         own = process_label()
@@ -341,6 +349,7 @@ class BoundedQueue:
                 f"{deadline_s:g} s; an item may be on its way"
             ) from error
         except RayTaskError as error:
+            # Any other error inside the actor is a bug and should surface unchanged.
             if not isinstance(error.cause, QueueOverError):
                 raise
             raise WorkerDiedError(
@@ -363,7 +372,9 @@ class _Packed:
 
 def _packed(item: Any) -> _Packed:
     buffers: list[pickle.PickleBuffer] = []
+    # cloudpickle, because classes of items may be defined in a script or notebook.
     data = cloudpickle.dumps(item, protocol=5, buffer_callback=buffers.append)
+    # As arrays, because Ray passes their memory out of band.
     arrays = [np.frombuffer(buffer.raw(), dtype=np.uint8) for buffer in buffers]
     return _Packed(data, arrays)
 
@@ -420,10 +431,12 @@ class _HostActor:
             """Wait until the actor is free, or known to be dead."""
             try:
                 await handle.__ray_ready__.remote()
+            # The connection is lost for now, but the actor may be alive.
             except ActorUnavailableError:
                 return True
             except RayActorError:
                 return False
+            # Only a certain death may end a producer.
             except RayError:
                 return True
             return True

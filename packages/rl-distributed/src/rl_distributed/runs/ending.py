@@ -1,9 +1,9 @@
-"""How a run stands: going on, ended as it should, failed, or interrupted.
+"""State of a run: running, finished, failed or interrupted.
 
 ```
 RUN/.run.lock    held while a process carries the run out     -> running
 RUN/.run.ended   why the last process left before the end     -> failed, interrupted
-RUN/result.json  what the run came to                         -> finished
+RUN/result.json  result of the run                            -> finished
 ```
 They are asked in this order. A run with none of them was killed: it is interrupted.
 Imports nothing heavy, so that a listing of many runs is quick.
@@ -32,9 +32,10 @@ __all__ = [
 ]
 
 RunState = Literal["running", "finished", "failed", "interrupted"]
-"""How a run stands."""
+"""State of a run."""
 ENDED = ".run.ended"
 """Name of the file, in the folder of the run."""
+# Listings read this file for every run; the log has the full text.
 _LONGEST_REASON = 2000
 
 
@@ -78,12 +79,13 @@ def forget_ending(folder: Path) -> None:
 
 
 def read_ending(folder: Path) -> RunEnding | None:
-    """Return why the last process left a run; None: nothing is noted."""
+    """Return why the last process left a run; None: there is no note."""
     try:
         found = json.loads((folder / ENDED).read_text(encoding="utf-8"))
         ending = RunEnding(
             state=found["state"], reason=str(found["reason"]), time=str(found["time"])
         )
+    # A torn or foreign note counts as none, so that it cannot break a list of runs.
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return ending if ending.state in ("failed", "interrupted") else None

@@ -1,4 +1,4 @@
-"""The folder of a run: one run uses it, and a new one begins there only by your leave.
+"""The folder of a run: used by one run, and by a new one only with permission.
 
 ```
 runs/mine/
@@ -6,9 +6,9 @@ runs/mine/
   .run.started   what lay in the folder before the run, which is never removed; and
                  where its checkpoints are, if they are elsewhere (checkpoint_dir)
   checkpoints/   step_N; a run of several stages has them in stages/<name>/
-  result.json    what a run that has ended came to
+  result.json    result of a run that has ended
   .run.ended     why a process left the run before its end (`runs.ending`)
-  requests/      what other processes of the user ask of it (`run_requests`)
+  requests/      requests of other processes of the user (`runs.requests`)
 ```
 A folder holds progress when a run has kept a checkpoint there or has ended. A new run
 is refused there, unless it may overwrite what the other one has left; a folder without
@@ -55,11 +55,11 @@ _WRITING = {"logger", "checkpointing"}  # sections that name what a run writes
 
 
 class RunClaim:
-    """The one process that uses the folder of a run, for as long as this is held.
+    """Exclusive use of a run's folder by one process, for as long as this is held.
 
-    As a context manager it gives the folder back at the end. Where the run has failed
-    by a mistake of its user before there was any progress, and the message names no
-    file of the folder, what the run wrote is removed: there is nothing to look at.
+    As a context manager it releases the folder at the end. If the run failed by a
+    mistake of its user before it made any progress, and the message names no file in
+    the folder, the run's files are removed: there is nothing to look at.
 
     Args:
         path: The folder.
@@ -109,9 +109,9 @@ def has_progress(path: Path) -> bool:
 
 
 def kept_progress(path: Path) -> frozenset[str]:
-    """Return what a run has kept in a folder: checkpoints, and results of its parts.
+    """Return the progress of a run in a folder: checkpoints and results of its parts.
 
-    A run that got further between two calls has kept something new.
+    A run that progresses between two calls has something new there.
     """
     ended = [found for pattern in _ENDED for found in path.glob(pattern)]
     return frozenset(map(str, [*ended, *_checkpoints(path)]))
@@ -176,7 +176,7 @@ def begin_run(
 ) -> RunClaim:
     """Make the folder of a new run, or take one without progress, and own it.
 
-    What an earlier run has left there is removed; what lay there before any run stays.
+    Files of an earlier run are removed; files from before any run stay.
 
     Args:
         path: The folder.
@@ -233,7 +233,7 @@ def new_run_folder(root: Path, name: str) -> Path:
 
 
 def own_run_folder(path: Path, *, is_new: bool = False) -> RunClaim:
-    """Own the folder of a run, so that no other process works there.
+    """Claim the folder of a run, so that no other process works there.
 
     Args:
         path: The folder.
@@ -256,6 +256,7 @@ def own_run_folder(path: Path, *, is_new: bool = False) -> RunClaim:
         raise ConfigError(str(error)) from None
     except OSError as error:
         raise _not_writable(path, error) from error
+    # Only once the lock is held: until then the note belongs to another process.
     forget_ending(path)
     return RunClaim(path, lock, is_new=is_new)
 
@@ -289,6 +290,8 @@ def _check_reads(
                 _check_reads(folder, stays, value, f"{above}{key}.")
             continue
         for text in value if isinstance(value, list) else (value,):
+            # Linux paths have at most 4096 characters, and resolving
+            # longer text would fail.
             if not isinstance(text, str | Path) or not text or len(str(text)) > 4096:
                 continue
             path = Path(text).expanduser().resolve()
@@ -308,7 +311,7 @@ def _is_of_run(path: Path) -> bool:
 
 
 def _present_before(path: Path) -> set[str]:
-    """Return what lay in the folder before its first run."""
+    """Return the names that lay in the folder before its first run."""
     try:
         found = json.loads((path / _STARTED).read_text())["present_before"]
         return {str(name) for name in found}
@@ -379,6 +382,7 @@ def _clear(path: Path) -> None:
     for entry in path.iterdir():
         if entry.name in stays:
             continue
+        # Remove only the link itself; its target lies elsewhere.
         if entry.is_dir() and not entry.is_symlink():
             shutil.rmtree(entry)
         else:

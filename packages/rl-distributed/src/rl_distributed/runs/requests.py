@@ -1,19 +1,19 @@
-"""Requests to a run from other processes of its user, by way of the run's folder.
+"""Requests to a run from other processes of its user, through the run's folder.
 
 ```
 sender   ID.request.json --rename--> ID.taken.json             reader (the run)
          ID.answer.json  <------------------------ answer, when it has been seen to
 ```
-Both sides write files whole or not at all, in a folder that only their owner can read.
-The reader holds a lock there, so that a sender knows at once that nobody will answer. A
-sender whose deadline has passed takes its request back, unless it has been taken.
+Both sides write files atomically, in a folder that only their owner can read. The
+reader holds a lock there, so that a sender notices at once if there is none. A sender
+whose deadline has passed withdraws its request, unless it has been taken.
 
 | part   | consumes | produces | waits for  | is unblocked by            |
 |--------|----------|----------|------------|----------------------------|
 | sender | answers  | requests | the answer | deadline, the reader's end |
 | reader | requests | answers  | nothing    | -                          |
 
-The reader looks between two steps; when it closes it answers what is left.
+The reader looks between steps; when it closes, it answers the remaining requests.
 """
 
 from __future__ import annotations
@@ -51,23 +51,23 @@ _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.01, 0.25
 
 @dataclass(frozen=True)
 class RunRequest:
-    """What somebody asks of a run; it gets one answer."""
+    """A request to a run, which gets one answer."""
 
     kind: str
-    """What is asked, such as `update`."""
+    """The kind of request, such as `update`."""
     body: Mapping[str, Any]
-    """What it is about."""
+    """Its content."""
     by: str
     """The person or program that asked."""
     path: Path = field(repr=False)
     """The file, taken."""
 
     def answer(self, result: Mapping[str, Any]) -> None:
-        """Say what came of it."""
+        """Answer with a result."""
         self._write({"ok": True, "result": dict(result)})
 
     def refuse(self, reason: str) -> None:
-        """Say why nothing came of it."""
+        """Answer with the reason for a refusal."""
         self._write({"ok": False, "reason": reason})
 
     def _write(self, answer: Mapping[str, Any]) -> None:
@@ -101,7 +101,7 @@ class RunRequests:
             # though the owner of the run knows already that it is gone.
             self._lock.path.unlink(missing_ok=True)
         self._lock.acquire()
-        # Those of a reader that is no more: their senders know it.
+        # Left over from an earlier reader, whose senders know that it is gone.
         for suffix in (_REQUEST, _TAKEN, _ANSWER):
             for path in self._folder.glob(f"*{suffix}"):
                 path.unlink(missing_ok=True)
@@ -120,6 +120,8 @@ class RunRequests:
     def _take(self, path: Path) -> RunRequest | None:
         target = path.with_name(path.name.removesuffix(_REQUEST) + _TAKEN)
         try:
+            # The rename is atomic: either the reader takes the request or the sender
+            # takes it back.
             path.rename(target)
             content = _read_own(target)
         except FileNotFoundError:
@@ -137,7 +139,8 @@ class RunRequests:
         return RunRequest(kind, body, request.by, target)
 
     def close(self) -> None:
-        """Refuse what is left, and let senders know that nobody reads any more."""
+        """Refuse the remaining requests and release the lock that senders look at."""
+        # Answer before releasing the lock, because senders check the lock first.
         for request in self.take():
             request.refuse("the run has ended")
         self._lock.release()
@@ -176,8 +179,8 @@ def send_request(
     Args:
         run_dir: The folder of the run; of one of several stages, the stage that runs
             is asked.
-        kind: What is asked.
-        body: What it is about, as JSON values.
+        kind: The kind of request.
+        body: Its content, as JSON values.
         by: Name of the person or program, as recorded; None: `user@machine`.
         deadline_s: How long to wait for the answer; a run looks between its steps.
 
@@ -189,10 +192,12 @@ def send_request(
     end = time.monotonic() + deadline_s
     run_dir = Path(run_dir)
     folder = _find_reader(run_dir)
+    # The time orders requests; the random part keeps senders apart.
     name = f"{time.time_ns():020d}-{secrets.token_hex(8)}"
     request, answer = folder / (name + _REQUEST), folder / (name + _ANSWER)
     content = {"kind": kind, "body": dict(body), "by": by or default_sender()}
     _send(request, content)
+    # Growing pauses: a run answers between steps, within milliseconds or minutes.
     pause_s = _SHORTEST_PAUSE_S
     while True:
         # Asked first: a reader answers before it lets go.
@@ -285,11 +290,14 @@ def _read_own(path: Path) -> dict[str, Any]:
     Raises:
         ValueError: It is another one's, no plain file, too large, or no JSON mapping.
     """
+    # Following a link could make the run read any file of its owner.
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     with open(descriptor, "rb") as file:
+        # Checked on the open file, because its name may lead elsewhere by now.
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode) or found.st_uid not in (os.getuid(), 0):
             raise ValueError("it is no file of the run's owner")
+        # Bounded, however large the file claims to be.
         data = file.read(_LARGEST + 1)
     if len(data) > _LARGEST:
         raise ValueError(f"it has more than {_LARGEST} bytes")

@@ -1,4 +1,4 @@
-"""Who may talk to a cluster: tokens, certificates, the audit log."""
+"""Security of a cluster: tokens, certificates and the audit log."""
 
 import lazy_loader
 

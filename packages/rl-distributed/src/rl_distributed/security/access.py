@@ -1,8 +1,8 @@
-"""Who may talk to a Ray cluster, and whether others can listen: tokens and TLS.
+"""Access to a Ray cluster and encryption of its traffic: tokens and TLS.
 
-Ray's token keeps out who does not know it; TLS encrypts what Ray's processes send to
-each other, and lets in only who has a certificate of the cluster's authority. Neither
-covers what workers exchange directly through gloo or NCCL.
+Ray's token keeps out programs that do not know it; TLS encrypts the traffic between
+Ray's processes, and admits only holders of a certificate of the cluster's authority.
+Neither covers direct traffic between workers through gloo or NCCL.
 """
 
 from __future__ import annotations
@@ -53,6 +53,7 @@ _DAYS = 30.0
 def own_hosts() -> list[str]:
     """Names and addresses by which this machine is reached, loopback included."""
     addresses = {
+        # Link-local addresses carry their interface after a %, unlike in certificates.
         entry.address.partition("%")[0]
         for entries in psutil.net_if_addrs().values()
         for entry in entries
@@ -73,7 +74,7 @@ def make_certificates(
 ) -> TlsFiles:
     """Make a certificate for this machine and write the files that Ray needs.
 
-    The key of a new authority is forgotten, so nobody can sign another certificate for
+    The key of a new authority is discarded, so no other certificate can be signed for
     the cluster, unless `keep_authority_key` is set.
 
     Args:
@@ -108,6 +109,7 @@ def make_certificates(
     try:
         place = files.key.parent
         place.mkdir(parents=True, exist_ok=True)
+        # An existing folder may have other permissions.
         place.chmod(stat.S_IRWXU)
         certificates.write_private(files.key, key)
         certificates.write_private(files.certificate, certificate)
@@ -179,7 +181,7 @@ def tls_in_use(variables: Mapping[str, str] | None = None) -> TlsFiles | None:
 
 
 def use_tls(files: TlsFiles) -> None:
-    """Have Ray in this process, and in those that it starts, use TLS from now on.
+    """Make Ray use TLS from now on, in this process and those that it starts.
 
     Ray reads its variables when it is imported; they are set, and read once more. TLS
     stays on for the rest of this process.
@@ -206,6 +208,8 @@ def variables_undone_on_failure() -> Iterator[None]:
         yield
     except BaseException:
         _mode_is_adopted = was_adopted
+        # Only if something changed, because old versions of Ray cannot
+        # re-read variables.
         if before != {name: os.environ.get(name) for name in _VARIABLES}:
             for name, value in before.items():
                 os.environ.pop(name, None)

@@ -1,10 +1,10 @@
-"""An audit log: who did what to clusters, workers and checkpoints, and how it ended.
+"""An audit log of actions on clusters, workers and checkpoints, and their outcomes.
 
 Off until `enable_audit` is called or `RL_AUDIT_LOG` names a file; `audit` costs one
 comparison then. One JSON object per line is appended under a file lock, so processes of
 one machine may share a file; each line holds the digest of the line before it, so that
 a line which is changed or taken out shows. With a key each line also holds a code over
-itself (HMAC-SHA256), which nobody can make who does not have the key:
+itself (HMAC-SHA256), which cannot be made without the key:
 
 ```
 {"time": ..., "previous": SHA-256 of the line before, "hmac": code of this line so far}
@@ -67,7 +67,7 @@ _LONGEST_LINE = 65_536
 
 @dataclass(frozen=True, slots=True)
 class AuditSummary:
-    """What a whole audit log holds."""
+    """Contents of a whole audit log."""
 
     num_entries: int
     last_digest: str
@@ -110,6 +110,7 @@ class AuditLog:
         self._key = None if key_file is None else _read_key(Path(key_file))
         self._sync = sync
         self._deadline_s = deadline_s
+        # The file lock excludes other processes; this one excludes other threads.
         self._lock = threading.Lock()
         # It opens the file for every entry: that may be rotated away meanwhile.
         self._file_lock = FileLock(
@@ -121,7 +122,7 @@ class AuditLog:
         )
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            # Now and not at the first action, when nobody would read the error.
+            # Now rather than at the first action, where the error would only be logged.
             flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
             os.close(os.open(self.path, flags, stat.S_IRUSR | stat.S_IWUSR))
         except OSError as error:
@@ -144,14 +145,20 @@ class AuditLog:
                     entry = {**entry, "previous": _digest(last)}
                 line = json.dumps(entry, default=str, ensure_ascii=False).encode()
                 if self._key is not None:
+                    # Computed over the serialised line, so that
+                    # verification need not re-serialise.
                     code = _code(self._key, line)
                     line = line[:-1] + f', "hmac": "{code}"}}'.encode()
+                # A killed writer may have left half a line, which stays
+                # on a line of its own.
                 data = (b"" if is_whole else b"\n") + line + b"\n"
+                # A single write, so that a kill tears at most this line.
                 written = os.write(file, data)
                 if written < len(data):
                     raise OSError("the disk is full")
                 if self._sync:
                     os.fsync(file)
+        # A subclass of OSError whose message already names the holder of the file.
         except LockHeldError:
             raise
         except OSError as error:
@@ -171,13 +178,14 @@ def _code(key: bytes, line: bytes) -> str:
 def make_audit_key(path: str | os.PathLike[str]) -> Path:
     """Write a new key for audit logs to a file that only its owner can read.
 
-    Whoever can read it can also write entries that pass the check. So keep it where
-    those cannot read it who may write to the log.
+    Anyone who can read it can also write entries that pass the check, so keep it
+    unreadable to others who may write to the log.
 
     Raises:
         AuditError: the file is there already, or cannot be written.
     """
     place = Path(path).resolve()
+    # Never overwrites a key, and is private from the first moment.
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -225,6 +233,7 @@ def _last_line(file: int) -> tuple[bytes | None, bool]:
         body = tail[:-1] if is_whole else tail
         if b"\n" in body or start == 0:
             return body.rpartition(b"\n")[2], is_whole
+        # The line is longer than the part read so far.
         length *= 2
 
 
@@ -246,8 +255,8 @@ def enable_audit(
     Args:
         path: the file; it is made with mode 0600.
         chain: whether each line holds the digest of the one before.
-        key_file: file of `make_audit_key`; each line gets a code by it, which nobody
-            can make who does not have the key.
+        key_file: file of `make_audit_key`; each line gets a code, which cannot be made
+            without the key.
         sync: whether each line is on the disk before the action goes on.
         deadline_s: how long to wait for another process that writes.
 
@@ -272,10 +281,10 @@ def audit(action: str, object: str = "", outcome: str = "ok", **fields: Any) -> 
     """Note one action, if the audit log is on.
 
     Args:
-        action: what was done: `cluster.start`, `group.up`, `checkpoint.saved`.
-        object: to what: an address, the name of a group, a folder.
+        action: name of the action: `cluster.start`, `group.up`, `checkpoint.saved`.
+        object: its object: an address, the name of a group, a folder.
         outcome: `ok`, `failed` or `refused`.
-        fields: what else is to be known. Secrets among them are hidden.
+        fields: further information. Secrets among it are hidden.
 
     A log that cannot be written is reported as an error in the ordinary log; the action
     goes on.
@@ -326,6 +335,7 @@ def _entry(
         "object": object,
         "outcome": outcome,
     }
+    # The entry comes last, so that no field can override who did it, or when.
     cleaned: dict[str, Any] = redacted({**context, **fields, **entry})
     # The fixed fields come first, whatever else there is.
     return {name: cleaned.pop(name) for name in entry} | cleaned

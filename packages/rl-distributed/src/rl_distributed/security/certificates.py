@@ -48,7 +48,7 @@ class Authority:
         return self.certificate.public_bytes(serialization.Encoding.PEM)
 
     def key_pem(self) -> bytes:
-        """Return the private key; who has it can sign for the cluster."""
+        """Return the private key; its holder can sign for the cluster."""
         return _key_pem(self.key)
 
 
@@ -69,6 +69,7 @@ def make_authority(valid_for: timedelta) -> Authority:
     )
     certificate = (
         _builder(name, name, key.public_key(), valid_for)
+        # Length 0: it may sign certificates of processes but no further authority.
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(usage, critical=True)
         .add_extension(
@@ -142,9 +143,11 @@ def _general_name(host: str) -> x509.GeneralName:
 
 
 def write_private(path: Path, data: bytes) -> None:
-    """Write a file that only its owner can read, in place of what was there."""
+    """Write or replace a file that only its owner can read."""
     part = path.with_name(f".{path.name}.{os.getpid()}")
+    # May be left over from a process with the same id; O_EXCL would fail on it.
     part.unlink(missing_ok=True)
+    # Created private: a later chmod would leave a moment in which others could read it.
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     file = os.open(part, flags, stat.S_IRUSR | stat.S_IWUSR)
     with os.fdopen(file, "wb") as stream:
@@ -200,7 +203,7 @@ def certificate_problem(
     hosts: Sequence[str],
     now: datetime | None = None,
 ) -> str:
-    """Say what is wrong with a certificate, its key or authority; empty if nothing.
+    """Describe the problem of a certificate, its key or authority; empty if none.
 
     Args:
         certificate: PEM file with the certificate, and those between it and the
@@ -234,6 +237,7 @@ def _is_signed(
     between: Sequence[x509.Certificate],
     trusted: Sequence[x509.Certificate],
 ) -> bool:
+    # A self-signed certificate may itself be the trusted one.
     if own in trusted:
         return True
     for signer in (*trusted, *between):
@@ -241,6 +245,7 @@ def _is_signed(
             own.verify_directly_issued_by(signer)
         except (InvalidSignature, TypeError, ValueError):
             continue
+        # Without this signer, or a cycle of signers would never end.
         rest = [other for other in between if other != signer]
         if signer in trusted or _is_signed(signer, rest, trusted):
             return True
@@ -249,6 +254,7 @@ def _is_signed(
 
 def _wrong_use(path: Path, own: x509.Certificate) -> str:
     try:
+        # Without this extension, any use is allowed (RFC 5280, 4.2.1.12).
         uses = own.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
     except x509.ExtensionNotFound:
         return ""

@@ -10,7 +10,7 @@ from rl_distributed.config import Config
 __all__ = ["AUTHORITY", "CERTIFICATE", "KEY", "TlsFiles"]
 
 CERTIFICATE, KEY, AUTHORITY = "node.crt", "node.key", "ca.crt"
-"""What `make_certificates` calls the files in its folder."""
+"""Names of the files that `make_certificates` writes."""
 
 
 class TlsFiles(Config):
@@ -37,6 +37,7 @@ class TlsFiles(Config):
         """Return the variables by which Ray's processes find the files."""
         return {
             "RAY_USE_TLS": "1",
+            # Absolute, because Ray's processes run in other folders.
             "RAY_TLS_SERVER_CERT": str(self.certificate.resolve()),
             "RAY_TLS_SERVER_KEY": str(self.key.resolve()),
             "RAY_TLS_CA_CERT": str(self.authority.resolve()),

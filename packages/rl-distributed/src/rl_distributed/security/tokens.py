@@ -1,4 +1,4 @@
-"""The token that this process presents to a Ray cluster, and what is wrong with it.
+"""The token that this process presents to a Ray cluster, and errors about it.
 
 Ray looks for one in `RAY_AUTH_TOKEN`, then in the file that `RAY_AUTH_TOKEN_PATH`
 names, then in the home folder.
@@ -34,7 +34,7 @@ _HOW_TO_GET = (
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """What this process presents to a cluster."""
+    """The token of this process, and its source."""
 
     value: str = field(repr=False)
     place: str
@@ -77,7 +77,7 @@ def refused_token(address: str, token: Token) -> SecurityError:
 
     Args:
         address: Of the cluster.
-        token: What was presented.
+        token: The token that was presented.
     """
     return SecurityError(
         f"the Ray cluster at '{address}' refuses the token of this process, which was "
@@ -90,12 +90,13 @@ def _home_token() -> Path:
 
 
 def check_token_file() -> None:
-    """Check the file that Ray is told of: without it Ray ends the whole process.
+    """Check the token file that Ray will read: without one, Ray ends the process.
 
     Raises:
         SecurityError: `RAY_AUTH_TOKEN_PATH` names a file without a token.
     """
     path = os.environ.get(_TOKEN_PATH, "")
+    # The variable takes precedence, so Ray then never reads the file.
     if not path or os.environ.get(_TOKEN):
         return
     try:
@@ -115,5 +116,6 @@ def has_token() -> bool:
 
 
 def _token_loader() -> Any:
+    # Older versions of Ray have no tokens.
     loader: Any = getattr(_raylet, "AuthenticationTokenLoader", None)
     return None if loader is None else loader.instance()

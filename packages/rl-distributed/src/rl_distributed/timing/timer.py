@@ -92,6 +92,7 @@ class Timer:
     ) -> None:
         self._context = dict(context or {})
         self._clock = clock
+        # Spans are opened and closed in any thread.
         self._lock = threading.Lock()
         self._running: dict[str, _Opened] = {}
         self._spans: deque[tuple[str, _Opened, float]] = deque(maxlen=_MOST_SPANS)
@@ -120,6 +121,7 @@ class Timer:
         Raises:
             ValueError: No span of this label is open.
         """
+        # Read before waiting for the lock, so that the wait does not count.
         now = self._clock()
         with self._lock:
             if label not in self._running:
@@ -265,6 +267,7 @@ class Timer:
             ValueError: An operation is unknown.
         """
         with self._lock:
+            # Copied under the lock and reduced outside of it, which takes longer.
             spans = {label: list(values) for label, values in self._elapsed.items()}
         if isinstance(reduction_op, str):
             reduce = _reduction(reduction_op)
@@ -287,6 +290,7 @@ class Timer:
             else:
                 self._running.pop(label, None)
                 self._elapsed.pop(label, None)
+                # A new deque, because deques cannot be filtered in place.
                 kept = [span for span in self._spans if span[0] != label]
                 self._spans = deque(kept, maxlen=_MOST_SPANS)
 
@@ -388,6 +392,7 @@ class TimeoutChecker:
 
     def check_save(self) -> bool:
         """Return True once, when the checkpoint is due."""
+        # Only one save is due per time limit.
         if self._asked:
             return False
         reserve_s = 0.0

@@ -105,6 +105,7 @@ def export_chrome_trace(path: str | os.PathLike[str], spans: Iterable[Span]) -> 
     target = Path(path)
     text = json.dumps(chrome_trace(spans), default=str, separators=(",", ":"))
     target.parent.mkdir(parents=True, exist_ok=True)
+    # Written beside it and renamed, so that a viewer never reads half a trace.
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
         temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
@@ -150,6 +151,7 @@ def _lanes(spans: list[Span]) -> list[list[Span]]:
     open_ends: list[list[int]] = []
     for span in spans:
         for lane, ends in zip(lanes, open_ends, strict=True):
+            # Spans that have ended no longer contain later ones.
             while ends and ends[-1] <= span.start_ns:
                 ends.pop()
             if not ends or span.end_ns <= ends[-1]:

@@ -35,8 +35,8 @@ class CollectiveLink:
     """A link over a process group of its own: the sender is rank 0.
 
     All ends are made at the same time, because a group forms when all of it is there.
-    Each process can have any other groups besides. Who already has a group uses
-    `CollectiveSender` and `CollectiveReceiver` on it.
+    Processes may be members of other groups as well. To send over a group that exists
+    already, use `CollectiveSender` and `CollectiveReceiver` on it.
     """
 
     address: str
@@ -69,7 +69,7 @@ class CollectiveLink:
         return CollectiveReceiver(self._group(index + 1, deadline_s), self._device())
 
     def close(self) -> None:
-        """Nothing is held; each end has its own share of the group."""
+        """Do nothing: each end holds and closes its own share of the group."""
 
     def __enter__(self) -> Self:
         """Return the link itself."""
@@ -93,6 +93,8 @@ class CollectiveLink:
                 "use backend='gloo' on CPUs"
             )
         try:
+            # Not by `init_process_group`: that creates the process's only default
+            # group, which training may need.
             store = torch.distributed.TCPStore(  # type: ignore[attr-defined]
                 self.address, self.port, size, rank == _SENDER, timeout=limit
             )
@@ -114,7 +116,7 @@ def _gloo(
 ) -> torch.distributed.ProcessGroupGloo:
     if not address.startswith("127."):
         return torch.distributed.ProcessGroupGloo(store, rank, size, limit)
-    # By itself gloo listens where the machine's name leads, for everybody.
+    # By default gloo listens on the address of the host's name, open to the network.
     kind: Any = torch.distributed.ProcessGroupGloo
     options = kind._Options()
     options._timeout = limit
@@ -140,6 +142,7 @@ class CollectiveSender:
 
     def buffer(self, num_bytes: int) -> torch.Tensor:
         """Memory on the device of the group, used again for the next block."""
+        # `send` returns when the broadcast has ended, so the memory is free again.
         if self._memory.numel() < num_bytes:
             self._memory = self._memory.new_empty(num_bytes)
         return self._memory[:num_bytes]
@@ -150,8 +153,10 @@ class CollectiveSender:
         """Broadcast sizes, header and block."""
         until_s = time.monotonic() + deadline_s
         channel = self._channel
+        # A copy, because torch warns about read-only memory.
         text = torch.frombuffer(bytearray(header.to_json().encode()), dtype=torch.uint8)
         block = self._memory[:0] if block is None else block
+        # Receivers must allocate memory of the right size before each broadcast.
         sizes = torch.tensor([text.numel(), block.numel()])
         for part in (sizes, text, block):
             channel.broadcast(part.to(channel.device), until_s, "its receivers")
@@ -197,6 +202,7 @@ class _Channel:
         """Broadcast in place; the time-out of the group does not matter."""
         if self.group is None:
             raise TransferError("this end of a collective link is closed")
+        # Both ends know the size by now, so both skip the broadcast.
         if part.numel() == 0:
             return
         left_s = max(until_s - time.monotonic(), 0.001)

@@ -32,12 +32,13 @@ else:
 
 __all__ = ["TransferContractError", "check_transfer", "example_tensors"]
 
+# Small enough that the examples span several blocks and one exceeds a bucket.
 _BUCKET_BYTES = 4096
 _SHORT_S = 0.3
 
 
 class TransferContractError(DistributedError, AssertionError):
-    """A link does not keep the contract; the message lists what it breaks."""
+    """A link violates the contract; the message lists the broken rules."""
 
 
 def check_transfer(
@@ -64,6 +65,7 @@ def check_transfer(
     require_torch("check_transfer")
     problems: list[str] = []
     for check in (_check_values, _check_giving_up, _check_deadline):
+        # A new link per check, because a `CollectiveLink` is unusable after a deadline.
         with (
             make_link(num_receivers) as link,
             _ends(link, num_receivers, deadline_s) as ends,
@@ -116,6 +118,7 @@ class _Ends:
 @contextmanager
 def _ends(link: TensorLink, num_receivers: int, deadline_s: float) -> Iterator[_Ends]:
     """All ends of a link, made at the same time."""
+    # Some links block in each end until all the others have joined.
     with ThreadPoolExecutor(num_receivers) as threads:
         made = [
             threads.submit(link.receiver, index, deadline_s=deadline_s)
@@ -133,6 +136,7 @@ def _ends(link: TensorLink, num_receivers: int, deadline_s: float) -> Iterator[_
 
 def _check_values(ends: _Ends, deadline_s: float) -> list[str]:
     problems: list[str] = []
+    # Several in a row, to catch links that reuse memory too early.
     transfers = [example_tensors(0), example_tensors(1), {}]
     earlier: list[dict[str, torch.Tensor]] = []
     for number, tensors in enumerate(transfers):
@@ -144,6 +148,7 @@ def _check_values(ends: _Ends, deadline_s: float) -> list[str]:
             problems += _differences(where, tensors, received)
             if manifest is None or manifest.digest != sent.digest:
                 problems.append(f"{where}: the manifest is not that of the sender")
+    # Compared only now, when later transfers could have overwritten them.
     for number, received in enumerate(earlier):
         tensors = transfers[number // len(ends.receivers)]
         problems += _differences("after later transfers", tensors, received)
@@ -184,6 +189,7 @@ def _differences(
 
 
 def _same_bits(first: torch.Tensor, second: torch.Tensor) -> bool:
+    # Compared as bits, because the examples contain NaNs.
     values = [carried(tensor).cpu().contiguous().numpy() for tensor in (first, second)]
     return values[0].tobytes() == values[1].tobytes()
 
@@ -206,6 +212,7 @@ def _check_giving_up(ends: _Ends, deadline_s: float) -> list[str]:
             deadline_s=deadline_s,
         )
         problems.append("a sender whose tensors raise does not raise")
+    # The tensors' own error must reach the caller unchanged.
     except ValueError:
         pass
     for index, error in enumerate(_results(waiting, 2 * deadline_s)):

@@ -29,9 +29,10 @@ else:
 __all__ = ["CudaIpcLink", "CudaIpcReceiver", "CudaIpcSender"]
 
 _GPU = "cuda"
+# The handle goes as JSON, so the arguments of torch's own function are taken apart.
 # Places among the arguments of `rebuild_cuda_tensor`: the device, `requires_grad`.
 _DEVICE, _GRADIENT = 6, 10
-# What `rebuild_cuda_tensor` takes besides the shape, the types and the device.
+# Arguments of `rebuild_cuda_tensor` besides the shape, the types and the device.
 _HANDLE = (
     "storage_handle",
     "storage_size_bytes",
@@ -53,11 +54,12 @@ class CudaIpcLink:
     @classmethod
     def create(cls, num_receivers: int = 1) -> Self:
         """Make the link; the process that does needs no GPU."""
+        # The sender has only one block, so only one message can be in flight.
         return cls(SharedMemoryLink.create(num_receivers, max_blocks=1))
 
     @property
     def num_receivers(self) -> int:
-        """How many receivers there are."""
+        """Number of receivers."""
         return self.control.num_receivers
 
     def sender(self, *, deadline_s: float = 60.0) -> CudaIpcSender:
@@ -168,13 +170,14 @@ def _handle_of(block: torch.Tensor) -> dict[str, Any]:
     device = torch.cuda.get_device_properties(int(arguments[_DEVICE]))
     return {
         **dict(zip(_HANDLE, map(_plain, rest), strict=True)),
+        # GPU indices depend on each process's CUDA_VISIBLE_DEVICES; the UUID does not.
         "gpu": str(device.uuid),
         "size": block.numel(),
     }
 
 
 def _own_number_of(gpu: str) -> int:
-    """Return this process's name of a GPU, which tells different ones apart."""
+    """Return the number that this process has for a GPU, given the id of the GPU."""
     for number in range(torch.cuda.device_count()):
         if str(torch.cuda.get_device_properties(number).uuid) == gpu:
             return number

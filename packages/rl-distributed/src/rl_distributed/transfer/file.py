@@ -84,6 +84,7 @@ class FileLink:
         """Return a receiving end; files serve any number of them."""
         require_torch("FileLink.receiver")
         folder = Path(self.folder)
+        # The receiver may start before the sender.
         make_private_folder(folder)
         return FileReceiver(folder)
 
@@ -92,6 +93,8 @@ class FileLink:
         if self.keep_files:
             return
         folder = Path(self.folder)
+        # Only names that a link creates: the folder is the user's and may
+        # hold other files.
         for pattern in ("message-*", ".message-*.part", "sender.json"):
             for path in folder.glob(pattern):
                 path.unlink(missing_ok=True)
@@ -120,6 +123,8 @@ class FileSender:
         self._is_durable = is_durable
         self._announced = folder / "sender.json"
         announce(self._announced)
+        # Continue after the messages of earlier senders, as receivers
+        # start with the first.
         self._number = len(list(folder.glob("message-*")))
         self._memory = torch.empty(0, dtype=torch.uint8)
 
@@ -135,6 +140,7 @@ class FileSender:
         """Write the message, to the disk if it is to stay, then give it its name."""
         path = self._folder / f"message-{self._number:08d}"
         try:
+            # Without tensors there is nothing to store as safetensors.
             if block is None:
                 text = header.to_json()
                 durable = self._is_durable
@@ -162,12 +168,15 @@ class FileSender:
             table[entry.name] = _described(entry) | {"data_offsets": [start, end]}
         text = json.dumps(table).encode()
         text += b" " * (-(_LENGTH_BYTES + len(text)) % _ALIGNMENT)
+        # Slices of a memoryview are written without copying.
         data = block.numpy().data
         part = path.with_name(f".{path.name}.part")
         with part.open("wb") as file:
             file.write(len(text).to_bytes(_LENGTH_BYTES, "little") + text)
             for entry in entries:
                 file.write(data[entry.start : entry.start + entry.num_bytes])
+            # Files that are kept must survive a power failure; others
+            # need not wait for the disk.
             if self._is_durable:
                 file.flush()
                 os.fsync(file.fileno())
@@ -194,7 +203,7 @@ class FileReceiver:
         return message
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: no resource is held."""
 
 
 def _in_file_order(entries: Iterable[TensorEntry]) -> list[TensorEntry]:
@@ -205,6 +214,7 @@ def _in_file_order(entries: Iterable[TensorEntry]) -> list[TensorEntry]:
 def _described(entry: TensorEntry) -> dict[str, Any]:
     if entry.dtype in _FORMAT_NAMES:
         return {"dtype": _FORMAT_NAMES[entry.dtype], "shape": list(entry.shape)}
+    # Stored as bytes, so that any safetensors reader can open the file.
     return {"dtype": "U8", "shape": [*entry.shape, entry.torch_dtype.itemsize]}
 
 

@@ -1,8 +1,8 @@
 """Messages as files in a folder that sender and receivers see.
 
 ```
-<folder>/sender.json        who sends: host, process, whether it has closed
-         receiver-<i>.json  who receives
+<folder>/sender.json        the sending process: host, id, whether it has closed
+         receiver-<i>.json  the same of a receiving process
          message-<n>.*      message n; renamed to this name once it is whole
          taken-<i>          `Taken` of receiver i
 ```
@@ -39,7 +39,7 @@ __all__ = [
 ]
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.0002, 0.02
-# What has been waited for so long may come this much later.
+# The pause grows with the wait: a message may arrive later by this share of it.
 _PAUSE_SHARE = 0.1
 _WATCH_EVERY_S = 0.25
 
@@ -48,7 +48,7 @@ FoundT = TypeVar("FoundT")
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What a receiver has taken."""
+    """The messages that a receiver has taken."""
 
     next: int = 0
     """The message that it takes next."""
@@ -89,14 +89,16 @@ def process_is_gone(process: dict[str, Any]) -> bool:
         return False
     try:
         found = psutil.Process(process["pid"])
+        # Process ids are reused; the start time tells the processes apart.
         same = abs(found.create_time() - process["started_s"]) < 1.0
+        # A zombie has ended, but its parent has not collected it yet.
         return not same or found.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return True
 
 
 def replace_file(path: Path, text: str, *, durable: bool = False) -> None:
-    """Write a small file so that readers see it whole or not at all."""
+    """Write a small file atomically: readers see all of it or nothing."""
     # Each message costs two of these: a text file takes three times as long.
     part = f"{path.parent}/.{path.name}.part"
     with open(part, "wb", buffering=0) as file:
@@ -109,7 +111,7 @@ def replace_file(path: Path, text: str, *, durable: bool = False) -> None:
 
 
 def announce(path: Path, *, closed: bool = False) -> None:
-    """Write who uses an end of the link."""
+    """Write down which process uses an end of the link."""
     replace_file(path, json.dumps({**own_process(), "closed": closed}))
 
 
@@ -118,8 +120,8 @@ def map_file(path: Path, *, is_private: bool = True) -> mmap.mmap:
 
     Args:
         path: The file; not an empty one.
-        is_private: Writes are seen by nobody else: memory is that of the file until a
-            page is first written to, and is copied then. False: it is that of the file.
+        is_private: Writes stay invisible to others: pages are shared with the file
+            until they are first written to, and then copied. False: always shared.
     """
     access = mmap.ACCESS_COPY if is_private else mmap.ACCESS_WRITE
     with path.open("rb" if is_private else "r+b") as file:
@@ -137,7 +139,7 @@ def wait_for(
     Args:
         attempt: Returns the result, or None to be called again.
         watch: Returns why there will never be one, or None. A last attempt follows.
-        what: What is waited for, for messages.
+        what: Name of the awaited result, for messages.
         deadline_s: How long to try.
 
     Raises:
@@ -156,6 +158,7 @@ def wait_for(
             reason = watch()
             if reason is not None:
                 found = attempt()
+                # It may have written its last message just before it ended.
                 if found is not None:
                     return found
                 raise TransferError(f"{reason} while waiting for {what}")
@@ -166,10 +169,11 @@ def wait_for(
 
 
 def reason_for_silence(path: Path, who: str) -> str | None:
-    """Why nothing will come any more from the process that `path` tells of."""
+    """Return why nothing more will come from the process that `path` describes."""
     try:
         process = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
+        # Otherwise the other side has not started yet.
         if not path.parent.exists():
             return f"the folder {path.parent} of the link was removed"
         return None

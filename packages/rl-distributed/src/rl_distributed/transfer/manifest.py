@@ -1,4 +1,4 @@
-"""What was sent: names, shapes, dtypes and digests of tensors."""
+"""Manifest of a transfer: names, shapes, dtypes and digests of its tensors."""
 
 from __future__ import annotations
 
@@ -37,6 +37,7 @@ class TensorEntry:
     shape: tuple[int, ...]
     digest: str
     """`digest_of` its bytes."""
+    # Not compared, because files store tensors in another order than blocks.
     start: int = field(default=0, compare=False)
     """Where its bytes begin in the block that it travels in."""
 
@@ -68,7 +69,7 @@ class Manifest:
 
     entries: tuple[TensorEntry, ...]
     label: str = ""
-    """What the sender called the transfer, such as a version."""
+    """The sender's name for the transfer, such as a version."""
 
     @property
     def digest(self) -> str:
@@ -76,6 +77,7 @@ class Manifest:
 
         Equal where the same tensors were sent and received, in any order.
         """
+        # Sorted and without `start`, because order and place depend on the link.
         entries = sorted(entry.to_json()[:-1] for entry in self.entries)
         text = json.dumps([self.label, entries])
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
@@ -118,7 +120,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def piece_bytes() -> int:
-    """How many bytes of a CPU's memory `digest_of` reads at once."""
+    """Return the number of bytes of CPU memory that `digest_of` reads at once."""
     # Where torch has several threads, it shares larger pieces out to them, which costs
     # more than it takes.
     rows = _ROWS_AT_ONCE if torch.get_num_threads() == 1 else _ROWS_AMONG_THREADS
@@ -143,6 +145,7 @@ def digest_of(data: torch.Tensor, fill: Iterator[object] | None = None) -> str:
         16 hexadecimal digits.
     """
     steps = iter(()) if fill is None else fill
+    # A view as 64-bit words needs an aligned start.
     if data.storage_offset() % 8:
         _take_all(steps)
         data = data.clone()
@@ -150,6 +153,8 @@ def digest_of(data: torch.Tensor, fill: Iterator[object] | None = None) -> str:
     whole = num_bytes // _ROW_BYTES * _ROW_BYTES
     digest = hashlib.blake2b(num_bytes.to_bytes(8, "little"), digest_size=8)
     if whole:
+        # Integer sums wrap around without rounding, so every device gets the same
+        # result in any order of addition.
         table = data[:whole].view(torch.int64).view(-1, _COLUMNS)
         for sums in _sums(table, steps):
             digest.update(sums.cpu().numpy().data)
@@ -165,6 +170,7 @@ def _sums(
     """Return sums of the rows and of the columns."""
     count = len(table)
     at_once = piece_bytes() // _ROW_BYTES if table.device.type == "cpu" else count
+    # On a GPU this is always one step: there is no CPU cache to stay within.
     if count <= at_once:
         next(steps, None)
         return table.sum(1), table.sum(0)

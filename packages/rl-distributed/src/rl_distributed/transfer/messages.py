@@ -43,14 +43,14 @@ def tensor_messages(
 ) -> Iterator[tuple[Header, torch.Tensor | None]]:
     """Header and block of each message of a transfer, when they are asked for.
 
-    `send_tensors` puts them into a link. Who calls it himself has another way to bring
-    them, in order, to a `ReceivingEnd` that `receive_tensors` reads.
+    `send_tensors` puts them into a link. Call it directly to bring the messages, in
+    order, to a `ReceivingEnd` by other means; `receive_tensors` reads them there.
 
     Args:
         tensors: Dense tensors by unique names; an iterable is consumed on the way.
         buffer: Gives `[num_bytes]` uint8 for the next block. It may give the same
             memory again: a block is done with when the next message is asked for.
-        label: What receivers find in the manifest.
+        label: Name of the transfer, for the manifest.
         bucket_bytes: Tensors travel together up to this size; a larger one alone.
         dtype: Floating-point tensors are cast to it while they are packed.
 
@@ -99,6 +99,7 @@ def _checked(pairs: Pairs) -> Iterator[tuple[str, torch.Tensor]]:
     for name, tensor in pairs:
         if name in seen:
             raise TransferError(f"tensor {name!r} occurs twice; names must be unique")
+        # Such tensors are not one run of bytes that could be copied.
         if tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized:
             raise TransferError(
                 f"tensor {name!r} must be dense and have values: got {tensor.layout} "
@@ -134,6 +135,8 @@ def _pack(
         sent_as = _sent_as(tensor, dtype)
         num_bytes = tensor.numel() * sent_as.itemsize
         is_cast = sent_as != tensor.dtype
+        # Casting needs the numbers; copying needs only the bits, so types that numpy
+        # lacks travel as integers.
         values = tensor.detach() if is_cast else carried(tensor)
         place = block[start : start + num_bytes]
         digest = _copy(values, place, sent_as if is_cast else values.dtype)
@@ -146,6 +149,7 @@ def _pack(
 def _copy(values: torch.Tensor, data: torch.Tensor, dtype: torch.dtype) -> str:
     """Copy values to a place of bytes, as a dtype; gives the digest of its bytes."""
     place = data.view(dtype)
+    # Copying in pieces pays off only if the digest then finds them in the CPU cache.
     is_near = values.device.type == data.device.type == "cpu"
     if not is_near or data.numel() <= piece_bytes() or not values.is_contiguous():
         place.view(values.shape).copy_(values)

@@ -61,12 +61,14 @@ class ObjectStoreLink:
 
     @property
     def num_receivers(self) -> int:
-        """How many receivers there are."""
+        """Number of receivers."""
         return len(self.queues)
 
     def sender(self, *, deadline_s: float = 60.0) -> ObjectStoreSender:
         """Return the sending end."""
         require_torch("ObjectStoreLink.sender")
+        # Each copy of a queue is a separate client. If two ends in one process shared
+        # one, closing either would close both.
         return ObjectStoreSender(tuple(map(copy.copy, self.queues)))
 
     def receiver(
@@ -105,11 +107,16 @@ _carriers_lock = threading.Lock()
 
 def _carrier(deadline_s: float) -> BoundedQueue:
     """Return a queue whose actor takes the queues of this process's links."""
+    # The id changes when this process connects to another Ray session, where these
+    # actors do not exist.
     session = ray.get_runtime_context().get_worker_id()
+    # Links may be created in several threads, but only one actor should start.
     with _carriers_lock:
         known = _carriers.get(session)
         if known is not None:
             try:
+                # The actor may have died, for instance with its node; a new link then
+                # needs another.
                 known.qsize(deadline_s=deadline_s)
             except WorkerDiedError:
                 known = None
@@ -137,10 +144,13 @@ class ObjectStoreSender:
         self, header: Header, block: torch.Tensor | None, *, deadline_s: float
     ) -> None:
         """Put the block once, and its reference into the queue of every receiver."""
+        # As a numpy array, whose bytes Ray stores out of band: pickling the tensor
+        # takes eight times as long.
         references = [] if block is None else [ray.put(encode(block))]
         text = header.to_json()  # plain text, so that the queue's actor needs no torch
         for queue in self._queues:
             try:
+                # Left to Ray to pickle, because it only counts references that it sees.
                 queue.put_packed([(text, references)], deadline_s=deadline_s)
             except (QueueClosedError, WorkerDiedError) as error:
                 raise TransferError(f"the link is gone: {error}") from error
@@ -172,7 +182,7 @@ class ObjectStoreReceiver:
         return header, _get(references[0], header, deadline_s)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: no resource is held."""
 
 
 def _get(reference: Any, header: Header, deadline_s: float) -> torch.Tensor:

@@ -1,8 +1,8 @@
-"""What carries tensors from one process to others: a link and its ends.
+"""Protocols for carrying tensors between processes: a link and its ends.
 
 A link has one sender and a fixed number of receivers, each of which gets everything.
-It carries messages in order: a header, and with most of them a block of bytes. What the
-messages mean, and that they arrive whole, is the business of `stream`.
+It carries messages in order: a header, and with most of them a block of bytes. Their
+meaning, and the check that they arrive whole, are the business of `stream`.
 
 ```
 driver:    link = SomeLink(...)         made once, pickled to both sides
@@ -30,14 +30,14 @@ __all__ = ["Header", "ReceivingEnd", "SendingEnd", "TensorLink"]
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What a message says."""
+    """The description that travels with each block."""
 
     kind: Literal["block", "end", "abort"]
     """Tensors; the end of a transfer; or the sender gave up."""
     number: int = 0
     """The place of the message in its transfer."""
     label: str = ""
-    """What the sender calls the transfer."""
+    """The sender's name for the transfer."""
     entries: tuple[TensorEntry, ...] = ()
     """The tensors in the block; at the end, all tensors of the transfer."""
     text: str = ""
@@ -57,7 +57,7 @@ class Header:
 
 
 class SendingEnd(Protocol):
-    """Where messages go in. Used by one thread."""
+    """The end that messages are sent from. Used by one thread."""
 
     def buffer(self, num_bytes: int) -> torch.Tensor:
         """Memory for the next block: `[num_bytes]` uint8, to be filled and sent."""
@@ -80,7 +80,7 @@ class SendingEnd(Protocol):
 
 
 class ReceivingEnd(Protocol):
-    """Where messages come out. Used by one thread."""
+    """The end that messages are received at. Used by one thread."""
 
     def receive(self, *, deadline_s: float) -> tuple[Header, torch.Tensor]:
         """Return the next message; without a block, an empty tensor.
@@ -102,7 +102,7 @@ class TensorLink(Protocol):
 
     @property
     def num_receivers(self) -> int:
-        """How many receivers there are."""
+        """Number of receivers."""
         ...
 
     def sender(self, *, deadline_s: float = 60.0) -> SendingEnd:
@@ -114,7 +114,7 @@ class TensorLink(Protocol):
         ...
 
     def close(self) -> None:
-        """Remove what the link occupies; called once, by whoever made it."""
+        """Free the link's resources; called once, by the process that made it."""
         ...
 
     def __enter__(self) -> Self:

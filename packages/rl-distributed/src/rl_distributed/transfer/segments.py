@@ -1,7 +1,7 @@
 """Files in memory that blocks travel in, one block after the other.
 
 A page of memory costs far more when it is touched first than later, so a sender keeps
-the files of blocks that nobody needs any more, mapped, for the next ones.
+the files of blocks that are no longer in use, mapped, for the next ones.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ class Segments:
         self._all: list[Segment] = []  # the one that was used last comes last
 
     def take(self, num_bytes: int, is_done: Callable[[int], bool]) -> Segment:
-        """Return a segment that has room, and that nobody reads.
+        """Return a segment that has room and no readers.
 
         Args:
-            num_bytes: So much room.
-            is_done: Whether nobody needs the block of a message any more.
+            num_bytes: Room that is needed.
+            is_done: Whether the block of a message is no longer in use.
 
         Raises:
             ResourceInsufficientError: There is no memory for it.
@@ -72,9 +72,11 @@ class Segments:
             if each.message is None and each.memory.numel() >= num_bytes
         ]
         if fitting:
+            # The smallest that fits, to keep the large ones for large blocks.
             taken = min(fitting, key=lambda each: each.memory.numel())
             self._all.remove(taken)
         else:
+            # Leave room for the segment that is about to be made.
             self._shrink(self._most - 1)
             taken = self._make(num_bytes)
         self._all.append(taken)
@@ -93,14 +95,16 @@ class Segments:
                     "blocks, or give the machine more shared memory"
                 ) from error
             memory = mmap.mmap(file.fileno(), num_bytes)
+        # Names are never reused, because receivers cache their mappings by name.
         self._next += 1
         return Segment(path, torch.frombuffer(memory, dtype=torch.uint8))
 
     def _occupy(self, file: int, num_bytes: int) -> None:
-        """Have all memory now: running out of it later would kill the process."""
+        """Reserve all memory now: running out of it on a write kills by SIGBUS."""
         try:
             os.posix_fallocate(file, 0, num_bytes)
         except OSError:
+            # Unused segments are kept only to save time, so they can go first.
             self._shrink(0)
             os.posix_fallocate(file, 0, num_bytes)
 
@@ -109,6 +113,7 @@ class Segments:
         unused = [each for each in self._all if each.message is None]
         for segment in unused[: max(len(self._all) - most, 0)]:
             self._all.remove(segment)
+            # Receivers' tensors keep the memory alive through their own mapping.
             segment.path.unlink(missing_ok=True)
 
 
@@ -130,7 +135,7 @@ class MappedBlocks:
     def open(self, message: int, name: str, num_bytes: int) -> torch.Tensor:
         """Return the block of a message: the first bytes of a segment."""
         array = np.frombuffer(self._memory(name), np.uint8)[:num_bytes]
-        # Each tensor of the block keeps this object, so it tells when all are gone.
+        # Every tensor of the block holds this object, so it dies with the last of them.
         self._held[message] = weakref.ref(array)
         return torch.from_numpy(array)
 
@@ -145,9 +150,12 @@ class MappedBlocks:
 
     def _memory(self, name: str) -> mmap.mmap:
         if self._is_private:
+            # Mapped again for each block: once written to, a private page no longer
+            # shows the file.
             return map_file(self._folder / name)
         if name not in self._known:
             for other in list(self._known):
+                # The memory of a removed file is freed only with its last mapping.
                 if not (self._folder / other).exists():
                     del self._known[other]
             self._known[name] = map_file(self._folder / name, is_private=False)

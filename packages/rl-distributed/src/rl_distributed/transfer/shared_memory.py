@@ -63,8 +63,8 @@ class SharedMemoryLink:
     num_receivers: int = 1
     max_blocks: int = 2
     is_private: bool = True
-    """Whether nobody else sees what a receiver writes to its tensors in place. Where it
-    may be seen, memory is mapped once and not for each block."""
+    """Whether writes of a receiver to its tensors stay invisible to others. If they may
+    be seen, memory is mapped once and not for each block."""
 
     @classmethod
     def create(
@@ -87,6 +87,8 @@ class SharedMemoryLink:
             )
         _sweep(parent)
         own = own_process()
+        # The name identifies the process, so that a later link can tell
+        # whether it still runs.
         name = "-".join(
             [
                 _PREFIX,
@@ -127,6 +129,7 @@ class SharedMemoryLink:
     def close(self) -> None:
         """Remove the folder; tensors that were received stay valid."""
         _open_folders.pop(self.folder, None)
+        # Other ends may be writing or removing files at the same time.
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def __enter__(self) -> Self:
@@ -146,6 +149,7 @@ class SharedMemorySender:
         self._folder = Path(link.folder)
         self._announced = self._folder / "sender.json"
         announce(self._announced)
+        # A later sender continues where the slowest receiver is.
         self._sent = self._kept = min(each.next for each in _all_taken(link))
         self._segments = Segments(
             self._folder,
@@ -155,10 +159,11 @@ class SharedMemorySender:
         self._segment: Segment | None = None
 
     def buffer(self, num_bytes: int) -> torch.Tensor:
-        """Memory that all receivers are done with, which becomes the message."""
+        """Return memory that no receiver uses any more, for the next message."""
         if num_bytes == 0:
             self._segment = None
             return torch.empty(0, dtype=torch.uint8)
+        # Read once here, as each is a file and there may be many segments.
         taken = _all_taken(self._link)
 
         def is_done(message: int) -> bool:
@@ -172,6 +177,7 @@ class SharedMemorySender:
     ) -> None:
         """Wait for room, then publish the message."""
         self._wait_for_receivers(self._link.max_blocks - 1, deadline_s)
+        # Reset, so that a later message without a block cannot publish it again.
         segment, self._segment = self._segment, None
         place = ["", 0]
         if segment is not None and block is not None:
@@ -226,6 +232,8 @@ class SharedMemoryReceiver:
 
     def receive(self, *, deadline_s: float) -> tuple[Header, torch.Tensor]:
         """Return the next message; whose memory its block is, the link says."""
+        # Safe to acknowledge before use: the block is not reused while
+        # tensors of it exist.
         message = self.take(deadline_s=deadline_s)
         self.acknowledge()
         return message
@@ -287,8 +295,10 @@ def _sweep(parent: Path) -> None:
     for folder in parent.glob(f"{_PREFIX}-*"):
         try:
             namespace, pid, started_s = map(int, folder.name.split("-")[2:5])
+        # Not one of our names, so the folder belongs to another program.
         except ValueError:
             continue
+        # The name holds whole seconds only; the comparison tolerates one second.
         process = {
             **own,
             "namespace": namespace,

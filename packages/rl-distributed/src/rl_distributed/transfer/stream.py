@@ -49,18 +49,18 @@ def send_tensors(
     """Send tensors to all receivers of a link.
 
     An iterable is consumed while it is sent, so that only one bucket needs memory; if
-    it raises, the receivers are told why. An end can send several times in a row.
+    it raises, the receivers get the reason. An end can send several times in a row.
 
     Args:
-        end: What `link.sender()` returned.
+        end: The result of `link.sender()`.
         tensors: Dense tensors of any dtype, shape and device, by unique names.
-        label: What receivers find in the manifest, such as a version.
+        label: Name of the transfer, for the receivers' manifest, such as a version.
         bucket_bytes: Tensors travel together up to this size; a larger one alone.
         dtype: Floating-point tensors are cast to it on the way; None: sent as they are.
         deadline_s: How long the whole transfer may take.
 
     Returns:
-        What was sent; its `digest` equals that of every receiver's manifest.
+        The manifest; its `digest` equals that of every receiver's manifest.
 
     Raises:
         TransferError: A name occurs twice, a tensor is not dense, or a receiver is
@@ -83,6 +83,8 @@ def send_tensors(
             number += 1
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
+        # Best effort: if the abort cannot be sent either, the first error
+        # is the one to raise.
         with suppress(DistributedError):
             abort = Header("abort", number, label, text=reason)
             # Receivers that were too slow already get no more time.
@@ -101,7 +103,7 @@ def receive_tensors(
     """Receive what one call of `send_tensors` sends.
 
     Args:
-        end: What `link.receiver(index)` returned.
+        end: The result of `link.receiver(index)`.
         expected: Tensors (also without data, on `meta`) that say which names, shapes
             and dtypes must come, such as a `state_dict`; None: any.
         deadline_s: How long the whole transfer may take, from the first tensor asked
@@ -132,7 +134,7 @@ class TensorStream:
         self._expected = expected
         self._deadline_s = deadline_s
         self.manifest: Manifest | None = None
-        """What was received, once all of it is there and equal to what was sent."""
+        """Of the received tensors, once all are there and equal to those sent."""
 
     def read(self) -> dict[str, torch.Tensor]:
         """All tensors by name, once the whole transfer is verified."""
@@ -157,6 +159,7 @@ class TensorStream:
                 raise TransferError(
                     f"the sender gave up{_called(header)} {after}: {header.text}"
                 )
+            # Links promise order; one that breaks it could silently mix two transfers.
             if header.number != number:
                 raise TransferError(
                     f"message {header.number}{_called(header)} came where message "
@@ -194,11 +197,13 @@ class TensorStream:
             )
 
     def _checked(self, header: Header, received: list[TensorEntry]) -> Manifest:
-        """Return the manifest of what came, if it is what was sent and expected."""
+        """Return the manifest of the received tensors, once it matches all rules."""
         found = Manifest(tuple(received), header.label)
         problems = Manifest(header.entries, header.label).differences(found)
         if self._expected is not None:
             names = {entry.name for entry in received}
+            # What arrived may equal what was sent and still lack tensors
+            # that were expected.
             absent = [name for name in self._expected if name not in names]
             problems += [f"{name} is missing: it was never sent" for name in absent]
         if problems:
@@ -226,7 +231,7 @@ def _unpack(
 
 @contextmanager
 def _naming(what: str) -> Iterator[None]:
-    """Say of which tensor a link speaks; links know of messages only."""
+    """Add the name of the tensor to errors of a link, which knows only messages."""
     try:
         yield
     except (DeadlineExceededError, TransferError) as error:

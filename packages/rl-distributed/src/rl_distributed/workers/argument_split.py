@@ -1,4 +1,6 @@
-"""Which worker is called with what, and who answers: pure functions.
+"""Plan which workers a call reaches, with which slices, and whose results count.
+
+Pure functions.
 
 The axes of a group's `NamedSharding` fall in three kinds for one call:
 
@@ -60,6 +62,7 @@ class CallPlan:
 def _check_axes(
     sharding: NamedSharding, argument: str, axes: Sequence[str] | None
 ) -> list[str]:
+    # A string is a sequence too: its letters would be reported as unknown axes.
     if isinstance(axes, str):
         raise ShardingError(
             f"{argument} must be a list of axis names: got the string {axes!r}; "
@@ -83,6 +86,8 @@ def check_worker_ranks(sharding: NamedSharding, num_workers: int) -> None:
     Raises:
         ShardingError: ranks are missing or too many.
     """
+    # A `NamedSharding` that is part of a larger grid may skip ranks; a
+    # list of workers cannot.
     ranks = sorted(int(rank) for rank in sharding.layout.flatten())
     if ranks != list(range(num_workers)):
         raise ShardingError(
@@ -99,7 +104,7 @@ def plan_sharded_call(
     output_is_replicated: Sequence[str] | None = None,
     make_dummy_calls_to_free_axes: bool = False,
 ) -> CallPlan:
-    """Decide who is called with which slice, and whose results are kept.
+    """Decide which workers are called with which slice, and whose results are kept.
 
     Args:
         sharding: the axes of the group.
@@ -134,6 +139,7 @@ def plan_sharded_call(
             continue
         called.append(worker)
         slices.append(tuple(coordinates[axis] for axis in split) if has_data else None)
+        # A dummy call computes with None, so its result never counts as an answer.
         if has_data and all(coordinates[axis] == 0 for axis in same_output):
             answering.append(worker)
     return CallPlan(
@@ -252,6 +258,7 @@ def check_given_once(
     name: str, more: Mapping[str, Any], kwargs: Mapping[str, Any]
 ) -> None:
     """Raise `ShardingError` if an argument of the mapping `name` was given by name."""
+    # A plain merge would silently let one of the two values win.
     twice = sorted(more.keys() & kwargs.keys())
     if twice:
         raise ShardingError(

@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 END_LINE = b"!"
-"""Tells a worker to end at once: it was given up, and another takes its place."""
+"""Sent to a worker that has been given up and replaced: it must exit at once."""
 
 # On a busy machine the driver may take seconds to accept.
 _CONNECT_S = 5.0
@@ -50,13 +50,13 @@ _RECEIVED_BYTES = 65_536
 
 @dataclass(frozen=True, slots=True)
 class WatchTarget:
-    """Where a worker reports to."""
+    """Address, identity and key with which a worker reports to its driver."""
 
     address: str
     port: int
     rank: int
     incarnation: int
-    """How many processes this rank has had before."""
+    """Number of processes that this rank has had before."""
     interval_s: float
     key: bytes = field(repr=False)
 
@@ -75,13 +75,13 @@ class Beat:
     """Ray's ids of the calls that run."""
 
     def line(self) -> bytes:
-        """As sent."""
+        """Encode the beat as one line of the connection, without its newline."""
         fields = [self.method, self.method_s, self.in_process_group, self.calls]
         return json.dumps(fields).encode()
 
     @classmethod
     def of_line(cls, line: bytes) -> Beat:
-        """As received."""
+        """Decode a line that `line` has made."""
         method, method_s, in_group, calls = json.loads(line)
         return cls(str(method), float(method_s), bool(in_group), tuple(calls))
 
@@ -132,6 +132,8 @@ class BeatSender:
             connection = self._connect()
         except OSError:
             return False
+        # Daemon: the thread sends for as long as the process lives and
+        # must not keep it alive.
         thread = threading.Thread(
             target=self._run, args=(connection,), name="worker-beats", daemon=True
         )
@@ -149,6 +151,8 @@ class BeatSender:
             answer = proof(target.key, challenge, target.rank, target.incarnation)
             hello = [target.rank, target.incarnation, answer]
             connection.sendall(json.dumps(hello).encode() + b"\n")
+            # Send a beat at once: the watch counts a worker as connected
+            # from its first beat.
             connection.sendall(self._beat().line() + b"\n")
         except OSError:
             connection.close()

@@ -1,4 +1,4 @@
-"""`RayWorkerBuilder`: which class a group's workers are, and how they are made."""
+"""`RayWorkerBuilder`: the class of a group's workers and how they are created."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ _OPTION_NAMES = tuple(field.name for field in dataclasses.fields(WorkerOptions))
 
 
 class RayWorkerBuilder:
-    """Names a plain class and the arguments that each worker of a group is made with.
+    """A plain class and the arguments that each worker of a group is created with.
 
-    The class is imported in the worker's process only, so the caller needs none of
-    what the class imports. A class object is taken as well, for classes of a script or
-    notebook, which no other process can import.
+    The class is imported in the worker's process only, so the caller needs none of its
+    dependencies. A class object works as well, for classes of a script or notebook,
+    which no other process can import.
 
     A class may have a static method `configure_worker(num_gpus, bundle_indices,
     num_gpus_per_node)`, with any of these parameters, which returns `(resources,
@@ -86,13 +86,13 @@ class RayWorkerBuilder:
 
     @classmethod
     def of(cls, worker: RayWorkerBuilder | str | type[Any]) -> RayWorkerBuilder:
-        """Make a builder of a class; a builder stays as it is.
+        """Return a builder for a class; a builder is returned unchanged.
 
         Args:
             worker: a builder, a class, or its path.
 
         Raises:
-            ConfigError: it is none of them, or a class that cannot be made so.
+            ConfigError: it is none of them, or a class that needs arguments.
         """
         if isinstance(worker, RayWorkerBuilder):
             return worker
@@ -121,7 +121,7 @@ class RayWorkerBuilder:
         return f"{self.worker_class.__module__}.{self.worker_class.__qualname__}"
 
     def portable_class(self) -> str | bytes:
-        """Get the class as workers get it: its path, or the class itself, pickled."""
+        """Return the class as workers receive it: its path, or the pickled class."""
         if isinstance(self.worker_class, str):
             return self.worker_class
         pickled: bytes = ray.cloudpickle.dumps(self.worker_class)
@@ -131,7 +131,7 @@ class RayWorkerBuilder:
         """Return the environment of the workers, and where it is declared.
 
         Raises:
-            ConfigError: what was declared is no environment.
+            ConfigError: the declaration is not an environment.
         """
         options = self.options
         if options.py_executable is not None:
@@ -149,6 +149,7 @@ class RayWorkerBuilder:
         folders = [str(Path(folder or ".").resolve()) for folder in sys.path]
         if environment is None or isinstance(environment, DriverEnvironment):
             return folders
+        # The user's site directory lies outside of the interpreter's prefixes.
         installed = {sys.prefix, sys.base_prefix, sys.exec_prefix, site.getuserbase()}
         return [f for f in folders if not _lies_in(f, installed)]
 
@@ -171,6 +172,8 @@ class RayWorkerBuilder:
         )
         if overrides is not None:
             options = recursive_merge_options(options, overrides.options)
+            # Ray logs runtime environments, so secrets travel with the worker's
+            # identity instead.
             plain = {
                 k: v for k, v in overrides.env_vars.items() if not is_secret_variable(k)
             }
@@ -200,11 +203,11 @@ def _check_needs_nothing(worker_class: type[Any]) -> None:
             f"RayWorkerBuilder({name}, ...) with the arguments of its constructor"
         ) from None
     except ValueError:
-        return  # a class of C code that does not say what it takes
+        return  # a class written in C that has no signature to inspect
 
 
 def _remedy(thing: object) -> str:
-    """Return what to write in place of a thing that is often taken for a class."""
+    """Return a hint for objects that are often mistaken for a class."""
     name = type(thing).__name__
     if hasattr(thing, "remote"):
         return "; give the plain class, without @ray.remote"

@@ -19,7 +19,7 @@ def add_call_deadline(
     who: Mapping[Any, tuple[int, int]],
     deadline_s: float,
 ) -> None:
-    """Have the workers reported that are not done with a call in time.
+    """Have the watch report the workers that have not finished a call in time.
 
     Args:
         watch: of the group.
@@ -31,11 +31,14 @@ def add_call_deadline(
     workers: list[int] = []
 
     def late() -> tuple[tuple[int, int], ...]:
+        # Runs in the watch's thread, which must not block: no timeout,
+        # and nothing is fetched.
         _, running = ray.wait(ends, num_returns=len(ends), timeout=0, fetch_local=False)
         workers.extend(who[reference][0] for reference in running)
         return tuple(who[reference] for reference in running)
 
     def detail() -> str:
+        # The watch calls this after `late`, which has filled in `workers`.
         return (
             f"{what} did not end within its call_deadline_s ({deadline_s:g} s) on "
             f"worker(s) {', '.join(map(str, workers))}"

@@ -1,4 +1,4 @@
-"""`CallSender`: what one call sends to which worker.
+"""`CallSender`: send the calls of a group to its workers.
 
 Data flow of one call: the caller's arguments -> a plan of slices (`dispatch`) -> one
 Ray call per worker (`host`) -> a future -> results in the order of the workers.
@@ -45,7 +45,7 @@ class CallSender:
     Args:
         name: of the group, for messages.
         workers: by rank; the list of the group, in which restarted workers change.
-        description: what the class of the workers has.
+        description: methods of the workers' class.
         supervisor: of the group.
         sharding: named axes over the workers.
     """
@@ -66,11 +66,12 @@ class CallSender:
         self._plans: dict[tuple[Any, ...], CallPlan] = {}
 
     def check_up(self, method_name: str) -> None:
-        """Raise unless the workers are up and have the method."""
+        """Raise unless the workers are running and have the method."""
         if not self._workers:
             raise WorkerError(
                 f"group {self._name!r} was shut down; method {method_name!r} cannot run"
             )
+        # A class with `__getattr__` may have methods that its attributes do not list.
         if (
             method_name not in self._description.methods
             and not self._description.has_dynamic_methods
@@ -89,6 +90,7 @@ class CallSender:
             raise ConfigError(
                 f"call_deadline_s must be positive: got {call_deadline_s}"
             )
+        # Checked only during an incident, so that the usual call pays nothing for it.
         if self._supervisor.incident is not None:
             what = f"method {method_name!r} of group {self._name!r}"
             self._supervisor.check(ranks, what)
@@ -124,6 +126,8 @@ class CallSender:
             called,
         )
         self.limit(method_name, called, references, call_deadline_s)
+        # Only calls that may be retried keep their arguments in memory. Generators are
+        # never retried, because their items may have been consumed already.
         retries = self._supervisor.policy.retries(method_name)
         if retries and method_name not in self._description.generator_methods:
             references.repeat = self._repeater(
@@ -155,11 +159,15 @@ class CallSender:
         arguments: Sequence[Mapping[str, Any]],
         call_deadline_s: float | None,
     ) -> Callable[[int], Any]:
+        # Captured now, so that the retry logs with the context of the
+        # call and not of the wait.
         context = portable_log_context()
 
         def repeat(place: int) -> Any:
             worker = called[place]
             reference = self.submit(worker, method_name, arguments[place], context)
+            # The retry gets a full deadline: the first attempt may have
+            # used up the time.
             self.limit(method_name, (worker,), [reference], call_deadline_s)
             return reference
 
@@ -172,7 +180,7 @@ class CallSender:
         references: Sequence[Any],
         call_deadline_s: float | None,
     ) -> None:
-        """Have the supervisor end the workers that are late."""
+        """Have the supervisor terminate workers that miss the deadline."""
         if call_deadline_s is None:
             return
         if not call_deadline_s > 0:
@@ -199,6 +207,7 @@ class CallSender:
         common = common or {}
         if others:
             check_given_once("common_kwargs", common, others)
+        # Storing an argument pays off only when several calls share it.
         if num_calls == 1:
             return dict(common)
         return {name: shared_argument(value) for name, value in common.items()}
@@ -223,13 +232,15 @@ class CallSender:
     def plan(
         self, split: Axes, copied: Axes, same_output: Axes, dummies: bool
     ) -> CallPlan:
-        """Return which worker gets which slice; plans are kept."""
+        """Return which worker gets which slice; plans are cached."""
         if self._sharding is None:
             raise ShardingError(
                 f"group {self._name!r} was made without sharding_annotations, which "
                 "run_all_workers_sharded_data needs; pass a NamedSharding when making "
                 "the group"
             )
+        # Lists are not hashable. A string is kept as it is, so that the
+        # plan can reject it.
         key = (
             *(
                 a if a is None or isinstance(a, str) else tuple(a)

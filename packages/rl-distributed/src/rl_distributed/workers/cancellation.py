@@ -1,4 +1,4 @@
-"""How a method finds out that its call was cancelled."""
+"""Cancellation of calls: let a running method find out that it was cancelled."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def current_call() -> str:
 def is_cancelled() -> bool:
     """Whether the call that this thread works on was cancelled by its caller.
 
-    A long method asks now and then, and returns early. Always False outside of a
+    A long method checks this now and then and returns early. Always False outside of a
     worker, so that a worker class can be used without one. It takes microseconds.
     """
     return bool(_cancelled) and current_call() in _cancelled
 
 
 def stop_if_cancelled() -> None:
-    """Leave the method where its call was cancelled.
+    """Leave the running method if its call was cancelled.
 
     Raises:
         CallCancelledError: it was.

@@ -1,4 +1,4 @@
-"""`FailureExplainer`: what really went wrong when a wait for results failed."""
+"""`FailureExplainer`: find the root cause when a wait for results fails."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ _SETTLE_S = 3.0
 
 
 class FailureExplainer:
-    """Finds the root of errors that waits for results of one group end with.
+    """Finds the root cause of errors that end waits for results of one group.
 
     Args:
         workers: by rank, as the supervisor keeps them.
         policy: what to do about failures.
-        log: of the group; a death that a wait noticed first is recorded there.
+        log: of the group; deaths that a wait notices first are recorded there.
     """
 
     def __init__(
@@ -53,12 +53,12 @@ class FailureExplainer:
         references: Sequence[Any],
         method_name: str = "",
     ) -> DistributedError:
-        """Return the error to raise in place of that of Ray.
+        """Return the error to raise in place of Ray's.
 
         Args:
-            error: What `ray.get` raised.
+            error: The error of `ray.get`.
             what: The call, for the message.
-            references: The results that the wait was for.
+            references: The results that were waited for.
             method_name: The method that was called.
         """
         actor_id = dead_actor(error)
@@ -66,6 +66,7 @@ class FailureExplainer:
         if isinstance(own, WorkerDiedError) and actor_id:
             return self._explain_death(own, actor_id, error, what, method_name)
         failure: WorkerFailure | None = getattr(own, "failure", None)
+        # Without a process group, no other worker can be the cause.
         if failure is None or not failure.in_process_group:
             return own
         return self._explain_raise(own, failure, what, references, method_name)
@@ -88,6 +89,8 @@ class FailureExplainer:
             if worker is None:
                 # Of another group, whose result was an argument here.
                 return own
+            # In a thread, because `record` also ends what is left of the process, which
+            # takes seconds; this wait only needs the entry.
             threading.Thread(
                 target=self._log.record,
                 args=(worker, "died", cause_of_death(error)),
@@ -106,7 +109,7 @@ class FailureExplainer:
         references: Sequence[Any],
         method_name: str,
     ) -> DistributedError:
-        """One of those that talk to each other raised: was it the first to fail?"""
+        """Find out whether a worker that raised was the first of its process group."""
         if failure.lost_a_peer:
             # Its connection breaks before anybody else knows that the peer is gone.
             self._log.wait_for(lambda: self._log.incident_of(failure.rank), _SETTLE_S)
@@ -114,8 +117,11 @@ class FailureExplainer:
         if incident is not None and incident.root.kind != "raised":
             return failure_error(incident.root, what, method_name)
         finished, waiting = ray.wait(
+            # `ray.wait` rejects duplicate references.
             list(dict.fromkeys(references)),
             num_returns=len(set(references)),
+            # Peers that notice the failure raise within this time; the others would
+            # wait for ever.
             timeout=self._policy.release_after_s,
             fetch_local=False,
         )
@@ -127,7 +133,7 @@ class FailureExplainer:
         return own
 
     def _release_waiting(self, root: WorkerFailure, actors: set[str]) -> None:
-        """End those that wait in a process group for one that raised, and all in it."""
+        """End the process group of a worker that raised: its peers wait for it."""
         self._log.begin(root)
         cause = f"it waited for {root.label}, which raised"
         waiting = [w for w in list(self._workers) if w.actor_id in actors]
@@ -141,12 +147,14 @@ def _first_to_raise(
     """Return the error of a worker that did not fail for lack of a peer."""
     for reference in finished:
         try:
+            # The call has ended; only its error still has to arrive.
             ray.get(reference, timeout=_SETTLE_S)
         except ray.exceptions.RayTaskError as error:
             other = translate_failure(error, what)
             failure: WorkerFailure | None = getattr(other, "failure", None)
             if failure is not None and not failure.lost_a_peer:
                 return other
+        # This worker died, which does not say who raised first.
         except ray.exceptions.RayError:
             continue
     return own

@@ -1,4 +1,4 @@
-"""From Ray's errors to ours: who failed, where, and of what."""
+"""Translate Ray's errors into ours: which worker failed, where, and why."""
 
 from __future__ import annotations
 
@@ -59,15 +59,17 @@ _EXIT_CODE = re.compile(
     r"(?P<term> The process receives a SIGTERM\.)?$"
 )
 _NODE_GONE = re.compile(r"node was terminated|node has died|NODE_DIED")
+# Ray's words for a process that disappeared without reporting how it ended.
 _NO_WORD = "connection error code 2"
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+# Logs can be gigabytes long, so only the end is read, and few of its lines are shown.
 _LOG_LINES = 5
 _LOG_BYTES = 16_384
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerPlace:
-    """Where a worker of this process's groups runs."""
+    """The place of a worker of one of this process's groups."""
 
     group: str
     rank: int
@@ -84,7 +86,7 @@ class WorkerPlace:
     def failed(
         self, kind: FailureKind, cause: str = "", method: str = ""
     ) -> WorkerFailure:
-        """How this worker failed."""
+        """Return the record of this worker's failure."""
         return WorkerFailure(
             self.group,
             self.rank,
@@ -102,7 +104,7 @@ _places: dict[str, WorkerPlace] = {}
 
 
 def remember_worker(actor_id: str, place: WorkerPlace) -> None:
-    """Note where an actor runs, so that its end can be told by name."""
+    """Note where an actor runs, so that messages about its end can name it."""
     _places[actor_id] = place
 
 
@@ -121,18 +123,18 @@ def worker_of(reference: Any) -> str:
 
 
 def place_of(actor_id: str) -> WorkerPlace | None:
-    """Where an actor runs; None: it is no worker of a group of this process."""
+    """Return the place of an actor; None: not a worker of this process's groups."""
     return _places.get(actor_id)
 
 
 def failure_error(
     failure: WorkerFailure, what: str, method_name: str = ""
 ) -> WorkerError:
-    """Return the error that tells of a failure.
+    """Return the error that describes a failure.
 
     Args:
         failure: what happened.
-        what: what was going on for the one who is told.
+        what: what the caller was doing.
         method_name: the method whose results it waits for, if it does; stands for the
             one that ran where that is not known.
     """
@@ -166,7 +168,9 @@ def _place(failure: WorkerFailure) -> str:
 
 
 def translate_failure(error: BaseException, what: str) -> DistributedError:
-    """Make one of our errors of what Ray raised while `what` was going on."""
+    """Translate an error that Ray raised while `what` was going on into ours."""
+    # Ray raises task errors as a class that inherits from RayTaskError
+    # and from the cause.
     if isinstance(error, DistributedError) and not isinstance(
         error, ray_errors.RayError
     ):
@@ -187,6 +191,7 @@ def _of_task(error: ray_errors.RayTaskError, what: str) -> DistributedError:
     if isinstance(cause, DistributedError | ray_errors.RayError):
         return translate_failure(cause, what)
     # Not raised by the method: a result that cannot be pickled, for instance.
+    # Ray colours tracebacks for terminals, but this text goes into logs and files.
     text = _COLOURS.sub("", str(error)).strip()
     return WorkerMethodError(
         f"{what}: a worker could not return its result or read its arguments: "
@@ -203,7 +208,7 @@ def _of_death(error: BaseException, what: str) -> WorkerError:
 
 
 def dead_actor(error: BaseException) -> str:
-    """Ray's id of the actor that an error is about; empty: it does not say."""
+    """Return Ray's id of the actor that an error is about; empty: unknown."""
     actor_id = str(getattr(error, "actor_id", "") or "")
     report = None if actor_id else read_memory_report(str(error))
     if report is None:
@@ -214,18 +219,19 @@ def dead_actor(error: BaseException) -> str:
 
 
 def is_vague(error: BaseException) -> bool:
-    """Whether Ray has lost a process from sight, and does not know how it ended."""
+    """Whether Ray has lost contact with a process without knowing how it ended."""
     vague = isinstance(error, ray_errors.ActorUnavailableError)
     return vague or _NODE_GONE.search(str(error)) is not None
 
 
 def cause_of_death(error: BaseException) -> str:
-    """Say what Ray knows about the end of a process, in one line."""
+    """Describe in one line what Ray knows about the end of a process."""
     return _cause_of_death(str(error))
 
 
 def _cause_of_death(text: str) -> str:
     if (report := read_memory_report(text)) is not None:
+        # Process ids are unique on one node only.
         labels = {
             place.pid: place.failed("died").label
             for place in _places.values()
@@ -249,7 +255,7 @@ def _cause_of_exit(kind: str, detail: str) -> str:
         shown = code if code.lstrip("-").isdigit() else repr(code)
         return f"it exited by itself: sys.exit({shown})"
     if _NO_WORD in detail:
-        # Only its parent, which is Ray's, could tell these from each other.
+        # Only its parent process, which is Ray's, could tell these cases apart.
         detail += (
             " The process was killed by a signal (SIGKILL, as the kernel does when "
             "memory runs out), crashed (SIGSEGV) or called os._exit."
@@ -258,7 +264,7 @@ def _cause_of_exit(kind: str, detail: str) -> str:
 
 
 def _log_tail(failure: WorkerFailure) -> str:
-    """Return the end of a worker's log, where it lies on this machine."""
+    """Return the last lines of a worker's log if it is on this machine."""
     try:
         with Path(failure.log_path).open("rb") as log:
             log.seek(0, 2)
@@ -272,10 +278,11 @@ def _log_tail(failure: WorkerFailure) -> str:
         for line in text.splitlines()
         if line.strip() and not line.startswith(":")
     ]
-    # A crash is told with the Python stack below it; what follows is of no use.
+    # faulthandler prints the Python stack below this line; the rest is of no use.
     crash = [i for i, line in enumerate(lines) if "Fatal Python error:" in line]
     first = crash[-1] if crash else max(0, len(lines) - _LOG_LINES)
     tail = "\n".join(lines[first : first + _LOG_LINES])
+    # Native code and child processes bypass the filter on the worker's output.
     for place in _places.values():
         if place.log_path == failure.log_path:
             tail = scrubbed(tail, place.secrets)

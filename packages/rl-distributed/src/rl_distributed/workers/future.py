@@ -25,7 +25,7 @@ __all__ = ["CallReferences", "CalledGroup", "MultiWorkerFuture"]
 
 
 class CalledGroup(Protocol):
-    """What a future asks of the group that was called; a `RayWorkerGroup` is one."""
+    """The group as its futures see it; `RayWorkerGroup` implements it."""
 
     name: str
     call_deadline_s: float
@@ -54,7 +54,7 @@ class CallReferences(list[Any]):
 
 @dataclass
 class MultiWorkerFuture:
-    """What `RayWorkerGroup.run_all_workers_sharded_data` returns."""
+    """The results of one call on several workers, some of which may still run."""
 
     futures: list[Any]
     """One Ray reference, or generator of references, for each called worker."""
@@ -108,7 +108,7 @@ class MultiWorkerFuture:
     def iter_results(
         self, *, ordered: bool = True, deadline_s: float | None = None
     ) -> Iterator[WorkerResult]:
-        """Results one by one, while the workers go on.
+        """Yield results one by one, while the workers continue.
 
         Args:
             ordered: all of one worker before those of the next, in the order of the
@@ -129,14 +129,16 @@ class MultiWorkerFuture:
             yield from self._in_turn(wait) if ordered else self._as_they_come(wait)
         except DistributedError:
             if self.group is not None:
+                # Items have been yielded already, so the call is not retried and its
+                # caller should not wait for a node.
                 self.group.supervisor.recover(is_patient=False)
             raise
 
     def outcomes(self, deadline_s: float | None = None) -> Iterator[WorkerOutcome]:
-        """How the call ended on each worker, as they end; failures are not raised.
+        """Yield how the call ended on each worker; failures are not raised.
 
-        For work that goes on without some of the workers. Nothing is restarted and no
-        call is made again here: `RayWorkerGroup.recover` and `restart` do that.
+        For work that continues without some of the workers. Nothing is restarted or
+        retried here: `RayWorkerGroup.recover` and `restart` do that.
 
         Args:
             deadline_s: how long to wait for all of them together. A worker that has
@@ -159,12 +161,13 @@ class MultiWorkerFuture:
     def _as_they_come(self, wait: Wait) -> Iterator[WorkerResult]:
         called, places = self._places()
         kept = {called[place] for place in places}
-        # Those that answer nothing may still fail.
+        # Workers whose results are dropped are waited for too, as they may fail.
         return (r for r in wait.items(self.futures, called) if r.rank in kept)
 
     def _in_turn(self, wait: Wait) -> Iterator[WorkerResult]:
         called, places = self._places()
         turns = [called[place] for place in places]
+        # Items that arrive out of turn are buffered, so that no worker blocks another.
         waiting: dict[int, list[WorkerResult]] = {rank: [] for rank in turns}
         open_ranks = set(called)
         turn = 0
@@ -181,20 +184,20 @@ class MultiWorkerFuture:
             yield from waiting[rank]
 
     def cancel(self, *, grace_s: float = 5.0, force: bool = True) -> bool:
-        """Give the call up.
+        """Cancel the call.
 
-        Calls that have not begun are dropped when it is their turn. A running method
+        Calls that have not started are dropped when their turn comes. A running method
         finds out by `is_cancelled()`; generator methods stop at their next item and
-        async methods at their next `await`. A caller that asks for results gets
+        async methods at their next `await`. Asking for results then raises
         `CallCancelledError`.
 
         Args:
             grace_s: how long a running method may take to notice.
-            force: end workers that go on after that. The policy of the group decides
-                whether they are started again.
+            force: terminate workers that continue after that. The policy of the group
+                decides whether they are restarted.
 
         Returns:
-            True if no worker went on.
+            True if no worker continued.
         """
         self._is_cancelled = True
         if self.group is None:
@@ -202,6 +205,8 @@ class MultiWorkerFuture:
                 ray.cancel(future, force=False, recursive=False)
             return True
         called, _ = self._places()
+        # Through the watch: Ray's own flag can miss a call in transit and
+        # stay set for the next.
         watch = self.group.supervisor.watch
         ends = {end_of(f): rank for rank, f in zip(called, self.futures, strict=True)}
         for end, rank in ends.items():
@@ -210,6 +215,8 @@ class MultiWorkerFuture:
             list(ends), num_returns=len(ends), timeout=grace_s, fetch_local=False
         )
         beats = watch.ask([ends[end] for end in pending], LOOK_S)
+        # Pending calls that have not started are dropped when their turn comes; only
+        # workers that are running the call may have to be ended.
         running = [
             end
             for end in pending
@@ -271,14 +278,17 @@ class MultiWorkerFuture:
     def _is_called_again(
         self, group: CalledGroup | None, error: DistributedError
     ) -> bool:
-        """After a failure: let the group recover; whether the call was made again."""
+        """Let the group recover from a failure; return whether the call is retried."""
         if group is None or group.supervisor.incident is None:
             return False
         if isinstance(error, CallCancelledError):
             return False
         called, _ = self._places()
+        # A worker that was not replaced has finished the call or is still running it,
+        # and must not run it twice.
         before = [group.incarnation(rank) for rank in called]
         group.supervisor.recover(is_patient=self.repeat is not None)
+        # An incident that is still open means that the workers did not come back.
         if self.repeat is None or group.supervisor.incident is not None:
             return False
         again = [

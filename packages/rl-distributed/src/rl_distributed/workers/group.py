@@ -1,4 +1,4 @@
-"""`RayWorkerGroup`: the same class in many processes, called by the axes they lie on.
+"""`RayWorkerGroup`: one class in many processes, addressed by named axes.
 
 Shutdown order: the supervisor, the caller's clean-up method in every worker, then the
 processes and their children, then the claim on the bundles. The cluster stays.
@@ -93,16 +93,16 @@ class RayWorkerGroup(Generic[W]):
             per bundle, the first of each tuple leads.
         sharding_annotations: named axes over the workers; ranks are worker indices.
         env_vars: environment variables of every worker.
-        start_deadline_s: how long all workers together may take to come up.
-        call_deadline_s: how long results are waited for where no deadline is given.
-        failure_policy: what to do when a worker is killed or hangs: `FailFast`,
+        start_deadline_s: how long all workers together may take to start.
+        call_deadline_s: default deadline of waits for results.
+        failure_policy: reaction to a worker that dies or hangs: `FailFast`,
             `RestartWorker` or `RestartGroup`.
-        environment: the Python environment of the workers; None: what the builder has,
-            or else what the class declares.
+        environment: the Python environment of the workers; None: that of the builder,
+            or else the one that the class declares.
 
     Raises:
-        ConfigError: what is to be a class is none.
-        WorkerStartError: a worker did not come up; none is left then.
+        ConfigError: the worker is neither a class nor the path of one.
+        WorkerStartError: a worker did not start; all others are ended.
         ResourceInsufficientError: the cluster has no room.
     """
 
@@ -170,7 +170,7 @@ class RayWorkerGroup(Generic[W]):
         address = _LOOPBACK
         if not self._launcher.is_local:
             address = ray.util.get_node_ip_address()
-        # The supervisor must not keep a group alive that nobody uses any more.
+        # A weak reference, so that the supervisor does not keep an unused group alive.
         group = weakref.ref(self)
 
         def restore(ranks: Sequence[int]) -> None:
@@ -181,6 +181,7 @@ class RayWorkerGroup(Generic[W]):
         self.supervisor = GroupSupervisor(
             self.name, policy, self._workers, self._launcher, address, restore
         )
+        # A group that is dropped without `shutdown` must not leak its watch's thread.
         self._unwatch = weakref.finalize(self, self.supervisor.watch.close)
         # Before the launch: workers connect to the watch as they start.
         self._launcher.watch_target = self.supervisor.watch.target
@@ -192,7 +193,7 @@ class RayWorkerGroup(Generic[W]):
             raise
         self.supervisor.expect(self._workers)
 
-    # --- who is there -------------------------------------------------------------
+    # --- the workers --------------------------------------------------------------
 
     @property
     def workers(self) -> list[ActorHandle]:
@@ -201,7 +202,7 @@ class RayWorkerGroup(Generic[W]):
 
     @property
     def seats(self) -> list[WorkerSeat]:
-        """Where each worker runs, by rank."""
+        """The seat of each worker, by rank."""
         return list(self._seats)
 
     @property
@@ -215,43 +216,43 @@ class RayWorkerGroup(Generic[W]):
         return len(self._seats)
 
     def incarnation(self, rank: int) -> int:
-        """How many processes the worker of this rank has had before."""
+        """Return the number of processes that this rank has had before."""
         return self._workers[rank].incarnation
 
     def health(self) -> list[WorkerHealth]:
-        """How each worker is, by rank: what it does, or why it is gone."""
+        """Return the state of each worker, by rank: its method, or why it is gone."""
         return self.supervisor.health()
 
     def recover(self) -> None:
-        """Restart now what has failed, as the policy says; calls and waits do it too.
+        """Restart failed workers now, as the policy says; calls and waits do so too.
 
         Raises:
-            WorkerError: there were too many restarts, or the workers do not come up.
+            WorkerError: there were too many restarts, or the workers do not start.
         """
         self.supervisor.recover()
 
     def restart(self, ranks: Sequence[int]) -> list[int]:
-        """Start failed workers again, whatever the policy says.
+        """Restart failed workers, whatever the policy says.
 
-        For workers that do not talk to each other. With `FailFast` the others go on and
-        can be called meanwhile, so whoever spreads work over the workers brings one of
-        them back from a thread of its own. The new process has the state that its
-        constructor makes.
+        For workers that do not talk to each other. With `FailFast` the others keep
+        running and can be called meanwhile, so a caller that spreads work over the
+        workers can restart one from a separate thread. The new process has only the
+        state that its constructor creates.
 
         Args:
             ranks: which workers; those that have not failed are left alone.
 
         Returns:
-            The ranks that were started again.
+            The ranks that were restarted.
 
         Raises:
-            WorkerStartError: one did not come up; none of them is left then.
-            DeadlineExceededError: not in time.
+            WorkerStartError: one did not start; all of them are ended.
+            DeadlineExceededError: they did not start in time.
         """
         return self.supervisor.restart(ranks)
 
     def end(self, ranks: Sequence[int], cause: str) -> None:
-        """End workers that can do nothing more, as their peer has failed.
+        """End workers that are of no use any more because a peer has failed.
 
         Calls that need them raise `WorkerDiedError`; `restart` starts them again.
 
@@ -371,6 +372,7 @@ class RayWorkerGroup(Generic[W]):
             call_deadline_s: how long the call may take; None: no limit of its own.
             kwargs: arguments of the method.
         """
+        # After a shutdown there are no workers; `check_up` then gives the better error.
         if not 0 <= worker_idx < len(self._workers):
             self._sender.check_up(method_name)
             raise IndexError(
@@ -529,7 +531,7 @@ class RayWorkerGroup(Generic[W]):
         ordered: bool = True,
         deadline_s: float | None = None,
     ) -> Iterator[WorkerResult]:
-        """Results of a call one by one, while the workers go on.
+        """Yield results of a call one by one, while the workers continue.
 
         Args:
             future: what a call returned; a list of references is fine as well.
@@ -569,7 +571,7 @@ class RayWorkerGroup(Generic[W]):
         timeout: float = 30.0,
         force: bool = False,
     ) -> bool:
-        """End all workers, and what they started; may be called more than once.
+        """End all workers and their child processes; may be called more than once.
 
         Args:
             cleanup_method: called first in every worker that is up.
@@ -587,6 +589,7 @@ class RayWorkerGroup(Generic[W]):
             self._workers.clear()
         if not workers:
             return True
+        # Close it first, so that the ends below do not count as failures to restart.
         self.supervisor.close()
         clean = True
         try:
@@ -595,6 +598,7 @@ class RayWorkerGroup(Generic[W]):
                 clean = self._clean_up(workers, cleanup_method, timeout)
         finally:
             gone = end_processes(workers, timeout)
+            # Last, because another group may take the bundles from here on.
             self._unclaim()
             audit("group.shutdown", self.name, clean=clean, gone=gone)
         return clean and gone
@@ -603,6 +607,7 @@ class RayWorkerGroup(Generic[W]):
         self, workers: Sequence[LaunchedWorker], method_name: str, timeout: float
     ) -> bool:
         gone = self.supervisor.gone
+        # A call to a dead worker would fail the clean-up of all the others.
         up = [worker for worker in workers if worker.seat.rank not in gone]
         references = [worker.handle.call.remote(method_name) for worker in up]
         try:

@@ -52,9 +52,9 @@ from rl_distributed.workers.worker_class import (
 
 __all__ = ["WorkerDescription", "WorkerHost", "WorkerIdentity"]
 
-# An async call is told of its cancellation by nobody: it is looked for this often.
+# Nothing wakes the wait for an async call when it is cancelled, so it polls.
 _CANCEL_CHECK_S = 0.2
-# What gloo, NCCL and torch's store say when the process at the other end is gone.
+# Messages of gloo, NCCL and torch's store when the process at the other end is gone.
 _PEER_GONE = re.compile(
     r"connection (closed|reset|refused)|broken pipe|peer|remote process exited|"
     r"sock.*(recv|send)|DistStoreError|DistNetworkError|timed out",
@@ -64,7 +64,7 @@ _PEER_GONE = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class WorkerIdentity:
-    """Who a worker is."""
+    """Name, place and environment variables of one worker."""
 
     group: str
     rank: int
@@ -72,18 +72,18 @@ class WorkerIdentity:
     variables: Mapping[str, str] = field(default_factory=dict)
     """Set in the process before the worker's module is imported."""
     watch: WatchTarget | None = None
-    """Where its signs of life go; None: it is not watched."""
+    """Target of its signs of life; None: it is not watched."""
     logging: LoggingSetup | None = None
-    """How the program logs, and so the worker; None: as Ray's workers do."""
+    """The program's logging setup, for the worker too; None: that of Ray's workers."""
     group_id: str = ""
-    """Tells the group apart from others of its name."""
+    """Unique, as several groups may have the same name."""
 
     def __repr__(self) -> str:
         return f"WorkerIdentity({self.label}, {shown_variables(self.variables)})"
 
     @property
     def label(self) -> str:
-        """What messages call the worker."""
+        """Name of the worker in messages."""
         return f"worker {self.rank} of group {self.group!r}"
 
     def without_variables(self, names: Collection[str]) -> WorkerIdentity:
@@ -98,7 +98,7 @@ class WorkerIdentity:
 
 @dataclass(frozen=True, slots=True)
 class WorkerDescription:
-    """What a host tells about itself once the class is imported."""
+    """Report of a host about itself once the class is imported."""
 
     pid: int
     log_path: str
@@ -109,7 +109,7 @@ class WorkerDescription:
     is_watched: bool = False
     """Whether it reached the driver with its signs of life."""
     environment: Any = None
-    """What the class says that it needs, by its attribute `actor_environment`."""
+    """The attribute `actor_environment` of the class; None: it has none."""
 
 
 class WorkerHost:
@@ -128,7 +128,7 @@ class WorkerHost:
         self._is_watched = False
 
     def answer(self) -> None:
-        """Do nothing; Ray reports the end of the process to its callers."""
+        """Do nothing; a call of it makes Ray report the end of the process."""
 
     def load(
         self,
@@ -238,6 +238,7 @@ class WorkerHost:
         thread = threading.get_ident()
         self._running[thread] = (method_name, time.monotonic(), current_call())
         try:
+            # The call may have been cancelled while it was queued.
             stop_if_cancelled()
             result = getattr(self._worker, method_name)(**kwargs)
             # Seen by its result, not its definition: a plain method may return a
@@ -383,7 +384,7 @@ class WorkerHost:
     def _pass_user_error(
         self, error: BaseException, note: str, method: str = ""
     ) -> None:
-        """Raise an error that the user can mend as itself, with where it came from."""
+        """Re-raise an error that the user can fix, with a note on where it arose."""
         if not isinstance(error, UserError):
             return
         error.add_note(note)
@@ -396,7 +397,7 @@ class WorkerHost:
             # error could not be read.
             pickle.loads(pickle.dumps(error))
         except Exception:
-            # It cannot travel; what it says can.
+            # The object cannot be pickled, but its text can.
             plain = UserError(f"{error} ({note})")
             vars(plain)["failure"] = vars(error)["failure"]
             raise plain from None
@@ -408,7 +409,7 @@ class WorkerHost:
 
 @dataclass(frozen=True, slots=True)
 class _Ending:
-    """What would end the event loop of all async methods."""
+    """An exception that would end the event loop shared by all async methods."""
 
     error: BaseException
 
@@ -441,7 +442,7 @@ def _summary(error: BaseException) -> str:
 
 
 def _hint(error: BaseException) -> str:
-    """Where a package that is missing would be declared."""
+    """Return a hint on where to declare a missing package."""
     if not isinstance(error, ModuleNotFoundError):
         return ""
     return (

@@ -1,8 +1,8 @@
-"""`IncidentLog`: which workers of a group have failed, and which failure was the first.
+"""`IncidentLog`: the failures of a group's workers, and which one came first.
 
-The first failure is the *root* of an incident; what fails because of it, until the
-group has recovered, is reported as the root. Recording a failure ends what is left of
-the process, and releases the others of its process group, which would wait for it.
+The first failure is the *root* of an incident. Until the group has recovered, failures
+that follow from it are reported as the root. Recording a failure terminates the rest of
+the process and releases its process-group peers, which would wait for it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ END_S = 5.0
 
 @dataclass(slots=True)
 class Incident:
-    """What began with the failure of one worker."""
+    """The failure of one worker and everything that follows from it."""
 
     root: WorkerFailure
     at: float
@@ -73,20 +73,20 @@ class IncidentLog:
         self._changed = threading.Condition(threading.RLock())
 
     def close(self) -> None:
-        """Take nothing more in; what ends from now on ends on purpose."""
+        """Record nothing more: workers that end from now on end on purpose."""
         self.is_closed = True
         self.stop.set()
 
     # --- entering failures --------------------------------------------------------
 
     def record(self, worker: LaunchedWorker, kind: FailureKind, cause: str) -> None:
-        """Note that a worker has failed, end what is left of it and release others."""
+        """Record a failed worker, end the rest of its process and release others."""
         if self._enter(worker, kind, cause):
             self.end([worker])
             self.release()
 
     def record_lost_node(self, node_id: str, cause: str) -> None:
-        """Note that all workers of a node are gone with it, and release others."""
+        """Record that all workers of a lost node are gone, and release others."""
         gone = [
             worker
             for worker in list(self._workers)
@@ -94,8 +94,8 @@ class IncidentLog:
             and self._enter(worker, "died", f"node lost: {cause}")
         ]
         if gone:
-            # Nobody of Ray is left there to end them. They may hear of it themselves,
-            # perhaps later: they must not go on beside their successors.
+            # No Ray process is left there to end them. The message may still reach
+            # them, perhaps late: they must not run beside their successors.
             for worker in gone:
                 self._watch.end(worker.seat.rank)
             end_processes(gone, END_S, at_once=True)
@@ -120,7 +120,7 @@ class IncidentLog:
         with self._changed:
             if self.is_closed or rank in self.failed:
                 return False
-            # What is told of a process that was replaced must not end its successor.
+            # News of a process that was replaced must not end its successor.
             if self._workers[rank] is not worker:
                 return False
             incident = self.begin(failure)
@@ -146,7 +146,7 @@ class IncidentLog:
         return [w for w in workers if self.note(w, released(w, cause))]
 
     def put_in_place(self, fresh: Sequence[LaunchedWorker]) -> None:
-        """Enter workers that were started again; close the incident if none is left."""
+        """Enter restarted workers; close the incident if no failure is left."""
         with self._changed:
             for worker in fresh:
                 rank = worker.seat.rank
@@ -160,7 +160,7 @@ class IncidentLog:
     # --- ending and releasing -----------------------------------------------------
 
     def end(self, workers: Sequence[LaunchedWorker]) -> None:
-        """End processes, wherever they are."""
+        """End processes on any node."""
         end_processes(workers, END_S, at_once=True)
         for worker in workers:
             # On another node: only Ray can end it there.
@@ -168,7 +168,7 @@ class IncidentLog:
                 kill_on_node(worker)
 
     def release(self) -> None:
-        """End the workers that share a process group, which one of them has left."""
+        """End the workers whose process group has lost a member."""
         incident = self.incident
         if incident is None:
             return

@@ -1,4 +1,4 @@
-"""What a worker writes into its log of its own accord: start, settings, errors."""
+"""Log lines that every worker writes: its start, its settings and its errors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from rl_distributed.redaction import redacted
 __all__ = ["log_error", "log_made", "log_start"]
 
 _logger = get_logger(__name__)
+# Versions are read only of imported libraries: importing torch alone takes a second.
 _LIBRARIES = ("ray", "torch", "transformers", "vllm", "numpy")
+
 _LONGEST = 20_000
 _DEEPEST = 8
 
@@ -28,7 +30,7 @@ def log_start(label: str, where: str) -> None:
 def log_made(
     class_name: str, arguments: Sequence[Any], settings: Mapping[str, Any]
 ) -> None:
-    """Say what the worker was made of: its settings, and versions of what it loaded."""
+    """Log the worker's settings and the versions of the libraries it has imported."""
     shown = {
         **{f"argument {i}": _plain(value, 0) for i, value in enumerate(arguments)},
         **{name: _plain(value, 0) for name, value in settings.items()},
@@ -64,6 +66,7 @@ def _plain(value: Any, depth: int) -> Any:
         return value
     if depth < _DEEPEST and isinstance(value, Mapping):
         return {str(key): _plain(item, depth + 1) for key, item in value.items()}
+    # Longer lists are data, not settings.
     if depth < _DEEPEST and isinstance(value, list | tuple) and len(value) <= 100:
         return [_plain(item, depth + 1) for item in value]
     return f"<{type(value).__name__}>"

@@ -70,7 +70,7 @@ class LaunchedWorker:
     process: psutil.Process | None
     """The process where it is on this machine."""
     incarnation: int = 0
-    """How many processes this rank has had before."""
+    """Number of processes that this rank has had before."""
 
     @property
     def actor_id(self) -> str:
@@ -163,6 +163,7 @@ class WorkerLauncher:
             for rank in ranks:
                 self._remember(rank, descriptions[rank])
             self._construct(descriptions, end)
+        # Also on an interrupt: processes that belong to no group would be left behind.
         except BaseException:
             for handle in self._handles.values():
                 ray.kill(handle, no_restart=True)
@@ -180,7 +181,7 @@ class WorkerLauncher:
 
     @property
     def seats(self) -> Sequence[WorkerSeat]:
-        """Where each worker runs or goes, by rank."""
+        """The seat of each worker, by rank, running or about to start."""
         return self._seats
 
     def find_seats(self, ranks: Sequence[int]) -> list[int]:
@@ -261,6 +262,7 @@ class WorkerLauncher:
             prepared=self._prepared[seat.slot.node_id],
         )
         self._handles[rank] = handle
+        # Registered before it reports, so that errors during its start can name it.
         self._remember(rank, None)
         return handle
 
@@ -314,6 +316,7 @@ class WorkerLauncher:
             secret = secrets_of(variables)
             identity = identities[rank].without_variables(variables)
             self._start(rank, identity.with_variables(secret), overrides)
+        # Not asked again: this process was made according to its answer.
         for rank, fresh in self._load(again, end, configure=False).items():
             descriptions[rank] = dataclasses.replace(
                 fresh, overrides=descriptions[rank].overrides
@@ -323,10 +326,10 @@ class WorkerLauncher:
     def _move_to_own_environment(
         self, descriptions: Mapping[int, WorkerDescription]
     ) -> float:
-        """Prepare what the class says of itself, where nothing else was declared.
+        """Prepare the environment that the class itself declares, if nothing else did.
 
-        A class that is named by its path tells its environment when a worker has
-        imported it. Returns the seconds this took; 0.0 where it tells none.
+        The declaration of a class that is named by its path is known only once a worker
+        has imported it. Returns the seconds this took; 0.0 where it declares none.
         """
         told = next(iter(descriptions.values())).environment
         if self._declaration.source != "default" or told is None:
@@ -359,6 +362,7 @@ class WorkerLauncher:
     def _await(self, references: Sequence[Any], stage: str, end: float) -> list[Any]:
         what = f"starting {self._builder.class_name}, waiting for {stage}"
         try:
+            # `Wait` rejects a deadline of zero; too late must end as a timeout instead.
             return fetch(references, what, max(0.001, end - time.monotonic()))
         except DeadlineExceededError as error:
             raise WorkerStartError(
@@ -391,6 +395,6 @@ class WorkerLauncher:
             return None
         try:
             return psutil.Process(description.pid)
-        # It has ended since it answered; the watch tells how.
+        # It has ended since it answered; the watch reports how.
         except psutil.NoSuchProcess:
             return None

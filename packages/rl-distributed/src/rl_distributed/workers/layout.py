@@ -1,4 +1,4 @@
-"""Which bundle each worker of a group sits on: pure functions."""
+"""Assign each worker of a group to a bundle: pure functions."""
 
 from __future__ import annotations
 
@@ -87,6 +87,7 @@ def _one_per_bundle(
     available = [len(bundles) for bundles in slots]
     if workers_per_node is None:
         counts = available
+    # bool is a subclass of int, so True would mean one worker per node.
     elif isinstance(workers_per_node, int) and not isinstance(workers_per_node, bool):
         counts = [workers_per_node] * len(slots)
     elif isinstance(workers_per_node, Sequence) and not isinstance(
@@ -141,6 +142,7 @@ def _checked_groups(
                     f"does not have; its placement groups have "
                     f"{[len(row) for row in slots]} bundles"
                 )
+            # A bundle holds the share of only one worker per group.
             if place in seen:
                 raise ConfigError(f"bundle_indices_list names bundle {place} twice")
             seen.add(place)

@@ -1,4 +1,4 @@
-"""`NodeWatch`: knows soon when a node of a group is lost.
+"""`NodeWatch`: notice quickly that a node of a group is lost.
 
 Ray itself takes half a minute or more to give up a node. This keeps one idle TCP
 connection to the Ray process of each node:
@@ -10,7 +10,7 @@ keep-alives     the kernel's probes         "broken"     half of the limit, if n
                                                          packet comes through
 new attempts    a refusal, silence          "lost"       three refusals, the limit
 ```
-What it finds it tells in its own thread. Shutdown: `close` wakes the thread, which
+Losses are reported in the watch's own thread. Shutdown: `close` wakes the thread, which
 closes all of these and ends. Nothing runs where all workers are on the driver's node.
 """
 
@@ -31,6 +31,7 @@ __all__ = ["NodeWatch", "is_reached", "places_of"]
 
 _CLOSE_S = 5.0
 _RECEIVED_BYTES = 65_536
+# Only an upper bound, as any event ends the pause.
 _LOOK_S = 5.0
 # Between two attempts. A process that is gone refuses all of them.
 _RETRY_S = 0.3
@@ -94,7 +95,10 @@ class NodeWatch:
         self._closing = False
         self._thread: threading.Thread | None = None
         self._selector = selectors.DefaultSelector()
+        # A selector can only be woken by something registered with it.
         self._wake_in, self._wake_out = socket.socketpair()
+        # Neither end may block: a full buffer means that the thread is
+        # about to wake anyway.
         for link in (self._wake_in, self._wake_out):
             link.setblocking(False)
         self._selector.register(self._wake_out, selectors.EVENT_READ)
@@ -120,10 +124,13 @@ class NodeWatch:
             is_first, self._closing = not self._closing, True
             thread = self._thread
         if thread is None:
+            # No thread was ever started, so nothing else closes the sockets.
             if is_first:
                 self._close_all()
             return
         self._wake()
+        # `on_lost` runs in the thread and may close the watch; a thread
+        # cannot join itself.
         if thread is not threading.current_thread():
             thread.join(_CLOSE_S)
 
@@ -142,6 +149,7 @@ class NodeWatch:
                         self._handle(key.data)
                     else:
                         self._wake_out.recv(_RECEIVED_BYTES)
+                # After the events, because one of them may show that a node is alive.
                 for node in list(self._nodes.values()):
                     self._try(node, time.monotonic())
         finally:
@@ -171,7 +179,7 @@ class NodeWatch:
         return _RETRY_S / 2 if waiting else _LOOK_S
 
     def _handle(self, node: _Node) -> None:
-        """Something has happened on the connection to a node."""
+        """Handle an event on the connection to a node."""
         link = node.link
         if link is None:
             return
@@ -185,6 +193,7 @@ class NodeWatch:
                 is_open = False
             if not is_open:
                 self._drop_link(node)
+                # Reconnect at once: a server that closes idle connections is not lost.
                 node.broken_at, node.next_try = time.monotonic(), 0.0
             return
         problem = link.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
@@ -203,6 +212,7 @@ class NodeWatch:
         host, port = node.place
         if node.refusals >= _REFUSALS:
             self._give_up(node, f"nothing of Ray is left at {host}:{port}")
+        # The keep-alives used up the other half of the limit before the link broke.
         elif now - node.broken_at > self._limit_s / 2:
             self._give_up(
                 node, f"{host}:{port} has not answered for {self._limit_s:g} s"
@@ -214,7 +224,11 @@ class NodeWatch:
     def _connect(self, node: _Node) -> None:
         family = socket.AF_INET6 if ":" in node.place[0] else socket.AF_INET
         link = socket.socket(family, socket.SOCK_STREAM)
+        # One thread serves all nodes, so a blocking connect to one would
+        # delay the others.
         link.setblocking(False)
+        # Idle time plus three probes take half of the limit; reconnecting
+        # gets the other half.
         part_s = max(1, round(self._limit_s / 8))
         link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option, value in (

@@ -1,4 +1,4 @@
-"""How the process of a worker is made: options, merging, environment variables."""
+"""Options of a worker's process, their merging, and its environment variables."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS
 
 @dataclass(frozen=True, slots=True)
 class WorkerOptions:
-    """How each process of a group is made; see `RayWorkerBuilder.with_options`."""
+    """Options of each process of a group; see `RayWorkerBuilder.with_options`."""
 
     num_threads: int | None = None
     """Threads of the math libraries (`OMP_NUM_THREADS`), set before the worker's module
@@ -160,6 +160,6 @@ def identity_variables(
         "MASTER_PORT": str(master_port),
     }
     if master_address.startswith("127."):
-        # gloo binds to the address of the host's name unless it is told otherwise.
+        # By default gloo binds to the address of the host's name, not to loopback.
         variables["GLOO_SOCKET_IFNAME"] = "lo"
     return variables

@@ -1,4 +1,4 @@
-"""Keeps a worker's secrets out of what it prints, which Ray writes to a log file."""
+"""Keep a worker's secrets out of its output, which Ray writes to a log file."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ class _HidingBuffer:
         for value in self._values:
             hidden = hidden.replace(value, REDACTED.encode())
         self._buffer.write(hidden)
+        # The caller's own length: from its point of view all of it was written.
         return len(data)
 
     def __getattr__(self, name: str) -> Any:

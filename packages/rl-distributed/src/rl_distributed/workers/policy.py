@@ -1,4 +1,4 @@
-"""What a group does when one of its workers fails."""
+"""Failure policies: how a group reacts when one of its workers fails."""
 
 from __future__ import annotations
 
@@ -18,35 +18,34 @@ RestoreState = Callable[[Any, Sequence[int]], None]
 
 @dataclass(frozen=True, kw_only=True)
 class FailurePolicy:
-    """What all policies have; use one of those below.
+    """Base of all policies; use one of the subclasses.
 
-    A worker *fails* when its process is gone, when its node is, when it gives no sign
-    of life for `heartbeat_limit_s`, or when a call runs past its own `call_deadline_s`;
-    then what is left of its process is ended. Workers that share a process group of
-    torch with it can only wait for it: they are ended as well, so that nobody is left
-    waiting.
+    A worker *fails* when its process or its node is gone, when it gives no sign of life
+    for `heartbeat_limit_s`, or when a call exceeds its own `call_deadline_s`; the rest
+    of its process is then terminated. Workers that share a torch process group with it
+    could only wait for it, so they are terminated as well.
 
     A method that raises ends the call and not the worker. Only workers of the same call
     that are in a process group, and still in the call after `release_after_s`, are
-    ended, because they wait for the one that raised.
+    terminated, because they wait for the one that raised.
     """
 
     heartbeat_limit_s: float | None = 120.0
     """How long a worker may give no sign of life, as when its process is stopped; None:
-    for ever. Native code that holds Python's lock, say while it reads a large file,
-    gives none either; a process on this machine that is seen to be at work gets a
-    minute more."""
+    no limit. Native code that holds the GIL, for instance while it reads a large file,
+    gives none either; a process on this machine that is visibly at work gets another
+    minute."""
     node_limit_s: float = 10.0
     """How long a node may be out of reach before its workers count as dead. One whose
     Ray process has ended is lost at once."""
     resources_deadline_s: float = 300.0
-    """How long a restart may wait for a node with room, as after the loss of one: for
-    its return or for another. Calls wait so, and `recover`; a wait for results whose
-    call is not retried raises the failure at once instead. It does not count among the
-    restarts; where it is in vain, the next call tries again."""
+    """How long a restart may wait for a node with room after one was lost: for its
+    return or for another. Calls and `recover` wait; a wait for results whose call is
+    not retried raises the failure at once instead. Waiting does not count as a restart;
+    if it fails, the next call tries again."""
     release_after_s: float = 1.0
-    """How long workers in a process group get to end a call by themselves once one of
-    them has failed."""
+    """How long workers of a process group may take to end a call by themselves once
+    one of them has failed."""
     release: Literal["group", "tied"] = "group"
     """Which workers share a process group: all of the worker group, or only those that
     are tied (`bundle_indices_list`)."""
@@ -79,19 +78,20 @@ class FailurePolicy:
 
 @dataclass(frozen=True, kw_only=True)
 class FailFast(FailurePolicy):
-    """The failure is raised; the worker stays away.
+    """Raise the failure and do not restart the worker.
 
-    Calls that need it raise the same failure again, at once. Other workers that are in
-    no process group go on, and can still be called, say to save what they have.
+    Further calls that need it raise the same failure at once. Workers outside of its
+    process group keep running and can still be called, for instance to save their
+    state.
     """
 
 
 @dataclass(frozen=True, kw_only=True)
 class Restart(FailurePolicy):
-    """What both ways to restart have; use one of those below."""
+    """Base of the policies that restart; use one of the subclasses."""
 
     max_restarts: int = 3
-    """How often, within `within_s`, before the group gives up."""
+    """Number of restarts within `within_s` before the group gives up."""
     within_s: float = 3_600.0
     """The time over which restarts are counted."""
     backoff_s: float = 0.1
@@ -99,15 +99,15 @@ class Restart(FailurePolicy):
     max_backoff_s: float = 30.0
     """Longest pause."""
     retry_calls: bool | Collection[str] = False
-    """Methods that may run twice: their call is made again after the restart, on the
-    workers that were started again (`RestartWorker`) or on all (`RestartGroup`), and
-    its caller learns nothing of the failure. Names, or True for all. A call of any
-    other method raises the failure, after the restart. Generator methods are never
-    retried: their items may have been seen."""
+    """Methods that may run twice: their call is retried after the restart, on the
+    restarted workers (`RestartWorker`) or on all (`RestartGroup`), without the caller
+    noticing. Names, or True for all. A call of any other method raises the failure
+    after the restart. Generator methods are never retried: their items may have been
+    consumed."""
     on_restart: RestoreState | None = None
-    """Called as `on_restart(group, ranks)` with the ranks that were started again, in
-    the thread that waits for or makes a call, before the call is retried or the failure
-    raised. It brings them to the state that they had, by calls of the group."""
+    """Called as `on_restart(group, ranks)` with the restarted ranks, in the thread that
+    makes or waits for a call, before the call is retried or the failure raised. It
+    restores their state by calls of the group."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -120,6 +120,7 @@ class Restart(FailurePolicy):
             value = getattr(self, name)
             if value < 0:
                 raise ConfigError(f"{name} must not be negative: got {value}")
+        # On a string, `in` would also match substrings, as 'step' in 'steps'.
         if isinstance(self.retry_calls, str):
             raise ConfigError(
                 "retry_calls must be True, False or names of methods: got the string "
@@ -161,17 +162,17 @@ class Restart(FailurePolicy):
 
 @dataclass(frozen=True, kw_only=True)
 class RestartWorker(Restart):
-    """Failed workers are started again, and those that were ended along with them.
+    """Restart failed workers and those that were terminated along with them.
 
-    For workers that do not talk to each other. Where the failed worker was in a process
-    group, all that shared it are started again; if these are all workers of the group,
-    they get a new MASTER_PORT.
+    For workers that do not talk to each other. If the failed worker was in a process
+    group, all of its members are restarted; if these are all workers of the group, they
+    get a new MASTER_PORT.
     """
 
 
 @dataclass(frozen=True, kw_only=True)
 class RestartGroup(Restart):
-    """All workers are ended and started again, with a new MASTER_PORT."""
+    """Restart all workers with a new MASTER_PORT."""
 
     def ends_all(self) -> bool:
         """Return whether workers that have not failed are started again too: yes."""

@@ -57,8 +57,8 @@ _VALUE_S = 600.0
 class Retry:
     """How often an item of `WorkerPool.map` is tried.
 
-    The loss of the item's worker is always a reason to try it again. It counts, as the
-    item itself may be what ends its workers.
+    An item whose worker is lost is always retried. The loss counts as an attempt, as
+    the item itself may be what kills its workers.
     """
 
     attempts: int = 3
@@ -66,7 +66,7 @@ class Retry:
     backoff_s: float = 0.0
     """Pause before the second attempt; doubled for each further one."""
     on: type[BaseException] | tuple[type[BaseException], ...] = ()
-    """What the method may raise and be called again."""
+    """Exceptions of the method after which the item is tried again."""
 
     def __post_init__(self) -> None:
         if isinstance(self.attempts, bool) or self.attempts < 1:
@@ -83,14 +83,14 @@ class Retry:
 
 @dataclass(frozen=True)
 class TaskResult(Generic[T, R]):
-    """What became of one item of `WorkerPool.map`."""
+    """The outcome of one item of `WorkerPool.map`."""
 
     index: int
     """The item's place among the items."""
     item: T
-    """What the method was called with."""
+    """The item itself, as it was given to `map`."""
     value: R | None
-    """What the method returned; None where it failed."""
+    """The method's return value; None if it failed."""
     errors: tuple[DistributedError, ...] = ()
     """Why attempts failed, in their order."""
     error: DistributedError | None = None
@@ -98,7 +98,7 @@ class TaskResult(Generic[T, R]):
 
     @property
     def attempts(self) -> int:
-        """How often the item was tried."""
+        """Number of attempts."""
         return len(self.errors) + (self.error is None)
 
     def get(self) -> R:
@@ -113,11 +113,11 @@ class TaskResult(Generic[T, R]):
 
 
 class WorkerPool(Generic[W]):
-    """Workers that share tasks which know nothing of each other.
+    """Workers that process independent tasks.
 
-    Every worker has at most one item at a time, and gets the next when it is done. A
-    worker that dies or hangs is started again while the others go on; its item is
-    tried again on any of them.
+    Every worker has at most one item at a time and gets the next when it is done. A
+    worker that dies or hangs is restarted while the others continue; its item is
+    retried on any of them.
 
     Args:
         cluster: Where the workers run.
@@ -145,7 +145,7 @@ class WorkerPool(Generic[W]):
         if environment is not None:
             builder = builder.with_options(environment=environment)
         self.group = RayWorkerGroup(cluster, builder, name_prefix=name, **options)
-        # Shared by all threads that map: whoever takes a rank has the worker alone.
+        # Shared by all threads that map: whichever takes a rank owns that worker.
         self._idle: queue.SimpleQueue[int] = queue.SimpleQueue()
         for rank in range(self.group.world_size):
             self._idle.put(rank)
@@ -163,10 +163,10 @@ class WorkerPool(Generic[W]):
         ordered: bool = False,
         call_deadline_s: float | None = None,
     ) -> Iterator[TaskResult[T, R]]:
-        """Call a method with each item, and give results as they are ready.
+        """Call a method with each item and yield results as they are ready.
 
-        Items are taken from `items` when there is a worker for them. Where the
-        iteration is left early, the calls that run are cancelled.
+        Items are taken from `items` when there is a worker for them. If the iteration
+        ends early, running calls are cancelled.
 
         Args:
             method: A method of the class, such as `Trial.run`, which is called with the
@@ -211,6 +211,7 @@ class WorkerPool(Generic[W]):
             pass
         with self._lock:
             lost = dict(self._lost)
+        # While any worker is being restarted, there is something to wait for.
         if len(lost) == self.group.world_size or self._is_closed:
             error = WorkerDiedError(
                 f"pool {self.group.name!r} has no worker left: "
@@ -308,6 +309,7 @@ class _Run:
                 yield from self._ended()
         finally:
             for reference, (rank, _) in self._running.items():
+                # The caller stopped iterating, or an item could not be sent.
                 # Without force: the worker is wanted by other maps, and one that goes
                 # on is busy until it is done.
                 self._future(reference, rank).cancel(grace_s=0.0, force=False)

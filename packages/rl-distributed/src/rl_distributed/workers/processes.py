@@ -1,4 +1,4 @@
-"""Processes of workers: what the system says of them, and their end."""
+"""Processes of workers: their state in the operating system, and ending them."""
 
 from __future__ import annotations
 
@@ -40,13 +40,14 @@ _LOOK_S = 0.05
 def end_processes(
     workers: Sequence[LaunchedWorker], timeout_s: float, *, at_once: bool = False
 ) -> bool:
-    """Kill workers and what they started; wait until those on this machine are gone.
+    """Kill workers and their children; wait until those on this machine are gone.
 
     Args:
         workers: which.
         timeout_s: how long their end may take.
         at_once: do not let Ray end them first, as a process that is stopped cannot.
     """
+    # List children while the parent lives; afterwards they cannot be traced back to it.
     own: list[psutil.Process] = []
     started: list[psutil.Process] = []
     for worker in workers:
@@ -57,7 +58,7 @@ def end_processes(
         for worker in workers:
             ray.kill(worker.handle, no_restart=True)
     grace = min(timeout_s, _KILL_GRACE_S)
-    # Ray ends nobody without its own processes.
+    # Once Ray's own processes are gone, it no longer ends workers.
     at_once = at_once or find_loss() is not None
     stubborn = own if at_once else _still_there(own, grace)
     for process in stubborn:
@@ -123,7 +124,7 @@ def is_at_work(worker: LaunchedWorker) -> bool:
 
 
 def process_state(worker: LaunchedWorker) -> str:
-    """Return what the system says about a process that does not answer."""
+    """Describe the operating system's view of a process that does not answer."""
     if worker.process is None:
         return ""
     try:
@@ -136,11 +137,13 @@ def process_state(worker: LaunchedWorker) -> str:
 
 
 def kill_on_node(worker: LaunchedWorker) -> None:
-    """End a process on another machine that cannot end itself, as one that is stopped.
+    """Kill a process on another machine that cannot exit by itself, as a stopped one.
 
-    Best effort: the node may be gone along with it.
+    Best effort: its node may be gone too.
     """
+    # A process id is only meaningful on its own node.
     node = NodeAffinitySchedulingStrategy(worker.seat.slot.node_id, soft=False)
+    # Needs no CPU, because the workers may have claimed all of them.
     kill = ray.remote(num_cpus=0, max_retries=0)(_kill_process)
     reference = kill.options(scheduling_strategy=node).remote(worker.description.pid)
     try:

@@ -1,4 +1,4 @@
-"""`GroupSupervisor`: from signs of trouble to a reason, and to workers that run again.
+"""`GroupSupervisor`: diagnose failures of a group's workers and restart them.
 
 ```
 GroupWatch ---event---> investigate (a thread of its own)
@@ -93,7 +93,8 @@ class GroupSupervisor:
         self._is_recovering = False
         self._restarts: list[float] = []
         self._given_up: DistributedError | None = None
-        # The watch's thread must not keep a group alive that nobody uses any more.
+        # A weak reference, so that the watch's thread does not keep an
+        # unused group alive.
         notice = weakref.WeakMethod(self._notice)
 
         def on_event(event: WatchEvent) -> None:
@@ -118,7 +119,7 @@ class GroupSupervisor:
 
     @property
     def incident(self) -> Incident | None:
-        """What has failed and is not mended."""
+        """The incident that is open; None: all workers are well."""
         return self._log.incident
 
     @property
@@ -145,7 +146,7 @@ class GroupSupervisor:
             self.nodes.watch(places_of(far))
 
     def close(self) -> None:
-        """Stop watching; what ends from now on ends on purpose."""
+        """Stop watching: workers that end from now on end on purpose."""
         self._log.close()
         self.watch.close()
         self.nodes.close()
@@ -174,7 +175,7 @@ class GroupSupervisor:
         except Exception:
             if ray.is_initialized():
                 raise
-            # Ray was shut down meanwhile, and the workers with it: nobody asks.
+            # Ray was shut down meanwhile, and the workers with it: no error to report.
 
     def _look_into(self, event: WatchEvent) -> None:
         workers = [
@@ -202,9 +203,9 @@ class GroupSupervisor:
                 self._log.record(worker, "hung", event.detail + process_state(worker))
 
     def _gives_sign_of_life(self, worker: LaunchedWorker) -> bool:
-        """Whether a silent worker only had no turn, or was too busy to say a word.
+        """Whether a silent worker was only starved of CPU or too busy to report.
 
-        On a busy machine an import alone may hold Python's lock for a long time.
+        On a busy machine an import alone may hold the GIL for a long time.
         """
         end = time.monotonic() + _AT_WORK_S
         while not is_stopped(worker):
@@ -215,7 +216,7 @@ class GroupSupervisor:
         return False
 
     def _tell_of_quiet(self, worker: LaunchedWorker, detail: str) -> None:
-        """Say early what may become a failure at the heartbeat limit."""
+        """Warn early of what may become a failure at the heartbeat limit."""
         seen = self.watch.seen().get(worker.seat.rank)
         method = seen.beat.method if seen is not None else ""
         logger.warning(
@@ -229,16 +230,16 @@ class GroupSupervisor:
         )
 
     def _cause_of(self, worker: LaunchedWorker, certain: bool) -> str:
-        """How a process ended; empty if it may not have."""
+        """Return how a process ended; empty if it may still run."""
         try:
-            # Ray knows why a process ended, by its exit code and the node's memory, and
-            # tells whoever calls it.
+            # Ray knows the exit code and whether memory ran out, but reports them only
+            # in the error of a call.
             ray.get(worker.handle.answer.remote(), timeout=_CAUSE_S)
         except ray.exceptions.GetTimeoutError:
             return "its process has ended" if certain else ""
         except ray.exceptions.RayError as error:
             if worker.seat.slot.node_id != self._own_node and is_vague(error):
-                # The watch of nodes learns a moment later what is behind it.
+                # The watch of nodes learns the reason a moment later.
                 rank = worker.seat.rank
                 self._log.wait_for(lambda: self._log.failed.get(rank), _NODE_S)
             return cause_of_death(error)
@@ -265,8 +266,8 @@ class GroupSupervisor:
         """Restart what failed, if the policy says so and has tries left.
 
         Args:
-            is_patient: wait for a node with room where there is none; otherwise leave
-                the restart to somebody who does.
+            is_patient: wait for a node with room if there is none; otherwise leave the
+                restart to a later caller that does.
 
         Raises:
             WorkerError: there were too many restarts, or the workers do not come up.
@@ -286,7 +287,7 @@ class GroupSupervisor:
                 while self.incident is not None and not self._log.is_closed:
                     raise_if_lost(at_once=True)
                     failed = self._log.failed_among()
-                    # A wait that is told of the failure must not wait for a node
+                    # A wait that is to raise the failure must not wait for a node
                     # instead; the next call will.
                     if not is_patient and self._homeless(failed):
                         return
@@ -463,7 +464,7 @@ class GroupSupervisor:
         return self._log.failed.get(rank)
 
     def health(self) -> list[WorkerHealth]:
-        """How each worker is, by rank."""
+        """Return the state of each worker, by rank."""
         now = time.monotonic()
         seen = self.watch.seen()
         reports = []
@@ -503,7 +504,7 @@ class GroupSupervisor:
         self._log.end(self._log.note_released(workers, cause))
 
     def end_calls(self, actors: set[str], kind: FailureKind, cause: str) -> None:
-        """End the workers that go on with a call that nobody wants any more."""
+        """End the workers that go on with a call that was cancelled."""
         for worker in list(self._workers):
             if worker.actor_id in actors:
                 self._log.record(worker, kind, cause)

@@ -28,6 +28,11 @@ from rl_distributed.workers.wait import WorkerOutcome, WorkerResult
 
 __all__ = ["AllCalls", "CallFuture", "EachCalls", "OneCalls", "ShardedCalls"]
 
+_BY_PLACE = (
+    inspect.Parameter.POSITIONAL_ONLY,
+    inspect.Parameter.POSITIONAL_OR_KEYWORD,
+)
+
 W = TypeVar("W")
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -78,7 +83,7 @@ class CallFuture(Generic[T]):
 
 
 class CallableGroup(Protocol):
-    """What these calls ask of a group."""
+    """The part of a group that these calls need."""
 
     def future_of(
         self, references: MultiWorkerFuture | Sequence[Any]
@@ -119,7 +124,7 @@ class CallableGroup(Protocol):
 
 @dataclass(frozen=True)
 class _Calls(Generic[W]):
-    """What all ways to call have.
+    """Base of all ways to call.
 
     Its own names begin with an underscore, but for `call` and `options`: a method of
     the worker with one of these names is called by `call(Worker.options, ...)`.
@@ -141,6 +146,8 @@ class _Calls(Generic[W]):
         raise NotImplementedError
 
     def __getattr__(self, name: str) -> Callable[..., CallFuture[Any]]:
+        # copy, pickle and notebooks probe for such names and take any
+        # answer as support.
         if name.startswith("_"):
             raise AttributeError(name)
 
@@ -276,11 +283,25 @@ def _by_name(
     if not args:
         return kwargs
     parameters = list(inspect.signature(method).parameters.values())
+    # Arguments travel by name, and variadic ones have none.
     if any(p.kind is p.VAR_POSITIONAL for p in parameters):
         raise ConfigError(
             f"arguments of {method.__name__!r} are sent by name, and *args have none: "
             "give the method parameters with names"
         )
     # The first is the worker itself.
-    names = [p.name for p in parameters if p.kind is not p.VAR_KEYWORD][1:]
-    return {**dict(zip(names, args, strict=False)), **kwargs}
+    by_place = [p.name for p in parameters if p.kind in _BY_PLACE][1:]
+    if len(args) > len(by_place):
+        raise ConfigError(
+            f"{method.__name__!r} takes {len(by_place)} arguments by place"
+            f" ({', '.join(by_place) or 'none'}): got {len(args)}; leave out the "
+            "others, or give them by name"
+        )
+    named = dict(zip(by_place, args, strict=False))
+    twice = sorted(named.keys() & kwargs.keys())
+    if twice:
+        raise ConfigError(
+            f"arguments of {method.__name__!r} must be given once: got {twice[0]!r} by "
+            "place and by name; leave out one of the two"
+        )
+    return {**named, **kwargs}

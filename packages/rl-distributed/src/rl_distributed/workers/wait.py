@@ -40,11 +40,12 @@ LOOK_S = 1.0
 
 # More names than this tell a reader nothing new.
 _MOST_NAMED = 8
+# Values that have already arrived are still returned at the deadline.
 _SHORTEST_S = 0.001
 
 
 class Supervisor(Protocol):
-    """What a wait asks about the workers of a group."""
+    """The part of a group's supervisor that a wait needs."""
 
     def failure_since(self, began: float) -> WorkerFailure | None:
         """Return the root of the incident that is open, if it began after `began`."""
@@ -72,11 +73,11 @@ class WorkerResult(NamedTuple):
 
 
 class WorkerOutcome(NamedTuple):
-    """How a call ended on one worker; from `MultiWorkerFuture.outcomes`."""
+    """Outcome of a call on one worker; from `MultiWorkerFuture.outcomes`."""
 
     rank: int
     value: Any
-    """What the method returned, or a list of the items of a generator method."""
+    """The method's return value, or the list of items of a generator method."""
     error: DistributedError | None = None
     """Why there is no value, explained as `get_results` would raise it."""
 
@@ -86,7 +87,7 @@ def fetch(references: Sequence[Any], what: str, deadline_s: float) -> list[Any]:
 
     Args:
         references: what to wait for.
-        what: what is going on, for messages.
+        what: description of the wait, for messages.
         deadline_s: how long to wait for all of them together.
     """
     return Wait(None, what, deadline_s).all(references)
@@ -208,7 +209,7 @@ class Wait:
     def outcomes(
         self, streams: Sequence[Any], ranks: Sequence[int]
     ) -> Iterator[WorkerOutcome]:
-        """How the call ended on each worker, as they end; failures are not raised.
+        """Yield how the call ended on each worker; failures are not raised.
 
         Args:
             streams: references or generators of references.
@@ -253,7 +254,7 @@ class Wait:
     def _failed_or_late(
         self, pending: dict[Any, int], left_s: float
     ) -> Iterator[WorkerOutcome]:
-        """Take out the workers that nothing can come of any more."""
+        """Remove the workers that can no longer answer."""
         raise_if_lost()
         for stream, rank in list(pending.items()):
             # Of a worker on a lost node, Ray itself says nothing for a long time.
@@ -286,7 +287,7 @@ class Wait:
         return max(0.0, self._began + self._deadline_s - time.monotonic())
 
     def _look_around(self) -> None:
-        """Whether a worker has failed that this wait does not itself wait for."""
+        """Raise if a worker has failed, even one that this wait does not wait for."""
         raise_if_lost()
         if self._supervisor is None:
             return

@@ -1,4 +1,4 @@
-"""`GroupWatch`: knows at any time which workers of a group live.
+"""`GroupWatch`: know at any time which workers of a group are alive.
 
 One thread for each group, which costs nothing while nothing happens:
 
@@ -9,7 +9,7 @@ connections       one beat a second            last sign of life   beats, or the
 process handles   -                            "died"              the process ends
 call deadlines    calls with a deadline        "late"              time
 ```
-What it finds it tells the supervisor, in its own thread. Shutdown: `close` wakes the
+Events reach the supervisor in the watch's own thread. Shutdown: `close` wakes the
 thread, which closes all of these and ends.
 """
 
@@ -32,18 +32,19 @@ from rl_distributed.workers.beats import END_LINE, Beat, WatchTarget, proof
 
 __all__ = ["GroupWatch", "Seen", "WatchEvent"]
 
-# The thread ends within one pass; who closes must not hang on it in any case.
+# The thread ends within one pass; `close` must not hang even if it does not.
 _CLOSE_S = 5.0
 # A connection that sends more than this before it has proved itself is no worker.
 _HELLO_BYTES = 1_024
 _RECEIVED_BYTES = 65_536
+# Four beats at the usual interval, as single ones may be late on a busy machine.
 _QUIET_S = 4.0
 EventKind = Literal["died", "hung", "late", "lost", "quiet"]
 
 
 @dataclass(frozen=True, slots=True)
 class WatchEvent:
-    """Something that the watch has noticed."""
+    """One observation of the watch."""
 
     kind: EventKind
     """died: the process is gone; lost: its connection is; quiet: no sign of life for
@@ -63,7 +64,7 @@ class Seen:
     beat: Beat = field(default_factory=Beat)
     is_connected: bool = False
     is_quiet: bool = False
-    """Whether it was told that there has been none for some seconds."""
+    """Whether its silence has been reported, as happens after some seconds."""
 
 
 @dataclass(slots=True)
@@ -117,6 +118,7 @@ class GroupWatch:
         self._asked = 0
         self._asked_before_pass = 0
         self._selector = selectors.DefaultSelector()
+        # All workers of a group start, and therefore connect, at about the same time.
         self._listener = socket.create_server((address, 0), backlog=1_024)
         self._address, self._port = self._listener.getsockname()[:2]
         # A selector can only be woken by something that it selects.
@@ -134,7 +136,7 @@ class GroupWatch:
     # --- called from other threads ------------------------------------------------
 
     def target(self, rank: int, incarnation: int) -> WatchTarget:
-        """Where the worker of this rank reports to."""
+        """Return the target that the worker of this rank reports to."""
         return WatchTarget(
             self._address, self._port, rank, incarnation, self.interval_s, self._key
         )
@@ -150,7 +152,7 @@ class GroupWatch:
             self._silent.discard(rank)
             self._drop_handle(rank)
             if pid is not None:
-                # It may have ended by now; the calls that wait for it tell.
+                # It may have ended by now; the calls that wait for it notice.
                 with suppress(OSError):
                     # Ready when the process ends, also by SIGKILL, and never means
                     # another process of the same number.
@@ -174,7 +176,13 @@ class GroupWatch:
         detail: Callable[[], str],
         late: Callable[[], tuple[tuple[int, int], ...]],
     ) -> None:
-        """Tell of a call of which workers are `late()` at `end` (`time.monotonic`)."""
+        """Report the workers that are `late()` with a call at `end`.
+
+        Args:
+            end: `time.monotonic()` at which to ask.
+            detail: the words for the report; called after `late`.
+            late: the (rank, incarnation) of each worker that is not done.
+        """
         with self._changed:
             self._deadlines.append(_CallDeadline(end, detail, late))
         self._wake()
@@ -185,7 +193,7 @@ class GroupWatch:
             return dict(self._seen)
 
     def ask(self, ranks: Collection[int], timeout_s: float) -> dict[int, Beat]:
-        """Fresh beats of these workers, as many as come in time."""
+        """Return new beats of these workers, those that arrive in time."""
         began = time.monotonic()
         with self._changed:
             self._asked += 1
@@ -193,7 +201,7 @@ class GroupWatch:
         self._wake(b"?")
 
         def answered() -> bool:
-            # Who counts as not connected may have said hello, unread so far.
+            # A worker that counts as not connected may have said hello, unread so far.
             return self._closing or (
                 self._asked_before_pass >= number
                 and all(
@@ -327,7 +335,7 @@ class GroupWatch:
             if connection.rank < 0 and len(connection.received) > _HELLO_BYTES:
                 raise ValueError("no worker says so much before it is known")
         except (ValueError, TypeError):
-            # Nobody of ours: it is not told why.
+            # Not one of our workers; strangers are not told why they are refused.
             self._disconnect(connection, events)
 
     def _understand(self, connection: _Connection, line: bytes) -> None:
@@ -393,6 +401,7 @@ class GroupWatch:
                     events.append(WatchEvent("hung", (who,), detail))
             passed = [d for d in self._deadlines if d.end <= now]
             self._deadlines = [d for d in self._deadlines if d.end > now]
+        # Outside the lock, because `late` asks Ray.
         for call in passed:
             if late := call.late():
                 events.append(WatchEvent("late", late, call.detail()))

@@ -1,4 +1,4 @@
-"""The class of a worker: found by its path, and asked what it needs."""
+"""The class of a worker: import it by its path and ask for its process options."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["LaunchOverrides", "ask_configuration", "resolve_class"]
 
 @dataclass(frozen=True, slots=True)
 class LaunchOverrides:
-    """What a class's `configure_worker` wants of its own process."""
+    """Options that a class requests for its own process by `configure_worker`."""
 
     options: Mapping[str, Any] = field(default_factory=dict)
     env_vars: Mapping[str, str] = field(default_factory=dict)
@@ -63,7 +63,7 @@ def resolve_class(path: str) -> type[Any]:
 def ask_configuration(
     cls: type[Any], arguments: Mapping[str, Any] | None
 ) -> LaunchOverrides:
-    """Ask a class what it wants of its process, where it says and is to be asked.
+    """Call `configure_worker` of a class, if it has one and is to be asked.
 
     Args:
         cls: The worker class.
@@ -84,6 +84,6 @@ def ask_configuration(
             f"{answer!r}"
         )
     options, env_vars, init_kwargs, *rest = (part or {} for part in answer)
-    # What the process has already is no reason for a new one.
+    # Options that the process already has are no reason for a new one.
     options = {k: v for k, v in options.items() if arguments.get(k) != v}
     return LaunchOverrides(options, env_vars, init_kwargs, rest[0] if rest else {})

@@ -18,6 +18,7 @@ _logger = get_logger(__name__)
 
 def _show(value: float) -> str:
     return (
+        # Counts are shown in full, as `4e+06` would hide the last digits.
         str(int(value)) if value.is_integer() and abs(value) < 1e15 else f"{value:.4g}"
     )
 

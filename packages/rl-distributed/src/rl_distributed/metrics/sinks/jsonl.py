@@ -31,6 +31,7 @@ def _open_for_append(path: Path) -> BinaryIO:
     size = file.seek(0, os.SEEK_END)
     if size:
         file.seek(-1, os.SEEK_END)
+        # Terminate the torn line, so that the next one is not lost with it.
         if file.read(1) != b"\n":
             file.write(b"\n")
     return file
@@ -90,6 +91,7 @@ class JsonlSink:
 
     def log_plot(self, name: str, figure: Any, step: int) -> None:
         """Save a PNG file and append one line with its path."""
+        # Slashes would create folders, and `..` could lead out of this one.
         plain = re.sub(r"[^\w.-]+", "-", name)
         path = self._plots / f"{plain}-{step}.png"
         make_private_folder(path.parent)
@@ -113,6 +115,8 @@ class JsonlSink:
     def _write(self, record: Mapping[str, Any]) -> None:
         line = json_line(record)
         data = memoryview(b"\n" + line if self._torn else line)
+        # Until the whole line is written: after a failure, the next one
+        # starts on a new line.
         self._torn = True
         while data:
             # A disk that fills up takes a part of the line before it refuses.

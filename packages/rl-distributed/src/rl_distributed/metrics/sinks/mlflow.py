@@ -79,6 +79,7 @@ class MlflowSink:
     def _find_or_make_run(self, path: Path, config: MlflowSinkConfig) -> str:
         running = self._engine.entities.RunStatus.to_string(1)
         if path.is_file() and (known := path.read_text(encoding="ascii").strip()):
+            # A closed run counts as finished until it is reopened.
             self._client.update_run(known, status=running)
             return known
         experiment = self._client.get_experiment_by_name(config.experiment_name)
@@ -90,6 +91,7 @@ class MlflowSink:
         run = self._client.create_run(
             experiment_id, run_name=config.run_name, tags=dict(config.tags)
         )
+        # So that a resumed run continues here.
         path.write_text(f"{run.info.run_id}\n", encoding="ascii")
         return str(run.info.run_id)
 
@@ -120,6 +122,7 @@ class MlflowSink:
         ]
         for batch in _batches(entities):
             self._client.log_batch(self.run_id, params=batch)
+        # Also as a tree, because parameters are truncated and have dotted names.
         self._client.log_dict(self.run_id, plain_tree(params), "hyperparams.yaml")
 
     def log_text(self, name: str, text: str, step: int) -> None:
@@ -165,7 +168,7 @@ def _limit_requests(deadline_s: float) -> None:
 def _valid_name(name: str) -> str:
     """Return a name that MLflow takes: word characters, `-`, `.`, space, `:`, `/`."""
     kept = "".join(c if c.isalnum() or c in "_-. :/" else "_" for c in name)
-    # It uses names as paths, and so refuses those that would not stay as they are.
+    # MLflow uses names as paths, and refuses those that normalising would change.
     parts = [part.strip() for part in kept.split("/")]
     return "/".join("_" if part in ("", ".", "..") else part for part in parts)
 

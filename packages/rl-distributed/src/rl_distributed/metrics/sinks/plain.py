@@ -25,6 +25,7 @@ def valid_text(text: str) -> str:
 def plain_tree(value: Any) -> Any:
     """Make a tree JSON: non-finite numbers become the text that `float` reads."""
     if isinstance(value, float):
+        # JSON has no such numbers, and strict readers reject Python's spelling.
         return value if math.isfinite(value) else str(value)
     if isinstance(value, str):
         return valid_text(value)

@@ -73,6 +73,7 @@ class PrometheusSink:
             "prometheus_client.metrics_core", "prometheus", "prometheus-client"
         )
         self._config = config
+        # The server answers in its own threads while the run keeps logging.
         self._lock = threading.Lock()
         self._values: dict[str, float] = {}
         self._histograms: dict[str, Histogram] = {}
@@ -98,7 +99,7 @@ class PrometheusSink:
 
     @property
     def url(self) -> str:
-        """What to have Prometheus ask."""
+        """The address for Prometheus to scrape."""
         host = self._config.address
         return f"http://{f'[{host}]' if ':' in host else host}:{self.port}/metrics"
 
@@ -128,6 +129,7 @@ class PrometheusSink:
     def collect(self) -> Iterator[Any]:
         """Make the answer; the client calls this in a thread of its server."""
         with self._lock:
+            # Copied under the lock, so that a slow reader does not block the run.
             values, histograms = dict(self._values), dict(self._histograms)
             step = self._step
         names = ["metric", *self._config.labels]
@@ -176,6 +178,7 @@ class PrometheusSink:
             return
         self._closed = True
         self._server.shutdown()
+        # `shutdown` alone does not release the port.
         self._server.server_close()
         self._thread.join(_END_DEADLINE_S)
 

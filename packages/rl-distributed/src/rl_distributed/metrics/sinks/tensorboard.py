@@ -69,6 +69,8 @@ class TensorboardSink:
     ) -> None:
         """Write a histogram with the same bins."""
         edges, counts = histogram.edges, histogram.counts
+        # The observations are not kept, so their squares are estimated
+        # from bin centres.
         middles = [(a + b) / 2 for a, b in itertools.pairwise(edges)]
         squares = sum(c * m * m for c, m in zip(counts, middles, strict=True))
         self._writer.add_histogram_raw(
@@ -91,6 +93,8 @@ class TensorboardSink:
     def resume_at(self, step: int) -> None:
         """Have TensorBoard hide what older files hold of later steps."""
         self._writer.close()
+        # Event files are never rewritten: a marker in a new file hides
+        # later steps of old ones.
         self._writer = self._make(log_dir=self._folder, purge_step=step + 1)
 
     def flush(self) -> None:

@@ -90,7 +90,9 @@ class WandbSink:
             mode=config.mode,
             dir=str(log_dir),
             id=_run_id(log_dir),
+            # Offline, there is no service that could know the run.
             resume="allow" if config.mode == "online" else None,
+            # The program may have another run of W&B open.
             reinit="create_new",
             settings=self._settings(config),
         )
