@@ -15,6 +15,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from rl_distributed.batch.batched_data_dict import BatchedDataDict
 from rl_models.checkpoint.model_folder import read_model_config
 from rl_models.config import OptimizerConfig, PolicyConfig
+from rl_models.lora_config import LoRAConfig
+from rl_models.planning.adapter_shape import AdapterShape
 from rl_models.planning.layouts import Layout
 from rl_models.planning.memory import (
     MicroBatch,
@@ -48,6 +50,8 @@ _CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "mixtral": ("mixtral", _MOE, {}),
     "bfloat16": ("llama", {}, {"precision": "bfloat16"}),
     "recomputed": ("llama", {}, {"dtensor": {"activation_checkpointing": True}}),
+    "adapters": ("llama", {}, {"lora": {"r": 8}}),
+    "adapters in bfloat16": ("qwen3", {}, {"lora": {"r": 8}, "precision": "bfloat16"}),
     "temperature": (
         "llama",
         {},
@@ -244,6 +248,15 @@ def test_data_parallel_ranks_share_weights_state_and_reduced_gradients() -> None
     cut = on(Layout(tensor=2))
     assert cut.weights == pytest.approx(alone.weights / 2, rel=0.01)
     assert cut.logits == alone.logits // 2
+
+
+def test_tensor_parallel_ranks_cut_one_matrix_of_each_adapter() -> None:
+    shape = shape_of_config({**_SIZES, "model_type": "llama"}, "m")
+    adapters = AdapterShape(shape, LoRAConfig(r=4, target_modules=["q_proj", "o_proj"]))
+    assert adapters.num_parameters == 4 * 4 * 2 * (128 + 128)
+    cut = adapters.parameters_of_rank(Layout(tensor=2))
+    assert cut == 4 * 4 * 2 * (128 + 64)
+    assert adapters.saved_per_token == 2 * 4
 
 
 def test_logits_in_chunks_are_counted_as_such() -> None:

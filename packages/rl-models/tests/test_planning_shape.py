@@ -17,6 +17,8 @@ from transformers import (
 
 from rl_models import ModelBuildConfig, ModelLoadError, build_model
 from rl_models.checkpoint.model_folder import read_model_config
+from rl_models.config import PolicyConfig
+from rl_models.planning.model_config import known_models, model_config
 from rl_models.planning.model_shape import shape_of_build, shape_of_config
 
 _SIZES: dict[str, Any] = {
@@ -158,3 +160,43 @@ def test_a_model_that_is_built_has_the_size_that_was_planned(
     saved = json.loads((folder / "config.json").read_text())
     planned = shape_of_build(config).num_parameters
     assert planned == shape_of_config(saved, "built").num_parameters
+
+
+# Parameters in billions, as the model cards say them.
+_PUBLISHED = {
+    "Qwen/Qwen2.5-0.5B": 0.49,
+    "Qwen/Qwen2.5-1.5B": 1.54,
+    "Qwen/Qwen2.5-Coder-1.5B": 1.54,
+    "Qwen/Qwen2.5-3B": 3.09,
+    "Qwen/Qwen2.5-7B": 7.61,
+    "Qwen/Qwen2.5-Coder-7B": 7.61,
+    "Qwen/Qwen2.5-14B": 14.7,
+    "Qwen/Qwen2.5-32B": 32.5,
+    "Qwen/Qwen3-0.6B": 0.6,
+    "Qwen/Qwen3-1.7B": 1.7,
+    "Qwen/Qwen3-4B": 4.0,
+    "Qwen/Qwen3-8B": 8.2,
+    "meta-llama/Llama-3.2-1B": 1.23,
+    "meta-llama/Llama-3.2-3B": 3.21,
+    "meta-llama/Llama-3.1-8B": 8.03,
+    "meta-llama/Llama-3.1-70B": 70.6,
+}
+
+
+def test_sizes_of_published_models_give_the_published_counts() -> None:
+    assert set(known_models()) == set(_PUBLISHED)
+    for name, billions in _PUBLISHED.items():
+        shape = shape_of_config(known_models()[name], name)
+        assert shape.num_parameters / 1e9 == pytest.approx(billions, rel=0.015), name
+
+
+def test_a_plan_knows_published_models_and_their_variants() -> None:
+    names = ["Qwen/Qwen2.5-7B", "Qwen/Qwen2.5-7B-Instruct"]
+    plain, tuned = (model_config(PolicyConfig(model_name=name)) for name in names)
+    assert plain == tuned == known_models()[names[0]]
+    longer = PolicyConfig(
+        model_name=names[0], hf_config_overrides={"num_hidden_layers": 2}
+    )
+    assert model_config(longer)["num_hidden_layers"] == 2
+    with pytest.raises(ModelLoadError, match=r"put its config\.json into a folder"):
+        model_config(PolicyConfig(model_name="nobody/nothing-7B"))

@@ -1,1 +1,1 @@
-"""What a run needs, worked out from configurations alone: no torch, no weights."""
+"""Memory and layouts of a run, from its configuration alone: no torch, no weights."""

@@ -1,4 +1,4 @@
-"""Memory of one rank of a generator, and how long new weights take to reach it."""
+"""Memory of one rank of a generator, and the duration of a weight update."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rl_models.generation.config import GenerationConfig
+from rl_models.lora_config import LoRAConfig
+from rl_models.planning.adapter_shape import AdapterShape
 from rl_models.planning.model_shape import ModelShape
 from rl_models.weights.config import Transport
 
@@ -33,10 +35,10 @@ class GeneratorMemory:
     cache: int
     """Keys and values of the rows that are decoded at once, or all room for them."""
     held: int
-    """What stays while the trainer works on the same device."""
+    """Bytes that stay in use while the trainer works on the same device."""
     cache_bytes_per_token: int
     rows_at_once: int
-    """Rows that are decoded at once, as far as they are wanted and the cache holds."""
+    """Rows that are decoded at once, limited by the settings and by the cache."""
     wanted_rows: int
     """Rows that the settings let a replica decode at once."""
 
@@ -59,7 +61,7 @@ def generator_memory(
     Args:
         shape: Sizes of the model.
         config: Section `policy.generation`, whose backend is not `auto`.
-        num_rows: Rows that a replica is given at once.
+        num_rows: Rows that a replica gets at once.
         row_length: Longest row.
         device_bytes: Memory of the rank's GPU; None: a CPU, or not known.
     """
@@ -67,7 +69,7 @@ def generator_memory(
     is_vllm = config.backend == "vllm"
     tensor = config.vllm.tensor_parallel_size if is_vllm else 1
     weights = each * shape.num_parameters // tensor
-    # More ranks than key-value heads: some of them have the same one.
+    # With more ranks than key-value heads, several ranks hold the same head.
     columns = max(shape.key_value_size // tensor, shape.head_dim)
     per_token = 2 * shape.num_layers * columns * each
     limit = config.vllm.max_num_seqs if is_vllm else config.max_batch_size
@@ -87,7 +89,7 @@ def generator_memory(
 def _vllm_cache(
     config: GenerationConfig, weights: int, device_bytes: int | None
 ) -> int | None:
-    """Return the bytes that vLLM sets aside; None where the GPU is not known."""
+    """Return the bytes that vLLM allocates for the cache; None if not known."""
     if config.vllm.kv_cache_gib is not None:
         return round(config.vllm.kv_cache_gib * _GIB)
     if device_bytes is None:
@@ -114,24 +116,34 @@ class SyncPlan:
 
 
 def plan_sync(
-    shape: ModelShape, config: GenerationConfig, *, num_nodes: int
+    shape: ModelShape,
+    config: GenerationConfig,
+    *,
+    num_nodes: int,
+    adapter: LoRAConfig | None = None,
 ) -> SyncPlan:
-    """Return how weights travel; `auto` is resolved as a run resolves it.
+    """Return the plan of a weight update; `auto` is resolved as in a run.
 
     Args:
         shape: Sizes of the model.
         config: Section `policy.generation`.
         num_nodes: Nodes of the run.
+        adapter: The adapter that is sent apart from its base, which is sent only once;
+            None: all weights are sent each time.
     """
     settings = config.weight_sync
     transport: Transport = settings.transport
     if transport == "auto":
         transport = "shared_memory" if num_nodes == 1 else "object_store"
     each = 2 if config.precision == "bfloat16" else 4
+    # A tensor is not split, so a bucket is at least as large as the largest one.
     largest = max(settings.bucket_bytes, each * shape.embedding_parameters)
+    numbers = shape.num_parameters
+    if adapter is not None:
+        numbers = AdapterShape(shape, adapter).num_parameters
     return SyncPlan(
         transport,
-        each * shape.num_parameters,
+        each * numbers,
         BANDWIDTHS[transport],
         min(_BUCKETS_AT_ONCE * largest, each * shape.num_parameters),
     )

@@ -1,4 +1,4 @@
-"""How the ranks of a model share it: which sizes divide it, and which do not.
+"""Layouts: how ranks share a model, and which sizes divide it.
 
 | size       | what it cuts                                       | `dtensor` runs it |
 |------------|----------------------------------------------------|-------------------|
@@ -171,6 +171,7 @@ def layout_problems(shape: ModelShape, layout: Layout, num_ranks: int) -> list[s
             f"expert must divide data x context ({others}), the ranks with other "
             f"tokens: got {layout.expert}; use {' or '.join(map(str, near))}"
         )
+    # Context ranks deal out the heads that a tensor-parallel rank has.
     heads = shape.num_heads // layout.tensor
     if heads % layout.context:
         near = sizes_near([heads], layout.context)
@@ -198,11 +199,12 @@ def possible_layouts(
 ) -> Iterator[Layout]:
     """Yield the layouts of a number of ranks that divide a model.
 
-    Tensor-parallel ranks stay within a node: they talk several times in each layer.
+    Tensor-parallel ranks stay within a node, because they communicate several times in
+    each layer.
 
     Args:
         shape: Sizes of the model.
-        num_ranks: Ranks that there are.
+        num_ranks: Number of ranks.
         ranks_per_node: Ranks on one node.
         backend: The training backend.
     """

@@ -1,9 +1,10 @@
-"""Memory of one rank of the `dtensor` backend, by what it is for.
+"""Memory of one rank of the `dtensor` backend, by use.
 
-Weights and optimizer state are float32 shards. What is computed with is gathered layer
-by layer (FSDP), in the data type of `policy.precision`; one rank alone converts under
-autocast instead. Gradients stay whole between the micro-batches of one optimizer step,
-because they are reduced in the last one only.
+Weights and optimizer state are float32 shards. Weights for the computation are gathered
+layer by layer (FSDP), in the data type of `policy.precision`; a single rank converts
+them under autocast instead. Gradients stay whole between the micro-batches of an
+optimizer step, because they are reduced in the last one only. With `policy.lora` only
+adapters and a scalar head have gradients and optimizer state.
 
 Letters in comments: T tokens of a micro-batch, H hidden size, F feed-forward columns,
 N positions whose log-prob is needed, V vocabulary.
@@ -15,6 +16,7 @@ from dataclasses import dataclass, replace
 
 from rl_models.config import OptimizerConfig, PolicyConfig
 from rl_models.logit_chunks import logit_chunk_size
+from rl_models.planning.adapter_shape import AdapterShape
 from rl_models.planning.layouts import Layout
 from rl_models.planning.model_shape import ModelShape
 
@@ -22,7 +24,7 @@ __all__ = ["MicroBatch", "ModelMemory", "model_memory", "optimizer_copies"]
 
 _MASTER_BYTES = 4
 _SMALL_BYTES = 32 * 1024**2
-"""Weights up to this are gathered in one piece, see `policy.dtensor.shard_layers`."""
+"""Weights up to this size are gathered at once, see `policy.dtensor.shard_layers`."""
 _COPIES = {
     "Adagrad": 1,
     "Adam": 2,
@@ -45,7 +47,7 @@ class MicroBatch:
     num_tokens: int
     """Tokens that go through the model."""
     num_positions: int
-    """Of these, how many need logits."""
+    """Number of these that need logits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +55,14 @@ class ModelMemory:
     """Bytes on one rank's device."""
 
     weights: int
-    """Shards of the weights; there from start to end."""
+    """Shards of the weights, kept from start to end."""
     optimizer: int
-    """Shards of the optimizer's state; there from the first step on."""
+    """Shards of the optimizer's state, kept from the first step on."""
     gathered: int
-    """Weights that are computed with."""
+    """Weights in use by the computation."""
     gradients: int
     activations: int
-    """What the forward pass keeps for the backward pass, and that pass's own."""
+    """Tensors kept for the backward pass, and that pass's own."""
     logits: int
     passing_activations: int
     """The same without a backward pass, as for log-probs."""
@@ -74,7 +76,7 @@ class ModelMemory:
 
     @property
     def resident(self) -> int:
-        """What stays while others work."""
+        """Bytes that stay in use while others work."""
         return self.weights + self.optimizer
 
     @property
@@ -123,28 +125,29 @@ def model_memory(
     Args:
         shape: Sizes of the model.
         policy: Its configuration.
-        layout: Who shares it.
+        layout: How ranks share it.
         training: The largest micro-batch of training.
         passing: The largest one of a pass without gradients.
         num_micro_batches: Micro-batches per optimizer step.
         on_gpu: Whether ranks have GPUs.
         is_trained: False for a reference policy or a teacher.
-        keeps_logits: Whether more is asked of logits than log-probs, as by a loss of
-            distillation: they are then there all at once.
+        keeps_logits: Whether a loss needs more of the logits than log-probs, as in
+            distillation: they then exist all at once.
     """
     parts = _Parts(shape, policy, layout, on_gpu)
     if keeps_logits:
         parts.logit_chunk_size = 0
-    held = _MASTER_BYTES * parts.shard
+    held, trained = _MASTER_BYTES * parts.shard, _MASTER_BYTES * parts.trained_shard
     copies = optimizer_copies(policy.optimizer)[0] if is_trained else 0
     offloads = policy.dtensor.cpu_offload and on_gpu and layout.is_sharded
     saved = parts.saved(training.num_tokens)
     logits = parts.logits(training.num_positions, training=True)
-    # Once the gradients of the logits are gone, those of the layers take their place.
+    # The layers' backward pass begins when the logits' gradients are freed, so only the
+    # larger of the two counts.
     extra = max(0, parts.backward_work(training.num_tokens) - logits)
     return ModelMemory(
         weights=0 if offloads else held,
-        optimizer=0 if offloads else copies * held,
+        optimizer=0 if offloads else copies * trained,
         gathered=parts.gathered,
         gradients=parts.gradients(num_micro_batches, keeps_shard=not offloads),
         activations=saved + extra,
@@ -153,12 +156,12 @@ def model_memory(
         passing_logits=parts.logits(passing.num_positions, training=False),
         sync=parts.largest_tensor * _MASTER_BYTES * 2,
         start=held,
-        host=(copies + 2) * held if offloads else 0,
+        host=held + (copies + 1) * trained if offloads else 0,
     )
 
 
 class _Parts:
-    """What of a model a rank holds, and what it computes with."""
+    """A rank's parts of a model, held and computed with."""
 
     def __init__(
         self, shape: ModelShape, policy: PolicyConfig, layout: Layout, on_gpu: bool
@@ -169,9 +172,22 @@ class _Parts:
         self._compute_bytes = 2 if policy.precision == "bfloat16" else 4
         self.whole = layout.parameters_of_rank(shape)
         """Parameters of this rank before data-parallel ranks share them."""
-        # Ranks that share experts have fewer of them, but with fewer ranks each.
+        # Ranks that share experts have fewer of them, but shard each over fewer ranks,
+        # so shards are those without expert parallelism.
         apart = replace(layout, expert=1).parameters_of_rank(shape)
+        self._adapters = AdapterShape(shape, policy.lora) if policy.lora else None
+        self.trained = self.whole
+        """Number of these that have gradients."""
+        trained = apart
+        if self._adapters is not None:
+            added = self._adapters.parameters_of_rank(layout)
+            self.whole += added
+            apart += added
+            # A scalar head is new, and learns as well.
+            head = shape.head_parameters if shape.head != "lm" else 0
+            self.trained = trained = added + head
         self.shard = -(-apart // layout.shards)
+        self.trained_shard = -(-trained // layout.shards)
 
     @property
     def _autocasts(self) -> bool:
@@ -200,10 +216,10 @@ class _Parts:
 
     @property
     def gathered(self) -> int:
-        """Bytes of the weights that are computed with, beside the shards."""
+        """Bytes of the weights in use by the computation, beside the shards."""
         if self._autocasts:
-            # Each product keeps its converted weight for the backward pass. A table of
-            # tokens is no product, unless the head is the same one.
+            # Each product keeps its converted weight for the backward pass. The
+            # embedding is a look-up and no product, unless the head is tied to it.
             table = (
                 0 if self._shape.ties_embeddings else self._shape.embedding_parameters
             )
@@ -217,29 +233,34 @@ class _Parts:
         reshards = self._on_gpu if reshards is None else reshards
         if not (reshards and self._by_layers):
             return self._compute_bytes * self.whole
-        # While one layer is computed, the next one is on its way.
+        # FSDP gathers the next layer while one is computed.
         return self._compute_bytes * min(self.whole, self._ends + 2 * self._layer)
 
     def gradients(self, num_micro_batches: int, *, keeps_shard: bool) -> int:
         """Bytes of gradients at their peak."""
-        whole = _MASTER_BYTES * self.whole
+        whole = _MASTER_BYTES * self.trained
         if not self._layout.is_sharded:
             return whole
-        # What is reduced in one piece is there as it was computed and as it is sent.
+        # A piece that is reduced exists twice: as computed, and in float32 for sending.
         piece = max(self._ends, self._layer) if self._by_layers else self.whole
+        piece = min(piece, self.trained)
         reducing = piece * (self._compute_bytes + _MASTER_BYTES)
-        shards = _MASTER_BYTES * self.shard if keeps_shard else 0
+        shards = _MASTER_BYTES * self.trained_shard if keeps_shard else 0
         if num_micro_batches > 1 and not self._policy.dtensor.reduce_each_micro_batch:
             return max(whole, shards) + _MASTER_BYTES * piece
         return shards + reducing
 
     def saved(self, num_tokens: int) -> int:
-        """Bytes that the forward pass keeps for the backward pass."""
+        """Return the bytes that the forward pass keeps for the backward pass."""
         tokens = -(-num_tokens // self._layout.context)
         # A pipeline's first stage has the micro-batches of all stages in flight.
         tokens *= self._layout.pipeline
         hidden = self._shape.hidden_size / self._layout.splits_of_hidden
         last = self._norm_bytes(hidden) * tokens
+        if self._adapters is not None and self._shape.head == "lm":
+            # The head's input is kept for the gradient of the head alone, which is
+            # frozen here.
+            last -= self._compute_bytes * hidden * tokens
         each = self._layer_saved()
         if self._policy.dtensor.activation_checkpointing:
             each = hidden * self._compute_bytes  # what enters a layer
@@ -248,9 +269,12 @@ class _Parts:
     def _norm_bytes(self, size: float) -> float:
         """Input, normalised and output of a norm over `size` numbers."""
         if self._compute_bytes == 4:
-            return 12 * size
-        # Norms are computed in float32; under autocast, so is what flows between.
-        return (8 if self._autocasts else 4 + 2 + 2) * size
+            kept, normalised = 12, 4
+        else:
+            # Norms are computed in float32; under autocast, so is what flows between.
+            kept, normalised = 8, 4 if self._autocasts else 2
+        # Normalised numbers are kept for the gradient of the norm's weight alone.
+        return (kept - normalised if self._adapters is not None else kept) * size
 
     def _layer_saved(self) -> float:
         """Bytes of one layer per token."""
@@ -260,9 +284,12 @@ class _Parts:
         total = shape.norms_per_layer * self._norm_bytes(hidden)
         total += 2 * heads * each  # queries, keys, values, and what attention gives
         if shape.has_qk_norms:
-            total += heads * (8 if each == 4 else 6)
+            normalised = 0 if self._adapters is None else each
+            total += heads * ((8 if each == 4 else 6) - normalised)
         if self._autocasts:
             total += 5 * hidden * each  # each product converts its input for itself
+        if self._adapters is not None:
+            total += self._adapters.saved_per_token * each
         return total + self._mlp_saved() * each
 
     def _mlp_saved(self) -> float:
@@ -277,7 +304,7 @@ class _Parts:
         return share * routed + (1 - share) * dense
 
     def backward_work(self, num_tokens: int) -> int:
-        """Bytes that the backward pass of one layer takes for a moment."""
+        """Return the temporary bytes of one layer's backward pass."""
         work = self.layer_work(num_tokens)
         if not self._policy.dtensor.activation_checkpointing:
             return work
@@ -285,7 +312,7 @@ class _Parts:
         return work + round(self._layer_saved() * tokens)
 
     def layer_work(self, num_tokens: int) -> int:
-        """Bytes that the computation of one layer takes for a moment."""
+        """Return the temporary bytes of one layer's computation."""
         shape, layout = self._shape, self._layout
         columns = shape.intermediate_size
         if shape.num_expert_layers:
@@ -295,7 +322,7 @@ class _Parts:
         return round(tokens * numbers * self._compute_bytes)
 
     def logits(self, num_positions: int, *, training: bool) -> int:
-        """Bytes of the logits that are there at once.
+        """Return the bytes of the logits that exist at once.
 
         In float32 there are the logits, divided by the temperature if that is not 1,
         and their exponentials or gradients. Logits in bfloat16 are converted, and so
@@ -314,7 +341,7 @@ class _Parts:
 
     @property
     def largest_tensor(self) -> int:
-        """Numbers of the largest weight, which a sync gathers whole."""
+        """Number of elements of the largest weight, which a sync gathers whole."""
         shape = self._shape
         experts = 2 * shape.num_experts * shape.expert_size * shape.hidden_size
         matrices = shape.hidden_size * shape.intermediate_size

@@ -1,4 +1,4 @@
-"""Sizes of a decoder by its `config.json`: how many parameters, and where they are.
+"""Sizes of a decoder by its `config.json`: numbers of parameters, by module.
 
 Letters in comments: H hidden size, F feed-forward columns, V vocabulary.
 """
@@ -15,12 +15,12 @@ from rl_models.errors import ModelLoadError
 __all__ = ["Head", "ModelShape", "shape_of_build", "shape_of_config"]
 
 Head = Literal["lm", "value", "reward"]
-"""What the model gives, see `policy.head`."""
+"""Output of the model, see `policy.head`."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Family:
-    """What the fields of a config do not say, because the family's code does.
+    """Properties of a family that are in its code and not in a config.
 
     `None` for a bias: the config decides.
     """
@@ -79,7 +79,7 @@ class ModelShape:
     family: str
     """`model_type` of the config."""
     is_known: bool
-    """Whether the parameters are counted as the family's code has them, not guessed."""
+    """Whether parameters are counted by the family's code, and not estimated."""
     hidden_size: int
     intermediate_size: int
     """Feed-forward columns of a layer without experts."""
@@ -201,14 +201,15 @@ def shape_of_config(
     """Read the sizes of a model.
 
     Args:
-        config: What its `config.json` says, overrides included.
+        config: Its `config.json`, overrides included.
         name: The model's name, for messages.
-        head: What the model gives.
+        head: Output of the model.
 
     Raises:
         ModelLoadError: A field that the parameters depend on is missing or no number.
     """
     text = config.get("text_config")
+    # Multimodal models have the sizes of their language model in a section.
     fields = {**config, **text} if isinstance(text, Mapping) else dict(config)
     kind = str(fields.get("model_type", "unknown"))
     family = _FAMILIES.get(kind, _ANY)
@@ -247,11 +248,11 @@ def shape_of_config(
 def shape_of_build(config: ModelBuildConfig, head: Head = "lm") -> ModelShape:
     """Return the sizes of a model that a recipe builds.
 
-    The vocabulary of a tokenizer that learns its merges is taken as it was asked for.
+    A tokenizer that learns its merges is assumed to reach the configured size.
 
     Args:
         config: The section `model` of the recipe.
-        head: What the model gives.
+        head: Output of the model.
     """
     tokenizer = config.tokenizer
     texts = {
@@ -259,7 +260,7 @@ def shape_of_build(config: ModelBuildConfig, head: Head = "lm") -> ModelShape:
         "vocabulary": tokenizer.vocabulary or [],
         "byte_bpe": [],
     }[tokenizer.kind]
-    # The three are for padding, the end of a text, and what is unknown.
+    # Three more for padding, the end of a text and unknown characters.
     tokens = {*texts, *tokenizer.special_tokens}
     size = tokenizer.vocab_size if tokenizer.kind == "byte_bpe" else len(tokens) + 3
     fields = {

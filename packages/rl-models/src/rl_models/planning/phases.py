@@ -1,10 +1,10 @@
-"""What one rank's device holds in each phase of a step.
+"""Memory of one rank's device in each phase of a step.
 
 ```
 start -> [generate -> log-probs -> train -> sync] -> ...
 ```
-A trainer and a generator on the same devices take turns, but keep their weights: what
-is not freed in a phase of the other one counts there too.
+A trainer and a generator on the same devices take turns, but keep their weights: memory
+that one does not free counts in the phases of the other as well.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PARTS = (
     "key-value cache",
     "weight-sync buckets",
 )
-"""What memory is for, in the order of tables."""
+"""Uses of memory, in the order of tables."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +40,9 @@ class Phase:
 
     name: str
     parts: Mapping[str, int]
-    """Bytes by what they are for."""
+    """Bytes by use."""
     on_generator: bool = False
-    """Whether it is about a device of a generator that shares none."""
+    """Whether it concerns a generator's device that the trainer does not use."""
 
     @property
     def total(self) -> int:
@@ -67,10 +67,10 @@ class MemoryPlan:
     phases: tuple[Phase, ...]
 
     def peak(self, *, on_generator: bool = False) -> Phase:
-        """Return the phase that needs most.
+        """Return the phase that needs the most memory.
 
         Args:
-            on_generator: Of devices of a generator that shares none.
+            on_generator: Whether to look at the generator's own devices.
         """
         own = [p for p in self.phases if p.on_generator == on_generator]
         return max(own, key=lambda phase: phase.total)
@@ -94,8 +94,8 @@ def plan_phases(
     Args:
         policy: The model that is trained.
         others: Reference policy, critic, teacher.
-        generator: What samples, if anything does.
-        sync: How weights reach it.
+        generator: The generator, if there is one.
+        sync: The plan of its weight updates.
         is_colocated: Whether generator and trainer are on the same devices.
         computes_logprobs: Whether a step computes log-probs before it trains.
     """
@@ -119,7 +119,7 @@ def plan_phases(
             whole = {other.name: other.memory.training}
             phases.append(Phase(f"train {other.name}", rest | whole | waiting))
     if sync is not None:
-        # The generator loads into weights that it has.
+        # The generator loads into the weights that it has, without a second copy.
         loading = (
             {"generator weights": generator.weights} if shares and generator else {}
         )
@@ -133,7 +133,8 @@ def _kept(others: Sequence[OtherModel]) -> dict[str, int]:
 
 
 def _start(policy: ModelMemory, others: Sequence[OtherModel]) -> dict[str, int]:
-    # The reference policy is sharded before the policy is.
+    # The reference policy is sharded before the policy is, so only one of the two is
+    # whole at a time.
     loaded = {"weights": policy.start}
     for other in others:
         first = other.name == "reference model"
@@ -161,7 +162,7 @@ def _training(memory: ModelMemory) -> dict[str, int]:
 
 
 def _passing(policy: ModelMemory, others: Sequence[OtherModel]) -> dict[str, int]:
-    """Return the memory while a model gives log-probs: the same for a reference."""
+    """Return the memory of a pass for log-probs, by the policy or a reference."""
     return {
         "weights": policy.weights,
         "gathered weights": policy.gathered,
