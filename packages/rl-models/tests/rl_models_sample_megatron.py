@@ -243,9 +243,9 @@ def check_sampling(
     decoder, batches = own._sampler.decoder, []
     begin = decoder.begin
 
-    def counted(lengths, max_new_tokens):
+    def counted(lengths, max_new_tokens, **settings):
         batches.append(len(lengths))
-        return begin(lengths, max_new_tokens)
+        return begin(lengths, max_new_tokens, **settings)
 
     decoder.begin = counted
     for name, greedy in (("drawn", False), ("greedy", True)):

@@ -23,6 +23,7 @@ from rl_models.generation.config import GenerationConfig
 from rl_models.generation.huggingface import HuggingFaceGenerationBackend
 from rl_models.generation.huggingface.decoders import ModuleDecoder, OwnCacheDecoder
 from rl_models.generation.huggingface.fused_decoder import FusedDecoder
+from rl_models.generation.huggingface.kv_cache import KVBuffers
 from rl_models.testing import (
     build_tiny_model,
     check_generation_backend,
@@ -259,10 +260,11 @@ def test_rows_do_not_depend_on_their_batch(tiny_folder, lengths, seed):
 _BACKENDS = {}
 
 
-def _shared_backend(folder):
-    if folder not in _BACKENDS:
-        _BACKENDS[folder] = make_backend(folder, stop_token_ids=[4])
-    return _BACKENDS[folder]
+def _shared_backend(folder, **config):
+    key = folder, *config.items()
+    if key not in _BACKENDS:
+        _BACKENDS[key] = make_backend(folder, stop_token_ids=[4], **config)
+    return _BACKENDS[key]
 
 
 @pytest.mark.parametrize("size", [1, 5, 64])
@@ -271,6 +273,60 @@ def test_batches_are_cut_at_max_batch_size(tiny_folder, backend, size):
     expected = backend.generate(data)
     cut = make_backend(tiny_folder, max_batch_size=size).generate(data)
     assert torch.equal(cut["output_ids"], expected["output_ids"])
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_waiting_rows_take_the_places_of_finished_ones(tiny_folder, fused, monkeypatch):
+    options = {
+        "max_new_tokens": 70,
+        "stop_token_ids": [5, 9],
+        "backend_options": {"fused": fused},
+    }
+    data = make_data([2, 40, 7, 1, 23, 2, 12, 31], groups=5)
+    together = make_backend(tiny_folder, **options).generate(data)
+    lengths = together["generation_lengths"]
+    assert lengths.max() > 3 * lengths.float().mean()
+    steps, moves = [], []
+    begin_step, move_left = KVBuffers.begin_step, KVBuffers._move_left
+
+    def count_step(buffers):
+        steps.append(buffers.num_rows)
+        begin_step(buffers)
+
+    def count_move(buffers):
+        moves.append(buffers.num_rows)
+        move_left(buffers)
+
+    monkeypatch.setattr(KVBuffers, "begin_step", count_step)
+    monkeypatch.setattr(KVBuffers, "_move_left", count_move)
+    size = 4
+    output = make_backend(tiny_folder, max_batch_size=size, **options).generate(data)
+    assert torch.equal(output["output_ids"], together["output_ids"])
+    assert torch.equal(output["truncated"], together["truncated"])
+    assert largest_error(tiny_folder, output) < 1e-5
+    assert max(steps) == size
+    # Cut into batches of equal prompt lengths, each would last as long as its longest.
+    order = np.argsort(-data["input_lengths"].numpy(), kind="stable")
+    cut = lengths.numpy()[order].reshape(-1, size).max(1).sum()
+    assert len(steps) < 0.8 * cut
+    # Columns are used again, and not often.
+    assert 0 < len(moves) <= len(steps) / 70
+
+
+@given(
+    st.lists(st.integers(1, 30), min_size=2, max_size=12),
+    st.integers(1, 6),
+    st.integers(0, 5),
+)
+@settings(max_examples=15, deadline=None)
+def test_rows_do_not_depend_on_when_they_join(tiny_folder, lengths, size, seed):
+    data = make_data(lengths, groups=2, seed=seed)
+    together = _shared_backend(tiny_folder).generate(data)
+    joined = _shared_backend(tiny_folder, max_batch_size=size).generate(data)
+    assert torch.equal(joined["output_ids"], together["output_ids"])
+    torch.testing.assert_close(
+        joined["logprobs"], together["logprobs"], atol=1e-5, rtol=0
+    )
 
 
 def test_top_k_and_top_p_bound_what_is_drawn(tiny_folder, backend):
@@ -338,7 +394,8 @@ def test_stop_strings_see_characters_of_several_tokens(tmp_path):
     ends = []
     for step in range(1, len(tokens) + 1):
         history = np.array(tokens[:step])[:, None].repeat(3, 1)
-        ends.append(table.ends(rows, history[-1], history).tolist())
+        lengths = np.full(3, step)
+        ends.append(table.ends(rows, history[-1], history, lengths).tolist())
     assert [any(column) for column in zip(*ends, strict=True)] == [True, True, False]
     assert ends[2][0]
     assert not ends[1][0]

@@ -1,4 +1,4 @@
-"""The generation backend `huggingface`: what one replica hosts."""
+"""The generation backend `huggingface`, as one replica hosts it."""
 
 from __future__ import annotations
 
@@ -71,9 +71,9 @@ class HuggingFaceGenerationBackend(Traits):
             load_weights: False refuses to generate before the first weight update.
             hf_config_overrides: Fields of the model's `config.json` to replace.
             replica: Number of this replica, for messages.
-            adapter: Weights come as those of a base and as such adapters, which are
-                added here; None: they come as they are.
-            context: What other backends need.
+            adapter: Weights are sent as a base and such adapters, which are merged
+                here; None: they are sent merged.
+            context: Arguments of other backends; ignored.
         """
         self.config = GenerationConfig.from_dict(
             dict(config), source="policy.generation"
@@ -114,8 +114,8 @@ class HuggingFaceGenerationBackend(Traits):
         Args:
             data: Rows; without a column `seeds` the noise comes from `config.seed` and
                 the number of calls so far.
-            greedy: Take the best token; log-probs are then those at temperature 1
-                without top-k and top-p.
+            greedy: Take the most likely token; log-probs are then those at temperature
+                1 without top-k and top-p.
             sampling: Settings of this call; None takes those of the config.
             on_step: Watches the rows while they are sampled.
         """
@@ -130,7 +130,7 @@ class HuggingFaceGenerationBackend(Traits):
 
     @property
     def pad_token_id(self) -> int:
-        """What rows are filled up with."""
+        """Token that pads rows."""
         return self._sampler.pad_token_id
 
     @property
@@ -142,6 +142,7 @@ class HuggingFaceGenerationBackend(Traits):
         self, tensors: Iterator[tuple[str, torch.Tensor]], version: int
     ) -> int:
         """Copy every tensor into the model, and serve it as `version`."""
+        # Until all are copied: an update that fails leaves old and new weights mixed.
         self._has_weights = False
         if self._adapter is None:
             load_tensors(self.model, tensors, receiver=self.name)
@@ -153,13 +154,13 @@ class HuggingFaceGenerationBackend(Traits):
         return version
 
     def changed_weights(self, manifest: Manifest) -> list[str]:
-        """Tensors of a manifest that the model holds otherwise, by name."""
+        """Return the names of tensors that differ from a manifest."""
         if self._adapter is not None:
             return changed_tensors(manifest, self._adapter.held())
         return changed_tensors(manifest, loaded_tensors(self.model))
 
     def release_memory(self) -> None:
-        """Free the cache's memory; the next call takes it again."""
+        """Free the cache's memory; the next call allocates it again."""
         self._sampler.decoder.release()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()

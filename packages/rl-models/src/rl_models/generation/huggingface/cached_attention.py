@@ -1,7 +1,7 @@
-"""What transformers' models sample with: attention `rl_cached`, and a cache.
+"""Attention `rl_cached` and a cache for sampling with transformers' models.
 
 Packed prompts go to `rl_varlen`. A decoding step reads the buffers of the cache that
-the engine activated for the running forward pass: they know which columns and rows
+the engine activated for the running forward pass: they know the columns and rows that
 count, so that no mask has to be built in every step.
 """
 
@@ -27,12 +27,13 @@ IntArray = npt.NDArray[np.int64]
 
 CACHED_ATTENTION_NAME = "rl_cached"
 
+# A context variable, because transformers passes no argument of ours to attention.
 _active: ContextVar[KVBuffers | None] = ContextVar("rl_cached_buffers", default=None)
 
 
 @contextmanager
 def decoding_from(buffers: KVBuffers) -> Iterator[None]:
-    """Forward passes inside are decoding steps over these buffers."""
+    """Make forward passes decoding steps over these buffers."""
     token = _active.set(buffers)
     try:
         yield
@@ -51,7 +52,7 @@ def cached_attention_forward(
     sliding_window: int | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attention of one layer, [1, H, T, D] or [B, H, 1, D] to [.., .., H, D]."""
+    """Compute one layer's attention, [1, H, T, D] or [B, H, 1, D] to [.., .., H, D]."""
     buffers = _active.get()
     if buffers is None:
         output: tuple[torch.Tensor, None] = varlen_attention_forward(
@@ -106,6 +107,8 @@ class DecodingCache(Cache):  # type: ignore[misc]
         **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Take keys and values of one layer, [1, K, T, D] or [B, K, 1, D]."""
+        # They are returned unchanged: a prefill attends to them as they are, and a step
+        # ignores them and reads the buffers.
         if self._prompts is None:
             self.buffers.append(layer_idx, key_states[:, :, 0], value_states[:, :, 0])
         else:

@@ -1,4 +1,4 @@
-"""What the sampling loop asks of a model, whichever way the model is run."""
+"""The interface of the sampling loop to a model, however it is run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-__all__ = ["Decoder", "DecodingState"]
+__all__ = ["Decoder", "DecodingState", "GrowingState"]
 
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
@@ -40,14 +40,34 @@ class DecodingState(Protocol):
         ...
 
 
+class GrowingState(DecodingState, Protocol):
+    """A batch in flight that takes further rows."""
+
+    def admit(self, lengths_N: IntArray) -> int:
+        """Make room behind the rows in flight; return the place of the first new row.
+
+        The prompts of the new rows are run next, by `prefill`.
+        """
+        ...
+
+
 class Decoder(Protocol):
     """A model that decodes batches."""
 
     mixes_lengths: bool
-    """Whether prompts of different lengths, and chunks of prompts, share a batch."""
+    """Whether prompts of different lengths, and chunks of prompts, share a batch, and
+    rows may join one: `begin` then gives a `GrowingState`."""
 
-    def begin(self, lengths_B: IntArray, max_new_tokens: int) -> DecodingState:
-        """Start a batch; rows are sorted by falling prompt length."""
+    def begin(
+        self, lengths_B: IntArray, max_new_tokens: int, *, more_follow: bool = False
+    ) -> DecodingState:
+        """Start a batch.
+
+        Args:
+            lengths_B: Prompt lengths, falling; of rows that join later none is longer.
+            max_new_tokens: Tokens sampled per row at most.
+            more_follow: Whether rows will join.
+        """
         ...
 
     def refresh(self) -> None:

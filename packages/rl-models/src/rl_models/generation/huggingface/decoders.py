@@ -3,7 +3,7 @@
 `ModuleDecoder` is for models whose attention layers take packed rows, and
 `OwnCacheDecoder` for the rest. It decodes rows of equal length together, without
 padding (a recurrent state must not see it), prefills a shared prompt once per row and
-keeps finished rows until the last one ends: right, and slow.
+keeps finished rows until the last one ends: correct, but slow.
 
 Letters in shapes: B rows, P prompts, T packed prompt tokens, V vocabulary.
 """
@@ -22,7 +22,11 @@ from rl_models.generation.huggingface.cached_attention import (
     DecodingCache,
     decoding_from,
 )
-from rl_models.generation.huggingface.decoder import Decoder, DecodingState
+from rl_models.generation.huggingface.decoder import (
+    Decoder,
+    DecodingState,
+    GrowingState,
+)
 from rl_models.generation.huggingface.kv_cache import BufferPool, KVBuffers
 from rl_models.ops.causal_lm import packing_obstacle
 from rl_models.ops.packed_attention import packed_model_inputs
@@ -51,7 +55,7 @@ def make_decoder(model: Any) -> Decoder:
 
 
 def first_tokens(lengths_P: IntArray) -> IntArray:
-    """[P] index of the first token of each packed prompt."""
+    """Return [P] the index of the first token of each packed prompt."""
     return np.cumsum(lengths_P) - lengths_P
 
 
@@ -64,9 +68,14 @@ class ModuleDecoder:
         self.model = model
         self.pool = BufferPool()
 
-    def begin(self, lengths_B: IntArray, max_new_tokens: int) -> DecodingState:
+    def begin(
+        self, lengths_B: IntArray, max_new_tokens: int, *, more_follow: bool = False
+    ) -> GrowingState:
         """Start a batch."""
-        return _ModuleState(self.model, KVBuffers(lengths_B, max_new_tokens, self.pool))
+        buffers = KVBuffers(
+            lengths_B, max_new_tokens, self.pool, more_follow=more_follow
+        )
+        return _ModuleState(self.model, buffers)
 
     def refresh(self) -> None:
         """Do nothing: the model itself is run."""
@@ -112,7 +121,8 @@ class _ModuleState:
             output = self.model(
                 input_ids=tokens_B[:, None],
                 position_ids=positions_B[:, None],
-                # Ready-made, so that the model builds none; ours is in the buffers.
+                # A placeholder, so that the model builds no mask; the real one is in
+                # the buffers.
                 attention_mask=self._mask,
                 past_key_values=self.cache,
                 use_cache=True,
@@ -124,24 +134,30 @@ class _ModuleState:
         """See `DecodingState.keep`."""
         return self.buffers.keep(alive_B)
 
+    def admit(self, lengths_N: IntArray) -> int:
+        """See `GrowingState.admit`."""
+        return self.buffers.admit(lengths_N)
+
 
 class OwnCacheDecoder:
-    """Any causal model, with whatever cache it makes for itself."""
+    """Any causal model, with its own cache."""
 
     mixes_lengths = False
 
     def __init__(self, model: Any) -> None:
         self.model = model
 
-    def begin(self, lengths_B: IntArray, max_new_tokens: int) -> DecodingState:
-        """Start a batch of rows of one length."""
+    def begin(
+        self, lengths_B: IntArray, max_new_tokens: int, *, more_follow: bool = False
+    ) -> DecodingState:
+        """Start a batch of rows of one length, to which none are added."""
         return _OwnCacheState(self.model, int(lengths_B[0]))
 
     def refresh(self) -> None:
         """Do nothing: the model itself is run."""
 
     def release(self) -> None:
-        """Nothing is kept."""
+        """Do nothing: no memory is kept."""
 
 
 class _OwnCacheState:
@@ -161,6 +177,7 @@ class _OwnCacheState:
         rows = torch.from_numpy(prompt_B).to(tokens_T.device)
         prompts = tokens_T.view(len(lengths_P), self.length)
         logits = self._forward(prompts.index_select(0, rows))
+        # The caller expects logits by prompt, and those of its rows are equal.
         first = torch.from_numpy(np.searchsorted(prompt_B, np.arange(len(lengths_P))))
         return logits.index_select(0, first.to(logits.device))
 
@@ -182,5 +199,5 @@ class _OwnCacheState:
         return logits
 
     def keep(self, alive_B: BoolArray) -> IntArray | None:
-        """Rows cannot leave a cache whose layout is unknown."""
+        """Return None: rows cannot leave a cache whose layout is unknown."""
         return None

@@ -4,21 +4,29 @@
 rows -> plan_prompts -> packed prefill of distinct prompts
      -> [ sample -> stop? -> step ]
           ^ finished rows leave |
+          | waiting rows join   |
           +---------------------+
 ```
+Where a batch holds fewer rows than there are, the others wait, and take the places of
+rows that have finished (continuous batching): a long row holds up none of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from rl_models.errors import GenerationError
-from rl_models.generation.huggingface.decoder import Decoder, DecodingState
+from rl_models.generation.huggingface.decoder import (
+    Decoder,
+    DecodingState,
+    GrowingState,
+)
 from rl_models.generation.huggingface.prompts import PromptPlan, plan_prompts
 from rl_models.generation.huggingface.stopping import StopStrings, StopTokens
 from rl_models.generation.noise import uniform_noise
@@ -30,20 +38,23 @@ __all__ = ["Continuations", "OnStep", "SamplingRequest", "sample_batch"]
 IntArray = npt.NDArray[np.int64]
 
 OnStep = Callable[[IntArray, IntArray, npt.NDArray[np.float32]], None]
-"""Called after every step with the rows that go on, their newest tokens and the
-log-probs of those; what it raises ends the batch."""
+"""Called after every step with the unfinished rows, their newest tokens and the
+log-probs of these; an exception ends the batch."""
 
-# Prompt tokens that go through the model together.
+# Prompt tokens that go through the model together; it limits activations and logits.
 _PREFILL_TOKENS = 16384
-# Finished rows leave once they are this share of the batch.
+# Finished rows leave the batch once they are this share of it, because each removal
+# copies a part of the cache.
 _LEAVE_SHARE = 1 / 16
-# Steps for which noise is drawn at once.
+# The same while others wait, whose prompts cost about a step however few they are.
+_REPLACE_SHARE = 1 / 8
+# Number of steps for which noise is drawn at once.
 _NOISE_STEPS = 64
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingRequest:
-    """Rows to continue, and how."""
+    """Rows to continue, and the settings for it."""
 
     input_ids: torch.Tensor
     """[B, S] right-padded."""
@@ -56,9 +67,9 @@ class SamplingRequest:
     params: SamplingParams
     """Temperature, top-k and top-p."""
     max_new_tokens: int
-    """Tokens per row at most."""
+    """Maximum number of new tokens per row."""
     greedy: bool
-    """Take the best token instead of sampling."""
+    """Take the most likely token instead of sampling."""
     on_step: OnStep | None = None
     """Watches the batch while it is sampled."""
 
@@ -86,10 +97,10 @@ class SamplingRequest:
 
 @dataclass(frozen=True, slots=True)
 class Continuations:
-    """What the rows of a request got."""
+    """The continuations of a request's rows."""
 
     tokens_T_B: torch.Tensor
-    """Sampled tokens; meaningless from a row's length on."""
+    """Sampled tokens; undefined from a row's length on."""
     logprobs_T_B: torch.Tensor
     """Their log-probabilities, float32."""
     lengths: IntArray
@@ -104,149 +115,250 @@ def sample_batch(
     stop_tokens: StopTokens,
     stop_strings: StopStrings,
     device: torch.device,
+    max_rows: int | None = None,
 ) -> Continuations:
-    """Continue all rows together.
+    """Continue all rows, as many at a time as the batch may hold.
+
+    Args:
+        decoder: The model.
+        request: The rows, and how to continue them.
+        stop_tokens: Tokens that end a row.
+        stop_strings: Finds stop strings.
+        device: Where the model runs.
+        max_rows: Rows that are decoded at a time; None: all. Only for a decoder that
+            mixes lengths.
 
     Raises:
         GenerationError: The model gave logits that are not numbers.
     """
     ids = request.input_ids.numpy()
     plan = plan_prompts(ids, request.lengths)
+    num_rows = len(plan.order_B)
+    count = min(num_rows, max_rows or num_rows)
     with torch.inference_mode():
-        batch = _Batch(request, plan, stop_tokens, stop_strings, device)
-        lengths = plan.lengths_P[plan.prompt_B]
-        state = decoder.begin(lengths, request.max_new_tokens)
-        batch.run(state, _prefill(state, plan, ids, device, decoder.mixes_lengths))
+        prompts = _Prompts(plan, ids, device, in_chunks=decoder.mixes_lengths)
+        batch = _Batch(request, prompts, stop_tokens, stop_strings, device)
+        state = decoder.begin(
+            plan.lengths_P[plan.prompt_B[:count]],
+            request.max_new_tokens,
+            more_follow=count < num_rows,
+        )
+        batch.run(state, count)
     return batch.result()
 
 
-def _prefill(
-    state: DecodingState,
-    plan: PromptPlan,
-    ids: IntArray,
-    device: torch.device,
-    in_chunks: bool,
-) -> torch.Tensor:
-    """[B, V] logits of the first new token, in the order of decoding."""
-    limit = _PREFILL_TOKENS if in_chunks else int(plan.lengths_P.sum())
-    parts = []
-    for prompts, rows in plan.chunks(limit):
-        lengths = plan.lengths_P[prompts]
-        source = ids[plan.row_of_prompt_P[prompts]]
-        packed = source[np.arange(source.shape[1]) < lengths[:, None]]
-        tokens = torch.from_numpy(packed).to(device)
-        local = plan.prompt_B[rows] - prompts.start
-        logits = state.prefill(tokens, lengths, rows.start, local)
-        parts.append(logits.index_select(0, torch.from_numpy(local).to(device)))
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+class _Prompts:
+    """Runs the prompts of rows, equal ones once.
+
+    Args:
+        plan: Distinct prompts, and the order of the rows.
+        ids: [B, S] the prompts, right-padded.
+        device: Where the model runs.
+        in_chunks: Whether few prompts at a time may be run.
+    """
+
+    def __init__(
+        self, plan: PromptPlan, ids: IntArray, device: torch.device, *, in_chunks: bool
+    ) -> None:
+        self.plan, self._ids, self._device = plan, ids, device
+        total = int(plan.lengths_P.sum())
+        self._limit = _PREFILL_TOKENS if in_chunks else total
+
+    def run(
+        self, state: DecodingState, place: int, first: int, last: int
+    ) -> torch.Tensor:
+        """Run the prompts of rows `[first, last)` in the order of decoding.
+
+        Args:
+            state: The batch.
+            place: Where the first of them is in it.
+            first: The first row.
+            last: The row after the last one.
+
+        Returns:
+            [last - first, V] logits of their first new tokens.
+        """
+        plan, parts = self.plan, []
+        for prompts, rows in plan.chunks(self._limit, first, last):
+            lengths = plan.lengths_P[prompts]
+            source = self._ids[plan.row_of_prompt_P[prompts]]
+            packed = source[np.arange(source.shape[1]) < lengths[:, None]]
+            tokens = torch.from_numpy(packed).to(self._device)
+            local = plan.prompt_B[rows] - prompts.start
+            to = place + rows.start - first
+            logits = state.prefill(tokens, lengths, to, local)
+            index = torch.from_numpy(local).to(self._device)
+            parts.append(logits.index_select(0, index))
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 class _Batch:
-    """Rows in flight. Places are rows of the running batch; `rows` names them."""
+    """Rows in flight. Places are rows of the running batch; `rows` maps them back."""
 
     def __init__(
         self,
         request: SamplingRequest,
-        plan: PromptPlan,
+        prompts: _Prompts,
         stop_tokens: StopTokens,
         stop_strings: StopStrings,
         device: torch.device,
     ) -> None:
-        self.request = request
+        self.request, self.prompts = request, prompts
         self.device = device
         self.stop_tokens = stop_tokens
         self.stop_table = stop_strings.table(request.stop_strings)
-        num_rows, steps = len(plan.order_B), request.max_new_tokens
-        self.rows = plan.order_B
-        self.alive = np.ones(num_rows, dtype=bool)
-        self.tokens = torch.zeros(steps, num_rows, dtype=torch.int64, device=device)
-        self.logprobs = torch.zeros(steps, num_rows, device=device)
-        self.lengths = np.full(num_rows, steps, dtype=np.int64)
+        self.order = prompts.plan.order_B
+        num_rows, self.limit = len(self.order), request.max_new_tokens
+        self.num_begun = 0
+        """Rows, in the order of decoding, that are in flight or have left."""
+        self.rows = np.zeros(0, dtype=np.int64)
+        self.alive = np.zeros(0, dtype=bool)
+        self.steps = np.zeros(0, dtype=np.int64)
+        """Tokens that each place has sampled."""
+        # What a finished row samples until it leaves goes behind the last step.
+        size = (self.limit + 1, num_rows)
+        self.tokens = torch.zeros(size, dtype=torch.int64, device=device)
+        self.logprobs = torch.zeros(size, device=device)
+        self.lengths = np.full(num_rows, self.limit, dtype=np.int64)
         self.stopped = np.zeros(num_rows, dtype=bool)
-        self.num_steps = 0
+        self._noise = torch.zeros(_NOISE_STEPS, 0, device=device)
+        self._noise_from = np.zeros(0, dtype=np.int64)
+        """Step of each place that its column of the noise begins with."""
+
+    def run(self, state: DecodingState, count: int) -> None:
+        """Sample until every row has ended, `count` of them at a time.
+
+        Args:
+            state: The batch, without its prompts.
+            count: Rows that begin.
+        """
+        tokens = self._begin(state, 0, count)
+        while self.alive.any() or self._num_waiting:
+            tokens = self._leave(state, tokens)
+            free = count - len(self.rows)
+            if free and self._num_waiting:
+                first = self.num_begun
+                lengths = self.request.lengths[self.order[first : first + free]]
+                place = cast(GrowingState, state).admit(lengths)
+                joined = self._begin(state, place, len(lengths))
+                tokens = torch.cat([tokens, joined])
+            if self.alive.any():
+                logits = state.step(tokens, self.positions)
+                tokens = self._sample(0, logits)
+
+    @property
+    def _num_waiting(self) -> int:
+        return len(self.order) - self.num_begun
+
+    def _begin(self, state: DecodingState, place: int, count: int) -> torch.Tensor:
+        """Put the next rows behind the others; return their first tokens."""
+        first, last = self.num_begun, self.num_begun + count
+        self.num_begun = last
+        none = np.zeros(count, dtype=np.int64)
+        self.rows = np.concatenate([self.rows, self.order[first:last]])
+        self.alive = np.concatenate([self.alive, none == 0])
+        self.steps = np.concatenate([self.steps, none])
+        # Before its first step: noise is drawn when that is sampled.
+        self._noise_from = np.concatenate([self._noise_from, none - _NOISE_STEPS])
+        columns = self._noise.new_zeros(_NOISE_STEPS, count)
+        self._noise = torch.cat([self._noise, columns], 1)
         self._place_rows()
+        return self._sample(place, self.prompts.run(state, place, first, last))
 
     def _place_rows(self) -> None:
         """Tensors that follow the order of the running batch."""
         self.index = torch.from_numpy(self.rows).to(self.device)
-        prompt_lengths = torch.from_numpy(self.request.lengths[self.rows])
-        self.prompt_lengths = prompt_lengths.to(self.device)
-        self._noise = torch.empty(0)
-        self._noise_start = 0
+        positions = self.request.lengths[self.rows] + self.steps - 1
+        self.positions = torch.from_numpy(positions).to(self.device)
 
-    def _noise_of(self, step: int) -> torch.Tensor:
-        if step >= self._noise_start + len(self._noise):
-            count = min(_NOISE_STEPS, self.request.max_new_tokens - step)
-            seeds = self.request.seeds[torch.from_numpy(self.rows)]
-            self._noise = uniform_noise(seeds, step, count).to(self.device)
-            self._noise_start = step
-        return self._noise[step - self._noise_start]
+    def _noise_of(self, first: int) -> torch.Tensor:
+        """Noise of the places from `first` on, for the step that each is at."""
+        offsets = self.steps[first:] - self._noise_from[first:]
+        if offsets.max() >= _NOISE_STEPS:
+            self._draw_noise(first + np.flatnonzero(offsets >= _NOISE_STEPS))
+            offsets = self.steps[first:] - self._noise_from[first:]
+        index = torch.from_numpy(offsets).to(self.device)
+        return self._noise[:, first:].gather(0, index[None])[0]
 
-    def run(self, state: DecodingState, logits: torch.Tensor) -> None:
-        """Sample until every row has ended."""
-        for step in range(self.request.max_new_tokens):
-            tokens = self._sample(step, logits)
-            self.num_steps = step + 1
-            going = np.flatnonzero(self.alive)
-            self._mark_ended(step, tokens)
-            self._tell(step, going, tokens)
-            if not self.alive.any() or self.num_steps == self.request.max_new_tokens:
-                return
-            tokens = self._leave(state, tokens)
-            logits = state.step(tokens, self.prompt_lengths + step)
+    def _draw_noise(self, places: IntArray) -> None:
+        for step in np.unique(self.steps[places]).tolist():
+            now = places[self.steps[places] == step]
+            # Noise is a function of seed and step, so a row's does not depend on the
+            # rows beside it or on those that have left.
+            seeds = self.request.seeds[torch.from_numpy(self.rows[now])]
+            count = min(_NOISE_STEPS, max(1, self.limit - step))
+            noise = uniform_noise(seeds, step, count).to(self.device)
+            self._noise[:count, torch.from_numpy(now).to(self.device)] = noise
+            self._noise_from[now] = step
 
-    def _sample(self, step: int, logits: torch.Tensor) -> torch.Tensor:
+    def _sample(self, first: int, logits: torch.Tensor) -> torch.Tensor:
+        """Sample the next token of the places from `first` on."""
         if self.request.greedy:
             tokens, logprobs = greedy_tokens(logits)
         else:
-            noise = self._noise_of(step)
+            noise = self._noise_of(first)
             tokens, logprobs = sample_tokens(logits, noise, self.request.params)
-        self.tokens[step].index_copy_(0, self.index, tokens)
-        self.logprobs[step].index_copy_(0, self.index, logprobs)
+        steps = np.where(self.alive[first:], self.steps[first:], self.limit)
+        to = torch.from_numpy(steps).to(self.device), self.index[first:]
+        self.tokens.index_put_(to, tokens)
+        self.logprobs.index_put_(to, logprobs)
+        going = first + np.flatnonzero(self.alive[first:])
+        self._mark_ended(first, tokens)
+        if self.request.on_step is not None:
+            told = (
+                values.cpu().numpy()[going - first] for values in (tokens, logprobs)
+            )
+            self.request.on_step(self.rows[going], *told)
+        self.steps[first:] += 1
+        self.positions[first:] += 1
         return tokens
 
-    def _tell(self, step: int, going: IntArray, tokens: torch.Tensor) -> None:
-        if self.request.on_step is not None:
-            rows = self.rows[going]
-            logprobs = self.logprobs[step].cpu().numpy()[rows]
-            self.request.on_step(rows, tokens.cpu().numpy()[going], logprobs)
-
-    def _mark_ended(self, step: int, tokens: torch.Tensor) -> None:
-        ended = self.stop_tokens.ends(tokens) & self.alive
+    def _mark_ended(self, first: int, tokens: torch.Tensor) -> None:
+        alive = self.alive[first:]
+        ended = self.stop_tokens.ends(tokens) & alive
         if self.stop_table is not None:
-            places = np.flatnonzero(self.alive & ~ended)
+            places = np.flatnonzero(alive & ~ended)
             ended[places] = self.stop_table.ends(
-                self.rows[places],
+                self.rows[first:][places],
                 tokens.cpu().numpy()[places],
-                self.tokens[: step + 1].cpu().numpy(),
+                self.tokens.cpu().numpy(),
+                self.steps[first:][places] + 1,
             )
         if ended.any():
-            rows = self.rows[ended]
-            self.lengths[rows] = step + 1
+            rows = self.rows[first:][ended]
+            self.lengths[rows] = self.steps[first:][ended] + 1
             self.stopped[rows] = True
-            self.alive &= ~ended
+            alive &= ~ended
+        alive &= self.steps[first:] + 1 < self.limit
 
     def _leave(self, state: DecodingState, tokens: torch.Tensor) -> torch.Tensor:
-        """Drop finished rows once there are enough of them."""
-        finished = len(self.alive) - int(self.alive.sum())
-        if not finished or finished < len(self.alive) * _LEAVE_SHARE:
+        """Drop finished rows once there are enough of them.
+
+        Or once one of them has had as many steps as a row may have: the cache and the
+        table of positions end there.
+        """
+        finished = self.steps[~self.alive]
+        share = _REPLACE_SHARE if self._num_waiting else _LEAVE_SHARE
+        few = len(finished) < len(self.alive) * share
+        if not len(finished) or (few and finished.max() < self.limit):
             return tokens
         source = state.keep(self.alive)
         if source is None:
             return tokens
-        self.rows = self.rows[source]
+        self.rows, self.steps = self.rows[source], self.steps[source]
         self.alive = np.ones(len(source), dtype=bool)
-        noise, start = self._noise, self._noise_start
+        self._noise_from = self._noise_from[source]
         self._place_rows()
         index = torch.from_numpy(source).to(self.device)
-        if len(noise):
-            self._noise, self._noise_start = noise.index_select(1, index), start
+        self._noise = self._noise.index_select(1, index)
         return tokens.index_select(0, index)
 
     def result(self) -> Continuations:
-        """Give back what was sampled, with one check that all of it is a number."""
-        tokens = self.tokens[: self.num_steps].cpu()
-        logprobs = self.logprobs[: self.num_steps].cpu()
+        """Return the samples, after a check that all log-probs are finite."""
+        num_steps = int(self.lengths.max(initial=0))
+        tokens = self.tokens[:num_steps].cpu()
+        logprobs = self.logprobs[:num_steps].cpu()
+        # Checked once at the end: every check waits for the device.
         if not bool(torch.isfinite(logprobs).all()):
             raise GenerationError(
                 "The model gave logits that are not finite numbers, so no token can be "

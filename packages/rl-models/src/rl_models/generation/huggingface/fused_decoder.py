@@ -35,7 +35,7 @@ _ARCHITECTURES = {
     "Qwen2ForCausalLM",
     "Qwen3ForCausalLM",
 }
-# Rotary embeddings whose angles depend on the position alone.
+# Rotary embeddings whose angles depend on the position alone, and fit a fixed table.
 _STATIC_ROTARY = {"default", "linear", "llama3", "yarn"}
 
 
@@ -56,7 +56,7 @@ class _Layer:
 
 
 def _share_storage(linears: list[Any]) -> torch.Tensor:
-    """One matrix of several linear layers, whose weights become views of it."""
+    """Join the weights of linear layers in one matrix, of which they become views."""
     fused = torch.cat([linear.weight.detach() for linear in linears])
     sizes = [linear.out_features for linear in linears]
     for linear, part in zip(linears, torch.split(fused, sizes), strict=True):
@@ -71,7 +71,7 @@ class FusedDecoder:
 
     @staticmethod
     def supports(model: Any) -> bool:
-        """Whether the model has exactly the structure that is computed here."""
+        """Return whether the model has exactly the structure computed here."""
         config = model.config
         rope = getattr(config, "rope_parameters", None) or {}
         layer_types = getattr(config, "layer_types", None) or []
@@ -106,6 +106,8 @@ class FusedDecoder:
         weight = attention.q_proj.weight
         has_norm = hasattr(attention, "q_norm")
         has_bias = attention.q_proj.bias is not None
+        # Copies where rows are reordered, filled by `refresh`; the other matrices share
+        # the model's storage and follow its updates by themselves.
         return _Layer(
             attention,
             layer.input_layernorm,
@@ -121,7 +123,7 @@ class FusedDecoder:
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Take over the model's present weights."""
+        """Copy the model's present weights."""
         for layer in self.layers:
             attention = layer.attention
             inputs = [attention.q_proj, attention.k_proj, attention.v_proj]
@@ -139,14 +141,19 @@ class FusedDecoder:
         torch.cat(ordered, out=fused)
 
     def _pair_up(self, rows: torch.Tensor) -> torch.Tensor:
-        """Bring rows i and i + D / 2 of each head side by side."""
+        """Place rows i and i + D / 2 of each head side by side."""
         halves = rows.view(-1, 2, self.head_size // 2, *rows.shape[1:])
         return halves.transpose(1, 2).reshape(rows.shape)
 
-    def begin(self, lengths_B: IntArray, max_new_tokens: int) -> _FusedState:
+    def begin(
+        self, lengths_B: IntArray, max_new_tokens: int, *, more_follow: bool = False
+    ) -> _FusedState:
         """Start a batch; rows are sorted by falling prompt length."""
         self._extend_rotary(int(lengths_B[0]) + max_new_tokens)
-        return _FusedState(self, KVBuffers(lengths_B, max_new_tokens, self.pool))
+        buffers = KVBuffers(
+            lengths_B, max_new_tokens, self.pool, more_follow=more_follow
+        )
+        return _FusedState(self, buffers)
 
     def release(self) -> None:
         """Free the cache's memory."""
@@ -157,6 +164,7 @@ class FusedDecoder:
         if length <= len(self._rotations):
             return
         positions = torch.arange(length, device=self.model.device)[None]
+        # By the model's own module, which knows the kind of its rotary embedding.
         probe = torch.empty(0, dtype=self.model.dtype, device=self.model.device)
         cos, sin = self.model.model.rotary_emb(probe, positions)
         half = self.head_size // 2
@@ -164,12 +172,12 @@ class FusedDecoder:
         self._rotations = rotations.repeat(1, self.heads + self.kv_heads)
 
     def embed(self, tokens_N: torch.Tensor) -> torch.Tensor:
-        """[N, E]."""
+        """Return [N, E] the embeddings of tokens."""
         table: torch.Tensor = self.model.model.embed_tokens.weight
         return table.index_select(0, tokens_N)
 
     def rotations(self, positions: torch.Tensor) -> torch.Tensor:
-        """[N, (H + K) * D / 2]."""
+        """Return [N, (H + K) * D / 2] the rotations of positions."""
         return self._rotations.index_select(0, positions)
 
     def project(
@@ -186,6 +194,7 @@ class FusedDecoder:
         query_key, values = torch.split(heads, [turned, self.kv_heads], 1)
         if layer.query_norm is not None:
             query_key = self._normalise_heads(layer, query_key)
+        # A complex product rotates all heads of queries and keys at once.
         pairs = query_key.reshape(len(heads), turned, -1, 2)
         pairs = torch.view_as_complex(pairs).flatten(1)
         query_key = torch.view_as_real(pairs * rotations).view(len(heads), turned, -1)
@@ -207,7 +216,7 @@ class FusedDecoder:
     def finish_layer(
         self, layer: _Layer, hidden_N_E: torch.Tensor, attended_N_HD: torch.Tensor
     ) -> torch.Tensor:
-        """Output projection, feed-forward part and both residuals."""
+        """Compute output projection, feed-forward part and both residuals."""
         hidden_N_E = torch.addmm(hidden_N_E, attended_N_HD, layer.output.t())
         normed = _normalise(hidden_N_E, layer.mlp_norm)
         gate, up = functional.linear(normed, layer.gate_up).chunk(2, dim=-1)
@@ -215,7 +224,7 @@ class FusedDecoder:
         return torch.addmm(hidden_N_E, activated, layer.down.t())
 
     def logits(self, hidden_N_E: torch.Tensor) -> torch.Tensor:
-        """[N, V] in float32."""
+        """Return [N, V] logits in float32."""
         normed = _normalise(hidden_N_E, self.model.model.norm)
         return functional.linear(normed, self.model.lm_head.weight).float()
 
@@ -234,7 +243,7 @@ class _FusedState:
         first_row: int,
         prompt_B: IntArray,
     ) -> torch.Tensor:
-        """[P, V] logits; the last layer is finished at the last tokens only."""
+        """Return [P, V] logits; the last layer is finished at the last tokens only."""
         decoder = self.decoder
         packed = packed_model_inputs(lengths_P, tokens_T.device)
         rotations = decoder.rotations(packed["position_ids"][0])
@@ -253,6 +262,7 @@ class _FusedState:
                 packed["cu_seq_lens_q"],
                 scaling=layer.attention.scaling,
             )[0].flatten(1)
+            # After attention, which needs all tokens, only the last ones matter.
             if index == len(decoder.layers) - 1:
                 hidden = hidden.index_select(0, last_P)
                 attended = attended.index_select(0, last_P)
@@ -260,7 +270,7 @@ class _FusedState:
         return decoder.logits(hidden)
 
     def step(self, tokens_B: torch.Tensor, positions_B: torch.Tensor) -> torch.Tensor:
-        """[B, V] logits after one more token per row."""
+        """Return [B, V] logits after one more token per row."""
         decoder, buffers = self.decoder, self.buffers
         rotations = decoder.rotations(positions_B)
         hidden = decoder.embed(tokens_B)
@@ -275,6 +285,10 @@ class _FusedState:
     def keep(self, alive_B: npt.NDArray[np.bool_]) -> IntArray:
         """Drop the rows that are not alive."""
         return self.buffers.keep(alive_B)
+
+    def admit(self, lengths_N: IntArray) -> int:
+        """Add rows behind the others."""
+        return self.buffers.admit(lengths_N)
 
 
 def _normalise(x: torch.Tensor, norm: Any) -> torch.Tensor:

@@ -12,6 +12,10 @@ length; *segments* of rows share the first column that they look at, so short ro
 not pay for the longest one. When rows are finished, rows from the end take their place
 (`keep`), which copies no more rows than were finished.
 
+Rows that join (`admit`) come behind the others, and their prompts end in the newest
+column. When the columns are used up, all rows move to the left, over columns that no
+row looks at any more: at most once in as many steps as a row may have new tokens.
+
 Letters in shapes: B rows, C columns, H query heads, K key and value heads, R = H / K
 query heads per key head, D head size, T packed prompt tokens.
 """
@@ -28,7 +32,7 @@ __all__ = ["BufferPool", "KVBuffers", "Segment"]
 
 IntArray = npt.NDArray[np.int64]
 
-# A smaller batched product than this takes a slow path of torch on a CPU.
+# Batched products smaller than this take a slow path of torch on a CPU.
 _MIN_PRODUCT = 400
 # A further segment costs about as much as attending to this many elements of the cache.
 _SEGMENT_ELEMENTS = 50_000
@@ -44,7 +48,7 @@ class Segment:
 
 
 class BufferPool:
-    """Flat memory that is used again from call to call."""
+    """Flat memory that is reused from call to call."""
 
     def __init__(self) -> None:
         self._flat: dict[tuple[str, int], torch.Tensor] = {}
@@ -69,7 +73,7 @@ class BufferPool:
         return flat[:size].view(shape)
 
     def clear(self) -> None:
-        """Give the memory back."""
+        """Free the memory."""
         self._flat.clear()
 
 
@@ -77,18 +81,28 @@ class KVBuffers:
     """The buffers of all layers, and attention of new tokens over them."""
 
     def __init__(
-        self, lengths: IntArray, max_new_tokens: int, pool: BufferPool | None = None
+        self,
+        lengths: IntArray,
+        max_new_tokens: int,
+        pool: BufferPool | None = None,
+        *,
+        more_follow: bool = False,
     ) -> None:
         """Plan buffers for rows with prompts of these lengths, sorted falling.
 
         Args:
             lengths: [B] prompt lengths, the longest first.
-            max_new_tokens: Tokens sampled per row at most. The last one is never fed
-                back, so it needs no column.
+            max_new_tokens: Maximum number of tokens sampled per row. The last one is
+                never fed back, so it needs no column.
             pool: Memory to use.
+            more_follow: Whether rows will join, none of them with a longer prompt.
         """
         self.lengths = lengths
         self.num_rows = len(lengths)
+        self._more_follow = more_follow
+        self._starts: IntArray = np.zeros(0, dtype=np.int64)
+        # Columns that the prompts take which are placed next.
+        self._placed = (0, 0)
         self._max_new = max_new_tokens
         self._pool = pool or BufferPool()
         self._keys: dict[int, torch.Tensor] = {}
@@ -103,45 +117,76 @@ class KVBuffers:
         """Number of columns in use."""
 
     def _allocate(self, num_heads: int, like: torch.Tensor) -> None:
-        """Fix the geometry when the first keys arrive, which tell the head sizes."""
+        """Fix the geometry when the first keys arrive, because they show head sizes."""
         self._kv_heads, self._head_size = int(like.shape[1]), int(like.shape[2])
         repeats = max(1, num_heads // self._kv_heads)
         product = repeats * self._head_size
         self._min_columns = max(16, -(-_MIN_PRODUCT // product))
         self.width = max(int(self.lengths[0]), self._min_columns - 1)
         self.end = self.width
-        if (self.lengths != self.width).any():
-            self._mask = self._build_mask(like)
+        self._starts = self.width - self.lengths
+        self._placed = (0, self.width)
+        if self._more_follow or self._starts.any():
+            rows = self.num_rows * self._kv_heads
+            self._mask = like.new_zeros(rows, 1, self.num_columns)
+            self._hide(0)
         self._segments = self._plan_segments()
 
     @property
     def num_columns(self) -> int:
-        """Columns that are allocated."""
-        return self.width + max(1, self._max_new - 1)
+        """Number of allocated columns."""
+        new = max(1, self._max_new - 1)
+        # Twice as many where rows join, so that moving them costs next to nothing.
+        return self.width + (2 * new if self._more_follow else new)
 
-    def _build_mask(self, like: torch.Tensor) -> torch.Tensor:
-        """[B * K, 1, C] additive mask: -inf left of each row's prompt."""
-        hidden = np.arange(self.num_columns) < (self.width - self.lengths)[:, None]
-        mask = torch.zeros(hidden.shape, dtype=like.dtype)
-        mask.masked_fill_(torch.from_numpy(hidden), -torch.inf)
-        mask = mask.repeat_interleave(self._kv_heads, 0)
-        return mask[:, None, :].to(like.device)
+    def _hide(self, first_row: int) -> None:
+        """Fill the additive mask of the rows from `first_row` on: -inf before a row."""
+        if self._mask is None:
+            return
+        starts = self._starts[first_row:]
+        hidden = torch.from_numpy(np.arange(self.num_columns) < starts[:, None])
+        hidden = hidden.repeat_interleave(self._kv_heads, 0).to(self._mask.device)
+        first = first_row * self._kv_heads
+        rows = self._mask[first : first + len(hidden), 0]
+        rows.zero_().masked_fill_(hidden, -torch.inf)
 
     def _plan_segments(self) -> list[Segment]:
-        """Start a new segment where enough rows are enough shorter."""
-        lengths, count = self.lengths, self.num_rows
-        starts = [0]
-        if lengths[0] != lengths[-1]:
+        """Start a new segment where it saves more than it costs."""
+        # The earliest column of a row and of all behind it: rows that have moved or
+        # joined are not sorted any more.
+        bound, count = np.minimum.accumulate(self._starts[::-1])[::-1], self.num_rows
+        firsts = [0]
+        if count and bound[0] != bound[-1]:
             row_elements = self._kv_heads * self._head_size
             for row in range(count // 8, count, max(1, count // 8)):
-                saved = int(lengths[starts[-1]] - lengths[row]) * (count - row)
+                saved = int(bound[row] - bound[firsts[-1]]) * (count - row)
                 if saved * row_elements > _SEGMENT_ELEMENTS:
-                    starts.append(row)
+                    firsts.append(row)
         return [
-            Segment(first, last, self.width - int(lengths[first]))
-            for first, last in zip(starts, [*starts[1:], count], strict=True)
+            Segment(first, last, int(bound[first]))
+            for first, last in zip(firsts, [*firsts[1:], count], strict=True)
             if last > first
         ]
+
+    def admit(self, lengths_N: IntArray) -> int:
+        """Add rows behind the others, whose prompts end in the newest column.
+
+        Their keys and values come next, by `place_prompts`. In all there are never more
+        rows than in the beginning.
+
+        Args:
+            lengths_N: Prompt lengths.
+
+        Returns:
+            The place of the first new row.
+        """
+        first = self.num_rows
+        self._starts = np.concatenate([self._starts, self.end - lengths_N])
+        self.num_rows += len(lengths_N)
+        self._placed = (self.end - int(lengths_N.max()), self.end)
+        self._hide(first)
+        self._segments = self._plan_segments()
+        return first
 
     def place_prompts(
         self,
@@ -175,25 +220,40 @@ class KVBuffers:
         rows = len(first_token_B)
         index = self._token_of_column(first_row, first_token_B, keys_T_K_D.device)
         last_row = first_row + rows
+        left, right = self._placed
         for packed, buffers in ((keys_T_K_D, self._keys), (values_T_K_D, self._values)):
             prompts = packed.index_select(0, index).view(
-                rows, self.width, *packed.shape[1:]
+                rows, right - left, *packed.shape[1:]
             )
-            target = buffers[layer][first_row:last_row, :, : self.width]
+            target = buffers[layer][first_row:last_row, :, left:right]
             target.copy_(prompts.transpose(1, 2))
 
     def _token_of_column(
         self, first_row: int, first_token_B: IntArray, device: torch.device
     ) -> torch.Tensor:
-        """[B * W] packed token of each prompt column; masked columns repeat one."""
-        lengths = self.lengths[first_row : first_row + len(first_token_B)]
-        offset = np.arange(self.width) - (self.width - lengths)[:, None]
+        """Return [B * W] the packed token of each prompt column, masked or not."""
+        starts = self._starts[first_row : first_row + len(first_token_B)]
+        offset = np.arange(*self._placed) - starts[:, None]
         index = first_token_B[:, None] + np.maximum(offset, 0)
         return torch.from_numpy(index.reshape(-1)).to(device)
 
     def begin_step(self) -> None:
         """Open the next column; each layer then appends to it."""
+        if self.end == self.num_columns:
+            self._move_left()
         self.end += 1
+
+    def _move_left(self) -> None:
+        """Give up columns that no row looks at; the longest prompt still finds room."""
+        free = min(int(self._starts.min()), self.end - self.width)
+        for buffer in (*self._keys.values(), *self._values.values()):
+            rows = buffer[: self.num_rows]
+            # Cloned, as the two ranges overlap.
+            rows[:, :, : self.end - free] = rows[:, :, free : self.end].clone()
+        self._starts = self._starts - free
+        self.end -= free
+        self._hide(0)
+        self._segments = self._plan_segments()
 
     def append(
         self, layer: int, keys_B_K_D: torch.Tensor, values_B_K_D: torch.Tensor
@@ -210,7 +270,7 @@ class KVBuffers:
         scale: float,
         window: int | None = None,
     ) -> torch.Tensor:
-        """Attention of one new token per row.
+        """Return the attention of one new token per row.
 
         Args:
             layer: Index of the layer.
@@ -250,6 +310,8 @@ class KVBuffers:
             kv_heads = self._kv_heads
             mask = self._mask[first * kv_heads : last * kv_heads, :, start:end]
             mask = mask.expand(-1, query.shape[1], -1)
+            # One call for product, scale and mask: at these sizes the number of calls
+            # is what takes the time.
             scores = torch.baddbmm(mask, query, keys.transpose(1, 2), alpha=scale)
         return torch.bmm(scores.softmax(dim=-1), values).view(rows, heads, -1)
 
@@ -259,6 +321,7 @@ class KVBuffers:
         Returns:
             [rows that stay] the place where each row came from.
         """
+        # Not compacted in order: only as many rows move as were finished.
         count = int(alive_B.sum())
         holes = np.flatnonzero(~alive_B[:count])
         movers = count + np.flatnonzero(alive_B[count:])
@@ -267,13 +330,8 @@ class KVBuffers:
         if len(holes):
             self._move_rows(holes, movers)
         self.num_rows = count
-        self.lengths = self.lengths[source]
-        # Moved rows are shorter than their new neighbours or equal: a bound that falls
-        # is what the segments need.
-        bound = np.maximum.accumulate(self.lengths[::-1])[::-1]
-        lengths, self.lengths = self.lengths, bound
+        self._starts = self._starts[source]
         self._segments = self._plan_segments()
-        self.lengths = lengths
         return source
 
     def _move_rows(self, holes: IntArray, movers: IntArray) -> None:

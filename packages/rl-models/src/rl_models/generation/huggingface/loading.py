@@ -1,9 +1,9 @@
-"""Chooses how a model is loaded and run: as fast as its folder allows.
+"""Choose the fastest way to load and run a model.
 
 | decoder | for | cache |
 |---|---|---|
 | `FusedDecoder` | Llama, Mistral, Qwen2, Qwen3 | `KVBuffers` |
-| `ModuleDecoder` | what else takes packed rows of attention layers | `KVBuffers` |
+| `ModuleDecoder` | other models whose attention takes packed rows | `KVBuffers` |
 | `OwnCacheDecoder` | state-space and hybrid models, and the rest | the model's own |
 """
 
@@ -25,15 +25,15 @@ __all__ = ["LoadedModel", "load_for_sampling"]
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model that can be sampled from."""
+    """A model and its decoder."""
 
     model: torch.nn.Module
     """Holds the weights."""
     decoder: Decoder
     generation_config: Any
-    """Has an attribute `eos_token_id`: what ends a text, as saved with the model."""
+    """Has an attribute `eos_token_id`, the saved end of a text."""
     context_length: int | None
-    """Longest sequence; None: not said."""
+    """Longest sequence; None if not known."""
 
 
 def load_for_sampling(
@@ -50,7 +50,7 @@ def load_for_sampling(
         model_name: Folder or hub name.
         precision: `float32` or `bfloat16`, the dtype of the weights.
         overrides: Fields of the model's `config.json` to replace.
-        device: Where it runs.
+        device: Device to run on.
         fused: Whether the fused decoder may be chosen.
 
     Raises:
@@ -63,7 +63,7 @@ def load_for_sampling(
         plain.eval().requires_grad_(False).to(device)
         config = plain.config
         return LoadedModel(plain, FusedDecoder(plain), config, config.context_length)
-    # Model code of transformers: imported only where it is needed, as it takes seconds.
+    # Imported only if needed: transformers' model code takes seconds.
     from rl_models.generation.huggingface.decoders import make_decoder  # noqa: PLC0415
     from rl_models.ops.causal_lm import load_causal_lm  # noqa: PLC0415
 

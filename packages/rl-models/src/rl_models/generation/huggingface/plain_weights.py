@@ -42,7 +42,7 @@ _UNUSUAL_KEYS = (
 
 @dataclass(frozen=True)
 class PlainConfig:
-    """What `config.json` says of a model that is computed as it stands here."""
+    """Fields of `config.json` for a model that is computed by this package."""
 
     model_type: str
     vocab_size: int
@@ -80,13 +80,15 @@ def _rope(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _is_plain(config: Mapping[str, Any]) -> bool:
-    """Return whether nothing is computed but what every such model computes."""
+    """Return whether the model has no computation beyond that of its family."""
+    # Anything unknown is left to transformers: sampling with a part left out would be
+    # silently wrong.
     kind, rope = config.get("model_type"), _rope(config)
     return (
         kind in {"llama", "mistral", "qwen2", "qwen3"}
         # Qwen3's default is not the hidden size over the heads.
         and (kind != "qwen3" or bool(config.get("head_dim")))
-        # Qwen has a window only where it also says that it is used.
+        # Qwen's configs have a window that counts only with `use_sliding_window`.
         and (kind in {"qwen2", "qwen3"} or not config.get("sliding_window"))
         and all(k == "full_attention" for k in config.get("layer_types") or [])
         and config.get("hidden_act") == "silu"
@@ -98,6 +100,7 @@ def _is_plain(config: Mapping[str, Any]) -> bool:
 
 
 def _placeholder(*shape: int) -> nn.Parameter:
+    # Without memory: loading assigns the files' tensors to it.
     return nn.Parameter(torch.empty(shape, device="meta"))
 
 
@@ -192,19 +195,19 @@ class PlainModel(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """Device of the weights."""
         return self.lm_head.weight.device
 
     @property
     def dtype(self) -> torch.dtype:
-        """What the weights are stored in."""
+        """Data type of the weights."""
         return self.lm_head.weight.dtype
 
 
 def load_plain_model(
     name_or_path: str | Path, overrides: Mapping[str, Any] | None = None
 ) -> PlainModel | None:
-    """Load a folder in float32; None where only transformers can do it right.
+    """Load a folder in float32; None if it must be left to transformers.
 
     Args:
         name_or_path: A folder; a name on the hub is left to transformers.
@@ -220,6 +223,7 @@ def load_plain_model(
         saved = {**(read_model_config(folder) or {}), **(overrides or {})}
         if (folder / _GENERATION).is_file():
             text = (folder / _GENERATION).read_text(encoding="utf-8")
+            # As in transformers, this file goes before `config.json`.
             saved["eos_token_id"] = json.loads(text).get("eos_token_id")
         config = PlainConfig.of(saved)
         if config is None:
@@ -230,7 +234,7 @@ def load_plain_model(
             weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
         model.load_state_dict(weights, strict=True, assign=True)
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError):
-        return None  # transformers says what is wrong, or knows what it means
+        return None  # transformers explains what is wrong, or can load it
     model.tie()
     return model
 
@@ -243,5 +247,5 @@ def _read_weights(folder: Path) -> dict[str, Tensor]:
     weights: dict[str, Tensor] = {}
     for file in files:
         weights.update(load_file(folder / file))
-    # Copies, as a folder may be replaced while the file is mapped to memory.
+    # Copies, because the files are mapped, and a folder may be replaced meanwhile.
     return {name: w.to(torch.float32, copy=True) for name, w in weights.items()}

@@ -1,4 +1,4 @@
-"""Which prompts of a batch are equal, and in which order its rows are decoded."""
+"""Equal prompts of a batch, and the order in which its rows are decoded."""
 
 from __future__ import annotations
 
@@ -29,18 +29,24 @@ class PromptPlan:
     prompt_B: IntArray
     """For each place in the order of decoding, its prompt; rising."""
 
-    def chunks(self, max_tokens: int) -> Iterator[tuple[slice, slice]]:
-        """Prompts that stay within a number of tokens, with their rows.
+    def chunks(
+        self, max_tokens: int, first_row: int, last_row: int
+    ) -> Iterator[tuple[slice, slice]]:
+        """Yield prompts within a number of tokens, at least one, with their rows.
 
-        At least one.
+        Args:
+            max_tokens: Tokens of the prompts together.
+            first_row: The first row that is asked for, in the order of decoding.
+            last_row: The row after the last one.
         """
         totals = np.cumsum(self.lengths_P)
-        first = 0
-        while first < len(self.lengths_P):
+        first, end = (int(self.prompt_B[row]) for row in (first_row, last_row - 1))
+        while first <= end:
             before = int(totals[first - 1]) if first else 0
             last = int(np.searchsorted(totals, before + max_tokens, side="right"))
-            last = max(last, first + 1)
+            last = min(max(last, first + 1), end + 1)
             rows = np.searchsorted(self.prompt_B, [first, last])
+            rows = np.clip(rows, first_row, last_row)
             yield slice(first, last), slice(int(rows[0]), int(rows[1]))
             first = last
 
@@ -50,8 +56,8 @@ def plan_prompts(
 ) -> PromptPlan:
     """Find equal prompts and sort rows so that longer prompts come first.
 
-    Rows of a group usually lie side by side, so neighbours are compared at once, and
-    only the first of each run is looked up.
+    Rows of a group are usually adjacent, so neighbours are compared at once, and only
+    the first row of each run is looked up.
     """
     num_rows, width = input_ids_B_S.shape
     real = np.arange(width) < lengths_B[:, None]

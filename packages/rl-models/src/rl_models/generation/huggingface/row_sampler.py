@@ -38,13 +38,13 @@ class RowSampler:
     """Continues rows with a model that decodes.
 
     Args:
-        config: Limits and sampling parameters, where a call names none.
+        config: Limits and default sampling parameters.
         decoder: The model.
-        tokenizer: The model's tokenizer, by which stop strings are found.
-        stop_ids: Tokens that end a text, where the config names none.
+        tokenizer: The model's tokenizer, for stop strings.
+        stop_ids: Default tokens that end a text.
         context_length: Longest row of the model, unless the config has a shorter one;
             None: any.
-        device: Where the model runs.
+        device: The model's device.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class RowSampler:
         self.decoder = decoder
         """The model."""
         self.pad_token_id = pad_token_id(tokenizer)
-        """What rows are filled up with."""
+        """Token that pads rows."""
         self.context_length = config.max_context_length or context_length
         """Longest row, prompt and answer together; None: any."""
         chosen = stop_ids if config.stop_token_ids is None else config.stop_token_ids
@@ -81,14 +81,15 @@ class RowSampler:
         Args:
             data: Rows; without a column `seeds` the noise comes from `config.seed` and
                 the number of calls so far.
-            version: What the model's present weights are called.
-            greedy: Take the best token.
+            version: Version of the model's present weights.
+            greedy: Take the most likely token.
             sampling: Settings of this call; None takes those of the config.
             on_step: Watches the rows while they are sampled.
         """
         params = sampling or self._config.sampling_params()
         check_sampling_params(params)
         request = self._request(data, params, greedy, on_step)
+        # Counted only for valid requests; part of the noise of rows without seeds.
         self._num_calls += 1
         return self._output(request, self._sample(request), version)
 
@@ -112,30 +113,31 @@ class RowSampler:
         )
 
     def _sample(self, request: SamplingRequest) -> list[tuple[IntArray, Continuations]]:
-        """Row numbers and continuations, in as many batches as the limits ask for."""
+        """Return row numbers and continuations, in batches within the limits."""
         results = []
+        size = self._config.max_batch_size
         for rows in self._batches(request.lengths):
             part = request if len(rows) == len(request.lengths) else request.rows(rows)
             sampled = sample_batch(
-                self.decoder, part, self._stop_tokens, self._stop_strings, self._device
+                self.decoder,
+                part,
+                self._stop_tokens,
+                self._stop_strings,
+                self._device,
+                size if self.decoder.mixes_lengths else None,
             )
             results.append((rows, sampled))
         return results
 
     def _batches(self, lengths: IntArray) -> list[IntArray]:
-        everything = np.arange(len(lengths))
         if not len(lengths):
             return []
         if self.decoder.mixes_lengths:
-            groups = [everything]
-        else:
-            groups = [
-                np.flatnonzero(lengths == length) for length in np.unique(lengths)
-            ]
+            # One batch, in which rows take the places of those that have finished.
+            return [np.arange(len(lengths))]
         size = self._config.max_batch_size or len(lengths)
-        if len(lengths) > size and self.decoder.mixes_lengths:
-            # Rows of like length together; equal prompts stay side by side.
-            groups = [np.argsort(-lengths, kind="stable")]
+        # Without padding, which a recurrent state must not see.
+        groups = (np.flatnonzero(lengths == length) for length in np.unique(lengths))
         return [
             group[start : start + size]
             for group in groups

@@ -1,4 +1,4 @@
-"""When a row ends: stop tokens for all rows, stop strings per row."""
+"""Ends of rows: stop tokens for all rows, stop strings per row."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ __all__ = ["StopStrings", "StopTokens"]
 
 BoolArray = npt.NDArray[np.bool_]
 
-# What a tokenizer shows in place of bytes that are no whole character yet.
+# Shown by a tokenizer in place of bytes that are no complete character yet.
 _REPLACEMENT = "\ufffd"
 
 
 class StopTokens:
-    """Tells which tokens end a row."""
+    """Finds tokens that end a row."""
 
     def __init__(self, token_ids: Sequence[int], device: torch.device) -> None:
         self._ids = torch.tensor(list(token_ids), dtype=torch.int64, device=device)
         self._only = int(token_ids[0]) if len(token_ids) == 1 else None
 
     def ends(self, tokens_B: torch.Tensor) -> BoolArray:
-        """[B] whether the token is a stop token."""
+        """Return [B] whether the token is a stop token."""
+        # The usual case of a single id: a comparison is faster than `isin`.
         if self._only is not None:
             return (tokens_B == self._only).cpu().numpy()
         if not len(self._ids):
@@ -34,11 +35,11 @@ class StopTokens:
 
 
 class StopStrings:
-    """Finds stop strings in what rows generated.
+    """Finds stop strings in generated rows.
 
-    Text is decoded only where the newest token could end one of the row's strings:
-    where what the token stands for holds the string's last character. Then the tail of
-    the row is decoded, which is exact for tokens that decode differently in context.
+    Text is decoded only if the newest token could end one of the row's strings, that
+    is, if its text contains the string's last character. Then the tail of the row is
+    decoded, which is exact also for tokens that decode differently in context.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -47,7 +48,7 @@ class StopStrings:
         self._enders: dict[str, BoolArray] = {}
 
     def _can_end(self, text: str) -> BoolArray:
-        """[V] whether a token can be the last of `text`."""
+        """Return [V] whether a token can be the last of `text`."""
         last = text[-1]
         if last not in self._enders:
             if self._pieces is None:
@@ -55,7 +56,8 @@ class StopStrings:
                 self._pieces = self._tokenizer.batch_decode(
                     ids, skip_special_tokens=False
                 )
-            # Tokenizers may add or drop spaces between tokens, so any token may do so.
+            # Tokenizers may add or drop spaces between tokens, so any token may end a
+            # text in white space; incomplete characters may become any character.
             self._enders[last] = np.array(
                 [
                     last in piece or _REPLACEMENT in piece or last.isspace()
@@ -72,9 +74,10 @@ class StopStrings:
         return _StopTable(self, rows)
 
     def found(self, tokens: Sequence[int], strings: Sequence[str]) -> bool:
-        """Whether one of the strings is in the text of the newest tokens."""
-        # A token stands for at least one byte, so this tail holds every match that
-        # ends in its last token; the spare tokens keep its left edge out of the match.
+        """Return whether one of the strings is in the text of the newest tokens."""
+        # A token stands for at least one byte, so this tail contains every match that
+        # ends in its last token. A few more tokens, because the first ones may decode
+        # differently without those before them.
         longest = max(len(text.encode()) for text in strings)
         tail = list(tokens[-(longest + 4) :])
         text = self._tokenizer.decode(tail, skip_special_tokens=False)
@@ -102,18 +105,21 @@ class _StopTable:
         rows: npt.NDArray[np.int64],
         newest: npt.NDArray[np.int64],
         history_T_B: npt.NDArray[np.int64],
+        lengths: npt.NDArray[np.int64],
     ) -> BoolArray:
-        """Which rows end with their newest token.
+        """Return which rows end with their newest token.
 
         Args:
-            rows: Numbers of the rows that are looked at.
+            rows: Numbers of the rows to check.
             newest: Their newest tokens.
-            history_T_B: All tokens generated so far, the newest last.
+            history_T_B: All tokens generated so far, a column per row of the batch.
+            lengths: How many each of `rows` has, the newest included.
         """
+        # A model may have more logits than its tokenizer has tokens.
         known = np.minimum(newest, self._can_end.shape[1] - 1)
         ended: BoolArray = self._can_end[self._kind_B[rows], known]
         for place in np.flatnonzero(ended):
             row = int(rows[place])
-            tokens = history_T_B[:, row].tolist()
+            tokens = history_T_B[: lengths[place], row].tolist()
             ended[place] = self._stops.found(tokens, self._rows[row])
         return ended

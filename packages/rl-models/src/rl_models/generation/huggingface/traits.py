@@ -1,4 +1,4 @@
-"""What the backend `huggingface` tells the driver, without what it samples with."""
+"""Traits of the backend `huggingface` for the driver, without its libraries."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Traits"]
 
 
 class Traits(GenerationTraits):
-    """What the backend asks of its workers; for the rest the defaults hold."""
+    """Traits of the backend that differ from the defaults."""
 
     @staticmethod
     def check_adapter(

@@ -1,6 +1,6 @@
 """Sampling in the workers of the training backend `megatron`, with its weights.
 
-Nothing is sent and nothing is kept twice: the ranks that train a layer decode with it.
+No weights are sent or duplicated: the ranks that train a layer decode with it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The generation backend `megatron`: samples with the trainer's model."""
+"""The generation backend `megatron`, which samples with the trainer's model."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ __all__ = ["DecodingTrainer", "MegatronGenerationBackend"]
 
 
 class DecodingTrainer(Protocol):
-    """A training backend whose model decodes as it is."""
+    """A training backend whose model can decode."""
 
     device: torch.device
-    """Where the model is."""
+    """Device of the model."""
 
     def decoder(self) -> Decoder:
-        """Return what decodes with the weights that are trained."""
+        """Return a decoder that uses the weights in training."""
         ...
 
 
 class MegatronGenerationBackend(Traits):
     """Decodes on the ranks of a trainer; those of one model must be called together.
 
-    They are given the same rows, compute the same logits and draw the same noise, so
-    that they agree on each token without telling each other.
+    They get the same rows, compute the same logits and draw the same noise, so that
+    they agree on each token without communicating.
     """
 
     def __init__(self) -> None:
@@ -58,14 +58,14 @@ class MegatronGenerationBackend(Traits):
         trainer: DecodingTrainer | None = None,
         **context: Any,
     ) -> None:
-        """Take the trainer's model.
+        """Set up sampling with the trainer's model.
 
         Args:
             config: `GenerationConfig.to_dict()`.
             model_name: Folder or hub name of the model.
             tokenizer_name: The same for the tokenizer; None takes the model's.
             trainer: The training backend of this process.
-            context: What other backends need.
+            context: Arguments of other backends; ignored.
 
         Raises:
             GenerationError: There is no trainer.
@@ -101,17 +101,18 @@ class MegatronGenerationBackend(Traits):
 
     @property
     def pad_token_id(self) -> int:
-        """What rows are filled up with."""
+        """Token that pads rows."""
         return self._sampler.pad_token_id
 
     def load_weights(
         self, tensors: Iterator[tuple[str, torch.Tensor]], version: int
     ) -> int:
-        """Note what the trainer's present weights are called.
+        """Record the version of the trainer's present weights.
 
         Raises:
-            GenerationError: There are tensors: the weights are the trainer's.
+            GenerationError: There are tensors, although the weights are the trainer's.
         """
+        # A loop only to see whether there is a first tensor.
         for name, _ in tensors:
             raise GenerationError(
                 f"{self.name} samples with the trainer's weights and takes no others: "
@@ -121,7 +122,7 @@ class MegatronGenerationBackend(Traits):
         return version
 
     def release_memory(self) -> None:
-        """Free the cache's memory; the next call takes it again."""
+        """Free the cache's memory; the next call allocates it again."""
         self._sampler.decoder.release()
 
     def shutdown(self) -> None:
@@ -130,7 +131,7 @@ class MegatronGenerationBackend(Traits):
 
 
 def _saved_config(model_name: str) -> SavedConfig | None:
-    """Return what was saved with the model, which may list more ends of a text."""
+    """Return the model's saved generation config, which may list more end tokens."""
     try:
         return SavedConfig.from_pretrained(model_name)
     except OSError:  # There is none.

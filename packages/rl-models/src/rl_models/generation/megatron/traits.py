@@ -1,4 +1,4 @@
-"""What the backend `megatron` tells the driver, without what it samples with."""
+"""Traits of the backend `megatron` for the driver, without Megatron-core."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["Traits"]
 
 
 class Traits(GenerationTraits):
-    """It has no workers of its own."""
+    """Traits of a backend without workers of its own."""
 
     samples_in = "megatron"
 
@@ -19,7 +19,8 @@ class Traits(GenerationTraits):
         """Refuse to be started as replicas.
 
         Raises:
-            ConfigError: Always: this is asked of what has workers of its own.
+            ConfigError: Always, because only backends with workers of their own are
+                started.
         """
         raise ConfigError(
             "generation.backend megatron samples in the workers that train, and cannot "
