@@ -26,7 +26,7 @@ from rl_models.testing import TokenCrossEntropy
 from rl_models.weight_request import Pending
 from rl_models.weights.config import ProbeConfig, WeightSyncConfig
 from rl_models.weights.links import WeightLinks
-from rl_models.weights.sync import WeightSynchronizer
+from rl_models.weights.sync import PublishedWeights, WeightSynchronizer
 
 TRANSPORTS = ["object_store", "shared_memory", "collective", "file"]
 SMALL = {"bucket_bytes": 8192, "deadline_s": 60.0}
@@ -139,6 +139,52 @@ def test_every_way_brings_every_version(trainer, generation, transport):
     learn(trainer, 9)
     assert disagreement(trainer, generation) > 1e-2
     sync.close()
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_side_that_loads_another_model_joins_again(
+    cluster, trainer, tiny_folder, transport
+):
+    generation = replicas(cluster, tiny_folder)
+    sync = make_sync(trainer, generation, transport=transport)
+    try:
+        sync.sync_weights()
+        trainer.reload(trainer.config)
+        sync.sync_weights()
+        assert disagreement(trainer, generation) < 1e-5
+        learn(trainer, 5)
+        generation.reload(generation.config, model_name=tiny_folder, load_weights=False)
+        assert sync.sync_weights() == 1
+        assert disagreement(trainer, generation) < 1e-5
+    finally:
+        sync.close()
+        generation.shutdown()
+
+
+def test_published_weights_are_a_copy(trainer, generation):
+    sync = make_sync(trainer, generation, transport="object_store")
+    learn(trainer, 3)
+    first = sync.sync_weights()
+    rows = BatchedDataDict({**prompts(), "seeds": torch.arange(6)})
+    before = generation.generate(rows)["output_ids"]
+    learn(trainer, 4)
+    published = sync.publish(first + 1)
+    learn(trainer, 5)  # in the same queue, so after the copy
+    assert generation.weight_version == first
+    assert torch.equal(generation.generate(rows)["output_ids"], before)
+    sync.load(published)
+    assert generation.weight_version == first + 1
+    copy = generation.generate(rows)
+    assert not torch.equal(copy["output_ids"], before)
+    assert disagreement(trainer, generation) > 1e-2
+    # Lost replicas get the same again, although the trainer has gone on.
+    sync.restore_weights()
+    assert torch.equal(generation.generate(rows)["output_ids"], copy["output_ids"])
+    sync.sync_weights()
+    assert disagreement(trainer, generation) < 1e-5
+    with pytest.raises(WeightSyncError, match="not synchronised"):
+        sync.load(PublishedWeights(published.request, Pending(lambda left_s: None)))
+    sync.sync_weights()
 
 
 def test_the_number_of_replicas_follows_the_run(cluster, trainer, tiny_folder):

@@ -1,4 +1,4 @@
-"""The driver side of generation: shards rows over replicas, calls them, joins rows."""
+"""The driver side of generation: shard rows over replicas, call them, join the rows."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class GenerationPolicy(GenerationInterface):
         self._fleet = GenerationReplicas(cluster, name_prefix, sampled, self._served)
 
     def _begin(self, sampled: Sampled) -> None:
-        """Forget what was served of a model before."""
+        """Reset the state of serving for another model."""
         self._served.version, self._served.refusal = 0, ""
         self._num_calls = 0
         self._restore: Callable[[], None] | None = None
@@ -120,6 +120,7 @@ class GenerationPolicy(GenerationInterface):
             RegistryError: As the constructor.
             ModelLoadError: Likewise.
         """
+        # Checked first: after a wrong setting the present model is still served.
         sampled = Sampled.checked(
             config,
             model_name,
@@ -135,7 +136,7 @@ class GenerationPolicy(GenerationInterface):
 
     @property
     def config(self) -> GenerationConfig:
-        """How the replicas sample."""
+        """The generation config of the replicas."""
         return self._fleet.config
 
     @property
@@ -155,13 +156,22 @@ class GenerationPolicy(GenerationInterface):
 
     @property
     def replicas(self) -> Replicas:
-        """Which replicas serve, are lost, or come back."""
+        """State of the replicas: serving, lost, or being restarted."""
         return self._fleet.replicas
 
     @property
     def num_replicas(self) -> int:
-        """Copies of the model that serve, or will when they are up again."""
+        """Number of replicas that serve, or will once they are up again."""
         return self.workers.num_replicas - self.replicas.num_away
+
+    @property
+    def calls_at_once(self) -> int:
+        """Calls of `generate` that keep all replicas busy, from as many threads.
+
+        Where a replica decodes one call at a time (its rows as one batch), as many as
+        there are replicas.
+        """
+        return max(1, len(self.replicas.live)) * self._fleet.hosting.calls_at_once
 
     def resize(self, num_replicas: int | None) -> None:
         """Serve with another number of replicas.
@@ -183,7 +193,7 @@ class GenerationPolicy(GenerationInterface):
         self._fleet.resize(num_replicas)
 
     def check_num_replicas(self, num_replicas: int | None) -> int:
-        """Return how many replicas that means.
+        """Return the number of replicas, resolved if it is None.
 
         Raises:
             ConfigError: There is no room for that number.
@@ -217,9 +227,9 @@ class GenerationPolicy(GenerationInterface):
     def follow(self, policy: WeightSource) -> None:
         """Serve the weights of a policy from now on.
 
-        Each `generate` brings them first, verified, where the policy has trained or
-        loaded a checkpoint since. One call after both are made is enough. Where a
-        `WeightSynchronizer` brings the weights, as in a trainer, it is not needed.
+        Each `generate` first syncs them, verified, if the policy has trained or loaded
+        a checkpoint since. A single call after both are made is enough. It is not
+        needed if a `WeightSynchronizer` syncs the weights, as in a trainer.
 
         Args:
             policy: A policy of a model of the same kind.
@@ -230,7 +240,8 @@ class GenerationPolicy(GenerationInterface):
         following = Following(policy, self)
         self._end_following()
         self._following = following
-        # A replica that comes back must wait for the policy's weights.
+        # A restarted replica must wait for the policy's weights and not serve the
+        # folder's.
         self._fleet.sampled = self._fleet.sampled.without_weights()
 
     def _end_following(self) -> None:
@@ -255,6 +266,8 @@ class GenerationPolicy(GenerationInterface):
         if "seeds" not in rows:
             rows["seeds"] = derive_seeds(self.config.seed, self._num_calls, rows.size)
         self._num_calls += 1
+        # Before the rows are sampled: an update may come meanwhile, and newer tokens
+        # are fine.
         oldest = self._served.version
         parts = self._parts(rows)
         server = ReplicaServer(
@@ -262,6 +275,7 @@ class GenerationPolicy(GenerationInterface):
             self.replicas,
             [
                 {
+                    # Errors name rows by `first_row`, counted in the whole batch.
                     "data": rows if len(parts) == 1 else rows.slice(start, end),
                     "greedy": greedy,
                     "sampling": sampling,
@@ -287,7 +301,7 @@ class GenerationPolicy(GenerationInterface):
         )
 
     def _parts(self, rows: BatchedDataDict[Any]) -> list[tuple[int, int]]:
-        """Contiguous parts of the rows; equal prompts stay together where they can."""
+        """Return contiguous parts of the rows, with equal prompts kept together."""
         count = num_parts(
             rows.size,
             len(self.replicas.live) or 1,
@@ -308,7 +322,7 @@ class GenerationPolicy(GenerationInterface):
 
     @property
     def taken_adapter(self) -> LoRAConfig | None:
-        """The adapter that is taken apart from its base; None: weights come merged."""
+        """The adapter that is taken apart from its base; None if weights are merged."""
         adapter: LoRAConfig | None = self._fleet.sampled.context.get("adapter")
         return adapter
 
@@ -326,8 +340,8 @@ class GenerationPolicy(GenerationInterface):
     def _updates(self) -> WeightUpdates:
         return WeightUpdates(self._fleet.all, self._served)
 
-    def live_processes(self) -> list[tuple[int, int]]:
-        """Each worker of live replicas, and how many processes it has had before."""
+    def live_processes(self) -> list[tuple[int, int, int]]:
+        """Return each live worker, its incarnation, and the setups so far."""
         return self._updates.live_processes()
 
     def open_weight_link(self, link: TensorLink, deadline_s: float) -> Pending:
@@ -345,28 +359,28 @@ class GenerationPolicy(GenerationInterface):
         return self._updates.generate_on_each(rows, sampling)
 
     def changed_weights(self, replica: int) -> list[str] | None:
-        """Tensors that a replica holds otherwise than they were sent, by name.
+        """Return the names of tensors that differ from what a replica was sent.
 
-        None: its backend cannot tell.
+        None if its backend cannot read weights back.
         """
         return self._updates.changed_weights(replica)
 
     def refuse(self, reason: str) -> None:
-        """Generate nothing until weights are updated without a failure."""
+        """Refuse to generate until a weight update succeeds."""
         self._served.refusal = reason
 
     def restore_weights_by(self, restore: Callable[[], None]) -> None:
-        """Say how replicas get the weights again that are served.
+        """Register the function that sends the served weights again.
 
         Args:
             restore: Updates all live replicas with the same version as before; raises
-                where the trainer has other weights by now. It is called when a lost
-                replica has come back and no other serves.
+                if the trainer has other weights by now. It is called when a lost
+                replica has been restarted and no other serves.
         """
         self._restore = restore
 
     def _restore_weights(self) -> None:
-        """Bring replicas that came back without weights to serve, as nobody does."""
+        """Send weights to restarted replicas, because no other replica serves."""
         if self._restore is None:
             raise GenerationError(
                 "All generation replicas were lost, and those that came back have no "
@@ -377,9 +391,9 @@ class GenerationPolicy(GenerationInterface):
     # --- memory, and the end --------------------------------------------------------
 
     def prepare_for_generation(self) -> None:
-        """Do nothing: a replica takes memory when weights or rows need it.
+        """Do nothing: a replica allocates memory when weights or rows need it.
 
-        What holds an update is taken before the cache, which then has what is left.
+        Memory for an update is allocated before the cache, which gets the rest.
         """
 
     def finish_generation(self) -> None:

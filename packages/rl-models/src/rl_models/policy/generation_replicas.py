@@ -1,4 +1,4 @@
-"""The replicas of a generation policy: started, set up, brought back, more or fewer."""
+"""The replicas of a generation policy: start, setup, restart and resizing."""
 
 from __future__ import annotations
 
@@ -78,7 +78,8 @@ class Sampled:
             "tokenizer_name": None if tokenizer_name is None else str(tokenizer_name),
             "load_weights": load_weights,
             "hf_config_overrides": overrides,
-            # A backend that takes none need not know of adapters.
+            # Left out if None, so that a backend without adapters needs no argument for
+            # them.
             **({} if adapter is None else {"adapter": adapter}),
         }
         return cls(config, replace(hosting, variables=variables), context)
@@ -120,12 +121,12 @@ class GenerationReplicas:
 
     @property
     def config(self) -> GenerationConfig:
-        """How they sample."""
+        """Their generation config."""
         return self.sampled.config
 
     @property
     def hosting(self) -> Hosting:
-        """How their workers are made."""
+        """Settings of their workers."""
         return self.sampled.hosting
 
     def _start(self) -> None:
@@ -139,7 +140,7 @@ class GenerationReplicas:
             registrations=hosting.registrations,
         )
         if hosting.calls_at_once > 1:
-            # Besides these, one for updates and one for what else there is to ask.
+            # In addition to these, one call for updates and one for everything else.
             builder = builder.with_options(max_concurrency=hosting.calls_at_once + 2)
         try:
             self.group = RayWorkerGroup(
@@ -173,16 +174,18 @@ class GenerationReplicas:
         try:
             self._set_up(range(self.workers.num_replicas))
         except BaseException:
+            # Nobody else has the group yet, so its processes would stay.
             self.group.shutdown(force=True)
             raise
 
     def _layout(self, num_replicas: int | None) -> dict[str, Any]:
-        """Where the workers go, as arguments of their group."""
+        """Return the placement of the workers, as arguments of their group."""
         size = self.hosting.workers_per_replica
         return replica_layout(self.cluster, num_replicas, size)
 
     def _set_up(self, replicas: Sequence[int]) -> None:
         """Have replicas load the model."""
+        self._served.num_setups += 1
         calls = self.workers.set_up(
             replicas, self.config.to_dict(), self.sampled.context
         )
@@ -192,7 +195,7 @@ class GenerationReplicas:
         self.pad_token_id = ids[0]
 
     def _revive(self, replica: int) -> bool:
-        """Make new processes of a lost replica what it was; True if it can serve.
+        """Set up the new processes of a lost replica; return whether it can serve.
 
         Only the weights of the model's folder can be read again here.
         """
@@ -202,7 +205,7 @@ class GenerationReplicas:
         (call,) = self.workers.set_up([replica], self.config.to_dict(), context)
         what = f"setup of generation replica {replica}"
         try:
-            # Not by the group, whose waits end with the failure of any other replica.
+            # Not with the group's own wait, which ends when any other replica fails.
             fetch(list(call.references.values()), what, self.config.start_deadline_s)
         except BaseException:
             self.workers.end(replica, f"{what} failed")
@@ -214,11 +217,12 @@ class GenerationReplicas:
         before = self.hosting
         self.sampled = sampled
         if sampled.hosting != before or self._is_resized:
-            # Raises while there is still something to go on with.
+            # Raises while the present replicas can still serve.
             self._layout(self.config.num_replicas)
             self.shutdown()
             self._start()
             return
+        # Replicas that are being started would miss the setup.
         live = self.replicas.settle()
         self._set_up(live)
         self.replicas.updated(live)
@@ -248,7 +252,7 @@ class GenerationReplicas:
         self.replicas.close()
         self.group.shutdown(cleanup_method="shutdown")
         if self._served.version:
-            # Whatever they load at their start is older than what was served.
+            # Weights that they load at the start are older than those that were served.
             self._served.refusal = (
                 "the replicas were restarted and have no weights yet."
             )
@@ -256,6 +260,7 @@ class GenerationReplicas:
         try:
             self._start()
         except BaseException:
+            # The larger group did not start; go on with as many as before.
             self.sampled = before
             self._start()
             raise

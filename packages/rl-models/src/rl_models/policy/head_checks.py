@@ -1,4 +1,4 @@
-"""Which calls fit which head of a model; checked in the driver, before any worker."""
+"""Checks that calls fit the head of a model, in the driver and before any worker."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["check_lm_head", "check_loss_fits_head", "check_scalar_head"]
 
 
 def check_lm_head(config: PolicyConfig, what: str) -> None:
-    """Refuses what only a language-model head can do.
+    """Refuse a call that needs a language-model head.
 
     Raises:
         ConfigError: The model has a scalar head.
@@ -23,7 +23,7 @@ def check_lm_head(config: PolicyConfig, what: str) -> None:
 
 
 def check_scalar_head(config: PolicyConfig, what: str) -> None:
-    """Refuses what only a scalar head can do.
+    """Refuse a call that needs a scalar head.
 
     Raises:
         ConfigError: The model has a language-model head.
@@ -36,7 +36,7 @@ def check_scalar_head(config: PolicyConfig, what: str) -> None:
 
 
 def check_loss_fits_head(config: PolicyConfig, loss_fn: object) -> None:
-    """Refuses a loss that is computed from what the head does not give.
+    """Refuse a loss whose input the head does not provide.
 
     Raises:
         ConfigError: It does not fit.

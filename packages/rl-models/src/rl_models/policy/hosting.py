@@ -1,4 +1,4 @@
-"""How the driver starts the workers of a generation backend."""
+"""Settings with which the driver starts the workers of a generation backend."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ __all__ = ["Hosting", "hosting_of", "rows_at_once"]
 
 @dataclass(frozen=True)
 class Hosting:
-    """How the workers of a backend are made; equal ones can take over each other's."""
+    """Settings of a backend's workers; those of equal settings can be reused."""
 
     worker_class: str
     variables: Mapping[str, str] = field(repr=False)
     """Environment variables of the process."""
     calls_at_once: int
-    """Calls of `generate` that run in one replica at a time."""
+    """Number of `generate` calls that a replica runs at a time."""
     workers_per_replica: int = 1
-    """Workers that hold one model together."""
+    """Number of workers that hold one model together."""
     frees_memory: bool = False
     """Whether replicas are told when they may free memory."""
     registrations: tuple[Registration, ...] = field(default=(), repr=False)
@@ -33,10 +33,10 @@ class Hosting:
 def hosting_of(
     backend: type[GenerationTraits], config: GenerationConfig, *, on_gpu: bool
 ) -> Hosting:
-    """How workers host a backend.
+    """Return the hosting of a backend.
 
     Args:
-        backend: What it says of itself.
+        backend: Its traits.
         config: The generation config.
         on_gpu: Whether workers have GPUs.
 
@@ -55,7 +55,7 @@ def hosting_of(
 
 
 def rows_at_once(config: GenerationConfig) -> int | None:
-    """Rows that one replica decodes at a time; None: as many as it is given."""
+    """Return the number of rows that a replica decodes at a time; None: no limit."""
     if config.backend == "vllm":
         return config.vllm.max_num_seqs
     return config.max_batch_size

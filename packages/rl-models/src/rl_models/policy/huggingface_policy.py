@@ -74,6 +74,7 @@ class HuggingFacePolicy(TrainingPolicy):
                 name_prefix=name_prefix,
             )
         except BaseException:
+            # The caller has no object yet to shut down.
             self._end_own_cluster()
             raise
 

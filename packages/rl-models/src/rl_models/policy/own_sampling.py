@@ -1,4 +1,4 @@
-"""How a training policy samples with its own weights, in its own workers."""
+"""Sampling of a training policy with its own weights, in its own workers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class OwnSampling:
 
     Args:
         ranks: The workers.
-        versions: What the weights are called.
+        versions: Versions of the weights.
     """
 
     def __init__(self, ranks: TrainingRanks, versions: WeightVersions) -> None:
@@ -67,13 +67,16 @@ class OwnSampling:
             seed = sampling_config(self._ranks.config).seed
             rows["seeds"] = derive_seeds(seed, self._num_calls, rows.size)
         self._num_calls += 1
+        # The policy's own samples carry its own number, so it is its name for itself.
         self._versions.hand_out(self._versions.present)
         self.holds_cache = True
-        # A copy of the weights is whole on each rank, the weights of the trainer are
-        # not: ranks that hold a model together then sample the same rows.
+        # A copy of the weights is whole on each rank, so every rank gets rows of its
+        # own. The trainer's weights are not: ranks that hold a model together then
+        # sample the same rows.
         ranks, shared = self._ranks, self._shares_weights
         num_parts = ranks.data_parallel_size if shared else ranks.num_ranks
         parts = split_rows(rows["input_ids"].cpu().numpy(), num_parts)
+        # Ranks without rows are called too: they take part in gathering weights.
         shares = [rows.slice(a, b) if b > a else None for a, b in parts]
         settings: dict[str, Any] = {
             "version": self._versions.present,
@@ -94,7 +97,7 @@ class OwnSampling:
     def _with_limit(
         self, sampling: SamplingParams | None, longest: int
     ) -> SamplingParams | None:
-        """Bound answers by the room that rows leave, where no setting bounds them."""
+        """Limit answers to the room that rows leave, if no setting limits them."""
         is_bound = sampling is not None and sampling.max_new_tokens is not None
         if is_bound or self._ranks.config.generation is not None:
             return sampling

@@ -1,4 +1,4 @@
-"""What can be known to be wrong before a worker starts or a model is loaded."""
+"""Checks of a policy before a worker starts or a model is loaded."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ __all__ = ["check_policy", "check_training_settings"]
 
 
 def check_training_settings(config: PolicyConfig) -> None:
-    """Check what needs no model: the training backend, and what it checks itself.
+    """Check the settings that need no model: the training backend and its own checks.
 
     Raises:
         ConfigError: The backend refuses a setting.
@@ -58,9 +58,10 @@ def check_policy(config: PolicyConfig, num_ranks: int) -> None:
     check_training_settings(config)
     _check_form(config, num_ranks)
     _check_adapters(config)
-    shares_weights(config)
+    shares_weights(config)  # for the error that it raises
     if config.tokenizer.name is not None:
         check_tokenizer_folder(config.tokenizer.name)
+    # An override changes the model that is built, so it counts before the folder.
     overridden = config.hf_config_overrides.get("max_position_embeddings")
     limit = overridden or folder_context_length(config.model_name)
     if limit is not None and (config.max_total_sequence_length or 0) > limit:
@@ -72,7 +73,8 @@ def check_policy(config: PolicyConfig, num_ranks: int) -> None:
 
 
 def _check_layout(config: PolicyConfig, data_size: int) -> None:
-    """Refuse a layout that the backend does not have, or that does not divide."""
+    """Refuse a layout that the backend lacks, or that does not divide the model."""
+    # A backend without traits need not declare axes for plain data parallelism.
     if config.parallelism != ParallelismConfig(data=config.parallelism.data):
         offered = get_training_traits(config.backend).parallel_axes
         check_axes(config.parallelism, offered, config.backend)
@@ -90,7 +92,7 @@ def _check_layout(config: PolicyConfig, data_size: int) -> None:
 
 
 def _check_adapters(config: PolicyConfig) -> None:
-    """Refuse adapters where the backend has none, or peft is not there."""
+    """Refuse adapters if the backend has none or peft is not installed."""
     if config.lora is None:
         return
     if not get_training_traits(config.backend).has_adapters:
@@ -98,6 +100,7 @@ def _check_adapters(config: PolicyConfig) -> None:
             f"policy.lora must be null with the training backend {config.backend!r}, "
             "which trains no adapters; use the backend dtensor"
         )
+    # Looked up and not imported: the import takes seconds.
     if importlib.util.find_spec("peft") is None:
         raise ConfigError(
             "policy.lora needs peft, which is not installed: install rl-models[lora]"
@@ -125,7 +128,8 @@ def _check_sent_adapter(config: PolicyConfig) -> None:
 
 
 def _check_form(config: PolicyConfig, num_ranks: int) -> None:
-    """Refuse what a backend of six methods cannot do."""
+    """Refuse settings that a backend of six methods does not support."""
+    # Such a backend has all methods, and importing it may take seconds.
     if is_described_apart(config.backend):
         return
     backend = get_training_backend(config.backend)

@@ -1,4 +1,4 @@
-"""How the rows of a batch are shared among training ranks."""
+"""Distribution of the rows of a batch over training ranks."""
 
 from __future__ import annotations
 
@@ -43,6 +43,7 @@ def check_rows(data: BatchedDataDict[Any], schema: Schema, row_limit: int) -> No
             f"policy.max_total_sequence_length = {row_limit}; shorten it, or raise the "
             "limit up to the model's context"
         )
+    # A length beyond the columns would read the next row's tokens once rows are packed.
     if longest > width or int(lengths.min()) < 1:
         raise BatchError(
             "input_lengths must be from 1 to the width of input_ids "
@@ -53,7 +54,7 @@ def check_rows(data: BatchedDataDict[Any], schema: Schema, row_limit: int) -> No
 def fit_shares(
     data: BatchedDataDict[Any], global_batch_size: int, shares: int, group: int
 ) -> tuple[BatchedDataDict[Any], int]:
-    """Fill one global batch up with rows that do not count, where shares are uneven.
+    """Pad a global batch with rows that do not count, if its shares are uneven.
 
     Args:
         data: The rows.
@@ -62,7 +63,7 @@ def fit_shares(
         group: Rows that the loss compares with each other.
 
     Returns:
-        The rows, and how many a global batch has now.
+        The rows, and the number of rows per global batch.
 
     Raises:
         BatchError: The rows are no whole number of global batches or groups.
@@ -83,6 +84,7 @@ def fit_shares(
     extra = -global_batch_size % (shares * group)
     if not extra:
         return data, global_batch_size
+    # Only after the last batch: rows in between would belong to several batches.
     if data.size != global_batch_size:
         raise BatchError(
             "global_batch_size must be a multiple of data-parallel size where train "
@@ -98,6 +100,8 @@ def with_extra_rows(
     data: BatchedDataDict[Any], extra: int, group: int = 1
 ) -> BatchedDataDict[Any]:
     """Return the batch followed by copies of its last group of rows."""
+    # Copies, because rows without tokens would be refused, and whole groups, which the
+    # loss compares within.
     last = range(data.size - group, data.size)
     return data.select_indices([*range(data.size), *[*last] * (extra // group)])
 
@@ -108,12 +112,12 @@ def shard(
     shares: int,
     budget: dict[str, Any],
 ) -> tuple[list[Any], list[int] | None]:
-    """Get the shard of each rank, and where rows went if they were re-ordered."""
+    """Return the shard of each rank, and the new order of rows if it has changed."""
     if len(budget) > ("rows_per_group" in budget):
         shards, order = data.shard_by_batch_size(shares, global_batch_size, **budget)
         return shards, order
     if shares == 1:
-        return [data], None
+        return [data], None  # without a copy
     return data.shard_by_batch_size(shares, global_batch_size, **budget), None
 
 
@@ -125,6 +129,7 @@ def train_budget(config: PolicyConfig) -> dict[str, Any]:
 
 def logprob_budget(config: PolicyConfig) -> dict[str, Any]:
     """Return the same for log-probs, which take more tokens at a time."""
+    # Without gradients no activations are kept.
     section = config.sequence_packing or config.dynamic_batching
     if section is None:
         return {}

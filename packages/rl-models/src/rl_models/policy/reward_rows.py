@@ -31,7 +31,7 @@ _NEEDED = ("output_ids", "generation_lengths", "unpadded_sequence_lengths")
 
 
 class RewardsOfStep(Protocol):
-    """What an environment's `step` returns, as far as it is used here."""
+    """The part of an environment's step result that is used here."""
 
     @property
     def rewards(self) -> Any:
@@ -58,6 +58,7 @@ class ReinforceLoss:
         **inputs: Tensor,
     ) -> tuple[Tensor, dict[str, Any]]:
         """Return the micro-batch's share of the loss, and its metrics."""
+        # Columns from 1, because the log-prob at i belongs to the token at i + 1.
         mask = data["token_mask"][:, 1:] * data["sample_mask"][:, None]
         weights = data["advantages"][:, 1:] * mask
         total = -(inputs["next_token_logprobs"] * weights).sum()
@@ -69,9 +70,9 @@ def reinforce_rows(data: Mapping[str, Any], rewards: Any) -> BatchedDataDict[Any
     """Make rows to train on with `ReinforceLoss`.
 
     Args:
-        data: What `generate` gave: B rows.
+        data: The result of `generate`: B rows.
         rewards: One number per row: a tensor, an array, a list, several of them by
-            name, which add up, or what an environment's `step` returned. NaN: the row
+            name, which add up, or the result of an environment's `step`. NaN: the row
             was not scored, and is not trained on.
 
     Returns:
@@ -97,10 +98,12 @@ def reinforce_rows(data: Mapping[str, Any], rewards: Any) -> BatchedDataDict[Any
         raise BatchError(
             "rewards must score at least one row: all are NaN, which means not scored"
         )
+    # Tuples of tokens as keys: prompts in groups may have any order.
     prompts = [
         tuple(row[:start])
         for row, start in zip(ids.tolist(), starts.tolist(), strict=True)
     ]
+    # `where` and not a product with the mask, because 0 times NaN is NaN.
     gains = torch.where(scored, values - baselines(values, prompts), 0.0)
     positions = torch.arange(ids.shape[1], device=ids.device)
     token_mask = (positions >= starts[:, None]) & (positions < ends[:, None])
@@ -116,11 +119,11 @@ def reinforce_rows(data: Mapping[str, Any], rewards: Any) -> BatchedDataDict[Any
 
 
 def baselines(rewards: Tensor, prompts: list[Any]) -> Tensor:
-    """Return [B] baselines: see the module; NaN rewards have no part in them.
+    """Return [B] baselines, see the module; NaN rewards are left out.
 
     Args:
         rewards: [B].
-        prompts: What tells the prompts apart, by row.
+        prompts: Hashable prompts, by row.
     """
     groups: dict[Any, list[int]] = defaultdict(list)
     for index, prompt in enumerate(prompts):

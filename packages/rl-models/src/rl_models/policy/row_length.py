@@ -1,4 +1,4 @@
-"""Fills in the longest row of a policy whose model has to be asked for its context."""
+"""Fill in the longest row of a policy from the context of its model."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ __all__ = ["with_row_length"]
 
 
 def with_row_length(config: PolicyConfig) -> PolicyConfig:
-    """Return a config that says how long its longest row is.
+    """Return a config with `max_total_sequence_length`.
 
     Args:
-        config: Where it names no `max_total_sequence_length`, its model is on the hub
-            or was made after the config was read.
+        config: If it has none, its model is on the hub or was made after the config was
+            read.
 
     Raises:
         ModelLoadError: The model is not there, or its config cannot be read.

@@ -1,4 +1,4 @@
-"""Which rows of a batch go to which replica."""
+"""Distribution of the rows of a batch over replicas."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ import numpy.typing as npt
 
 __all__ = ["num_parts", "split_rows"]
 
-# Parts per replica where it works on several at a time.
+# Parts per replica that works on several at a time.
 _PARTS_AT_ONCE = 8
 
 
 def num_parts(
     num_rows: int, num_replicas: int, rows_at_once: int | None, calls_at_once: int
 ) -> int:
-    """How many parts a batch is cut into.
+    """Return the number of parts that a batch is cut into.
 
     A replica that takes one call at a time is fastest with all of its rows in one part,
-    so there is a part for each replica, and more only where rows would wait anyway: the
-    parts then go to whoever is done. One that takes several at a time gets smaller
-    parts, by which the replicas stay equally busy to the end.
+    so there is one part per replica, and more only if rows would have to wait anyway:
+    parts then go to whichever replica is free. One that takes several calls at a time
+    gets smaller parts, so that the replicas stay equally busy to the end.
 
     Args:
         num_rows: Rows of the batch.
@@ -43,15 +43,15 @@ def num_parts(
 def split_rows(
     input_ids_B_S: npt.NDArray[np.int64], num_parts: int
 ) -> list[tuple[int, int]]:
-    """Contiguous and nearly equal parts `[start, end)` that keep equal rows together.
+    """Return contiguous, nearly equal parts `[start, end)`; equal rows stay together.
 
     A border moves to the nearest place between two different rows, by less than half a
-    part, so that a shared prompt is prefilled by one replica only. Where one prompt
-    fills a whole part and more, its rows are cut.
+    part, so that a shared prompt is prefilled by one replica only. The rows of a prompt
+    that fills more than a part are split.
 
     Args:
         input_ids_B_S: Rows; equal prompts are expected side by side.
-        num_parts: Number of replicas. Parts are empty where there are fewer rows.
+        num_parts: Number of replicas. Parts are empty if there are fewer rows.
     """
     num_rows = len(input_ids_B_S)
     ideal = np.arange(num_parts + 1) * num_rows / num_parts

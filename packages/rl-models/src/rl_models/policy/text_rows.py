@@ -1,4 +1,4 @@
-"""Batches of texts for `generate`: prompts become tokens, answers become texts."""
+"""Batches of texts for `generate`: encode prompts, decode answers."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _FOR_GENERATE = ("seeds", "stop_strings")
 
 
 def has_texts(data: Mapping[str, Any]) -> bool:
-    """Whether a batch has prompts as texts, and no tokens."""
+    """Return whether a batch has prompts as texts, and no tokens."""
     return "prompt" in data and "input_ids" not in data
 
 
 class TextRows:
-    """Reads and writes the texts of a model.
+    """Encodes and decodes the texts of a model.
 
     Args:
         tokenizer_name: Folder or hub name; loaded when it is first needed.
@@ -47,13 +47,14 @@ class TextRows:
             generate: Samples for a batch of tokens.
 
         Returns:
-            All columns of `data`, those that `generate` gives, and the answers as texts
-            in the column `response`, without special tokens.
+            All columns of `data`, those of `generate`, and the answers as texts in the
+            column `response`, without special tokens.
 
         Raises:
             BatchError: There are no rows, or a prompt is neither text nor messages, or
                 has no tokens.
         """
+        # On first use: batches of tokens need none, and loading one takes seconds.
         if self._tokenizer is None:
             self._tokenizer = load_tokenizer(self._name, self._template)
         rows = self._encoded(data)
@@ -75,6 +76,7 @@ class TextRows:
         width = int(lengths.max())
         pad = pad_token_id(self._tokenizer)
         padded = [row + [pad] * (width - len(row)) for row in ids]
+        # Other columns are for the caller, and rejoin the result.
         kept = {name: data[name] for name in _FOR_GENERATE if name in data}
         return BatchedDataDict(
             {"input_ids": torch.tensor(padded), "input_lengths": lengths, **kept}

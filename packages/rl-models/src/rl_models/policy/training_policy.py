@@ -1,4 +1,4 @@
-"""The driver side of training: shards rows over ranks, calls workers, joins results."""
+"""The driver side of training: shard rows over ranks, call workers, join results."""
 
 from __future__ import annotations
 
@@ -195,10 +195,10 @@ class TrainingPolicy(PolicyInterface):
         micro_batch_size: int | None = None,
         timer: Timer | None = None,
     ) -> TrainOutput:
-        """One optimizer step per global batch; see `PolicyInterface.train`.
+        """Take one optimizer step per global batch; see `PolicyInterface.train`.
 
-        One global batch of a size that the ranks cannot share evenly is filled up with
-        rows that do not count.
+        A single global batch that the ranks cannot share evenly is padded with rows
+        that do not count.
 
         Rewards in place of a loss mean REINFORCE, one step over all rows unless
         `global_batch_size` says otherwise, on rows that `generate` has just sampled:
@@ -214,7 +214,9 @@ class TrainingPolicy(PolicyInterface):
             global_batch_size or self.config.train_global_batch_size or data.size
         )
         micro_batch_size = micro_batch_size or self.config.train_micro_batch_size
+        # A property of losses on pairs or groups; a plain function has none.
         group: int = getattr(loss_fn, "rows_per_group", 1)
+        # Rows that the loss compares with each other stay in one micro-batch.
         micro_batch_size += -micro_batch_size % group
         with _span(timer, "policy_training/sharding_data"):
             data, global_batch_size = fit_shares(
@@ -251,19 +253,20 @@ class TrainingPolicy(PolicyInterface):
         optimizer = self.config.optimizer
         kwargs = {**optimizer.kwargs, **settings}
         changed = self.config.replace(optimizer=optimizer.replace(kwargs=kwargs))
+        # The config last: it must describe what the workers do, also after an error.
         self._ranks.call_all("change_optimizer", settings=settings)
         self._ranks.config = changed
 
     def get_logprobs(
         self, data: BatchedDataDict[Any], *, timer: Timer | None = None
     ) -> BatchedDataDict[LogprobOutputSpec]:
-        """Log-probs under the current weights; see `PolicyInterface.get_logprobs`."""
+        """Return current log-probs; see `PolicyInterface.get_logprobs`."""
         return self._logprobs("get_logprobs", data, None, False, timer)
 
     def get_values(
         self, data: BatchedDataDict[Any], *, timer: Timer | None = None
     ) -> BatchedDataDict[ValueOutputSpec]:
-        """Numbers of a scalar head; see `PolicyInterface.get_values`.
+        """Return the outputs of a scalar head; see `PolicyInterface.get_values`.
 
         Raises:
             ConfigError: The model has a language-model head.
@@ -282,7 +285,7 @@ class TrainingPolicy(PolicyInterface):
         micro_batch_size: int | None = None,
         timer: Timer | None = None,
     ) -> BatchedDataDict[TopkOutputSpec]:
-        """Logits of the most probable tokens; see `PolicyInterface.get_topk_logits`.
+        """Return the largest logits; see `PolicyInterface.get_topk_logits`.
 
         Raises:
             BatchError: k is less than 1, or more than the vocabulary has.
@@ -310,7 +313,7 @@ class TrainingPolicy(PolicyInterface):
         micro_batch_size: int | None = None,
         timer: Timer | None = None,
     ) -> BatchedDataDict[ReferenceLogprobOutputSpec]:
-        """Log-probs under the frozen initial weights.
+        """Return log-probs of the frozen initial weights.
 
         Raises:
             ConfigError: The policy was built without a reference model.
@@ -351,9 +354,10 @@ class TrainingPolicy(PolicyInterface):
         timer: Timer | None,
         **arguments: Any,
     ) -> BatchedDataDict[Any]:
-        """Call a method of every worker that gives columns for its rows."""
+        """Call a method of every worker that returns columns for its rows."""
         check_rows(data, SEQUENCES, self.config.row_limit)
         num_rows = data.size
+        # Other columns, such as texts and rewards, would travel for nothing.
         names = ("input_ids", "input_lengths", *columns)
         part: BatchedDataDict[Any] = BatchedDataDict(
             {name: data[name] for name in names if name in data}
@@ -373,6 +377,7 @@ class TrainingPolicy(PolicyInterface):
                 method, shards, micro_batch_size=micro_batch_size, **arguments
             )
         joined = parts[0] if len(parts) == 1 else BatchedDataDict.from_batches(parts)
+        # A token budget sorts rows by length; callers expect them in their own order.
         if order is not None:
             joined.reorder_data(order)
         return joined.slice(0, num_rows) if extra else joined
@@ -388,7 +393,7 @@ class TrainingPolicy(PolicyInterface):
         return self._versions.present
 
     def go_on_at(self, version: int) -> None:
-        """Count on from the version of the weights that a checkpoint had."""
+        """Continue counting at the version of a checkpoint's weights."""
         self._versions.present = version
 
     @property
@@ -411,6 +416,11 @@ class TrainingPolicy(PolicyInterface):
         """Whether each worker has a GPU."""
         return bool(self.cluster.use_gpus)
 
+    def live_processes(self) -> list[tuple[int, int, int]]:
+        """Return each rank, its incarnation, and the setups so far."""
+        setups, incarnation = self._ranks.num_setups, self.group.incarnation
+        return [(rank, incarnation(rank), setups) for rank in range(self.num_ranks)]
+
     def weight_link_address(self) -> tuple[str, int]:
         """Address of rank 0, and a port that is free there."""
         return self._exports.link_address()
@@ -428,7 +438,7 @@ class TrainingPolicy(PolicyInterface):
     # --- memory, checkpoints, and the end ------------------------------------------
 
     def prepare_for_training(self) -> None:
-        """Bring weights and optimizer state to where training needs them.
+        """Bring weights and optimizer state back for training.
 
         Workers that have nothing to bring back or to free are not called.
         """
@@ -459,6 +469,7 @@ class TrainingPolicy(PolicyInterface):
         self, weights_path: AnyPath | None, optimizer_path: AnyPath | None = None
     ) -> None:
         """Load weights; with `optimizer_path`, the exact training state."""
+        # Before the call: one that fails may have replaced some weights.
         self._versions.load()
         self._ranks.call_all(
             "load_checkpoint",
@@ -485,7 +496,7 @@ def _settings(
     weights_path: AnyPath | None,
     optimizer_path: AnyPath | None,
 ) -> dict[str, Any]:
-    """Return what workers are given besides the config."""
+    """Return the arguments of workers besides the config."""
     return {
         "init_reference_model": init_reference_model,
         "weights_path": _text(weights_path),
@@ -502,7 +513,7 @@ def _span(timer: Timer | None, label: str) -> AbstractContextManager[Any]:
 
 
 def _join_train_results(results: list[dict[str, Any]]) -> TrainOutput:
-    """Losses and norms are the same on all ranks; metrics are of all micro-batches."""
+    """Join results: losses and norms are equal on all ranks, metrics are not."""
     metrics: dict[str, list[Any]] = {}
     for result in results:
         for name, values in result["all_mb_metrics"].items():

@@ -37,6 +37,8 @@ class TrainingRanks:
         **settings: Any,
     ) -> None:
         self.num_ranks = cluster.world_size()
+        self.num_setups = 0
+        """Number of times that the ranks were given a model."""
         self._start(cluster, name, config, settings)
 
     def _start(
@@ -71,6 +73,7 @@ class TrainingRanks:
         try:
             frees = self.call_all("setup", deadline_s=config.start_deadline_s)
         except BaseException:
+            # By force: ranks that have failed cannot shut down in an orderly way.
             self.group.shutdown(force=True)
             raise
         self.frees_memory = any(frees)
@@ -78,18 +81,19 @@ class TrainingRanks:
 
     def _take(self, config: PolicyConfig) -> None:
         self.config = config
+        self.num_setups += 1
         self.data_parallel_size = config.parallelism.data_size(self.num_ranks)
-        """Shares that the rows of a batch are cut into."""
+        """Number of shares that the rows of a batch are cut into."""
         self._sharding = config.parallelism.sharding(self.num_ranks)
 
     def reload(self, config: PolicyConfig, **settings: Any) -> None:
-        """Have the workers load another model; others are started where they must be.
+        """Have the workers load another model, in new processes if needed.
 
         Args:
             config: The policy's config, checked.
             settings: See the class.
         """
-        # A process gets its secrets, and classes of the program, when it is made; and
+        # A process gets its secrets and the program's classes when it is started; and
         # the ranks stay in one process group, whose layout is fixed.
         is_same_process = _process_of(config) == self._process
         if not is_same_process or config.parallelism != self.config.parallelism:
@@ -106,14 +110,14 @@ class TrainingRanks:
         self.frees_memory = any(frees)
 
     def call_all(self, method: str, deadline_s: float | None = None, **kw: Any) -> Any:
-        """Call every rank and waits; gives the results in the order of the ranks."""
+        """Call every rank and wait; return the results in the order of the ranks."""
         refs = self.group.run_all_workers_single_data(method, **kw)
         future = MultiWorkerFuture(list(refs), method_name=method)
         limit = deadline_s or self.config.call_deadline_s
         return self.group.get_all_worker_results(future, deadline_s=limit)
 
     def call_each(self, method: str, parts: list[Any], **common: Any) -> list[Any]:
-        """Call every rank with its own part; gives the results in their order."""
+        """Call every rank with its own part; return the results in their order."""
         refs = self.group.run_all_workers_multiple_data(
             method, data=parts, common_kwargs=common
         )
@@ -123,7 +127,7 @@ class TrainingRanks:
         return results
 
     def call_sharded(self, method: str, shards: list[Any], **common: Any) -> list[Any]:
-        """Call every rank with its share of the rows; gives the results by share.
+        """Call every rank with its share of the rows; return the results by share.
 
         Ranks that hold one model together get the same rows, which are stored once.
         """
@@ -149,7 +153,7 @@ class TrainingRanks:
 def _process_of(
     config: PolicyConfig,
 ) -> tuple[dict[str, str], tuple[Registration, ...], str]:
-    """Return what a process is made with: secrets, registrations, worker class."""
+    """Return what cannot change in a process: secrets, registrations, worker class."""
     return (
         hub_secrets(config.model_name, config.tokenizer.name),
         training_registrations(config.backend),

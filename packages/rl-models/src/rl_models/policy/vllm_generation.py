@@ -59,6 +59,7 @@ class VllmGeneration(GenerationPolicy):
             model_name = model_name or config.model_name
             tokenizer_name = tokenizer_name or config.tokenizer.name
             adapter = adapter or config.sent_adapter
+            # Not `or`: an empty mapping says that nothing is replaced.
             if hf_config_overrides is None:
                 hf_config_overrides = config.hf_config_overrides
         if section is None:

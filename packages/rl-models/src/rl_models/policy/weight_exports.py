@@ -1,4 +1,4 @@
-"""What a training policy does in a weight sync: it hands its weights out."""
+"""The part of a training policy in a weight sync: export its weights."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _PLAN_DEADLINE_S = 120.0
 
 
 class WeightExports:
-    """Has the training workers hand their weights out.
+    """Has the training workers export their weights.
 
     Args:
         ranks: The workers.
-        versions: What the weights are called.
+        versions: Versions of the weights.
     """
 
     def __init__(self, ranks: TrainingRanks, versions: WeightVersions) -> None:
@@ -32,7 +32,8 @@ class WeightExports:
         self._bucket_counts: dict[tuple[str, int, WeightKind], int] = {}
 
     def link_address(self) -> tuple[str, int]:
-        """Address of rank 0, and a port that is free there."""
+        """Return the address of rank 0, and a port that is free there."""
+        # Asked of the worker, because only its machine knows which ports are free.
         group = self._ranks.group
         reference = group.run_single_worker_single_data("free_port", 0)
         (port,) = _pending(group, "free_port", [reference]).wait(_PORT_DEADLINE_S)
@@ -53,6 +54,7 @@ class WeightExports:
             The weights stay in the object store: pass the references on, unopened.
         """
         check_lm_head(self._ranks.config, "start_weight_export")
+        # Before the calls, because rows may be sampled as soon as a replica has loaded.
         self._versions.hand_out(request.version)
         if link is not None:
             references = self._ranks.group.run_all_workers_single_data(
@@ -60,6 +62,8 @@ class WeightExports:
             )
             return _pending(self._ranks.group, "send_weights", references)
         count = self._num_weight_buckets(request)
+        # All calls at once: the ranks run them in order, while replicas load earlier
+        # buckets.
         buckets = [
             self._ranks.group.run_all_workers_single_data(
                 "export_weights", request=request, index=i, is_last=i == count - 1
@@ -67,11 +71,12 @@ class WeightExports:
             for i in range(count)
         ]
         messages = tuple(bucket[0] for bucket in buckets)
-        # A bucket that fails makes the last one fail as well.
+        # Waiting for the last bucket is enough, because it fails if an earlier one did.
         return _pending(self._ranks.group, "export_weights", buckets[-1], messages)
 
     def _num_weight_buckets(self, request: WeightRequest) -> int:
         key = (request.precision, request.bucket_bytes, request.kind)
+        # Kept, because the tensors of a model stay the same over a run.
         if key not in self._bucket_counts:
             references = self._ranks.group.run_all_workers_single_data(
                 "num_weight_buckets", request=request

@@ -1,7 +1,7 @@
-"""What a generation policy does in a weight sync: its replicas load and confirm.
+"""The part of a generation policy in a weight sync: replicas load and confirm.
 
-A replica that is lost meanwhile is left to `Replicas`, which brings it back; the others
-serve the new version if they have confirmed it.
+A replica that is lost meanwhile is left to `Replicas`, which restarts it; the others
+serve the new version once they have confirmed it.
 """
 
 from __future__ import annotations
@@ -24,30 +24,37 @@ _PROBE_DEADLINE_S = 120.0
 
 @dataclass
 class ServedWeights:
-    """Which weights the replicas of a generator serve."""
+    """State of the weights that a generator's replicas serve."""
 
     version: int = 0
     """0 is the checkpoint's."""
     refusal: str = ""
-    """Why nothing is generated; empty: it is."""
+    """Why nothing is generated; empty if nothing is wrong."""
+    num_setups: int = 0
+    """Number of times that all replicas were started, or given another model."""
 
 
 class WeightUpdates:
-    """Brings weights to replicas, and asks what they hold.
+    """Updates the weights of replicas, and compares what they hold.
 
     Args:
         replicas: The replicas.
-        served: What they serve; kept up to date.
+        served: The state of serving; kept up to date.
     """
 
     def __init__(self, replicas: Broadcast, served: ServedWeights) -> None:
         self._replicas = replicas
         self._served = served
 
-    def live_processes(self) -> list[tuple[int, int]]:
-        """Each worker of live replicas, and how many processes it has had before."""
-        group = self._replicas.workers.group
-        return [(rank, group.incarnation(rank)) for rank in self._replicas.live_ranks]
+    def live_processes(self) -> list[tuple[int, int, int]]:
+        """Return each worker of live replicas, its incarnation, and the setups so far.
+
+        A worker that loads another model in the same process leaves its link and
+        forgets its base, as a new process would.
+        """
+        incarnation = self._replicas.workers.group.incarnation
+        setups = self._served.num_setups
+        return [(rank, incarnation(rank), setups) for rank in self._replicas.live_ranks]
 
     def open_link(self, link: TensorLink, deadline_s: float) -> Pending:
         """Have every live replica join a link for `start`."""
@@ -83,6 +90,7 @@ class WeightUpdates:
                 if not whole:
                     raise WeightSyncError("All generation replicas were lost.")
             except BaseException as error:
+                # Some replicas may have loaded the new weights and others not.
                 self._served.refusal = f"the last weight update failed: {error}"
                 raise
             self._replicas.replicas.updated(whole)
@@ -94,7 +102,7 @@ class WeightUpdates:
     def generate_on_each(
         self, rows: BatchedDataDict[Any], sampling: SamplingParams
     ) -> dict[int, BatchedDataDict[GenerationOutputSpec]]:
-        """Get the same rows on every serving replica at the same time, by replica."""
+        """Sample the same rows on all serving replicas; return them by replica."""
         workers = self._replicas.workers
         serving = self._replicas.replicas.serving
         ranks = [rank for replica in serving for rank in workers.ranks(replica)]
@@ -107,22 +115,24 @@ class WeightUpdates:
         return {replica: outputs[rank] for replica, rank in firsts.items()}
 
     def changed_weights(self, replica: int) -> list[str] | None:
-        """Tensors that a replica holds otherwise than they were sent, by name.
+        """Return the names of tensors that differ from what a replica was sent.
 
-        None: its backend cannot tell.
+        None if its backend cannot read weights back.
         """
         method = "changed_weights"
         ranks = self._replicas.workers.ranks(replica)
         calls = self._replicas.call(method, {rank: {} for rank in ranks})
         found, _ = self._replicas.results(method, calls, _PROBE_DEADLINE_S)
-        # Workers that hold one model put its tensors together, and find the same; or
-        # the first asks the others.
+        # Workers that hold one model gather its tensors and find the same, or the first
+        # one asks the others.
         names: list[str] | None = found.get(ranks[0])
         return names
 
 
 def _check_reports(reports: Mapping[int, LoadReport], version: int) -> None:
-    """Refuse what a worker did not confirm as it was sent."""
+    """Refuse an update that some worker did not confirm as it was sent."""
+    # Digests are compared too: with equal numbers, two workers of a replica could
+    # still have loaded different weights.
     told = list(reports.values())
     problems = [report.problem for report in told if report.problem]
     if problems:

@@ -1,4 +1,4 @@
-"""What a training policy calls its weights, and what those who sample call them."""
+"""Versions of a policy's weights, and the numbers that generators give them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rl_distributed.errors import BatchError
 
 __all__ = ["WeightVersions"]
 
-# Of all policies of the process: one that starts over has another base than before.
+# Counted over all policies of the process: a policy that starts over has another base.
 _BASES = itertools.count()
 
 
@@ -19,34 +19,34 @@ class WeightVersions:
 
     def __init__(self) -> None:
         self.present = 0
-        """It rises with each optimizer step and each checkpoint that is loaded."""
+        """Grows with each optimizer step and each loaded checkpoint."""
         self.base = next(_BASES)
         """Number of the base of adapters; a checkpoint may bring another base."""
         self._handed_out: dict[int, int] = {}
 
     def load(self) -> None:
-        """Note that a checkpoint takes the place of the present weights."""
+        """Record that a checkpoint replaces the present weights."""
         self.present += 1
         self.base = next(_BASES)
 
     def hand_out(self, name: int) -> None:
-        """Note that a generator calls the present weights by this number."""
+        """Record the number that a generator gives to the present weights."""
         self._handed_out[name] = self.present
 
     def check_newest(self, versions: Tensor | None) -> None:
         """Refuse rows that were sampled with other weights than the present ones.
 
         Args:
-            versions: [B] what `generate` stated; None: nothing.
+            versions: [B] versions stated by `generate`; None: not checked.
 
         Raises:
-            BatchError: They are of another version, or of a generator that has never
-                got weights of this policy.
+            BatchError: They are of another version, or of a generator that never got
+                weights of this policy.
         """
         if versions is None:
             return
         for version in sorted(set(versions.tolist())):
-            # A generator counts by itself, so that its number may not be the policy's.
+            # A generator counts by itself, so its number may differ from the policy's.
             own = self._handed_out.get(version)
             if own != self.present:
                 got = (

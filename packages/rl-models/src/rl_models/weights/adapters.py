@@ -1,7 +1,7 @@
-r"""Adapters on their way to a generator: names, the sum with a weight, and who adds up.
+r"""Adapters on their way to a generator: their names, and merging them into weights.
 
 ```
-stream of a sync --set_apart--> weights of the base   (only while a replica lacks them)
+stream of a sync --set_apart--> weights of the base   (only if the replica lacks them)
                             \-> A and B of each layer -> base + scale B A -> the model
 ```
 Names are those of peft's files, so that a tensor of an adapter cannot be mistaken for
@@ -37,7 +37,8 @@ _SHOWN = 5
 
 
 def file_name(parameter: str) -> str:
-    """Return what peft's files call a parameter of an adapter named `default`."""
+    """Return the name that peft's files give a parameter of the adapter `default`."""
+    # peft names the adapter inside the model only: its files leave the name out.
     return _PREFIX + parameter.replace(".default", "")
 
 
@@ -49,7 +50,7 @@ def plain_name(parameter: str) -> str | None:
 
 
 def sent_name(parameter: str) -> str:
-    """Return what a parameter of a model with adapters is called on its way."""
+    """Return the name under which a parameter of a model with adapters is sent."""
     return plain_name(parameter) or file_name(parameter)
 
 
@@ -59,16 +60,16 @@ def is_of_adapter(name: str) -> bool:
 
 
 def adapted_layer(name: str) -> tuple[str, str]:
-    """Return the layer that a tensor of an adapter is for, and which one it is.
+    """Return the layer that an adapter's tensor belongs to, and which factor it is.
 
     Args:
-        name: By peft's files.
+        name: As in peft's files.
 
     Returns:
         The path of the layer in the model; `A` or `B`.
 
     Raises:
-        WeightSyncError: It is neither.
+        WeightSyncError: The name ends in neither.
     """
     for part, ending in _PARTS.items():
         if name.endswith(ending):
@@ -86,8 +87,10 @@ def with_adapter(weight: Tensor, a: Tensor, b: Tensor, scale: float) -> Tensor:
         weight: [O, I] of a linear layer.
         a: [r, I] of its adapter.
         b: [O, r] likewise.
-        scale: What the product is multiplied by.
+        scale: Factor of the product.
     """
+    # Trainer and replicas both merge here, so that their sums are equal to the bit. In
+    # bfloat16 the product would be rounded before the sum is.
     product = b.float() @ a.float()
     return weight.float().add(product, alpha=scale).to(weight.dtype)
 
@@ -98,11 +101,13 @@ def set_apart(
     """Yield the tensors of the base, and copy those of the adapter.
 
     Args:
-        tensors: Of a sync.
-        adapter: Where the copies go, by name.
+        tensors: The stream of a sync.
+        adapter: Receives the copies, by name.
     """
     for name, tensor in tensors:
         if is_of_adapter(name):
+            # The stream hands out views of a block that the link uses again for later
+            # tensors; an adapter is kept until the whole stream has been read.
             adapter[name] = tensor.detach().clone()
         else:
             yield name, tensor
@@ -111,13 +116,13 @@ def set_apart(
 class MergedAdapter:
     """Keeps a model at the sum of its base and the newest adapter.
 
-    The base of the layers that are adapted is kept beside the sum: each version is
-    added to it, not to the version before, so that errors do not pile up.
+    The base weights of adapted layers are kept beside the sum. Each version is added
+    to them and not to the previous sum, so that rounding errors do not accumulate.
 
     Args:
         model: Its parameters keep their storage.
-        scale: What the product of the two matrices is multiplied by.
-        receiver: Who loads; named in errors.
+        scale: Factor of the product of the two matrices.
+        receiver: Name of the replica, for errors.
     """
 
     def __init__(self, model: nn.Module, scale: float, receiver: str) -> None:
@@ -128,10 +133,10 @@ class MergedAdapter:
         self._adapter: dict[str, Tensor] = {}
 
     def load(self, tensors: Iterator[tuple[str, Tensor]]) -> None:
-        """Take an adapter, and the base as well where the stream has it.
+        """Load an adapter, and the base as well if the stream contains it.
 
         Args:
-            tensors: Of a sync; taken to its end.
+            tensors: The stream of a sync; read to its end.
 
         Raises:
             WeightSyncError: The tensors do not fit the model, which then holds neither
@@ -139,8 +144,12 @@ class MergedAdapter:
         """
         adapter: dict[str, Tensor] = {}
         base = set_apart(tensors, adapter)
+        # `load_tensors` would report every weight as missing from a stream without a
+        # base. Asking for the first tensor of the base also reads such a stream to its
+        # end, which fills `adapter`.
         first = next(base, None)
         if first is not None:
+            # The copies are of the previous base; `_add` copies the new weights.
             self._base = {}
             load_tensors(self._model, chain([first], base), self._receiver)
         self._add(adapter)
@@ -153,6 +162,7 @@ class MergedAdapter:
         for name, tensor in adapter.items():
             path, part = adapted_layer(name)
             layers.setdefault(f"{path}.weight", {})[part] = tensor
+        # All misfits go into one error: they have one cause, usually another model.
         problems = []
         for name, parts in layers.items():
             problem = _misfit(weights.get(name), parts)
@@ -160,7 +170,9 @@ class MergedAdapter:
                 problems.append(f"the adapter of {name} {problem}")
                 continue
             weight = weights[name]
-            base = self._base.setdefault(name, weight.detach().clone())
+            if name not in self._base:
+                self._base[name] = weight.detach().clone()
+            base = self._base[name]
             a, b = (parts[part].to(weight.device) for part in "AB")
             weight.copy_(with_adapter(base, a, b, self._scale))
         if problems:
@@ -172,14 +184,15 @@ class MergedAdapter:
             )
 
     def held(self) -> Iterator[tuple[str, Tensor]]:
-        """Return all that was loaded, as it was sent: base and adapter apart."""
+        """Yield all loaded tensors as they were sent: base and adapter apart."""
         for name, tensor in loaded_tensors(self._model):
+            # The model holds the sum, which was never sent and has no digest.
             yield name, self._base.get(name, tensor)
         yield from self._adapter.items()
 
 
 def _misfit(weight: Tensor | None, parts: dict[str, Tensor]) -> str:
-    """Return why an adapter cannot be added to a weight; empty: it can."""
+    """Return why an adapter cannot be added to a weight; empty if it can."""
     if weight is None:
         return "is of a layer that is unknown"
     if len(parts) < len(_PARTS):

@@ -1,4 +1,4 @@
-"""When the base of adapters travels: once to each replica, and again when it is new.
+"""Send the base of adapters only when needed: once per replica, and when it changes.
 
 | what happens                                  | what the next sync sends   |
 |-----------------------------------------------|----------------------------|
@@ -20,7 +20,7 @@ from rl_models.weight_request import WeightKind
 from rl_models.weights.protocols import (
     AdapterSink,
     AdapterSource,
-    ReplicaProcesses,
+    WeightProcesses,
     WeightSink,
     WeightSource,
 )
@@ -36,42 +36,59 @@ class BaseWeights:
         generation: The side that receives.
 
     Raises:
-        ConfigError: One side has adapters apart from the base, and the other has not.
+        ConfigError: Only one side keeps adapters apart from the base.
     """
 
     def __init__(self, policy: WeightSource, generation: WeightSink) -> None:
         self._policy = policy
         self._generation = generation
+        # Each sync checks as well, but sides that do not fit are refused before a run
+        # begins.
         self._checked()
         self._asked: Any = None
         self._brought: Any = None
 
     def next_kind(self) -> WeightKind:
-        """Return what has to be sent now.
+        """Return which tensors the next sync must send.
 
         Raises:
             ConfigError: See the class; a policy may have loaded other settings.
         """
         if self._checked() is None:
             return "merged"
+        # Remembered for `settle`: the replicas may change while the weights travel.
         self._asked = self._needed()
         # A generator that serves no weights of a trainer has loaded its model again.
         is_there = self._generation.weight_version and self._asked is not None
         return "adapter" if is_there and self._asked == self._brought else "apart"
 
+    def whole_kind(self) -> WeightKind:
+        """Return what has to be sent to replicas of which nothing is known.
+
+        Raises:
+            ConfigError: As `next_kind`.
+        """
+        # Whichever side loads it, the next sync asks the replicas what they have.
+        self._brought = None
+        return "merged" if self._checked() is None else "apart"
+
     def settle(self, *, is_loaded: bool) -> None:
-        """Note what became of what was sent last."""
+        """Record whether the last update was loaded."""
+        # After a failure some replicas may have the base and others not, so the next
+        # sync sends it to all.
         self._brought = self._asked if is_loaded else None
 
     def _needed(self) -> Any:
-        """Return which base is needed by which processes; None: they are not known."""
-        if lacking(self._generation, ReplicaProcesses):
+        """Return which base which processes need; None if the processes are unknown."""
+        # The processes are part of the answer because one that was restarted has lost
+        # its base, although its rank is the same.
+        if lacking(self._generation, WeightProcesses):
             return None
-        processes = cast(ReplicaProcesses, self._generation).live_processes()
+        processes = cast(WeightProcesses, self._generation).live_processes()
         return cast(AdapterSource, self._policy).base_version, processes
 
     def _checked(self) -> LoRAConfig | None:
-        """Return the adapter that travels; None: weights travel merged."""
+        """Return the adapter that is sent apart; None if weights are sent merged."""
         sent, taken = _sent(self._policy), _taken(self._generation)
         if sent is None and taken is None:
             return None
@@ -82,6 +99,8 @@ class BaseWeights:
                 f"got a {side} that has no adapter apart from the base; make the "
                 "generator with adapter=policy.config.sent_adapter"
             )
+        # A wrong rank fails on loading; a wrong scale would silently merge to other
+        # weights than the trainer's.
         if (sent.r, sent.scale) != (taken.r, taken.scale):
             raise ConfigError(
                 "policy.lora must be the same for the policy and the generator: got "

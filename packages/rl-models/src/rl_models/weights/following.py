@@ -1,4 +1,4 @@
-"""A generator that follows a policy: its weights are brought when they are needed."""
+"""A generator that follows a policy: weights are synced when they are next needed."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ __all__ = ["Following"]
 
 
 class Following:
-    """Brings the weights of a policy before rows are sampled, where they have changed.
+    """Syncs the weights of a policy before sampling, if they have changed.
 
     Args:
         policy: Counts its optimizer steps and loaded checkpoints in `weight_version`.
-        generation: Where the weights go.
+        generation: Receives the weights.
 
     Raises:
         ConfigError: The policy cannot hand out its weights.
@@ -35,7 +35,7 @@ class Following:
         self._generation = generation
         self._synchronizer = WeightSynchronizer(self._policy, generation)
         self._confirmed: tuple[int, int] | None = None
-        """Versions as the policy and as the generator count them."""
+        """Version numbers of the policy and of the generator after the last sync."""
 
     def update(self) -> None:
         """Bring the weights if the generator does not have them.
@@ -44,9 +44,12 @@ class Following:
             WeightSyncError: See `WeightSynchronizer.sync_weights`.
         """
         own, served = self._policy.weight_version, self._generation.weight_version
+        # The generator's number counts as well: it goes back to 0 when its processes
+        # have loaded the checkpoint again, while the policy's stays the same.
         if (own, served) == self._confirmed:
             return
-        # The two count alike, unless the generator has served something newer before.
+        # Both then share one number, unless the generator has served a higher one, as
+        # versions may only rise.
         same = own > served or served == 0
         confirmed = self._synchronizer.sync_weights(version=own if same else None)
         self._confirmed = own, confirmed

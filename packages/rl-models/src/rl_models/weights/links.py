@@ -1,12 +1,12 @@
-"""Which way weights take: a link between trainer and replicas, or references.
+"""The path that weights take: a link between trainer and replicas, or references.
 
 | transport     | from rank 0 to the replicas                                    |
 |---------------|----------------------------------------------------------------|
 | object_store  | results of calls, one per bucket, which the driver passes on   |
-| shared_memory | files under /dev/shm, which are written again and again        |
+| shared_memory | files under /dev/shm, reused for every bucket                  |
 | collective    | a process group of its own: gloo, on GPUs NCCL                 |
-| cuda_ipc      | handles of memory of the GPU that all of them use              |
-| file          | safetensors, removed when all have loaded them                 |
+| cuda_ipc      | handles of memory on the GPU that both sides share             |
+| file          | safetensors, removed once all replicas have loaded them        |
 
 `auto` is shared memory on one machine with room for it, else the object store.
 """
@@ -49,14 +49,14 @@ __all__ = ["WeightLinks", "failure_of", "join_failures"]
 
 _logger = get_logger(__name__)
 
-# The second link is another one: what stands in the way of the first is often a port
-# that was taken meanwhile.
+# A second link has a port of its own: the first one often fails because another program
+# took its port after it was found to be free.
 _ATTEMPTS = 2
 # The workers give up by themselves at the deadline; their answer still has to arrive.
 _GRACE_S = 5.0
 # A store that cannot listen says so within milliseconds.
 _PORT_S = 0.3
-# One side may have used up the time of both, and its own answer may be there.
+# Waiting for one side may use up the time of both, although the other has answered.
 _SHORTEST_S = 0.1
 # A tensor travels in one piece, however large, and a few buckets exist at a time.
 _LEAST_ROOM = 1 << 30
@@ -83,22 +83,24 @@ class WeightLinks:
         self._folder: Path | None = None
 
     def joined(self, version: int) -> TensorLink | None:
-        """Return a link that both sides have joined; None: the way needs none.
+        """Return a link that both sides have joined; None if the transport needs none.
 
         Raises:
             ConfigError: The transport cannot connect where the workers run.
-            WeightSyncError: They did not come together, also not over a second link.
+            WeightSyncError: The two sides failed to connect, also over a second link.
         """
         transport = self._transport()
         if transport == "object_store":
             self.drop()
             return None
-        members = self._sink.live_processes()
+        receivers = self._sink.live_processes()
+        members = self._source.live_processes(), receivers
         if transport == "file" or members != self._members:
-            # Files are for one version. A replaced replica joins again.
+            # Files are for one version. A replaced replica joins again, and so does a
+            # worker that has loaded another model: it has left the link for that.
             self.drop()
         if self._link is None:
-            self._link = self._join(transport, version, len(members))
+            self._link = self._join(transport, version, len(receivers))
             self._members = members
         return self._link
 
@@ -122,7 +124,7 @@ class WeightLinks:
             )
 
     def drop(self) -> None:
-        """Give the link up; the next sync makes another."""
+        """Close the link; the next sync makes another."""
         # Forgotten before it is closed: if closing raises, a broken link must not be
         # used again.
         link, self._link = self._link, None
@@ -130,22 +132,22 @@ class WeightLinks:
             link.close()
 
     def close(self) -> None:
-        """Give up what is held."""
+        """Close the link and remove the temporary folder."""
         self.drop()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None
 
     def _transport(self) -> str:
-        """Which way is taken, where the config leaves it open."""
+        """Return the transport to use, decided here for `auto`."""
         if self._config.transport != "auto":
             return self._config.transport
         if lacking(self._policy, LinkedSource) or lacking(self._generation, LinkedSink):
             return "object_store"
         if not self._is_one_machine():
             return "object_store"
-        # A link that exists has its files already, and they are written again; only a
-        # new one needs further room.
+        # An existing link already owns its files and reuses them; only a new one needs
+        # more room.
         if self._link is None and SharedMemoryLink.room() < self._wanted_room():
             return "object_store"
         return "shared_memory"
@@ -169,16 +171,20 @@ class WeightLinks:
         ) from failures[0]
 
     def _open(self, link: TensorLink, limit_s: float) -> list[DistributedError]:
-        """Have both sides join; gives why they did not."""
+        """Have both sides join; return the reasons if they did not."""
         until_s = time.monotonic() + limit_s + _GRACE_S
         sender = self._source.open_weight_link(link, limit_s)
         if isinstance(link, CollectiveLink):
-            # Who joins a port that another program has taken is lost for some time.
+            # Joining a port that another program listens on blocks for a long time, so
+            # rank 0 gets a moment to fail before the replicas join. It returns no
+            # sooner than they do: exceeding this limit is the good case.
             failed = failure_of(sender, _PORT_S)
             if failed is not None and not isinstance(failed, DeadlineExceededError):
                 return [failed]
         receivers = self._sink.open_weight_link(link, limit_s)
         # Both are waited for, so that the message can name either side.
+        # In this order, because the first failure is logged and raised from: replicas
+        # that time out only echo a trainer that never joined.
         sides = (sender, receivers)
         found = [failure_of(side, until_s - time.monotonic()) for side in sides]
         return [error for error in found if error is not None]
@@ -187,6 +193,7 @@ class WeightLinks:
         if transport == "collective":
             return self._collective(count)
         if transport == "file":
+            # One folder per version: no replica can read files of another.
             return FileLink(
                 str(self._files() / f"version-{version}"), count, keep_files=False
             )
@@ -235,7 +242,7 @@ class WeightLinks:
 
 
 def failure_of(side: Pending, left_s: float) -> DistributedError | None:
-    """Wait for calls; gives why they failed."""
+    """Wait for calls and return their failure, if any."""
     try:
         side.wait(max(left_s, _SHORTEST_S))
     except DistributedError as error:
@@ -244,5 +251,5 @@ def failure_of(side: Pending, left_s: float) -> DistributedError | None:
 
 
 def join_failures(failures: list[DistributedError]) -> str:
-    """Several failures as one text, each once."""
+    """Join failures into one text, without repetition."""
     return " ".join(dict.fromkeys(str(error).strip() for error in failures))

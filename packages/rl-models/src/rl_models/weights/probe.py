@@ -1,4 +1,4 @@
-"""Does every replica compute what the trainer computes? Fixed rows tell.
+"""Check on fixed rows that every replica computes what the trainer computes.
 
 ```
 fixed prompts -> each replica samples a few tokens -> its log-probs
@@ -8,7 +8,7 @@ fixed prompts -> each replica samples a few tokens -> its log-probs
 Digests prove that the right bytes arrived; the probe proves that the engine computes
 with them. A part of an engine that still holds older weights (a packed copy of a tied
 matrix, a cache of prompts) shows here. The rows are the same each time, and longer than
-a block of a prefix cache where the context allows, so that a cache which outlived an
+a block of a prefix cache where the context allows, so that a cache that outlived an
 update is hit.
 """
 
@@ -42,20 +42,22 @@ __all__ = ["Probe", "probe_rows"]
 
 _logger = get_logger(__name__)
 
+# vLLM shares prefixes by the block, which has 128 tokens on a CPU: a shorter prompt
+# would never read a stale cache.
 _LONGEST_PROMPT = 160
 _SHOWN = 5
-# Largest and mean difference of log-probs, by how many sides compute in bfloat16: where
-# one does, the other lacks its rounding errors altogether.
+# Largest and mean difference of log-probs, by the number of sides that compute in
+# bfloat16. One is worse than two: the other side then has none of its rounding errors.
 _TOLERANCES = {0: (1e-4, 1e-4), 1: (1e-1, 2e-2), 2: (5e-2, 1e-2)}
 
 
 def vocabulary_and_context(
     name: str, overrides: Mapping[str, Any]
 ) -> tuple[int, int | None]:
-    """Return how many tokens a model has, and its longest sequence.
+    """Return the size of a model's vocabulary, and its longest sequence.
 
-    What its `config.json` says is read there: transformers' own class takes a second
-    and a half of imports, within the first step.
+    Both are read from `config.json` where possible: transformers' own class takes a
+    second and a half of imports, during the first step.
 
     Args:
         name: A model folder or hub name.
@@ -73,7 +75,7 @@ def vocabulary_and_context(
 def probe_rows(
     vocab_size: int, longest: int, *, prompt_limit: int = _LONGEST_PROMPT
 ) -> BatchedDataDict[Any]:
-    """Four prompts of three lengths, always the same for a vocabulary and a length.
+    """Return four prompts of three lengths, fixed for a vocabulary and a length.
 
     Args:
         vocab_size: Ids are below it.
@@ -101,10 +103,10 @@ class Probe:
     """Compares the log-probs of a trainer with those of its replicas.
 
     Args:
-        config: How often, and what may differ.
-        policy: Where weights come from, such as a `TrainingPolicy`. Nothing is compared
+        config: Period and tolerances.
+        policy: Source of the weights, such as a `TrainingPolicy`. Nothing is compared
             unless it is a `ProbedSource`.
-        generation: Where they go, such as a `GenerationPolicy`; likewise a
+        generation: Receiver of the weights, such as a `GenerationPolicy`; likewise a
             `ProbedSink`.
     """
 
@@ -119,22 +121,22 @@ class Probe:
         self._has_told = False
 
     def is_due(self, num_syncs: int, *, is_new: bool = False) -> bool:
-        """Whether to probe, after a number of syncs.
+        """Return whether this sync is to be probed.
 
         Args:
-            num_syncs: Syncs before it.
+            num_syncs: Number of earlier syncs.
             is_new: Whether a replica is another process than at the last probe.
         """
         period = self._config.period
         return period > 0 and (is_new or num_syncs % period == 0)
 
     def check(self, version: int) -> None:
-        """Compare every replica with the trainer, where its backend gives log-probs.
+        """Compare every replica with the trainer, if its backend returns log-probs.
 
         Raises:
-            WeightSyncError: A replica differs; the message names it, and the tensors
-                that it holds otherwise than they were sent, if it can tell. It does not
-                generate until a sync succeeds.
+            WeightSyncError: A replica differs; the message names it, and, if the
+                backend can read weights back, the tensors that differ from what was
+                sent. It does not generate until a sync succeeds.
         """
         for side, protocol in (
             (self._policy, ProbedSource),
@@ -156,7 +158,9 @@ class Probe:
             None,
             self._num_new,
         )
+        # Every replica samples all rows: one faulty replica among many must show.
         outputs = sink.generate_on_each(self._rows, sampling)
+        # Log-probs are optional for a backend, so this is no error of the user's.
         if any("logprobs" not in output for output in outputs.values()):
             self._warn_once("the generation backend gives no log-probs")
             return
@@ -174,7 +178,7 @@ class Probe:
                     f"of version {version}: {problem}; {_culprits(sink, replica)}."
                 )
         if problems:
-            # Before the error leaves: a caller that catches it must not sample either.
+            # Before raising: a caller that catches the error must not sample either.
             sink.refuse(" ".join(problems))
             raise WeightSyncError(
                 " ".join(problems) + " Nothing is generated until a sync succeeds; "
@@ -182,6 +186,7 @@ class Probe:
             )
 
     def _warn_once(self, reason: str) -> None:
+        # Once per run and not once per probe: nothing about it can change meanwhile.
         if not self._has_told:
             _logger.warning(
                 "%s, so whether the generator computes with the weights that it was "
@@ -210,7 +215,7 @@ class Probe:
         default = _TOLERANCES[sides.count("bfloat16")]
         allowed_most = self._config.max_difference or default[0]
         allowed_mean = self._config.mean_difference or default[1]
-        # Not a number must fail as well.
+        # Written so that NaN fails: every comparison with it is false.
         if most <= allowed_most and mean <= allowed_mean:
             return None
         return (
@@ -228,6 +233,8 @@ def _trainer_logprobs(
     results = []
     for output in outputs:
         key = output["output_ids"].numpy().tobytes()
+        # The rows carry seeds, so replicas that are in order sample the same tokens; a
+        # pass of the trainer costs all its ranks.
         if key not in known:
             known[key] = source.get_logprobs(_as_rows(output))["logprobs"]
         results.append(known[key])
@@ -235,7 +242,7 @@ def _trainer_logprobs(
 
 
 def _apart(output: BatchedDataDict[Any], logprobs: torch.Tensor) -> torch.Tensor:
-    """[N] float64 differences of the log-probs of the sampled tokens."""
+    """Return [N] float64 differences of the log-probs of the sampled tokens."""
     mask = _as_rows(output)["token_mask"] != 0
     apart: torch.Tensor = (output["logprobs"].double() - logprobs.double())[mask].abs()
     return apart
@@ -261,6 +268,7 @@ def _as_rows(output: BatchedDataDict[Any]) -> BatchedDataDict[Any]:
     totals = output["unpadded_sequence_lengths"]
     starts = totals - output["generation_lengths"]
     columns = torch.arange(output["output_ids"].shape[1])
+    # Prompts count for nothing: generators return log-probs of sampled tokens only.
     mask = (columns >= starts[:, None]) & (columns < totals[:, None])
     return BatchedDataDict(
         {

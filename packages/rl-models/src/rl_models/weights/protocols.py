@@ -1,17 +1,17 @@
-"""What a weight sync asks of a policy and of a generator.
+"""Protocols between a weight sync and its two sides, a policy and a generator.
 
 `WeightSource` and `WeightSink` are all that a sync needs: weights then travel as
-messages through the object store. What a side offers besides is said by the narrower
-protocols, which `lacking` looks for at run time; a side inherits none of them.
+messages through the object store. A side declares further abilities by fulfilling the
+narrower protocols, which `lacking` looks for at run time; it inherits none of them.
 
 | protocol | what a sync does with it |
 |---|---|
 | `LinkedSource`, `LinkedSink` | sends over a link: shared memory, a collective, files |
-| `ReplicaProcesses` | notices replicas that are other processes than before |
+| `WeightProcesses` | notices workers that were replaced, or given another model |
 | `ProbedSource`, `ProbedSink` | compares log-probs of trainer and replicas |
 | `InspectableSink` | names the tensors that differ, where log-probs do |
-| `RestorableSink` | brings lost replicas what they served |
-| `AdapterSource`, `AdapterSink` | sends adapters alone, after their base once |
+| `RestorableSink` | sends restarted replicas the weights that they served |
+| `AdapterSource`, `AdapterSink` | sends the base once, and adapters alone afterwards |
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = [
     "LinkedSource",
     "ProbedSink",
     "ProbedSource",
-    "ReplicaProcesses",
+    "WeightProcesses",
     "RestorableSink",
     "SamplerSettings",
     "TrainerSettings",
@@ -47,7 +47,7 @@ __all__ = [
 
 
 class TrainerSettings(Protocol):
-    """What a probe reads of a policy's config."""
+    """Settings of a policy that a probe reads."""
 
     @property
     def model_name(self) -> str:
@@ -66,7 +66,7 @@ class TrainerSettings(Protocol):
 
     @property
     def logprob_temperature(self) -> float:
-        """What divides the logits."""
+        """Divisor of the logits."""
         ...
 
     @property
@@ -76,7 +76,7 @@ class TrainerSettings(Protocol):
 
 
 class SamplerSettings(Protocol):
-    """What a sync reads of a generator's config."""
+    """Settings of a generator that a sync reads."""
 
     @property
     def precision(self) -> str:
@@ -90,7 +90,7 @@ class SamplerSettings(Protocol):
 
     @property
     def weight_sync(self) -> WeightSyncConfig | None:
-        """How weights travel; None: the defaults."""
+        """Settings of the transfer; None: the defaults."""
         ...
 
 
@@ -105,7 +105,7 @@ class WeightSource(Protocol):
 
 
 class WeightSink(Protocol):
-    """A generator that weights can be brought to, such as `GenerationPolicy`."""
+    """A generator that can load weights, such as `GenerationPolicy`."""
 
     @property
     def weight_version(self) -> int:
@@ -122,7 +122,7 @@ class ConfiguredSink(Protocol):
 
     @property
     def config(self) -> SamplerSettings:
-        """How it samples."""
+        """Its settings."""
         ...
 
 
@@ -135,7 +135,19 @@ class VersionedSource(WeightSource, Protocol):
         ...
 
 
-class _Linked(Protocol):
+class WeightProcesses(Protocol):
+    """A side that says which processes its workers are."""
+
+    def live_processes(self) -> Any:
+        """Return one item per process.
+
+        Items are equal as long as the processes are the same and have loaded no other
+        model, which would end their links.
+        """
+        ...
+
+
+class _Linked(WeightProcesses, Protocol):
     """A side that can join a link."""
 
     @property
@@ -161,15 +173,7 @@ class LinkedSource(_Linked, Protocol):
         ...
 
 
-class ReplicaProcesses(Protocol):
-    """A generator that says which processes its replicas are."""
-
-    def live_processes(self) -> Any:
-        """Return one item per process, equal as long as the processes are the same."""
-        ...
-
-
-class LinkedSink(_Linked, ReplicaProcesses, Protocol):
+class LinkedSink(_Linked, Protocol):
     """A generator that can receive over a link."""
 
 
@@ -178,7 +182,7 @@ class ProbedSource(Protocol):
 
     @property
     def config(self) -> TrainerSettings:
-        """Which model it is, and at which temperature it computes."""
+        """Its model and temperature, among others."""
         ...
 
     def get_logprobs(self, data: BatchedDataDict[Any]) -> BatchedDataDict[Any]:
@@ -187,35 +191,35 @@ class ProbedSource(Protocol):
 
 
 class ProbedSink(ConfiguredSink, Protocol):
-    """A generator whose replicas can be asked one by one."""
+    """A generator whose replicas can be queried one by one."""
 
     def generate_on_each(
         self, data: BatchedDataDict[Any], sampling: SamplingParams
     ) -> Mapping[int, BatchedDataDict[Any]]:
-        """Sample the same rows on every replica; gives the results by its number."""
+        """Sample the same rows on every replica; return results by replica number."""
         ...
 
     def refuse(self, reason: str) -> None:
-        """Sample nothing until weights have been brought."""
+        """Refuse to sample until a weight update succeeds."""
         ...
 
 
 class InspectableSink(Protocol):
-    """A generator whose replicas can tell which weights they hold."""
+    """A generator whose replicas can report the weights that they hold."""
 
     def changed_weights(self, replica: int) -> list[str] | None:
-        """Return the tensors that a replica holds otherwise than they were sent.
+        """Return the names of tensors that differ from what a replica was sent.
 
-        None: its backend cannot tell.
+        None if its backend cannot read weights back.
         """
         ...
 
 
 class RestorableSink(Protocol):
-    """A generator that can ask for the weights that it served."""
+    """A generator that can ask for the weights that it served to be sent again."""
 
     def restore_weights_by(self, restore: Callable[[], None]) -> None:
-        """Take what brings these weights to replicas that came back."""
+        """Register the function that sends these weights to restarted replicas."""
         ...
 
 
@@ -229,7 +233,7 @@ class AdapterSource(Protocol):
 
     @property
     def base_version(self) -> int:
-        """Number that changes with the base."""
+        """Number that changes whenever the base does."""
         ...
 
 

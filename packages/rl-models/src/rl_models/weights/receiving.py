@@ -1,8 +1,8 @@
 """The replica's side of a sync: messages as a verified stream of tensors.
 
-The stream gives a tensor once its digest is that of the sender, and raises where one is
-damaged, of another data type, missing or extra, at the latest at its end. Weights are
-those of the version only after that.
+The stream yields a tensor once its digest equals the sender's, and raises if one is
+damaged, of another data type, missing or extra, at the latest at its end. Only then
+does the replica hold the new version.
 """
 
 from __future__ import annotations
@@ -59,21 +59,23 @@ class MessageReceiver:
             if not self._parts:
                 raise TransferError("the messages end before the end of the transfer")
             self._waiting += _fetch(
-                self._parts.popleft(), max(until_s - time.monotonic(), 0.001)
+                # Ray takes a timeout of -1 for none at all.
+                self._parts.popleft(),
+                max(until_s - time.monotonic(), 0.001),
             )
         text, block = self._waiting.popleft()
         empty = torch.empty(0, dtype=torch.uint8)
         return Header.from_json(text), empty if block is None else decode(block)
 
     def close(self) -> None:
-        """Let the messages go."""
+        """Drop the remaining messages."""
+        # Ray keeps a bucket in its store as long as a reference to it is left.
         self._parts.clear()
         self._waiting.clear()
 
 
 def _fetch(part: Any, deadline_s: float) -> list[Message]:
-    # Messages may have been opened on the way, as in tests and where a trainer is
-    # local.
+    # A part may be the messages themselves, as in tests and with a local trainer.
     if not isinstance(part, ray.ObjectRef):
         return list(part)
     try:
@@ -83,7 +85,7 @@ def _fetch(part: Any, deadline_s: float) -> list[Message]:
             f"the trainer did not hand out a bucket within {deadline_s:g} s"
         ) from error
     except RayError as error:
-        # The rest is the traceback of another process, which its own log has.
+        # The rest is the traceback of another process, which is in that process's log.
         first = str(error).strip().splitlines()[0]
         raise TransferError(f"the trainer failed or is gone: {first}") from error
     return messages
@@ -94,8 +96,8 @@ class VerifiedWeights:
 
     Args:
         stream: The tensors as they come.
-        request: What was announced.
-        receiver: Who receives; named in errors.
+        request: The update that was announced.
+        receiver: Name of the replica, for errors.
     """
 
     def __init__(
@@ -104,6 +106,8 @@ class VerifiedWeights:
         self._stream = stream
         self._request = request
         self._receiver = receiver
+        # One iterator for all callers: messages cannot be received twice, so a second
+        # loop must go on where the first one stopped.
         self._tensors = self._checked()
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -118,6 +122,8 @@ class VerifiedWeights:
         wanted = self._request.dtype
         try:
             for name, tensor in self._stream:
+                # Loading would cast silently, and so hide a trainer that does not send
+                # what it was asked for.
                 if tensor.is_floating_point() and tensor.dtype != wanted:
                     raise WeightSyncError(
                         f"{name} came as {dtype_name(tensor.dtype)} to "
@@ -132,12 +138,13 @@ class VerifiedWeights:
             ) from error
 
     def manifest(self) -> Manifest:
-        """Return what was received, once the stream was taken to its end.
+        """Return the manifest of what was received, once the stream has ended.
 
         Raises:
-            WeightSyncError: Something was left in it, or it is another version.
+            WeightSyncError: The stream was not read to its end, or is another version.
         """
         manifest = self._stream.manifest
+        # Extra or missing tensors only show at the end of the stream.
         if manifest is None:
             raise WeightSyncError(
                 f"The generation backend of {self._receiver} did not take the "
@@ -152,7 +159,7 @@ class VerifiedWeights:
 
 
 class WeightReceiver:
-    """Receives versions in one replica and remembers what they consist of."""
+    """Receives versions in one replica and remembers their manifest."""
 
     def __init__(self, receiver: str) -> None:
         self._receiver = receiver
@@ -160,10 +167,10 @@ class WeightReceiver:
         self._end: ReceivingEnd | None = None
         self._has_base = False
         self.manifest: Manifest | None = None
-        """Of all weights that are loaded: of the last version, and of its base."""
+        """Manifest of all loaded weights: the last version, and its base."""
 
     def open(self, link: TensorLink, index: int, deadline_s: float) -> None:
-        """Join a link; the one before it is left."""
+        """Join a link, after leaving the previous one."""
         self.close()
         self._end = link.receiver(index, deadline_s=deadline_s)
         self._link = link
@@ -174,8 +181,8 @@ class WeightReceiver:
         """Return the tensors that come over a link that was opened, or in messages.
 
         Raises:
-            WeightSyncError: The link is another one, or an adapter comes alone and its
-                base is not here.
+            WeightSyncError: The link is another one, or an adapter arrives alone
+                without its base being loaded.
         """
         end: ReceivingEnd
         if isinstance(source, Sequence):
@@ -189,17 +196,18 @@ class WeightReceiver:
                 f"{self._receiver} was sent the adapter of the {request.label} alone, "
                 "and has no base for it. Sync the weights again."
             )
-        # Until `accept`: an update that breaks off may have changed a part of it.
+        # Until `accept`: an update that breaks off may have overwritten part of the
+        # base.
         self._has_base = False
         stream = receive_tensors(end, deadline_s=request.deadline_s)
         return VerifiedWeights(stream, request, self._receiver)
 
     def accept(self, manifest: Manifest, kind: WeightKind = "merged") -> None:
-        """Note what was loaded; the tensors must be those of the version before.
+        """Record a loaded version, which must have the tensors of the previous one.
 
         Args:
-            manifest: What was received.
-            kind: An adapter that came alone is on the base that is here.
+            manifest: Manifest of the stream.
+            kind: An adapter that was sent alone belongs to the base that is loaded.
 
         Raises:
             WeightSyncError: Tensors are missing, are new, or have another shape.
@@ -207,6 +215,9 @@ class WeightReceiver:
         if kind == "adapter":
             manifest = self._with_base(manifest)
         if self.manifest is not None:
+            # Backends copy the tensors that come and leave the others as they are:
+            # without this, a tensor that the trainer forgets would silently stay at its
+            # old values.
             before = {e.name: (e.dtype, e.shape) for e in self.manifest.entries}
             now = {e.name: (e.dtype, e.shape) for e in manifest.entries}
             names = sorted(before.keys() | now.keys())
@@ -221,11 +232,14 @@ class WeightReceiver:
 
     def _with_base(self, adapter: Manifest) -> Manifest:
         known = () if self.manifest is None else self.manifest.entries
+        # With the base, so that `changed_weights` can also name a base tensor that
+        # differs.
         base = (entry for entry in known if not is_of_adapter(entry.name))
         return replace(adapter, entries=(*base, *adapter.entries))
 
     def close(self) -> None:
         """Leave the link."""
+        # Forgotten first: if closing raises, a broken end must not be used again.
         end, self._end, self._link = self._end, None, None
         if end is not None:
             end.close()
@@ -236,7 +250,9 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def failure_text(error: Exception) -> str:
-    """Return what a replica says about an error that came up while it loaded."""
+    """Return a replica's description of an error that occurred while loading."""
+    # Our own messages say what failed and what to do; others need the class beside
+    # them, as in `KeyError: 'x'`.
     if isinstance(error, DistributedError):
         return str(error)
     return f"{type(error).__name__}: {error}"

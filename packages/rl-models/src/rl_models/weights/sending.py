@@ -1,12 +1,12 @@
 """The trainer's side of a sync: one rank's weights as messages.
 
 ```
-backend.export_weights() -> cast, pack, digest -> messages(request, i): bucket i, when
-                                                  it is called for
+backend.export_weights() -> cast, pack, digest -> messages(request, i): bucket i, on
+                                                  request
                                                -> send(request): a link of its own
 ```
-Every rank is called, because gathering a sharded tensor takes all of them; rank 0 alone
-packs and sends.
+Every rank is called, because gathering a sharded tensor is a collective of all ranks;
+rank 0 alone packs and sends.
 """
 
 from __future__ import annotations
@@ -32,8 +32,7 @@ class WeightSender:
     """Hands out the weights of one rank.
 
     Args:
-        export: Gives an iterator over the whole tensors by name, for what is asked of
-            them.
+        export: Returns an iterator over the whole tensors by name, for a request.
         is_first: Whether this is rank 0.
     """
 
@@ -47,15 +46,22 @@ class WeightSender:
         self._memory = torch.empty(0, dtype=torch.uint8)
         self._tensors: Iterator[Any] = iter(())
         self._ongoing: Iterator[Any] = iter(())
+        # No version is -1: only bucket 0 may be asked for first.
         self._next = (-1, 0)
         self._link: TensorLink | None = None
         self._end: SendingEnd | None = None
 
     @staticmethod
     def num_buckets(specs: Mapping[str, torch.Tensor], request: WeightRequest) -> int:
-        """How many calls of `messages` bring all tensors (given on `meta`)."""
+        """Return the number of calls of `messages` that all tensors take.
+
+        Args:
+            specs: The tensors, on `meta`.
+            request: The update.
+        """
         pairs = specs.items()
         found = tensor_buckets(pairs, request.bucket_bytes, request.dtype)
+        # At least one call, for the manifest that ends the transfer.
         return max(1, sum(1 for _ in found))
 
     def messages(
@@ -63,13 +69,13 @@ class WeightSender:
     ) -> list[Message] | None:
         """Return the message of bucket `index`; None on ranks that only take part.
 
-        The memory of a block is used again: a result is done with when the next call
-        begins, as that of a remote call is.
+        The memory of a block is reused: a result is valid until the next call, which is
+        enough for a remote call.
 
         Args:
-            request: What to send.
-            index: Counts on from 0, where the export of this version begins.
-            is_last: Also give the messages that follow, up to the end.
+            request: The update to send.
+            index: Number of the bucket; 0 begins the export of this version.
+            is_last: Whether to return the remaining messages as well, up to the end.
         """
         if index == 0:
             self._begin(request)
@@ -80,12 +86,14 @@ class WeightSender:
             )
         self._next = (-1, 0)
         try:
-            # No bucket may follow one that failed: the position is only set again
-            # below.
+            # The position stays unset on failure, so that no bucket can follow one that
+            # failed.
             taken = [next(self._ongoing, None)]
             if is_last:
                 taken += self._rest()
         except BaseException:
+            # The other ranks may be inside the same gather, and would wait for this one
+            # until the collective times out.
             _drain(self._tensors)
             raise
         if not is_last:
@@ -113,8 +121,10 @@ class WeightSender:
             )
 
     def _rest(self) -> list[Any]:
-        """Return what follows the last block: the end of the transfer."""
+        """Return the messages after the last block: the end of the transfer."""
         rest = list(self._ongoing)
+        # The driver counts calls by `weight_specs`. A block that is left over shares
+        # the memory of the last one, which is not encoded yet.
         if self._is_first and any(block is not None for _, block in rest):
             raise WeightSyncError(
                 "the training backend exports more tensors than its weight_specs name; "
@@ -123,26 +133,26 @@ class WeightSender:
         return rest
 
     def _buffer(self, num_bytes: int) -> torch.Tensor:
-        # Grows and never shrinks: buckets have about one size, and new memory costs
-        # page faults at each sync.
+        # Grows and never shrinks: buckets are of similar size, and fresh memory costs
+        # page faults at every sync.
         if self._memory.numel() < num_bytes:
             self._memory = torch.empty(num_bytes, dtype=torch.uint8)
         return self._memory[:num_bytes]
 
     def open(self, link: TensorLink, deadline_s: float) -> None:
-        """Join a link; rank 0 only. The link before it is left."""
+        """Join a link, after leaving the previous one; only rank 0 has an end of it."""
         self.close()
         if self._is_first:
             self._end = link.sender(deadline_s=deadline_s)
         self._link = link
 
     def send(self, link: TensorLink, request: WeightRequest) -> str | None:
-        """Send everything over a link that was opened; gives the manifest's digest."""
+        """Send everything over an open link; return the digest of the manifest."""
         if self._link != link:
             raise WeightSyncError("the link of the weights was not opened here")
         tensors = self._export(request)
         try:
-            # This rank only gathers; `finally` takes the tensors to their end.
+            # This rank only gathers; `finally` exhausts the tensors.
             if self._end is None:
                 return None
             manifest = send_tensors(
@@ -154,7 +164,7 @@ class WeightSender:
                 deadline_s=request.deadline_s,
             )
         except BaseException:
-            self.close()  # so that receivers which wait learn of it at once
+            self.close()  # so that waiting receivers learn of it at once
             raise
         finally:
             _drain(tensors)
@@ -168,6 +178,6 @@ class WeightSender:
 
 
 def _drain(tensors: Iterator[Any]) -> None:
-    """Go on to the end, because the other ranks do: gathering takes all of them."""
+    """Exhaust the tensors, as the other ranks do: each gather needs all ranks."""
     for _ in tensors:
         pass

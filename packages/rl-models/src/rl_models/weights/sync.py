@@ -1,4 +1,4 @@
-"""Bringing a trainer's weights to its generators, verified.
+"""Weight sync: send a trainer's weights to its generators, and verify them.
 
 ```
 driver:  sync_weights()  --request----> trainer ranks     gather, cast, pack, digest
@@ -6,20 +6,23 @@ driver:  sync_weights()  --request----> trainer ranks     gather, cast, pack, di
          all confirm? <---------------- version, digest of the manifest
          probe due?   --fixed rows----> every replica, trainer: log-probs agree?
 ```
-Both sides run at the same time; the weights never pass through the driver. It waits for
-both with one deadline. When one side fails, the other gets a few seconds more, so that
-the message names who is to blame. Where replicas were lost, those that are left or come
-back get the weights in a second try.
+Both sides run at the same time; the weights never pass through the driver, which waits
+for both with one deadline. When one side fails, the other gets a few more seconds, so
+that the message can name the cause. If replicas were lost, the remaining and restarted
+ones get the weights in a second attempt.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any, cast
 
 from rl_distributed.errors import (
     ConfigError,
+    DistributedError,
     WorkerDiedError,
     WorkerHungError,
 )
@@ -27,26 +30,27 @@ from rl_distributed.logs.logging import get_logger
 from rl_distributed.timing.timer import Timer
 from rl_models.errors import WeightSyncError
 from rl_models.interfaces import lacking
-from rl_models.weight_request import WeightRequest
+from rl_models.weight_request import Pending, WeightRequest
 from rl_models.weights.base_weights import BaseWeights
 from rl_models.weights.config import WeightSyncConfig
 from rl_models.weights.links import WeightLinks, failure_of, join_failures
 from rl_models.weights.probe import Probe
 from rl_models.weights.protocols import (
     ConfiguredSink,
-    ReplicaProcesses,
     RestorableSink,
+    WeightProcesses,
     WeightSink,
     WeightSource,
 )
 
-__all__ = ["TrainerLostError", "WeightSynchronizer"]
+__all__ = ["PublishedWeights", "TrainerLostError", "WeightSynchronizer"]
 
 _logger = get_logger(__name__)
 
-# Beyond the deadline of the transfer, the workers only have to answer.
+# Workers stop at the deadline of the transfer; after it, only their answer has to
+# arrive.
 _GRACE_S = 5.0
-# Long enough for the other side to say what it saw, short beside a whole deadline.
+# Enough for the other side to report what it saw, little beside a whole deadline.
 _AFTER_FAILURE_S = 5.0
 
 
@@ -54,13 +58,23 @@ class TrainerLostError(WeightSyncError):
     """A training worker is gone, or hangs, so there is nothing to send."""
 
 
+@dataclass(frozen=True, slots=True)
+class PublishedWeights:
+    """A copy of a trainer's weights, which no later step changes."""
+
+    request: WeightRequest
+    """Its version, and how it travels."""
+    export: Pending
+    """The calls that hand it out; it lies in the object store while this is held."""
+
+
 class WeightSynchronizer:
     """Keeps a generator's weights those of a trainer, by version.
 
     Args:
-        policy: Where weights come from; a probe also needs its `get_logprobs`.
-        generation: Where they go.
-        config: How; None: `weight_sync` of the generation config.
+        policy: Source of the weights; a probe also needs its `get_logprobs`.
+        generation: Receiver of the weights.
+        config: Settings of the transfer; None: `weight_sync` of the generation config.
 
     Raises:
         ConfigError: Only one of the two has adapters apart from their base.
@@ -81,6 +95,8 @@ class WeightSynchronizer:
         self._probe = Probe(self.config.probe, policy, generation)
         self._num_syncs = 0
         self._probed_processes: Any = None
+        self._loaded: PublishedWeights | None = None
+        """What `load` has brought last; None: what is served came by a sync."""
         self._is_stale = True
         if not lacking(generation, RestorableSink):
             cast(RestorableSink, generation).restore_weights_by(self.restore_weights)
@@ -104,8 +120,8 @@ class WeightSynchronizer:
 
         Args:
             timer: Receives the spans `weight_sync` and `weight_sync/probe`.
-            version: What these weights are called; None counts on by one. A resumed
-                run passes the number of optimizer steps behind it.
+            version: Number of these weights; None: one more than the last. A resumed
+                run passes its number of optimizer steps.
 
         Returns:
             The version that every replica has confirmed.
@@ -117,19 +133,22 @@ class WeightSynchronizer:
         """
         served = self.generation.weight_version
         new = served + 1 if version is None else version
+        # A generator at 0 serves its checkpoint, so a policy that has not trained yet
+        # may send its own version 0.
         if new <= served and version is not None and served > 0:
             raise ConfigError(
                 f"sync_weights needs a version above the one that is served: got {new} "
                 f"with version {served}; versions tell which weights sampled a row."
             )
+        # Stale until all have confirmed: whatever is raised from here on, the weights
+        # must not be considered current.
         self._is_stale = True
-        # Stale until all have confirmed: whatever is raised from here on, nobody may
-        # take the weights for current.
         with _span(timer, "weight_sync"):
-            self._transfer_or_retry(new)
+            self._try_twice(lambda: self._transfer(new))
+        self._loaded = None
         processes = self._processes()
-        # A process that was started again has loaded by another way than those that
-        # were probed.
+        # A restarted process got its weights by another path than those that were
+        # probed.
         is_new = processes != self._probed_processes
         if self._probe.is_due(self._num_syncs, is_new=is_new):
             with _span(timer, "weight_sync/probe"):
@@ -140,43 +159,91 @@ class WeightSynchronizer:
         self._is_stale = False
         return new
 
+    def publish(self, version: int) -> PublishedWeights:
+        """Have the trainer hand out a copy of its present weights, for a later `load`.
+
+        It returns before the copy is made: what the trainer is asked for afterwards, it
+        does after it.
+
+        Args:
+            version: What these weights are called, above all that were sent before.
+        """
+        settings = self.config
+        request = WeightRequest(
+            version,
+            self._precision,
+            settings.bucket_bytes,
+            settings.deadline_s,
+            self._base.whole_kind(),
+        )
+        try:
+            return PublishedWeights(request, self.policy.start_weight_export(request))
+        except (WorkerDiedError, WorkerHungError) as error:
+            raise TrainerLostError(
+                f"The {request.label} were not handed out: {error}"
+            ) from error
+
+    def load(self, published: PublishedWeights) -> None:
+        """Bring a published version to every replica, while the trainer goes on.
+
+        Every replica confirms the version and its digests, as in `sync_weights`. There
+        is no probe, as the trainer may have other weights by now.
+
+        Raises:
+            WeightSyncError: A replica refused, or a worker is gone; nothing is
+                generated then until a version is loaded.
+        """
+        self._try_twice(lambda: self._bring(published))
+        self._loaded = published
+
+    def _bring(self, published: PublishedWeights) -> None:
+        request, export = published.request, published.export
+        update = self.generation.start_weight_update(export.messages, request)
+        refused = failure_of(update, request.deadline_s + _GRACE_S)
+        if refused is not None:
+            self._raise_failed(request, failure_of(export, _AFTER_FAILURE_S), refused)
+
     def close(self) -> None:
-        """Give up the link, if there is one."""
+        """Close the link, if there is one."""
         self._links.close()
 
     def restore_weights(self) -> None:
-        """Send the version that is served again, to replicas that came back.
+        """Send the served version again, to restarted replicas.
 
         Raises:
             WeightSyncError: The trainer has other weights by now.
         """
+        if self._loaded is not None:
+            self._bring(self._loaded)
+            return
         if self._is_stale:
             raise WeightSyncError(
                 "The replicas were lost after the trainer's weights had changed: what "
                 "they served cannot be had again. Sync the weights."
             )
         self._is_stale = True
+        # Not probed here: the next sync sees other processes and probes them.
         self._transfer(self.generation.weight_version)
         self._is_stale = False
 
-    def _transfer_or_retry(self, version: int) -> None:
-        """Try again, once, where replicas were lost: they come back, or stay away."""
+    def _try_twice(self, send: Callable[[], None]) -> None:
+        """Try twice if replicas are lost: by then they are back, or left out."""
         before = self._processes()
         try:
-            self._transfer(version)
+            send()
         except WeightSyncError as error:
-            # With the same replicas as before the cause was not a loss, and would be
-            # met again.
+            # With the same replicas as before, the cause was not a loss and would only
+            # recur.
             if isinstance(error, TrainerLostError) or self._processes() == before:
                 raise
             _logger.warning("%s They are sent once more.", error)
-            self._transfer(version)
+            send()
 
     def _processes(self) -> Any:
-        """Which processes the replicas are; None where the generator does not say."""
-        if lacking(self.generation, ReplicaProcesses):
+        """Return the processes of the replicas; None if the generator keeps no list."""
+        if lacking(self.generation, WeightProcesses):
             return None
-        return cast(ReplicaProcesses, self.generation).live_processes()
+        return cast(WeightProcesses, self.generation).live_processes()
 
     def _transfer(self, version: int) -> None:
         settings = self.config
@@ -195,7 +262,7 @@ class WeightSynchronizer:
             self._base.settle(is_loaded=is_loaded)
 
     def _send(self, request: WeightRequest) -> None:
-        """Have both sides do their part, and wait for both."""
+        """Start the transfer on both sides, and wait for both."""
         try:
             link = self._links.joined(request.version)
             export = self.policy.start_weight_export(request, link)
@@ -208,20 +275,29 @@ class WeightSynchronizer:
         # packs the next.
         update = self.generation.start_weight_update(source, request)
         until_s = time.monotonic() + request.deadline_s + _GRACE_S
-        # The replicas are asked first: they are done last where all goes well.
+        # The replicas finish last when all goes well, so usually one wait is enough.
         refused = failure_of(update, until_s - time.monotonic())
         if refused is None and link is None:
             return  # the replicas have all messages, so the trainer has made them
         left_s = until_s - time.monotonic()
         failed = failure_of(export, left_s if refused is None else _AFTER_FAILURE_S)
-        failures = [error for error in (failed, refused) if error is not None]
-        if not failures:
+        if failed is None and refused is None:
             return
         # A transfer that broke off may have left messages in the link.
         self._links.drop()
+        self._raise_failed(request, failed, refused)
+
+    def _raise_failed(
+        self,
+        request: WeightRequest,
+        failed: DistributedError | None,
+        refused: DistributedError | None,
+    ) -> None:
+        """Raise what the trainer, the replicas or both of them have to say."""
+        failures = [error for error in (failed, refused) if error is not None]
         lost = isinstance(failed, WorkerDiedError | WorkerHungError)
         if not lost:
-            failures.reverse()  # what the replicas say comes first
+            failures.reverse()  # the replicas' report comes first
         kind = TrainerLostError if lost else WeightSyncError
         raise kind(
             f"The {request.label} were not synchronised: {join_failures(failures)}"
@@ -229,7 +305,7 @@ class WeightSynchronizer:
 
 
 def _settings(generation: WeightSink) -> tuple[WeightSyncConfig, str]:
-    """How weights travel, and in which precision, where the generator says so."""
+    """Return the transfer settings and the precision, from the generator if it can."""
     if not lacking(generation, ConfiguredSink):
         own = cast(ConfiguredSink, generation).config
         return own.weight_sync or WeightSyncConfig(), own.precision
