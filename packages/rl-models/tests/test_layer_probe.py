@@ -1,4 +1,4 @@
-"""What a probe tells of a layer is its own."""
+"""A layer probe detects a wrong gradient of the layer's input."""
 
 from __future__ import annotations
 

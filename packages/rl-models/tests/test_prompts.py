@@ -34,7 +34,7 @@ def test_plan_keeps_every_row_and_finds_equal_prompts(prompts):
 @settings(deadline=None)
 def test_chunks_cover_all_prompts_and_rows(prompts, max_tokens):
     plan = plan_prompts(*as_batch(prompts))
-    chunks = list(plan.chunks(max_tokens))
+    chunks = list(plan.chunks(max_tokens, 0, len(plan.prompt_B)))
     seen = [p for prompt, _ in chunks for p in range(prompt.start, prompt.stop)]
     assert seen == list(range(len(plan.lengths_P)))
     rows = [r for _, row in chunks for r in range(row.start, row.stop)]

@@ -5,7 +5,7 @@
 | training | shards, micro-batches, ranks | six methods, one process |
 | generation | columns of tokens, seeds, versions | four methods, lists |
 
-Which one a class has is seen from the signatures of its methods.
+The form of a class is inferred from the signatures of its methods.
 """
 
 from __future__ import annotations
@@ -69,7 +69,8 @@ _PLAIN_GENERATION: dict[str, Call] = {
 
 
 def own_method(backend: type[Any], name: str) -> Any:
-    """Get a method that a class defines; None where it only has the protocol's body."""
+    """Return a method that a class defines; None if it has only the protocol's body."""
+    # A class that inherits from the protocol has all its methods, with empty bodies.
     for base in backend.__mro__:
         if name in vars(base):
             is_protocol = base in (TrainingBackend, GenerationBackend)
@@ -78,20 +79,20 @@ def own_method(backend: type[Any], name: str) -> Any:
 
 
 def training_form(name: str, backend: type[Any]) -> Form:
-    """Return which form a training backend has.
+    """Return the form of a training backend.
 
     Args:
-        name: What it is registered as.
+        name: The name that it is registered under.
         backend: Its class.
 
     Raises:
-        RegistryError: It has neither; the message names what is missing.
+        RegistryError: It has neither form; the message names the missing methods.
     """
     return _form("training", name, backend, _WHOLE_TRAINING, _PLAIN_TRAINING)
 
 
 def generation_form(name: str, backend: type[Any]) -> Form:
-    """Return which form a generation backend has; see `training_form`."""
+    """Return the form of a generation backend; see `training_form`."""
     return _form("generation", name, backend, _WHOLE_GENERATION, _PLAIN_GENERATION)
 
 
@@ -122,7 +123,7 @@ def _form(
 
 
 def _problems(backend: type[Any], calls: Mapping[str, Call]) -> list[str]:
-    """Return what of a form a class does not have."""
+    """Return the parts of a form that a class lacks."""
     found = []
     for name, call in calls.items():
         method = own_method(backend, name)
@@ -138,7 +139,7 @@ def _problems(backend: type[Any], calls: Mapping[str, Call]) -> list[str]:
 
 def _takes(backend: type[Any], name: str, method: Any, call: Call) -> bool:
     positional, keywords = call
-    # What a class gives of a static or class method has no first argument any more.
+    # Static and class methods have no first argument when taken from the class.
     is_plain = inspect.isfunction(inspect.getattr_static(backend, name))
     first = (None,) if is_plain else ()
     try:
@@ -156,7 +157,7 @@ def _shown(name: str, call: Call) -> str:
 
 
 def with_defaults(told: type[Any], defaults: type[Defaults]) -> type[Defaults]:
-    """Complete a class by what it leaves out of another one.
+    """Complete a class with the defaults that it leaves out.
 
     Args:
         told: A backend, or its class `Traits`.

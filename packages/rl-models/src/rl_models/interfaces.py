@@ -146,7 +146,7 @@ class PolicyInterface(ABC):
         micro_batch_size: int | None = None,
         timer: Timer | None = None,
     ) -> BatchedDataDict[ReferenceLogprobOutputSpec]:
-        """As `get_logprobs`, under the frozen initial weights.
+        """Return log-probs of the frozen initial weights; see `get_logprobs`.
 
         Raises:
             UnsupportedModelError: This policy does not offer it; not every one must.
@@ -160,7 +160,7 @@ class PolicyInterface(ABC):
     def get_values(
         self, data: BatchedDataDict[Any], *, timer: Timer | None = None
     ) -> BatchedDataDict[ValueOutputSpec]:
-        """Get what a scalar head gives (`policy.head` value or reward), rows in order.
+        """Return outputs of a scalar head (`policy.head` value or reward), by row.
 
         Entry i of a row is the number after tokens 0 to i. With a `value_mask` column
         only positions with mask 1 are computed. Else, with a `token_mask` column, those
@@ -185,7 +185,7 @@ class PolicyInterface(ABC):
         micro_batch_size: int | None = None,
         timer: Timer | None = None,
     ) -> BatchedDataDict[TopkOutputSpec]:
-        """Logits of the k most probable next tokens, rows in input order.
+        """Return logits of the k most probable next tokens, rows in input order.
 
         With a `token_mask` column only positions before a token with mask 1 are
         computed: the states in which these tokens are chosen.
@@ -339,7 +339,7 @@ class GenerationInterface(ABC):
 
 
 class TrainingMemory(Protocol):
-    """What a `TrainingBackend` may have besides: memory to free between its turns."""
+    """Optional part of a `TrainingBackend`: memory to free between its turns."""
 
     @property
     def frees_memory(self) -> bool:
@@ -356,7 +356,7 @@ class TrainingMemory(Protocol):
 
 
 class GenerationMemory(Protocol):
-    """What a `GenerationBackend` may have besides: memory to free between its turns."""
+    """Optional part of a `GenerationBackend`: memory to free between its turns."""
 
     def release_memory(self) -> None:
         """Free it; `load_weights` and `generate` take what they need again."""
@@ -364,7 +364,7 @@ class GenerationMemory(Protocol):
 
 
 class LiveOptimizer(Protocol):
-    """What a `TrainingBackend` may have besides: an optimizer that can be changed."""
+    """Optional part of a `TrainingBackend`: an optimizer that can be changed."""
 
     def change_optimizer(self, settings: Mapping[str, float]) -> None:
         """Change settings of the optimizer; see `TrainingPolicy.change_optimizer`."""
@@ -372,7 +372,7 @@ class LiveOptimizer(Protocol):
 
 
 class AdapterExport(Protocol):
-    """What a `TrainingBackend` may have besides: adapters apart from their base.
+    """Optional part of a `TrainingBackend`: adapters apart from their base.
 
     Names of the base are those of `export_weights`, and those of adapters peft's.
     """
@@ -389,7 +389,7 @@ class AdapterExport(Protocol):
 
 
 class HeldWeights(Protocol):
-    """What a `GenerationBackend` may have besides: a look at the weights it holds."""
+    """Optional part of a `GenerationBackend`: comparing the weights that it holds."""
 
     def changed_weights(self, manifest: Manifest) -> list[str] | None:
         """Return the tensors that it holds otherwise than they were sent.
@@ -404,7 +404,7 @@ class HeldWeights(Protocol):
 
 
 class PaddedRows(Protocol):
-    """What a `GenerationBackend` may have besides: a padding token of its own."""
+    """Optional part of a `GenerationBackend`: a padding token of its own."""
 
     @property
     def pad_token_id(self) -> int:
@@ -413,7 +413,7 @@ class PaddedRows(Protocol):
 
 
 class TrainingBackend(Protocol):
-    """What a training worker hosts: one rank of the model, its optimizer and state."""
+    """Backend hosted by a training worker: one rank of model, optimizer and state."""
 
     def setup(
         self,
@@ -503,7 +503,7 @@ class TrainingBackend(Protocol):
 
 
 class GenerationBackend(Protocol):
-    """What a generation worker hosts: one replica."""
+    """Backend hosted by a generation worker: one replica."""
 
     def setup(self, config: Mapping[str, Any], **context: Any) -> None:
         """Build the engine from `GenerationConfig.to_dict()`."""

@@ -1,4 +1,4 @@
-"""How the workers of a policy share a model and its rows. Pure arithmetic."""
+"""Layout of a policy's workers over a model and its rows. Pure arithmetic."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class ParallelismConfig(Config):
         return self.pipeline * self.context * self.tensor
 
     def data_size(self, num_workers: int) -> int:
-        """How many shares the rows of a batch are cut into.
+        """Return the number of shares that the rows of a batch are cut into.
 
         Args:
             num_workers: Workers of the policy.

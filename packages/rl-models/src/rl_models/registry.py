@@ -1,8 +1,8 @@
 """Names of training and generation backends.
 
 A backend registers itself with a decorator, or is found through the entry-point groups
-`rl.training_backends` and `rl.generation_backends`. Workers get what the driver has
-registered in code.
+`rl.training_backends` and `rl.generation_backends`. Backends that the driver has
+registered in code are sent to workers.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _GENERATION: Registry[Any] = Registry("rl.generation_backends", "generation back
 
 
 def register_training_backend(name: str) -> Callable[[Class], Class]:
-    """Make a class known as `name`, as a decorator; workers get it from the driver.
+    """Register a class under a name, as a decorator; workers get it from the driver.
 
     It has the methods of `TrainingBackend`, or six: `setup(config)`,
     `train_step(batch, loss_fn)`, `get_logprobs(batch)`, `save_checkpoint(path)`,
@@ -62,7 +62,7 @@ def get_training_backend(name: str) -> type[Any]:
 
 
 def training_registrations(name: str) -> tuple[Registration, ...]:
-    """Return what a worker that hosts this training backend must be told.
+    """Return the registrations that a worker needs to host this training backend.
 
     Raises:
         RegistryError: The backend cannot be sent.
@@ -71,12 +71,12 @@ def training_registrations(name: str) -> tuple[Registration, ...]:
 
 
 def adopt_training_backends(registrations: Iterable[Registration]) -> None:
-    """Make training backends of the driver known in this process."""
+    """Register training backends of the driver in this process."""
     _TRAINING.adopt(registrations)
 
 
 def register_generation_backend(name: str) -> Callable[[Class], Class]:
-    """Make a class known as `name`, as a decorator; workers get it from the driver.
+    """Register a class under a name, as a decorator; workers get it from the driver.
 
     It has the methods of `GenerationBackend`, or four: `setup(config)`,
     `generate(prompts, sampling_params)`, `update_weights(state_dict)` and `shutdown()`.
@@ -94,11 +94,10 @@ def register_generation_backend(name: str) -> Callable[[Class], Class]:
 
 
 def training_backend_described(name: str) -> type[Any]:
-    """Return the class that says what a training backend is; see `training.traits`.
+    """Return the class with the traits of a training backend; see `training.traits`.
 
-    It is the class `Traits` of the module that the entry point names, where there is
-    one: the backend with the libraries that it computes with is not imported then. Else
-    it is the backend's class.
+    It is the class `Traits` of the entry point's module, if there is one: the backend
+    and its libraries are then not imported. Otherwise it is the backend's class.
 
     Raises:
         RegistryError: See `get_training_backend`.
@@ -107,7 +106,7 @@ def training_backend_described(name: str) -> type[Any]:
 
 
 def is_described_apart(name: str) -> bool:
-    """Whether a training backend is described without being imported.
+    """Return whether a training backend's traits can be read without importing it.
 
     It then has all methods of `TrainingBackend`.
     """
@@ -120,12 +119,12 @@ def _apart(home: ModuleType | None) -> type[Any] | None:
 
 
 def check_generation_backend(name: str) -> None:
-    """Refuse a name that no generation backend has; imports none."""
+    """Refuse an unknown name of a generation backend, without importing any."""
     _GENERATION.check(name)
 
 
 def generation_backend_described(name: str) -> type[Any]:
-    """Return the class that says what a generation backend is.
+    """Return the class with the traits of a generation backend.
 
     See `training_backend_described`.
 
@@ -142,7 +141,7 @@ def get_generation_backend(name: str) -> type[Any]:
 
 
 def generation_registrations(name: str) -> tuple[Registration, ...]:
-    """Return what a worker that hosts this generation backend must be told.
+    """Return the registrations that a worker needs to host this generation backend.
 
     Raises:
         RegistryError: The backend cannot be sent.
@@ -151,5 +150,5 @@ def generation_registrations(name: str) -> tuple[Registration, ...]:
 
 
 def adopt_generation_backends(registrations: Iterable[Registration]) -> None:
-    """Make generation backends of the driver known in this process."""
+    """Register generation backends of the driver in this process."""
     _GENERATION.adopt(registrations)

@@ -1,7 +1,8 @@
-"""The longest row where the configuration names none: what the model's context holds.
+"""The default of the longest row: the model's context.
 
-A folder says its context in `config.json`, so a configuration knows it when it is read.
-A model on the hub is asked when a run begins. Imports neither torch nor transformers.
+A folder has its context in `config.json`, so it is known when a configuration is read.
+That of a model on the hub is looked up when a run begins. Imports neither torch nor
+transformers.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from rl_models.errors import ModelLoadError
 __all__ = ["UNKNOWN_CONTEXT", "context_of_folder", "default_row_length", "fitting"]
 
 UNKNOWN_CONTEXT = 2048
-"""Longest row of a model that does not say its context."""
+"""Longest row of a model whose context is not known."""
 
 _BUDGETS = ("train_mb_tokens", "logprob_mb_tokens")
 
@@ -28,15 +29,15 @@ def default_row_length(policy: Mapping[str, Any]) -> int | None:
         policy: The section, not validated yet.
 
     Returns:
-        The context of its model, or less where something else of the section holds
-        less; None where the model is no folder that can be read.
+        The context of its model, or less if another setting of the section allows less;
+        None if the model is no folder that can be read.
     """
     context = context_of_folder(policy)
     return None if context is None else fitting(context, policy)
 
 
 def context_of_folder(policy: Mapping[str, Any]) -> int | None:
-    """Return the context of a section's model; None: it is no folder that is there."""
+    """Return the context of a section's model; None if it is no existing folder."""
     overrides, name = policy.get("hf_config_overrides"), policy.get("model_name")
     if isinstance(overrides, Mapping):
         overridden = overrides.get("max_position_embeddings")
@@ -49,11 +50,11 @@ def context_of_folder(policy: Mapping[str, Any]) -> int | None:
             return None
         return folder_context_length(name) or UNKNOWN_CONTEXT
     except ModelLoadError:
-        return None  # it is told where models are loaded
+        return None  # reported when the model is loaded
 
 
 def fitting(context: int, policy: Mapping[str, Any]) -> int:
-    """Return the longest row of a model that everything else in a section holds.
+    """Return the longest row of a model that all settings of a section allow.
 
     Args:
         context: The model's context.

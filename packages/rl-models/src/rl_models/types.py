@@ -37,7 +37,7 @@ __all__ = [
 
 
 class LossType(Enum):
-    """What a loss divides by."""
+    """The count that a loss is divided by."""
 
     TOKEN_LEVEL = "token_level"
     """The number of trained tokens in the global batch."""
@@ -46,7 +46,7 @@ class LossType(Enum):
 
 
 class LossInputType(Enum):
-    """What a loss is computed from."""
+    """The output of the model that a loss is computed from."""
 
     LOGPROB = "logprob"
     """`next_token_logprobs` [B, S-1], 0.0 where `token_mask[:, 1:]` is 0."""
@@ -181,7 +181,7 @@ class TrainOutput(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How tokens are drawn; `greedy=True` of `generate` overrides it."""
+    """Settings for sampling tokens; `greedy=True` of `generate` overrides them."""
 
     temperature: float = 1.0
     top_p: float = 1.0

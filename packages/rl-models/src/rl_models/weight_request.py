@@ -1,4 +1,4 @@
-"""What trainer and replicas are told about one sync, and what they answer."""
+"""The request of one weight sync to trainer and replicas, and their answers."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ class WeightRequest:
     """One version of the weights that is to be sent and loaded."""
 
     version: int
-    """What the weights are called."""
+    """Number of the weights."""
     precision: str = "float32"
     """Data type that floating-point tensors have on the way: the generator's."""
     bucket_bytes: int = 16 << 20
     """Tensors travel together up to this size."""
     deadline_s: float = 600.0
-    """How long the transfer may take, on each side."""
+    """Deadline of the transfer, on each side."""
     kind: WeightKind = "merged"
-    """Which tensors are sent."""
+    """The kind of tensors that are sent."""
 
     @property
     def label(self) -> str:
-        """What the manifest is called."""
+        """Name of the manifest."""
         return f"weights of version {self.version}"
 
     @property
@@ -44,7 +44,7 @@ class WeightRequest:
 
 @dataclass(frozen=True, slots=True)
 class LoadReport:
-    """What a replica says about weights that it was given."""
+    """Report of a replica on the weights that it received."""
 
     replica: int
     version: int | None

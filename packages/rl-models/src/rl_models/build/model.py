@@ -63,7 +63,7 @@ def build_model(config: ModelBuildConfig, folder: str | Path, seed: int = 0) -> 
 
     Args:
         config: The shape of the model and the kind of tokenizer.
-        folder: Where to write; made if it is missing.
+        folder: Target folder, created if missing.
         seed: Equal seeds give equal weights, bit for bit. The global random state is
             left as it was.
 
@@ -76,6 +76,7 @@ def build_model(config: ModelBuildConfig, folder: str | Path, seed: int = 0) -> 
         config.tokenizer, config.max_position_embeddings, config.architecture
     )
     model_config = _model_config(config, tokenizer)
+    # Forked, so that building a model does not shift the caller's random numbers.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(model_config, dtype=torch.float32)
@@ -103,7 +104,7 @@ def build_tokenizer(
 ) -> PreTrainedTokenizerFast:
     """Make the tokenizer alone.
 
-    Token 0 pads, token 1 ends a text, token 2 stands for what is unknown.
+    Token 0 pads, token 1 ends a text, token 2 stands for unknown text.
 
     Args:
         config: Its kind and its tokens.
@@ -140,7 +141,9 @@ def _backend(config: TokenizerBuildConfig, special: list[str]) -> Tokenizer:
 
 
 def _longest_match(tokens: Iterable[str], special: list[str]) -> Tokenizer:
-    """One token per text; a regular expression finds the longest that fits."""
+    """Return a tokenizer with one token per text, which prefers the longest match."""
+    # By a regular expression with longer texts first: the model itself only looks up
+    # whole words.
     ordered = [*special, *(token for token in tokens if token not in special)]
     vocabulary = {token: index for index, token in enumerate(dict.fromkeys(ordered))}
     by_length = sorted(vocabulary, key=lambda token: (-len(token), token))
@@ -152,7 +155,7 @@ def _longest_match(tokens: Iterable[str], special: list[str]) -> Tokenizer:
 
 
 def _byte_pairs(config: TokenizerBuildConfig, special: list[str]) -> dict[str, Any]:
-    """Vocabulary and merges, which are all that Qwen's class takes from a file.
+    """Return vocabulary and merges, which is all that Qwen's class reads from a file.
 
     ASCII characters are one byte each and need no merge. Bytes that the vocabulary
     lacks are left out by that class.
@@ -169,7 +172,7 @@ def _byte_pairs(config: TokenizerBuildConfig, special: list[str]) -> dict[str, A
 
 def _byte_bpe(config: TokenizerBuildConfig, special: list[str]) -> Tokenizer:
     backend = Tokenizer(models.BPE())
-    # Qwen's way to cut words, so that all architectures get the same tokens.
+    # Qwen's way of splitting words, so that all architectures get the same tokens.
     backend.normalizer = normalizers.NFC()
     backend.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -208,6 +211,6 @@ def _model_config(
         "bos_token_id": None,
     }
     if config.architecture != "qwen3":
-        # Only Qwen3 chooses the width of a head freely; the others derive it.
+        # Only Qwen3 has a head size of its own; the others derive it.
         del settings["head_dim"]
     return _CONFIG_CLASSES[config.architecture](**settings)

@@ -1,4 +1,4 @@
-"""How long a model's sequences may be, by its config; needs no model code."""
+"""The longest sequence of a model, by its config; needs no model code."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 __all__ = ["CONTEXT_KEYS", "context_length"]
 
 CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len")
-"""Names of a model's longest sequence in its config; the first that is there counts."""
+"""Names of a model's longest sequence in its config; the first one found counts."""
 
 
 def context_length(config: Any) -> int | None:
-    """Longest sequence that a model's config allows, None where it does not say."""
+    """Return the longest sequence of a model's config, None if it has none."""
     for section in (config, config.get_text_config()):
         for name in CONTEXT_KEYS:
             value = getattr(section, name, None)

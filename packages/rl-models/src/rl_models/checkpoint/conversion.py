@@ -1,8 +1,8 @@
-"""A training state looked into, and made a plain model folder.
+"""Inspect a training state, and convert it to a plain model folder.
 
 A state has the names and shapes of Hugging Face, whichever backend and layout wrote it.
-Tensors go from its files to the new one one at a time, so that a model is converted on
-a machine that could not hold it.
+Tensors are copied one at a time, so that a machine can convert a model that does not
+fit into its memory.
 """
 
 from __future__ import annotations
@@ -33,29 +33,29 @@ _TOKENIZERS = ("*token*.json", "vocab.*", "merges.txt", "*.model")
 
 @dataclass(frozen=True, slots=True)
 class StateSummary:
-    """What a training state holds."""
+    """Summary of a training state."""
 
     format: str
     num_ranks: int
-    """Ranks that wrote it."""
+    """Number of ranks that wrote it."""
     shapes: Mapping[str, tuple[int, ...]]
     """Whole shape of each parameter, by its name."""
     slots: tuple[str, ...]
     """Tensors that the optimizer keeps for a parameter."""
     num_bytes: int
-    """Of all its files."""
+    """Size of all its files."""
     has_adapters: bool
     gaps: tuple[str, ...]
     """Tensors of which a part is missing."""
 
     @property
     def num_parameters(self) -> int:
-        """Numbers of all parameters."""
+        """Number of elements of all parameters."""
         return sum(torch.Size(shape).numel() for shape in self.shapes.values())
 
 
 def inspect_state(folder: Path) -> StateSummary:
-    """Look into a training state; only its indices are read.
+    """Summarize a training state; only its indices are read.
 
     Raises:
         CheckpointError: A file is missing or damaged, or the format is another.
@@ -89,10 +89,10 @@ def convert_state(
         folder: The state.
         model: A model folder; its configuration and tokenizer are copied, and a base
             that the state does not hold is read from it.
-        output: Where to; it must not exist.
+        output: Target folder; it must not exist.
         precision: Data type of the weights.
         adapter: Folder with the `adapter_config.json` of the state's adapters, which
-            says by how much they count.
+            holds their scale.
 
     Raises:
         CheckpointError: The state is damaged, or the folder cannot be written.
@@ -103,6 +103,8 @@ def convert_state(
         raise ConfigError(f"the output folder must be new: {output} exists")
     read_model_config(model)
     state = _State(folder, model, adapter)
+    # Written under another name and renamed at the end: a folder under the final name
+    # is complete.
     made = output.with_name(f".{output.name}.partial")
     try:
         shutil.rmtree(made, ignore_errors=True)
@@ -138,6 +140,7 @@ class _State:
         if self._adapted:
             self._scale = _scale(folder, adapter)
             lacking = {f"{path}.weight" for path in self._adapted} - self._names.keys()
+            # A state leaves the frozen base out if it is that of `policy.model_name`.
             if lacking:
                 self._base = WeightFiles(model)
                 self.shapes = {**self._base.shapes, **self.shapes}
@@ -164,7 +167,8 @@ class _State:
 
 
 def _scale(folder: Path, adapter: Path | None) -> float:
-    """Return what the product of an adapter's matrices is multiplied by."""
+    """Return the factor of the product of an adapter's matrices."""
+    # Not in the state, which has tensors only; a checkpoint has it beside its weights.
     place = adapter or folder.parent / "weights" / "adapter"
     file = place / "adapter_config.json"
     try:
@@ -190,6 +194,7 @@ def _copy_configuration(model: Path, output: Path, precision: str) -> None:
 
 def _write(file: Path, state: _State, precision: str) -> None:
     """Write safetensors: the length of a header, the header, and the numbers."""
+    # By hand, because the library's `save_file` takes all tensors at once.
     dtype = getattr(torch, precision)
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     end = 0
@@ -201,12 +206,14 @@ def _write(file: Path, state: _State, precision: str) -> None:
             "data_offsets": [start, end],
         }
     text = json.dumps(header, separators=(",", ":")).encode()
+    # The format aligns its data to 8 bytes by spaces after the header.
     text += b" " * (-len(text) % 8)
     with file.open("wb") as stream:
         stream.write(len(text).to_bytes(8, "little") + text)
         for value in _values(state, dtype):
             stream.write(value.flatten().view(torch.uint8).numpy().tobytes())
         stream.flush()
+        # Before the rename, which could otherwise outlive the data in a power failure.
         os.fsync(stream.fileno())
 
 

@@ -1,8 +1,8 @@
-"""Whether a name is on the hub, found out quickly, and what a process needs to load it.
+"""Quick checks that a name is on the hub, and the variables that loading it needs.
 
-The hub's own client tries each of several files again and again where there is no
-network, for a minute and more in all. One question before that, with a deadline, tells
-a wrong name and a missing network from something that is there.
+Without a network the hub's own client retries each of several files, for more than a
+minute in all. A single request before that, with a deadline, detects a wrong name or a
+missing network.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rl_models.errors import ModelLoadError
 __all__ = ["check_hub_name", "check_model", "hub_secrets", "why_not_on_hub"]
 
 _DEADLINE_S = 10.0
-# As the hub's client looks for it; the file of `hf auth login` is found by HF_HOME.
+# Where the hub's client looks for it; the file of `hf auth login` is found by HF_HOME.
 _TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 _REMEDIES = {
     "model": "give the path of a folder that save_pretrained has written, or a name on "
@@ -30,10 +30,10 @@ _REMEDIES = {
 
 
 def check_hub_name(name: str) -> None:
-    """Check that the hub, or the cache of what came from it, knows a model.
+    """Check that the hub, or its local cache, knows a model.
 
     Args:
-        name: What is no folder.
+        name: A name that is no folder.
 
     Raises:
         ModelLoadError: There is no such model, it may not be read, or the hub gives no
@@ -64,13 +64,13 @@ def check_model(name_or_path: str | PathLike[str]) -> Path | None:
 def hub_secrets(*names: str | PathLike[str] | None) -> dict[str, str]:
     """Return the variables that a worker needs to load models or tokenizers.
 
-    Workers get no secret of the program unless it is handed to them.
+    Workers get no secret of the program unless it is passed to them.
 
     Args:
         names: Folders or hub names; None: nothing to load.
 
     Returns:
-        The hub's token where this process has one and a name is no folder; else {}.
+        The hub's token if this process has one and a name is no folder; else {}.
     """
     if all(name is None or Path(name).is_dir() for name in names):
         return {}
@@ -78,15 +78,16 @@ def hub_secrets(*names: str | PathLike[str] | None) -> dict[str, str]:
 
 
 def why_not_on_hub(name: str, kind: Literal["model", "dataset"]) -> str | None:
-    """Return why the hub does not give a model or data set; None: it does.
+    """Return why a model or data set cannot be had from the hub; None if it can.
 
-    What the cache has is not asked for. The hub's own variables count: `HF_ENDPOINT`,
+    The hub is not asked for names in the cache. Its own variables apply: `HF_ENDPOINT`,
     `HF_HOME`, `HF_TOKEN`, `HF_HUB_OFFLINE`.
 
     Args:
-        name: What is no file or folder.
-        kind: Which of the two.
+        name: A name that is no file or folder.
+        kind: Whether it is a model or a data set.
     """
+    # Imported by name and late: checks of local folders must not pay for it.
     hub = import_module("huggingface_hub")
     constants = import_module("huggingface_hub.constants")
     errors = import_module("huggingface_hub.errors")
@@ -113,7 +114,7 @@ def why_not_on_hub(name: str, kind: Literal["model", "dataset"]) -> str | None:
             f"HF_TOKEN if it is private, or {remedy}"
         )
     except Exception as error:
-        # Which exceptions come depends on the versions of the HTTP client.
+        # The exceptions of a failed connection depend on the version of the client.
         return (
             f"{start}, and {constants.ENDPOINT} cannot be asked for it "
             f"({type(error).__name__}: {error}): {remedy}; without a network, download "

@@ -1,4 +1,4 @@
-"""Weight files of mixtures, whose experts are one tensor each in the files only.
+"""Weight files of mixtures, whose experts are separate tensors in the files.
 
 Models have all experts of a layer in two parameters, `gate_up_proj` [E, 2 I, H] and
 `down_proj` [E, H, I] (E experts, I columns, H hidden size). Files have three tensors
@@ -26,7 +26,7 @@ _ROUTER = re.compile(r"(.+)\.block_sparse_moe\.gate\.weight")
 
 
 class MixtureFiles:
-    """The tensors of a model by the names of its parameters, experts put together.
+    """The tensors of a model by the names of its parameters, with experts joined.
 
     Args:
         files: The files, of any model.
@@ -56,7 +56,9 @@ class MixtureFiles:
         return self._shapes
 
     def _shapes_of(self, home: str) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of a layer's experts; none where some are missing."""
+        """Return the shapes of a layer's experts; none if some are missing."""
+        # Without an entry, the caller leaves the folder to transformers, which explains
+        # what is wrong or converts it.
         found: dict[str, set[tuple[int, ...]]] = {}
         numbers = []
         for part in ("gate_proj", "up_proj", "down_proj"):
@@ -89,6 +91,8 @@ class MixtureFiles:
         height = shape[1] // len(kinds)
         whole = torch.Size((height, shape[2]))
         across = slice(columns.start, columns.stop)
+        # The requested rows span the gate rows and the up rows below them; each kind
+        # is a tensor of its own in the files.
         parts = []
         for expert in experts:
             pieces = []

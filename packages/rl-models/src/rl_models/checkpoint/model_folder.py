@@ -13,7 +13,7 @@ __all__ = ["check_model_folder", "folder_context_length", "read_model_config"]
 
 
 def check_model_folder(name_or_path: str | Path) -> Path | None:
-    """Check that a model folder is there; None for what must be a hub name.
+    """Check that a model folder exists; return None if it must be a hub name.
 
     Raises:
         ModelLoadError: The folder does not exist or has no `config.json`.
@@ -32,6 +32,7 @@ def check_model_folder(name_or_path: str | Path) -> Path | None:
             f"the model {text!r} is a file; give the path of a folder with config.json "
             "and model.safetensors, or a hub name like 'org/name'"
         )
+    # A misspelled path must not be looked up on the hub, whose error would mislead.
     looks_local = text.startswith((".", "/", "~")) or text.count("/") > 1 or not text
     if looks_local or path.exists():
         raise ModelLoadError(
@@ -55,9 +56,9 @@ def read_model_config(name_or_path: str | Path) -> dict[str, Any] | None:
 
 
 def folder_context_length(name_or_path: str | Path) -> int | None:
-    """Longest sequence of a model folder; None for a hub name or where not given."""
+    """Return the longest sequence of a model folder; None if it is not known."""
     config = read_model_config(name_or_path) or {}
-    # A model that also sees or hears has the part that reads in a section.
+    # Multimodal models have the settings of their language model in a section.
     for section in (config, config.get("text_config")):
         for key in CONTEXT_KEYS:
             value = section.get(key) if isinstance(section, dict) else None

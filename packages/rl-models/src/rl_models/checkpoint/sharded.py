@@ -1,9 +1,9 @@
 """Exact training state in safetensors and JSON, loadable at another number of ranks.
 
 ```
-<folder>/state.json                      what is the same on all ranks
+<folder>/state.json                      state common to all ranks
          rank_00000_of_00002.safetensors   this rank's part of every tensor
-         rank_00000_of_00002.json          where those parts belong
+         rank_00000_of_00002.json          positions of those parts
 ```
 A part is a box: it begins somewhere in each dimension of the whole tensor and has a
 size there. The index of a rank gives, for each of its tensors, the whole shape and the
@@ -31,7 +31,7 @@ __all__ = ["Shard", "ShardedReader", "write_shards", "write_state"]
 
 _FORMAT = "rl-models-sharded-2"
 _ROWS_FORMAT = "rl-models-sharded-1"
-"""The format before: parts were rows, `first_row` and `num_rows`."""
+"""The previous format: parts were rows, `first_row` and `num_rows`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Box:
 
     global_shape: tuple[int, ...]
     starts: tuple[int, ...]
-    """Where it begins in each dimension."""
+    """Its start in each dimension."""
     sizes: tuple[int, ...]
 
     @classmethod
@@ -60,7 +60,7 @@ class Box:
         return math.prod(self.sizes)
 
     def meet(self, other: Box) -> Box | None:
-        """Return what both have of the same tensor; None if that is nothing."""
+        """Return the intersection of two boxes of a tensor; None if it is empty."""
         starts, sizes = [], []
         for a, n, b, m in zip(
             self.starts, self.sizes, other.starts, other.sizes, strict=True
@@ -84,7 +84,7 @@ class Box:
 
     @classmethod
     def from_index(cls, entry: Mapping[str, Any]) -> Box:
-        """Read an entry of a rank's index, of this format or the one before."""
+        """Read an entry of a rank's index, in this format or the previous one."""
         shape = tuple(entry["global_shape"])
         if "first_row" not in entry:
             return cls(shape, tuple(entry["starts"]), tuple(entry["sizes"]))
@@ -96,7 +96,7 @@ class Box:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """A part of a tensor, and which part it is."""
+    """A part of a tensor, and its position."""
 
     tensor: Tensor
     box: Box
@@ -114,6 +114,7 @@ def write_shards(
     Raises:
         CheckpointError: The disk is full or the folder cannot be written.
     """
+    # A box has its own index, so ranks need not talk to each other when they write.
     index = {name: asdict(shard.box) for name, shard in shards.items()}
     tensors = {
         name: shard.tensor.detach().cpu().contiguous() for name, shard in shards.items()
@@ -131,7 +132,7 @@ def write_shards(
 
 
 def write_state(folder: Path, state: Mapping[str, Any], world_size: int) -> None:
-    """Write what is the same on all ranks; one rank calls it.
+    """Write the state common to all ranks; called on one rank.
 
     Raises:
         CheckpointError: The disk is full or the folder cannot be written.
@@ -170,6 +171,7 @@ class ShardedReader:
             index = self._read_json(_file_name(rank, self.world_size, "json"))
             self._boxes.append({name: Box.from_index(at) for name, at in index.items()})
             path = self.folder / _file_name(rank, self.world_size, "safetensors")
+            # Mapped and not read: each tensor, or a part of it, is read on request.
             try:
                 self._files.append(safe_open(path, framework="pt"))
             except (OSError, SafetensorError) as error:
@@ -198,7 +200,7 @@ class ShardedReader:
         return next(boxes[name].global_shape for boxes in self._boxes if name in boxes)
 
     def lacks(self, name: str) -> bool:
-        """Whether no rank has a part of a tensor, of which the others have some."""
+        """Return whether a part of a tensor is missing on all ranks."""
         if name.startswith("random/"):
             return False  # each rank's own
         held = sum(boxes[name].numel for boxes in self._boxes if name in boxes)
@@ -215,8 +217,8 @@ class ShardedReader:
         """Fill `target` with a part of a tensor.
 
         Args:
-            name: Which tensor.
-            target: As large as the part.
+            name: Name of the tensor.
+            target: Tensor of the part's size.
             box: The part; None: the whole tensor.
 
         Raises:
@@ -243,6 +245,7 @@ class ShardedReader:
             with torch.no_grad():
                 target[part.within(box)].copy_(self._read(rank, name, held, part))
             missing -= part.numel
+        # No two ranks write the same part, so the sizes of the pieces add up exactly.
         if missing:
             raise CheckpointError(
                 f"{name!r} in {self.folder} lacks {missing} of the {box.numel} numbers "

@@ -1,4 +1,4 @@
-"""Safetensors of a model folder or a hub name, read one tensor, or part, at a time."""
+"""Safetensors of a model folder or hub name, read one tensor or part at a time."""
 
 from __future__ import annotations
 
@@ -33,6 +33,8 @@ class WeightFiles:
         self.source = str(check_model_folder(source) or source)
         self._files: dict[str, Path] = {}
         self._shapes: dict[str, tuple[int, ...]] = {}
+        # From the files themselves and not from the index, which has no shapes and may
+        # be missing.
         for file in self._all_files():
             with safe_open(file, framework="pt") as tensors:
                 for name in tensors.keys():  # noqa: SIM118 (not a mapping)
@@ -79,12 +81,12 @@ class WeightFiles:
     def read_part(
         self, name: str, shape: torch.Size, slices: tuple[slice, ...]
     ) -> Tensor:
-        """Return a part of a tensor in float32; nothing else of it is read.
+        """Return a part of a tensor in float32; the rest of it is not read.
 
         Args:
             name: The tensor's name in the files.
             shape: Shape of the whole tensor.
-            slices: Which part.
+            slices: The part.
 
         Raises:
             ModelLoadError: It is missing, or has another shape.
@@ -101,7 +103,7 @@ class WeightFiles:
                 f"{tuple(shape)} that config.json says: got {self._shapes[name]}"
             )
         with safe_open(file, framework="pt") as tensors:
-            if not shape:
+            if not shape:  # a scalar has no slices
                 value: Tensor = tensors.get_tensor(name)
             else:
                 value = tensors.get_slice(name)[slices]

@@ -1,11 +1,11 @@
-"""Which backend samples: what the setting `auto` means, and what this process can run.
+"""The choice of a generation backend for `auto`, and for this process.
 
-The rule of `auto` is what `python -m benchmarks.generation` gave on two cores:
+The rule of `auto` follows from `python -m benchmarks.generation` on two cores:
 
 - on a CPU `huggingface`: two to seven times faster up to a million parameters, and
-  about as fast from ten million on (vLLM pays a fixed price per step there);
+  about as fast from ten million on (vLLM has a fixed cost per step there);
 - on GPUs, which were not measured, `vllm`, which is made for them, if its environment
-  is there already; else `huggingface`.
+  exists already; else `huggingface`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _FALLBACK = "huggingface"
 
 
 def choose_backend(config: GenerationConfig, *, on_gpu: bool) -> GenerationConfig:
-    """Return the config with a backend that is a name.
+    """Return the config with `auto` replaced by a backend's name.
 
     Args:
         config: The generation config.
@@ -47,8 +47,8 @@ def choose_backend(config: GenerationConfig, *, on_gpu: bool) -> GenerationConfi
 def for_this_process(config: GenerationConfig) -> GenerationConfig:
     """Return the config for a backend that runs here and not in a worker.
 
-    vLLM lives in an environment of its own. Where this is not that one, a few rows are
-    sampled by the backend `huggingface`, which gives the same log-probs.
+    vLLM has an environment of its own. Outside of it, a few rows are sampled by the
+    backend `huggingface`, which gives the same log-probs.
     """
     config = choose_backend(without_trainer(config), on_gpu=False)
     if config.backend != "vllm" or _is_installed():

@@ -1,4 +1,4 @@
-"""What one row got from an engine, and rows put together from it."""
+"""Completions of rows by an engine, and batches joined from them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ IntArray = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """What one row got."""
+    """The completion of one row."""
 
     tokens: list[int]
     logprobs: list[float]

@@ -46,7 +46,8 @@ class GenerationConfig(Config):
     max_context_length: int | None = Field(None, gt=0)
     """Longest row, input and output together; null: what the model's config says."""
     max_batch_size: int | None = Field(None, gt=0)
-    """Rows decoded at once per replica, the bound of the cache's memory; null: all."""
+    """Rows decoded at once per replica, the bound of the cache's memory; the others
+    take the places of rows that have ended. Null: all."""
     num_replicas: int | None = Field(None, gt=0, json_schema_extra=changeable())
     """Copies of the model that share the rows; null: one per bundle of the cluster."""
     num_threads: int | None = Field(1, gt=0)

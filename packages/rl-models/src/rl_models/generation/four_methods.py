@@ -1,10 +1,10 @@
-"""A generation backend of four methods, as a generation worker hosts it.
+"""Adapter that makes a generation backend of four methods a whole one.
 
 ```
 columns of tokens -> prompts (texts or ids) -> generate -> answers -> columns of tokens
 verified tensors  -> state_dict             -> update_weights
 ```
-Versions, stop tokens, stop strings and length limits are kept on this side.
+Versions, stop tokens, stop strings and length limits are handled on this side.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ _logger = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class PromptSampling(SamplingParams):
-    """How a backend of four methods is to sample the prompts of one call."""
+    """Settings with which a backend of four methods samples the prompts of a call."""
 
     greedy: bool = False
     """Take the most probable token; the other settings do not matter then."""
     stop_token_ids: tuple[int, ...] = ()
-    """Tokens that end an answer; what comes after the first is cut off."""
+    """Tokens that end an answer; anything after the first is cut off."""
     stop_strings: tuple[tuple[str, ...], ...] = ()
-    """Texts that end an answer, by prompt; what comes after the first is cut off."""
+    """Texts that end an answer, by prompt; anything after the first is cut off."""
     seeds: tuple[int, ...] = ()
-    """A seed per prompt: with equal ones an answer comes out again."""
+    """A seed per prompt: equal seeds give equal answers."""
 
 
 class _Answer(NamedTuple):
@@ -57,7 +57,7 @@ class _Answer(NamedTuple):
 
 
 def make_generation_backend(name: str) -> Any:
-    """Make a generation backend by name; one of four methods gets what it lacks.
+    """Make a generation backend by name, completing one of four methods.
 
     Raises:
         RegistryError: The name is unknown, or the class has neither form.
@@ -69,14 +69,14 @@ def make_generation_backend(name: str) -> Any:
 
 
 class FourMethodBackend:
-    """A `GenerationBackend` made of a class with four methods.
+    """A `GenerationBackend` made from a class with four methods.
 
     The class is made without arguments. Prompts are texts; a class attribute
     `prompts = "token_ids"` asks for lists of token ids. An answer is a text, a list of
     token ids, or a mapping with `text` or `token_ids`, and beside token ids `logprobs`.
 
     Args:
-        name: What the class is registered as.
+        name: The name that the class is registered under.
         backend: The class.
     """
 
@@ -174,9 +174,9 @@ class FourMethodBackend:
     def _without_doubt(
         self, rows: list[list[int]], answers: list[_Answer]
     ) -> list[_Answer]:
-        """Drop log-probs that are of other tokens than the rows'.
+        """Drop log-probs that belong to other tokens than the rows'.
 
-        A text may be read as other tokens than those that it was made of.
+        A text may be encoded as other tokens than those it was decoded from.
         """
         if self._takes_ids or all(answer.logprobs is None for answer in answers):
             return answers
@@ -218,7 +218,7 @@ class FourMethodBackend:
         return texts
 
     def _read(self, index: int, answer: Any) -> _Answer:
-        """Return what the backend gave for one prompt, as tokens."""
+        """Return the backend's answer to one prompt as tokens."""
         given: Any = answer
         logprobs = None
         if isinstance(answer, Mapping):
@@ -248,6 +248,8 @@ class FourMethodBackend:
 
     def _encoded(self, text: str) -> list[int]:
         """Return the tokens of a text, with the one that ends it."""
+        # A text has lost its end token, without which the model would not learn to
+        # stop.
         tokens: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
         if self._stops and not set(tokens) & set(self._stops):
             tokens.append(self._stops[0])
@@ -261,7 +263,9 @@ class FourMethodBackend:
     def _shortened(
         self, index: int, answer: _Answer, request: PromptSampling
     ) -> _Answer:
-        """Return an answer up to where it ends, at the limit at the latest."""
+        """Return an answer up to its end, or up to the limit."""
+        # The backend need not stop by itself: a token after the end must not be
+        # trained.
         limit = request.max_new_tokens
         tokens = answer.tokens[:limit]
         end, has_ended = self._end(tokens, request.stop_strings[index])
@@ -270,7 +274,7 @@ class FourMethodBackend:
         return _Answer(tokens[:end], logprobs, is_cut)
 
     def _end(self, tokens: list[int], strings: Sequence[str]) -> tuple[int, bool]:
-        """Tokens up to the first stop, and whether there is one."""
+        """Return the number of tokens up to a stop, and whether there is one."""
         for count, token in enumerate(tokens, start=1):
             if token in self._stops:
                 return count, True
@@ -281,7 +285,7 @@ class FourMethodBackend:
     def _columns(
         self, rows: list[list[int]], answers: list[_Answer]
     ) -> BatchedDataDict[Any]:
-        """Columns of `GenerationOutputSpec`."""
+        """Return the columns of `GenerationOutputSpec`."""
         given = [answer.logprobs is not None for answer in answers]
         if any(given) and not all(given):
             raise self._wrong(
@@ -320,9 +324,9 @@ class FourMethodBackend:
     def load_weights(
         self, tensors: Iterator[tuple[str, torch.Tensor]], version: int
     ) -> int:
-        """Hand verified weights to the backend, and serve them as `version`."""
+        """Pass verified weights to the backend, and serve them as `version`."""
         self._has_weights = False
-        # What comes may lie in memory that is written again; a backend may keep these.
+        # Copies, because the stream's memory is reused and a backend may keep tensors.
         state_dict = {name: tensor.clone() for name, tensor in tensors}
         self._backend.update_weights(state_dict)
         self._has_weights = True

@@ -1,7 +1,7 @@
 """Uniform noise that is a function of (seed of the row, index of the new token).
 
-There is no stream that rows take turns on, so what a row samples does not depend on the
-rows beside it, on their order, or on how many replicas share them. The function is the
+Rows do not take turns on a stream of random numbers, so a row's sample does not depend
+on the rows beside it, on their order, or on the number of replicas. The function is the
 finaliser of splitmix64, applied twice.
 """
 
@@ -18,7 +18,8 @@ UInt64Array = npt.NDArray[np.uint64]
 _STRIDE = np.uint64(0x9E3779B97F4A7C15)
 _FACTOR_1 = np.uint64(0xBF58476D1CE4E5B9)
 _FACTOR_2 = np.uint64(0x94D049BB133111EB)
-# The largest value stays so far below 1 that u * total < total in float32, too.
+# With 22 bits the largest value is far enough below 1 that u * total < total also holds
+# in float32.
 _BITS = 22
 
 
@@ -29,7 +30,7 @@ def _mix(state: UInt64Array) -> UInt64Array:
 
 
 def uniform_noise(seeds: torch.Tensor, start: int, count: int) -> torch.Tensor:
-    """Noise for a run of new tokens.
+    """Return noise for consecutive new tokens.
 
     Args:
         seeds: [B] int64, one per row.
@@ -47,13 +48,14 @@ def uniform_noise(seeds: torch.Tensor, start: int, count: int) -> torch.Tensor:
 
 
 def derive_seeds(seed: int, call: int, num_rows: int) -> torch.Tensor:
-    """[num_rows] int64 seeds of rows that bring none.
+    """Return [num_rows] int64 seeds for rows that have none.
 
     Args:
         seed: The run's seed.
-        call: How many calls came before.
+        call: Number of earlier calls.
         num_rows: Rows of this call.
     """
+    # Mixed with the call, so that equal prompts get other answers in the next call.
     origin = np.array([seed & 0xFFFFFFFFFFFFFFFF], dtype=np.uint64)
     calls = np.array([call], dtype=np.uint64)
     stream = _mix(_mix(origin + _STRIDE) + calls * _STRIDE)

@@ -1,4 +1,4 @@
-"""Which part of a replica a process is, where several hold one model together."""
+"""The place of a process in a replica of several processes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class ReplicaRank:
     size: int
     """Processes of the replica."""
     address: str
-    """Where rank 0 listens when they come together."""
+    """Address on which rank 0 listens when they connect."""
     port: int
     """A port of its own for each time that the replica is started."""
 

@@ -1,4 +1,4 @@
-"""What the driver checks of the rows that go to replicas and come back."""
+"""Checks by the driver of rows that go to replicas and return."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ def columns_to_sample(
 def check_versions(
     outputs: Sequence[BatchedDataDict[GenerationOutputSpec]], oldest: int
 ) -> None:
-    """No row may have older weights than those served when the call began.
+    """Refuse rows of older weights than those served when the call began.
 
     Raises:
-        GenerationError: Some have.
+        GenerationError: Some rows are older.
     """
     for part in outputs:
         served = torch.unique(part["weight_version"]).tolist()
@@ -57,7 +57,8 @@ def check_versions(
 
 
 def rows_digest(output: BatchedDataDict[GenerationOutputSpec]) -> int:
-    """Compute a number that differs where sampled tokens of a replica's workers do."""
+    """Return a number that differs if the sampled tokens of two workers do."""
+    # A checksum is enough, and spares sending the rows of every worker.
     return zlib.crc32(output["output_ids"].contiguous().numpy().tobytes())
 
 
@@ -66,16 +67,16 @@ def check_same_rows(
     digests: Sequence[int | None],
     replica: int,
 ) -> None:
-    """Workers that hold one model together must sample the same tokens.
+    """Check that workers that hold one model together sampled the same tokens.
 
     Args:
-        output: The rows of the first of them.
-        digests: `rows_digest` of what the others came to; None: it was compared token
-            by token already.
-        replica: Which replica they are.
+        output: The rows of the first worker.
+        digests: `rows_digest` of the others' rows; None: they were compared token by
+            token already.
+        replica: Number of the replica.
 
     Raises:
-        GenerationError: They went apart: later tokens are of no model at all.
+        GenerationError: They diverged: later tokens are of no model at all.
     """
     if any(digest not in (None, rows_digest(output)) for digest in digests):
         raise GenerationError(

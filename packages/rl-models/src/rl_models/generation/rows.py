@@ -1,4 +1,4 @@
-"""What every generation backend checks of its rows before it samples."""
+"""Checks of rows by every generation backend before it samples."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def check_rows(
     Args:
         input_ids: [B, S] right-padded.
         lengths: [B] tokens per row.
-        limit: New tokens per row at most.
-        context: Tokens that the model takes; None: any number.
+        limit: Maximum number of new tokens per row.
+        context: Longest row of the model; None: any.
 
     Raises:
         BatchError: A length that does not fit its row.

@@ -44,9 +44,11 @@ def truncate_logits(
         least_B_1 = logits_B_V.topk(top_k, dim=-1).values[:, -1:]
         logits_B_V = logits_B_V.masked_fill(logits_B_V < least_B_1, -torch.inf)
     if top_p < 1.0:
+        # Stable, so that the choice among equal logits does not vary.
         sorted_B_V, order_B_V = logits_B_V.sort(dim=-1, descending=True, stable=True)
         probs_B_V = sorted_B_V.softmax(dim=-1, dtype=torch.float32)
         before_B_V = probs_B_V.cumsum(dim=-1) - probs_B_V
+        # The mass before a token decides, so the token that reaches p stays.
         drop_B_V = before_B_V >= top_p
         drop_B_V[:, 0] = False
         drop_B_V = torch.zeros_like(drop_B_V).scatter_(1, order_B_V, drop_B_V)
@@ -77,13 +79,13 @@ def sample_tokens(
     # stays below that entry, and a token without probability is never the first above.
     target_B_1 = cumulative_B_V[:, -1:] * noise_B[:, None]
     token_B_1 = torch.searchsorted(cumulative_B_V, target_B_1, right=True)
-    # Only logits that are not numbers need this; whoever calls looks at the log-probs.
+    # Needed only for logits that are NaN; callers check the log-probs for these.
     token_B_1.clamp_(max=logits_B_V.shape[-1] - 1)
     return token_B_1[:, 0], logprobs_B_V.gather(1, token_B_1)[:, 0]
 
 
 def greedy_tokens(logits_B_V: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the best token of each row, with its log-probability at temperature 1."""
+    """Return each row's most likely token, and its log-prob at temperature 1."""
     token_B = logits_B_V.argmax(dim=-1)
     logprobs_B_V = logits_B_V.log_softmax(dim=-1)
     return token_B, logprobs_B_V.gather(1, token_B[:, None])[:, 0]

@@ -1,6 +1,6 @@
-"""What a generation backend tells the driver before a process is started.
+"""Traits of a generation backend, which the driver reads before a process is started.
 
-It says it as a training backend does: see `rl_models.training.traits`.
+They are declared as those of a training backend: see `rl_models.training.traits`.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ __all__ = ["GenerationTraits", "get_generation_traits"]
 
 
 class GenerationTraits:
-    """What a generation backend may say of itself, with what holds if it does not."""
+    """The traits that a generation backend may declare, with their defaults."""
 
     worker_class: ClassVar[str] = "rl_models.generation.worker.GenerationWorker"
-    """Path of the class that hosts it; its environment has what the backend imports."""
+    """Path of the worker class; its environment provides the backend's imports."""
 
     samples_in: ClassVar[str | None] = None
-    """Training backend in whose workers it samples, with the weights that they train;
-    None: it has workers of its own, which weights are sent to."""
+    """Training backend in whose workers it samples, with their weights; None: it has
+    workers of its own, which weights are sent to."""
 
     prompts: ClassVar[str] = "text"
-    """What a backend of four methods is given: "text" or "token_ids"."""
+    """Form of prompts for a backend of four methods: "text" or "token_ids"."""
 
     @staticmethod
     def check_config(config: GenerationConfig, *, on_gpu: bool) -> None:
@@ -60,10 +60,10 @@ class GenerationTraits:
         *,
         on_gpu: bool,
     ) -> None:
-        """Refuse adapters that come apart from the weights of their base.
+        """Refuse adapters that are sent apart from the weights of their base.
 
         A backend that takes them overrides this, and has `setup(..., adapter=)`, which
-        is given a `LoRAConfig` then.
+        then gets a `LoRAConfig`.
 
         Args:
             config: The generation config.
@@ -90,25 +90,25 @@ class GenerationTraits:
 
     @staticmethod
     def calls_at_once(config: GenerationConfig) -> int:
-        """Return how many calls of `generate` run in one replica at a time."""
+        """Return the number of `generate` calls that run in one replica at a time."""
         return 1
 
     @staticmethod
     def workers_per_replica(config: GenerationConfig) -> int:
-        """Return how many workers hold one model together.
+        """Return the number of workers that hold one model together.
 
-        Each is given its `place` in the replica by `setup`.
+        Each gets its `place` in the replica by `setup`.
         """
         return 1
 
     @classmethod
     def frees_memory(cls, config: GenerationConfig, *, on_gpu: bool) -> bool:
-        """Whether `release_memory` frees anything; if it is there, it is called."""
+        """Return whether `release_memory` frees anything; if present, it is called."""
         return not lacking(cls, GenerationMemory)
 
 
 def get_generation_traits(name: str) -> type[GenerationTraits]:
-    """Return what a generation backend says of itself, completed by the defaults.
+    """Return the traits of a generation backend, completed by the defaults.
 
     Raises:
         RegistryError: The name is unknown.

@@ -70,12 +70,12 @@ class GenerationWorker:
         config: Mapping[str, Any] | None = None,
         context: Mapping[str, Any] | None = None,
     ) -> int:
-        """Load the model; gives back the id that its rows are filled with.
+        """Load the model; return the id that pads its rows.
 
         Args:
             replica: Number of this replica.
-            config: Takes the place of the one given at construction, with `context`:
-                the worker starts over with another model in the same process.
+            config: Replaces the one given at construction, together with `context`: the
+                worker starts over with another model in the same process.
             context: Keyword arguments of the backend's `setup`.
         """
         if config is not None:
@@ -105,9 +105,10 @@ class GenerationWorker:
     ) -> BatchedDataDict[GenerationOutputSpec] | int | None:
         """Continue this replica's rows, which begin at `first_row` of the batch.
 
-        Of several workers that hold its model only the first returns the rows; the
-        others return their digest, or None where they do what the first tells them.
+        Of several workers that hold its model, only the first returns the rows; the
+        others return their digest, or None if they follow the first.
         """
+        # Checked here too: the driver refuses as well, but others may call.
         if self._refusal:
             raise GenerationError(
                 f"generation replica {self._replica} does not serve, because its last "
@@ -146,9 +147,9 @@ class GenerationWorker:
             manifest = weights.manifest()
             self._receiver.accept(manifest, request.kind)
         except Exception as error:
-            # Whatever it is: the weights may be neither the old ones nor the new.
+            # Any error: the weights may be neither the old nor the new ones.
             self._refusal = failure_text(error)
-            self._receiver.close()  # a sender that waits learns of it at once
+            self._receiver.close()  # so that a waiting sender learns of it at once
             if not isinstance(error, DistributedError):
                 _logger.exception("loading %s failed", request.label)
             return LoadReport(replica, None, problem=self._refusal)
@@ -157,6 +158,7 @@ class GenerationWorker:
 
     def _check_kind(self, request: WeightRequest) -> None:
         """Refuse weights that the backend was not set up for."""
+        # Merged weights, loaded as a base, would get the adapter a second time.
         takes_adapter = self._context.get("adapter") is not None
         if takes_adapter != (request.kind != "merged"):
             wanted = "adapters by themselves" if takes_adapter else "all weights"
@@ -167,10 +169,10 @@ class GenerationWorker:
             )
 
     def changed_weights(self) -> list[str] | None:
-        """Tensors that the engine holds otherwise than they were sent.
+        """Return the names of tensors that differ from what was sent.
 
         Returns:
-            Their names; None if the backend cannot tell what it holds.
+            Their names; None if the backend cannot read weights back.
         """
         manifest = self._receiver.manifest
         if manifest is None or lacking(self._backend, HeldWeights):

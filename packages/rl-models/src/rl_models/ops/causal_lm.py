@@ -1,4 +1,4 @@
-"""Loads a causal language model the way that training and generation use it."""
+"""Load a causal language model the way that training and generation use it."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def load_causal_lm(
     source = str(folder or name_or_path)
     if folder is None:
         check_hub_name(source)
-    disable_progress_bar()  # a bar per worker and start says nothing
+    disable_progress_bar()  # every worker would draw its own into the same log
     try:
         config = AutoConfig.from_pretrained(source, **dict(overrides or {}))
         return AutoModelForCausalLM.from_pretrained(
@@ -70,7 +70,7 @@ def load_causal_lm(
 def causal_lm_skeleton(
     source: str, overrides: Mapping[str, Any] | None = None
 ) -> Any | None:
-    """Build what `load_causal_lm` gives in float32, without memory for its weights.
+    """Build the model of `load_causal_lm` in float32 without memory for its weights.
 
     Args:
         source: A folder or a hub name that was checked.
@@ -79,6 +79,8 @@ def causal_lm_skeleton(
     Returns:
         As `skeleton`.
     """
+    # Float32 as for a model that is loaded: `skeleton` gives shapes, names and buffers,
+    # and the weights are loaded into it in parts.
     config = AutoConfig.from_pretrained(source, **dict(overrides or {}))
     model = skeleton(
         lambda: AutoModelForCausalLM.from_config(
@@ -88,13 +90,13 @@ def causal_lm_skeleton(
         )
     )
     if model is not None:
-        with suppress(OSError):  # then it has the one of its config
+        with suppress(OSError):  # then the one derived from its config stays
             model.generation_config = GenerationConfig.from_pretrained(source)
     return model
 
 
 def attention_for(config: Any) -> str | None:
-    """`rl_varlen` where the architecture can take it, else what computes it rightly."""
+    """Return `rl_varlen` if the architecture supports it, else one that is correct."""
     try:
         model_class = AutoModelForCausalLM._model_mapping[type(config)]
     except KeyError as error:
@@ -102,22 +104,23 @@ def attention_for(config: Any) -> str | None:
             f"{type(config).__name__} has no causal language model in transformers"
         ) from error
     if not getattr(model_class, "_supports_attention_backend", False):
-        return None
+        return None  # transformers' default for it
     if torch.cuda.is_available() and is_flash_attn_2_available():
         return "flash_attention_2"
     if getattr(config, "attn_logit_softcapping", None) is not None:
-        # torch's own attention, which is transformers' default, leaves the cap out
-        # without a word.
+        # torch's own attention, which is transformers' default, silently ignores the
+        # cap.
         return "eager"
     return ATTENTION_NAME
 
 
 def packing_obstacle(model: Any) -> str | None:
-    """Why rows of several sequences cannot go through the model; None if they can."""
+    """Return why the model cannot take packed sequences; None if it can."""
     config = model.config
     attention = config._attn_implementation
     if attention not in (ATTENTION_NAME, "flash_attention_2"):
         return f"its attention implementation is {attention!r}"
+    # These carry a state from token to token, also across the border of two sequences.
     mixers = {"linear_attention", "mamba", "conv", "recurrent", "hybrid"}
     found = mixers.intersection(getattr(config, "layer_types", None) or [])
     if found:

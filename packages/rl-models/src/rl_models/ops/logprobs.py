@@ -18,6 +18,7 @@ class _TokenLogprobs(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, targets: Tensor, scale: float) -> Tensor:
+        # A sum over the vocabulary needs more than the 8 bits of bfloat16.
         scaled = logits.float()
         if scale != 1.0:
             scaled = scaled * scale
@@ -34,13 +35,15 @@ class _TokenLogprobs(torch.autograd.Function):
         scaled = logits.float()
         if ctx.scale != 1.0:
             scaled = scaled * ctx.scale
+        # d logprob / d logits = scale (onehot - softmax). The difference is a new
+        # tensor, so changing it in place spares a second one of the size of the logits.
         grad = (scaled - log_sum[:, None]).exp_().mul_(-weight)
         grad.scatter_add_(-1, targets[:, None], weight)
         return grad.to(logits.dtype), None, None
 
 
 def token_logprobs(logits: Tensor, targets: Tensor, temperature: float = 1.0) -> Tensor:
-    """Log-probability of one token per position.
+    """Return the log-probability of one token per position.
 
     Args:
         logits: [N, V].
@@ -57,7 +60,7 @@ def token_logprobs(logits: Tensor, targets: Tensor, temperature: float = 1.0) ->
 def next_token_logprobs(
     logits: Tensor, input_ids: Tensor, temperature: float = 1.0
 ) -> Tensor:
-    """Log-probability of each token given the ones before it.
+    """Return the log-probability of each token given the ones before it.
 
     Args:
         logits: [B, S, V]; those at position i predict token i + 1.

@@ -6,7 +6,7 @@ keyword arguments `cu_seq_lens_q`, `cu_seq_lens_k` ([n + 1] int32 borders) and
 computed per sequence: rows of similar length share one padded call to torch's
 `scaled_dot_product_attention`, so neither time nor memory grows with T x T. Sequences
 that begin with the same tokens may share them: everything but attention is then
-computed once for these. Models of transformers know it as `rl_varlen`
+computed once for these. In transformers' models its name is `rl_varlen`
 (`rl_models.ops.varlen_attention`).
 
 Letters in shapes: n sequences, T packed tokens, P padded slots (P >= T), H heads,
@@ -33,8 +33,8 @@ __all__ = [
 
 ATTENTION_NAME = "rl_varlen"
 
-# Rows whose lengths differ by at most this factor share a padded call: fewer and larger
-# calls, at the price of at most a fifth of a call's slots being padding.
+# Rows whose lengths differ by at most this factor share a padded call. Calls are fewer
+# and larger that way, and at most a fifth of their slots is padding.
 _WIDTH_RATIO = 1.25
 
 
@@ -49,7 +49,7 @@ class _Bucket:
 
 @dataclass(frozen=True, slots=True)
 class VarlenLayout:
-    """Where each token of a packed row goes in the padded buckets, and back."""
+    """Places of the tokens of a packed row in the padded buckets, and back."""
 
     buckets: tuple[_Bucket, ...]
     token_of_slot: Tensor | None
@@ -58,20 +58,22 @@ class VarlenLayout:
     slot_of_token: Tensor | None
     """[T] slot of each packed position."""
     is_shared: bool = False
-    """Whether a token may fill slots of several rows, which all need it."""
+    """Whether several rows may share a token, which then fills a slot in each."""
 
     @classmethod
     def from_lengths(cls, lengths: np.ndarray, device: torch.device) -> VarlenLayout:
-        """Plans the buckets of sequences with these lengths, in packed order."""
+        """Plan the buckets of sequences with these lengths, in packed order."""
         lengths = np.asarray(lengths, dtype=np.int64)
-        # An empty sequence has borders and no token; it would make a bucket of width 0.
+        # An empty sequence has borders but no token, and would make a bucket of width
+        # 0.
         lengths = lengths[lengths > 0]
         # Rows of one length are their own padded form: attention reads them in place.
         if lengths.size and (lengths == lengths[0]).all():
             bucket = _Bucket(0, int(lengths.size), int(lengths[0]))
             return cls((bucket,), None, None)
         starts = np.cumsum(lengths) - lengths
-        # Stable: equal batches are padded equally, and so give equal bits.
+        # Stable, so that equal batches are padded alike and give equal results to the
+        # bit.
         order = np.argsort(lengths, kind="stable")
         buckets: list[_Bucket] = []
         token_of_slot: list[np.ndarray] = []
@@ -93,16 +95,18 @@ class VarlenLayout:
             first_slot += rows.size * width
         return cls(
             tuple(buckets),
+            # Planned with numpy and copied once: the loop would launch a kernel per
+            # step.
             torch.from_numpy(np.concatenate(token_of_slot)).to(device),
             torch.from_numpy(slot_of_token).to(device),
         )
 
     def shared(self, token_of_position: np.ndarray) -> VarlenLayout:
-        """Return the same rows where several of them begin with the same tokens.
+        """Return the layout of the same rows if several begin with the same tokens.
 
         Args:
-            token_of_position: [P] the token that stands at each packed position of this
-                layout; the tokens are numbered in the order of their first positions.
+            token_of_position: [P] the number of the token at each packed position of
+                this layout; tokens are numbered in the order of their first positions.
         """
         device = torch.device("cpu")
         if self.token_of_slot is None or self.slot_of_token is None:
@@ -123,7 +127,7 @@ class VarlenLayout:
 def _first_positions(token_of_position: np.ndarray) -> np.ndarray:
     """[T] the first position of each token."""
     first = np.empty(int(token_of_position.max(initial=-1)) + 1, dtype=np.int64)
-    # Of several assignments to one place the last counts.
+    # Of several assignments to one element the last one stays, hence the reversal.
     first[token_of_position[::-1]] = np.arange(token_of_position.size)[::-1]
     return first
 
@@ -134,7 +138,7 @@ def _rows_of_buckets(lengths: np.ndarray, order: np.ndarray) -> list[np.ndarray]
     first = 0
     ordered = lengths[order]
     while first < order.size:
-        # Of short rows the factor alone would give each length a call of its own.
+        # The factor alone would give each length of short rows a call of its own.
         limit = max(int(ordered[first] * _WIDTH_RATIO), int(ordered[first]) + 2)
         last = int(np.searchsorted(ordered, limit, side="right"))
         groups.append(order[first:last])
@@ -145,8 +149,9 @@ def _rows_of_buckets(lengths: np.ndarray, order: np.ndarray) -> list[np.ndarray]
 class _Pad(torch.autograd.Function):
     """[T, C] -> [P, C]; each token's gradient is that of its own slot.
 
-    Padding slots hold copies, but nothing real attends to them and their outputs are
-    dropped, so their gradients are zero and are not added.
+    Padding slots hold copies, but no real token attends to them and their outputs are
+    dropped, so their gradients are zero and need not be added. The backward pass of
+    `index_select` would add them, one by one.
     """
 
     @staticmethod
@@ -176,8 +181,9 @@ class _Unpad(torch.autograd.Function):
         return out.index_copy_(0, slot, grads[0]), None
 
 
-# One layout per packed batch: all layers of a forward pass share the borders tensor.
-# By that tensor's identity, weakly: the layout goes when the batch does.
+# One layout per packed batch, because all layers of a forward pass share the borders
+# tensor. The key is that tensor's identity, held weakly: the layout goes with the
+# batch.
 _layouts: Any = WeakTensorKeyDictionary()
 
 
@@ -196,24 +202,24 @@ def packed_model_inputs(
     attention: str = ATTENTION_NAME,
     token_of_position: np.ndarray | None = None,
 ) -> dict[str, Any]:
-    """Keyword arguments that tell a model how `input_ids` [1, T] is packed.
+    """Return keyword arguments that describe to a model how `input_ids` is packed.
 
     Args:
         lengths: [n] sequence lengths in packed order.
         device: Where the model is; default CPU.
         attention: The model's attention implementation.
-        token_of_position: Where sequences begin with the same tokens, which are then
-            computed once: for each position of the sequences, laid end to end, the
-            token of `input_ids`. Tokens are in the order of their first positions. Only
-            for `rl_varlen`, on a CPU.
+        token_of_position: Shares tokens that several sequences begin with, which are
+            then computed once: for each position of the sequences, laid end to end, the
+            token of `input_ids` [1, T]. Tokens are in the order of their first
+            positions. Only for `rl_varlen`, on a CPU.
 
     Returns:
         `position_ids`, the borders and, for `rl_varlen`, a mask of one element: it only
-        keeps transformers from building a T x T mask that nobody looks at.
+        keeps transformers from building a T x T mask that nothing reads.
     """
     lengths = np.asarray(lengths, dtype=np.int64)
     device = device or torch.device("cpu")
-    # int32 is what flash attention's kernels take.
+    # The kernels of flash attention accept int32 only.
     borders = np.zeros(lengths.size + 1, dtype=np.int32)
     np.cumsum(lengths, out=borders[1:])
     positions = np.arange(int(borders[-1])) - np.repeat(borders[:-1], lengths)
@@ -223,7 +229,8 @@ def packed_model_inputs(
         layout = layout.shared(token_of_position)
         positions = positions[_first_positions(token_of_position)]
     cu_seq_lens = cu_seq_lens.to(device)
-    # From here, as the lengths are at hand: a layer would fetch them from the device.
+    # Stored here, where the lengths are at hand: a layer would have to fetch the
+    # borders from the device, and wait for it.
     _layouts[cu_seq_lens] = layout
     longest = int(lengths.max()) if lengths.size else 0
     needs_mask = attention == ATTENTION_NAME
@@ -265,7 +272,7 @@ def packed_attention(
     layout = _layout_of(cu_seq_lens, query.device)
     rows = [_token_rows(x) for x in (query, key, value)]
     if layout.token_of_slot is not None and layout.is_shared:
-        # The gradient of a token is the sum over the rows that begin with it.
+        # Not `_Pad`: the gradient of a shared token is the sum over its rows.
         rows = [x.index_select(0, layout.token_of_slot) for x in rows]
     elif layout.token_of_slot is not None:
         pad: Any = _Pad.apply
@@ -303,8 +310,8 @@ def _attend(
         .transpose(1, 2)
         for x, num_heads in zip(rows, heads, strict=True)
     )
-    # Only rows longer than the window need a mask: `is_causal` alone lets torch choose
-    # a kernel that never builds one.
+    # Only rows longer than the window need a mask. With `is_causal` alone torch can
+    # choose a kernel that never builds one.
     mask = None
     if sliding_window is not None and width > sliding_window:
         position = torch.arange(width, device=query.device)

@@ -1,9 +1,9 @@
 """Models with one number per token: critics and reward models.
 
-The number at position i is what the head makes of the hidden state that has read tokens
-0 to i. `value` is transformers' token classification with one label, a number for every
-token; `reward` is its sequence classification, whose number is that of the last token.
-Both compute the same here, and each is saved as what it is called.
+The number at position i is the head's output for the hidden state after tokens 0 to i.
+`value` is transformers' token classification with one label, a number for every token;
+`reward` is its sequence classification, whose number is that of the last token. Both
+compute the same here; they differ in the class under which a model is saved.
 
 Letters in shapes: N positions, H hidden size.
 """
@@ -42,7 +42,7 @@ SCALAR_HEADS: dict[str, Any] = {
     "value": AutoModelForTokenClassification,
     "reward": AutoModelForSequenceClassification,
 }
-"""Class of transformers by the name of the head."""
+"""transformers' class for each head."""
 
 _HEAD_NAMES = ("score", "classifier")
 
@@ -53,10 +53,11 @@ def load_scalar_model(
     overrides: Mapping[str, Any] | None = None,
     seed: int = 0,
 ) -> Any:
-    """Load a float32 model with a scalar head, of a causal LM or of such a model.
+    """Load a float32 model with a scalar head, from a causal LM or from such a model.
 
-    What the folder lacks of the head is drawn with the seed: a normal distribution of
-    standard deviation 1 / (H + 1), and a bias of 0. The first numbers are small then.
+    Parts of the head that the folder lacks are drawn with the seed: weights from a
+    normal distribution of standard deviation 1 / (H + 1), a bias of 0. The first
+    outputs are small then.
 
     Args:
         name_or_path: A folder or a hub name.
@@ -66,7 +67,7 @@ def load_scalar_model(
 
     Returns:
         A `transformers.PreTrainedModel` in eval mode on the CPU, whose `forward` takes
-        `positions` [N] (places in the flattened tokens) and gives [N] float32.
+        `positions` [N] (indices into the flattened tokens) and returns [N] float32.
 
     Raises:
         ModelLoadError: The folder is missing or incomplete, or the name unknown.
@@ -78,7 +79,8 @@ def load_scalar_model(
         check_hub_name(source)
     transformers_logging.disable_progress_bar()
     verbosity = transformers_logging.get_verbosity()
-    # It would report the head as missing and the language-model head as unexpected.
+    # transformers would warn that the head is missing and the language-model head
+    # unexpected; what matters of it is checked below.
     transformers_logging.set_verbosity_error()
     try:
         config = _config(source, head, overrides)
@@ -89,6 +91,7 @@ def load_scalar_model(
             attn_implementation=attention_for(config),
             output_loading_info=True,
         )
+    # A head with several labels is a RuntimeError: its shape is not that of one.
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise ModelLoadError(
             f"cannot load the model {source!r} with head {head!r}: {error}; give a "
@@ -104,6 +107,8 @@ def load_scalar_model(
             "only the head may be new"
         )
     _draw_head(getattr(model, name), name, info["missing_keys"], seed)
+    # transformers' own forward finds the last token by the padding id, which packed
+    # rows do not have, and returns no number for chosen positions.
     model.forward = MethodType(_score, model)
     return model
 
@@ -114,9 +119,9 @@ def scalar_model_skeleton(
     overrides: Mapping[str, Any] | None = None,
     seed: int = 0,
 ) -> Any | None:
-    """Build what `load_scalar_model` gives, without memory for its weights.
+    """Build the model of `load_scalar_model` without memory for its weights.
 
-    The head has memory, and the numbers of a new one.
+    The head alone has memory, and is drawn like a new one.
 
     Args:
         source: A folder or a hub name that was checked.
@@ -146,6 +151,7 @@ def scalar_model_skeleton(
 
 
 def _config(source: str, head: str, overrides: Mapping[str, Any] | None) -> Any:
+    # transformers' default is two labels, also for the folder of a causal LM.
     config = AutoConfig.from_pretrained(
         source, **{**(overrides or {}), "num_labels": 1}
     )
@@ -166,7 +172,7 @@ def scalar_head_name(model: Any) -> str:
     """Return the name of a model's scalar head.
 
     Raises:
-        UnsupportedModelError: It has none.
+        UnsupportedModelError: The model has none.
     """
     for name in _HEAD_NAMES:
         if isinstance(getattr(model, name, None), nn.Linear):
@@ -179,6 +185,7 @@ def scalar_head_name(model: Any) -> str:
 
 @torch.no_grad()
 def _draw_head(layer: nn.Linear, name: str, missing: set[str], seed: int) -> None:
+    # A generator of its own: ranks must draw the same head, whatever they drew before.
     generator = torch.Generator().manual_seed(seed)
     if f"{name}.weight" in missing:
         std = 1.0 / (layer.in_features + 1)
@@ -188,13 +195,14 @@ def _draw_head(layer: nn.Linear, name: str, missing: set[str], seed: int) -> Non
 
 
 def _score(model: Any, positions: Tensor, **inputs: Any) -> Tensor:
-    """[N] numbers of the head at positions of the flattened tokens, in float32.
+    """Return [N] outputs of the head at positions of the flattened tokens, in float32.
 
-    The head's own dropout, if it has one, plays no part: a value is no class.
+    A dropout of the head is left out: these are numbers and not classes.
     """
     hidden = model.base_model(**inputs).last_hidden_state.flatten(0, 1)[positions]
     layer = getattr(model, scalar_head_name(model))
     bias = None if layer.bias is None else layer.bias.float()
+    # In bfloat16 values that differ by half a percent may be equal.
     with torch.autocast(hidden.device.type, enabled=False):
         scores = linear(hidden.float(), layer.weight.float(), bias)
     return scores.squeeze(-1)

@@ -14,27 +14,26 @@ __all__ = ["skeleton"]
 def skeleton(build: Callable[[], Any]) -> Any | None:
     """Build a Hugging Face model without memory for its weights.
 
-    Buffers are computed by the model's own initialization, as `from_pretrained` has
-    them computed.
+    Buffers are computed by the model's own initialization, as in `from_pretrained`.
 
     Args:
         build: Makes the model from its config.
 
     Returns:
-        The model in eval mode; None if its initialization leaves out a buffer, so that
-        only making it whole gives its value.
+        The model in eval mode; None if its initialization omits a buffer, whose value
+        can then only be had by building the whole model.
     """
     with torch.device("meta"):
         model = build()
     buffers = []
     for module in model.modules():
-        # What follows must initialize it again.
+        # Marked as initialized on the meta device, it would be skipped below.
         module.__dict__.pop("_is_hf_initialized", None)
         for name, buffer in module._buffers.items():
             if buffer is not None and buffer.is_meta:
                 module._buffers[name] = _unset(buffer)
                 buffers.append((module, name))
-    # Parameters have no memory, so that nothing is drawn for them.
+    # Parameters have no memory, so no random numbers are drawn for them.
     model.initialize_weights()
     if any(_is_unset(module._buffers[name]) for module, name in buffers):
         return None
@@ -42,7 +41,7 @@ def skeleton(build: Callable[[], Any]) -> Any | None:
 
 
 def _unset(buffer: Tensor) -> Tensor:
-    """Return a tensor on the CPU that tells whether somebody wrote to it."""
+    """Return a tensor on the CPU with values that show whether it was written to."""
     value = torch.zeros(buffer.shape, dtype=buffer.dtype, device="cpu")
     return value.fill_(_mark(buffer.dtype))
 
@@ -58,5 +57,5 @@ def _is_unset(buffer: Tensor | None) -> bool:
         return False
     if buffer.dtype.is_floating_point:
         return bool(buffer.isnan().any())
-    # A flag has no third value: it cannot be told whether it was set.
+    # A bool has no value to spare for a mark, so it counts as not written.
     return buffer.dtype == torch.bool or bool((buffer == _mark(buffer.dtype)).any())

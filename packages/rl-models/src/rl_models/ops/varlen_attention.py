@@ -45,12 +45,13 @@ def varlen_attention_forward(  # noqa: PLR0917 - the signature is transformers'
         is_causal: Overrides the layer's own flag.
         cu_seq_lens_q: [n + 1] borders; None means that the call is not packed.
         sliding_window: Number of tokens that a token sees, itself included.
-        kwargs: What else the model passes on.
+        kwargs: Further arguments that the model passes on.
 
     Returns:
         [1, T, H, D_v], and None for the weights.
     """
     if cu_seq_lens_q is None:
+        # A sliding window is part of the mask here, which transformers has made.
         output: tuple[Tensor, None] = sdpa_attention_forward(
             module,
             query,
@@ -82,12 +83,15 @@ def _refuse_what_cannot_be_packed(
     is_causal: bool | None,
     extra: dict[str, Any],
 ) -> None:
+    # Borders count the tokens of a single row: others would not be attended to.
     if query.shape[0] != 1:
         raise UnsupportedModelError(
             "a packed call must have one row of tokens ([1, T]): got "
             f"{query.shape[0]} rows together with cu_seq_lens"
         )
     causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
+    # Torch's attention has none of these, and leaving them out would give other logits
+    # without an error.
     features = ["softcap", "s_aux", "position_bias"]
     used = [name for name in features if extra.get(name) is not None]
     if not causal or used:
@@ -99,4 +103,5 @@ def _refuse_what_cannot_be_packed(
 
 
 AttentionInterface.register(ATTENTION_NAME, varlen_attention_forward)
+# For calls that are not packed. A name without an entry would get no mask at all.
 AttentionMaskInterface.register(ATTENTION_NAME, sdpa_mask)

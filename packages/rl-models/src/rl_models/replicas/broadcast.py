@@ -1,6 +1,6 @@
-"""One method called on several replicas, whoever of them is lost meanwhile.
+"""Calls of one method on several replicas, some of which may be lost meanwhile.
 
-A replica that is lost is left to `Replicas`, which brings it back.
+A replica that is lost is left to `Replicas`, which restarts it.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from rl_models.replicas.workers import ReplicaWorkers
 __all__ = ["Broadcast", "but_losses", "raise_first"]
 
 _LOSSES = (WorkerDiedError, WorkerHungError)
-# What is there by the end of the time is still taken.
+# Results that have arrived when time is up are still collected.
 _SHORTEST_S = 0.001
 
 
 class Broadcast:
-    """Calls workers of replicas by their ranks, and collects what they answer.
+    """Calls workers of replicas by their ranks, and collects their answers.
 
     Args:
-        workers: What the replicas consist of.
-        replicas: Which of them serve.
+        workers: Workers of the replicas.
+        replicas: State of the replicas.
     """
 
     def __init__(self, workers: ReplicaWorkers, replicas: Replicas) -> None:
@@ -39,7 +39,7 @@ class Broadcast:
 
     @property
     def live_ranks(self) -> list[int]:
-        """Workers of replicas that can load weights; waits where there is none."""
+        """Workers of replicas that can load weights; waits if there are none."""
         live = self.replicas.live or self.replicas.settle()
         return [rank for replica in live for rank in self.workers.ranks(replica)]
 
@@ -49,9 +49,9 @@ class Broadcast:
         """Call workers; one that is lost by now is left out with its replica.
 
         Args:
-            method: Which method.
+            method: Name of the method.
             own: Arguments of each worker, by rank.
-            common: Arguments of all of them.
+            common: Arguments of all workers.
 
         Returns:
             A Ray reference by rank.
@@ -72,7 +72,7 @@ class Broadcast:
     def results(
         self, method: str, calls: Mapping[int, Any], deadline_s: float
     ) -> tuple[dict[int, Any], list[DistributedError]]:
-        """Results by rank, and why others have none; all are waited for."""
+        """Wait for all calls; return results by rank, and the failures of others."""
         results: dict[int, Any] = {}
         failures: list[DistributedError] = []
         late: list[int] = []
@@ -82,6 +82,7 @@ class Broadcast:
             if error is None:
                 results[outcome.rank] = outcome.value
             elif isinstance(error, DeadlineExceededError):
+                # Gathered into one error: the ranks of a replica are late together.
                 late.append(outcome.rank)
             else:
                 failures.append(error)
@@ -95,7 +96,7 @@ class Broadcast:
                     f"{method!r} within {deadline_s:.3g} s"
                 )
             )
-        # In the order of the replicas, whoever answered first.
+        # In the order of the replicas, not in that of their answers.
         return dict(sorted(results.items())), failures
 
     def whole(self, ranks: Iterable[int]) -> list[int]:
@@ -105,7 +106,7 @@ class Broadcast:
 
 
 def but_losses(failures: list[DistributedError]) -> list[DistributedError]:
-    """Leave out the losses of replicas, which `Replicas` takes care of."""
+    """Leave out lost replicas, which `Replicas` takes care of."""
     return [error for error in failures if not isinstance(error, _LOSSES)]
 
 

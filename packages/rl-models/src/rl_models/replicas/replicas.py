@@ -1,9 +1,9 @@
-"""Which replicas of a generator serve; lost ones are started again beside the others.
+"""The state of a generator's replicas; lost ones are restarted while others serve.
 
-A replica is lost when a process of it is gone, gives no sign of life, or is past the
-deadline of a call. A thread brings it back: new processes, model, and where the weights
-are still those of the model's folder, it serves at once. Else it serves from the next
-weight update on, which comes early where nobody else is left.
+A replica is lost when one of its processes is gone, gives no sign of life, or exceeds
+the deadline of a call. A thread restarts it with new processes and the model. If the
+weights are still those of the model's folder, it serves at once; otherwise it serves
+from the next weight update on, which comes early if no other replica is left.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ class Replicas:
     """The state of each replica, by number.
 
     Args:
-        workers: What they consist of.
-        revive: Makes a replica of new processes; called with its number, in a thread.
-            True if it has the weights that are served.
-        max_restarts: Restarts of all replicas together; later ones stay away.
+        workers: Their workers.
+        revive: Sets up the new processes of a replica; called with its number, in a
+            thread. Returns whether it has the weights that are served.
+        max_restarts: Number of restarts of all replicas together; replicas that are
+            lost later stay away.
         deadline_s: How long one restart may take.
     """
 
@@ -47,6 +48,8 @@ class Replicas:
         self._revive = revive
         self._left = max_restarts
         self._deadline_s = deadline_s
+        # Callers of `generate`, weight updates and threads that restart replicas all
+        # change the sets below.
         self._changed = threading.Condition()
         self._serving = set(range(workers.num_replicas))
         self._waiting: set[int] = set()
@@ -58,7 +61,7 @@ class Replicas:
 
     @property
     def serving(self) -> list[int]:
-        """Replicas that have the weights which are served."""
+        """Replicas that have the served weights."""
         with self._changed:
             return sorted(self._serving)
 
@@ -70,18 +73,18 @@ class Replicas:
 
     @property
     def num_away(self) -> int:
-        """Replicas that were given up, or are not wanted."""
+        """Number of replicas that were given up, or are not wanted."""
         with self._changed:
             return len(self._away) + len(self._retired)
 
     def resize(self, wanted: int) -> None:
         """Have another number of replicas serve, at most as many as there are workers.
 
-        Nothing may be generated meanwhile. Those that are too many are ended; more come
-        back, or are tried again where they were given up, and wait for weights.
+        Nothing may be generated meanwhile. Surplus replicas are ended; additional ones
+        are restarted, also those that were given up, and wait for weights.
 
         Args:
-            wanted: How many.
+            wanted: Number of replicas.
 
         Raises:
             GenerationError: None is left to go on with.
@@ -100,7 +103,7 @@ class Replicas:
                 added.append(replica)
                 self._add(replica)
         except BaseException:
-            # All or none: the number is what it was.
+            # All or none: the number stays what it was.
             for replica in added:
                 self._retire(replica)
             raise
@@ -116,8 +119,8 @@ class Replicas:
 
     def _add(self, replica: int) -> None:
         num_updates = self._num_updates
-        # Weights that arrive while it starts are newer than what it reads; the count
-        # tells.
+        # Weights that arrive while it starts are newer than those it reads; comparing
+        # the count shows that.
         self._workers.restart(replica, "generation.num_replicas was raised")
         serves = self._revive(replica)
         with self._changed:
@@ -128,7 +131,7 @@ class Replicas:
             self._changed.notify_all()
 
     def lose(self, replica: int, cause: BaseException) -> None:
-        """Note a loss and begin to bring the replica back, if there are tries left."""
+        """Record a loss and begin to restart the replica, if restarts are left."""
         with self._changed:
             # Several calls of one replica report the same loss; it is counted once.
             if self._is_closed or replica not in self._serving | self._waiting:
@@ -154,7 +157,8 @@ class Replicas:
                     replica,
                     first,
                 )
-            # In a thread, as a start takes seconds in which the other replicas go on.
+            # In a thread, because a start takes seconds in which the others go on. A
+            # daemon, because the program may end meanwhile.
             threading.Thread(
                 target=work, args=(replica, first), name="revive", daemon=True
             ).start()
@@ -171,11 +175,11 @@ class Replicas:
         except DistributedError as error:
             problem = str(error).strip().splitlines()[0]
         except Exception as error:
-            # Whatever it is, it must not leave others waiting for this replica.
+            # Whatever it is, callers must not wait for this replica any longer.
             problem = f"{type(error).__name__}: {error}"
         with self._changed:
-            # In one step with the new state, so that no waiter sees the replica
-            # nowhere.
+            # Under one lock with the new state, so that no waiter sees the replica in
+            # no state at all.
             self._reviving.pop(replica, None)
             if problem:
                 self._away[replica] = f"it could not be started again: {problem}"
@@ -193,7 +197,7 @@ class Replicas:
             self._changed.notify_all()
 
     def settle(self) -> list[int]:
-        """Wait until nobody is being started; the live replicas.
+        """Wait until no replica is being started; return the live ones.
 
         Raises:
             GenerationError: There is none.
@@ -205,7 +209,7 @@ class Replicas:
         return live
 
     def wait_for_one(self) -> Sequence[int]:
-        """Wait until some replica is live; the serving ones, or none if all wait.
+        """Wait until some replica is live; return the serving ones, if any.
 
         Raises:
             GenerationError: None is live, and none is being started.
@@ -222,18 +226,18 @@ class Replicas:
                 self._changed.wait(_LOOK_S)
 
     def updated(self, replicas: Collection[int]) -> None:
-        """Serve from these replicas only: they have the weights."""
+        """Serve from these replicas only, because they have the weights."""
         with self._changed:
             self._num_updates += 1
             live = self._serving | self._waiting
             self._serving = live & set(replicas)
-            # Those that came back meanwhile have older weights: they wait for the next
-            # update.
+            # Replicas that were restarted meanwhile have older weights, and wait for
+            # the next update.
             self._waiting = live - self._serving
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Bring nobody back any more."""
+        """Restart no more replicas."""
         with self._changed:
             self._is_closed = True
 

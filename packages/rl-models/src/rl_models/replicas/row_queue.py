@@ -1,12 +1,12 @@
-"""Parts of a batch, worked off by whichever replica has room.
+"""A queue of parts of a batch, served by whichever replica has room.
 
 ```
 parts -> queue -> the replica with the least to do -> result of the part
             ^                  | lost
             +------------------+   to another replica
 ```
-A part leaves the queue of running ones before its result is kept, and a lost replica's
-process has ended before its parts go elsewhere: so none is lost or answered twice.
+A part leaves the running ones before its result is kept, and a lost replica's process
+has ended before its parts go elsewhere: so no part is lost or answered twice.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rl_models.errors import GenerationError
 
 __all__ = ["ReplicaLostError", "RowServer", "serve_parts"]
 
-# Rows that kill whoever samples them would otherwise take down every replica in turn.
+# Rows that crash their replica would otherwise take down one replica after the other.
 _MOST_LOSSES = 3
 
 
@@ -27,8 +27,8 @@ class ReplicaLostError(Exception):
     """A replica that worked on a part is gone.
 
     Args:
-        replica: Which one.
-        cause: How it failed.
+        replica: Number of the replica.
+        cause: Its failure.
     """
 
     def __init__(self, replica: int, cause: BaseException) -> None:
@@ -38,7 +38,7 @@ class ReplicaLostError(Exception):
 
 
 class RowServer(Protocol):
-    """Who works on parts: the replicas of a generation policy."""
+    """The server of parts: the replicas of a generation policy."""
 
     def room(self, running: Counter[int]) -> int | None:
         """Return the replica of the next part; None: all are busy or away.
@@ -49,7 +49,7 @@ class RowServer(Protocol):
         ...
 
     def begin(self, part: int, replica: int) -> Hashable:
-        """Hand a part to a replica; what stands for its result.
+        """Hand a part to a replica; return a ticket for its result.
 
         Raises:
             ReplicaLostError: It is gone.
@@ -57,7 +57,7 @@ class RowServer(Protocol):
         ...
 
     def finished(self, tickets: Sequence[Hashable]) -> Sequence[Hashable]:
-        """Those that have ended, after a short wait if none has."""
+        """Return the tickets that have ended, after a short wait if none has."""
         ...
 
     def result(self, ticket: Hashable, replica: int) -> Any:
@@ -69,7 +69,7 @@ class RowServer(Protocol):
         ...
 
     def lost(self, error: ReplicaLostError) -> None:
-        """Note that a replica is gone, once or several times for each loss."""
+        """Record that a replica is gone; may be called several times per loss."""
         ...
 
     def wait_for_replica(self) -> None:
@@ -82,7 +82,7 @@ class RowServer(Protocol):
 
 
 def serve_parts(num_parts: int, server: RowServer) -> list[Any]:
-    """Results of all parts, in order.
+    """Return the results of all parts, in order.
 
     Raises:
         GenerationError: No replica is left, or a part has cost too many of them.
@@ -101,7 +101,7 @@ def serve_parts(num_parts: int, server: RowServer) -> list[Any]:
                 f"sampled the same rows (part {part} of {num_parts}); the last: "
                 f"{error.cause}"
             ) from error.cause
-        # To the front: the batch is done when its last part is, and this one has waited
+        # To the front: the batch ends with its last part, and this one has waited the
         # longest.
         waiting.appendleft(part)
 

@@ -24,12 +24,12 @@ class ReplicaServer:
     """Hands parts to replicas as calls of their workers.
 
     Args:
-        workers: What replicas consist of.
-        replicas: Which of them serve.
+        workers: Workers of the replicas.
+        replicas: State of the replicas.
         calls: Arguments of the call of each part.
         calls_at_once: Calls that one replica takes at a time.
         deadline_s: How long one call may take before its replica is considered hung.
-        restore: Gives weights to replicas that came back; called where nobody serves.
+        restore: Sends weights to restarted replicas; called if no replica serves.
     """
 
     def __init__(
@@ -93,6 +93,6 @@ class ReplicaServer:
         self._replicas.lose(error.replica, error.cause)
 
     def wait_for_replica(self) -> None:
-        """Until a replica serves; those that came back get weights if nobody does."""
+        """Wait until a replica serves; restarted ones get weights if none does."""
         if not self._replicas.wait_for_one():
             self._restore()

@@ -1,4 +1,4 @@
-"""Calls that run side by side, and one that must be alone."""
+"""Calls that run concurrently, and one that must run alone."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Uses"]
 
 
 class Uses:
-    """Lets calls run at the same time, and one that needs to be alone wait for them."""
+    """Lets calls run concurrently, and has an exclusive one wait for them."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -20,7 +20,8 @@ class Uses:
 
     @contextmanager
     def one(self) -> Iterator[None]:
-        """Make a call; one that is alone ends first."""
+        """Make a call, after the end of an exclusive one."""
+        # `alone` keeps the lock for its whole block, which is what makes calls wait.
         with self._changed:
             self._num_calls += 1
         try:
@@ -32,10 +33,10 @@ class Uses:
 
     @contextmanager
     def alone(self, deadline_s: float) -> Iterator[None]:
-        """Wait for the calls that run; later ones wait for the end of the block.
+        """Wait for running calls; later ones wait for the end of the block.
 
         Raises:
-            DeadlineExceededError: They did not end in time.
+            DeadlineExceededError: The running calls did not end in time.
         """
         with self._changed:
             if not self._changed.wait_for(lambda: not self._num_calls, deadline_s):

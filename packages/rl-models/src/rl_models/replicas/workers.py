@@ -1,9 +1,9 @@
 """The workers of replicas: one each, or several that hold one model together.
 
-They lie on a grid with the axes data_parallel (replicas) x tensor_parallel (the workers
+They form a grid with the axes data_parallel (replicas) x tensor_parallel (the workers
 of one replica, on neighbouring bundles). All workers of a replica get the same calls in
-the same order, whoever calls, for they meet in the collectives of the model. The rows
-of the first one are the replica's, and the loss of one is the loss of all.
+the same order, because they meet in the collectives of the model. The rows of the first
+one are the replica's, and the loss of one is the loss of all.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ __all__ = ["ReplicaCall", "ReplicaWorkers", "replica_layout"]
 
 _AXES = ("data_parallel", "tensor_parallel")
 _LOOPBACK = "127.0.0.1"
-# How long the others may go on with a call that one of them has ended by an error.
+# How long the others may go on with a call in which one of them has raised an error.
 _ALONE_S = 5.0
 
 
 def replica_layout(
     cluster: RayVirtualCluster, num_replicas: int | None, size: int
 ) -> dict[str, Any]:
-    """Where replicas of `size` workers go, as arguments of a worker group.
+    """Return the placement of replicas, as arguments of a worker group.
 
     Args:
-        cluster: Its bundles.
-        num_replicas: How many; None: as many as there is room for.
-        size: Workers of each.
+        cluster: The cluster.
+        num_replicas: Number of replicas; None: as many as there is room for.
+        size: Workers per replica.
 
     Raises:
         ConfigError: There are too few bundles, or no whole number of replicas.
@@ -89,9 +89,9 @@ class ReplicaCall:
     """A call of one replica that has begun.
 
     Args:
-        replica: Which one.
-        references: What Ray gave for each of its workers, by rank in the group.
-        method: What was called, for messages.
+        replica: Number of the replica.
+        references: Ray references of its workers' calls, by rank in the group.
+        method: Name of the method, for messages.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class ReplicaCall:
         self.method = method
         self.first, *self.others = references.values()
         self.failure: BaseException | None = None
-        """Why a worker other than the first ended it, while that one waits."""
+        """Failure of another worker than the first, which may wait for it."""
 
 
 class ReplicaWorkers:
@@ -120,7 +120,7 @@ class ReplicaWorkers:
 
     @property
     def num_replicas(self) -> int:
-        """How many there are."""
+        """Number of replicas."""
         return self.group.world_size // self.size
 
     def ranks(self, replica: int) -> list[int]:
@@ -153,14 +153,14 @@ class ReplicaWorkers:
             WorkerError: One of them is gone.
         """
         if self.size > 1:
-            # Copied once for all of them.
+            # Stored once for all workers and not once per call.
             kwargs = {
                 name: ray.put(value) if isinstance(value, Mapping) else value
                 for name, value in kwargs.items()
             }
         references = {}
-        # Two callers whose calls reached the workers of a replica in different orders
-        # would leave each in another collective.
+        # If two callers' calls reached the workers of a replica in different orders,
+        # the workers would wait for each other in different collectives.
         with self._in_order:
             for place, rank in enumerate(self.ranks(replica)):
                 references[rank] = self.group.run_single_worker_single_data(
@@ -186,7 +186,8 @@ class ReplicaWorkers:
         return done
 
     def _has_failed(self, call: ReplicaCall, reference: Any) -> bool:
-        """Whether another than the first worker cannot end the call."""
+        """Return whether a worker other than the first has failed in the call."""
+        # Asked once: the next wait must not return for it again.
         call.others.remove(reference)
         try:
             ray.get(reference)
@@ -195,7 +196,8 @@ class ReplicaWorkers:
         if call.failure is None:
             return False
         if not isinstance(call.failure, ray.exceptions.RayActorError):
-            # What is wrong with the rows is wrong for all of them.
+            # An error in the rows is raised by all workers. Only if the first one does
+            # not end, the failure is this worker's own.
             ended, _ = ray.wait([call.first], timeout=_ALONE_S)
             if ended:
                 call.failure = None
@@ -258,16 +260,16 @@ class ReplicaWorkers:
     def _places(
         self, replicas: Sequence[int]
     ) -> dict[int, list[dict[str, ReplicaRank]]]:
-        """Where the workers of replicas meet, each time at another port, by rank.
+        """Return where the workers of each replica meet, by rank.
 
-        Nothing where a replica is one worker.
+        Nothing if a replica is a single worker.
         """
         if self.size == 1:
             return {replica: [{}] for replica in replicas}
         seats = self.group.seats
         firsts = [seats[self.ranks(replica)[0]] for replica in replicas]
-        # A port of its own for each start: processes of a replica that was ended may
-        # still hold the one before.
+        # A new port for each start: processes of the replica that was ended may still
+        # hold the previous one.
         found = self.group.cluster.get_available_addresses_and_ports_batch(
             [seat.bundle for seat in firsts]
         )
@@ -282,15 +284,15 @@ class ReplicaWorkers:
         return places
 
     def restart(self, replica: int, cause: str) -> None:
-        """End what is left of a replica, and start its processes again.
+        """End the remaining processes of a replica, and start all of them again.
 
         Raises:
-            WorkerStartError: One did not come up.
-            DeadlineExceededError: Not in time.
+            WorkerStartError: A process did not start.
+            DeadlineExceededError: They did not start in time.
         """
         self.end(replica, cause)
         self.group.restart(self.ranks(replica))
 
     def end(self, replica: int, cause: str) -> None:
-        """End what is left of a replica: its workers can only wait for each other."""
+        """End the remaining workers of a replica: they depend on the lost one."""
         self.group.end(self.ranks(replica), cause)

@@ -1,4 +1,4 @@
-"""Who may send requests, and who may change the weights.
+"""Access control: the keys for sending requests and for changing the weights.
 
 | | who may sample | who may change weights |
 |---|---|---|
@@ -21,16 +21,16 @@ __all__ = ["Access"]
 
 
 class Access:
-    """Lets requests in, or not.
+    """Admits or refuses requests.
 
     Without a key the server listens on loopback, where any page in a browser could
-    reach it under a name of its own (DNS rebinding); so the name that was asked for
-    must be one of this machine. A page cannot send JSON elsewhere without asking first,
-    which the router does not answer.
+    reach it under a name of its own (DNS rebinding); so the requested name must be one
+    of this machine. A page cannot send JSON to another origin without a preflight
+    request, which the router does not answer.
 
     Args:
         key: The API key; None: none is needed.
-        weights_key: The key of those who may change weights; None: nobody may.
+        weights_key: The key for changing weights; None: they cannot be changed.
     """
 
     def __init__(self, key: str | None, weights_key: str | None = None) -> None:
@@ -38,7 +38,7 @@ class Access:
         self._weights_digest = None if weights_key is None else _digest(weights_key)
 
     def check(self, request: web.Request) -> None:
-        """Let a request in that does not change weights.
+        """Admit a request that does not change weights.
 
         Raises:
             ApiError: It lacks the key, or was sent to another name.
@@ -53,7 +53,7 @@ class Access:
             )
 
     def check_weights(self, request: web.Request) -> None:
-        """Let a request in that changes weights.
+        """Admit a request that changes weights.
 
         Raises:
             ApiError: It lacks the weights key, or there is none.
@@ -61,7 +61,7 @@ class Access:
         if self._digest is None:
             self._check_name(request)
         if self._weights_digest is None:
-            # Not even this is told to strangers.
+            # Without the API key, not even this may be learned.
             self.check(request)
             raise ApiError(
                 403,
@@ -99,7 +99,8 @@ class Access:
 
 
 def _fits(request: web.Request, digest: bytes) -> bool:
-    # Digests have one length, and their comparison takes one time.
+    # Digests have equal lengths, and comparing them takes constant time: neither the
+    # key nor its length can be guessed by timing.
     return hmac.compare_digest(_digest(_token(request)), digest)
 
 
@@ -118,4 +119,5 @@ def _refusal(request: web.Request, what: str, which: str) -> ApiError:
 
 
 def _digest(text: str) -> bytes:
+    # Headers may hold bytes that are no UTF-8; they must be refused and not fail.
     return hashlib.sha256(text.encode("utf-8", "surrogateescape")).digest()

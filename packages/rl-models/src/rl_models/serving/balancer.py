@@ -1,4 +1,4 @@
-"""Which replica gets a request: the one with the fewest tokens outstanding.
+"""Load balancing: a request goes to the replica with the fewest outstanding tokens.
 
 Everything here runs in the router's event loop, so nothing needs a lock.
 """
@@ -13,8 +13,9 @@ from typing import Any
 
 __all__ = ["Balancer", "Endpoint", "estimated_tokens"]
 
+# The default of `max_tokens` in OpenAI's completions interface.
 _DEFAULT_NEW_TOKENS = {"/v1/completions": 16}
-# Where the request leaves the length of the answer to the model.
+# Used if the request leaves the length of the answer to the model.
 _USUAL_ANSWER = 256
 _CHARACTERS_PER_TOKEN = 4
 
@@ -26,17 +27,17 @@ class Endpoint:
     replica: int
     """Number of the replica; a process that replaces another has the same."""
     url: str
-    """Where its server listens."""
+    """Address of its server."""
     num_requests: int = 0
-    """Requests that it works on."""
+    """Number of requests in progress."""
     num_tokens: int = 0
-    """Tokens that they may take, by estimate."""
+    """Estimated tokens of these requests."""
     num_served: int = 0
-    """Requests that it was given so far."""
+    """Number of requests so far."""
 
 
 class Balancer:
-    """Knows the replicas that are up, and what each of them has to do."""
+    """Knows the replicas that are up, and the load of each."""
 
     def __init__(self) -> None:
         self._up: dict[int, Endpoint] = {}
@@ -61,30 +62,32 @@ class Balancer:
             self._changed.notify_all()
 
     def take_out(self, endpoint: Endpoint) -> bool:
-        """Give a replica no more requests; False if it has none already."""
+        """Give a replica no more requests; False if it gets none already."""
+        # By identity: a process that has replaced this one has the same number.
         if self._up.get(endpoint.replica) is not endpoint:
             return False
         del self._up[endpoint.replica]
         return True
 
     async def give_up(self) -> None:
-        """Tell all who wait for a replica that there will be none."""
+        """Tell all requests that wait for a replica that there will be none."""
         async with self._changed:
             self.is_hopeless = True
             self._changed.notify_all()
 
     def choose(self, avoid: Collection[Endpoint] = ()) -> Endpoint | None:
-        """Get the least loaded replica; one to avoid only where there is no other."""
+        """Return the least loaded replica; one to avoid only if there is no other."""
         up = self.endpoints
         fit = [endpoint for endpoint in up if endpoint not in avoid] or up
         if not fit:
             return None
+        # Among idle replicas the one that served least, so that they take turns.
         return min(
             fit, key=lambda e: (e.num_tokens, e.num_requests, e.num_served, e.replica)
         )
 
     async def wait_for_one(self, avoid: Collection[Endpoint] = ()) -> Endpoint | None:
-        """Return the least loaded replica, as soon as there is one; None: never."""
+        """Wait for a replica and return the least loaded; None if none will come."""
         async with self._changed:
             await self._changed.wait_for(lambda: bool(self._up) or self.is_hopeless)
         return self.choose(avoid)
@@ -103,12 +106,13 @@ class Balancer:
 
 
 def estimated_tokens(path: str, body: Mapping[str, Any]) -> int:
-    """How many tokens a request may take: its prompts and its longest answers.
+    """Estimate the tokens of a request: its prompts and its longest answers.
 
     Args:
         path: Path of the request.
-        body: The request; what is malformed counts as nothing, and is refused later.
+        body: The request; malformed fields count as nothing, and are refused later.
     """
+    # Without a tokenizer, which would cost more than an estimate is worth.
     prompt = body.get("messages", body.get("prompt", ""))
     limit = body.get("max_completion_tokens") or body.get("max_tokens")
     longest = _count(limit, _DEFAULT_NEW_TOKENS.get(path, _USUAL_ANSWER))
@@ -130,7 +134,7 @@ def _is_batch(prompt: Any) -> bool:
 
 
 def _size(value: Any) -> int:
-    """Tokens of a prompt: ids count one each, text by its length."""
+    """Return the tokens of a prompt: ids count one each, text by its length."""
     if isinstance(value, str):
         return len(value) // _CHARACTERS_PER_TOKEN + 1
     if isinstance(value, list):

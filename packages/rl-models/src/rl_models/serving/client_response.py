@@ -1,4 +1,4 @@
-"""The answer to one client: whole, or a stream that never ends without a word."""
+"""The answer to a client: whole, or a stream that never ends without a reason."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class ClientGoneError(Exception):
 
 
 class Outgoing:
-    """What is sent to the client of one request.
+    """The answer to one request.
 
     Args:
-        request: The request that is answered.
+        request: The request.
     """
 
     def __init__(self, request: web.Request) -> None:
@@ -32,11 +32,12 @@ class Outgoing:
         return self._stream is not None
 
     async def write(self, data: bytes, headers: Mapping[str, str]) -> None:
-        """Send whole events; the headers go before the first.
+        """Send whole events, with the headers before the first.
 
         Raises:
-            ClientGoneError: Nobody listens any more.
+            ClientGoneError: The client has closed the connection.
         """
+        # Prepared late: until the first byte, an error can still set the status.
         try:
             if self._stream is None:
                 stream = web.StreamResponse(headers=dict(headers))
@@ -56,7 +57,7 @@ class Outgoing:
         return self._stream
 
     async def fail(self, error: ApiError) -> web.StreamResponse:
-        """Tell the client of an error: as an event where the answer has begun."""
+        """Send an error to the client, as an event if the answer has begun."""
         if self._stream is None:
             return web.json_response(error_body(error), status=error.status)
         await self.write(error_event(error), {})

@@ -1,4 +1,4 @@
-"""Which engine serves: what the setting `auto` means."""
+"""The choice of a server's engine for the setting `auto`."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ logger = logging.getLogger(__name__)
 
 
 def with_engine(config: ServeConfig) -> ServeConfig:
-    """Return the settings with an engine that is a name.
+    """Return the settings with `auto` replaced by an engine's name.
 
-    vLLM is taken where it is installed, or where a setting needs it, which then has it
-    installed.
+    vLLM is chosen if it is installed, or if a setting needs it, in which case it will
+    be installed.
     """
     if config.engine != "auto":
         return config

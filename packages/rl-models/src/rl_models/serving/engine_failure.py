@@ -1,4 +1,4 @@
-"""What a replica tells the router of a request on which its engine failed."""
+"""Reports of an engine's failure from a replica to the router."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _EVENT = b'data: {"error"'
 
 
 def is_failure(status: int) -> bool:
-    """Whether a status means that the engine failed, and not the request."""
-    # 501: the engine refuses what it was not made for. 503: it may be asked again.
+    """Return whether a status means that the engine failed, and not the request."""
+    # 501 refuses a request that the engine does not support; 503 may be tried again.
     return status >= 500 and status not in (501, 503)
 
 
 class EngineFailure:
-    """Logs why requests failed, and has clients told that they did.
+    """Logs why requests failed, and tells clients that they did.
 
     Args:
         request_id: Names the request.
@@ -38,7 +38,8 @@ class EngineFailure:
         self._request_id, self._what, self._replica = request_id, what, replica
 
     def report(self, status: int, body: bytes) -> ApiError:
-        """Log a failed answer; gives what the client is told."""
+        """Log a failed answer; return the error for the client."""
+        # Only the log gets the engine's words, which may show paths or prompts.
         lines = "\n  ".join(_words(body))
         logger.error(
             "%s failed on replica %d with status %d (request %s). The engine says:\n"
@@ -57,7 +58,8 @@ class EngineFailure:
         )
 
     def checked(self, events: bytes) -> bytes:
-        """Events of a stream, with the cause taken out of those that have one."""
+        """Return events of a stream without the causes, which are logged."""
+        # Most events pass here, so look before splitting.
         if _EVENT not in events or CAUSE.encode() not in events:
             return events
         parts = events.split(b"\n\n")

@@ -21,7 +21,7 @@ _TYPES = {
 
 
 class ApiError(Exception):
-    """What a client is told instead of an answer.
+    """The error that a client gets instead of an answer.
 
     Args:
         status: HTTP status.

@@ -1,4 +1,4 @@
-"""Metrics of all replicas as one text in the format of Prometheus."""
+"""Metrics of all replicas as a single text in the format of Prometheus."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ def merged_metrics(texts: Mapping[int, str], own: Mapping[str, float]) -> str:
     """Join the texts of replicas; each sample gets a label `replica`.
 
     Args:
-        texts: What each replica gave, by number.
+        texts: The text of each replica, by number.
         own: Gauges of the router, by name.
     """
+    # The format allows each comment once, and wants the samples of a metric together.
     comments: dict[str, dict[str, None]] = {}
     samples: dict[str, list[str]] = {}
     for replica, text in texts.items():

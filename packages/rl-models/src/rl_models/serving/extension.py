@@ -1,4 +1,4 @@
-"""What vLLM's workers get of ours where they serve: weights out of a model folder.
+"""Extension of vLLM's workers in a server: weights from a model folder.
 
 vLLM imports this module in the process that holds the model.
 """
@@ -14,7 +14,7 @@ from rl_models.serving.recent_errors import RecentErrors
 
 __all__ = ["ServingExtension"]
 
-# From the import on: an engine may fail on its first request.
+# Installed at import, because an engine may fail on its first request.
 _errors = RecentErrors("vllm")
 
 
@@ -26,11 +26,11 @@ class ServingExtension(WeightExtension):
 
         Args:
             folder: The folder.
-            entries: What it must hold, see `FolderWeights.to_plain`.
+            entries: Its expected tensors, see `FolderWeights.to_plain`.
 
         Returns:
-            What went wrong; empty: all were loaded. Errors of another process would
-            lose their type on the way.
+            The problem, or an empty string once all are loaded. It is no exception,
+            because that would lose its type between processes.
         """
         try:
             self.rl_load_weights(verified_tensors(folder, entries))
@@ -39,5 +39,5 @@ class ServingExtension(WeightExtension):
         return ""
 
     def rl_errors_since(self, time_s: float) -> list[str]:
-        """Return what the engine has logged as errors since a time of `time.time()`."""
+        """Return the engine's error lines since a time of `time.time()`."""
         return _errors.since(time_s)

@@ -1,8 +1,8 @@
-"""Adds to an answer of vLLM's server why the engine failed.
+"""Add the reason of an engine's failure to the answer of vLLM's server.
 
-vLLM tells a client "Internal server error" and logs the reason in the process of the
-engine, where nobody looks. Here the reason is put beside the error, under the key
-`CAUSE`; the router logs it, and hands clients the error without it.
+vLLM answers "Internal server error" and logs the reason in the engine's process, where
+nobody looks. Here the reason is put beside the error, under the key `CAUSE`; the router
+logs it, and passes the error on without it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rl_models.serving.errors import ApiError, error_body
 __all__ = ["FailureReport"]
 
 _EVENT = b'data: {"error"'
-# What vLLM's scheduler logs where the grammar forbids every token that there is.
+# Logged by vLLM's scheduler if the grammar forbids every token of the vocabulary.
 _DEAD_END = "grammar rejected tokens"
 
 Message = MutableMapping[str, Any]
@@ -30,8 +30,9 @@ class FailureReport:
     """ASGI middleware around vLLM's server.
 
     Args:
-        app: What is watched.
-        explain: Gives what the engine has logged since a time about a request.
+        app: The server.
+        explain: Returns the lines that the engine has logged since a time about a
+            request.
     """
 
     def __init__(self, app: Any, explain: Explain) -> None:
@@ -50,7 +51,7 @@ class FailureReport:
 
 
 class _Watch:
-    """The way out of one answer; a failure is held back until it is explained."""
+    """Sends one answer on; a failure is held back until it is explained."""
 
     def __init__(self, explain: Explain, request_id: str, send: Send) -> None:
         self._explain, self._request_id, self._send = explain, request_id, send
@@ -90,6 +91,8 @@ class _Watch:
 
     async def _explained(self, status: int, body: bytes) -> tuple[int, dict[str, Any]]:
         lines = await self._explain(self._began_s, self._request_id)
+        # No fault of the engine, although it fails: the request asks for text that the
+        # vocabulary cannot write.
         if any(_DEAD_END in line for line in lines):
             return 400, error_body(_no_token())
         answer = _parsed(body)

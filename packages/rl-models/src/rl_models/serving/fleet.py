@@ -1,4 +1,4 @@
-"""The replicas of a server: started, replaced where they die, given other weights.
+"""The replicas of a server: start, replacement of dead ones, and weight updates.
 
 | part         | consumes          | produces      | waits for      | is unblocked by |
 |--------------|-------------------|---------------|----------------|-----------------|
@@ -6,9 +6,9 @@
 | per replica  | reported losses   | that is up    | then its loss  | a loss, `stop`  |
 | update       | folder, version   | a report      | all replicas   | its deadline    |
 
-A replica that comes up is published under the lock of updates, so it always holds the
+A replica that has started is published under the lock of updates, so it always has the
 newest weights. One that fails an update is ended, and replaced by a process that loads
-the weights of the last update that succeeded somewhere.
+the weights of the last update that any replica loaded.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ class Process(Protocol):
         ...
 
     def start(self) -> str:
-        """Bring it up; gives the URL of its server."""
+        """Start it; return the URL of its server."""
         ...
 
     def load_weights(self, weights: FolderWeights, version: int) -> str:
-        """Load weights; says what went wrong, or nothing."""
+        """Load weights; return the problem, or an empty string."""
         ...
 
     def stop(self, *, at_once: bool) -> None:
@@ -56,7 +56,7 @@ class Process(Protocol):
 
 @dataclass
 class _Slot:
-    """A replica, whichever process it has at present; under the fleet's lock."""
+    """A replica and its present process; guarded by the fleet's lock."""
 
     replica: int
     state: str = "starting"
@@ -72,7 +72,7 @@ class _Slot:
 
 @dataclass(frozen=True)
 class UpdateReport:
-    """What came of a weight update."""
+    """The result of a weight update."""
 
     version: int
     problems: dict[int, str]
@@ -84,11 +84,11 @@ class Fleet:
 
     Args:
         launch: Makes the process of a replica, not started yet.
-        num_replicas: How many.
+        num_replicas: Number of replicas.
         on_up: Called with number and URL of a replica that serves.
         on_down: Called with number and URL of one that must get no more requests.
-        on_hopeless: Called once no replica is left and none will come.
-        max_restarts: Within an hour and per replica, before it is dropped.
+        on_hopeless: Called once no replica is left and none will be started.
+        max_restarts: Restarts of a replica within an hour before it is dropped.
     """
 
     def __init__(
@@ -107,6 +107,8 @@ class Fleet:
         self._on_hopeless = on_hopeless
         self._max_restarts = max_restarts
         self._lock = threading.Lock()
+        # Beside the lock of states: an update takes minutes, and states must be
+        # readable meanwhile.
         self._updates = threading.Lock()
         self._settled = threading.Condition(self._lock)
         self._is_closed = False
@@ -128,10 +130,10 @@ class Fleet:
         return 0 if self._weights is None else self._weights[1]
 
     def start(self, deadline_s: float) -> None:
-        """Bring all replicas up.
+        """Start all replicas.
 
         Raises:
-            DistributedError: One does not come up; all are ended then.
+            DistributedError: One does not start; all are ended then.
         """
         for thread in self._threads:
             thread.start()
@@ -161,7 +163,7 @@ class Fleet:
             for slot in self._slots:
                 slot.lost.set()
         for process in starting:
-            # Its thread waits for it.
+            # Its thread waits for the start and would not see the event above.
             if process is not None:
                 process.stop(at_once=True)
         for thread in self._threads:
@@ -170,6 +172,7 @@ class Fleet:
 
     def report_lost(self, replica: int, url: str, reason: str) -> None:
         """Have a process ended and replaced, if it is still the replica's."""
+        # Reports may come late and several times; the URL tells processes apart.
         with self._lock:
             slot = self._slots[replica]
             if slot.url != url or slot.lost.is_set():
@@ -209,6 +212,7 @@ class Fleet:
                     return
                 continue
             slot.lost.wait()
+            # First, so that no new request goes to a process that is being ended.
             self._on_down(slot.replica, slot.url)
             with self._lock:
                 slot.state, slot.url, slot.process = "ended", "", None
@@ -217,7 +221,8 @@ class Fleet:
                 return
 
     def _publish(self, slot: _Slot, process: Process, url: str) -> None:
-        """Give a process that is up the newest weights, then requests."""
+        """Give a started process the newest weights, and then requests."""
+        # No update may come in between, which would miss this replica.
         with self._updates:
             if self._weights is not None:
                 weights, version = self._weights
@@ -228,6 +233,7 @@ class Fleet:
                 slot.state, slot.url = "up", url
                 slot.version = self.version
                 slot.lost.clear()
+                # `stop` may have set the event before it was cleared.
                 if self._is_closed:
                     slot.lost.set()
                 self._settled.notify_all()
@@ -236,14 +242,14 @@ class Fleet:
     def _may_try_again(
         self, slot: _Slot, reason: str, error: BaseException | None
     ) -> bool:
-        """Count a loss; False where the replica is dropped or all is over."""
+        """Count a loss; False if the replica is dropped or the fleet is closed."""
         with self._settled:
             if self._is_closed:
                 slot.state = "ended"
                 return False
             slot.problem = reason
             if error is not None and slot.num_restarts == 0:
-                # It never came up: what is wrong will not go away.
+                # It has never started, so the cause is probably permanent.
                 self._error = error
                 self._settled.notify_all()
                 slot.state = "dropped"
@@ -274,7 +280,7 @@ class Fleet:
 
         Args:
             weights: A model folder that was found to fit.
-            version: What answers call these weights; None: one more than before.
+            version: Number of these weights in answers; None: one more than before.
 
         Raises:
             ConfigError: The version is not above the present one; nothing was changed.
@@ -304,6 +310,7 @@ class Fleet:
             for slot, problem in zip(up, said, strict=True)
             if problem
         }
+        # What one replica could load, its successors can as well.
         if len(problems) < len(up):
             self._weights = (weights, version)
         for slot in up:

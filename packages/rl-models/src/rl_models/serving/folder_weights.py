@@ -1,8 +1,8 @@
 """The weights of a model folder, as other processes load and verify them.
 
-The server reads the folder once and notes name, data type, shape and digest of every
-tensor. Each replica reads the files itself and compares: bytes that change or vanish
-between the two, and a file that another node sees otherwise, are found.
+The server reads the folder once and records name, data type, shape and digest of every
+tensor. Each replica reads the files itself and compares: this finds bytes that change
+or vanish in between, and files that another node sees differently.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rl_models.errors import ModelLoadError, WeightSyncError
 __all__ = ["FolderWeights", "ModelShape", "verified_tensors"]
 
 _INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
-# What says how a folder was made, and not what the model computes.
+# Fields that say how a folder was made, and not what the model computes.
 _CONFIG_NOTES = (
     "_name_or_path",
     "dtype",
@@ -44,7 +44,7 @@ class FolderWeights:
 
     @classmethod
     def read(cls, folder: str | Path) -> FolderWeights:
-        """Read the folder, all of it, and note its digests.
+        """Read the whole folder and record its digests.
 
         Raises:
             ModelLoadError: Files are missing, cut off or not what the index says.
@@ -65,7 +65,7 @@ class FolderWeights:
 
 @dataclass(frozen=True)
 class ModelShape:
-    """What weights must have to fit the model that is served."""
+    """The config and shapes that weights need to fit the served model."""
 
     config: Mapping[str, Any]
     shapes: Mapping[str, tuple[int, ...]]
@@ -87,8 +87,10 @@ class ModelShape:
         """Refuse weights of another model.
 
         Raises:
-            ModelLoadError: It names what differs.
+            ModelLoadError: Something differs; the message names it.
         """
+        # The config too: with equal shapes, another number of heads or another base of
+        # the rotary embedding is another model.
         config = _essence(read_model_config(weights.folder))
         keys = sorted({*config, *self.config})
         problems = [
@@ -119,7 +121,7 @@ def verified_tensors(
     """Read the tensors of a folder, each compared with what it should be.
 
     Args:
-        folder: Where the files are, as this process sees it.
+        folder: The folder, as this process sees it.
         entries: `FolderWeights.to_plain()`.
 
     Raises:
@@ -156,6 +158,7 @@ def _files(path: Path) -> list[str]:
     index = _index(path)
     names = sorted(set(index.values())) if index else [_SINGLE]
     for name in names:
+        # An index could name files outside the folder.
         if "/" in name or not (path / name).is_file():
             raise ModelLoadError(
                 f"the model folder {path} has no file {name}; give a folder with "

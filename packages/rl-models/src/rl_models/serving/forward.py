@@ -1,4 +1,4 @@
-"""Handing a request to a replica, and to another one where that died.
+"""Forwarding of a request to a replica, and to another one if that dies.
 
 ```
 request -> least loaded replica --answer--> client
@@ -7,7 +7,7 @@ request -> least loaded replica --answer--> client
               | deadline or shutdown: likewise, or status 504 or 503
 ```
 A replica sends the first byte once it has a token. Until then the client has seen
-nothing, so that the request can be sent again without being answered twice.
+nothing, so the request can be sent again without being answered twice.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Call:
     path: str
     body: bytes
     tokens: int
-    """What it counts as work."""
+    """Its estimated work."""
     request_id: str = field(default_factory=lambda: uuid.uuid4().hex[:16])
     """Names it in logs and to the client."""
 
@@ -62,9 +62,9 @@ class Forwarder:
     Args:
         balancer: Chooses the replica.
         session: Connections to the replicas.
-        key: What replicas are sent as API key.
+        key: The API key of replicas.
         deadline_s: How long a request may take in all.
-        on_lost: Told of a replica that is dead, and why.
+        on_lost: Called with a replica that is dead, and why.
     """
 
     def __init__(
@@ -87,14 +87,14 @@ class Forwarder:
         self._limits: set[asyncio.Timeout] = set()
         self._is_cut = False
         self.num_requests = 0
-        """Requests in progress, those that wait for a replica included."""
+        """Number of requests in progress, including those that wait for a replica."""
 
     def cut(self) -> None:
         """End all requests in progress now, with an error."""
         self._is_cut = True
         now = asyncio.get_running_loop().time()
         for limit in self._limits:
-            # One that has expired already cannot be moved.
+            # A timeout that has expired cannot be rescheduled.
             with suppress(RuntimeError):
                 limit.reschedule(now)
 
@@ -173,6 +173,8 @@ class Forwarder:
     async def _attempt(
         self, endpoint: Endpoint, call: Call, outgoing: Outgoing
     ) -> web.StreamResponse:
+        # No limit of its own on the answer: the deadline of the request covers it, and
+        # the first token may take long.
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S)
         try:
             async with self._session.request(
@@ -182,6 +184,7 @@ class Forwarder:
                 headers={**self._headers, REQUEST_ID_HEADER: call.request_id},
                 timeout=timeout,
             ) as answer:
+                # Before anything is passed on, so that another replica can answer.
                 if answer.status >= 500:
                     await self._check_engine(endpoint)
                 headers = _passed_on(answer, endpoint)
@@ -201,7 +204,7 @@ class Forwarder:
         return web.Response(body=data, status=answer.status, headers=headers)
 
     async def _check_engine(self, endpoint: Endpoint) -> None:
-        """Tell an error of a replica whose engine is gone from one of the request."""
+        """Raise if an error comes from a dead engine and not from the request."""
         if not await is_alive(self._session, endpoint, _LOOK_S):
             raise _ReplicaLostError("its engine is dead")
 
@@ -209,7 +212,8 @@ class Forwarder:
 async def is_alive(
     session: aiohttp.ClientSession, endpoint: Endpoint, deadline_s: float
 ) -> bool:
-    """Whether a replica says that it is well, on a connection of its own."""
+    """Return whether a replica reports to be healthy, on a new connection."""
+    # A pooled connection may be broken although the server is well.
     timeout = aiohttp.ClientTimeout(total=deadline_s)
     headers = {"Connection": "close"}
     try:
@@ -227,13 +231,14 @@ async def _stream(
     headers: Mapping[str, str],
     failure: EngineFailure,
 ) -> web.StreamResponse:
-    """Pass on whole events only: an error that follows is an event of its own."""
+    """Pass on whole events only, so that an error after them is a valid event."""
     pending, last = b"", b""
     async for chunk in answer.content.iter_any():
         whole, mark, pending = (pending + chunk).rpartition(b"\n\n")
         if mark:
             await outgoing.write(failure.checked(whole) + mark, headers)
             last = whole
+    # Only this mark shows that a stream is complete.
     if not last.endswith(b"data: [DONE]"):
         raise _ReplicaLostError("its stream broke off")
     return await outgoing.finish()

@@ -1,6 +1,6 @@
-"""One request on its way through the backend `huggingface`.
+"""One request of a server with the backend `huggingface`.
 
-It is made in the server's thread and sampled in the engine's; tokens come back through
+It is created in the server's thread and sampled in the engine's; tokens return through
 the event loop, so that only the server's thread touches the answer.
 """
 
@@ -27,7 +27,7 @@ IntArray = npt.NDArray[np.int64]
 
 
 class _CancelledJobError(Exception):
-    """Nobody wants the answer any more."""
+    """The answer is no longer wanted."""
 
 
 class Job:
@@ -36,7 +36,7 @@ class Job:
     Args:
         request: The request.
         backend: Samples it.
-        model_name: What requests call the model.
+        model_name: Name of the model in requests.
     """
 
     def __init__(self, request: OpenAIRequest, backend: Any, model_name: str) -> None:
@@ -49,7 +49,7 @@ class Job:
             for _ in range(len(request.prompts) * request.n)
         ]
         self.version: int = backend.weight_version
-        """The weights that it was asked of, until `run` knows better."""
+        """Version of the weights; an update may change it until `run` begins."""
         self.answer = OpenAIAnswer(request, model_name, choices)
 
     def check(self) -> None:
@@ -72,6 +72,7 @@ class Job:
         """Sample all answers."""
         if self._is_cancelled.is_set():
             return
+        # In the engine's thread, where no update can come in between.
         self.version = self.answer.version = self._backend.weight_version
         ids, lengths = self._padded()
         rows: dict[str, Any] = {
@@ -138,7 +139,8 @@ class Job:
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             if not waiting.done():
                 waiting.cancel()
-                # Raises what went wrong; else the last rows come before this does.
+                # Raises the error of `run`, if any. Otherwise the last rows are queued
+                # already, because they were scheduled before `run` ended.
                 await running
                 waiting = asyncio.ensure_future(self._rows.get())
             rows = await waiting
@@ -148,9 +150,10 @@ class Job:
                 is_first = False
             is_over = self.answer.choices[0].finish_reason is not None
             if is_over:
-                # The choices hold what still waits in the queue; each ends once.
+                # The choices include the tokens that still wait in the queue, and each
+                # choice must end once.
                 rows = list(range(len(self.answer.choices)))
-            # All at once: while one event is sent, the choices go on.
+            # Made before any is sent: the choices grow while an event is being sent.
             for event in list(self._new(rows)):
                 yield _written(event)
             if is_over:

@@ -49,7 +49,7 @@ logger = logging.getLogger(__name__)
 
 _VERSION_HEADER = "x-rl-weight-version"
 _KEEP_ALIVE_S = 120.0
-# The router has looked at the size already.
+# The router has checked the size already.
 _MOST_BYTES = 1 << 34
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -61,8 +61,8 @@ class HuggingFaceReplica:
     Args:
         config: `GenerationConfig.to_dict()`.
         model: Folder or hub name.
-        model_name: What requests call it.
-        key_variable: Environment variable with the key that requests must bring.
+        model_name: Name of the model in requests.
+        key_variable: Environment variable with the key that requests must have.
     """
 
     def __init__(
@@ -72,12 +72,13 @@ class HuggingFaceReplica:
         self._model, self._model_name = model, model_name
         self._wanted = f"Bearer {os.environ[key_variable]}"
         self._backend = HuggingFaceGenerationBackend()
+        # One thread: batches and weight updates take turns, and need no lock.
         self._engine = ThreadPoolExecutor(1, thread_name_prefix="engine")
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
 
     def start(self, deadline_s: float) -> dict[str, Any]:
-        """Load the model and begin to listen; gives port and further processes."""
+        """Load the model and begin to listen; return port and further processes."""
         self._backend.setup(self._config.to_dict(), model_name=self._model)
         self._thread.start()
         return {"port": self._run(self._listen(), deadline_s), "pids": []}
@@ -94,12 +95,13 @@ class HuggingFaceReplica:
         Args:
             folder: The folder.
             entries: See `FolderWeights.to_plain`.
-            version: What answers call these weights.
+            version: Number of these weights in answers.
             deadline_s: How long it may take.
 
         Returns:
-            What went wrong; empty: nothing.
+            The problem, or an empty string.
         """
+        # In the engine's thread, and therefore between two requests.
         tensors = verified_tensors(folder, entries)
         work = self._engine.submit(self._backend.load_weights, tensors, version)
         try:
@@ -155,7 +157,7 @@ class HuggingFaceReplica:
     async def _guard(
         self, request: web.Request, handler: Handler
     ) -> web.StreamResponse:
-        """Keep everybody but the router out, and give errors OpenAI's form."""
+        """Admit only the router, and give errors OpenAI's form."""
         given = request.headers.get("Authorization", "")
         if request.path != "/health" and given != self._wanted:
             return web.Response(status=401)
@@ -191,13 +193,14 @@ class HuggingFaceReplica:
             headers = {_VERSION_HEADER: str(job.version)}
             return web.json_response(job.answer.whole(), headers=headers)
         finally:
-            # Where the client has gone, the rest is not sampled.
+            # If the client has gone, the rest need not be sampled.
             job.cancel()
 
     async def _stream(
         self, request: web.Request, job: Job, running: asyncio.Future[None]
     ) -> web.StreamResponse:
-        # One that fails before its first token is answered with a status.
+        # Awaited before the answer begins: a failure before the first token can still
+        # be answered with a status.
         events = job.events(running)
         first = await anext(events)
         headers = {

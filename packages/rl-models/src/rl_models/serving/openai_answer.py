@@ -1,4 +1,4 @@
-"""What the backend `huggingface` samples, in the forms of OpenAI's interface."""
+"""Samples of the backend `huggingface` in the formats of OpenAI's interface."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rl_models.serving.openai_request import OpenAIRequest
 
 __all__ = ["Choice", "OpenAIAnswer"]
 
-# What a tokenizer shows in place of bytes that are no whole character yet.
+# Shown by a tokenizer in place of bytes that are no complete character yet.
 _REPLACEMENT = "\ufffd"
 
 
@@ -18,8 +18,8 @@ class Choice:
     """One answer to one prompt, while it grows.
 
     Args:
-        tokenizer: That of the model.
-        stop: Texts that end it and are no part of it.
+        tokenizer: The model's tokenizer.
+        stop: Texts that end the answer and are not part of it.
     """
 
     def __init__(self, tokenizer: Any, stop: list[str]) -> None:
@@ -36,18 +36,19 @@ class Choice:
 
     @property
     def text(self) -> str:
-        """All of it, up to a stop text."""
+        """The whole text, up to a stop text."""
+        # All tokens are decoded together: characters may span several of them.
         text: str = self._tokenizer.decode(self.tokens, skip_special_tokens=True)
         found = [text.find(stop) for stop in self._stop if stop in text]
         return text[: min(found)] if found else text
 
     def new_text(self) -> str:
-        """Return what has come since the last call and cannot change any more."""
+        """Return the new text since the last call, as far as it is final."""
         text = self.text
         if self.finish_reason is None:
             if text.endswith(_REPLACEMENT):
                 return ""
-            # A stop text may have begun.
+            # The end may be the beginning of a stop text.
             held = max((len(stop) - 1 for stop in self._stop), default=0)
             text = text[: len(text) - held]
         new = text[self._num_sent_characters :]

@@ -1,4 +1,4 @@
-"""A request of OpenAI's interface as the backend `huggingface` can answer it."""
+"""A request of OpenAI's interface, checked for the backend `huggingface`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["CHAT", "COMPLETIONS", "OpenAIRequest", "prompt_ids"]
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 _COMPLETION_TOKENS, _MOST_CHOICES = 16, 128
 
-# What changes nothing about an answer, whatever it is.
+# Fields that change nothing about an answer, whatever their value.
 _IGNORED = frozenset(
     [
         "user",
@@ -27,7 +27,8 @@ _IGNORED = frozenset(
         "prompt_cache_key",
     ]
 )
-# Fields that are refused unless they have the value that changes nothing.
+# Fields that are refused unless they have a value that changes nothing: ignoring others
+# would give an answer to another question.
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "best_of": (1,),
     "echo": (False,),
@@ -65,7 +66,7 @@ _KNOWN = frozenset(
 
 @dataclass(frozen=True)
 class OpenAIRequest:
-    """What is asked for, checked."""
+    """A checked request."""
 
     is_chat: bool
     prompts: list[list[int]]
@@ -91,9 +92,9 @@ class OpenAIRequest:
         """Check the fields of a request.
 
         Args:
-            path: Which route it came by.
+            path: Its route.
             fields: The body.
-            tokenizer: That of the model.
+            tokenizer: The model's tokenizer.
             context: Longest prompt and answer together.
             vocab_size: Ids that the model has; None: those of the tokenizer.
 
@@ -139,7 +140,8 @@ class OpenAIRequest:
             stream=bool(given.get("stream", False)),
             include_usage=isinstance(options, dict)
             and bool(options.get("include_usage")),
-            # In completions it is the number of further tokens, so 0 asks as well.
+            # In completions it is the number of alternatives, so 0 asks for the sampled
+            # token's log-prob as well.
             logprobs=logprobs is True or (not is_chat and "logprobs" in given),
             return_token_ids=bool(given.get("return_token_ids", False)),
         )
@@ -148,16 +150,16 @@ class OpenAIRequest:
 def prompt_ids(
     fields: Mapping[str, Any], tokenizer: Any, vocab_size: int | None = None
 ) -> list[list[int]]:
-    """Token ids of the messages or prompts of a body.
+    """Return the token ids of the messages or prompts of a body.
 
     Args:
         fields: The body.
-        tokenizer: That of the model.
-        vocab_size: Ids that the model has, which may be more than the tokenizer's where
-            a vocabulary is padded; None: those of the tokenizer.
+        tokenizer: The model's tokenizer.
+        vocab_size: Size of the model's vocabulary, which may be padded beyond the
+            tokenizer's; None: that of the tokenizer.
 
     Raises:
-        ApiError: They are of no form that the interface has, or empty.
+        ApiError: They have no form of the interface, or are empty.
     """
     if "messages" in fields:
         return [_chat_ids(fields["messages"], tokenizer)]

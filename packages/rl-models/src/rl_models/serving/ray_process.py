@@ -31,7 +31,7 @@ _WORKERS = {
     "huggingface": "rl_models.serving.huggingface_replica.HuggingFaceReplica",
 }
 _KEY_VARIABLE = "RL_REPLICA_KEY"
-# A start imports large libraries, some with Python's lock held.
+# A start imports large libraries, some of which hold Python's lock for long.
 _HEARTBEAT_S = 120.0
 _STOP_S = 15.0
 
@@ -48,8 +48,8 @@ class RayProcess:
         replica: Number of the replica.
         config: The server's settings.
         model: Folder or hub name.
-        model_name: What requests call the model.
-        key: What requests to the replica must bring.
+        model_name: Name of the model in requests.
+        key: The key that requests to the replica must have.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class RayProcess:
         self._name = f"serve-{replica}"
         self._config = config
         self._on_gpu = has_gpu()
-        # What each engine has beyond the other.
+        # Settings that only one of the engines has.
         own = {
             "vllm": {
                 "dtype": config.dtype,
@@ -85,7 +85,7 @@ class RayProcess:
         return None if self._process is None else self._process.pid
 
     def start(self) -> str:
-        """Bring it up; gives the URL of its server."""
+        """Start it; return the URL of its server."""
         generation = self._config.generation()
         is_vllm = self._config.engine == "vllm"
         variables = engine_variables(generation, on_gpu=self._on_gpu) if is_vllm else {}
@@ -123,7 +123,7 @@ class RayProcess:
         return f"http://127.0.0.1:{said['port']}"
 
     def load_weights(self, weights: FolderWeights, version: int) -> str:
-        """Load weights; says what went wrong, or nothing."""
+        """Load weights; return the problem, or an empty string."""
         deadline_s = self._config.update_deadline_s
         said = self._call(
             "load_weights",
@@ -138,7 +138,8 @@ class RayProcess:
     def stop(self, *, at_once: bool) -> None:
         """End it and all that it has started."""
         if at_once and self._process is not None:
-            # One that hangs would keep its requests from being told for seconds.
+            # A process that hangs would keep its connections open, and its clients
+            # waiting, until Ray ends it.
             with suppress(psutil.NoSuchProcess):
                 self._process.kill()
         try:
@@ -147,7 +148,7 @@ class RayProcess:
         except DistributedError as error:
             logger.warning("%s did not end cleanly: %s", self._name, error)
         finally:
-            # They outlive their parent where that was killed.
+            # The engine's processes outlive a parent that was killed.
             for child in self._children:
                 with suppress(psutil.NoSuchProcess):
                     child.kill()
@@ -162,5 +163,5 @@ class RayProcess:
     def _call(self, method: str, wait_s: float, **arguments: Any) -> Any:
         assert self._group is not None
         future = self._group.run_all_workers_single_data(method, **arguments)
-        # The worker's own deadline comes first, and says more.
+        # The worker's own deadline comes first, and its error says more.
         return self._group.get_all_worker_results(future, deadline_s=wait_s + 5.0)[0]

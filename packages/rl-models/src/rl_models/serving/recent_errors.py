@@ -1,4 +1,4 @@
-"""The newest lines that an engine has logged as errors, kept in its process."""
+"""The latest error lines of an engine's log, kept in its process."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class RecentErrors(logging.Handler):
         logging.getLogger(name).addHandler(self)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep one line, with its traceback where it has one."""
+        """Keep one line, with its traceback if it has one."""
         try:
             self._kept.append((time.time(), self.format(record)[:_MOST_CHARACTERS]))
         except Exception:
@@ -34,11 +34,12 @@ class RecentErrors(logging.Handler):
 
     def since(self, time_s: float) -> list[str]:
         """Return the lines since a time of `time.time()`, the oldest first."""
+        # A copy, because other threads may log meanwhile.
         return [line for at_s, line in list(self._kept) if at_s >= time_s]
 
 
 def relevant_lines(lines: Iterable[str], request_id: str) -> list[str]:
-    """Lines that name a request; where none does, all of them."""
+    """Return the lines that name a request, or all of them if none does."""
     found = list(lines)
     named = [line for line in found if request_id and request_id in line]
     return (named or found)[-_MOST_RELEVANT:]

@@ -1,12 +1,12 @@
-"""The process of one replica: vLLM's engine with vLLM's own HTTP server before it.
+"""The process of one replica: vLLM's engine behind vLLM's own HTTP server.
 
 ```
 actor's main thread: start(), load_weights(), stop()
       |  run_coroutine_threadsafe
 server thread: event loop -> uvicorn -> vLLM's app -> AsyncLLM --pipe--> engine process
 ```
-Where the engine's process dies, this one ends as well: whoever watches it notices that
-at once, and a half-dead replica would answer with errors only.
+If the engine's process dies, this one ends as well: that is noticed at once, whereas a
+replica without its engine would go on to answer with errors.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ _WATCH_EVERY_S = 0.5
 _ENGINE_SILENCE_S = 120.0
 _ENGINE_GONE = 70
 _EXPLAIN_S = 2.0
-# Longer than the router keeps an idle connection, so that it never meets one that is
-# just being closed.
+# Longer than the router keeps an idle connection, so that it never uses one that is
+# being closed.
 _KEEP_ALIVE_S = 120
 
 
@@ -49,11 +49,11 @@ class ServingReplica:
     Args:
         config: `GenerationConfig.to_dict()` of a config with `async_engine`.
         model: Folder or hub name.
-        model_name: What requests call it.
-        dtype: Data type that vLLM is told; "auto" is that of the model.
+        model_name: Name of the model in requests.
+        dtype: Data type for vLLM; "auto" is that of the model.
         on_gpu: Whether the engine runs on GPUs.
-        key_variable: Environment variable with the key that requests must bring.
-        tool_call_parser: vLLM's name of how the model writes tool calls; None: they
+        key_variable: Environment variable with the key that requests must have.
+        tool_call_parser: vLLM's name for the model's format of tool calls; None: they
             are refused.
     """
 
@@ -78,7 +78,7 @@ class ServingReplica:
         self._is_updating = False
 
     def start(self, deadline_s: float) -> dict[str, Any]:
-        """Load the model and begin to listen; gives port and processes."""
+        """Load the model and begin to listen; return port and processes."""
         self._thread.start()
         self._run(self._start(), deadline_s, "start of the engine")
         return {"port": self._port, "pids": _descendants()}
@@ -95,12 +95,12 @@ class ServingReplica:
         Args:
             folder: The folder.
             entries: See `FolderWeights.to_plain`.
-            version: What answers call these weights.
+            version: Number of these weights in answers.
             deadline_s: How long it may take.
 
         Returns:
-            What went wrong; requests go on waiting then, because the engine holds
-            weights of no version.
+            The problem, or an empty string. After a problem requests keep waiting,
+            because the engine has weights of no version; the fleet replaces it.
         """
         update = self._update(folder, entries, version)
         return str(self._run(update, deadline_s, "weight update"))
@@ -126,7 +126,7 @@ class ServingReplica:
         from vllm.engine.arg_utils import AsyncEngineArgs  # noqa: PLC0415
         from vllm.v1.engine.async_llm import AsyncLLM  # noqa: PLC0415
 
-        # After the import, by which vLLM replaces the handlers of its logger.
+        # After the import, which replaces the handlers of vLLM's logger.
         self._errors = RecentErrors("vllm")
         arguments = self._arguments()
         engine = AsyncLLM.from_engine_args(AsyncEngineArgs.from_cli_args(arguments))
@@ -136,7 +136,7 @@ class ServingReplica:
         self._watch = asyncio.create_task(self._end_with_the_engine())
 
     def _arguments(self) -> Any:
-        """Return what vLLM's command line would have made of our settings."""
+        """Return our settings in the form of vLLM's parsed command line."""
         from vllm.entrypoints.launchers.cli_args import make_arg_parser  # noqa: PLC0415
         from vllm.utils.argparse_utils import FlexibleArgumentParser  # noqa: PLC0415
 
@@ -152,7 +152,7 @@ class ServingReplica:
             "tool_call_parser": self._tool_call_parser,
             "enable_auto_tool_choice": self._tool_call_parser is not None,
         }
-        # What the settings say of vLLM's own arguments goes before.
+        # Arguments of vLLM that the user has set take precedence.
         for name, value in {**ours, **self._config.vllm.engine_args}.items():
             setattr(arguments, name, value)
         return arguments
@@ -179,7 +179,7 @@ class ServingReplica:
             timeout_keep_alive=_KEEP_ALIVE_S,
         )
         self._server = uvicorn.Server(settings)
-        # vLLM's handlers of engine errors look for it here.
+        # vLLM's handlers of engine errors read it from here.
         app.state.server = self._server
         self._serving = asyncio.create_task(self._server.serve(sockets=[listener]))
         while not self._server.started:
@@ -195,7 +195,7 @@ class ServingReplica:
             for said in await asyncio.wait_for(asked, _EXPLAIN_S):
                 lines += said
         except Exception as error:
-            # An engine that is dead has no words left; the server's are told alone.
+            # A dead engine cannot answer; the server's own lines are still reported.
             lines.append(f"the engine does not say more: {error!r}")
         return relevant_lines(lines, request_id)
 
@@ -227,12 +227,13 @@ class ServingReplica:
         self, folder: str, entries: list[tuple[str, list[Any]]], version: int
     ) -> str:
         engine = self._engine
-        # What was computed under the old weights is computed again, so that every
-        # token from here on is one of the new weights alone.
+        # Clearing the cache has everything recomputed, so that every token from here on
+        # depends on the new weights alone.
         await engine.pause_generation(mode="keep", clear_cache=True)
         said = await engine.collective_rpc("rl_load_folder", args=(folder, entries))
         problems = [problem for problem in said if problem]
         if problems:
+            # Still paused: no token may be sampled from these weights.
             return str(problems[0])
         await engine.reset_prefix_cache()
         await engine.update_weight_version(str(version))
@@ -248,12 +249,12 @@ class ServingReplica:
 
 
 def _structured_outputs(tool_call_parser: str | None) -> Any:
-    """How answers are kept to a form, such as a JSON schema.
+    """Return the settings that constrain answers to a form, such as a JSON schema.
 
-    With free white space a model that likes it writes nothing else, and its answer is
-    no JSON at the last token. vLLM refuses to forbid it under the backend `auto`. Of
-    the two others guidance takes more schemas, and xgrammar alone takes the grammars
-    by which vLLM's parsers keep tool calls to their form.
+    If white space is free, a model may write nothing else, and its answer is no JSON at
+    the last token. vLLM cannot forbid it with the backend `auto`. Of the two others,
+    guidance supports more schemas, and only xgrammar supports the grammars of vLLM's
+    parsers for tool calls.
     """
     from vllm.config import StructuredOutputsConfig  # noqa: PLC0415
 

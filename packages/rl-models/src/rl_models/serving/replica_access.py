@@ -1,7 +1,7 @@
-"""Keeps everybody but the router out of a replica.
+"""Admit only the router to a replica.
 
-vLLM's own check of a key leaves some paths open that generate (`/invocations`); anybody
-on the machine could ask a replica by them, past the router's key and limits.
+vLLM's own check of a key leaves open some paths that generate (`/invocations`); any
+program on the machine could use them to bypass the router's key and limits.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ _OPEN = "/health"
 
 
 class Gate:
-    """ASGI middleware that wants a key for every path but `/health`.
+    """ASGI middleware that requires a key for every path but `/health`.
 
     Args:
-        app: What is guarded.
+        app: The guarded application.
         key: The key, sent as `Authorization: Bearer KEY`.
     """
 

@@ -1,4 +1,4 @@
-"""The door: an HTTP server that lets requests in and hands them to replicas.
+"""The front end: an HTTP server that admits requests and forwards them to replicas.
 
 Shutdown order: the listening socket, then new requests on open connections (503), then
 the wait for requests in progress, then an error to those that are left, then all
@@ -38,9 +38,9 @@ logger = logging.getLogger(__name__)
 
 
 def _is_no_bad_request(record: logging.LogRecord) -> bool:
-    """Whether a line of aiohttp is about the server and not about what it was sent.
+    """Return whether a log line of aiohttp is about the server and not about a request.
 
-    A head that is no HTTP, or too long, is answered with 400; strangers must not fill
+    A malformed or too long head is answered with 400; clients must not be able to fill
     the log with a traceback for each.
     """
     error = record.exc_info[1] if record.exc_info else None
@@ -59,7 +59,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Admin(Protocol):
-    """What the router asks of who owns the replicas."""
+    """The owner of the replicas, as the router needs it."""
 
     def status(self) -> dict[str, Any]:
         """Return the replicas and their versions, as JSON values."""
@@ -70,7 +70,7 @@ class Admin(Protocol):
         ...
 
     def report_lost(self, endpoint: Endpoint, reason: str) -> None:
-        """Note that a process of a replica is dead; does not block."""
+        """Record that a process of a replica is dead; does not block."""
         ...
 
 
@@ -80,10 +80,10 @@ class Router:
     Args:
         config: Limits and deadlines.
         admin: Owns the replicas.
-        api_key: What clients must send; None: nothing.
-        weights_key: What those must send who change weights; None: nobody may.
-        weights_root: Where weights may lie that requests name; with `weights_key`.
-        replica_key: What replicas are sent.
+        api_key: The key of clients; None: none is needed.
+        weights_key: The key for changing weights; None: they cannot be changed.
+        weights_root: Folder of the weights that requests may name; with `weights_key`.
+        replica_key: The key of replicas.
     """
 
     def __init__(
@@ -110,6 +110,8 @@ class Router:
 
     async def start(self, listener: socket.socket) -> None:
         """Begin to listen on a socket that is bound."""
+        # `max_requests` is the limit. Proxies of the environment are ignored, because
+        # replicas are on this machine.
         connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S)
         self._session = aiohttp.ClientSession(connector=connector, trust_env=False)
         self._forwarder = Forwarder(
@@ -129,7 +131,7 @@ class Router:
         app.router.add_get("/metrics", self._metrics)
         app.router.add_get("/rl/status", self._status)
         app.router.add_post(_WEIGHTS, self._weights)
-        # A client that hangs up ends its request, and so the work of the replica.
+        # A client that hangs up cancels its request, and thereby the replica's work.
         self._runner = web.AppRunner(
             app,
             handler_cancellation=True,
@@ -142,7 +144,7 @@ class Router:
         await self._site.start()
 
     async def stop(self, drain_s: float) -> bool:
-        """Stop listening, wait for requests in progress, and end what is left.
+        """Stop listening, wait for requests in progress, and end the rest.
 
         Args:
             drain_s: How long to wait.
@@ -163,7 +165,7 @@ class Router:
         return clean
 
     def hurry(self) -> None:
-        """Wait no longer for requests in progress; for `stop`, which goes on."""
+        """Have a running `stop` wait no longer for requests in progress."""
         self._is_hurried = True
 
     async def _all_done(self, deadline_s: float, *, certain: bool = False) -> bool:
@@ -183,6 +185,7 @@ class Router:
         """Give a replica no more requests."""
         self.balancer.take_out(endpoint)
         probe = self._probes.pop(endpoint, None)
+        # The probe itself may be what found the loss.
         if probe is not None and probe is not asyncio.current_task():
             probe.cancel()
 
@@ -192,7 +195,7 @@ class Router:
             self._admin.report_lost(endpoint, reason)
 
     async def _probe(self, endpoint: Endpoint) -> None:
-        """Notice the death or a hang of a replica that nobody talks to."""
+        """Notice the death or a hang of a replica that has no requests."""
         deadline_s = self._config.hang_deadline_s
         while await is_alive(self._session, endpoint, deadline_s):
             await asyncio.sleep(_PROBE_EVERY_S)
@@ -208,6 +211,7 @@ class Router:
     ) -> web.StreamResponse:
         """Check the key, and give every error OpenAI's form."""
         try:
+            # Load balancers ask for health without a key; the answer has no content.
             if request.path != "/health":
                 if request.path == _WEIGHTS:
                     self._access.check_weights(request)
@@ -253,8 +257,8 @@ class Router:
                 "bad_content_type",
             )
         if (request.content_length or 0) > self._config.max_body_bytes:
-            # Said in advance: not a byte of it is read. One that comes in chunks is
-            # read up to the limit.
+            # Known in advance, so nothing is read. A chunked body is read up to the
+            # limit.
             raise self._too_large()
         try:
             async with asyncio.timeout(self._config.request_deadline_s):
@@ -263,7 +267,7 @@ class Router:
             raise ApiError(408, "The body did not come in time.", "timeout") from None
         try:
             fields = json.loads(body)
-        except (ValueError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:  # deep nesting recurses
             raise ApiError(400, f"The body is no JSON: {error}.", "bad_json") from None
         if not isinstance(fields, dict):
             raise ApiError(400, "The body must be a JSON object.", "bad_json")
@@ -327,13 +331,13 @@ class Router:
         return web.json_response(status)
 
     async def _weights(self, request: web.Request) -> web.StreamResponse:
-        # Here as well, because a route may match a path that is written otherwise.
+        # Again, because a route may match a path that is spelled differently.
         self._access.check_weights(request)
         _, fields = await self._json(request)
         path, version = _update_of(fields)
         update = asyncio.to_thread(self._update, path, version)
         try:
-            # A client that hangs up must not leave the replicas half updated.
+            # Shielded: a client that hangs up must not leave replicas half updated.
             report = await asyncio.shield(asyncio.ensure_future(update))
         except UserError as error:
             raise ApiError(400, str(error), "weights_refused") from error

@@ -70,16 +70,17 @@ class Server:
         if folder is not None and self._dtype == "auto":
             self._dtype = _dtype_of(folder)
         self.api_key = _revealed(self.config.api_key)
-        """What clients must send; None: nothing."""
+        """The key of clients; None: none is needed."""
         self.has_generated_key = False
-        """Whether the key was made here, so that somebody must be told."""
+        """Whether the key was generated here, and has to be shown to the user."""
+        # Never open to the network: anybody could use the model, and its GPU.
         if self.api_key is None and not is_loopback(self.config.host):
             self.api_key = secrets.token_urlsafe(24)
             self.has_generated_key = True
         root = self.config.weights_root
         self._weights_root = None if root is None else WeightsRoot(root)
         self.url = ""
-        """Where it listens, once it is started."""
+        """Its address, once it is started."""
         self._replica_key = secrets.token_urlsafe(24)
         self._listener: socket.socket | None = None
         self._router: Router | None = None
@@ -87,7 +88,7 @@ class Server:
         self._owns_ray = False
         self._is_stopped = False
         self.hopeless = threading.Event()
-        """Set once no replica is left and none will come."""
+        """Set once no replica is left and none will be started."""
         self._fleet = Fleet(
             self._launch,
             self.config.num_replicas,
@@ -98,7 +99,7 @@ class Server:
         )
 
     def start(self) -> Server:
-        """Bring the replicas up and begin to answer; once it is up, nothing happens.
+        """Start the replicas and begin to answer; does nothing if it is started.
 
         Raises:
             ConfigError: The port is taken.
@@ -117,7 +118,7 @@ class Server:
         return self
 
     def bind(self) -> socket.socket:
-        """Take the port, before anything that lasts long is begun.
+        """Bind the port before anything slow is begun.
 
         Raises:
             ConfigError: It is taken, or the address is not one of this machine.
@@ -153,7 +154,7 @@ class Server:
         from rl_models.serving.ray_process import engine_environment  # noqa: PLC0415
 
         if self.config.engine == "vllm":
-            # Once, and before the time of the replicas counts.
+            # Once, and before the deadline of the replicas' start counts.
             engine_environment().prepare()
         count = max(os.cpu_count() or 1, self.config.num_replicas)
         local = os.environ.get("RAY_ADDRESS", "local") == "local"
@@ -180,6 +181,8 @@ class Server:
             if self._router is not None:
                 clean = self._drain(self._router, wait_s)
         finally:
+            # After the router, which may still forward requests; before its loop, which
+            # the fleet's threads report to.
             self._fleet.stop()
             if self._router is not None:
                 self._loop.call_soon_threadsafe(self._loop.stop)
@@ -196,6 +199,7 @@ class Server:
         try:
             return ending.result(wait_s + _LOOP_S)
         except KeyboardInterrupt:
+            # A second Ctrl-C: do not wait for requests, but still end in order.
             self._loop.call_soon_threadsafe(router.hurry)
             return ending.result(_LOOP_S)
 
@@ -326,7 +330,8 @@ def _bound_socket(host: str, port: int) -> socket.socket:
         listener = socket.socket(family, kind)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
-        # Only now is it known that nobody else listens there.
+        # Only this fails if another socket listens there: with SO_REUSEADDR, binding
+        # may succeed.
         listener.listen(128)
     except OSError as error:
         remedy = {
@@ -345,7 +350,7 @@ def _revealed(key: SecretStr | None) -> str | None:
 
 
 def _dtype_of(folder: Path) -> DType:
-    """Return the folder's dtype: left alone, vLLM halves that of float32 models."""
+    """Return the folder's dtype: vLLM's "auto" halves that of float32 models."""
     config = read_model_config(folder) or {}
     found = str(config.get("dtype") or config.get("torch_dtype")).split(".")[-1]
     return cast(DType, found) if found in get_args(DType) else "auto"

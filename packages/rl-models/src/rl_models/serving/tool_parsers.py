@@ -64,4 +64,4 @@ TOOL_CALL_PARSERS = (
     "step3p5",
     "xlam",
 )
-"""What `tool_call_parser` may be, in the order of the alphabet."""
+"""The values of `tool_call_parser`, in alphabetical order."""

@@ -1,9 +1,9 @@
-"""Writes into every answer which weights have sampled it.
+"""Write into every answer the versions of the weights that sampled it.
 
-vLLM's engine notes the version of each token, but its server does not tell. So the
-engine's outputs are watched on their way to the server, and its answers on their way
-out: each choice gets `weight_versions`, the spans of its tokens by version, and the
-answer a header with the oldest one (with the present one where it is a stream).
+vLLM's engine records the version of each token, but its server does not return it. So
+the engine's outputs are watched on their way to the server, and its answers on their
+way out: each choice gets `weight_versions`, the spans of its tokens by version, and the
+answer a header with the oldest one (for a stream, with the present one).
 """
 
 from __future__ import annotations
@@ -69,6 +69,8 @@ class _Record:
         return changed
 
 
+# A context variable, because vLLM's server lies between: it runs a request in the
+# context of its ASGI call, and passes nothing of ours to the engine.
 _record: ContextVar[_Record | None] = ContextVar("record", default=None)
 
 
@@ -85,7 +87,7 @@ class VersionStamp:
         self._generate = engine.generate
         engine.generate = self._watched
         self.version = 0
-        """What the engine serves at present."""
+        """Version that the engine serves at present."""
 
     def _watched(self, prompt: Any, sampling_params: Any, *args: Any, **kw: Any) -> Any:
         stream = self._generate(prompt, sampling_params, *args, **kw)
@@ -105,7 +107,7 @@ class VersionStamp:
 
 
 class _Stamping:
-    """The way out of one answer."""
+    """Sends one answer on, with its versions."""
 
     def __init__(self, stamp: VersionStamp, record: _Record, send: Send) -> None:
         self._stamp, self._record, self._send = stamp, record, send
@@ -119,6 +121,8 @@ class _Stamping:
             headers = dict(message.get("headers", ()))
             kind = headers.get(b"content-type", b"")
             self._is_stream = kind.startswith(b"text/event-stream")
+            # A stream's headers go out before its versions are known; those of a whole
+            # answer wait for its body, whose length changes.
             if self._is_stream:
                 await self._begin(self._stamp.version)
         elif message["type"] != "http.response.body":
@@ -153,7 +157,8 @@ class _Stamping:
         await self._send({"type": "http.response.body", "body": self._body})
 
     def _stamped_event(self, event: bytes) -> bytes:
-        """Return the last event of a choice with its versions; others as they are."""
+        """Return the last event of a choice with its versions, others unchanged."""
+        # Looked at as bytes first: parsing every event would cost more than sending it.
         if b'"finish_reason":"' not in event or not event.startswith(b"data: {"):
             return event
         answer = json.loads(event.removeprefix(b"data: "))

@@ -1,4 +1,4 @@
-"""Which folders may be named over HTTP as weights: those below one of the server's."""
+"""The folder of the server below which requests may name weights."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ __all__ = ["WeightsRoot", "within_checkpoint"]
 
 
 class WeightsRoot:
-    """Resolves the paths of requests, and refuses what lies elsewhere.
+    """Resolves the paths of requests, and refuses paths outside the folder.
 
-    Links are followed before that is decided, those of the folder's files too, and
-    the refusal does not depend on what lies there: it has the same words for a file
-    that exists and one that does not.
+    Links are followed before that is decided, also those of the files inside. The
+    refusal is the same whether or not a file exists, so that nothing can be learned
+    from it.
 
     Args:
         folder: The folder below which all weights lie.
@@ -45,7 +45,7 @@ class WeightsRoot:
             ApiError: It, or a file in it, lies elsewhere.
         """
         try:
-            # What is outside is not even looked at.
+            # Checked before anything outside could be looked at.
             outer = self._inside(self.folder / path)
             folder = self._inside(Path(within_checkpoint(outer)))
             if folder.is_dir():

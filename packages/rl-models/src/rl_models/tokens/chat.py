@@ -1,4 +1,4 @@
-"""Messages to text and tokens by a tokenizer's chat template."""
+"""Conversion of messages to text and tokens by a tokenizer's chat template."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ DEFAULT_CHAT_TEMPLATE = (
     "{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
 )
-"""A plain template for models that were never given one."""
+"""A plain template for models that have none."""
 
 
 def has_chat_template(tokenizer: Any) -> bool:
-    """Whether the tokenizer knows how its model is addressed."""
+    """Return whether the tokenizer has a chat template."""
     return getattr(tokenizer, "chat_template", None) is not None
 
 
@@ -41,12 +41,12 @@ def render_chat(
     template: str | None = None,
     **variables: Any,
 ) -> str:
-    """Text of a conversation.
+    """Return the text of a conversation.
 
     Args:
         tokenizer: Its chat template is used.
         messages: Each with `role` and `content`.
-        add_generation_prompt: End with what makes the model answer.
+        add_generation_prompt: End with the prompt for the model's answer.
         template: Used in place of the tokenizer's own.
         variables: Further variables of the template.
 
@@ -72,6 +72,7 @@ def render_chat(
             [dict(message) for message in messages],
             tokenize=False,
             add_generation_prompt=add_generation_prompt,
+            # None takes the tokenizer's own.
             chat_template=template,
             **variables,
         )
@@ -86,7 +87,7 @@ def render_chat(
 def encode_messages(
     tokenizer: Any, messages: Sequence[Message], **settings: Any
 ) -> list[int]:
-    """Token ids of a conversation; `settings` as for `render_chat`.
+    """Return the token ids of a conversation; `settings` as for `render_chat`.
 
     The template writes the special tokens itself, so none are added here.
     """
@@ -98,13 +99,13 @@ def encode_messages(
 def encode_prompt(
     tokenizer: Any, prompt: str | Sequence[Message], *, chat: bool | None = None
 ) -> list[int]:
-    """Token ids of a prompt that a model shall answer.
+    """Return the token ids of a prompt.
 
     Args:
-        tokenizer: Its chat template is used for messages, and for a text where it has
+        tokenizer: Its chat template is used for messages, and for a text if it has
             one: the text is then the message of a user.
         prompt: A text, or messages.
-        chat: Whether to use the template for a text; None: where there is one.
+        chat: Whether to use the template for a text; None: if there is one.
 
     Raises:
         ConfigError: See `render_chat`.

@@ -1,4 +1,4 @@
-"""Whether two tokenizers read and write texts alike."""
+"""Comparison of two tokenizers on many kinds of text."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _TEXTS = (
     " a  b\n\n c\t\r\n",
     "The quick brown fox, isn't it? 12345 + 678 = 13,023.",
     "x9y2z1=",
-    # Composed and decomposed letters tell normalizers apart.
+    # Composed and decomposed letters reveal different normalizers.
     "\u00e9 e\u0301 \u00df \u0130 \ufb01",
     "\u4f60\u597d\u3001\u4e16\u754c \u0645\u0631\u062d\u0628\u0627",
     "\U0001f600\u200d\u2764\ufe0f \x00 \u2028",

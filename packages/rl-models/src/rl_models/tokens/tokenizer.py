@@ -1,4 +1,4 @@
-"""Loading a tokenizer, and the few ids that generation needs from it."""
+"""Load a tokenizer, and get the few ids that generation needs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
-# AutoTokenizer takes the same class, after a second and a half of imports.
+# AutoTokenizer would choose the same class, after a second and a half of imports.
 _MODEL_TYPES = {"Qwen2Tokenizer": ("qwen2", "qwen3", "qwen2_moe", "qwen3_moe")}
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
 
@@ -45,7 +45,7 @@ def load_tokenizer(name_or_path: str | Path, chat_template: str | None = None) -
     name = str(name_or_path if local is None else local)
     if local is None:
         check_hub_name(name)
-    # Imported here: it takes seconds, and what is wrong is found before.
+    # Imported here: it takes seconds, and the checks above need none of it.
     import transformers  # noqa: PLC0415
 
     class_name = _class_name(local) if local is not None else "AutoTokenizer"
@@ -59,7 +59,7 @@ def load_tokenizer(name_or_path: str | Path, chat_template: str | None = None) -
 
 
 def check_tokenizer_folder(name_or_path: str | Path) -> Path | None:
-    """Check that a tokenizer folder is there; None for what must be a hub name.
+    """Check that a tokenizer folder exists; return None if it must be a hub name.
 
     Raises:
         ModelLoadError: The folder does not exist or holds no tokenizer.
@@ -85,15 +85,16 @@ def check_tokenizer_folder(name_or_path: str | Path) -> Path | None:
 
 def _load(loader: Any, name: str) -> Any:
     try:
+        # Rows are right-padded everywhere; some models' tokenizers default to the left.
         return loader.from_pretrained(name, padding_side="right")
     except (OSError, ValueError, KeyError) as error:
         raise ModelLoadError(f"Cannot load the tokenizer {name!r}: {error}") from error
 
 
 def _warn_if_read_otherwise(folder: Path, tokenizer: Any) -> None:
-    """Say so where others read a folder otherwise than its `tokenizer.json` says.
+    """Warn if others read a folder differently from its `tokenizer.json`.
 
-    AutoTokenizer goes by the model type for some models, and then takes a class that
+    AutoTokenizer chooses by the model type for some models, and then takes a class that
     keeps the vocabulary of a tokenizer and replaces the rest.
     """
     from transformers import AutoTokenizer  # noqa: PLC0415
@@ -119,15 +120,15 @@ def _warn_if_read_otherwise(folder: Path, tokenizer: Any) -> None:
 
 
 def holds_tokenizer(folder: Path) -> bool:
-    """Whether a folder has the files of a tokenizer."""
+    """Return whether a folder has the files of a tokenizer."""
     return any((folder / file).is_file() for file in _TOKENIZER_FILES)
 
 
 def _class_name(folder: Path) -> str:
     """Return the class of transformers that reads the tokenizer of a folder.
 
-    It is `PreTrainedTokenizerFast` where the folder says that its `tokenizer.json` is
-    all there is to know.
+    It is `PreTrainedTokenizerFast` if the folder declares that its `tokenizer.json` is
+    complete.
     """
     file = folder / "tokenizer_config.json"
     if not file.is_file() or not (folder / "tokenizer.json").is_file():
@@ -148,12 +149,12 @@ def _class_name(folder: Path) -> str:
 
 
 def _looks_like_path(name: str) -> bool:
-    """Whether a name that is no folder was meant as one."""
+    """Return whether a name that is no folder was meant as one."""
     return name.startswith(("/", ".", "~")) or name.count("/") > 1
 
 
 def read_chat_template(text: str) -> str:
-    """Return the Jinja text of a setting: itself, or that of the file it names.
+    """Return the Jinja text of a setting: the setting itself, or the file it names.
 
     Raises:
         ModelLoadError: It is neither.
@@ -169,7 +170,7 @@ def read_chat_template(text: str) -> str:
 
 
 def pad_token_id(tokenizer: Any) -> int:
-    """Return the id that fills rows: the pad token, else the end-of-text token, else 0.
+    """Return the id that pads rows: the pad token, else the end-of-text token, else 0.
 
     Lengths and masks decide what counts, so an id that is also a real token is safe.
     """
@@ -180,7 +181,7 @@ def pad_token_id(tokenizer: Any) -> int:
 
 
 def stop_token_ids(tokenizer: Any, generation_config: Any = None) -> list[int]:
-    """Ids that end a text: the tokenizer's own and those that the model was saved with.
+    """Return the ids that end a text: the tokenizer's and those saved with the model.
 
     Args:
         tokenizer: Its end-of-text token comes first.
@@ -196,7 +197,7 @@ def stop_token_ids(tokenizer: Any, generation_config: Any = None) -> list[int]:
 def decode_rows(
     tokenizer: Any, token_ids: Any, starts: Any, ends: Any, *, skip_special: bool = True
 ) -> list[str]:
-    """Text of one span of each row.
+    """Return the text of one span of each row.
 
     Args:
         tokenizer: The tokenizer.

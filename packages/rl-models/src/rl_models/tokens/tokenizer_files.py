@@ -1,8 +1,8 @@
 """The tokenizer of a checkpoint: the files it was loaded from, byte for byte.
 
-A tokenizer that is loaded and saved again may come out as another: transformers chooses
-the class by the model's type for some models, and that class keeps the vocabulary and
-replaces the rest. So files are copied, and no loaded object is written.
+A tokenizer that is loaded and saved again may change: for some models transformers
+chooses the class by the model's type, and that class keeps the vocabulary and replaces
+the rest. So files are copied, and no loaded object is written.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _PATTERNS = (
     "additional_chat_templates/*",
 )
 _SETTINGS = "tokenizer_config.json"
-# What was compared once in this process is not compared at every checkpoint.
+# Compared once per process and not at every checkpoint, as it loads both tokenizers.
 _compared: set[tuple[str, str | None]] = set()
 
 
@@ -52,7 +52,7 @@ def save_tokenizer(source: str, chat_template: str | None, folder: Path) -> bool
         source: A model folder, a folder with tokenizer files, or a hub name.
         chat_template: Jinja text, or a file that holds it, in place of the tokenizer's
             own template.
-        folder: Where to; it is made.
+        folder: Target folder, created if missing.
 
     Returns:
         False where the source is a folder without a tokenizer.
@@ -94,7 +94,7 @@ def _copy(source: Path, folder: Path) -> None:
             if file.is_file():
                 target = folder / file.relative_to(source)
                 target.parent.mkdir(parents=True, exist_ok=True)
-                # Not the mode: a source that is read-only must not make it so.
+                # Without the mode: the copy of a read-only file must be writable.
                 shutil.copyfile(file, target)
 
 
@@ -116,7 +116,7 @@ def _replace_template(folder: Path, template: str) -> None:
 
 
 def _compare(source: str, template: str | None, folder: Path) -> None:
-    """Say so where the copy is not read as the source is."""
+    """Warn if the copy is read differently from its source."""
     saved = load_tokenizer(folder)
     found = tokenizer_difference(load_tokenizer(source, template), saved)
     if found is not None:

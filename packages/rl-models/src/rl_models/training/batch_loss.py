@@ -1,4 +1,4 @@
-"""A loss as a backend with six methods calls it: rows and outputs, one number back."""
+"""A loss for backends with six methods: from rows and outputs to a single number."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _OUTPUTS = {
 
 
 class BatchLoss:
-    """A loss that knows what its global batch divides by.
+    """A loss that knows the counts by which its global batch is divided.
 
     ```python
     loss = loss_fn(batch, logprobs)  # logprobs: [B, S], with gradients
@@ -41,10 +41,11 @@ class BatchLoss:
     def __init__(self, loss_fn: LossFunction, batch: Mapping[str, Any]) -> None:
         self.loss_fn = loss_fn
         self.input_type = loss_fn.input_type
-        """What it is computed from; see `LossInputType`."""
+        """Its input; see `LossInputType`."""
         self.metrics: dict[str, list[Any]] = {}
-        """What the loss reported, by call."""
+        """Metrics of the loss, one per call."""
         self.was_called = False
+        # Summed in float64: float32 counts exactly to 16.7 million only.
         rows = batch["sample_mask"].double()
         tokens = batch["token_mask"][:, 1:].double().sum(1) * rows
         self._num_rows = rows.sum().float()
@@ -55,8 +56,8 @@ class BatchLoss:
 
         Args:
             batch: The global batch, or a part of its rows.
-            outputs: What the model computed of them: by `input_type` log-probs as
-                `get_logprobs` gives them (the default), logits or values.
+            outputs: Outputs of the model: by `input_type` log-probs as returned by
+                `get_logprobs` (the default), logits or values.
 
         Raises:
             BatchError: The outputs have another shape.
@@ -89,5 +90,7 @@ class BatchLoss:
             return {"logits": outputs.float()}
         if kind is LossInputType.VALUE:
             return {"values": outputs}
+        # Losses expect 0.0 where no token is trained; a backend may return any number
+        # there. `where` and not a product, because 0 times inf or nan is nan.
         is_trained = batch["token_mask"][:, 1:].to(outputs.device) != 0
         return {"next_token_logprobs": torch.where(is_trained, outputs[:, 1:], 0.0)}

@@ -1,4 +1,4 @@
-"""Global batches of a shard, and what leaves the process of them."""
+"""Global batches of a shard, their metrics, and skipped steps."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ def global_batches(data: Any, rows_per_batch: int) -> Iterator[Any]:
     plan = getattr(data, "micro_batch_indices", None)
     count = len(plan) if plan else data.size // rows_per_batch
     if count == 1:
+        # Without a copy, the usual case.
         yield data
         return
     for index in range(count):
@@ -27,13 +28,13 @@ def global_batches(data: Any, rows_per_batch: int) -> Iterator[Any]:
 
 
 def row_lengths(batch: Any) -> np.ndarray:
-    """[rows] tokens of each row."""
+    """Return [rows] the number of tokens of each row."""
     lengths: np.ndarray = batch["input_lengths"].numpy().astype(np.int64)
     return lengths
 
 
 def on_device(part: Any, device: torch.device) -> Any:
-    """Return a micro-batch where the model is."""
+    """Return a micro-batch on the model's device."""
     return part if device.type == "cpu" else part.to(device)
 
 
@@ -57,7 +58,7 @@ class SkippedSteps:
         """Return whether a step with this gradient norm may be taken.
 
         Raises:
-            NonFiniteGradientError: Too many in a row may not.
+            NonFiniteGradientError: Too many steps in a row must be skipped.
         """
         is_finite = math.isfinite(norm)
         self._in_a_row = 0 if is_finite else self._in_a_row + 1

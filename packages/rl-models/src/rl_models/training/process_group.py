@@ -1,4 +1,4 @@
-"""This process's place among the ranks, and the process group that joins them."""
+"""The place of this process among the ranks, and their process group."""
 
 from __future__ import annotations
 
@@ -37,12 +37,13 @@ class Ranks:
             )
         if not torch.cuda.is_available():
             return cls(rank, world_size, torch.device("cpu"))
+        # A worker that sees a single GPU knows it as number 0, whatever its local rank.
         local = int(environment.get("LOCAL_RANK", "0")) % torch.cuda.device_count()
         return cls(rank, world_size, torch.device("cuda", local))
 
     @property
     def is_first(self) -> bool:
-        """Whether this rank writes what is written once."""
+        """Whether this rank writes files that are written once."""
         return self.rank == 0
 
     def sum(self, values: Tensor) -> Tensor:
@@ -65,11 +66,15 @@ def join_process_group(ranks: Ranks, deadline_s: float) -> None:
     if ranks.world_size == 1:
         return
     if dist.is_initialized():
+        # Not left and joined again: at the same port ranks could meet others that have
+        # not left yet.
         _set_pg_timeout(timedelta(seconds=deadline_s))
         return
     on_gpu = ranks.device.type == "cuda"
     if on_gpu:
+        # NCCL uses the current device, which is number 0 otherwise.
         torch.cuda.set_device(ranks.device)
+    # With gloo on a GPU as well, for collectives of tensors on the CPU.
     dist.init_process_group(
         backend="cpu:gloo,cuda:nccl" if on_gpu else "gloo",
         rank=ranks.rank,
@@ -79,6 +84,6 @@ def join_process_group(ranks: Ranks, deadline_s: float) -> None:
 
 
 def leave_process_group() -> None:
-    """Leaves the process group, if this process is in one."""
+    """Leave the process group, if this process is in one."""
     if dist.is_available() and dist.is_initialized():
         dist.destroy_process_group()

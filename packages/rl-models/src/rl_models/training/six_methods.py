@@ -1,6 +1,6 @@
-"""A training backend of six methods, as a training worker hosts it.
+"""Adapter that makes a training backend of six methods a whole one.
 
-| asked of a worker               | made of                                        |
+| needed by a worker              | derived from                                   |
 |---------------------------------|------------------------------------------------|
 | one step per global batch       | `train_step(batch, loss_fn)` for each          |
 | the loss of held-out rows       | `get_logprobs` and the loss, without gradients |
@@ -43,7 +43,7 @@ _STATE = "state.json"
 
 
 def make_training_backend(name: str) -> Any:
-    """Make a training backend by name; one of six methods gets what it lacks.
+    """Make a training backend by name, completing one of six methods.
 
     Raises:
         RegistryError: The name is unknown, or the class has neither form.
@@ -55,10 +55,10 @@ def make_training_backend(name: str) -> Any:
 
 
 class SixMethodBackend:
-    """A `TrainingBackend` of one rank, made of a class with six methods.
+    """A `TrainingBackend` of one rank, made from a class with six methods.
 
     Args:
-        name: What the class is registered as.
+        name: The name that the class is registered under.
         backend: The class; made without arguments.
     """
 
@@ -89,7 +89,7 @@ class SixMethodBackend:
             self.load_checkpoint(weights_path, optimizer_path)
 
     def _made(self, config: Mapping[str, Any]) -> Any:
-        # Both objects begin with the same weights where these are random.
+        # Policy and reference must begin with the same weights, also random ones.
         torch.manual_seed(self._config.seed)
         made = self._class()
         made.setup(dict(config))
@@ -108,17 +108,23 @@ class SixMethodBackend:
         del micro_batch_size
         results = []
         metrics: dict[str, list[Any]] = {}
+        # One at a time and not as a whole: the loss divides by counts of a global
+        # batch.
         for index in range(data.size // global_batch_size):
+            # The whole shard as it is, without a copy, in the usual case.
             batch = (
                 data
                 if data.size == global_batch_size
                 else data.get_batch(index, global_batch_size)
             )
             loss = BatchLoss(loss_fn, batch)
+            # Never `train_step`, which would take a step.
             if eval_mode:
                 results.append({"loss": self._evaluated(batch, loss)})
             else:
                 results.append(self._checked(self._backend.train_step(batch, loss)))
+                # A backend may compute its loss by itself; the algorithm's metrics are
+                # then those of the weights after the step.
                 if not loss.was_called:
                     self._measure(batch, loss)
             for name, values in loss.metrics.items():
@@ -136,7 +142,7 @@ class SixMethodBackend:
 
     @torch.no_grad()
     def _measure(self, batch: Any, loss: BatchLoss) -> float | None:
-        """Compute the loss and its metrics; None: from nothing the backend offers."""
+        """Compute the loss and its metrics; None if the backend lacks its input."""
         if loss.input_type is LossInputType.LOGPROB:
             return float(loss(batch, self._logprobs(self._backend, batch)))
         offers_values = own_method(self._class, "get_values") is not None
@@ -172,15 +178,16 @@ class SixMethodBackend:
     def _add_own_metrics(
         self, results: list[dict[str, float]], metrics: dict[str, list[Any]]
     ) -> None:
-        """Further numbers of a step are metrics, unless the loss reports them."""
+        """Add further numbers of a step as metrics, unless the loss reports them."""
         names = {n for result in results for n in result} - {"loss", "grad_norm", "lr"}
+        # A metric of the loss has a value per call, and is what an algorithm expects.
         for name in names - set(metrics):
             metrics[name] = [result[name] for result in results if name in result]
 
     def get_logprobs(
         self, data: Any, *, micro_batch_size: int, reference: bool = False
     ) -> Tensor:
-        """[B, S] log-probs; 0.0 where they are not asked for."""
+        """Return [B, S] log-probs; 0.0 where they are not needed."""
         del micro_batch_size
         if reference and self._reference is None:
             raise BatchError(
@@ -199,6 +206,7 @@ class SixMethodBackend:
                 f"{list(shape)}, one log-prob per token of input_ids: got "
                 f"{list(logprobs.shape)}"
             )
+        # Zeros elsewhere, as with other backends: this one may have any number there.
         positions = torch.arange(shape[1])
         is_asked = (positions > 0) & (positions < data["input_lengths"][:, None])
         if "token_mask" in data:
@@ -237,12 +245,14 @@ class SixMethodBackend:
         optimizer_path: str | None = None,
         tokenizer_path: str | None = None,
     ) -> None:
-        """Have the backend write its state, and put the tokenizer beside it.
+        """Have the backend write its state, and save the tokenizer beside it.
 
-        The folder of the training state says where that is.
+        The folder of the training state holds the path to it.
         """
         folder = Path(weights_path)
         folder.mkdir(parents=True, exist_ok=True)
+        # One checkpoint for weights and training state, which only the class can tell
+        # apart.
         self._backend.save_checkpoint(str(folder))
         source = self._config.tokenizer.name or self._config.model_name
         for target in {folder, Path(tokenizer_path or folder)}:
@@ -250,13 +260,14 @@ class SixMethodBackend:
         if optimizer_path is not None:
             target = Path(optimizer_path)
             target.mkdir(parents=True, exist_ok=True)
+            # Relative, so that a checkpoint can be moved.
             place = {"checkpoint": os.path.relpath(folder, target)}
             (target / _STATE).write_text(json.dumps(place), encoding="utf-8")
 
     def load_checkpoint(
         self, weights_path: str | None, optimizer_path: str | None = None
     ) -> None:
-        """Have the backend load what its `save_checkpoint` wrote."""
+        """Have the backend load a checkpoint that it wrote."""
         path = weights_path
         if path is None and optimizer_path is not None:
             file = Path(optimizer_path) / _STATE
@@ -272,7 +283,8 @@ class SixMethodBackend:
             self._backend.load_checkpoint(path)
 
     def weight_specs(self) -> dict[str, Tensor]:
-        """Return what `export_weights` gives, without data."""
+        """Return the tensors of `export_weights`, without data."""
+        # Kept: without `state_dict` they cost writing a checkpoint, and do not change.
         if self._specs is None:
             self._specs = {
                 name: torch.empty(value.shape, dtype=value.dtype, device="meta")
@@ -281,10 +293,10 @@ class SixMethodBackend:
         return self._specs
 
     def export_weights(self, precision: str) -> Iterator[tuple[str, Tensor]]:
-        """Whole weights by name, tied ones once.
+        """Return whole weights by name, tied ones once.
 
         Raises:
-            UnsupportedModelError: There is no way to have them.
+            UnsupportedModelError: The backend offers no way to get them.
         """
         del precision  # the caller casts
         return self._weights()
@@ -295,6 +307,8 @@ class SixMethodBackend:
             return
         seen = set()
         for name, value in self._backend.state_dict().items():
+            # Tied weights share memory. Shape and stride too, because a view of a part
+            # may begin at the same address; empty tensors all have address 0.
             key = (value.data_ptr(), value.shape, value.stride(), value.dtype)
             if value.numel() and key in seen:
                 continue
@@ -304,6 +318,8 @@ class SixMethodBackend:
     def _saved_weights(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the tensors of a Hugging Face folder, if the backend writes one."""
         with tempfile.TemporaryDirectory(prefix="rl-weights-") as folder:
+            # The only way left to its weights. Sorted, because exports must give them
+            # in the order of `weight_specs`.
             self._backend.save_checkpoint(folder)
             files = sorted(Path(folder).glob("*.safetensors"))
             if not files:
@@ -321,13 +337,14 @@ class SixMethodBackend:
 
     def shutdown(self) -> None:
         """Shut both objects down."""
+        # Either may be missing: `setup` may have failed before it.
         for backend in (self._reference, self._backend):
             if backend is not None:
                 backend.shutdown()
 
 
 def _columns(results: list[dict[str, float]]) -> dict[str, Tensor]:
-    """Loss, norm and rate per global batch; what a backend does not tell is empty."""
+    """Return loss, norm and rate per global batch, empty if the backend has none."""
     columns = {}
     for name in ("loss", "grad_norm", "lr"):
         known = [result[name] for result in results if name in result]

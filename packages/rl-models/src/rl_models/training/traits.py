@@ -1,12 +1,12 @@
-"""What a training backend tells the driver before a process is started.
+"""Traits of a training backend, which the driver reads before a process is started.
 
-A backend class says it by class attributes and static methods of these names, each of
-which it may leave out: the defaults stand here. It may inherit from `TrainingTraits`,
-and need not.
+A backend class declares them by class attributes and static methods of these names. It
+may leave out any whose default below is right. It may inherit from `TrainingTraits`,
+but need not.
 
-A backend that an entry point finds can say it in a class `Traits` of the entry point's
-module instead, so that a driver does not import what the backend computes with. Such a
-backend has all methods of its protocol.
+A backend that is found by an entry point can declare them in a class `Traits` of the
+entry point's module instead, so that the driver need not import the backend's
+libraries. Such a backend has all methods of its protocol.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ __all__ = ["TrainingTraits", "get_training_traits"]
 
 
 class TrainingTraits:
-    """What a training backend may say of itself, with what holds if it does not."""
+    """The traits that a training backend may declare, with their defaults."""
 
     worker_class: ClassVar[str] = "rl_models.training.worker.TrainingWorker"
-    """Path of the class that hosts it; its environment has what the backend imports."""
+    """Path of the worker class; its environment provides the backend's imports."""
 
     parallel_axes: ClassVar[tuple[str, ...]] = ()
-    """Axes of `policy.parallelism` besides `data` that it has."""
+    """Axes of `policy.parallelism` that it supports, besides `data`."""
 
     has_adapters: ClassVar[bool] = False
     """Whether it trains `policy.lora`."""
@@ -42,7 +42,7 @@ class TrainingTraits:
 
 
 def get_training_traits(name: str) -> type[TrainingTraits]:
-    """Return what a training backend says of itself, completed by the defaults.
+    """Return the traits of a training backend, completed by the defaults.
 
     Raises:
         RegistryError: The name is unknown.

@@ -62,6 +62,7 @@ class TrainingWorker:
         optimizer_path: str | None = None,
         registrations: Sequence[Registration] = (),
     ) -> None:
+        # This process has imported none of the driver's modules that register backends.
         adopt_training_backends(registrations)
         self._config = config
         self._arguments = {
@@ -77,22 +78,24 @@ class TrainingWorker:
         """Load the model; every rank must be called, because ranks join here.
 
         Args:
-            config: Takes the place of the one given at construction, with `arguments`:
+            config: Replaces the one given at construction, together with `arguments`:
                 the worker starts over with another model in the same process.
-            arguments: Those of the constructor.
+            arguments: Arguments of the constructor.
 
         Returns:
             Whether the backend frees memory between its turns.
         """
         if config is not None:
-            # The ranks stay together: one that left and joined again at the same port
-            # could meet the others where they were before.
+            # The process group stays: a rank that left and joined again at the same
+            # port could meet ranks that have not left yet.
             self._sender.close()
             self._sampler.close()
+            # Dropped before the next one is made, so that both need not fit in memory.
             self._backend = None
             self._config, self._arguments = config, arguments
         self._backend = make_training_backend(str(self._config["backend"]))
         self._backend.setup(self._config, **self._arguments)
+        # A new sender, because the tensors of the next model are others.
         is_first = Ranks.from_environment().is_first
         self._sender = WeightSender(self._exported, is_first)
         self._sampler = WorkerSampler(self._config, self._backend)
@@ -107,9 +110,11 @@ class TrainingWorker:
         global_batch_size: int,
         micro_batch_size: int,
     ) -> dict[str, Any]:
-        """One optimizer step per global batch on this rank's shard."""
+        """Take one optimizer step per global batch on this rank's shard."""
+        # A wrong column is named here; in the backend it would fail far from its cause.
         TRAINING_ROWS.check(data)
         if not eval_mode:
+            # Before the step: one that raises may have changed weights.
             self._sampler.mark_stale()
         result: dict[str, Any] = self._backend.train_step(
             data,
@@ -140,7 +145,7 @@ class TrainingWorker:
         micro_batch_size: int,
         reference: bool = False,
     ) -> BatchedDataDict[LogprobOutputSpec]:
-        """Log-probs of this rank's shard as column `logprobs`."""
+        """Return log-probs of this rank's shard as column `logprobs`."""
         SEQUENCES.check(data)
         logprobs = self._backend.get_logprobs(
             data, micro_batch_size=micro_batch_size, reference=reference
@@ -154,7 +159,7 @@ class TrainingWorker:
         micro_batch_size: int,
         temperature: float | None = None,
     ) -> BatchedDataDict[TopkOutputSpec]:
-        """Columns of `TopkOutputSpec` for this rank's shard."""
+        """Return the columns of `TopkOutputSpec` for this rank's shard."""
         SEQUENCES.check(data)
         columns = self._backend.get_topk_logits(
             data, k=k, micro_batch_size=micro_batch_size, temperature=temperature
@@ -164,7 +169,7 @@ class TrainingWorker:
     def get_values(
         self, data: BatchedDataDict[SequenceDatumSpec], micro_batch_size: int
     ) -> BatchedDataDict[ValueOutputSpec]:
-        """Numbers of a scalar head for this rank's shard as column `values`."""
+        """Return outputs of a scalar head for this rank's shard as column `values`."""
         SEQUENCES.check(data)
         return BatchedDataDict(
             {
@@ -190,7 +195,7 @@ class TrainingWorker:
         return self._sampler.generate(data, version, greedy, sampling)
 
     def num_weight_buckets(self, request: WeightRequest) -> int:
-        """How many calls of `export_weights` bring all weights."""
+        """Return the number of calls of `export_weights` that all weights take."""
         if request.kind == "merged":
             specs = self._backend.weight_specs()
         else:
@@ -200,7 +205,7 @@ class TrainingWorker:
         return self._sender.num_buckets(specs, request)
 
     def _exported(self, request: WeightRequest) -> Iterator[tuple[str, Tensor]]:
-        """Return the tensors that a request asks for."""
+        """Return the tensors of a request."""
         precision = request.precision
         tensors: Iterator[tuple[str, Tensor]]
         if request.kind == "merged":
@@ -223,7 +228,7 @@ class TrainingWorker:
     def export_weights(
         self, request: WeightRequest, index: int, is_last: bool
     ) -> list[Message] | None:
-        """Bucket `index` of the weights on rank 0, None on the others.
+        """Return bucket `index` of the weights on rank 0, None on the others.
 
         Every rank must be called, for one bucket after the other.
         """
@@ -238,7 +243,7 @@ class TrainingWorker:
         self._sender.open(link, deadline_s)
 
     def send_weights(self, link: TensorLink, request: WeightRequest) -> str | None:
-        """Send all weights; gives the manifest's digest on rank 0."""
+        """Send all weights; return the manifest's digest on rank 0."""
         return self._sender.send(link, request)
 
     def save_checkpoint(
@@ -254,22 +259,24 @@ class TrainingWorker:
         self, weights_path: str | None = None, optimizer_path: str | None = None
     ) -> None:
         """Load this rank's part of a checkpoint."""
+        # Before the call: one that fails may have replaced some weights.
         self._sampler.mark_stale()
         self._backend.load_checkpoint(weights_path, optimizer_path)
 
     def prepare_for_training(self) -> None:
-        """Let the backend bring back what it had put away, if it can."""
+        """Let the backend bring back memory that it had freed, if it can."""
+        # First, so that both do not hold their memory at once.
         self._sampler.release_memory()
         if not lacking(self._backend, TrainingMemory):
             self._backend.prepare_for_training()
 
     def finish_training(self) -> None:
-        """Let the backend free what only training needs, if it can."""
+        """Let the backend free memory that only training needs, if it can."""
         if not lacking(self._backend, TrainingMemory):
             self._backend.finish_training()
 
     def shutdown(self) -> None:
-        """Leaves the process group."""
+        """Leave the process group."""
         if self._backend is not None:
             self._sender.close()
             self._sampler.close()

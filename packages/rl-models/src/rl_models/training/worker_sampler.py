@@ -29,11 +29,11 @@ DEFAULT_NEW_TOKENS = 128
 
 
 def sampling_config(config: PolicyConfig) -> GenerationConfig:
-    """Return how a policy samples by itself.
+    """Return the config with which a policy samples by itself.
 
-    The engine is that of the section, if it samples in the workers of the training
-    backend; else that of the backend `huggingface`, which shares a process with
-    training. It computes in the precision that training computes in.
+    The engine is the section's, if it samples in the workers of the training backend;
+    otherwise that of the backend `huggingface`, which can share a process with
+    training. It computes in the precision of training.
 
     Args:
         config: The policy's config.
@@ -65,8 +65,8 @@ def shares_weights(config: PolicyConfig) -> bool:
     try:
         home = get_generation_traits(section.backend).samples_in
     except RegistryError:
-        # A training worker does not know what the driver has registered in code, which
-        # samples in replicas; the driver has looked at the name.
+        # A backend that the driver has registered in code is unknown in a training
+        # worker. It samples in replicas, and the driver has checked its name.
         return False
     if home not in (None, config.backend):
         raise ConfigError(
@@ -80,11 +80,11 @@ def shares_weights(config: PolicyConfig) -> bool:
 class WorkerSampler:
     """Decodes with the weights of the training backend beside it.
 
-    A generation backend that samples in the trainer's workers is given the trainer. Any
-    other needs the weights whole and in an order of its own, so it has a copy, which
-    is made by the first call and filled again by the first one after the weights have
-    changed. Filling gathers sharded weights: all ranks must sample the same number of
-    times, if need be without rows.
+    A generation backend that samples in the trainer's workers gets the trainer. Any
+    other needs whole weights in its own order, so it has a copy, which is made by the
+    first call and filled again by the first one after the weights have changed. Filling
+    gathers sharded weights: all ranks must call it the same number of times, if need be
+    without rows.
 
     Args:
         config: `PolicyConfig.to_dict()`.
@@ -115,19 +115,21 @@ class WorkerSampler:
         """Continue this rank's rows.
 
         Args:
-            data: The rows; None where there are none for this rank.
-            version: What the present weights are called.
+            data: The rows; None if this rank has none.
+            version: Number of the present weights.
             greedy: See `GenerationInterface.generate`.
             sampling: See `GenerationInterface.generate`.
 
         Returns:
-            The rows continued, and the token that they are filled up with.
+            The continued rows, and the token that pads them.
         """
         backend = self._backend or self._make_backend()
         if self._is_stale:
             backend.load_weights(self._weights(backend), version)
+            # Only once it has weights: a backend that failed to load is made again.
             self._backend, self._is_stale = backend, False
         pad_token_id = backend.pad_token_id
+        # Not earlier: this rank had to take part in gathering the weights.
         if data is None:
             return None, pad_token_id
         return backend.generate(data, greedy=greedy, sampling=sampling), pad_token_id
@@ -141,10 +143,11 @@ class WorkerSampler:
         """Drop the copy of the weights."""
         if self._backend is not None:
             self._backend.shutdown()
+        # The next copy has no weights yet.
         self._backend, self._is_stale = None, True
 
     def _weights(self, backend: Any) -> Iterator[tuple[str, Tensor]]:
-        """Return what the copy is filled with; nothing where there is none."""
+        """Return the weights that fill the copy; none if there is no copy."""
         if backend.samples_in is not None or self._trainer is None:
             return iter(())
         return self._trainer.export_weights(backend.config.precision)
@@ -152,13 +155,14 @@ class WorkerSampler:
     def _make_backend(self) -> Any:
         config = PolicyConfig.from_dict(self._config)
         sampling = sampling_config(config)
-        # Imported here, so that workers which only train start without it.
+        # Made on the first call, so that workers that only train start without it.
         backend = get_generation_backend(sampling.backend)()
         shared = {} if backend.samples_in is None else {"trainer": self._trainer}
         backend.setup(
             sampling.to_dict(),
             model_name=config.model_name,
             tokenizer_name=config.tokenizer.name,
+            # The trainer's weights are loaded before the first row.
             load_weights=False,
             hf_config_overrides=config.hf_config_overrides,
             **shared,

@@ -1,4 +1,4 @@
-"""The generation backend `openai`: one process that asks servers."""
+"""The generation backend `openai`: one process that sends requests to servers."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ _LIST_DEADLINE_S = 30.0
 
 
 class OpenAIGenerationBackend(Traits):
-    """Continues rows by requests to servers, and brings them the trainer's weights.
+    """Continues rows by requests to servers, and sends them the trainer's weights.
 
-    A row's sample depends on its seed and tokens as far as the server keeps that.
+    A row's sample depends on its seed and tokens only, if the server ensures that.
     """
 
     def __init__(self) -> None:
@@ -54,7 +54,8 @@ class OpenAIGenerationBackend(Traits):
         self.pad_token_id = 0
         self._has_weights = True
         self._num_calls = 0
-        # Own version by what each address calls it.
+        # By address: the version here by its name there, since servers may count by
+        # themselves.
         self._names: dict[str, dict[int, int]] = {}
         self._folders: ModelFolders | None = None
 
@@ -69,7 +70,7 @@ class OpenAIGenerationBackend(Traits):
         replica: int = 0,
         **context: Any,
     ) -> None:
-        """Find the servers, and which model they have.
+        """Find the servers and their model.
 
         Args:
             config: `GenerationConfig.to_dict()`.
@@ -78,7 +79,7 @@ class OpenAIGenerationBackend(Traits):
             load_weights: False refuses to generate before the first weight update.
             hf_config_overrides: Fields of the model's `config.json` to replace.
             replica: Number of this replica, for messages.
-            context: What other backends need.
+            context: Arguments of other backends; ignored.
 
         Raises:
             GenerationError: A server cannot be reached, refuses the key, or has no such
@@ -108,8 +109,9 @@ class OpenAIGenerationBackend(Traits):
         )
 
     def _run(self, work: Callable[[list[Connection]], Awaitable[T]]) -> T:
-        """Do something with connections to all servers."""
+        """Run a coroutine with connections to all servers."""
 
+        # A session belongs to the loop that it was made in, and each call runs a loop.
         async def run() -> T:
             connector = aiohttp.TCPConnector(limit=0)
             async with aiohttp.ClientSession(connector=connector) as session:
@@ -121,7 +123,7 @@ class OpenAIGenerationBackend(Traits):
         return asyncio.run(run())
 
     async def _model_of_all(self, servers: list[Connection]) -> str:
-        """Return the name that requests give the model, which all servers list."""
+        """Return the model's name in requests, which all servers must list."""
         answers = await gather_all(
             [server.get("/v1/models", _LIST_DEADLINE_S) for server in servers]
         )
@@ -148,11 +150,11 @@ class OpenAIGenerationBackend(Traits):
         Args:
             data: Rows; without a column `seeds` the noise comes from `config.seed` and
                 the number of calls so far.
-            greedy: Take the best token.
+            greedy: Take the most likely token.
             sampling: Settings of this call; None takes those of the config.
 
         Raises:
-            BatchError: Rows that are no prompts, or too long.
+            BatchError: Rows are no prompts, or too long.
             GenerationError: No server answers, or an answer lacks what training needs.
         """
         if not self._has_weights:
@@ -204,14 +206,14 @@ class OpenAIGenerationBackend(Traits):
     async def _continue_row(
         self, servers: list[Connection], row: Row, lost: set[str]
     ) -> Completion:
-        """Ask the least busy server; another one where it fails.
+        """Ask the least busy server, and another one if it fails.
 
-        A row has its own seed, so that asking again does no harm.
+        A row has its own seed, so asking again does no harm.
         """
         settings = self.config.openai
         body = self._dialect.request(row)
         for attempt in range(1, settings.num_attempts + 1):
-            # A server that was lost is asked again only where none is left.
+            # A server that was lost is asked again only if no other is left.
             free = [s for s in servers if s.address not in lost] or servers
             server = min(free, key=lambda each: each.num_requests)
             server.num_requests += 1
@@ -235,8 +237,8 @@ class OpenAIGenerationBackend(Traits):
         """Have all servers load weights, and confirm them.
 
         Args:
-            tensors: All weights by their Hugging Face names; taken to its end.
-            version: What they are called from now on.
+            tensors: All weights by their Hugging Face names; read to its end.
+            version: Number of these weights.
 
         Raises:
             WeightSyncError: A server did not load them, or confirms other ones. Nothing
@@ -258,6 +260,7 @@ class OpenAIGenerationBackend(Traits):
         try:
             names = self._run(update)
         except DistributedError as error:
+            # Some servers may have loaded them and others not.
             self._has_weights = False
             self._folders.remove(folder)
             if isinstance(error, GenerationError):
@@ -279,6 +282,6 @@ class OpenAIGenerationBackend(Traits):
 
 
 def _keys_of(api: str | None, weights: str | None) -> dict[str, str]:
-    """Return the keys by what they open."""
+    """Return the keys by their use."""
     variables = {"api": api, "weights": weights or api}
     return {what: os.environ[name] for what, name in variables.items() if name}

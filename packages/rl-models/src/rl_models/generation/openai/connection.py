@@ -1,4 +1,4 @@
-"""Requests to the servers: where they go, how often, and what failures are called."""
+"""Requests to the servers, and the errors for their failures."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class Connection:
     """One server.
 
     Args:
-        address: Where it is, without a path.
-        session: What requests go through.
-        keys: Keys by what they open: `api` and `weights`.
+        address: Its address, without a path.
+        session: The session for requests.
+        keys: Keys by their use: `api` and `weights`.
     """
 
     def __init__(
@@ -38,12 +38,12 @@ class Connection:
     ) -> None:
         self.address = address
         self.num_requests = 0
-        """Rows in progress."""
+        """Number of requests in progress."""
         self._session = session
         self._keys = keys
 
     async def get(self, path: str, deadline_s: float) -> dict[str, Any]:
-        """Ask for what a path has; see `post`."""
+        """Get the JSON of a path; see `post`."""
         return await self._ask("GET", path, None, "api", deadline_s)
 
     async def post(
@@ -59,10 +59,10 @@ class Connection:
             path: Its path and query.
             body: Its JSON; None: it has none.
             deadline_s: How long the answer may take.
-            key: Which key it needs.
+            key: The key that it needs.
 
         Returns:
-            The JSON of the answer; empty where there is none.
+            The JSON of the answer; empty if there is none.
 
         Raises:
             ServerLostError: No connection, no answer in time, or a failure there.
@@ -101,7 +101,7 @@ class Connection:
                 f"{what}: the server cannot be reached ({error}); start it, or correct "
                 "policy.generation.openai.addresses"
             ) from error
-        # Whatever another program at this address says is shown, not decoded strictly.
+        # Not strictly: the answer of another program at this address is shown as is.
         text = body_bytes.decode(errors="replace")
         try:
             found = json.loads(text) if text.strip() else {}
@@ -112,6 +112,7 @@ class Connection:
                     f"{what}: the answer must be JSON: got {text[:_SHOWN]!r}; is this "
                     "the address of such a server?"
                 ) from None
+        # 429 is a server that is full: another one may have room.
         if status >= 500 or status == 429:
             raise ServerLostError(f"{what}: {_reason(status, text, found)}")
         if status >= 400:
@@ -123,7 +124,7 @@ class Connection:
 
 
 def _reason(status: int, text: str, found: Any) -> str:
-    """Return the status and what the server says of it."""
+    """Return the status and the server's message."""
     said = found.get("error", found) if isinstance(found, dict) else found
     if isinstance(said, dict):
         said = said.get("message") or said.get("detail") or said
@@ -139,6 +140,7 @@ def _remedy(status: int, key: str) -> str:
 
 async def gather_all(calls: list[Any]) -> list[Any]:
     """Wait for all calls; raise the first failure when all have ended."""
+    # Not the first failure at once: the other calls would go on without a session.
     found = await asyncio.gather(*calls, return_exceptions=True)
     for one in found:
         if isinstance(one, BaseException):

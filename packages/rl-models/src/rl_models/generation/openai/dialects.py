@@ -1,4 +1,4 @@
-"""What servers differ by: the request of a row, its answer, and a weight update.
+"""Differences between servers: requests, answers and weight updates.
 
 | server | row | update | confirmed by |
 |---|---|---|---|
@@ -44,12 +44,12 @@ class Row:
 
 
 class Dialect(ABC):
-    """How one kind of server is spoken to.
+    """The requests and answers of one kind of server.
 
     Args:
-        model: Name that requests give the model.
+        model: Name of the model in requests.
         stop_token_ids: Tokens that end a row; None: those of the server's model.
-        unverified_weights: Go on where a server cannot confirm a version.
+        unverified_weights: Accept servers that cannot confirm a version.
     """
 
     def __init__(
@@ -75,13 +75,13 @@ class Dialect(ABC):
         names: Mapping[int, int],
         version: int,
     ) -> Completion:
-        """Check what the server says of a row, and take what counts.
+        """Check a server's answer to a row and convert it.
 
         Args:
             row: The row.
             answer: The JSON of the answer.
-            names: Own version by what the server calls it.
-            version: Own version where it names none.
+            names: The version here by the server's number of it.
+            version: The version here if the server names none.
 
         Raises:
             GenerationError: Token ids or log-probs are missing, or are no numbers.
@@ -101,7 +101,7 @@ class Dialect(ABC):
     async def update(
         self, server: Connection, folder: Path, version: int, deadline_s: float
     ) -> int:
-        """Have a server load a folder's weights; gives what it calls them now.
+        """Have a server load a folder's weights; return its number of them.
 
         Raises:
             WeightSyncError: It does not confirm them.
@@ -123,7 +123,7 @@ class _Rl(Dialect):
         self, server: Connection, folder: Path, version: int, deadline_s: float
     ) -> int:
         status = await server.get("/rl/status", deadline_s)
-        # The server may have been used before, and goes up only.
+        # The server may have served another run, and its versions may only rise.
         wanted = int(status["weight_version"]) + 1
         body = {"path": str(folder), "version": wanted}
         answer = await server.post("/rl/weights", body, deadline_s, key="weights")
@@ -163,7 +163,7 @@ class _Vllm(Dialect):
         pause, remedy = "/pause?mode=wait", "start vLLM with VLLM_SERVER_DEV_MODE=1"
         async with _paused(post, pause, "/resume", remedy):
             await post("/collective_rpc", loading)
-            # What was computed under the old weights must not begin new answers.
+            # Keys and values of the old weights must not begin new answers.
             await post("/reset_prefix_cache")
             try:
                 await post("/update_weight_version", {"new_version": str(version)})
@@ -252,7 +252,7 @@ def make_dialect(
 
 
 def _plain(model: str, row: Row) -> dict[str, Any]:
-    """Return what all servers of completions understand."""
+    """Return the fields that all servers of completions understand."""
     return {
         "model": model,
         "prompt": row.token_ids,
@@ -307,8 +307,8 @@ async def _paused(
     Args:
         post: Sends a request without a body.
         pause: Path that pauses the server.
-        go_on: Path that lets it go on.
-        remedy: What to do where the server has no such paths.
+        go_on: Path that resumes it.
+        remedy: The remedy if the server has no such paths.
 
     Raises:
         WeightSyncError: The server does not know a path.
@@ -317,8 +317,8 @@ async def _paused(
         await post(pause)
         yield
     except BaseException as error:
-        # A server left paused would answer nobody, and not say why. That it does not
-        # go on either matters less than the first error.
+        # A server left paused would answer no request, and not say why. A failure to
+        # resume it matters less than the first error.
         with suppress(GenerationError):
             await post(go_on)
         if isinstance(error, NoSuchRouteError):
@@ -330,7 +330,7 @@ async def _paused(
 async def _confirm(
     dialect: Dialect, server: Connection, path: str, version: int, deadline_s: float
 ) -> None:
-    """Have a server say which version it serves."""
+    """Check the version that a server reports."""
     try:
         answer = await server.get(path, deadline_s)
     except NoSuchRouteError as error:

@@ -25,7 +25,7 @@ class ModelFolders:
     """Writes Hugging Face folders with other weights of one model.
 
     Args:
-        root: Where to; made if it is not there. None: a temporary folder.
+        root: Target folder, created if missing. None: a temporary folder.
         model_name: Folder or hub name of the model, for its config.
         tokenizer_name: The same for its tokenizer.
         hf_config_overrides: Fields of the model's config that are replaced.
@@ -48,20 +48,20 @@ class ModelFolders:
         self._served: Path | None = None
 
     def write(self, tensors: Iterator[tuple[str, torch.Tensor]], version: int) -> Path:
-        """Write weights as they come; no more than a shard of them is held.
+        """Write weights as they arrive, holding no more than a shard of them.
 
         Args:
-            tensors: By their Hugging Face names; taken to its end.
-            version: What the weights are called.
+            tensors: By their Hugging Face names; read to its end.
+            version: Number of the weights.
 
         Returns:
-            The folder, which is whole.
+            The complete folder.
         """
         self.root.mkdir(parents=True, exist_ok=True)
         folder = Path(
             tempfile.mkdtemp(prefix=f"version_{version}_", dir=self.root)
         ).resolve()
-        # Servers may run as other users.
+        # `mkdtemp` makes it private, but servers may run as other users.
         folder.chmod(0o755)
         try:
             self._write_into(folder, tensors)
@@ -88,7 +88,7 @@ class ModelFolders:
                 size = 0
 
         for name, tensor in tensors:
-            # The sender may use the memory again for the next tensors.
+            # A copy, because the stream reuses its memory for later tensors.
             held[name] = tensor.detach().cpu().contiguous().clone()
             size += held[name].nbytes
             total += held[name].nbytes
@@ -110,7 +110,7 @@ class ModelFolders:
         return dict(found)
 
     def serve(self, folder: Path) -> None:
-        """Keep the folder that is served now, and remove the one before."""
+        """Keep the folder that is served now, and remove the previous one."""
         before, self._served = self._served, folder
         if before is not None:
             shutil.rmtree(before, ignore_errors=True)
@@ -120,7 +120,7 @@ class ModelFolders:
         shutil.rmtree(folder, ignore_errors=True)
 
     def close(self) -> None:
-        """Remove what was written; servers have it in memory."""
+        """Remove all folders; servers have the weights in memory."""
         if self._served is not None:
             shutil.rmtree(self._served, ignore_errors=True)
         if self._is_own:

@@ -1,4 +1,4 @@
-"""What the backend `openai` tells the driver, without what it asks servers with."""
+"""Traits of the backend `openai` for the driver, without its HTTP client."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The adapter of a model of vLLM: found by requests, replaced in place.
+"""The LoRA adapter of a vLLM model: named by every request, replaced in place.
 
-vLLM wraps each layer that is adapted. The wrapper holds the two matrices in buffers of
-its own, and the layer with the weight of the base. There is one adapter, under one
-number, which every request names; a new version takes its place in the buffers.
+vLLM wraps each adapted layer. The wrapper holds the two matrices in buffers of its own,
+and the layer with the base weight. There is a single adapter, under a fixed number that
+every request names; a new version overwrites the buffers.
 """
 
 from __future__ import annotations
@@ -23,26 +23,29 @@ _SHOWN = 5
 
 
 def adapter_request(arguments: Mapping[str, Any]) -> Any | None:
-    """Return what requests name the adapter by; None for an engine without one.
+    """Return the adapter for requests to name; None for an engine without one.
 
     Args:
-        arguments: Of vLLM's `EngineArgs`.
+        arguments: Arguments of vLLM's `EngineArgs`.
     """
     if not arguments.get("enable_lora"):
         return None
     from vllm.lora.request import LoRARequest  # noqa: PLC0415
 
-    # Never read: the adapter is there before the first request.
+    # The path is never read: vLLM looks for files only if it does not know the number,
+    # and the adapter is loaded before the first request.
     return LoRARequest("policy", _NUMBER, "sent by the trainer")
 
 
 @contextmanager
 def without_wrappers(model: Any) -> Iterator[None]:
-    """Have the layers of the base in their places, under the names of the model.
+    """Put the base layers back in place of their wrappers for the context.
 
     Args:
         model: A model of vLLM, with or without adapters.
     """
+    # vLLM's `load_weights` finds parameters by name, and a wrapper adds `base_layer` to
+    # the names below it.
     manager = getattr(model, "lora_manager", None)
     wrappers = {} if manager is None else dict(manager.modules)
     try:
@@ -60,15 +63,15 @@ def _put(model: Any, path: str, module: torch.nn.Module) -> None:
 
 
 def load_adapter(model: Any, tensors: Mapping[str, torch.Tensor], scale: float) -> None:
-    """Put an adapter in the place of the one before.
+    """Replace the adapter.
 
     Args:
         model: A model of vLLM that was built for adapters.
-        tensors: By the names of peft's files; they are kept as they are.
-        scale: What the product of the two matrices is multiplied by.
+        tensors: By the names of peft's files; they are not changed.
+        scale: Factor of the product of the two matrices.
 
     Raises:
-        WeightSyncError: There are none, or the model cannot adapt a layer.
+        WeightSyncError: There are no tensors, or the model cannot adapt a layer.
     """
     from vllm.lora.lora_model import LoRAModel  # noqa: PLC0415
 
@@ -77,7 +80,8 @@ def load_adapter(model: Any, tensors: Mapping[str, torch.Tensor], scale: float) 
     mapper = getattr(model, "hf_to_vllm_mapper", None)
     lora = LoRAModel.from_lora_tensors(
         _NUMBER,
-        # vLLM multiplies by the scale in place.
+        # vLLM multiplies B by the scale in place, and the tensors as they were sent are
+        # still compared with the manifest later.
         {name: tensor.clone() for name, tensor in tensors.items()},
         helper,
         device="cpu",
@@ -86,9 +90,12 @@ def load_adapter(model: Any, tensors: Mapping[str, torch.Tensor], scale: float) 
     )
     _check_layers(manager, lora.loras)
     try:
+        # First, because vLLM keeps the old matrices when a number that it knows is
+        # added.
         manager.remove_adapter(_NUMBER)
         manager.add_adapter(lora)
         manager.activate_adapter(_NUMBER)
+    # vLLM checks sizes by assertions as well.
     except (RuntimeError, ValueError, AssertionError) as error:
         raise WeightSyncError(
             f"vLLM cannot load the adapter: {type(error).__name__}: {error}. Trainer "
@@ -97,7 +104,7 @@ def load_adapter(model: Any, tensors: Mapping[str, torch.Tensor], scale: float) 
 
 
 def _settings(tensors: Mapping[str, torch.Tensor], scale: float) -> Any:
-    """Return what vLLM reads of an adapter's `adapter_config.json`."""
+    """Return the settings that vLLM would read from an `adapter_config.json`."""
     from vllm.lora.peft_helper import PEFTHelper  # noqa: PLC0415
 
     layers = {part: set[str]() for part in "AB"}
@@ -113,11 +120,13 @@ def _settings(tensors: Mapping[str, torch.Tensor], scale: float) -> Any:
             f"layer: got {f'one of {odd[0]}' if odd else 'none'}"
         )
     names = sorted({layer.rpartition(".")[2] for layer in layers["A"]})
+    # vLLM computes the scale as alpha / r.
     return PEFTHelper(r=rank, lora_alpha=scale * rank, target_modules=names)
 
 
 def _check_layers(manager: Any, layers: Mapping[str, Any]) -> None:
-    """Refuse layers that vLLM would leave out without a word."""
+    """Refuse layers that vLLM would skip silently."""
+    # Layers that vLLM fuses, such as q, k and v, have no wrapper of their own name.
     known = {
         *manager.modules,
         *(p for ps in manager.packed_modules.values() for p in ps),

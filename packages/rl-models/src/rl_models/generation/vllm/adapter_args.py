@@ -1,4 +1,4 @@
-"""Adapters in the arguments of an engine: which can be taken, and what they become."""
+"""Adapters in the arguments of an engine: checks, and the arguments themselves."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ __all__ = ["SCALE", "adapter_args", "check_adapter"]
 SCALE = "rl_adapter_scale"
 """Key of vLLM's `additional_config` by which its workers learn the scale."""
 
-# What vLLM sets memory aside for; other ranks are filled up with zeros.
+# Ranks that vLLM can allocate buffers for; others are padded with zeros to the next.
 _RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-# Dense decoders, whose linear layers are these.
+# Dense decoders whose linear layers are exactly `_LAYERS`.
 _FAMILIES = ("gemma", "gemma2", "gemma3_text", "llama", "mistral", "qwen2", "qwen3")
 _LAYERS = [f"{name}_proj" for name in ("q", "k", "v", "o", "gate", "up", "down")]
 _REMEDY = "or set policy.lora.sync to merged"
@@ -70,8 +70,9 @@ def adapter_args(lora: LoRAConfig, given: Mapping[str, Any]) -> dict[str, Any]:
         "enable_lora": True,
         "max_loras": 1,
         "max_lora_rank": min(rank for rank in _RANKS if rank >= lora.r),
-        # Not the embeddings, which vLLM would adapt too.
+        # Named, because by default vLLM adapts the embeddings too.
         "lora_target_modules": lora.target_modules or _LAYERS,
+        # vLLM hands it on to its workers unread, also to those in another process.
         "additional_config": {
             **(given.get("additional_config") or {}),
             SCALE: lora.scale,

@@ -1,4 +1,4 @@
-"""`AsyncLLM` inside a worker; of a tensor-parallel replica it is in that of rank 0."""
+"""`AsyncLLM` inside a worker; in a tensor-parallel replica, the worker of rank 0."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ __all__ = ["AsyncEngine", "EngineLostError"]
 Result = TypeVar("Result")
 
 _STOP_S = 10.0
-# Other ranks finish within milliseconds of this one, and rows wait for it.
+# Interval at which rank 0 looks whether all ranks have the weights. Short, because they
+# finish within milliseconds of each other.
 _LOOK_S = 0.005
 
 
@@ -37,9 +38,9 @@ class AsyncEngine:
     """`AsyncLLM` in an event loop of its own; callers are threads.
 
     Args:
-        arguments: Of vLLM's `AsyncEngineArgs`.
-        place: Which of the processes of a replica this is: the first.
-        update_deadline_s: How long the others may take to have the weights as well.
+        arguments: Arguments of vLLM's `AsyncEngineArgs`.
+        place: The rank of this process in its replica, which is the first.
+        update_deadline_s: How long the other ranks may take to receive the weights.
     """
 
     follows = False
@@ -54,12 +55,14 @@ class AsyncEngine:
         self._place = place
         self._update_deadline_s = update_deadline_s
         self._loop = asyncio.new_event_loop()
+        # A daemon: the loop runs for ever, and must not keep a process alive that ends
+        # without `shutdown`.
         self._thread = threading.Thread(
             target=self._loop.run_forever, name="vllm-loop", daemon=True
         )
         self._thread.start()
         self._numbers = itertools.count()
-        # Two updates at a time would pause and resume each other's.
+        # Two updates at once would pause and resume in the middle of each other.
         self._updates = threading.Lock()
         self._num_updates = 0
         self._adapter = adapter_request(arguments)
@@ -69,14 +72,16 @@ class AsyncEngine:
         from vllm import AsyncEngineArgs  # noqa: PLC0415
         from vllm.v1.engine.async_llm import AsyncLLM  # noqa: PLC0415
 
-        # The engine's process is no copy of this one: it reads variables.
+        # vLLM spawns the engine's process inside a Ray worker, so it inherits nothing
+        # of this one but the environment.
         os.environ.update(parent_variables())
         if self._place is not None:
             os.environ.update(_place_variables(self._place))
         engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
-        # What vLLM calls the weights that it has read is its own affair; tokens shall
-        # carry a number of ours.
+        # vLLM has a name of its own for the weights that it has read; ours are numbers,
+        # and 0 is the checkpoint.
         await engine.update_weight_version("0")
+        # Steps run in another process. Every one that ends shows here by its outputs.
         processor = engine.output_processor
         processor.process_outputs = _counted(processor.process_outputs, self.progress)
         return engine
@@ -86,18 +91,18 @@ class AsyncEngine:
 
     @property
     def context_length(self) -> int:
-        """Tokens of a row at most, input and output together."""
+        """Maximum number of tokens of a row, input and output together."""
         return int(self._llm.model_config.max_model_len)
 
     def sample(self, requests: Sequence[RowRequest]) -> list[Any]:
-        """`RequestOutput` of each request, in order; other threads may do the same."""
+        """Return the `RequestOutput` of each request, in order; thread-safe."""
         with self.progress.sampling(num_tokens(requests)):
             return self._run(self._sample(requests))
 
     async def _sample(self, requests: Sequence[RowRequest]) -> list[Any]:
         from vllm.v1.engine.exceptions import EngineDeadError  # noqa: PLC0415
 
-        # All at once: the engine makes its batches of whatever waits.
+        # All at once: the engine batches whatever is waiting.
         tasks = [asyncio.ensure_future(self._one(request)) for request in requests]
         try:
             return list(await asyncio.gather(*tasks))
@@ -106,7 +111,7 @@ class AsyncEngine:
                 error
             )
         finally:
-            # Of one call a row has failed: the others would go on for nobody.
+            # After a row has failed, nobody would read the others.
             for task in tasks:
                 task.cancel()
 
@@ -124,24 +129,25 @@ class AsyncEngine:
         return last
 
     def begin_update(self) -> None:
-        """Weights are about to come; all ranks count the same updates."""
+        """Count an update before its weights arrive; all ranks count the same ones."""
         self._num_updates += 1
 
     def load(self, tensors: Tensors, version: int) -> None:
         """Replace all weights between two tokens; rows in flight go on with the new.
 
-        They are recomputed from their tokens, so nothing of the old weights is left
-        in the cache. The stream is taken to its end, and so is verified, before
-        anything is touched; by all ranks of a replica.
+        Their cache is recomputed from their tokens, so that nothing of the old weights
+        is left in it. All ranks of a replica read the stream to its end, and thereby
+        verify it, before any of them changes the model.
         """
         with self._updates, ExitStack() as stack:
             try:
-                # To its end first: a stream that is damaged at its end must not have
-                # changed half of the model.
+                # Read to its end first: a stream that turns out to be damaged must not
+                # have changed half of the model.
                 file = stack.enter_context(WeightFile(tensors))
             except Exception as error:
                 self._run(self._drop(f"Rank 0 of the replica has no weights: {error}"))
                 raise
+            # Outside the pause: rows go on while slower ranks still receive.
             self._run(self._meet())
             with self.progress.paused():
                 self._run(self._load(file, version))
@@ -150,7 +156,7 @@ class AsyncEngine:
         """Wait until all ranks have the weights of this update.
 
         Raises:
-            WeightSyncError: One of them has not. None loads them then.
+            WeightSyncError: A rank did not get them; then no rank loads them.
         """
         if self._place is None:
             return
@@ -158,6 +164,7 @@ class AsyncEngine:
         while True:
             found = await self._call("rl_staged", self._num_updates)
             problems = [problem for problem in found if problem]
+            # A rank answers None until it has everything.
             if None in found and time.monotonic() > end_s:
                 problems.append(
                     f"Rank {found.index(None)} of the replica did not have all weights "
@@ -172,7 +179,7 @@ class AsyncEngine:
             await asyncio.sleep(_LOOK_S)
 
     async def _drop(self, problem: str) -> None:
-        """Have no other rank wait for this update any more."""
+        """Tell the other ranks not to wait for this update."""
         if self._place is not None:
             await self._call("rl_drop_staged", self._num_updates, problem)
 
@@ -181,46 +188,48 @@ class AsyncEngine:
         return answers
 
     async def _load(self, file: WeightFile, version: int) -> None:
-        # Keep: rows in flight go on under the new weights, and say of each token which
-        # sampled it.
+        # `keep` freezes rows in flight; they go on with the new weights, and vLLM
+        # records for each token the version that sampled it.
         await self._llm.pause_generation(mode="keep", clear_cache=True)
         loaded = False
         try:
             found = await self._call("rl_load_file", *file.arguments)
             if any(found):
                 raise WeightSyncError(" ".join(filter(None, found)))
-            # Else a prompt that was seen before would begin with keys and values of the
-            # old weights.
+            # Otherwise a known prompt would begin with keys and values of the old
+            # weights.
             if not await self._llm.reset_prefix_cache():
                 raise WeightSyncError("vLLM did not reset its prefix cache")
             await self._llm.update_weight_version(str(version))
             loaded = True
         finally:
             if not loaded:
-                # Nobody may get tokens of weights that are neither old nor new.
+                # The weights may be neither old nor new: end the rows in flight, so
+                # that their callers get an error instead of tokens.
                 await self._llm.pause_generation(mode="abort", clear_cache=True)
             await self._llm.resume_generation()
 
     def changed(self, entries: Sequence[list[Any]]) -> list[str] | None:
-        """Tensors held otherwise than these entries of a manifest say, by name."""
+        """Return the names of tensors that differ from these entries of a manifest."""
         with self.progress.paused():
             return joined(self._run(self._call("rl_changed_weights", entries)))
 
     def processes(self) -> list[int]:
-        """Numbers of the processes that the engine has of its own."""
+        """Return the process ids of the engine's own processes."""
         manager = self._llm.engine_core.resources.engine_manager
         return [process.pid for process in manager.processes]
 
     def sleep(self) -> None:
-        """Nothing: rows may be in the engine at any time."""
+        """Do nothing: rows may be in the engine at any time."""
 
     def wake(self, parts: list[str]) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def shutdown(self) -> None:
         """End the engine and its processes."""
         engine, self._llm = self._llm, None
-        # In the loop, as the engine's tasks live there.
+        # In the loop, because the engine's tasks live there; the loop stops after it,
+        # as calls from outside run in order.
         self._loop.call_soon_threadsafe(engine.shutdown, _STOP_S)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(2 * _STOP_S)

@@ -1,4 +1,4 @@
-"""The generation backend `vllm`: what one replica hosts."""
+"""The generation backend `vllm`, as one replica hosts it."""
 
 from __future__ import annotations
 
@@ -45,8 +45,9 @@ from rl_models.types import (
 
 __all__ = ["VllmGenerationBackend"]
 
+# Calls of `generate` whose rows an `AsyncLLM` may batch together.
 _CALLS_AT_ONCE = 16
-# What vLLM's sleep puts away, by its own names.
+# The parts of memory that vLLM's sleep mode frees, by its own names.
 _MEMORY = ("weights", "kv_cache")
 
 
@@ -59,7 +60,7 @@ class VllmGenerationBackend(GenerationTraits):
     """
 
     worker_class = "rl_models.generation.vllm.worker.VllmGenerationWorker"
-    """What hosts it; its environment has vllm."""
+    """Worker class that hosts this backend; its environment provides vLLM."""
 
     @staticmethod
     def check_config(config: GenerationConfig, *, on_gpu: bool) -> None:
@@ -106,12 +107,12 @@ class VllmGenerationBackend(GenerationTraits):
 
     @staticmethod
     def frees_memory(config: GenerationConfig, *, on_gpu: bool) -> bool:
-        """Whether `release_memory` frees anything; the engine of a CPU cannot."""
+        """Return whether `release_memory` frees anything; on a CPU it cannot."""
         return on_gpu and config.vllm.enable_sleep_mode
 
     @staticmethod
     def calls_at_once(config: GenerationConfig) -> int:
-        """Return calls that one replica takes at a time."""
+        """Return the number of calls that one replica takes at a time."""
         return _CALLS_AT_ONCE if config.vllm.async_engine else 1
 
     def __init__(self) -> None:
@@ -148,10 +149,11 @@ class VllmGenerationBackend(GenerationTraits):
                 does not read the folder's weights.
             hf_config_overrides: Fields of the model's `config.json` to replace.
             replica: Number of this replica, for messages.
-            place: Which of its processes this is; they wait for each other here.
-            adapter: Weights come as those of a base and as such adapters, which the
-                engine computes beside the base; None: they come as they are.
-            context: What other backends need.
+            place: The rank of this process in its replica; ranks wait for each other
+                here.
+            adapter: Weights are sent as a base and such adapters, which the engine
+                computes beside the base; None: they are sent merged.
+            context: Arguments of other backends; ignored.
 
         Raises:
             ConfigError: A setting that vLLM refuses, or that has no effect.
@@ -172,7 +174,8 @@ class VllmGenerationBackend(GenerationTraits):
             adapter=adapter,
             on_gpu=on_gpu,
         )
-        # Where this is no worker of a group, nobody has set them.
+        # A worker group sets these before the process starts; a process by itself gets
+        # them here, before the first import of vLLM.
         for name, value in engine_variables(self.config, on_gpu=on_gpu).items():
             os.environ.setdefault(name, value)
         self._import_engine()
@@ -186,7 +189,10 @@ class VllmGenerationBackend(GenerationTraits):
             )
 
     def _import_engine(self) -> None:
-        """Import what is large; vLLM collects garbage several times as it is built."""
+        """Import vLLM with the garbage collector paused.
+
+        Its modules leave so many objects that every collection meanwhile is slow.
+        """
         engine = "entrypoints.llm"
         if self.config.vllm.async_engine:
             engine = "v1.engine.async_llm"
@@ -203,6 +209,7 @@ class VllmGenerationBackend(GenerationTraits):
                 place=place,
                 update_deadline_s=self.config.weight_sync.deadline_s,
             )
+        # vLLM raises these for arguments that are unknown or that do not fit together.
         except (TypeError, ValueError) as error:
             raise ConfigError(
                 f"vLLM refuses the settings of {self.name}: {error}. The cache is set "
@@ -231,12 +238,12 @@ class VllmGenerationBackend(GenerationTraits):
         Args:
             data: Rows; without a column `seeds` the noise comes from `config.seed` and
                 the number of calls so far.
-            greedy: Take the best token; log-probs are then those at temperature 1
-                without top-k and top-p.
+            greedy: Take the most likely token; log-probs are then those at temperature
+                1 without top-k and top-p.
             sampling: Settings of this call; None takes those of the config.
 
         Raises:
-            BatchError: Rows that are no prompts, or too long.
+            BatchError: Rows are no prompts, or too long.
             GenerationError: There are no weights yet, or vLLM failed.
         """
         if not self._has_weights:
@@ -266,6 +273,8 @@ class VllmGenerationBackend(GenerationTraits):
             greedy=greedy,
         )
         self.wake(*_MEMORY)
+        # For tokens of which vLLM names no version. Read before sampling: an update may
+        # come while rows are in an `AsyncLLM`.
         version = self.weight_version
         completions: list[Completion] = [
             make_completion(output, row, version)
@@ -279,19 +288,21 @@ class VllmGenerationBackend(GenerationTraits):
         """Replace all weights in place and serve them as `version`.
 
         Args:
-            tensors: All weights by their Hugging Face names; taken to its end. What it
-                raises is passed on.
-            version: What they are called from now on.
+            tensors: All weights by their Hugging Face names; read to its end. Its
+                errors are passed on.
+            version: Number of these weights.
 
         Raises:
             WeightSyncError: Weights are missing, unknown or of another shape. Nothing
                 is generated then until an update succeeds.
         """
-        # The cache stays away: while the trainer gathers what it sends, it needs room.
+        # The cache stays asleep: the trainer, perhaps on the same GPU, needs memory to
+        # gather the weights that it sends.
         self.wake("weights")
         try:
             self.engine.load(tensors, version)
         except BaseException:
+            # The model may hold some old and some new weights.
             self._has_weights = False
             raise
         self.weight_version = version
@@ -299,14 +310,14 @@ class VllmGenerationBackend(GenerationTraits):
         return version
 
     def changed_weights(self, manifest: Manifest) -> list[str] | None:
-        """Tensors that the engine holds otherwise than they were sent, by name.
+        """Return the names of tensors that differ from what was sent.
 
         Args:
-            manifest: What was sent.
+            manifest: Manifest of the tensors that were sent.
 
         Returns:
-            Their names; None: quantized weights, or others that the engine keeps in a
-            form of its own, cannot be compared.
+            Their names; None if weights are quantized or otherwise kept in a form of
+            the engine's own, which cannot be compared.
         """
         self.wake("weights")
         return self.engine.changed([entry.to_json() for entry in manifest.entries])
@@ -314,16 +325,16 @@ class VllmGenerationBackend(GenerationTraits):
     def release_memory(self) -> None:
         """Free the GPU's memory, with `enable_sleep_mode`; a CPU keeps its own."""
         if self.config.vllm.enable_sleep_mode and len(self._asleep) < len(_MEMORY):
-            # While a part of it sleeps, vLLM takes no notice of another call.
+            # vLLM ignores the call while a part of it is asleep already.
             self.wake(*_MEMORY)
             self.engine.sleep()
             self._asleep = frozenset(_MEMORY)
 
     def wake(self, *parts: str) -> None:
-        """Take the GPU's memory again.
+        """Allocate the GPU's memory again.
 
         Args:
-            parts: What it is for: `weights`, `kv_cache`.
+            parts: Its uses: `weights`, `kv_cache`.
         """
         needed = [part for part in parts if part in self._asleep]
         if needed:
@@ -338,10 +349,11 @@ class VllmGenerationBackend(GenerationTraits):
 
 
 def _generation_config(model_name: str) -> Any:
-    """Read from the folder how rows end, as the model itself would."""
+    """Return the config in which a model's folder says how rows end."""
     import transformers  # noqa: PLC0415 - heavy
 
     try:
         return transformers.GenerationConfig.from_pretrained(model_name)
     except OSError:
+        # A folder without `generation_config.json` has the ids in `config.json`.
         return transformers.AutoConfig.from_pretrained(model_name)

@@ -1,13 +1,13 @@
 """Changes to vLLM's layers on a CPU, made before a model is built.
 
 - vLLM packs the weights of linear layers for its own kernels and drops the originals. A
-  later `load_weights` then fails, and a tied output layer keeps its old pack without a
-  word. Here linear layers keep their weights as they are.
-- Experts are packed for their kernel when a model is built, and not when their weights
+  later `load_weights` then fails, and a tied output layer silently keeps its old pack.
+  Here linear layers keep their weights as they are.
+- Experts are packed for their kernel when a model is built, but not when their weights
   change: the kernel then reads new weights as if they were packed. Here they are packed
   each time.
-- Its attention kernels take some sizes of a head only. Heads of other sizes are filled
-  up with zeros, which change no product and are cut off again.
+- Its attention kernels support certain head sizes only. Heads of other sizes are padded
+  with zeros, which change no product and are cut off again.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ _DONE = "rl_models_adapted"
 
 def adapt_cpu_layers() -> None:
     """Make the changes, once per process."""
+    # A second change would wrap the first, and pad heads that are padded already. The
+    # mark is on the class, so that it also survives a second import of this module.
     if hasattr(Attention, _DONE):
         return
     linear_layers.dispatch_cpu_unquantized_gemm = _keep_weights(
@@ -43,7 +45,7 @@ def adapt_cpu_layers() -> None:
 
 
 def kernel_head_size(size: int) -> int:
-    """Return the smallest head size that the kernels take with room for `size`.
+    """Return the smallest head size of at least `size` that the kernels support.
 
     Raises:
         ValueError: There is none.
@@ -59,6 +61,7 @@ def kernel_head_size(size: int) -> int:
 
 def _packed_each_time(original: Callable[..., None]) -> Callable[..., None]:
     def set_up(method: Any, layer: Any, w13: Any, w2: Any) -> None:
+        # Asked first: the original makes the kernel, and packs the weights itself then.
         is_update = method.moe_kernel is not None
         original(method, layer, w13, w2)
         if is_update:
@@ -70,8 +73,11 @@ def _packed_each_time(original: Callable[..., None]) -> Callable[..., None]:
 def _keep_weights(original: Callable[..., None]) -> Callable[..., None]:
     def dispatch(layer: Any, remove_weight: bool) -> None:
         if layer.weight.ndim != 2:
+            # Convolutions and experts, which are no linear layers.
             original(layer, remove_weight)
             return
+        # The plain function reads `layer.weight` at each call, so new weights count at
+        # once.
         layer.cpu_linear = torch.nn.functional.linear
 
     return dispatch
@@ -82,11 +88,14 @@ def _init_padded(original: Callable[..., None]) -> Callable[..., None]:
         self: Any, num_heads: int, head_size: int, *rest: Any, **more: Any
     ) -> None:
         padded = kernel_head_size(head_size)
+        # `forward` pads keys and values alike.
         if padded != head_size and more.get("head_size_v") not in (None, head_size):
             raise ValueError(
                 "vLLM's attention on a CPU does not take heads of size "
                 f"{head_size} whose values have size {more['head_size_v']}"
             )
+        # The cache is laid out for the padded size too. The scale of the scores was
+        # computed from the model's own head size by the caller.
         original(self, num_heads, padded, *rest, **more)
         self.unpadded_head_size = head_size
 

@@ -1,4 +1,4 @@
-"""`Engine`: what the backend asks of a running vLLM, however that runs."""
+"""`Engine`: the interface of the backend to a running vLLM, in whichever process."""
 
 from __future__ import annotations
 
@@ -19,39 +19,39 @@ class Engine(Protocol):
     """A running engine."""
 
     progress: EngineProgress
-    """Its steps."""
+    """Progress of its steps."""
 
     @property
     def follows(self) -> bool:
-        """Whether it takes part in the steps of another, and samples no rows itself."""
+        """Whether it only takes part in the steps of another engine."""
         ...
 
     @property
     def context_length(self) -> int:
-        """Tokens of a row at most, input and output together."""
+        """Maximum number of tokens of a row, input and output together."""
         ...
 
     def sample(self, requests: Sequence[RowRequest]) -> list[Any]:
-        """`RequestOutput` of each request, in order."""
+        """Return the `RequestOutput` of each request, in order."""
         ...
 
     def begin_update(self) -> None:
-        """Weights are about to come; whether or not `load` gets them."""
+        """Announce an update, whether or not `load` will get its weights."""
         ...
 
     def load(self, tensors: Tensors, version: int) -> None:
-        """Replace all weights, forget what was computed with the old ones."""
+        """Replace all weights and drop whatever was computed with the old ones."""
         ...
 
     def changed(self, entries: Sequence[list[Any]]) -> list[str] | None:
-        """Tensors held otherwise than these entries of a manifest say, by name.
+        """Return the names of tensors that differ from these entries of a manifest.
 
-        None: it cannot be told.
+        None if they cannot be compared.
         """
         ...
 
     def processes(self) -> list[int]:
-        """Numbers of the processes that the engine has of its own."""
+        """Return the process ids of the engine's own processes."""
         ...
 
     def sleep(self) -> None:
@@ -59,7 +59,7 @@ class Engine(Protocol):
         ...
 
     def wake(self, parts: list[str]) -> None:
-        """Take it again for `weights`, `kv_cache` or both."""
+        """Allocate it again for `weights`, `kv_cache` or both."""
         ...
 
     def shutdown(self) -> None:
@@ -68,12 +68,13 @@ class Engine(Protocol):
 
 
 def num_tokens(requests: Sequence[RowRequest]) -> int:
-    """Tokens of the prompts of all rows."""
+    """Return the number of tokens of all prompts."""
     return sum(len(request.token_ids) for request in requests)
 
 
 def joined(answers: Sequence[list[str] | None]) -> list[str] | None:
-    """Return what any of the processes found; None if one of them cannot tell."""
+    """Return the names that any process found; None if one of them cannot compare."""
+    # A dictionary as an ordered set: ranks mostly find the same tensors.
     names: dict[str, None] = {}
     for answer in answers:
         if answer is None:

@@ -1,7 +1,7 @@
-"""From the configuration to the arguments of a vLLM engine and its process.
+"""Arguments of a vLLM engine and variables of its process, from the configuration.
 
-Both backends of a replica and the HTTP server build their engine by these functions, so
-that all of them sample by the same settings and can be given weights in the same way.
+Replicas and the HTTP server build their engines with these functions, so that all of
+them sample with the same settings and take weights in the same way.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def engine_args(
         tokenizer_name: The same for its tokenizer; None takes the model's.
         load_weights: False leaves the weights undefined until the first update.
         hf_config_overrides: Fields of the model's `config.json` to replace.
-        place: Which of the processes of a tensor-parallel replica this is.
+        place: The rank of this process in a tensor-parallel replica.
         adapter: The adapter that is sent apart from the weights; None: there is none.
         on_gpu: Whether the engine runs on GPUs.
 
@@ -90,6 +90,8 @@ def engine_args(
     engine = config.vllm
     load_format = engine.load_format
     if load_format == "auto" and not load_weights:
+        # The first update replaces all weights, so reading them from disk would be
+        # wasted.
         load_format = "dummy"
     arguments: dict[str, Any] = {
         "model": _local(model_name),
@@ -107,16 +109,17 @@ def engine_args(
         "load_format": load_format,
         "kv_cache_memory_bytes": _cache_bytes(engine, on_gpu),
         "worker_extension_cls": EXTENSION,
-        # At the temperature, and after top-k and top-p.
+        # Training needs the log-probs that tokens were drawn from: at the temperature,
+        # and after top-k and top-p. vLLM's default is before both.
         "logprobs_mode": "processed_logprobs",
-        # What a model folder recommends is no setting of ours.
+        # Otherwise settings that the model folder recommends would become defaults.
         "generation_config": "vllm",
         "disable_log_stats": True,
         "use_tqdm_on_load": False,
     }
     if not on_gpu:
-        # The noise of a row with a seed cannot be set back on a CPU, which vLLM does
-        # where it reads a prompt in parts.
+        # After a part of a prompt vLLM rewinds the generator of a row with a seed,
+        # which a CPU's generators cannot do.
         arguments["enable_chunked_prefill"] = False
     else:
         arguments["gpu_memory_utilization"] = engine.gpu_memory_utilization
@@ -142,9 +145,9 @@ def _parallel_args(
         "distributed_executor_backend": f"{_EXECUTORS}.{executor}",
     }
     if on_gpu:
-        # NCCL adds up in one order for all. Other ways look for the GPUs of the other
-        # ranks, which a worker does not see, or promise no order, by which ranks that
-        # sample for themselves would go apart.
+        # NCCL adds up in the same order on all ranks. The alternatives look for the
+        # GPUs of the other ranks, which a worker does not see, or guarantee no order,
+        # and then ranks that sample by themselves would diverge.
         arguments["disable_custom_all_reduce"] = True
         arguments["compilation_config"] = {"pass_config": {"fuse_allreduce_rms": False}}
     return arguments
@@ -157,9 +160,9 @@ def engine_variables(config: GenerationConfig, *, on_gpu: bool) -> dict[str, str
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
         "VLLM_LOGGING_LEVEL": engine.log_level,
-        # As few processes as there can be, for a fast start: the model of `LLM` is in
-        # the worker's own, that of `AsyncLLM` in the process of its engine, which stays
-        # apart from the event loop; else a CPU's has one more below it.
+        # As few processes as possible, for a fast start: `LLM` runs its model in the
+        # worker itself, and `AsyncLLM` in the engine's process, apart from the event
+        # loop. By default a CPU's engine has one more process below it.
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     }
     if engine.tensor_parallel_size > 1:
@@ -168,10 +171,11 @@ def engine_variables(config: GenerationConfig, *, on_gpu: bool) -> dict[str, str
         variables["VLLM_ALLREDUCE_USE_FLASHINFER"] = "0"
     if on_gpu:
         return variables
-    # Replicas share the processors, and Ray knows nothing of bound cores.
+    # vLLM would bind its threads to cores that Ray may give to another replica as well.
     variables["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
     if is_eager(engine, on_gpu):
-        # The rank of a log-prob would be compiled all the same, at the first row.
+        # `enforce_eager` leaves the rank of a log-prob compiled, which takes up to half
+        # a minute at the first row.
         variables["TORCHDYNAMO_DISABLE"] = "1"
     if config.num_threads is not None:
         variables["OMP_NUM_THREADS"] = str(config.num_threads)
@@ -193,6 +197,6 @@ def _cache_bytes(engine: VllmConfig, on_gpu: bool) -> int | None:
 
 
 def _local(name: str | os.PathLike[str]) -> str:
-    """Return a folder as an absolute path, a hub name as it is."""
+    """Return a folder as an absolute path, and a hub name unchanged."""
     path = Path(name)
     return str(path.resolve()) if path.is_dir() else str(name)

@@ -1,6 +1,6 @@
 """The ways to run vLLM inside a worker: `LLM` and `AsyncLLM`.
 
-| engine            | process of the model    | weights come        | rows in flight |
+| engine            | process of the model    | weights arrive      | rows in flight |
 |-------------------|-------------------------|---------------------|----------------|
 | `SyncEngine`      | this one, on one GPU    | as tensors          | finish first   |
 | `AsyncEngine`     | one of its own          | as a file in memory | go on          |
@@ -26,12 +26,12 @@ def make_engine(
     place: ReplicaRank | None = None,
     update_deadline_s: float = 600.0,
 ) -> Engine:
-    """Build an engine; the process has its variables already.
+    """Build an engine, in a process whose environment variables are set already.
 
     Args:
-        arguments: Of vLLM's `EngineArgs`.
+        arguments: Arguments of vLLM's `EngineArgs`.
         is_async: `AsyncLLM` in place of `LLM`.
-        place: Which of the processes of a tensor-parallel replica this is.
+        place: The rank of this process in a tensor-parallel replica.
         update_deadline_s: How long the ranks of a replica may wait for each other in a
             weight update.
     """

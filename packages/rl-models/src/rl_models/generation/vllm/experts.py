@@ -1,7 +1,7 @@
 """Experts as vLLM loads them: one tensor each, by the names of the family's files.
 
-The trainer sends all experts of a layer in two tensors, as transformers' models have
-them: `experts.gate_up_proj` [E, 2 I, H] and `experts.down_proj` [E, H, I] (E experts, I
+The trainer sends all experts of a layer in two tensors, as in transformers' models:
+`experts.gate_up_proj` [E, 2 I, H] and `experts.down_proj` [E, H, I] (E experts, I
 columns, H hidden size).
 """
 
@@ -22,12 +22,14 @@ _MIXTRAL = {"gate_proj": "w1", "down_proj": "w2", "up_proj": "w3"}
 def experts_apart(
     model: Any, tensors: Iterable[tuple[str, torch.Tensor]]
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Give experts one by one, and all other tensors as they are.
+    """Yield experts one by one, and all other tensors as they are.
 
     Args:
-        model: The model of vLLM that is to load them.
-        tensors: As they were sent.
+        model: The vLLM model that loads them.
+        tensors: Tensors as they were sent.
     """
+    # Asked of the model and not of the names: transformers gives all families of
+    # mixtures the names of one, vLLM keeps Mixtral's own.
     is_mixtral = any(".block_sparse_moe." in name for name, _ in model.named_modules())
     for name, tensor in tensors:
         if is_mixtral and name.endswith(".mlp.gate.weight"):

@@ -1,7 +1,7 @@
-"""What vLLM's workers get of ours: weights that can be replaced in place.
+"""Extension of vLLM's workers: weights that can be replaced in place.
 
 vLLM imports this module in the process that holds the model, before the model is built;
-on a CPU its layers are changed then, see `cpu_layers`.
+on a CPU it then changes vLLM's layers, see `cpu_layers`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = ["WeightExtension", "load_into", "missing_weights"]
 _PLAIN_METHODS = ("UnquantizedLinearMethod", "UnquantizedEmbeddingMethod")
 
 
-# This is the first of ours that runs there.
+# Here, because this module is the first of ours that runs in vLLM's own process.
 end_with_parent()
 
 if current_platform.is_cpu():
@@ -46,15 +46,15 @@ class WeightExtension:
     model_runner: Any
     reload_weights: Callable[..., None]
     rl_weights: StagedWeights | None = None
-    """In a worker that receives weights by itself, and takes part in the steps of an
-    engine elsewhere."""
+    """Set in a worker that receives weights by itself and follows an engine
+    elsewhere."""
     rl_adapter: Mapping[str, torch.Tensor] = MappingProxyType({})
-    """The adapter that was loaded last, as it was sent."""
+    """The last loaded adapter, as it was sent."""
 
     def rl_load_weights(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Replace all weights in place, where the engine is in this process.
+        """Replace all weights in place, if the engine is in this process.
 
-        An engine with an adapter is given the adapter, after the base or alone.
+        An engine with an adapter gets the adapter, after the base or alone.
 
         Raises:
             WeightSyncError: Tensors are missing, unknown or of another shape.
@@ -65,6 +65,8 @@ class WeightExtension:
             return
         adapter: dict[str, torch.Tensor] = {}
         base = set_apart(tensors, adapter)
+        # Looking for a first base tensor reads a stream that has none to its end;
+        # loading an empty base would report every weight as missing.
         first = next(base, None)
         if first is not None:
             with without_wrappers(model):
@@ -87,8 +89,8 @@ class WeightExtension:
             entries: Name, name of the data type, shape and first byte of each tensor.
 
         Returns:
-            What is wrong with them; empty: they are loaded. Errors of another process
-            would lose their type on the way.
+            The problem with them, or an empty string once they are loaded. It is no
+            exception, because that would lose its type between processes.
         """
         staged = self.rl_weights
         problem = "the weights could not be loaded"
@@ -96,36 +98,40 @@ class WeightExtension:
             if staged is not None:
                 path, entries = staged.file()
             with open(path, "rb") as file:
+                # Writable, because torch warns of buffers that are not; a private copy,
+                # because other ranks may read the same file.
                 memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
             self.rl_load_weights(_tensors_in(memory, entries))
             problem = ""
         except WeightSyncError as error:
             problem = str(error)
         finally:
+            # Whatever happened: `offer` waits for it in another thread.
             if staged is not None:
                 staged.loaded(problem)
         return problem
 
     def rl_staged(self, number: int) -> str | None:
-        """Return what is wrong with the weights of an update.
+        """Return the problem with the weights of an update, or an empty string.
 
-        None: they have not all come.
+        None if they have not all arrived.
         """
+        # Rank 0 received its own before it asks.
         return "" if self.rl_weights is None else self.rl_weights.state(number)
 
     def rl_drop_staged(self, number: int, problem: str) -> None:
-        """Give up an update, as a rank of the replica has no weights."""
+        """Give up an update, because a rank of the replica has no weights."""
         if self.rl_weights is not None:
             self.rl_weights.drop(number, problem)
 
     def rl_changed_weights(self, entries: Sequence[list[Any]]) -> list[str] | None:
-        """Tensors that the model holds otherwise than they were sent, by name.
+        """Return the names of tensors that differ from what was sent.
 
         Args:
             entries: `TensorEntry.to_json()` of each that was sent.
 
         Returns:
-            Their names; None: weights in a form of their own cannot be compared.
+            Their names; None if weights are in a form that cannot be compared.
         """
         model = self.model_runner.get_model()
         manifest = Manifest(tuple(map(TensorEntry.from_json, entries)))
@@ -138,12 +144,15 @@ class WeightExtension:
                 held_tensors(model, base), self.rl_adapter.items()
             ):
                 found.append(name)
+                # Digests are of bytes, so the data type must be the one that was sent.
                 yield name, tensor.to(dtypes[name])
 
         with without_wrappers(model):
             if not _is_plain(model):
                 return None
             changed = changed_tensors(manifest, held())
+        # A tensor whose parameter was not found cannot be compared, which is no
+        # difference.
         return changed if len(found) == len(dtypes) else None
 
     def _reload(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
@@ -155,13 +164,13 @@ def load_into(
     tensors: Iterable[tuple[str, torch.Tensor]],
     reload: Callable[[Iterable[tuple[str, torch.Tensor]]], None] | None = None,
 ) -> None:
-    """Load tensors by their Hugging Face names and see that nothing was left out.
+    """Load tensors by their Hugging Face names and check that none was left out.
 
     Args:
         model: A model of vLLM.
-        tensors: All of its weights; errors that the iterator raises are passed on.
-        reload: How to load where weights are kept in a form of their own (quantized
-            layers, experts); None: the model's `load_weights`.
+        tensors: All of its weights; errors of the iterator are passed on.
+        reload: Loads weights that are kept in a form of their own (quantized layers,
+            experts); None: the model's `load_weights`.
 
     Raises:
         WeightSyncError: Tensors are missing, unknown or of another shape.
@@ -182,7 +191,7 @@ def load_into(
             else:
                 reload(stream)
             for _ in stream:
-                # What proves the stream comes at its end.
+                # The digests that verify the stream come at its end.
                 pass
     except (
         AssertionError,
@@ -191,6 +200,8 @@ def load_into(
         AttributeError,
         RuntimeError,
     ) as error:
+        # A WeightSyncError is one of these, and comes from the stream. vLLM's loaders
+        # check shapes by assertions and find names by subscripts and attributes.
         if isinstance(error, WeightSyncError):
             raise
         at = seen[-1] if seen else "the first tensor"
@@ -210,16 +221,16 @@ def load_into(
 def missing_weights(
     model: Any, seen: Iterable[str], loaded: set[str] | None
 ) -> list[str]:
-    """Weights that were not sent, by name.
+    """Return the names of weights that were not sent.
 
     vLLM keeps some tensors fused (`q_proj`, `k_proj` and `v_proj` as `qkv_proj`) and
-    counts these as loaded once one part came; here every part must have come. Tied
-    weights are one parameter.
+    counts these as loaded once a single part has arrived; here every part must have
+    arrived. Tied weights are one parameter.
 
     Args:
         model: A model of vLLM.
         seen: Names that were sent.
-        loaded: vLLM's own names of what was loaded; None: not known.
+        loaded: vLLM's own names of the loaded parameters; None if not known.
     """
     sent = set(seen)
     fused = getattr(model, "packed_modules_mapping", None) or {}
@@ -246,7 +257,7 @@ def _parts(name: str, fused: dict[str, list[str]]) -> list[str]:
 
 
 def _is_plain(model: Any) -> bool:
-    """Whether all weights are kept as a checkpoint has them, fused at most."""
+    """Return whether weights are kept as in a checkpoint, apart from fusing."""
     return all(
         type(method).__name__ in _PLAIN_METHODS
         for module in model.modules()
@@ -263,6 +274,7 @@ def _tensors_in(
         for size in shape:
             count *= size
         if not count:
+            # `frombuffer` refuses a buffer of no bytes.
             yield name, torch.empty(tuple(shape), dtype=dtype)
             continue
         flat = torch.frombuffer(memory, dtype=dtype, count=count, offset=start)

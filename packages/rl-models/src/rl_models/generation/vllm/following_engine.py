@@ -1,4 +1,4 @@
-"""The engine of the other workers of a tensor-parallel replica with `AsyncLLM`."""
+"""The engine of every worker but the first of a tensor-parallel `AsyncLLM` replica."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ class FollowingEngine:
     """A shard of the model in a thread, which takes part in the steps of rank 0.
 
     Args:
-        arguments: Of vLLM's `AsyncEngineArgs`; those of rank 0.
-        place: Which rank this is.
-        update_deadline_s: How long the leader may take to load weights that are here.
+        arguments: Arguments of vLLM's `AsyncEngineArgs`, the same as on rank 0.
+        place: The rank of this process.
+        update_deadline_s: How long the leader may take to load weights that have
+            arrived here.
     """
 
     follows = True
@@ -38,6 +39,8 @@ class FollowingEngine:
         self._weights = StagedWeights(update_deadline_s)
         self._executor: Any = None
         built: Future[int] = Future()
+        # A thread, because following the leader never returns, and this worker still
+        # has to receive weights. A daemon, because the leader may never end it.
         self._thread = threading.Thread(
             target=self._run, args=(arguments, place, built), name="rank", daemon=True
         )
@@ -50,6 +53,7 @@ class FollowingEngine:
         try:
             executor = self._build(arguments, place)
         except BaseException as error:
+            # Raised in the constructor, which waits for it.
             built.set_exception(error)
             return
         self._executor = executor
@@ -75,11 +79,11 @@ class FollowingEngine:
 
     @property
     def context_length(self) -> int:
-        """Tokens of a row at most, input and output together."""
+        """Maximum number of tokens of a row, input and output together."""
         return self._context_length
 
     def sample(self, requests: Sequence[RowRequest]) -> list[Any]:
-        """Refused: rows are the leader's.
+        """Refuse to sample, because the leader does.
 
         Raises:
             GenerationError: Always.
@@ -90,36 +94,39 @@ class FollowingEngine:
         )
 
     def begin_update(self) -> None:
-        """Weights are about to come."""
+        """Announce an update."""
         self._weights.begin()
 
     def load(self, tensors: Tensors, version: int) -> None:
         """Receive all weights, and wait until the leader has all ranks load them."""
-        del version
+        del version  # the leader names the version of every token
         try:
             with WeightFile(tensors) as file:
                 self._weights.offer(file.arguments)
         except Exception as error:
+            # The leader asks every rank, and would wait for this one until its
+            # deadline.
             self._weights.refuse(str(error))
             raise
 
     def changed(self, entries: Sequence[list[Any]]) -> list[str] | None:
-        """None: the leader asks all ranks."""
+        """Return None, because the leader asks all ranks."""
         del entries
         return None
 
     def processes(self) -> list[int]:
-        """None: the engine is the leader's."""
+        """Return no processes, because the engine is the leader's."""
         return []
 
     def sleep(self) -> None:
-        """Nothing: rows may be in the engine at any time."""
+        """Do nothing: rows may be in the engine at any time."""
 
     def wake(self, parts: list[str]) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def shutdown(self) -> None:
         """Wait for the leader to end the engine; leave it if it does not."""
+        # The leader goes first: a rank that left earlier would count as lost there.
         self._thread.join(_STOP_S)
         if self._thread.is_alive():
             self._executor.leave()

@@ -1,4 +1,4 @@
-"""Whether a model can be cut into the shards of tensor parallelism."""
+"""Check that a model can be cut into the shards of tensor parallelism."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def check_shards(size: int, model_config: Mapping[str, Any]) -> None:
 
     Args:
         size: Tensor-parallel size.
-        model_config: What the model's `config.json` says; what it leaves out is not
+        model_config: The model's `config.json`; fields that it leaves out are not
             checked.
 
     Raises:

@@ -1,8 +1,8 @@
-"""What a model of vLLM holds, by the names that weights come in.
+"""The tensors that a vLLM model holds, by the names under which weights are sent.
 
-vLLM keeps some tensors fused (`q_proj`, `k_proj` and `v_proj` as `qkv_proj`), fills
-vocabularies up, and splits matrices over the processes of a tensor-parallel group. Here
-they are cut apart, cut off and put together again, so that each can be compared with
+vLLM keeps some tensors fused (`q_proj`, `k_proj` and `v_proj` as `qkv_proj`), pads
+vocabularies, and splits matrices over the processes of a tensor-parallel group. Here
+tensors are cut apart, cropped and gathered again, so that each can be compared with
 what was sent.
 """
 
@@ -22,9 +22,10 @@ __all__ = ["held_tensors"]
 def held_tensors(
     model: Any, names: Iterable[str]
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Return what the model holds of these tensors; others are absent.
+    """Yield those of the named tensors that the model holds.
 
-    Every process of a tensor-parallel group must ask for the same names.
+    Every process of a tensor-parallel group must ask for the same names, because
+    gathering a tensor is a collective.
 
     Args:
         model: A model of vLLM whose weights are kept as a checkpoint has them, fused
@@ -34,6 +35,7 @@ def held_tensors(
     fused: Mapping[str, Sequence[str]] = (
         getattr(model, "packed_modules_mapping", None) or {}
     )
+    # A tied weight is one parameter, and may have been sent under either of its names.
     places = dict(model.named_parameters(remove_duplicate=False))
     mapper = getattr(model, "hf_to_vllm_mapper", None)
     with torch.no_grad():
@@ -51,10 +53,11 @@ def _place(
     fused: Mapping[str, Sequence[str]],
     places: Mapping[str, Any],
 ) -> tuple[str, int | None]:
-    """Return the parameter that holds a tensor, and as which of its parts."""
+    """Return the name of the parameter that holds a tensor, and which part it is."""
     for whole, parts in fused.items():
         for number, part in enumerate(parts):
             if f".{part}." in name and len(parts) > 1:
+                # Some models map the names of files to fused ones, others do not.
                 place = mapped.replace(f".{part}.", f".{whole}.")
                 if place in places and f".{whole}." in place:
                     return place, number
@@ -62,11 +65,12 @@ def _place(
 
 
 def _whole(layer: Any, held: torch.Tensor, part: int | None) -> torch.Tensor:
-    """Get a tensor as it was sent, from what this process has of it and the others."""
+    """Return a tensor as it was sent, gathered from the processes of the group."""
     shards = getattr(layer, "tp_size", 1)
     if isinstance(layer, VocabParallelEmbedding):
         return _gathered(held, 0, shards)[: int(layer.org_vocab_size)]
     if isinstance(layer, RowParallelLinear):
+        # The layer splits its inputs; a bias belongs to the outputs, and is whole.
         return _gathered(held, 1, shards) if held.dim() > 1 else held
     if not isinstance(layer, ColumnParallelLinear):
         return held
@@ -78,7 +82,7 @@ def _whole(layer: Any, held: torch.Tensor, part: int | None) -> torch.Tensor:
     copies = getattr(layer, "num_kv_head_replicas", 1)
     if part == 0 or copies == 1 or shards == 1:
         return whole
-    # Where there are fewer heads of keys than processes, several have the same.
+    # With fewer key-value heads than processes, several processes hold the same head.
     apart = whole.view(shards // copies, copies, -1, *whole.shape[1:])
     return apart[:, 0].flatten(0, 1)
 

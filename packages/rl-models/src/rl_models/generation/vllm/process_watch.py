@@ -1,6 +1,6 @@
-"""Notices that a process of vLLM's engine has ended or stands still.
+"""Detect that a process of vLLM's engine has ended or is stopped.
 
-And the other way round: has such a process end with the one that it is for.
+And the other way round: have such a process end together with its parent.
 """
 
 from __future__ import annotations
@@ -21,33 +21,35 @@ __all__ = ["ProcessWatch", "end_process", "end_with_parent", "parent_variables"]
 _logger = get_logger(__name__)
 
 _LOOK_S = 1.0
-# A process that somebody stops for a moment is let go on.
+# A process that is stopped for a moment, as under a debugger, may go on.
 _STOPPED_S = 4.0
-# Of sysexits.h: an internal software error.
+# EX_SOFTWARE of sysexits.h: an internal software error.
 _EXIT_CODE = 70
 _PARENT = "RL_ENGINE_OF"
 _PR_SET_PDEATHSIG = 1
 
 
 def parent_variables() -> dict[str, str]:
-    """Return what `end_with_parent` needs set before an engine is built."""
+    """Return variables that `end_with_parent` needs, set before an engine is built."""
     return {_PARENT: str(os.getpid())}
 
 
 def end_with_parent() -> None:
-    """Have the system kill this process when the one that has started it is gone.
+    """Have the kernel kill this process when its parent ends.
 
-    Elsewhere than in a process of an engine it does nothing.
+    It does nothing outside an engine's own process.
     """
+    # The variable is inherited by everything that a worker starts; only its direct
+    # children are engines.
     if os.environ.get(_PARENT) == str(os.getppid()):
-        # A parent that is killed can end nobody, and an engine holds a GPU.
+        # A parent that is killed cannot clean up, and the engine would keep its GPU.
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def end_process(problem: str) -> None:
-    """End this process at once, as nothing can go on in it."""
+    """End this process at once, because nothing can continue in it."""
     _logger.critical("%s, and so this process ends", problem)
-    # Without clean-up: it could wait for the very thing that is lost.
+    # Without clean-up, which could wait for the very process that is lost.
     os._exit(_EXIT_CODE)
 
 
@@ -55,9 +57,9 @@ class ProcessWatch:
     """Watches processes from a thread, until one fails or the watch is closed.
 
     Args:
-        processes: Their numbers; they are on this machine.
-        on_loss: Called with what is wrong, in the thread or by `check`. A process that
-            stood still has been killed by then.
+        processes: Process ids on this machine.
+        on_loss: Called with the problem, in the thread or by `check`. A stopped process
+            has been killed by then.
 
     Raises:
         ProcessLookupError: One of them is gone already.
@@ -67,20 +69,23 @@ class ProcessWatch:
         self, processes: Sequence[int], on_loss: Callable[[str], None]
     ) -> None:
         self._on_loss = on_loss
-        # A handle stays that of this process, also when its number is given to another.
+        # A process id can be reused after a process has ended; a handle cannot.
         self._handles = {os.pidfd_open(number): number for number in processes}
+        # `close` writes to the pipe, which ends the wait of the thread.
         self._wake_out, self._wake_in = os.pipe()
+        # A daemon: a watch that was not closed must not keep the process alive.
         self._thread = threading.Thread(
             target=self._run, name="engine-watch", daemon=True
         )
         self._thread.start()
 
     def check(self) -> None:
-        """Look now: what failed because a process is gone may come here first."""
+        """Look now: a call may fail before the thread has noticed the lost process."""
         self._look(0.0)
 
     def close(self) -> None:
         """End the thread; the processes may end from now on."""
+        # The handles are closed last: the thread polls them until it ends.
         os.write(self._wake_in, b".")
         self._thread.join()
         for handle in (*self._handles, self._wake_in, self._wake_out):
@@ -93,7 +98,7 @@ class ProcessWatch:
             stopped_s = stopped_s + _LOOK_S if stopped else 0.0
             if stopped_s >= _STOPPED_S:
                 with suppress(ProcessLookupError):
-                    # It may hold the memory of a GPU, which the next engine needs.
+                    # It may hold memory of the GPU that the next engine needs.
                     os.kill(stopped[0], signal.SIGKILL)
                 self._on_loss(
                     f"process {stopped[0]} of vLLM's engine stood still (SIGSTOP) for "
@@ -102,7 +107,9 @@ class ProcessWatch:
                 return
 
     def _look(self, timeout_s: float) -> bool:
-        """Wait for an end; whether all goes on."""
+        """Wait for a process to end; return whether to go on watching."""
+        # `select.select` fails for file descriptors above 1023, which a worker with
+        # many open files has.
         poll = select.poll()
         for watched in (self._wake_out, *self._handles):
             poll.register(watched, select.POLLIN)
@@ -119,6 +126,6 @@ def _is_stopped(number: int) -> bool:
     try:
         status = Path(f"/proc/{number}/stat").read_text()
     except OSError:
-        return False
-    # The name before it may hold anything.
+        return False  # it has ended, which `_look` reports
+    # The program's name stands before it in parentheses, and may hold any character.
     return status.rpartition(")")[2].split()[0] == "T"

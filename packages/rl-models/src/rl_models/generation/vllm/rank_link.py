@@ -1,11 +1,11 @@
-"""Calls from the first rank of a replica to the others, in one order for all.
+"""Calls from the first rank of a replica to the others, in the same order for all.
 
 ```
 rank 0 --(number, method, arguments)--> every other rank, in its order
        <--(number, ok, result)--------- each of them
 ```
-A connection that ends is the end of the rank behind it; both sides learn of it at once,
-whatever they are doing.
+A connection that ends means that the rank behind it has ended; both sides notice at
+once, whatever they are doing.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _MEET_S = 300.0
 
 
 class LeadersEnd:
-    """Where rank 0 waits for the others.
+    """The end of rank 0, which the others connect to.
 
     Args:
-        address: Of this machine.
+        address: Address of this machine.
         on_loss: Called in a thread when a rank is gone.
     """
 
@@ -42,6 +42,7 @@ class LeadersEnd:
         self._on_loss = on_loss
         self._server = socket.create_server((address, 0))
         self._server.settimeout(_MEET_S)
+        # Messages are pickles, which can run any code: nobody else may connect.
         self._secret = secrets.token_bytes(32)
         self._numbers = itertools.count()
         self._links: list[tuple[Connection[Any, Any], queue.Queue[Any]]] = []
@@ -49,7 +50,7 @@ class LeadersEnd:
 
     @property
     def ticket(self) -> tuple[str, int, bytes]:
-        """What another rank needs to come here."""
+        """Address, port and secret that another rank needs to connect."""
         address, port = self._server.getsockname()[:2]
         return address, port, self._secret
 
@@ -57,16 +58,21 @@ class LeadersEnd:
         """Wait until the given number of others have connected.
 
         Raises:
-            TimeoutError: They have not.
+            TimeoutError: Some did not connect in time.
         """
         found: dict[int, Connection[Any, Any]] = {}
         with self._server:
             while len(found) < num_ranks:
                 connection = _connection(self._server.accept()[0])
+                # Both sides prove that they know the secret, before anything is
+                # unpickled.
                 deliver_challenge(connection, self._secret)
                 answer_challenge(connection, self._secret)
                 found[connection.recv()] = connection
+        # By rank, because vLLM expects results in this order.
         for rank, connection in sorted(found.items()):
+            # A thread per rank reads all the time: this is how an end is noticed even
+            # while no answer is due.
             replies: queue.Queue[Any] = queue.Queue()
             self._links.append((connection, replies))
             threading.Thread(
@@ -86,8 +92,9 @@ class LeadersEnd:
             self._on_loss(f"rank {rank} of the replica has ended")
 
     def send(self, method: Any, args: tuple[Any, ...], kwargs: Any) -> int:
-        """Call a method of all others; the number of the call."""
+        """Call a method of all others and return the number of the call."""
         number = next(self._numbers)
+        # Pickled once for all ranks: the plan of a step can be large.
         message = pickle.dumps((number, method, args, kwargs), protocol=5)
         for connection, _ in self._links:
             connection.send_bytes(message)
@@ -113,14 +120,14 @@ class LeadersEnd:
                     f"a rank did not answer within {timeout_s} s"
                 ) from None
             if answered != number:
-                continue  # of a call that failed here before anybody asked
+                continue  # the answer to a call that failed here before it was awaited
             if not is_right:
                 raise RuntimeError(f"another rank failed: {value}")
             return value
 
     def end(self, method: str) -> None:
         """Call a last method of all others, which may end from now on."""
-        self._is_closed = True
+        self._is_closed = True  # first: from here on an end is no loss
         with suppress(OSError):
             self.send(method, (), {})
 
@@ -135,8 +142,8 @@ class FollowersEnd:
     """The connection of another rank to rank 0.
 
     Args:
-        rank: Which.
-        ticket: What rank 0 has told.
+        rank: The rank of this process.
+        ticket: The ticket of rank 0.
         on_loss: Called in a thread when rank 0 is gone.
     """
 
@@ -162,7 +169,7 @@ class FollowersEnd:
         with suppress(EOFError, OSError):
             while True:
                 self._calls.put(pickle.loads(self._connection.recv_bytes()))
-        self._calls.put(None)
+        self._calls.put(None)  # ends `calls`, which waits for another
         if not self._is_closed:
             self._on_loss("rank 0 of the replica has ended")
 
@@ -172,25 +179,28 @@ class FollowersEnd:
             yield call
 
     def answer(self, number: int, is_right: bool, value: Any) -> None:
-        """Send what a call returned, or how it failed."""
+        """Send the result of a call, or how it failed."""
+        # The thread that reads notices that rank 0 is gone, and reports it.
         with suppress(OSError):
             self._connection.send((number, is_right, value))
 
     def close(self) -> None:
-        """Rank 0 may end from now on."""
+        """End the connection; rank 0 may end from now on."""
         self._is_closed = True
         _shut(self._connection)
 
 
 def _connection(end: socket.socket) -> Connection[Any, Any]:
+    # The limit was one for connecting: calls may be hours apart.
     end.settimeout(None)
-    # A call may be followed by another before it is answered.
+    # Otherwise the kernel may hold a small message back until the one before it is
+    # acknowledged.
     end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return Connection(end.detach())
 
 
 def _shut(connection: Connection[Any, Any]) -> None:
-    """End the wait of the thread that reads, as closing would not."""
+    """Shut the connection down; a close would not end the wait of the reader."""
     kind = (socket.AF_INET, socket.SOCK_STREAM)
     with suppress(OSError), socket.fromfd(connection.fileno(), *kind) as end:
         end.shutdown(socket.SHUT_RDWR)

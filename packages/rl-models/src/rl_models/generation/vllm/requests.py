@@ -1,4 +1,4 @@
-"""Rows to vLLM's requests, and its completions back to rows."""
+"""Conversion of rows to vLLM's requests, and of its completions to rows."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ def make_requests(
     max_new_tokens: int,
     greedy: bool,
 ) -> list[RowRequest]:
-    """Return requests of all rows.
+    """Return the requests of all rows.
 
     Greedy rows report log-probs at temperature 1 without top-k and top-p, others those
-    that they were drawn from.
+    of the distribution that they were drawn from.
     """
     from vllm import SamplingParams as VllmParams  # noqa: PLC0415
     from vllm.sampling_params import RequestOutputKind  # noqa: PLC0415
@@ -56,13 +56,18 @@ def make_requests(
         "top_p": 1.0 if greedy else params.top_p,
         "top_k": 0 if greedy else params.top_k or 0,
         "max_tokens": max_new_tokens,
+        # Of the sampled token alone. Flat lists spare the garbage collector an object
+        # per token.
         "logprobs": 0,
         "flat_logprobs": True,
-        # Ours are all that count; they contain the model's own end where it ends rows.
+        # Only the ids given here end a row; they include the model's own end token
+        # where that shall end rows.
         "ignore_eos": True,
         "stop_token_ids": list(stop_token_ids),
         "skip_special_tokens": False,
+        # The tokens of a row are trained on, so none that was sampled may be cut off.
         "include_stop_str_in_output": True,
+        # `AsyncLLM` would otherwise return every row once per token.
         "output_kind": RequestOutputKind.FINAL_ONLY,
     }
     requests = []
@@ -72,6 +77,7 @@ def make_requests(
         own = VllmParams(
             seed=None if greedy else seed % _SEEDS,
             stop=stop or None,
+            # Needed to find stop strings, and a waste of time without any.
             detokenize=bool(stop),
             **common,
         )
@@ -80,16 +86,16 @@ def make_requests(
 
 
 def make_completion(output: Any, row: int, version: int) -> Completion:
-    """Check what vLLM says about a row, and take what counts.
+    """Check vLLM's output for a row and convert it.
 
     Args:
         output: `vllm.outputs.RequestOutput`, finished.
-        row: Its row, for messages.
-        version: Of the weights, where vLLM names none.
+        row: Number of the row, for messages.
+        version: Version of the weights for tokens of which vLLM names none.
 
     Raises:
         GenerationError: The row did not end by itself, or a log-prob is missing or is
-            no number.
+            not a number.
     """
     (completion,) = output.outputs
     if completion.finish_reason not in ("stop", "length"):
@@ -101,6 +107,7 @@ def make_completion(output: Any, row: int, version: int) -> Completion:
     found = completion.logprobs
     starts = [] if found is None else list(found.start_indices)
     logprobs = [found.logprobs[start] for start in starts[: len(tokens)]]
+    # Compared with the tokens: a log-prob of another token would train silently wrong.
     named = [found.token_ids[start] for start in starts[: len(tokens)]]
     if named != tokens or not tokens:
         raise GenerationError(

@@ -1,4 +1,4 @@
-"""Weights on their way to an engine in another process: a file that lies in memory."""
+"""Weights on their way to an engine in another process: a file in shared memory."""
 
 from __future__ import annotations
 
@@ -19,11 +19,13 @@ _ALIGNMENT = 64
 
 
 class WeightFile:
-    """Writes tensors end to end into a file, which is gone when the context ends.
+    """Writes tensors one after the other into a file, removed when the context ends.
+
+    vLLM pickles the arguments of its RPCs. With a file, only a path has to travel.
 
     Args:
-        tensors: Names and values; errors that the iterator raises are passed on, and
-            leave no file behind.
+        tensors: Names and values; errors of the iterator are passed on and leave no
+            file behind.
     """
 
     def __init__(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
@@ -38,7 +40,7 @@ class WeightFile:
 
     def __enter__(self) -> WeightFile:
         folder = _MEMORY if _MEMORY.is_dir() else None
-        # Ours alone to read and write, as all files that tempfile makes.
+        # Only this user can read files that tempfile makes.
         self._file = tempfile.NamedTemporaryFile(prefix="rl-weights-", dir=folder)
         try:
             for name, tensor in self._tensors:
@@ -49,6 +51,7 @@ class WeightFile:
             raise WeightSyncError(
                 f"The weights have no room in {self._file.name}: {error}"
             ) from error
+        # `__exit__` is not called when `__enter__` raises.
         except BaseException:
             self._file.close()
             raise
@@ -58,6 +61,7 @@ class WeightFile:
         start = -(-self._file.tell() // _ALIGNMENT) * _ALIGNMENT
         self._file.seek(start)
         flat = tensor.detach().cpu().contiguous().view(-1)
+        # As bytes, because numpy has no bfloat16.
         self._file.write(flat.view(torch.uint8).numpy().data)
         dtype = str(tensor.dtype).removeprefix("torch.")
         self._entries.append((name, dtype, list(tensor.shape), start))

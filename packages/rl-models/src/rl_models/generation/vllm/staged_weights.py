@@ -1,7 +1,7 @@
-"""Weights that a rank has verified, and keeps until the whole replica takes them.
+"""Weights that a rank has verified and keeps until the whole replica loads them.
 
 ```
-leader:    receive, verify -> ask all ranks --all have them--> pause, load on all, go on
+leader:    receive, verify -> ask all ranks --all have them--> pause, load, resume
 follower:  receive, verify -> offer ......................... load --> offer() returns
                           \\-> refuse, and nobody loads
 ```
@@ -18,17 +18,19 @@ __all__ = ["StagedWeights"]
 
 
 class StagedWeights:
-    """What a rank that follows has of the update that is going on.
+    """State of the current update in a rank that follows.
 
-    Updates are told apart by their number: all ranks of a replica are asked for the
-    same ones, whatever becomes of them.
+    Updates are told apart by their number, which all ranks of a replica count alike,
+    whether an update succeeds or not.
 
     Args:
-        deadline_s: How long the leader may take once the weights are here.
+        deadline_s: How long the leader may take once the weights have arrived.
     """
 
     def __init__(self, deadline_s: float) -> None:
         self._deadline_s = deadline_s
+        # Two threads meet here: the worker's, which receives weights, and that of the
+        # engine, which the leader calls.
         self._changed = threading.Condition()
         self._number = 0
         self._file: tuple[str, Any] | None = None
@@ -37,14 +39,14 @@ class StagedWeights:
         self._dropped = (-1, "")
 
     def begin(self) -> None:
-        """Another update begins."""
+        """Begin another update."""
         with self._changed:
             self._number += 1
             self._file = self._outcome = None
             self._refusal = ""
 
     def refuse(self, problem: str) -> None:
-        """Note that the weights of this update are not right."""
+        """Record that the weights of this update are not right."""
         with self._changed:
             self._refusal = problem
 
@@ -55,10 +57,12 @@ class StagedWeights:
             file: Arguments of `WeightExtension.rl_load_file`.
 
         Raises:
-            WeightSyncError: They are not, as another rank has no weights, or these
-                cannot be loaded.
+            WeightSyncError: They are not loaded, because another rank has no weights or
+                these do not fit.
         """
         with self._changed:
+            # The leader gave the update up before it arrived here, and will not ask
+            # again.
             if self._dropped[0] == self._number:
                 raise WeightSyncError(self._dropped[1])
             self._file = file
@@ -75,11 +79,12 @@ class StagedWeights:
                 raise WeightSyncError(self._outcome)
 
     def state(self, number: int) -> str | None:
-        """Return what is wrong with the weights of an update.
+        """Return the problem with the weights of an update, or an empty string.
 
-        None: they have not all come.
+        None if they have not all arrived.
         """
         with self._changed:
+            # This rank has given up waiting for the leader and begun the next update.
             if self._number > number:
                 return f"update {number} of this rank has ended already"
             if self._number < number:
@@ -87,10 +92,10 @@ class StagedWeights:
             return self._refusal or (None if self._file is None else "")
 
     def file(self) -> tuple[str, Any]:
-        """Return what was offered.
+        """Return the offered file.
 
         Raises:
-            WeightSyncError: Nothing is.
+            WeightSyncError: Nothing is offered.
         """
         with self._changed:
             if self._file is None:
@@ -98,17 +103,19 @@ class StagedWeights:
             return self._file
 
     def loaded(self, problem: str) -> None:
-        """They were loaded, or what was wrong with them."""
+        """Record that the weights were loaded, or the problem with them."""
         self._end(problem)
 
     def drop(self, number: int, problem: str) -> None:
-        """Nobody loads the weights of an update, for this reason."""
+        """Record that no rank loads the weights of an update, and why."""
         with self._changed:
+            # Kept beside the outcome: the update may not have begun here yet.
             self._dropped = (number, problem)
             if self._number == number:
                 self._end(problem)
 
     def _end(self, problem: str) -> None:
+        # A condition's lock is reentrant: `drop` holds it already.
         with self._changed:
             self._outcome = problem
             self._changed.notify_all()

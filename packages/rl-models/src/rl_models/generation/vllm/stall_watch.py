@@ -1,12 +1,12 @@
-"""Notices that an engine which has rows to sample makes no step any more.
+"""Detect that an engine with rows to sample makes no more steps.
 
-A process can hang without standing still and without holding Python's lock: two ranks
-that wait for each other, a thread of the engine that waits for ever. What such an
-engine does not do is to end steps.
+A process can hang without being stopped and without holding Python's lock: two ranks
+that wait for each other, or a thread of the engine that waits forever. Such an engine
+completes no steps.
 
-A step that only takes long must not be taken for a hang. So the limit follows the
-slowest step that was seen, and is long until some were; and on a CPU, time in which a
-thread of the engine is at work counts for little.
+A step that merely takes long must not count as a hang. So the limit follows the slowest
+step so far, and is long until there were some; and on a CPU, time in which a thread of
+the engine is at work counts for little.
 """
 
 from __future__ import annotations
@@ -19,19 +19,20 @@ from contextlib import contextmanager
 __all__ = ["EngineProgress", "StallWatch"]
 
 _LOOK_S = 0.5
+# The first steps may compile or load something, and get the deadline of a start.
 _WARM_STEPS = 8
 _FACTOR = 5.0
-# What the first steps count for, which are slower than any like them will be.
+# Weight of the duration of the first steps, which are slower than later ones.
 _COLD_WEIGHT = 0.4
-# What an interval counts for in which a thread was at work.
+# Weight of an interval in which a thread was at work.
 _BUSY_WEIGHT = 0.1
 
 
 class EngineProgress:
-    """What an engine reports about its steps; from any thread.
+    """Progress that an engine reports about its steps; thread-safe.
 
     Args:
-        clock: Seconds since some moment.
+        clock: Returns seconds since some moment.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -47,9 +48,10 @@ class EngineProgress:
 
     @contextmanager
     def sampling(self, num_tokens: int) -> Iterator[None]:
-        """While rows are sampled whose prompts have this number of tokens."""
+        """Mark that rows are sampled whose prompts have this number of tokens."""
         with self._lock:
             if not self._num_tokens:
+                # Otherwise the rest before it would count as a part of the first step.
                 self._move()
             self._num_tokens += num_tokens
         try:
@@ -60,7 +62,7 @@ class EngineProgress:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """While the engine makes no steps on purpose, as its weights are replaced."""
+        """Mark a deliberate pause of the steps, while weights are replaced."""
         with self._lock:
             self._num_pauses += 1
         try:
@@ -71,8 +73,9 @@ class EngineProgress:
                 self._move()
 
     def step(self) -> None:
-        """Note that a step has ended."""
+        """Record that a step has ended."""
         with self._lock:
+            # The time of a step that ends in a pause includes a part of the update.
             if not self._num_pauses:
                 is_cold = self._num_steps < _WARM_STEPS
                 lasted_s = self._clock() - self._began_s
@@ -87,25 +90,25 @@ class EngineProgress:
         self._began_s = self._clock()
 
     def moves(self) -> int | None:
-        """Grows while all is well; None: no step is to be expected now."""
+        """Return a number that grows with progress; None if no step is expected now."""
         with self._lock:
             is_due = self._num_tokens and not self._num_pauses
             return self._moves if is_due else None
 
     def limit_s(self, given_s: float | None, warm_up_s: float, least_s: float) -> float:
-        """How long the next step may take.
+        """Return how long the next step may take.
 
         Args:
-            given_s: What the user says; None: what the steps so far say.
-            warm_up_s: The limit of the first few, which may compile or load something.
-            least_s: The least that the steps so far can make of it.
+            given_s: The user's limit; None: derived from the steps so far.
+            warm_up_s: Limit of the first steps, which may compile or load something.
+            least_s: Lower bound of the derived limit.
         """
         with self._lock:
             if self._num_steps < _WARM_STEPS:
                 return max(warm_up_s, given_s or 0.0)
             if given_s is not None:
                 return given_s
-            # More prompts than ever may make a longer step than ever.
+            # More prompt tokens than ever before may make a longer step than ever.
             growth = max(1.0, self._num_tokens / self._most_tokens)
             return max(least_s, _FACTOR * self._slowest_s * growth)
 
@@ -114,12 +117,12 @@ class StallWatch:
     """Watches the steps of an engine from a thread, until they stop or it is closed.
 
     Args:
-        progress: What the engine tells.
-        on_stall: Called once with what is wrong, in the thread.
+        progress: Progress of the engine.
+        on_stall: Called once with the problem, in the thread.
         limit_s: See `EngineProgress.limit_s`.
         warm_up_s: See `EngineProgress.limit_s`.
         least_s: See `EngineProgress.limit_s`.
-        is_busy: Whether the engine is seen to work, for all that it makes no step.
+        is_busy: Returns whether the engine is at work although it completes no step.
     """
 
     def __init__(
@@ -141,12 +144,13 @@ class StallWatch:
         self._moves: int | None = None
         self._stalled_s = 0.0
         self._closed = threading.Event()
+        # A daemon: a watch that was not closed must not keep the process alive.
         self._thread = threading.Thread(
             target=self._run, name="stall-watch", daemon=True
         )
 
     def start(self) -> None:
-        """Begin to look, in a thread."""
+        """Begin to watch, in a thread."""
         self._thread.start()
 
     def close(self) -> None:
@@ -158,13 +162,14 @@ class StallWatch:
         last_s = time.monotonic()
         while not self._closed.wait(_LOOK_S):
             now_s = time.monotonic()
-            # Longer if this process had no turn or was stopped, and so the engine.
+            # More time than that has passed only if this process got no turn or was
+            # stopped, and then so was the engine.
             if self.look(min(now_s - last_s, 2.0 * _LOOK_S)):
                 return
             last_s = now_s
 
     def look(self, passed_s: float) -> bool:
-        """Look at the steps after some time has passed; whether they have stopped."""
+        """Look at the steps after some time; return whether they have stopped."""
         moves = self._progress.moves()
         if moves is None or moves != self._moves:
             self._moves, self._stalled_s = moves, 0.0

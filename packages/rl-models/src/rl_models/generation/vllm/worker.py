@@ -1,4 +1,4 @@
-"""The process of a replica with a vLLM engine; its module chooses its environment."""
+"""The worker of a replica with a vLLM engine; its module selects its environment."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from rl_models.weight_request import LoadReport, WeightRequest
 
 __all__ = ["VllmGenerationWorker"]
 
+# No step of a CPU may count as a hang before this, however short the steps so far.
 _STALL_CPU_S = 6.0
 # A GPU's kernels may be compiled for a new shape during a run.
 _STALL_GPU_S = 60.0
@@ -29,8 +30,8 @@ _STALL_GPU_S = 60.0
 class VllmGenerationWorker(GenerationWorker):
     """A `GenerationWorker` that ends with its engine, so that both are replaced.
 
-    An engine with processes of its own (`AsyncLLM`) is lost when one of these is, and
-    any engine when it stalls; whoever waits for this worker learns of its end at once.
+    An engine with processes of its own (`AsyncLLM`) is lost when one of them is, and
+    any engine when it stalls. Ending the worker lets its callers know at once.
     """
 
     _watch: ProcessWatch | None = None
@@ -57,7 +58,8 @@ class VllmGenerationWorker(GenerationWorker):
             limit_s=settings.vllm.stall_limit_s,
             warm_up_s=settings.start_deadline_s,
             least_s=_STALL_GPU_S if on_gpu else _STALL_CPU_S,
-            # A process that waits for a GPU is at work too, whether or not the GPU is.
+            # A process that waits for a GPU spins, so its threads look busy in a hang
+            # too.
             is_busy=lambda: not on_gpu and any(map(has_busy_thread, watched)),
         )
         self._stall_watch.start()
@@ -70,12 +72,14 @@ class VllmGenerationWorker(GenerationWorker):
         sampling: SamplingParams | None = None,
         first_row: int = 0,
     ) -> BatchedDataDict[GenerationOutputSpec] | int | None:
-        """See `GenerationWorker.generate`; None where another has all there is."""
+        """See `GenerationWorker.generate`; None on ranks that only follow."""
         if self._backend.engine.follows:
             return None
         try:
             return super().generate(data, greedy, sampling, first_row)
         except Exception:
+            # A lost engine fails calls before the watch notices. Ending the process
+            # here has the rows sampled elsewhere instead of raising at the caller.
             self._check_engine()
             raise
 
@@ -83,6 +87,7 @@ class VllmGenerationWorker(GenerationWorker):
         self, source: TensorLink | Sequence[Any], request: WeightRequest
     ) -> LoadReport:
         """See `GenerationWorker.load_weights`."""
+        # Even if no weights arrive: the ranks of a replica must count alike.
         self._backend.engine.begin_update()
         report = super().load_weights(source, request)
         if report.problem:
@@ -90,7 +95,7 @@ class VllmGenerationWorker(GenerationWorker):
         return report
 
     def _check_engine(self) -> None:
-        """Nobody should take for a failed call what is a lost engine."""
+        """End the process if its engine is lost, so that the call is not to blame."""
         if self._watch is not None:
             self._watch.check()
 
@@ -98,6 +103,7 @@ class VllmGenerationWorker(GenerationWorker):
         """See `GenerationWorker.shutdown`."""
         watches = (self._watch, self._stall_watch)
         self._watch = self._stall_watch = None
+        # Before the engine ends, which they would report as a loss.
         for watch in watches:
             if watch is not None:
                 watch.close()
@@ -106,7 +112,7 @@ class VllmGenerationWorker(GenerationWorker):
 
 def _end_stalled(processes: Sequence[int], problem: str) -> None:
     for number in processes:
-        # It would not notice that nobody is left to hear of its steps.
+        # A hung process would not notice that its parent is gone.
         with suppress(ProcessLookupError):
             os.kill(number, signal.SIGKILL)
     end_process(problem)

@@ -91,7 +91,7 @@ class DTensorTrainingBackend(Traits):
 
     @staticmethod
     def check_config(config: PolicyConfig) -> None:
-        """Check optimizer and schedule, by making them for one number, and compiler.
+        """Check the compiler, and build optimizer and schedule for a single number.
 
         Raises:
             ConfigError: A class or an argument of it does not exist or does not fit.
@@ -101,6 +101,8 @@ class DTensorTrainingBackend(Traits):
         _check_compiler(config.dtensor.compile)
         if config.parallelism.tensor > 1:
             check_elementwise(config.optimizer)
+        # torch checks arguments only when it makes the object, and a wrong one should
+        # fail before workers are started and a model is loaded.
         number = {"number": torch.nn.Parameter(torch.zeros(1))}
         optimizer = build_optimizer(config.optimizer, number, torch.device("cpu"))
         build_scheduler(config.scheduler, optimizer)
@@ -113,7 +115,7 @@ class DTensorTrainingBackend(Traits):
         weights_path: str | Path | None = None,
         optimizer_path: str | Path | None = None,
     ) -> None:
-        """Load and shards the model; see `TrainingBackend.setup`."""
+        """Load and shard the model; see `TrainingBackend.setup`."""
         self.config = PolicyConfig.from_dict(config)
         self._skipped = SkippedSteps(self.config.max_skipped_steps)
         self.ranks = Ranks.from_environment()
@@ -122,16 +124,19 @@ class DTensorTrainingBackend(Traits):
             torch.set_num_threads(self.config.num_threads)
         join_process_group(self.ranks, self.config.dtensor.deadline_s)
         self._layout = Layout(self.ranks, self.config)
-        # Ranks that share a layer draw the same numbers: they hold the same tokens.
+        # Ranks that share a layer have the same tokens, so dropout must draw the same
+        # numbers there.
         torch.manual_seed(self.config.seed + self._layout.random_rank)
         model, weights = load_model(self.config, self._layout)
-        # A model with its adapters off is the reference, unless it starts from others.
+        # A model with its adapters off is the reference for free, unless the policy
+        # starts from other weights than the reference.
         self._base_is_reference = (
             init_reference_model
             and self.config.lora is not None
             and weights_path is None
         )
         if init_reference_model and not self._base_is_reference:
+            # Copied before `RankModel` cuts and shards the model in place.
             frozen = copy.deepcopy(model)
             self._reference = RankModel(
                 frozen, weights, self.config, self._layout, trainable=False
@@ -142,6 +147,7 @@ class DTensorTrainingBackend(Traits):
             self.config.optimizer, self.model.trained, self.ranks.device
         )
         self._scheduler = build_scheduler(self.config.scheduler, self._optimizer)
+        # Last, so that the reference keeps the weights that the policy was made of.
         if weights_path is not None or optimizer_path is not None:
             self.load_checkpoint(weights_path, optimizer_path)
 
@@ -154,7 +160,7 @@ class DTensorTrainingBackend(Traits):
         global_batch_size: int,
         micro_batch_size: int,
     ) -> dict[str, Any]:
-        """Trains on this rank's shard; see `TrainingBackend.train_step`.
+        """Train on this rank's shard; see `TrainingBackend.train_step`.
 
         Returns:
             `loss`, `grad_norm` and `lr` per global batch (the same on all ranks) and
@@ -164,13 +170,14 @@ class DTensorTrainingBackend(Traits):
         losses, norms, rates = [], [], []
         metrics: dict[str, list[Any]] = {}
         for batch in global_batches(data, global_batch_size // self._layout.data_size):
+            # Before the update, whose schedule sets the rate of the next step.
             rates.append(float(self._optimizer.param_groups[0]["lr"]))
             loss = self._accumulate(
                 batch, loss_fn, micro_batch_size, eval_mode, metrics
             )
             losses.append(loss)
             norms.append(0.0 if eval_mode else self._update(metrics))
-        # Whoever works next on this device has the room of the gradients.
+        # Frees the memory of the gradients for other work on this device.
         self._optimizer.zero_grad(set_to_none=True)
         return {
             "loss": torch.tensor(losses, dtype=torch.float32),
@@ -191,12 +198,13 @@ class DTensorTrainingBackend(Traits):
         eval_mode: bool,
         metrics: dict[str, list[Any]],
     ) -> float:
-        """Forward and backward over one global batch; gives its loss over all ranks."""
-        # Not only after the step: one that raised must leave nothing to the next one.
+        """Accumulate gradients of a global batch; return its loss over all ranks."""
+        # Not only after the step: one that raised must leave no gradients behind.
         self._optimizer.zero_grad(set_to_none=True)
         valid_seqs, valid_toks = self._global_counts(batch)
         lengths = row_lengths(batch)
         micro_batches = list(micro_batch_rows(batch, lengths, micro_batch_size))
+        # In float64, so that the sizes of micro-batches hardly change the sum.
         total = torch.zeros((), dtype=torch.float64)
         found: dict[str, list[Any]] = {}
         columns = batch["input_ids"].shape[1]
@@ -210,10 +218,12 @@ class DTensorTrainingBackend(Traits):
                 part = on_device(part, self.ranks.device)
                 loss, values = loss_fn(part, valid_seqs, valid_toks, **inputs)
                 if self.model.router_loss is not None and not eval_mode:
+                    # A batch without a trained token must not divide by 0.
                     share = _num_tokens(part) / valid_toks.clamp(min=1.0)
                     balance = self.model.router_loss.take(share)
                     values = {**values, "router_loss": balance.detach()}
                     loss = loss + balance
+            # Detached: with its graph, the loss would keep all activations alive.
             total.add_(loss.detach().cpu().double())
             for name, value in values.items():
                 found.setdefault(name, []).append(plain_metric(value))
@@ -231,6 +241,10 @@ class DTensorTrainingBackend(Traits):
         return float(self._layout.sum_over_data(total.to(self.ranks.device)).item())
 
     def _global_counts(self, batch: Any) -> tuple[Tensor, Tensor]:
+        # Needed before the first pass: each micro-batch divides its loss by the counts
+        # of the whole batch, so that gradients can simply be added, however rows are
+        # cut.
+        # Added up in float64: float32 counts exactly to 16.7 million only.
         num_rows = batch["sample_mask"].double().sum()
         counts = torch.stack([num_rows, _num_tokens(batch)]).to(self.ranks.device)
         counts = self._layout.sum_over_data(counts).float()
@@ -258,15 +272,17 @@ class DTensorTrainingBackend(Traits):
         return {"next_token_logprobs": logprobs}
 
     def _update(self, metrics: dict[str, list[Any]]) -> float:
-        """Clips and steps; a gradient that is inf or nan changes nothing."""
+        """Clip and step; a gradient that is inf or nan changes nothing."""
         parameters = self.model.parameters
         norm = gradient_norm(parameters, self.ranks, self.model.num_holders)
+        # The norm is one over all ranks, so all of them skip the step or none does.
         is_finite = self._skipped.is_finite(norm)
         if is_finite:
             clip_gradients(parameters, norm, self.config.max_grad_norm)
             self._optimizer.step()
             if self._scheduler is not None:
                 self._scheduler.step()
+        # Metrics of all ranks are put together, and a skipped step is one step.
         if self.ranks.is_first:
             metrics.setdefault("skipped_steps", []).append(float(not is_finite))
         return norm
@@ -304,6 +320,7 @@ class DTensorTrainingBackend(Traits):
             )
             width = part["input_ids"].shape[1]
             logprobs[rows.start : rows.stop, 1:width] = result.cpu()
+        # Forward passes without a backward pass leave FSDP's weights gathered.
         model.free_gathered()
         return model.from_last_stage(logprobs)
 
@@ -343,6 +360,7 @@ class DTensorTrainingBackend(Traits):
     ) -> None:
         """Write this rank's part; see `PolicyInterface.save_checkpoint`."""
         whole = {}
+        # All ranks iterate, because gathering a tensor takes all of them; one keeps it.
         for name, value in self.model.full_tensors():
             if self.ranks.is_first:
                 whole[name] = value
@@ -358,6 +376,7 @@ class DTensorTrainingBackend(Traits):
             save_training_state(
                 Path(optimizer_path), self.model, self._optimizer, self._scheduler
             )
+        # No rank may report the checkpoint before all files are written.
         self.ranks.barrier()
 
     def _save_adapters(self, folder: Path) -> None:
@@ -386,7 +405,7 @@ class DTensorTrainingBackend(Traits):
             load_weights_into(self.model, self.config, weights_path)
 
     def weight_specs(self) -> dict[str, Tensor]:
-        """Return what `export_weights` gives, as tensors without data."""
+        """Return the tensors of `export_weights`, without data."""
         return self.model.whole_shapes()
 
     def export_weights(self, precision: str) -> Iterator[tuple[str, Tensor]]:
@@ -395,13 +414,15 @@ class DTensorTrainingBackend(Traits):
             yield name, self._as_computed(value, precision)
 
     def _as_computed(self, value: Tensor, precision: str) -> Tensor:
-        """Return a tensor as the model computes with it, where it is sent exactly."""
+        """Return a tensor in the precision that the model computes with."""
+        # A generator in float32 would otherwise sample with bits that a trainer in
+        # bfloat16 rounds away in its own forward pass.
         own = self.config.precision
         rounds = own not in ("float32", precision) and value.is_floating_point()
         return value.to(DTYPES[own]) if rounds else value
 
     def adapter_specs(self, *, with_base: bool) -> dict[str, Tensor]:
-        """Return what `export_adapters` gives, as tensors without data."""
+        """Return the tensors of `export_adapters`, without data."""
         shapes = self.model.part_shapes(trained=not with_base)
         return {sent_name(name): shape for name, shape in shapes.items()}
 
@@ -414,19 +435,20 @@ class DTensorTrainingBackend(Traits):
 
     @property
     def frees_memory(self) -> bool:
-        """Whether torch caches freed memory; a CPU's goes back at once."""
+        """Whether torch caches freed memory; on a CPU it is returned at once."""
         return self.ranks.device.type == "cuda"
 
     def prepare_for_training(self) -> None:
-        """Do nothing: a step takes the memory that it needs."""
+        """Do nothing: a step allocates the memory that it needs."""
 
     def finish_training(self) -> None:
-        """Give the memory that torch has cached back to the GPU."""
+        """Return the memory that torch has cached to the GPU."""
         if self.frees_memory:
             torch.cuda.empty_cache()
 
     def shutdown(self) -> None:
-        """Leaves the process group."""
+        """Leave the process group."""
+        # First, because their groups hold connections of the process group.
         forget_groups()
         leave_process_group()
 
@@ -442,6 +464,7 @@ def _check_compiler(name: str | None) -> None:
 
 def _num_tokens(batch: Any) -> Tensor:
     """Return the number of trained tokens, by the weights of their rows."""
+    # The first token of a row has no log-prob, whatever the mask says.
     tokens = batch["token_mask"][:, 1:].double().sum(1)
     count: Tensor = (tokens * batch["sample_mask"].double()).sum()
     return count

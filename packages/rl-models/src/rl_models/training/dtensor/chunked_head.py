@@ -1,9 +1,9 @@
 """Log-probs from hidden states, without the logits of all positions at once.
 
 Logits are computed for some positions at a time, forward and again backward, so that
-of [N, V] numbers only a few rows exist. The gradient of the head's weight is added up
-in one buffer. This costs one more product with the weight; where the logits are small
-they are kept (`logit_chunks`).
+only a few rows of [N, V] exist at once. The gradient of the head's weight is added up
+in one buffer. This costs one more product with the weight; small logits are kept
+instead (`logit_chunks`).
 
 Letters in shapes: N positions, n positions of a chunk, H hidden size, V vocabulary
 (this rank's part of it where ranks share it).
@@ -31,28 +31,31 @@ __all__ = ["ChunkedHead"]
 _log = get_logger(__name__)
 
 _NUM_CHECKED = 2
+# Relative to the largest logit. The same products differ by rounding alone; a factor or
+# an activation that is not known here makes far more of a difference.
 _TOLERANCE = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
 class _Head:
-    """How logits are made of hidden states, and log-probs of logits."""
+    """Settings of the head: from hidden states to logits, and on to log-probs."""
 
     scale: float
-    """Logits are multiplied with it."""
+    """Factor of the logits."""
     cap: float | None
-    """Logits are bent to stay within it."""
+    """Soft limit of the logits, by tanh."""
     chunk_size: int
     dtype: torch.dtype
-    """Of the products."""
+    """Data type of the products."""
     ranks: TensorRanks | None
-    """Those that share the vocabulary."""
+    """Ranks that share the vocabulary."""
 
     def logits(self, hidden_n_H: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """[n, V], as the model computes them."""
         logits = linear(hidden_n_H.to(self.dtype), weight, bias)
         if self.cap is None:
             return logits
+        # In place, as nothing else holds them: a chunk is the largest tensor here.
         return logits.div_(self.cap).tanh_().mul_(self.cap)
 
     def scaled(self, logits: Tensor) -> Tensor:
@@ -70,6 +73,8 @@ class _Head:
         if self.ranks is None:
             return targets, torch.ones_like(targets, dtype=torch.bool)
         own = targets - self.ranks.rank * size
+        # Clamped, so that `gather` finds a number for foreign tokens too; it is masked
+        # then.
         return own.clamp(0, size - 1), (own >= 0) & (own < size)
 
 
@@ -85,15 +90,22 @@ class _ChunkedLogprobs(torch.autograd.Function):
     ) -> Tensor:
         at, is_own = head.own(targets, weight.shape[0])
         largest, total, chosen = hidden.new_empty(3, len(hidden), dtype=torch.float32)
+        # Cast once, and not for each chunk as autocast would.
         used, used_bias = _cast(weight, head.dtype), _cast(bias, head.dtype)
         for rows in head.chunks(len(hidden)):
             scaled = head.scaled(head.logits(hidden[rows], used, used_bias))
             chosen[rows] = scaled.gather(-1, at[rows, None]).squeeze(-1) * is_own[rows]
+            # The log of the sum of exponentials in two steps, because its parts are
+            # combined over ranks below; without the largest number, `exp` would
+            # overflow.
             largest[rows] = scaled.amax(dim=-1)
+            # Destroys the logits, which were read above.
             total[rows] = scaled.sub_(largest[rows, None]).exp_().sum(dim=-1)
         if head.ranks is not None:
             of_all = largest.clone()
             dist.all_reduce(of_all, dist.ReduceOp.MAX, group=head.ranks.group)
+            # One collective for both. Only the rank with the token has a number in
+            # `chosen`.
             sums = torch.stack([total * (largest - of_all).exp(), chosen])
             largest, (total, chosen) = of_all, head.ranks.total(sums)
         log_sum = largest + total.log()
@@ -109,13 +121,13 @@ class _ChunkedLogprobs(torch.autograd.Function):
         used, used_bias = _cast(weight, head.dtype), _cast(bias, head.dtype)
         needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         of_hidden = torch.empty_like(hidden) if needs_hidden else None
-        # Sums over many chunks would lose more in half precision than one product does.
+        # Summing many chunks in half precision would lose more than one product does.
         of_weight = _zeros(weight) if needs_weight else None
         of_bias = _zeros(bias) if needs_bias else None
         factor = grads[0] * head.scale
         for rows in head.chunks(len(hidden)):
             logits = head.logits(hidden[rows], used, used_bias)
-            # What a bent logit changes by.
+            # The derivative of the cap. Before `scaled`, which changes logits in place.
             slope = None if head.cap is None else 1 - (logits.float() / head.cap) ** 2
             weights = factor[rows, None]
             gradient = head.scaled(logits).sub_(log_sum[rows, None]).exp_()
@@ -128,6 +140,8 @@ class _ChunkedLogprobs(torch.autograd.Function):
                 of_hidden[rows] = gradient @ used
             if of_weight is not None:
                 states = hidden[rows].to(head.dtype)
+                # `addmm_` needs equal data types; it saves a matrix of the weight's
+                # size.
                 if head.dtype == torch.float32:
                     of_weight.addmm_(gradient.T, states)
                 else:
@@ -152,7 +166,7 @@ def _zeros(tensor: Tensor) -> Tensor:
 
 
 class _Given(nn.Module):
-    """Stands in for a decoder that has computed some hidden states."""
+    """Replaces a decoder by hidden states that it has computed before."""
 
     def __init__(self, hidden: Tensor) -> None:
         super().__init__()
@@ -163,13 +177,13 @@ class _Given(nn.Module):
 
 
 class ChunkedHead:
-    """The head of a causal LM, asked for log-probs.
+    """The head of a causal LM, for log-probs.
 
     Args:
-        ranks: Those that share the vocabulary; None: this rank has all of it.
+        ranks: Ranks that share the vocabulary; None: this rank has all of it.
         name: The model's name, for messages.
-        asked: Whether chunks were asked for. Else a head that cannot be computed in
-            chunks computes all logits at once.
+        asked: Whether the config asks for chunks. Otherwise a head that cannot be
+            computed in chunks computes all logits at once.
     """
 
     def __init__(self, ranks: TensorRanks | None, name: str, *, asked: bool) -> None:
@@ -219,6 +233,8 @@ class ChunkedHead:
             dtype=computes_in,
             ranks=self._ranks,
         )
+        # Once per model: the class of a model says nothing about what its forward pass
+        # does to the logits.
         if self._is_known is None and len(hidden):
             self._is_known = self._knows(model, hidden.detach()[:_NUM_CHECKED], head)
         if self._is_known is False:
@@ -227,15 +243,18 @@ class ChunkedHead:
                 return vocabulary_logprobs(logits, targets, temperature, self._ranks)
             return token_logprobs(logits, targets, temperature)
         if self._ranks is not None:
+            # The gradient of each rank is that of its part of the vocabulary.
             hidden = self._ranks.copy(hidden)
         apply: Any = _ChunkedLogprobs.apply
+        # The function casts by itself, also in its backward pass, which autocast of the
+        # forward pass would not reach.
         with torch.autocast(device, enabled=False):
             found = apply(hidden, layer.weight, layer.bias, targets, head)
         return cast(Tensor, found)
 
     @torch.no_grad()
     def _knows(self, model: Any, hidden: Tensor, head: _Head) -> bool:
-        """Whether the logits of a few states are those that the model computes."""
+        """Return whether logits of a few states equal those of the model."""
         expected = _logits_of(model, hidden).float()
         layer = model.get_output_embeddings()
         weight, bias = _cast(layer.weight, head.dtype), _cast(layer.bias, head.dtype)
@@ -257,12 +276,13 @@ class ChunkedHead:
 
 
 def _logits_of(model: Any, hidden: Tensor) -> Tensor:
-    """[N, V] logits that a model computes of its last hidden states [N, H]."""
+    """Return the [N, V] logits that a model computes from its last states [N, H]."""
     prefix = model.base_model_prefix
     base = model._modules[prefix]
     model._modules[prefix] = _Given(hidden[None])
     try:
         ids = torch.zeros(1, len(hidden), dtype=torch.int64, device=hidden.device)
+        # No call of the model, which would run FSDP's hooks within a forward pass.
         output = type(model).forward(model, input_ids=ids, use_cache=False)
     finally:
         model._modules[prefix] = base

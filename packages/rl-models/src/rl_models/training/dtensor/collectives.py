@@ -1,4 +1,4 @@
-"""Collectives between ranks that share a model, which autograd can go through.
+"""Differentiable collectives between ranks that share a model.
 
 Between ranks that share a layer, a hidden state is *whole* (every rank has all tokens),
 *split* (every rank has its part of the tokens), or *partial* (the ranks' sum is the
@@ -36,7 +36,10 @@ class RankGroup:
         return _apply(_Sum, partial, self)
 
     def join(self, part: Tensor, dim: int) -> Tensor:
-        """Put the parts of all ranks end to end, for what every rank computes alike."""
+        """Concatenate the parts of all ranks, which then compute alike with the whole.
+
+        The gradient of each rank is therefore its part of the whole one.
+        """
         return _apply(_JoinParts, part, self, dim)
 
     def exchange(
@@ -45,12 +48,12 @@ class RankGroup:
         sent: list[int] | None = None,
         received: list[int] | None = None,
     ) -> Tensor:
-        """Give each rank its rows, and take those that the ranks have for this one.
+        """Send each rank its rows, and receive the rows for this one.
 
         Args:
             for_ranks: Rows for the first rank, then those for the next one.
-            sent: Rows for each rank; None: as many for each.
-            received: Rows from each rank; None: as many from each.
+            sent: Number of rows for each rank; None: the same number for each.
+            received: Number of rows from each rank; None: the same number from each.
         """
         return _apply(_Exchange, for_ranks, self, sent, received)
 
@@ -61,6 +64,7 @@ class RankGroup:
         received: list[int] | None = None,
     ) -> Tensor:
         """Do as `exchange` does, without a gradient."""
+        # torch's collectives take dense memory only.
         for_ranks = for_ranks.contiguous()
         shape = for_ranks.shape if received is None else (
             sum(received), *for_ranks.shape[1:]
@@ -78,6 +82,8 @@ class RankGroup:
 
     def total(self, partial: Tensor) -> Tensor:
         """Return the sum over the ranks; `partial` is left as it is."""
+        # A copy, because all_reduce writes to its argument, which autograd may still
+        # need.
         total = partial.clone(memory_format=torch.contiguous_format)
         dist.all_reduce(total, group=self.group)
         return total
@@ -95,7 +101,7 @@ class TensorRanks(RankGroup):
         super().__init__(group)
         self.splits_tokens = splits_tokens
         self.num_tokens = 0
-        """T of the forward pass that goes on, which split parts do not tell."""
+        """T of the current forward pass, which split parts do not show."""
 
     def into_shared(self, hidden: Tensor) -> Tensor:
         """Make a hidden state whole for a part of the layer that the ranks share.
@@ -127,7 +133,8 @@ class TensorRanks(RankGroup):
         return _apply(_Join, split, self)
 
     def part_of(self, whole: Tensor) -> Tensor:
-        """Return this rank's tokens [B, ceil(T / R), ...], filled up with zeros."""
+        """Return this rank's tokens [B, ceil(T / R), ...], padded with zeros."""
+        # Equal parts, because the collectives take equal sizes only; any T will do.
         per_rank = -(-self.num_tokens // self.size)
         first = min(self.num_tokens, self.rank * per_rank)
         last = min(self.num_tokens, first + per_rank)
@@ -195,6 +202,7 @@ class _Gather(torch.autograd.Function):
 
 
 class _ReduceScatter(torch.autograd.Function):
+    # Each rank's partial tensor has a share in every part, so its gradient is whole.
     @staticmethod
     def forward(ctx: Any, partial: Tensor, ranks: TensorRanks) -> Tensor:
         ctx.ranks = ranks
@@ -217,7 +225,7 @@ class _Split(torch.autograd.Function):
 
 
 class _Join(torch.autograd.Function):
-    """Split to whole; the gradient is the same on every rank, which keeps its part."""
+    """Split to whole; every rank has the same gradient and keeps its part of it."""
 
     @staticmethod
     def forward(ctx: Any, part: Tensor, ranks: TensorRanks) -> Tensor:
@@ -230,6 +238,8 @@ class _Join(torch.autograd.Function):
 
 
 class _JoinParts(torch.autograd.Function):
+    # All ranks compute the same with the whole, so adding their gradients up would
+    # count each of them once per rank.
     @staticmethod
     def forward(ctx: Any, part: Tensor, ranks: RankGroup, dim: int) -> Tensor:
         ctx.ranks, ctx.dim = ranks, dim
@@ -241,7 +251,7 @@ class _JoinParts(torch.autograd.Function):
 
 
 class _Exchange(torch.autograd.Function):
-    """What was sent comes back as its gradient."""
+    """An all-to-all; gradients take the way back."""
 
     @staticmethod
     def forward(
@@ -272,9 +282,11 @@ class _VocabularyLogprobs(torch.autograd.Function):
         is_own = (own >= 0) & (own < logits.shape[-1])
         own = own.clamp(0, logits.shape[-1] - 1)
         largest = scaled.amax(dim=-1)
+        # All ranks must subtract the same number, for their sums to be added up.
         dist.all_reduce(largest, dist.ReduceOp.MAX, group=ranks.group)
         chosen = scaled.gather(-1, own[:, None]).squeeze(-1) * is_own
         total = (scaled - largest[:, None]).exp_().sum(dim=-1)
+        # One collective for both sums.
         sums = torch.stack([total, chosen])
         dist.all_reduce(sums, group=ranks.group)
         log_sum = largest + sums[0].log()

@@ -5,9 +5,9 @@ tokens of this rank -> [q k v of all tokens, for this rank's heads] -> attention
                     -> [tokens of this rank, all heads] -> tokens of this rank
 ```
 Each rank has a contiguous part of the tokens, except within attention, where it has all
-tokens and a part of the heads: one all-to-all takes the one to the other, another one
-back (Ulysses). So any attention that transformers has works as it is, with its causal,
-sliding, soft-capped or packed form, and every rank has the same work. Weights are
+tokens and a part of the heads: one all-to-all converts between the two, another one
+converts back (Ulysses). So any attention of transformers works as it is, be it causal,
+sliding, soft-capped or packed, and all ranks have the same amount of work. Weights are
 sharded over these ranks as over data-parallel ones, and gradients added up over them.
 
 Letters in shapes: B rows, T tokens, R ranks, H heads, D head size.
@@ -43,7 +43,7 @@ __all__ = ["ContextTokens", "check_context_layer", "share_attention"]
 
 @dataclass(frozen=True, slots=True)
 class ContextTokens:
-    """Rows whose tokens are shared, as attention is told of them."""
+    """Rows whose tokens are shared, as described to attention."""
 
     ranks: RankGroup
     num_tokens: int
@@ -51,7 +51,7 @@ class ContextTokens:
 
     @property
     def per_rank(self) -> int:
-        """Tokens of each rank, of which the last ones may be filled up."""
+        """Number of tokens per rank, including padding at the end."""
         return -(-self.num_tokens // self.ranks.size)
 
     @property
@@ -60,7 +60,8 @@ class ContextTokens:
         return self.per_rank * self.ranks.rank
 
     def part_of(self, whole: Tensor) -> Tensor:
-        """[B, T, ...] -> [B, per_rank, ...], filled up with zeros."""
+        """[B, T, ...] -> [B, per_rank, ...], padded with zeros."""
+        # Equal parts on all ranks, as the all-to-all needs them; T may be any number.
         part = whole[:, self.first : self.first + self.per_rank]
         missing = self.per_rank - part.shape[1]
         if not missing:
@@ -71,7 +72,7 @@ class ContextTokens:
     def inputs(
         self, input_ids: Tensor, position_ids: Tensor | None = None
     ) -> dict[str, Any]:
-        """Return what the model is told of this rank's part of rows [B, T].
+        """Return the model's arguments for this rank's part of rows [B, T].
 
         Args:
             input_ids: [B, T], whole.
@@ -80,7 +81,8 @@ class ContextTokens:
         told: dict[str, Any] = {"context": self}
         if position_ids is None:
             position_ids = torch.arange(self.num_tokens, device=input_ids.device)[None]
-            # By its length masks are made for all tokens.
+            # Whole, because transformers derives the size of masks from it, and
+            # attention sees all tokens.
             told["attention_mask"] = torch.ones_like(input_ids)
         told["input_ids"] = self.part_of(input_ids)
         told["position_ids"] = self.part_of(position_ids)
@@ -100,6 +102,7 @@ class ContextTokens:
         by_rank = [_by_rank(x, size) for x in repeated]
         counts = [x.shape[2] for x in by_rank]
         # Received as [R, B, heads, per_rank, D], the parts of the tokens outermost.
+        # One exchange for queries, keys and values: small messages cost mostly latency.
         received = self.ranks.exchange(torch.cat(by_rank, dim=2))
         whole = received.movedim(0, 2).flatten(2, 3)[:, :, : self.num_tokens]
         return list(torch.split(whole, counts, dim=1))
@@ -107,6 +110,7 @@ class ContextTokens:
     def all_heads(self, part_B_T_H_D: Tensor) -> Tensor:
         """[B, T, H / R, D] -> [B, per_rank, H, D]."""
         size = self.ranks.size
+        # Padding was cut off for attention, and the parts must be of equal size again.
         missing = size * self.per_rank - self.num_tokens
         filled = nn.functional.pad(part_B_T_H_D, (0, 0, 0, 0, 0, missing))
         # Received as [R, B, per_rank, heads, D], the parts of the heads outermost.
@@ -120,27 +124,30 @@ def _by_rank(x: Tensor, size: int) -> Tensor:
 
 
 def _for_each_rank(part_B_H_T_D: Tensor, num_heads: int, size: int) -> Tensor:
-    """Repeat key-value heads that are too few to deal out."""
+    """Repeat key-value heads if there are too few for each rank to get some."""
     own = part_B_H_T_D.shape[1]
     if own % size == 0:
         return part_B_H_T_D
+    # The fewest copies that the ranks divide; one per attention head if that is not a
+    # number by which heads group evenly.
     times = math.lcm(own, size) // own
     per_head = num_heads // own
     return part_B_H_T_D.repeat_interleave(per_head if per_head % times else times, 1)
 
 
 def share_attention(model: Any, layout_name: str, size: int) -> None:
-    """Let attention of a model take the argument `context`, a `ContextTokens`.
+    """Make a model's attention accept the argument `context`, a `ContextTokens`.
 
     Args:
         model: A Hugging Face causal LM, or a model with a scalar head.
         layout_name: The model's name, for messages.
-        size: Ranks that are to share the tokens.
+        size: Number of ranks that share the tokens.
 
     Raises:
         UnsupportedModelError: Attention of the model is out of reach, or something else
             in it mixes tokens.
     """
+    # Whatever mixes tokens outside attention would silently see this rank's part only.
     config = model.config
     mixers = set(getattr(config, "layer_types", None) or []) - {
         "full_attention",
@@ -164,7 +171,7 @@ def share_attention(model: Any, layout_name: str, size: int) -> None:
 
 
 def _registered(inner: str) -> str:
-    """Name an implementation whose tokens may be shared, over one that has them all."""
+    """Register a shared form of an attention implementation and return its name."""
     name = f"rl_context_{inner}"
     AttentionInterface.register(name, _shared_attention(inner))
     AttentionMaskInterface.register(name, _whole_mask(inner))
@@ -181,12 +188,13 @@ def _shared_attention(inner: str) -> Callable[..., Any]:
         context: ContextTokens | None = None,
         **kwargs: Any,
     ) -> Any:
-        # "eager" is no entry of the table: each file of transformers has its own.
+        # "eager" has no entry in the table: each model file of transformers has its
+        # own.
         home: Any = inspect.getmodule(type(module))
         own = getattr(home, "eager_attention_forward", None)
         attention: Any = own if inner == "eager" else ALL_ATTENTION_FUNCTIONS[inner]
-        # They are those of this rank's tokens, of which flash attention would conclude
-        # where packed rows begin.
+        # These are the positions of this rank's tokens, and flash attention would infer
+        # borders of packed rows from them.
         kwargs.pop("position_ids", None)
         if context is None:
             with _told(module, inner, None):
@@ -201,13 +209,14 @@ def _shared_attention(inner: str) -> Callable[..., Any]:
 
 @contextmanager
 def _told(module: Any, inner: str, heads_per_key: int | None) -> Iterator[None]:
-    """Tell a layer what attention looks up there while it is computed.
+    """Set the attributes of a layer that attention reads while it is computed.
 
     Args:
         module: The layer.
         inner: Name of the implementation.
-        heads_per_key: Heads that share a key, which repeated keys change; None: as is.
+        heads_per_key: Number of heads per key, which repeated keys change; None: as is.
     """
+    # Restored afterwards: the config is that of the whole model, and is saved with it.
     groups = getattr(module, "num_key_value_groups", None)
     name = module.config._attn_implementation
     module.config._attn_implementation = inner
@@ -225,7 +234,8 @@ def _whole_mask(inner: str) -> Callable[..., Any]:
     make = ALL_MASK_ATTENTION_FUNCTIONS[inner]
 
     def make_whole(*, q_length: int, kv_length: int, **kwargs: Any) -> Any:
-        # The model sees a part of the tokens, and a padding mask of all of them.
+        # The model sees a part of the tokens but a padding mask of all of them, so
+        # `q_length` is too short.
         return make(q_length=kv_length, kv_length=kv_length, **kwargs)
 
     return make_whole
@@ -234,13 +244,13 @@ def _whole_mask(inner: str) -> Callable[..., Any]:
 def check_context_layer(
     base: Any, layer: nn.Module, ranks: RankGroup, device: torch.device, name: str
 ) -> None:
-    """Compare a layer whose tokens are shared with what it computes of all of them.
+    """Compare a layer that shares its tokens with the same layer on all tokens.
 
     Args:
-        base: The decoder, of which attention is shared.
+        base: The decoder, whose attention is shared.
         layer: Its first layer, whole.
-        ranks: Those that share the tokens.
-        device: Where they compute.
+        ranks: Ranks that share the tokens.
+        device: Device of the computation.
         name: The model's name, for the message.
 
     Raises:
@@ -254,6 +264,7 @@ def check_context_layer(
         base, layer, context.inputs(tokens), context.part_of(whole.weight)
     )
     found = probe.ask(copy.deepcopy(layer).to(device), device)
+    # Padding has an output too, which nothing reads.
     own = context.part_of(torch.ones(1, NUM_TOKENS, 1))
     pairs = {
         "its output": (found.output * own, context.part_of(wanted.output)),
@@ -263,6 +274,7 @@ def check_context_layer(
         ),
     }
     for key, gradient in found.gradients.items():
+        # Each rank has the gradient of its tokens; training adds them up in FSDP.
         total = ranks.total(gradient)
         pairs[f"the gradient of {key}"] = (total, wanted.gradients[key])
     check_differences(pairs, "context", "share the rows of", name)

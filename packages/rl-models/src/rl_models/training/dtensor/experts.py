@@ -1,13 +1,13 @@
-"""Experts of a mixture that ranks share: each has some of them, whole.
+"""Expert parallelism: each rank has some experts of a mixture, whole.
 
 ```
 expert parallel:  tokens of this rank -> router -> [to the ranks of their experts]
                   -> experts -> [back] -> weighted sum -> tokens of this rank
 tensor parallel:  tokens of all ranks -> router -> this rank's experts -> [sum]
 ```
-The ranks of expert parallelism have other tokens each; one all-to-all takes every token
-to its experts, another one back. Tensor-parallel ranks have the same tokens, and each
-leaves out those that go to the others' experts.
+Ranks of expert parallelism have different tokens; one all-to-all takes every token to
+its experts, another one takes it back. Tensor-parallel ranks have the same tokens, and
+each leaves out those for the others' experts.
 
 Letters in shapes: N tokens, K experts of a token, M pairs of a token and an expert,
 H hidden size, E experts of all ranks, R ranks.
@@ -33,13 +33,14 @@ EXPERT_WEIGHTS = ("gate_up_proj", "down_proj")
 
 
 def are_experts(module: nn.Module) -> bool:
-    """Whether a module is all experts of a layer, as transformers keeps them."""
+    """Return whether a module holds all experts of a layer, as in transformers."""
     names = {name for name, _ in module.named_parameters(recurse=False)}
     return names == set(EXPERT_WEIGHTS) and hasattr(module, "num_experts")
 
 
 def probed(layers: Any) -> nn.Module:
-    """Return the layer that a probe asks: the first one with experts, or the first."""
+    """Return the layer for a probe: the first one with experts, or else the first."""
+    # Some mixtures begin with dense layers, which would not test the exchange.
     with_experts = (x for x in layers if any(map(are_experts, x.modules())))
     found: nn.Module = next(with_experts, layers[0])
     return found
@@ -51,30 +52,31 @@ def own_experts(experts: Any, rows_M_H: Tensor, expert_M: Tensor) -> Tensor:
     Args:
         experts: The module, with this rank's experts.
         rows_M_H: Hidden states.
-        expert_M: Which of this rank's experts each goes to.
+        expert_M: Index of the local expert of each row.
     """
-    # A row of zeros: experts that no token goes to must have a gradient too, because
-    # the ranks that share them add it up.
+    # An extra row of zeros: without any token the experts would get no gradient, and
+    # the ranks that share them would wait for it in their collective.
     rows = torch.cat([rows_M_H, rows_M_H.new_zeros(1, rows_M_H.shape[1])])
     index = torch.cat([expert_M, expert_M.new_zeros(1)])[:, None]
+    # Weights of the router are applied later, by the rank that has the token.
     once = torch.ones_like(index, dtype=rows.dtype)
     computed: Tensor = type(experts).forward(experts, rows, index, once)
     return computed[:-1]
 
 
 class ExpertParallel:
-    """Deals the experts of a model out to ranks with other tokens.
+    """Distributes the experts of a model over ranks with different tokens.
 
     Args:
         model: A Hugging Face causal LM, or a model with a scalar head, unsharded.
         layers: Its decoder layers.
-        ranks: Those that share the experts.
-        device: Where they compute.
+        ranks: Ranks that share the experts.
+        device: Device of the computation.
         name: The model's name, for messages.
 
     Raises:
-        UnsupportedModelError: The model has no experts, or they are kept in a way that
-            is not known.
+        UnsupportedModelError: The model has no experts, or keeps them in an unknown
+            way.
     """
 
     def __init__(
@@ -95,6 +97,7 @@ class ExpertParallel:
             )
         layer = probed(layers)
         probe = LayerProbe(model.base_model, layer)
+        # Asked before the experts are distributed in place.
         wanted = probe.whole(layer)
         for experts in self.modules:
             self._deal_out(experts)
@@ -115,10 +118,11 @@ class ExpertParallel:
         size, rank = self.ranks.size, self.ranks.rank
         for key in EXPERT_WEIGHTS:
             whole = getattr(experts, key)
-            # A copy, so that the memory of the whole weight can go.
+            # A copy, so that the memory of the whole weight can be freed.
             own = whole.detach().chunk(size)[rank].clone()
             parameter = nn.Parameter(own, requires_grad=whole.requires_grad)
             setattr(experts, key, parameter)
+        # transformers' forward pass reads this number.
         experts.num_experts //= size
         experts.forward = MethodType(self._exchanged, experts)
 
@@ -127,10 +131,12 @@ class ExpertParallel:
     ) -> Tensor:
         size, per_rank = self.ranks.size, experts.num_experts
         expert_M = expert_N_K.reshape(-1)
-        # By expert, and so by rank.
+        # Sorted by expert, and thereby by rank. Stable, so that tokens of an expert
+        # keep their order and sums their rounding.
         order_M = expert_M.argsort(stable=True)
         token_M = order_M // expert_N_K.shape[1]
         counts = expert_M.bincount(minlength=size * per_rank).view(size, per_rank)
+        # Counts first: a rank must know how much to receive.
         arriving = self.ranks.exchanged(counts)
         sent, received = counts.sum(1).tolist(), arriving.sum(1).tolist()
         rows = self.ranks.exchange(hidden_N_H[token_M], sent, received)
@@ -138,6 +144,7 @@ class ExpertParallel:
         computed = own_experts(experts, rows, own.repeat_interleave(arriving.flatten()))
         back = self.ranks.exchange(computed, received, sent)
         weighted = back * weight_N_K.reshape(-1)[order_M][:, None]
+        # Added up in the type of the products, and rounded once.
         zeros = weighted.new_zeros(hidden_N_H.shape)
         return zeros.index_add(0, token_M, weighted).to(hidden_N_H.dtype)
 
@@ -152,7 +159,7 @@ class ExpertParallel:
         for key, parameter in layer.named_parameters():
             gradient, whole = found.gradients[key], wanted.gradients[key]
             if id(parameter) in cut:
-                # Of the same tokens, which every rank has sent.
+                # In the probe every rank sends the same tokens, so they count R times.
                 gradient = gradient / self.ranks.size
                 whole = whole.chunk(self.ranks.size)[self.ranks.rank]
             pairs[f"the gradient of {key}"] = (gradient, whole)

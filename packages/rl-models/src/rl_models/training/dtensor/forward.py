@@ -1,4 +1,4 @@
-"""Forward passes: log-probs or values at needed positions, or whole logits."""
+"""Forward passes: log-probs or values at needed positions, or all logits."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["forward_logits", "forward_logprobs", "forward_values", "needed_logit
 def forward_logprobs(
     model: RankModel, input_ids: Tensor, needed: Tensor, temperature: float
 ) -> Tensor:
-    """Log-probs of needed tokens.
+    """Return the log-probs of needed tokens.
 
     Args:
         model: The model.
@@ -38,6 +38,7 @@ def forward_logprobs(
         return batch.nothing()
     batch = entered
     chunk_size = model.logit_chunk_size(batch.targets.numel())
+    # A method of the model, because only those gather FSDP's weights.
     if chunk_size is not None:
         with model.compute(), model.routing(batch.is_token):
             found = model.module.chunked_logprobs(
@@ -69,6 +70,7 @@ def needed_logits(
     entered = _entered(model, batch)
     if entered is None:
         size = model.module.config.get_text_config().vocab_size
+        # Expanded, so that a result that nobody reads takes no memory.
         return batch, torch.zeros(()).expand(batch.targets.numel(), size)
     batch = entered
     return batch, _whole_vocabulary(model, _own_logits(model, batch))
@@ -89,9 +91,9 @@ def _planned(model: RankModel, input_ids: Tensor, needed: Tensor) -> ModelBatch:
 
 
 def _entered(model: RankModel, batch: ModelBatch) -> ModelBatch | None:
-    """Return what the last stage computes results from; None on other stages.
+    """Return the batch that the last stage computes results from; None elsewhere.
 
-    These have then computed and sent what the next one needs.
+    The other stages have then computed and sent their hidden states.
     """
     pipeline = model.pipeline
     if pipeline is None:
@@ -111,7 +113,7 @@ def _own_logits(model: RankModel, batch: ModelBatch) -> Tensor:
 
 
 def forward_values(model: RankModel, input_ids: Tensor, needed: Tensor) -> Tensor:
-    """Numbers of a scalar head.
+    """Return the outputs of a scalar head.
 
     Args:
         model: A model with such a head.
@@ -137,7 +139,7 @@ def forward_values(model: RankModel, input_ids: Tensor, needed: Tensor) -> Tenso
 
 
 def forward_logits(model: RankModel, input_ids: Tensor) -> Tensor:
-    """Logits of every position of right-padded rows: [b, S] -> [b, S, V] float32."""
+    """Return the logits of right-padded rows: [b, S] -> [b, S, V] float32."""
     ids = input_ids.to(model.ranks.device)
     inputs: dict[str, Any] = {"input_ids": ids}
     if model.pipeline is not None:
@@ -162,12 +164,13 @@ def _logits_at(model: RankModel, batch: ModelBatch) -> Tensor:
     takes_index = model.takes_logit_index
     if batch.is_packed and takes_index:
         kept = module(**batch.inputs, logits_to_keep=batch.positions).logits
-        # Not `kept[0]`, whose gradient is a copy with zeros around it.
+        # Not `kept[0]`: the gradient of an index is a padded copy of the logits, that
+        # of a squeeze is a view.
         return torch.as_tensor(kept.squeeze(0))
     if batch.is_packed or not takes_index:
         logits = module(**batch.inputs).logits
         return torch.as_tensor(logits.flatten(0, 1)[batch.positions])
-    # One index serves all rows: keep each column that some row needs.
+    # The model takes one index for all rows, so keep each column that any row needs.
     given = batch.inputs.get("input_ids", batch.inputs.get("inputs_embeds"))
     width = torch.as_tensor(given).shape[1]
     column = (batch.positions % width).cpu().numpy()

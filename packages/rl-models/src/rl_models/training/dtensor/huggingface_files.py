@@ -1,4 +1,4 @@
-"""Model folders that plain transformers reads: config and safetensors."""
+"""Write model folders that plain transformers reads: config and safetensors."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def save_model_folder(
     """Write a folder that `AutoModelForCausalLM.from_pretrained` reads.
 
     Args:
-        model: The model whose config is written; its own weights are not looked at.
-        state: Whole tensors in the model's names, tied ones once.
-        folder: Where to; it is made.
+        model: The model whose config is written; its own weights are ignored.
+        state: Whole tensors under the model's names, tied ones once.
+        folder: Target folder, created if missing.
         precision: Data type of the weights in the file.
 
     Raises:
@@ -39,6 +39,8 @@ def save_model_folder(
         model.save_pretrained(folder, state_dict=weights)
         config_file = folder / "config.json"
         config = json.loads(config_file.read_text(encoding="utf-8"))
+        # transformers writes the type of the model in memory, which is float32 to
+        # train.
         config["dtype"] = precision
         config_file.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     except (OSError, SafetensorError) as error:

@@ -1,8 +1,8 @@
-"""What a layer computes, asked before and after it is cut between ranks.
+"""Compare what a layer computes before and after it is cut between ranks.
 
-A weight that is cut in the wrong place, or a gradient that is not added up, raises
-nothing: the model trains wrong. So a few tokens go through the first layer, forward and
-backward, once while it is whole and once when it, or what goes through it, is cut.
+A weight that is cut in the wrong place, or a gradient that is not added up, raises no
+error: the model trains wrong. So a few tokens go through the first layer, forward and
+backward, once while it is whole and once after it, or its input, is cut.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ __all__ = [
 ]
 
 NUM_TOKENS = 8
-"""Tokens of a probe."""
+"""Number of tokens of a probe."""
 
-# Rounding is some 1e-6 in float32 and 1e-4 where a GPU multiplies in TF32; what is cut
-# or added up wrongly is off by tenths.
+# Rounding is about 1e-6 in float32, and 1e-4 on a GPU that multiplies in TF32; a wrong
+# cut or a missing sum is off by tenths.
 _TOLERANCE = 1e-2
 
 
@@ -41,7 +41,7 @@ class _CapturedError(Exception):
 
 @dataclass(frozen=True)
 class Probed:
-    """What a layer gave."""
+    """Output and gradients of a layer."""
 
     output: Tensor
     """[1, T, H]"""
@@ -52,12 +52,12 @@ class Probed:
 
 
 class LayerProbe:
-    """A few tokens on their way into the first layer of a decoder.
+    """Runs a few tokens through the first layer of a decoder.
 
     Args:
         base: The decoder, whole.
         layer: Its first layer.
-        inputs: What the decoder is given; None: `NUM_TOKENS` tokens.
+        inputs: Arguments of the decoder; None: `NUM_TOKENS` tokens.
         weight: As `weight`; None: random numbers.
     """
 
@@ -70,29 +70,34 @@ class LayerProbe:
     ) -> None:
         self._args, self._kwargs = _arguments(base, layer, inputs)
         if weight is None:
+            # The same numbers on all ranks, without touching their random states.
             seeded = torch.Generator().manual_seed(0)
             weight = torch.randn(self._hidden().shape, generator=seeded)
         self.weight = weight
-        """[1, T, H] what the output is weighted with, for its gradient."""
+        """[1, T, H] factors of the output in the sum that is differentiated.
+
+        A plain sum would hide errors that cancel each other.
+        """
 
     def _hidden(self) -> Tensor:
         return _hidden_of(self._args, self._kwargs)
 
     def whole(self, layer: nn.Module) -> Probed:
-        """Ask a whole layer, which is left as it is."""
+        """Run a whole layer, which is not changed."""
         return self.ask(copy.deepcopy(layer), torch.device("cpu"))
 
     def ask(self, layer: nn.Module, device: torch.device, join: Any = None) -> Probed:
-        """Ask a layer, whose gradients are then none.
+        """Run a layer, whose gradients are then None.
 
         Args:
-            layer: Which.
-            device: Where it is.
+            layer: The layer.
+            device: Its device.
             join: Makes its output whole.
         """
+        # Without dropout, which would draw other numbers.
         was_training = layer.training
         layer.eval()
-        # A copy: the gradient of another layer must not be in the same tensor.
+        # A copy, so that every run accumulates its gradient in a tensor of its own.
         hidden = self._hidden().detach().to(device, copy=True).requires_grad_()
         args, kwargs = tree_map(
             lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf,
@@ -103,6 +108,7 @@ class LayerProbe:
         else:
             kwargs["hidden_states"] = hidden
         needed = {n: p.requires_grad for n, p in layer.named_parameters()}
+        # Also for frozen weights: the gradients of all are compared.
         layer.requires_grad_(True)
         output = layer(*args, **kwargs)
         output = output[0] if isinstance(output, tuple) else output
@@ -119,12 +125,12 @@ class LayerProbe:
 
 
 def input_of_layer(base: Any, layer: nn.Module, inputs: Mapping[str, Any]) -> Tensor:
-    """Return the hidden states that a layer is given by its decoder.
+    """Return the hidden states that a decoder passes to a layer.
 
     Args:
-        base: The decoder; no layer before this one may lack its weights.
-        layer: Which.
-        inputs: What the decoder is given.
+        base: The decoder; all layers before this one must have their weights.
+        layer: The layer.
+        inputs: Arguments of the decoder.
     """
     return _hidden_of(*_arguments(base, layer, inputs))
 
@@ -137,7 +143,8 @@ def _hidden_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
 def _arguments(
     base: Any, layer: nn.Module, inputs: Mapping[str, Any] | None
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return what the decoder hands its first layer for a few tokens."""
+    """Return the arguments that the decoder passes to the layer."""
+    # Captured and not built, because masks and rotary embeddings differ by family.
     found: list[Any] = []
 
     def capture(module: nn.Module, args: Any, kwargs: Any) -> None:
@@ -157,7 +164,7 @@ def _arguments(
 
 
 def probe_tokens(base: Any) -> Tensor:
-    """[1, NUM_TOKENS] tokens of a probe."""
+    """Return [1, NUM_TOKENS] tokens for a probe."""
     size: int = base.get_input_embeddings().weight.shape[0]
     return torch.arange(1, NUM_TOKENS + 1)[None] % size
 
@@ -165,12 +172,12 @@ def probe_tokens(base: Any) -> Tensor:
 def check_differences(
     pairs: Mapping[str, tuple[Tensor, Tensor]], axis: str, what_for: str, name: str
 ) -> None:
-    """Refuse a model whose first layer is another one when it is shared.
+    """Refuse a model whose first layer computes something else when it is shared.
 
     Args:
-        pairs: By what they are, what was found and what was wanted.
-        axis: Of `policy.parallelism`.
-        what_for: What cannot be done with the model, for the message.
+        pairs: The tensors found and wanted, by their description.
+        axis: Key of `policy.parallelism`.
+        what_for: The operation that is not possible, for the message.
         name: The model's name.
 
     Raises:
@@ -178,6 +185,7 @@ def check_differences(
     """
     differences = {what: _largest_difference(*pair) for what, pair in pairs.items()}
     what, worst = max(differences.items(), key=lambda item: item[1])
+    # Written so that NaN is refused too.
     if not worst < _TOLERANCE:
         raise UnsupportedModelError(
             f"policy.parallelism.{axis} cannot {what_for} {name}: in a check of its "
@@ -188,6 +196,7 @@ def check_differences(
 
 def _largest_difference(found: Tensor, wanted: Tensor) -> float:
     """Largest difference of two tensors, relative to the largest wanted number."""
+    # A gradient may be zero throughout, as that of a key's bias is by theory.
     scale = wanted.abs().max().clamp(min=1e-6)
     difference = (found.detach().cpu() - wanted.detach().cpu()).abs().max()
     return float(difference / scale.cpu())

@@ -17,8 +17,8 @@ __all__ = ["Layout", "forget_groups"]
 _REPLICA, _SHARD, _TENSOR = "replica", "shard", "tensor"
 _CONTEXT, _EXPERT, _PIPELINE = "context", "expert", "pipeline"
 
-# A process that loads another model keeps its process group, so it keeps these as well:
-# every new mesh would open further connections.
+# A process that loads another model keeps its process group, and so it keeps these:
+# every new mesh would open more connections.
 _meshes: dict[tuple[object, ...], DeviceMesh] = {}
 
 
@@ -40,16 +40,17 @@ class Layout:
         self.data_size = config.parallelism.data_size(ranks.world_size)
         self.context_size = config.parallelism.context
         self.num_stages = config.parallelism.pipeline
-        # Stages and ranks with other tokens of a row do not go together, so that ranks
-        # with other tokens are those of other rows where there are stages.
+        # Pipeline and context parallelism exclude each other, so with stages, ranks
+        # with different tokens are ranks with different rows.
         self.token_rank, within = divmod(ranks.rank, self.num_stages * self.tensor_size)
         self.stage, self.tensor_rank = divmod(within, self.tensor_size)
-        """This rank among those that have other tokens, of other rows or of the same,
-        and among those that share each layer."""
+        """This rank's number among ranks with different tokens, and among ranks that
+        share each layer."""
         self.data_rank, self.context_rank = divmod(self.token_rank, self.context_size)
         self.num_replicas = config.dtensor.data_replicas
         self.shard_size = self.data_size * self.context_size // self.num_replicas
-        """Ranks that the weights are sharded over, besides tensor-parallel ones."""
+        """Number of ranks that weights are sharded over, besides tensor-parallel ones.
+        """
         self.replica_rank, self.shard_rank = divmod(self.token_rank, self.shard_size)
         self.expert_size = config.parallelism.expert
         self._deadline_s = config.dtensor.deadline_s
@@ -67,30 +68,33 @@ class Layout:
         if self.ranks.world_size == 1:
             return None
         device = self.ranks.device.type
+        # By process group: after leaving one and joining another, its meshes are of no
+        # use.
         key = (dist.group.WORLD, device, *shape.items())
         mesh = _meshes.get(key)
         if mesh is None:
             names, dims = tuple(shape), tuple(shape.values())
             mesh = init_device_mesh(device, dims, mesh_dim_names=names)
             _meshes[key] = mesh
-        # Groups of a mesh are made with torch's own limit of half an hour.
+        # Groups of a mesh have torch's default limits: 10 minutes for NCCL, half an
+        # hour for gloo.
         for group in mesh.get_all_groups():
             _set_pg_timeout(timedelta(seconds=self._deadline_s), group)
         return mesh
 
     @property
     def random_rank(self) -> int:
-        """This rank among those that draw other random numbers."""
+        """This rank's number among ranks that draw different random numbers."""
         return self.token_rank * self.num_stages + self.stage
 
     @property
     def is_sharded(self) -> bool:
-        """Whether ranks that have other tokens share weights (FSDP)."""
+        """Whether ranks with different tokens share weights (FSDP)."""
         return self.data_size * self.context_size > 1
 
     @property
     def shares_model(self) -> bool:
-        """Whether this rank has some of the model's weights only."""
+        """Whether this rank has only some of the model's weights."""
         return self.shard_size * self.num_stages * self.tensor_size > 1
 
     @property
@@ -100,7 +104,7 @@ class Layout:
 
     @property
     def data_mesh(self) -> DeviceMesh:
-        """What FSDP shards over: one axis, or replicas and shards (HSDP)."""
+        """The axes that FSDP shards over: one, or replicas and shards (HSDP)."""
         assert self._mesh is not None
         if self.num_replicas > 1:
             return self._mesh[_REPLICA, _SHARD]
@@ -140,7 +144,7 @@ class Layout:
 
     @property
     def shards_of_experts(self) -> DeviceMesh:
-        """What FSDP shards experts over: the ranks that have the same ones."""
+        """The axis that FSDP shards experts over: the ranks that have the same ones."""
         return self._expert_mesh()[_SHARD]
 
     def _expert_mesh(self) -> DeviceMesh:
@@ -150,11 +154,12 @@ class Layout:
         return mesh
 
     def sum_over_data(self, values: Tensor) -> Tensor:
-        """Add a small tensor over the ranks that have other rows, in place.
+        """Add up a small tensor over the ranks with different rows, in place.
 
-        The other ranks of each have the same rows. Those of its last stage, which has
-        the losses, have the same values.
+        Other ranks have the same rows, and those of a last stage, which has the losses,
+        have the same values.
         """
+        # Over all ranks, with zeros from all but one of those with equal values.
         if self.ranks.world_size > 1:
             is_last_stage = self.stage == self.num_stages - 1
             if self.context_rank or self.tensor_rank or not is_last_stage:
@@ -164,8 +169,8 @@ class Layout:
 
 
 def forget_groups() -> None:
-    """Let go of the groups along the axes, before the process group is left.
+    """Drop the groups along the axes, before the process group is left.
 
-    They hold threads and connections for as long as somebody holds them.
+    They keep threads and connections alive as long as they are referenced.
     """
     _meshes.clear()

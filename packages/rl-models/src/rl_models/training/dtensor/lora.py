@@ -1,9 +1,9 @@
-"""Low-rank adapters: the base weights stay, two small matrices per layer are trained.
+"""Low-rank adapters: base weights are frozen, two small matrices per layer are trained.
 
-peft puts the adapters into the model. Elsewhere the model keeps its Hugging Face names:
-whole weights are merged one tensor at a time where they are exported or saved, so that
-generators, probes and folders know nothing of adapters. The model with its adapters off
-is the base, which is what a frozen reference policy would hold a second time.
+peft puts the adapters into the model. To the outside the model keeps its Hugging Face
+names: weights are merged one tensor at a time when they are exported or saved, so that
+generators, probes and folders need not know of adapters. With its adapters off the
+model is the base, which saves a second copy as the reference policy.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class Adapters:
         seed: Seed of `A`.
 
     Raises:
-        ConfigError: No layer has a name of `target_modules`, or peft adapts experts by
-            it.
+        ConfigError: No layer has a name of `target_modules`, or peft takes it for
+            experts.
         ModelLoadError: The folder of `adapter_path` is missing, damaged or of another
             model.
     """
@@ -65,19 +65,22 @@ class Adapters:
         targets = _targets(layers, config, name)
         self._peft = LoraConfig(
             r=config.r,
+            # peft computes the scale as alpha / r, or alpha / sqrt(r).
             lora_alpha=config.scale * _divisor(config),  # type: ignore[arg-type]
             lora_dropout=config.dropout,
             target_modules=sorted({path.rpartition(".")[2] for path in targets}),
             use_rslora=config.use_rslora,
             base_model_name_or_path=name,
         )
-        # The same numbers on every rank, whose parts make one adapter.
+        # All ranks must draw the same numbers, because their parts make up one adapter.
+        # Forked, so that adapters do not shift the random numbers of training.
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             inject_adapter_in_model(self._peft, model)
         _check_experts(model, config, name)
         for path, parameter in model.named_parameters():
-            # peft trains adapters alone; a scalar head is new and must learn as well.
+            # peft freezes everything but adapters; a new scalar head must learn as
+            # well.
             if path.startswith(_HEADS):
                 parameter.requires_grad_(True)
         if config.adapter_path is not None:
@@ -87,8 +90,8 @@ class Adapters:
     @contextmanager
     def off(self) -> Iterator[None]:
         """Compute with the base alone."""
-        # peft's own switch also turns gradients off and on, which sharded parameters
-        # do not bear.
+        # peft's own switch also toggles `requires_grad`, which sharded parameters do
+        # not allow.
         for layer in self._layers:
             layer._disable_adapters = True
         try:
@@ -100,12 +103,13 @@ class Adapters:
     def merged(
         self, whole: Iterable[tuple[str, Tensor]]
     ) -> Iterator[tuple[str, Tensor]]:
-        """Yield weights as they are without adapters, merged one after the other.
+        """Yield weights with their adapters merged, one after the other.
 
         Args:
             whole: Whole parameters by their names in the model, a layer's base first
                 and its `A` and `B` after it.
         """
+        # One layer is held at a time: all merged weights would be a second model.
         base: tuple[str, Tensor] | None = None
         held: dict[str, Tensor] = {}
         for name, value in whole:
@@ -125,8 +129,8 @@ class Adapters:
         """Write the adapters as peft does.
 
         Args:
-            parts: Whole parameters; those of the base are left out.
-            folder: Where to.
+            parts: Whole parameters; those of the base are skipped.
+            folder: Target folder.
 
         Raises:
             CheckpointError: The disk is full or the folder cannot be written.
@@ -147,7 +151,7 @@ class Adapters:
             ) from error
 
     def reset(self, parameters: dict[str, nn.Parameter]) -> None:
-        """Make the adapted model the base again: `B` is zero."""
+        """Reset the adapted model to its base, by setting `B` to zero."""
         with torch.no_grad():
             for name, parameter in parameters.items():
                 if name.endswith(_B):
@@ -163,6 +167,7 @@ class Adapters:
                 f"{error}; give a folder with adapter_config.json and "
                 "adapter_model.safetensors"
             ) from error
+        # Shapes would not show another alpha, which scales the adapter.
         for field in ("r", "lora_alpha", "use_rslora"):
             found, wanted = getattr(saved, field, None), getattr(self._peft, field)
             if found != wanted:
@@ -197,9 +202,10 @@ def _divisor(config: LoRAConfig) -> float:
 
 
 def _check_experts(model: nn.Module, config: LoRAConfig, name: str) -> None:
-    """Refuse adapters of experts, which peft reads out of names of linear layers.
+    """Refuse adapters of experts, which peft infers from names of linear layers.
 
-    Experts are whole parameters here; their adapters would be merged by other rules.
+    Experts are single parameters here, and their adapters would need other rules to be
+    merged.
     """
     for path, module in model.named_modules():
         if isinstance(module, ParamWrapper):

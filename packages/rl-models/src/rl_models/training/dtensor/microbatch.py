@@ -1,10 +1,10 @@
-"""From rows of a batch to what the model computes, and back.
+"""Conversion of batch rows to model inputs, and of results back to rows.
 
 Only tokens that a needed log-prob depends on go through the model: each row is cut
-after the last position that is needed, rows that need nothing are left out, and where
-the model takes packed rows there is no padding. Rows that follow each other and begin
-with the same tokens, of which no log-prob is needed, as answers to one question do,
-share these. The language-model head runs at needed positions.
+after the last needed position, rows that need nothing are left out, and models that
+take packed rows get no padding. Consecutive rows that begin with the same tokens, none
+of whose log-probs are needed, such as answers to one question, share these tokens. The
+language-model head runs at needed positions only.
 
 Letters in shapes: b rows of a micro-batch, S columns, T packed tokens, N needed
 positions.
@@ -26,9 +26,10 @@ from rl_models.training.dtensor.context_parallel import ContextTokens
 
 __all__ = ["ModelBatch", "MicroBatchRows", "micro_batch_rows", "narrowed"]
 
-# Below this share of padding a rectangle is faster than gathering rows in each layer.
+# With at least this share of real tokens, a rectangle is faster than gathering rows in
+# each layer.
 _RECTANGLE_MIN_FILL = 0.88
-# Above this share of tokens that are another row's as well, they are computed once.
+# With at least this share of tokens in common with another row, they are computed once.
 _SHARED_MIN = 0.1
 
 
@@ -47,10 +48,10 @@ def micro_batch_rows(
     """Yield the micro-batches of one global batch of a shard.
 
     Args:
-        data: The rows; a plan made by `shard_by_batch_size` (dynamic batching or
-            packing) has the same number of micro-batches on every rank and is followed.
+        data: The rows. A plan made by `shard_by_batch_size` (dynamic batching or
+            packing) is followed; it has the same number of micro-batches on every rank.
         lengths: [rows] tokens per row.
-        micro_batch_size: Rows per micro-batch where there is no plan.
+        micro_batch_size: Rows per micro-batch if there is no plan.
     """
     plan = getattr(data, "micro_batch_indices", None)
     if plan:
@@ -60,6 +61,8 @@ def micro_batch_rows(
         borders = [(s, min(s + micro_batch_size, lengths.size)) for s in starts]
     for start, stop in borders:
         widest = int(lengths[start:stop].max()) if stop > start else 0
+        # At least two columns: log-probs have one fewer than tokens, and none would be
+        # empty.
         yield MicroBatchRows(int(start), int(stop), max(widest, 2))
 
 
@@ -77,7 +80,7 @@ def narrowed(data: Any, rows: MicroBatchRows, num_columns: int) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class ModelBatch:
-    """Arguments of the model, and where its results belong."""
+    """Arguments of the model, and the places of its results."""
 
     inputs: dict[str, Any]
     """Keyword arguments of the model, `logits_to_keep` not included."""
@@ -92,9 +95,9 @@ class ModelBatch:
     is_packed: bool
     """Whether the model sees one row of T tokens."""
     is_token: Tensor | None = None
-    """Whether each place of the input is a token of a row; None: all are."""
+    """Whether each place of the input is a token and not padding; None: all are."""
     sharing: RankGroup | None = None
-    """Ranks whose results are those of the other positions; None: all are here."""
+    """Ranks that have the results of other positions; None: all are here."""
 
     @classmethod
     def for_logprobs(
@@ -105,7 +108,7 @@ class ModelBatch:
         attention: str | None,
         share_prefixes: bool = False,
     ) -> ModelBatch:
-        """Plans the forward pass that gives the log-probs of the needed tokens.
+        """Plan the forward pass for the log-probs of the needed tokens.
 
         Args:
             input_ids: [b, S] int64 on the CPU.
@@ -148,15 +151,20 @@ class ModelBatch:
         attention: str | None,
         share_prefixes: bool,
     ) -> ModelBatch:
-        """Plans for needed positions: the columns of the mask, which are the result's.
+        """Plan a forward pass for the needed positions of a mask.
 
-        Position 0 of the mask is that of the first token; it may be narrower than rows.
+        Columns of the mask are those of the result. The first one is the first token;
+        the mask may be narrower than rows.
         """
+        # Planned with numpy on the CPU, where the rows are: the shapes of what goes to
+        # the device depend on the values of the mask.
         rows, columns = np.nonzero(mask)
         lengths = _last_needed(mask)
         if not lengths.any():
-            lengths[:1] = 1  # collectives need a forward pass on every rank
+            # A forward pass over one token: collectives need all ranks.
+            lengths[:1] = 1
         width = int(lengths.max())
+        # The last column of values has no token after it; its target is never read.
         following = np.minimum(columns + 1, ids.shape[1] - 1)
         fields: dict[str, Any] = {
             "targets": _on(device, ids[rows, following]),
@@ -189,6 +197,8 @@ class ModelBatch:
         width = input_ids.shape[1]
         context = ContextTokens(ranks, width)
         told = context.inputs(input_ids, self.inputs.get("position_ids"))
+        # Positions count in the whole rows [b, width]; here they count in this rank's
+        # part.
         row, column = self.positions // width, self.positions % width
         is_own = column // context.per_rank == ranks.rank
         positions = row * context.per_rank + column - context.first
@@ -202,7 +212,7 @@ class ModelBatch:
         )
 
     def nothing(self) -> Tensor:
-        """Return `shape` zeros, where another rank has the results."""
+        """Return `shape` zeros, for a rank whose results another rank has."""
         return torch.zeros(self.shape)
 
     def spread(self, results: Tensor) -> Tensor:
@@ -211,12 +221,13 @@ class ModelBatch:
         flat = results.new_zeros(rows * columns, *results.shape[1:])
         spread = flat.index_copy(0, self.places, results)
         if self.sharing is not None:
+            # Each result is on one rank, and zero on the others.
             spread = self.sharing.sum(spread)
         return spread.view(rows, columns, *results.shape[1:])
 
 
 def _last_needed(mask: np.ndarray) -> np.ndarray:
-    """[b] number of leading positions up to the last needed one."""
+    """Return [b] the number of positions up to the last needed one."""
     width = mask.shape[1]
     from_end = np.argmax(mask[:, ::-1], axis=1)
     return np.where(mask.any(axis=1), width - from_end, 0).astype(np.int64)
@@ -225,7 +236,7 @@ def _last_needed(mask: np.ndarray) -> np.ndarray:
 def _flatten(
     ids: np.ndarray, lengths: np.ndarray, width: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Tokens end to end, where each row starts, and the lengths so laid out.
+    """Return the tokens end to end, the start of each row, and the lengths used.
 
     Rows of nearly equal length stay a rectangle, which attention takes as it is.
     """
@@ -240,15 +251,18 @@ def _flatten(
 def _shared_tokens(
     ids: np.ndarray, mask: np.ndarray, starts: np.ndarray, lengths: np.ndarray
 ) -> np.ndarray | None:
-    """Return the token at each packed position where rows share a prefix.
+    """Return the token at each packed position if rows share prefixes.
 
-    A prefix ends with the first needed position. None where too little is shared.
+    A prefix ends with the first needed position. None if too little is shared.
     """
     rows = np.arange(lengths.size)
     prefix = np.where(mask.any(axis=1), mask.argmax(axis=1) + 1, 0)
     differs = ids[1:] != ids[:-1]
+    # Compared with the row before only: answers to a question stand side by side.
     num_equal = np.where(differs.any(axis=1), differs.argmax(axis=1), ids.shape[1])
     follows = np.zeros(lengths.size, dtype=bool)
+    # Prefixes of equal length, so that a copy refers to the first row of its run and
+    # never to a copy.
     follows[1:] = (prefix[1:] == prefix[:-1]) & (num_equal >= prefix[1:])
     if prefix[follows].sum() < _SHARED_MIN * lengths.sum():
         return None

@@ -1,12 +1,12 @@
 """The model of one rank: loaded, cut and sharded over the ranks, or plain.
 
 With one rank the model stays a plain module. Ranks that share a model build it without
-memory for its weights, and each reads what it keeps when that is known
-(`weight_source`). Tensor-parallel ranks first cut the layers between them
-(`tensor_parallel`). Data-parallel and context-parallel ranks then shard each decoder
-layer and the root along dimension 0 (`sharding`), and gradients are *summed* over them,
-because losses are divided by global counts already. Stages keep
-some of the layers, whole or cut (`pipeline_parallel`).
+memory for its weights, and each reads its part once that is known (`weight_source`).
+Tensor-parallel ranks first cut the layers between them (`tensor_parallel`).
+Data-parallel and context-parallel ranks then shard each decoder layer and the root
+along dimension 0 (`sharding`), and gradients are *summed* over them, because losses are
+divided by global counts already. Stages keep some of the layers, whole or cut
+(`pipeline_parallel`).
 """
 
 from __future__ import annotations
@@ -71,7 +71,8 @@ Known = TypeVar("Known")
 
 
 def _counts_each_row(config: Any) -> bool:
-    """Whether a token differs from row to row, or is counted once for each."""
+    """Return whether a shared token would count or be computed once per row."""
+    # Dropout draws other numbers for each row, and the loss of routers counts tokens.
     dropouts = [
         value
         for name, value in config.to_dict().items()
@@ -81,15 +82,15 @@ def _counts_each_row(config: Any) -> bool:
 
 
 def load_model(config: PolicyConfig, layout: Layout) -> tuple[Any, WeightSource | None]:
-    """Load the float32 model of a config and check that it can do what is asked.
+    """Load the float32 model of a config and check that it supports the settings.
 
     Returns:
         The model; and its weights, if ranks share it and each has to read its part.
 
     Raises:
         ConfigError: `max_total_sequence_length` exceeds the model's context.
-        UnsupportedModelError: Packing, or stages, are asked for and the model cannot
-            have them.
+        UnsupportedModelError: The config asks for packing or stages, which the model
+            does not support.
     """
     model, weights = open_model(config, config.model_name, shared=layout.shares_model)
     limit = context_length(model.config)
@@ -108,12 +109,14 @@ def load_model(config: PolicyConfig, layout: Layout) -> tuple[Any, WeightSource 
     if layout.num_stages > 1:
         check_stages(model, config.model_name)
     if config.dtensor.activation_checkpointing:
+        # torch's reentrant form gives no gradients where no input of a layer needs one,
+        # as with embeddings that are frozen under adapters.
         model.gradient_checkpointing_enable({"use_reentrant": False})
     return model, weights
 
 
 def load_weights_into(model: RankModel, config: PolicyConfig, folder: Any) -> None:
-    """Take the weights of a model folder, a new head included if it has none."""
+    """Load the weights of a model folder, with a new head if it has none."""
     loaded, weights = open_model(config, folder, shared=model.layout.shares_model)
     model.copy_from(weights or LoadedWeights(loaded))
 
@@ -124,14 +127,14 @@ class RankModel:
     Args:
         model: The model, the same on every rank; its parameters may be on the meta
             device.
-        weights: Where these come from then.
+        weights: Source of these parameters; None if the model has memory.
         config: The policy's config.
-        layout: This rank, its device, and who shares what with it.
+        layout: The place of this rank among all.
         trainable: False for a frozen copy.
 
     Raises:
-        UnsupportedModelError: The layout has ranks that share layers or tokens, and it
-            is not known how the model is shared by them.
+        UnsupportedModelError: The layout has ranks that share layers or tokens, and
+            this is not supported for the model.
     """
 
     def __init__(
@@ -162,12 +165,12 @@ class RankModel:
         """Name of the attention implementation, by which rows are packed."""
         _fill_probed(model, weights, layout)
         self.context = self._token_ranks(config)
-        """The ranks that share the tokens of each row; None: this rank has all."""
+        """Ranks that share the tokens of each row; None: this rank has all."""
         self._reduces_each = config.dtensor.reduce_each_micro_batch
         self._bfloat16 = config.precision == "bfloat16"
         model.requires_grad_(trainable)
         self.adapters: Adapters | None = None
-        """What is trained in place of the weights, which are then frozen."""
+        """Trained in place of the weights, which are then frozen."""
         if config.lora is not None and trainable:
             with place_adapters(model):
                 self.adapters = _adapters(model, config)
@@ -178,11 +181,12 @@ class RankModel:
         if layout.tensor_size > 1:
             self.tensor_parallel = TensorParallel(model, layout, config.model_name)
         self.router_loss: RouterLoss | None = None
-        """What is added to losses, so that experts are equally busy."""
+        """Added to losses, so that experts are used equally."""
         weight = config.dtensor.router_loss_weight
         if weight and trainable:
             name, num_alike = config.model_name, layout.tensor_size
             self.router_loss = RouterLoss(model, weight, num_alike, name)
+            # Its loss counts tokens, and a shared one counts for each of its rows.
             self.shares_prefixes = False
         self.expert_parallel: ExpertParallel | None = None
         if layout.expert_size > 1:
@@ -194,11 +198,13 @@ class RankModel:
                 config.model_name,
             )
         self.pipeline: PipelineStage | None = None
-        """The layers that this rank has, and where the others are; None: it has all."""
+        """The layers of this rank, and the ranks of the others; None: it has all."""
         self._place(config)
         self._add_chunked_head(config)
         if weights is not None:
+            # Only now, because parameters have the size of this rank's part.
             allocate(model, home(config, layout))
+        # Read only now: cutting and sharding replace the parameter objects.
         self.parameters: dict[str, nn.Parameter] = dict(model.named_parameters())
         """Parameters by name, tied ones once; sharded when sharded.
 
@@ -215,6 +221,7 @@ class RankModel:
             self.pipeline = PipelineStage(model, layout, DTYPES[dtype])
             if self.tensor_parallel is not None and layout.splits_tokens:
                 self.pipeline.split_tokens(self.tensor_parallel)
+        # After layers are cut, which changes their forward methods.
         compile_layers(model, config.dtensor.compile)
         if layout.is_sharded:
             experts = self.expert_parallel
@@ -222,10 +229,11 @@ class RankModel:
         else:
             move(model, layout.ranks.device)
         if self.pipeline is not None:
+            # After sharding: for a model without FSDP, registering does nothing.
             self.pipeline.register_output()
 
     def _token_ranks(self, config: PolicyConfig) -> RankGroup | None:
-        """Return the ranks that share tokens, and let attention of the model know."""
+        """Return the ranks that share tokens, after making attention share them."""
         layout, model, name = self.layout, self.module, config.model_name
         if layout.context_size == 1:
             return None
@@ -246,16 +254,16 @@ class RankModel:
         )
         self._vocabulary = self.module.get_output_embeddings().weight.shape[0]
         self.module.chunked_logprobs = partial(head.logprobs, self.module)
-        # Sharded weights are there during methods that FSDP knows.
+        # FSDP gathers weights only during methods that are registered.
         register_fsdp_forward_method(self.module, "chunked_logprobs")
 
     def logit_chunk_size(self, num_positions: int) -> int | None:
-        """Return of how many positions logits are there at once; None: of all."""
+        """Return the number of positions whose logits exist at once; None: all."""
         return logit_chunk_size(self._chunk_size, num_positions, self._vocabulary)
 
     @property
     def has_head(self) -> bool:
-        """Whether results are computed on this rank: it has the last layers."""
+        """Whether this rank has the last layers, and thus computes the results."""
         return self.pipeline is None or self.pipeline.is_last
 
     @property
@@ -265,7 +273,7 @@ class RankModel:
 
     @property
     def vocabulary_ranks(self) -> TensorRanks | None:
-        """The ranks that share the vocabulary; None: this rank has all of it."""
+        """Ranks that share the vocabulary; None: this rank has all of it."""
         cutter = self.tensor_parallel
         return cutter.ranks if cutter is not None and cutter.splits_vocabulary else None
 
@@ -285,7 +293,7 @@ class RankModel:
             shape[dim] *= layout.tensor_size
             starts[dim] = sizes[dim] * layout.tensor_rank
         if layout.is_sharded:
-            # Rows are dealt out as torch.chunk does: the last ranks may have fewer.
+            # FSDP splits rows as torch.chunk does: the last ranks may have fewer.
             per_rank = -(-sizes[0] // num_shards)
             first = min(sizes[0], per_rank * shard)
             starts[0] += first
@@ -293,17 +301,17 @@ class RankModel:
         return Box(tuple(shape), tuple(starts), tuple(sizes))
 
     def num_holders(self, name: str) -> int:
-        """Return how many ranks hold the same part of a parameter as this one."""
+        """Return the number of ranks that hold the same part of a parameter."""
         cut = self._cut_dim(name) is not None
         stages = 1 if self.pipeline is None else self.pipeline.num_stages_with(name)
         alike = 1 if cut else self.layout.tensor_size
         return self.layout.num_replicas * stages * alike
 
     def writes(self, name: str) -> bool:
-        """Whether this rank writes its part of a parameter to the training state.
+        """Return whether this rank writes its part of a parameter to the state.
 
-        Of those that hold the same part it is the first. A frozen base is read from
-        where it comes from.
+        Of the ranks that hold the same part, the first one does. A frozen base is not
+        written, because it can be read from its own folder again.
         """
         frozen = self.base_is_given and not self.parameters[name].requires_grad
         if frozen or self.layout.replica_rank:
@@ -313,10 +321,10 @@ class RankModel:
         return self._cut_dim(name) is not None or self.layout.tensor_rank == 0
 
     def expected_in(self, saved: Set[str]) -> Set[str]:
-        """Return the parameters that a training state must have, by those it has.
+        """Return the parameters that a training state must have, given those it has.
 
-        A state without the frozen base means that of `policy.model_name`, which this
-        rank must still have.
+        A state without the frozen base refers to that of `policy.model_name`, which
+        this rank must still have.
         """
         if self.base_is_given and not saved - set(self.trained):
             return set(self.trained)
@@ -326,11 +334,11 @@ class RankModel:
     def of_all_stages(
         self, scalars: dict[str, dict[str, float]]
     ) -> dict[str, dict[str, float]]:
-        """Return numbers by parameter, those of other stages too; collective."""
+        """Return numbers by parameter, including other stages; collective."""
         return scalars if self.pipeline is None else self.pipeline.of_all(scalars)
 
     def from_last_stage(self, value: Known) -> Known:
-        """Return what the stage with the head computed; collective on all stages."""
+        """Return the value of the stage with the head; collective on all stages."""
         return value if self.pipeline is None else self.pipeline.from_last(value)
 
     def _cut_dim(self, name: str) -> int | None:
@@ -342,10 +350,12 @@ class RankModel:
         return self.expert_parallel is not None and self.expert_parallel.has(name)
 
     def copy_from(self, weights: WeightSource) -> None:
-        """Take this rank's part of other weights."""
+        """Load this rank's part of other weights."""
+        # Weights that are still gathered would hide the shards that are written here.
         self.free_gathered()
         self._fill(weights)
         if self.adapters is not None:
+            # New weights are a new base, for which the adapters were not trained.
             self.adapters.reset(self.parameters)
             self.base_is_given = False
 
@@ -360,13 +370,14 @@ class RankModel:
         return name if self.adapters is None else plain_name(name)
 
     def compute(self) -> AbstractContextManager[Any]:
-        """Context of every forward pass: the dtype of the computation."""
+        """Return the context of every forward pass: the dtype of the computation."""
+        # FSDP casts by itself (`shard`); autocast would cast a second time.
         if self._bfloat16 and not self.layout.is_sharded:
             return torch.autocast(self.ranks.device.type, DTYPES["bfloat16"])
         return nullcontext()
 
     def routing(self, is_token: Tensor | None) -> AbstractContextManager[Any]:
-        """Context of every forward pass, for `router_loss`.
+        """Return the context of every forward pass for `router_loss`.
 
         Args:
             is_token: See `RouterLoss.watching`.
@@ -379,10 +390,10 @@ class RankModel:
         return (m for m in self.module.modules() if isinstance(m, FSDPModule))
 
     def sync_gradients(self, is_last: bool) -> None:
-        """Say whether the next backward pass is the last one of an optimizer step.
+        """Set whether the next backward pass is the last one of an optimizer step.
 
-        Gradients are reduced in it; before it they are only added up locally, unless
-        the config says otherwise.
+        It reduces gradients over the ranks; earlier ones only accumulate them locally,
+        unless the config says otherwise.
         """
         if isinstance(self.module, FSDPModule):
             reduces = is_last or self._reduces_each
@@ -397,14 +408,14 @@ class RankModel:
             self.pipeline.add_tied_gradient(self.parameters)
 
     def free_gathered(self) -> None:
-        """End forward passes without backward: drop weights that they left gathered."""
+        """Drop weights that forward passes without a backward pass left gathered."""
         if self.pipeline is not None:
             self.pipeline.finish_sends()
         for module in self._fsdp_modules():
             module.reshard()
 
     def whole_shapes(self) -> dict[str, Tensor]:
-        """Each parameter and saved buffer once, whole, as tensors without data."""
+        """Return the tensors of `full_tensors`, without data."""
         return {
             plain: tensor
             for name, tensor in self.part_shapes().items()
@@ -412,7 +423,7 @@ class RankModel:
         }
 
     def part_shapes(self, *, trained: bool = False) -> dict[str, Tensor]:
-        """Return what `full_parts` gives, as tensors without data."""
+        """Return the tensors of `full_parts`, without data."""
         if self.pipeline is not None:
             return {name: self._whole_like(name) for name in self.pipeline.names}
         shapes = {name: self.box(name).global_shape for name in self.parameters}
@@ -424,7 +435,7 @@ class RankModel:
         }
 
     def full_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Each weight and saved buffer once, unsharded; collective on all ranks.
+        """Yield each weight and saved buffer once, unsharded; collective on all ranks.
 
         Adapters are merged into the weights that they belong to.
         """
@@ -432,7 +443,7 @@ class RankModel:
         yield from parts if self.adapters is None else self.adapters.merged(parts)
 
     def full_parts(self, *, trained: bool = False) -> Iterator[tuple[str, Tensor]]:
-        """As `full_tensors`, with weights and their adapters apart.
+        """Yield the tensors of `full_tensors`, but weights and adapters apart.
 
         Args:
             trained: Only parameters that are trained.
@@ -445,7 +456,7 @@ class RankModel:
             yield name, self._whole(name, tensor)
 
     def full_gradients(self) -> Iterator[tuple[str, Tensor]]:
-        """Each gradient, unsharded; collective on all ranks."""
+        """Yield each gradient, unsharded; collective on all ranks."""
         if self.pipeline is not None:
             own = {n: p.grad for n, p in self.parameters.items() if p.grad is not None}
             yield from self._of_stages(own)
@@ -455,7 +466,7 @@ class RankModel:
                 yield name, self._whole(name, parameter.grad)
 
     def _of_stages(self, own: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-        """Each tensor of a parameter, from the stage that owns it; collective."""
+        """Yield a tensor per parameter, from the stage that owns it; collective."""
         assert self.pipeline is not None
         for name in self.pipeline.names:
             owns = self.pipeline.owns(name)
@@ -473,6 +484,7 @@ class RankModel:
 
     def _whole(self, name: str, tensor: Tensor) -> Tensor:
         value = tensor.detach()
+        # FSDP was applied last and is undone first.
         if isinstance(value, DTensor):
             value = value.full_tensor()
         if self.tensor_parallel is not None:
@@ -497,6 +509,8 @@ def _adapters(model: Any, config: PolicyConfig) -> Adapters:
 
 
 def _fill_probed(model: Any, weights: WeightSource | None, layout: Layout) -> None:
+    # Ranks that share a layer compare it with the whole one, which needs its weights
+    # and those of the layers before it.
     if weights is not None and layout.shares_layers:
         layers = decoder_layers(model)
         fill_for_probe(model, layers[layers.index(probed(layers)) + 1 :], weights)

@@ -1,4 +1,4 @@
-"""The optimizer step of one rank: clipping, the optimizer, the learning rate."""
+"""The optimizer step of one rank: clipping, the optimizer and the learning rate."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def build_optimizer(
     parameters: Mapping[str, nn.Parameter],
     device: torch.device,
 ) -> Optimizer:
-    """Get the optimizer over all parameters; fused where the class and device allow it.
+    """Build the optimizer over all parameters, fused if class and device allow it.
 
     A fused AdamW step on a CPU takes a third of the time of the others at 0.1 M
     parameters.
@@ -52,7 +52,9 @@ def build_optimizer(
             f"does not take; it takes {known}"
         )
     if isinstance(kwargs.get("betas"), list):
+        # YAML has no tuples.
         kwargs["betas"] = tuple(kwargs["betas"])
+    # torch refuses some of these together; the user's choice counts.
     chosen = {"fused", "foreach", "capturable", "differentiable"} & set(kwargs)
     fuses = "fused" in accepted and device.type in ("cpu", "cuda")
     if any(isinstance(p, DTensor) for p in parameters.values()):
@@ -76,13 +78,13 @@ _ELEMENTWISE = (
 
 
 def check_elementwise(config: OptimizerConfig) -> None:
-    """Refuse an optimizer that may look at a weight as a whole.
+    """Refuse an optimizer that may use a weight as a whole.
 
-    Tensor-parallel ranks update their parts alone: what is not computed number by
-    number, such as the orthogonal matrices of Muon, would be another in each part.
+    Tensor-parallel ranks update their parts separately: an update that is not
+    elementwise, such as the orthogonal matrices of Muon, would differ in each part.
 
     Raises:
-        ConfigError: It is none of torch's elementwise ones.
+        ConfigError: It is not one of torch's elementwise optimizers.
     """
     module, _, name = config.name.rpartition(".")
     if module != "torch.optim" or name not in _ELEMENTWISE:
@@ -119,6 +121,7 @@ def build_scheduler(
         )
     try:
         schedule: LRScheduler = schedule_class(optimizer, **config.kwargs)
+        # A warm-up of one step begins at the full rate.
         if warmup < 2:
             return schedule
         ramp = schedules.LinearLR(optimizer, 1 / warmup, 1.0, total_iters=warmup - 1)
@@ -134,13 +137,13 @@ def change_settings(
     scheduler: LRScheduler | None,
     settings: Mapping[str, float],
 ) -> None:
-    """Give all groups of parameters other settings, from the next step on.
+    """Change settings of all parameter groups, from the next step on.
 
-    A schedule goes on where it is: `lr` is the base rate that it scales.
+    A schedule continues from its step: `lr` is the base rate that it scales.
 
     Raises:
-        ConfigError: The optimizer has no such setting, or a schedule that only scales
-            the rate it finds finds 0.
+        ConfigError: The optimizer has no such setting, or the rate is 0 and the
+            schedule can only scale it.
     """
     unknown = sorted(set(settings) - set(optimizer.param_groups[0]))
     if unknown:
@@ -153,6 +156,7 @@ def change_settings(
         _rebase(optimizer, scheduler, float(rate))
     for group in optimizer.param_groups:
         for name, value in settings.items():
+            # A schedule has set the rate of the group already, by `_rebase`.
             if name != "lr" or scheduler is None:
                 group[name] = float(value)
 
@@ -160,6 +164,7 @@ def change_settings(
 def _rebase(optimizer: Optimizer, scheduler: LRScheduler, rate: float) -> None:
     """Scale a schedule to another base rate."""
     if isinstance(scheduler, schedules.LambdaLR):
+        # A function of the step: no rate is needed that may be 0 now.
         factors = [shape(scheduler.last_epoch) for shape in scheduler.lr_lambdas]
         rates = [rate * factor for factor in factors]
     else:
@@ -176,6 +181,8 @@ def _rebase(optimizer: Optimizer, scheduler: LRScheduler, rate: float) -> None:
         ]
     for group, value in zip(optimizer.param_groups, rates, strict=True):
         group["initial_lr"], group["lr"] = rate, value
+    # A `SequentialLR` of warm-up and schedule has schedules with base rates of their
+    # own.
     parts = getattr(scheduler, "_schedulers", [])
     for part in (scheduler, *parts):
         if hasattr(part, "base_lrs"):
@@ -192,6 +199,7 @@ class _Shape:
         self._floor = float(config.kwargs.get("min_lr_ratio", 0.0))
 
     def __call__(self, step: int) -> float:
+        # From 1 / warmup and not from 0, which would waste the first step.
         if step < self._warmup:
             return (step + 1) / self._warmup
         if self._name == "constant":
@@ -212,13 +220,15 @@ def gradient_norm(
     ranks: Ranks,
     num_holders: Callable[[str], int] = lambda name: 1,
 ) -> float:
-    """2-norm of all gradients together, over all ranks.
+    """Return the 2-norm of all gradients together, over all ranks.
 
     Args:
-        parameters: Those of this rank.
+        parameters: Parameters of this rank.
         ranks: All ranks.
-        num_holders: How many ranks hold the same part of a parameter as this one.
+        num_holders: Returns the number of ranks that hold the same part of a parameter.
     """
+    # Not torch's `clip_grad_norm_`: it fails on tensors that are partly DTensors, and
+    # does not know of parts that tensor-parallel ranks hold alike.
     by_holders: dict[int, list[Tensor]] = {}
     for name, parameter in parameters.items():
         if parameter.grad is not None:
@@ -228,7 +238,8 @@ def gradient_norm(
     square = torch.zeros((), dtype=torch.float64, device=ranks.device)
     for count, gradients in by_holders.items():
         norms = torch.stack(torch._foreach_norm(gradients))
-        # What several ranks hold is in the sum over the ranks several times.
+        # The sum over all ranks counts a part as often as it is held. In float64,
+        # because squares of many norms are added.
         square += norms.to(ranks.device).double().square().sum() / count
     return math.sqrt(ranks.sum(square).item())
 
@@ -236,7 +247,9 @@ def gradient_norm(
 def clip_gradients(
     parameters: Mapping[str, nn.Parameter], norm: float, max_norm: float | None
 ) -> None:
-    """Scales gradients of this global norm down to `max_norm`."""
+    """Scale gradients of this global norm down to `max_norm`."""
     if max_norm is None or norm <= max_norm:
         return
+    # The same small number as in torch's `clip_grad_norm_`, so that results agree with
+    # it.
     torch._foreach_mul_(_local_gradients(parameters), max_norm / (norm + 1e-6))

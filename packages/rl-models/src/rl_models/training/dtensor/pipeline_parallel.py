@@ -1,13 +1,13 @@
-"""Pipeline parallelism: ranks that each have some of a decoder's layers.
+"""Pipeline parallelism: each rank has some of a decoder's layers.
 
 ```
 stage 0: tokens -> embedding -> layers --hidden--> stage 1: layers -> norm, head -> loss
                                <--gradient--
 ```
 All stages get the same rows and plan the same micro-batches, so each knows the shapes
-of what it receives. Modules of other stages are replaced by ones that hand on what they
-get: the others keep their names. Tied embeddings are on the first and on the last
-stage, which add up their gradients once per step.
+that it receives. Modules of other stages are replaced by ones that pass their input on,
+so that the remaining ones keep their names. Tied embeddings are on the first and on the
+last stage, which add up their gradients once per step.
 
 | part       | consumes                  | produces         | waits for              |
 |------------|---------------------------|------------------|------------------------|
@@ -15,7 +15,7 @@ stage, which add up their gradients once per step.
 | `leave`    | hidden states, own layers | a send           | the oldest of many     |
 | `backward` | a loss, or a gradient     | a send           | a send by stage + 1    |
 
-A rank that dies closes its connections, which ends the receives of its neighbours.
+A rank that dies closes its connections, which ends its neighbours' pending receives.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ _Known = TypeVar("_Known")
 
 
 class _HandsOn(nn.Module):
-    """Stands where another stage has a module."""
+    """Takes the place of a module of another stage."""
 
     def forward(self, hidden: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """Return what the module would have changed."""
+        """Return the input unchanged."""
         return hidden
 
 
@@ -56,8 +56,8 @@ class PipelineStage:
     Args:
         model: A Hugging Face causal LM, or a model with a scalar head, whole but for
             tensor parallelism.
-        layout: Which stage this is, and who has the others.
-        dtype: Of hidden states on their way between stages.
+        layout: The place of this rank among all.
+        dtype: Data type of hidden states between stages.
     """
 
     def __init__(self, model: Any, layout: Layout, dtype: torch.dtype) -> None:
@@ -72,6 +72,8 @@ class PipelineStage:
         self._is_tied = head is not None and (
             head.weight is model.get_input_embeddings().weight
         )
+        # Names, owners and shapes of all stages are recorded before the other stages'
+        # modules are dropped: exports and states need them on every rank.
         self._owners = self._stages_of(model)
         self._tied = next(
             (
@@ -92,13 +94,13 @@ class PipelineStage:
         self._left: Tensor | None = None
 
     def register_output(self) -> None:
-        """Give the model, when it is sharded, a method that computes the stage."""
+        """Give the model, once sharded, a method that computes the stage."""
         self._model.stage_output = self._stage_output
-        # Sharded weights are there during methods that FSDP knows.
+        # FSDP gathers weights only during methods that are registered.
         register_fsdp_forward_method(self._model, "stage_output")
 
     def split_tokens(self, cutter: TensorParallel) -> None:
-        """Split the tokens of this stage, which gets them whole and leaves them so."""
+        """Split tokens within this stage, which receives and sends them whole."""
         self._tensor_ranks = cutter.ranks
         base = self._model.base_model
         if not self.is_first:
@@ -136,11 +138,11 @@ class PipelineStage:
 
     @property
     def names(self) -> list[str]:
-        """The parameters of all stages, in the order of the whole model."""
+        """Names of the parameters of all stages, in the order of the whole model."""
         return list(self._owners)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Return the shape of a parameter of any stage; with `tensor`, of a part."""
+        """Return the shape of any stage's parameter; with `tensor`, of a part."""
         return self._shapes[name][0]
 
     def dtype_of(self, name: str) -> torch.dtype:
@@ -152,11 +154,11 @@ class PipelineStage:
         return self._owners[name] == self.stage
 
     def num_stages_with(self, name: str) -> int:
-        """Return how many stages have a parameter."""
+        """Return the number of stages that have a parameter."""
         return 2 if name == self._tied else 1
 
     def from_owner(self, name: str, value: Tensor | None, like: Tensor) -> Tensor:
-        """Return a tensor that the owner of a parameter has; collective over stages.
+        """Return a tensor of the owner of a parameter; collective over stages.
 
         Args:
             name: The parameter.
@@ -170,7 +172,8 @@ class PipelineStage:
         return value
 
     def from_last(self, value: _Known) -> _Known:
-        """Return what the last stage knows; collective over stages."""
+        """Return the value of the last stage; collective over stages."""
+        # Pickles travel as tensors, which NCCL takes on GPUs only.
         known = [value]
         source = self._rank_of(self.num_stages - 1)
         device = self._device if self._device.type == "cuda" else None
@@ -178,13 +181,13 @@ class PipelineStage:
         return known[0]
 
     def of_all(self, known: Mapping[str, _Known]) -> dict[str, _Known]:
-        """Return what all stages know of their parameters; collective over stages."""
+        """Return the values of all stages by parameter; collective over stages."""
         parts: list[Any] = [None] * self.num_stages
         dist.all_gather_object(parts, dict(known), self._group)
         return {name: value for part in parts for name, value in part.items()}
 
     def enter(self, inputs: dict[str, Any]) -> dict[str, Any]:
-        """Return the arguments of this stage: with hidden states of the one before.
+        """Return the arguments of this stage, with hidden states of the previous one.
 
         Args:
             inputs: Arguments of the whole model.
@@ -195,24 +198,25 @@ class PipelineStage:
         shape = (*inputs["input_ids"].shape, self._hidden_size)
         hidden = self._receive(shape, self.stage - 1, self._group)
         if torch.is_grad_enabled():
+            # A leaf, whose gradient is the one to send back.
             hidden.requires_grad_()
         self._entered = hidden
         rest = {key: value for key, value in inputs.items() if key != "input_ids"}
         return {**rest, "inputs_embeds": hidden}
 
     def leave(self, inputs: dict[str, Any]) -> None:
-        """Compute what the next stage enters with, and send it there."""
+        """Compute the hidden states for the next stage, and send them."""
         self._left = self._model.stage_output(inputs)
         sent = self._left.detach().to(self._dtype)
         self._send(sent, self.stage + 1, self._group)
 
     @property
     def has_entered(self) -> bool:
-        """Whether a forward pass has received what it begins with."""
+        """Whether the current forward pass has received its hidden states."""
         return self._entered is not None
 
     def take_ends(self) -> tuple[Tensor | None, Tensor | None]:
-        """Return what the last forward pass received and what it sent."""
+        """Return the hidden states that the last forward pass received and sent."""
         ends = self._entered, self._left
         self._entered = self._left = None
         return ends
@@ -220,7 +224,7 @@ class PipelineStage:
     def backward(
         self, entered: Tensor | None, left: Tensor | None, loss: Tensor | None
     ) -> None:
-        """Run a micro-batch back through this stage.
+        """Run the backward pass of a micro-batch through this stage.
 
         Args:
             entered: See `take_ends`.
@@ -229,22 +233,25 @@ class PipelineStage:
         """
         end = entered if left is None else left
         if self._tensor_ranks is not None and end is not None:
-            # Other micro-batches have gone forward since this one did.
+            # Micro-batches that went forward since then may have another length.
             self._tensor_ranks.num_tokens = end.shape[1]
         if loss is not None:
             torch.autograd.backward(loss)
         elif left is not None:
-            # Another group than hidden states have: NCCL runs what one pair of ranks
-            # exchanges in one group in order, and both would wait for the other.
+            # Not the group of hidden states: within a group NCCL runs the exchanges of
+            # a pair of ranks in order, and with hidden states on their way in the other
+            # direction both ranks would wait for each other.
             gradient = self._receive(tuple(left.shape), self.stage + 1, None)
             torch.autograd.backward(left, gradient.to(left.dtype))
         if entered is not None:
+            # Zeros after a loss that failed: the previous stage waits for a gradient.
             gradient = torch.zeros_like(entered)
             gradient = gradient if entered.grad is None else entered.grad
             self._send(gradient, self.stage - 1, None)
 
     def finish_sends(self) -> None:
         """Wait until everything that was sent has been received."""
+        # Only then may the memory of sent tensors be freed.
         while self._sends:
             self._sends.popleft()[0].wait()
 
@@ -255,11 +262,13 @@ class PipelineStage:
             return
         parameter = parameters[self._tied]
         if parameter.grad is None:
-            # Other stages' ends wait for it: no gradient is one of zeros.
+            # The other end waits for a gradient, so send zeros if there is none.
             parameter.grad = torch.zeros_like(parameter)
         own = local_part(parameter.grad)
         other = torch.empty_like(own)
         peer = self._rank_of(ends[0] if self.is_last else ends[1])
+        # Both directions in one batch: two ranks that first send to each other would
+        # block.
         pair = [
             dist.P2POp(dist.isend, own.clone(), peer, self._group),
             dist.P2POp(dist.irecv, other, peer, self._group),
@@ -279,7 +288,8 @@ class PipelineStage:
         value = value.contiguous()
         work = dist.isend(value, self._rank_of(stage), group)
         self._sends.append((work, value))
-        # No stage is further ahead of another than this while gradients are wanted.
+        # A bound on tensors kept alive by sends. With gradients no stage gets further
+        # ahead of another than this, so it never waits there.
         while len(self._sends) > 2 * self.num_stages:
             self._sends.popleft()[0].wait()
 
@@ -299,15 +309,15 @@ def check_stages(model: Any, name: str) -> None:
         name: Its name, for the message.
 
     Raises:
-        UnsupportedModelError: It has modules whose stage is not known, or does with
-            embeddings what a stage must not do again.
+        UnsupportedModelError: It has modules whose stage is not known, or processes
+            embeddings in a way that every stage would repeat.
     """
     _check_parts(model, name)
     _check_entry(model, name)
 
 
 def _check_parts(model: Any, name: str) -> None:
-    """Refuse a model with parameters that no stage is known for."""
+    """Refuse a model with parameters whose stage is not known."""
     base = model.base_model
     known = ("embed_tokens", "layers", "norm")
     lacking = [part for part in known if not hasattr(base, part)]
@@ -331,8 +341,8 @@ def _check_parts(model: Any, name: str) -> None:
 def _check_entry(model: Any, name: str) -> None:
     """Refuse a decoder that changes hidden states before its first layer.
 
-    Stages after the first enter with them where tokens are embedded otherwise: what is
-    done to embeddings would be done again in each.
+    Later stages pass hidden states in as embeddings, so anything done to embeddings
+    would be repeated in each stage.
     """
     base, hidden_size = model.base_model, model.get_input_embeddings().weight.shape[1]
     seeded = torch.Generator().manual_seed(0)

@@ -1,4 +1,4 @@
-"""Which positions of a micro-batch are asked for.
+"""The positions of a micro-batch whose results are needed.
 
 Letters in shapes: b rows, S columns.
 """
@@ -14,7 +14,7 @@ __all__ = ["needed_for_logprobs", "needed_for_values"]
 
 
 def needed_for_logprobs(part: Any) -> Tensor:
-    """[b, S - 1] where log-probs are wanted: the mask, or every token there is."""
+    """Return [b, S - 1] where log-probs are needed: the mask, or else every token."""
     if "token_mask" in part:
         wanted: Tensor = part["token_mask"][:, 1:] != 0
         return wanted
@@ -24,7 +24,7 @@ def needed_for_logprobs(part: Any) -> Tensor:
 
 
 def needed_for_values(part: Any) -> Tensor:
-    """[b, S] where values are wanted: the mask, before trained tokens, or everywhere.
+    """Return [b, S] where values are needed: the mask, before trained tokens, or all.
 
     See `PolicyInterface.get_values`.
     """
@@ -32,6 +32,7 @@ def needed_for_values(part: Any) -> Tensor:
         wanted: Tensor = part["value_mask"] != 0
         return wanted
     if "token_mask" in part:
+        # The value of the state in which a token is chosen stands at the token before.
         before = part["token_mask"][:, 1:] != 0
         return torch.nn.functional.pad(before, (0, 1))
     columns = torch.arange(part["input_ids"].shape[1])

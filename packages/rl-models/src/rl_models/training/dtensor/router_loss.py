@@ -1,4 +1,4 @@
-"""The loss that keeps the experts of a mixture equally busy, as transformers has it."""
+"""The loss that balances the load of the experts of a mixture, as in transformers."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ __all__ = ["RouterLoss"]
 
 
 class RouterLoss:
-    """Collects what the routers of a model say, and computes the loss of it.
+    """Collects the outputs of a model's routers, and computes their loss.
 
     Args:
         model: A Hugging Face causal LM, or a model with a scalar head.
         weight: Factor of the loss.
-        num_alike: Ranks that compute the same loss, whose gradients are added up.
+        num_alike: Number of ranks that compute the same loss, whose gradients are added
+            up.
         name: The model's name, for the message.
 
     Raises:
@@ -52,7 +53,8 @@ class RouterLoss:
             router.register_forward_hook(self._keep)
 
     def _keep(self, router: nn.Module, args: Any, output: Any) -> None:
-        # Layers that are computed again in the backward pass are not watched.
+        # Activation checkpointing computes layers again in the backward pass, where the
+        # routers must not count twice.
         if self._logits is not None:
             self._logits.append(output[0])
 
@@ -64,6 +66,7 @@ class RouterLoss:
             is_token: Whether each place of the input is a token, and not filled up;
                 None: all are.
         """
+        # Without gradients nobody takes the loss, and logits would be kept for nothing.
         if not torch.is_grad_enabled():
             yield
             return
@@ -84,4 +87,5 @@ class RouterLoss:
             logits, self._num_experts, self._top_k, attention_mask=is_token
         )
         loss = loss * share.to(loss.device) * self._weight
+        # The value stays whole for metrics, and only the gradient is divided.
         return loss.detach() + (loss - loss.detach()) / self._num_alike

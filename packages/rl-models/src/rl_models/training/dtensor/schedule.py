@@ -1,4 +1,4 @@
-"""In which order the micro-batches of a step go forward and back."""
+"""The order in which the micro-batches of a step go forward and backward."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def run_micro_batches(
 
     Args:
         model: The model.
-        count: How many there are.
-        forward: Computes each by its number.
-        backward: Whether gradients are wanted.
+        count: Number of micro-batches.
+        forward: Computes a micro-batch by its number.
+        backward: Whether to compute gradients.
     """
     if model.pipeline is not None:
         _run_stage(model, model.pipeline, count, forward, backward)
@@ -46,10 +46,10 @@ def _run_stage(
     forward: Forward,
     backward: bool,
 ) -> None:
-    """Run a stage: in turn one micro-batch forward and one back (1F1B).
+    """Run a stage: alternately one micro-batch forward and one backward (1F1B).
 
-    It begins with as many forward passes as there are stages behind it, so that it
-    never holds activations of more micro-batches than that and one.
+    It begins with as many forward passes as there are stages after it, so that it never
+    holds the activations of more micro-batches than that plus one.
     """
     ahead = stage.num_stages - 1 - stage.stage if backward else 0
     in_flight: deque[tuple[Tensor | None, Tensor | None, Tensor | None]] = deque()
@@ -61,8 +61,9 @@ def _run_stage(
                 loss = forward(number)
             except Exception as error:
                 if not (stage.is_last and stage.has_entered):
-                    raise  # other stages fail at the same place
-                # The others have computed their part and wait for gradients.
+                    raise  # the other stages fail at the same point
+                # A loss function fails on the last stage only. The other stages wait
+                # for its gradients, so finish the step and raise on all of them.
                 failure = failure or error
             in_flight.append((*stage.take_ends(), loss))
         if number >= ahead:
@@ -82,5 +83,6 @@ def _sendable(error: Exception) -> Exception:
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:
+        # Some exceptions cannot be pickled, or not be made again from their arguments.
         return RuntimeError(f"the last stage failed: {type(error).__name__}: {error}")
     return error

@@ -1,4 +1,4 @@
-"""How a model is sharded over the ranks that have other tokens (FSDP2)."""
+"""Sharding of a model over the ranks with different tokens (FSDP2)."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ from rl_models.training.dtensor.weight_source import move
 
 __all__ = ["compile_layers", "decoder_layers", "home", "local_part", "shard"]
 
+# Below this size the whole model is gathered at once: collectives for each layer would
+# take longer than the memory is worth.
 _SMALL_BYTES = 32 * 1024**2
 
 
@@ -30,7 +32,7 @@ def local_part(tensor: Tensor) -> Tensor:
 
 
 def decoder_layers(model: Any) -> list[nn.Module]:
-    """Get the modules that the model says must not be split; else its longest list."""
+    """Return the modules that the model says must not be split, or its longest list."""
     names = set(getattr(model, "_no_split_modules", None) or [])
     layers = [m for m in model.modules() if type(m).__name__ in names]
     if layers:
@@ -43,9 +45,9 @@ def decoder_layers(model: Any) -> list[nn.Module]:
 
 
 def compile_layers(model: Any, compiler: str | None) -> None:
-    """Have the decoder layers compiled when they are first used, if that is asked."""
-    # One layer at a time: all are compiled once, as they are alike, and FSDP gathers
-    # the weights of each between them.
+    """Compile the decoder layers on their first use, if the config asks for it."""
+    # Layer by layer: they are alike, so one compilation serves all, and FSDP gathers
+    # the weights of each in between.
     for layer in decoder_layers(model) if compiler is not None else ():
         layer.compile(backend=compiler)
 
@@ -55,7 +57,7 @@ def _offloads(config: PolicyConfig, layout: Layout) -> bool:
 
 
 def home(config: PolicyConfig, layout: Layout) -> torch.device:
-    """Return where this rank's parameters lie."""
+    """Return the device of this rank's parameters."""
     if layout.is_sharded and _offloads(config, layout):
         return torch.device("cpu")
     return layout.ranks.device
@@ -64,16 +66,19 @@ def home(config: PolicyConfig, layout: Layout) -> torch.device:
 def shard(
     model: Any, config: PolicyConfig, layout: Layout, dealt_out: list[nn.Module]
 ) -> None:
-    """Shard a model over the ranks with other tokens, experts over fewer of them."""
+    """Shard a model over ranks with different tokens, and experts over fewer."""
     device = layout.ranks.device
     policy = MixedPrecisionPolicy()
     if config.precision == "bfloat16":
+        # Gradients are added up over ranks and micro-batches, where bfloat16 would lose
+        # bits.
         policy = MixedPrecisionPolicy(
             param_dtype=torch.bfloat16, reduce_dtype=torch.float32
         )
     offload = _offloads(config, layout)
     reshards = config.dtensor.reshard_after_forward
     if reshards is None:
+        # Gathering again in the backward pass buys memory, which is scarce on GPUs.
         reshards = device.type == "cuda"
     options: dict[str, Any] = {
         "mesh": layout.data_mesh,
@@ -87,6 +92,7 @@ def shard(
     if by_layers is None:
         size = sum(local_part(p).nbytes for p in model.parameters())
         by_layers = size > _SMALL_BYTES
+    # Experts first: FSDP leaves out of a module what was sharded within it.
     for experts in dealt_out:
         fully_shard(experts, **{**options, "mesh": layout.shards_of_experts})
     for layer in decoder_layers(model) if by_layers else ():
@@ -94,6 +100,7 @@ def shard(
     fully_shard(model, **options)
     for module in model.modules():
         if isinstance(module, FSDPModule):
-            # The default is the mean over ranks; gloo and NCCL both have a plain sum.
+            # FSDP's default is the mean over ranks, but losses are already divided by
+            # global counts. A forced sum, because gloo lacks NCCL's scaled sums.
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)

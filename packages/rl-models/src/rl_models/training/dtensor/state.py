@@ -1,9 +1,9 @@
-"""What an exact resume needs: parameters, optimizer, schedule and random numbers.
+"""Training state for an exact resume: parameters, optimizer, schedule, random numbers.
 
 Parameters and optimizer state are written as shards (`checkpoint.sharded`); scalars of
 the optimizer (its step counts), its settings and the schedule go to `state.json`.
-Random states are per rank: at another number of ranks, ranks that had none keep the
-state that their seed gave them.
+Random states are per rank: when resuming on more ranks, the additional ones keep the
+state of their seed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _CPU_RANDOM, _GPU_RANDOM = "random/cpu", "random/cuda"
 
 
 class StatefulModel(Protocol):
-    """A model of one rank, as its training state sees it."""
+    """The interface between a model of one rank and its training state."""
 
     @property
     def parameters(self) -> Mapping[str, nn.Parameter]:
@@ -47,11 +47,11 @@ class StatefulModel(Protocol):
         ...
 
     def writes(self, name: str) -> bool:
-        """Whether this rank writes its part of a parameter."""
+        """Return whether this rank writes its part of a parameter."""
         ...
 
     def expected_in(self, saved: Set[str]) -> Set[str]:
-        """Return the parameters that a state must have, by those that it has."""
+        """Return the parameters that a state must have, given those that it has."""
         ...
 
     def box(self, name: str) -> Box:
@@ -61,7 +61,7 @@ class StatefulModel(Protocol):
     def of_all_stages(
         self, scalars: dict[str, dict[str, float]]
     ) -> dict[str, dict[str, float]]:
-        """Return numbers by parameter, with those of ranks with other parameters."""
+        """Return numbers by parameter, including parameters of other ranks."""
         ...
 
     def free_gathered(self) -> None:
@@ -75,7 +75,8 @@ def save_training_state(
     optimizer: Optimizer,
     scheduler: LRScheduler | None,
 ) -> None:
-    """Write this rank's shards and, on the first rank, what all ranks share."""
+    """Write this rank's shards and, on the first rank, the common state."""
+    # Gathered weights stand in place of the shards that are to be written.
     model.free_gathered()
     shards: dict[str, Shard] = {}
     scalars: dict[str, dict[str, float]] = {}
@@ -89,6 +90,7 @@ def save_training_state(
                     shards[f"optimizer/{name}/{key}"] = _shard(model, name, value)
             else:
                 scalars.setdefault(name, {})[key] = float(value)
+    # Only the first rank writes them, and it has the parameters of its stage alone.
     scalars = model.of_all_stages(scalars)
     random_state = torch.get_rng_state()
     shards[_CPU_RANDOM] = Shard(random_state, Box.whole(random_state.shape))
@@ -112,7 +114,7 @@ def load_training_state(
     optimizer: Optimizer,
     scheduler: LRScheduler | None,
 ) -> None:
-    """Restores what `save_training_state` wrote, at any number of ranks.
+    """Restore a state of `save_training_state`, on any number of ranks.
 
     Raises:
         CheckpointError: The folder is damaged or belongs to another model.
@@ -136,12 +138,15 @@ def load_training_state(
             slots.setdefault(owner, []).append(key)
     scalars = reader.state["optimizer_scalars"]
     for name, parameter in model.parameters.items():
+        # A frozen base, which the state leaves out and the model has loaded.
         if name not in saved:
             continue
         box = model.box(name)
         reader.read_into(f"parameter/{name}", local_part(parameter.detach()), box)
         state: dict[str, Any] = {}
         for key in sorted(slots.get(name, [])):
+            # Like the parameter, and so a DTensor where that is one: optimizers refuse
+            # to mix them.
             state[key] = torch.zeros_like(parameter.detach())
             slot = f"optimizer/{name}/{key}"
             reader.read_into(slot, local_part(state[key]), box)
@@ -162,7 +167,8 @@ def _shard(model: StatefulModel, name: str, value: Tensor) -> Shard:
 def _scalar(
     optimizer: Optimizer, parameter: Tensor, key: str, value: float
 ) -> Tensor | float:
-    """Step counts are float32 tensors in torch's optimizers."""
+    """Return a scalar as the optimizer keeps it: steps are float32 tensors."""
+    # Fused and capturable steps read the count on the device, others on the CPU.
     if key != "step":
         return value
     group = optimizer.param_groups[0]
@@ -172,8 +178,9 @@ def _scalar(
 
 
 def _schedule_state(scheduler: LRScheduler) -> Any:
-    """Return the schedule's place in time; its shape comes from the config."""
+    """Return the position in the schedule; its shape comes from the config."""
     state = dict(scheduler.state_dict())
+    # `load_state_dict` expects an entry per function; None keeps the one it has.
     if "lr_lambdas" in state:
         state["lr_lambdas"] = [None] * len(state["lr_lambdas"])
     return _json(state)
@@ -191,7 +198,7 @@ def _restore_settings(optimizer: Optimizer, groups: list[dict[str, Any]]) -> Non
 
 
 def _json(value: Any) -> Any:
-    """Plain data; numbers keep every bit, callables are left to the constructor."""
+    """Return plain data; numbers keep every bit, and callables are left out."""
     if isinstance(value, dict):
         return {k: _json(v) for k, v in value.items() if not callable(v)}
     if isinstance(value, list | tuple):

@@ -5,15 +5,15 @@ hidden -> [into_shared] -> q k v, gate up: rows of the weight -> attention, acti
                         -> o, down: columns of the weight -> [out_of_shared] -> hidden
 ```
 Every rank has some of the attention heads, of the feed-forward columns or experts and,
-where the number of ranks divides it, of the vocabulary. What is not cut (norms, biases
-behind a sum) is the same on every rank. The plan follows from the modules' names, which
-is how Llama, Mistral, Mixtral, Qwen and Gemma are written; a layer with anything else
-in it is refused, because a weight that is cut in the wrong place trains wrong in
-silence. A probe at the start compares a layer, its gradients included, with what it was
-before. Adapters are cut with the layers that they stand beside.
+if the number of ranks divides it, of the vocabulary. Weights that are not cut (norms,
+biases after a sum) are the same on every rank. The plan follows from the modules' names
+in Llama, Mistral, Mixtral, Qwen and Gemma; a layer with anything else in it is refused,
+because a weight that is cut in the wrong place silently trains wrong. A probe at the
+start compares a layer, its gradients included, before and after the cut. Adapters are
+cut with their layers.
 
 A rank's part of a weight is a plain parameter of the same name, not a DTensor: FSDP can
-shard it further, optimizers see parameters of one kind, and small layers do not pay for
+shard it further, optimizers see parameters of one kind, and small layers are spared
 DTensor's dispatch, which takes longer than their products.
 """
 
@@ -53,7 +53,7 @@ _log = get_logger(__name__)
 _BY_ROWS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
 _BY_COLUMNS = ("o_proj", "down_proj")
 _OF_ADAPTED = (".base_layer", ".lora_A.default", ".lora_B.default")
-"""What peft makes of a linear layer."""
+"""Modules that peft puts into a linear layer."""
 
 
 class TensorParallel:
@@ -62,11 +62,11 @@ class TensorParallel:
     Args:
         model: A Hugging Face causal LM, or a model with a scalar head, unsharded.
             Parameters may be on the meta device, but for those of its first layer.
-        layout: Who shares it.
+        layout: The place of this rank among all.
         name: The model's name, for messages.
 
     Raises:
-        UnsupportedModelError: It has modules that the plan does not know.
+        UnsupportedModelError: The model has modules that the plan does not know.
     """
 
     def __init__(self, model: Any, layout: Layout, name: str) -> None:
@@ -76,6 +76,7 @@ class TensorParallel:
         _check_layers(self._base.layers, name)
         first = probed(self._base.layers)
         probe = LayerProbe(self._base, first)
+        # Before the layer is cut in place.
         wanted = probe.whole(first)
         self._cut: dict[nn.Parameter, int] = {}
         self._partial: list[nn.Parameter] = []
@@ -85,6 +86,7 @@ class TensorParallel:
         if layout.splits_tokens:
             self._split_tokens()
         move(model, self._device)
+        # By name from here on: FSDP replaces the parameter objects.
         self._dims = {n: self._cut.get(p) for n, p in model.named_parameters()}
         partial = set(self._partial)
         self._partial_names = {n for n, p in model.named_parameters() if p in partial}
@@ -93,11 +95,12 @@ class TensorParallel:
     def _compare(
         self, probe: LayerProbe, wanted: Probed, layer: nn.Module, name: str
     ) -> None:
-        """Refuse a model of which a layer is another one when it is cut."""
+        """Refuse a model if a layer computes something else once it is cut."""
         join = self.ranks.join_tokens if self.ranks.splits_tokens else None
         with ExitStack() as stack:
             if self.ranks.splits_tokens and layer is not self._base.layers[0]:
-                # In the model the first layer has split them.
+                # In the model the first layer splits the tokens; this one is probed by
+                # itself.
                 split = layer.register_forward_pre_hook(
                     self._split_first, with_kwargs=True
                 )
@@ -123,16 +126,17 @@ class TensorParallel:
         return self._dims[name]
 
     def whole(self, name: str, part: Tensor) -> Tensor:
-        """Return the whole of a parameter, of each rank's part; collective."""
+        """Return the whole parameter from each rank's part; collective."""
         dim = self._dims.get(name)
         return part if dim is None else self.ranks.joined(part, dim)
 
     def add_partial_gradients(self, parameters: dict[str, nn.Parameter]) -> None:
-        """Add up gradients of uncut weights that saw a rank's heads or tokens only.
+        """Add up gradients of uncut weights that saw only a rank's heads or tokens.
 
-        Once per step, after the last backward pass: their sum is what counts, and one
+        Once per step, after the last backward pass: only their sum matters, and one
         collective for all of them is faster than one for each in each pass.
         """
+        # In the order of names, which is the same on all ranks; a set's is not.
         gradients = [
             grad.to_local() if isinstance(grad, DTensor) else grad
             for name in sorted(self._partial_names)
@@ -153,9 +157,11 @@ class TensorParallel:
                 self._cut_weights(module, 0)
             elif leaf in _BY_COLUMNS:
                 self._cut_weights(module, 1)
+                # Without its bias, which the sum over the ranks would count R times.
                 inner = _inner(module)
                 inner.forward = MethodType(_unbiased, inner)
                 module.register_forward_hook(self._leave)
+                # Each rank adds the bias to its tokens only.
                 if inner.bias is not None and self.ranks.splits_tokens:
                     self._partial.append(inner.bias)
             elif _is_mixture(module):
@@ -165,7 +171,8 @@ class TensorParallel:
         for name, parameter in layer.named_parameters():
             if parameter in self._cut or not name.endswith("norm.weight"):
                 continue
-            # A norm of heads sees this rank's heads; the others see its tokens.
+            # A norm of heads sees this rank's heads; with split tokens, other norms see
+            # this rank's tokens. Either way the gradient is a part of the whole one.
             if _is_head_norm(name) or self.ranks.splits_tokens:
                 self._partial.append(parameter)
 
@@ -173,13 +180,14 @@ class TensorParallel:
         experts = block.experts
         for key in EXPERT_WEIGHTS:
             self._replace(experts, key, 0)
+        # Read by transformers' forward pass.
         experts.num_experts = experts.gate_up_proj.shape[0]
         experts.forward = MethodType(self._own_tokens, experts)
         block.register_forward_pre_hook(self._enter, with_kwargs=True)
         block.register_forward_hook(
             lambda module, args, out: self.ranks.out_of_shared(out)
         )
-        # It chooses for all tokens, but only own experts give it a gradient.
+        # The router sees all tokens, but gets gradients from this rank's experts only.
         self._partial.append(block.gate.weight)
 
     def _cut_weights(self, module: Any, dim: int) -> None:
@@ -191,10 +199,11 @@ class TensorParallel:
             self._cut_adapter(module.lora_A.default, module.lora_B.default, dim)
 
     def _cut_adapter(self, a: Any, b: Any, dim: int) -> None:
-        """Cut the matrix that has the dimension of the weight that is cut.
+        """Cut the matrix that has the cut dimension of the weight.
 
-        The other one is whole, and each rank has a part of its gradient: behind `A`
-        are this rank's rows of `B`, and before `B` is a sum over its columns of `A`.
+        The other one stays whole, and each rank has a part of its gradient: `A` is
+        followed by this rank's rows of `B`, or `B` follows a sum over its columns of
+        `A`.
         """
         cut, whole = (b, a) if dim == 0 else (a, b)
         self._replace(cut, "weight", dim)
@@ -204,7 +213,7 @@ class TensorParallel:
         whole = getattr(module, name)
         local = whole.detach().chunk(self.ranks.size, dim=dim)[self.ranks.rank]
         if not local.is_meta:
-            # A copy, so that the memory of the whole weight can go.
+            # A copy, so that the memory of the whole weight can be freed.
             local = local.to(self._device, copy=True)
         local = local.contiguous()
         parameter = nn.Parameter(local, requires_grad=whole.requires_grad)
@@ -231,6 +240,7 @@ class TensorParallel:
         if outputs is None:
             return False
         if tied:
+            # Replacing the embedding's parameter has untied the head.
             outputs.weight = inputs.weight
         else:
             self._replace(outputs, "weight", 0)
@@ -240,7 +250,7 @@ class TensorParallel:
         return True
 
     def _split_tokens(self) -> None:
-        """Split tokens before the first layer; what follows the last norm is whole."""
+        """Split tokens before the first layer, and join them after the last norm."""
         first: nn.Module = self._base.layers[0]
         norm: nn.Module = self._base.norm
         self.split_tokens_at(first)
@@ -248,11 +258,11 @@ class TensorParallel:
         self._partial.extend(norm.parameters())
 
     def split_tokens_at(self, first: nn.Module) -> None:
-        """Split tokens before a layer that others precede on other ranks."""
+        """Split tokens before a layer."""
         first.register_forward_pre_hook(self._split_first, with_kwargs=True)
 
     def join_tokens_at(self, last: nn.Module) -> None:
-        """Make tokens whole behind a module that others follow on other ranks."""
+        """Join tokens after a module."""
         last.register_forward_hook(
             lambda module, args, out: self.ranks.join_tokens(out)
         )
@@ -266,7 +276,7 @@ class TensorParallel:
     def _own_tokens(
         self, experts: Any, hidden_N_H: Tensor, expert_N_K: Tensor, weight_N_K: Tensor
     ) -> Tensor:
-        """Compute those pairs of a token and an expert whose expert is here."""
+        """Compute the pairs of a token and an expert whose expert is on this rank."""
         expert_M = expert_N_K.reshape(-1) - self.ranks.rank * experts.num_experts
         is_own = (expert_M >= 0) & (expert_M < experts.num_experts)
         pair = is_own.nonzero().squeeze(-1)
@@ -277,7 +287,7 @@ class TensorParallel:
         return zeros.index_add(0, token, weighted).to(hidden_N_H.dtype)
 
     def _leave(self, module: Any, args: Any, out: Tensor) -> Tensor:
-        """Add up what ranks computed of a layer and its adapter; the bias once."""
+        """Add up the ranks' outputs of a layer and its adapter, and the bias once."""
         total = self.ranks.out_of_shared(out)
         bias = _inner(module).bias
         return total if bias is None else total + bias
@@ -290,8 +300,10 @@ class TensorParallel:
         if padding is not None:
             padding -= self.ranks.rank * weight.shape[0]
             padding = padding if 0 <= padding < weight.shape[0] else None
+        # Tokens of other ranks look up some row here, which is set to zero for the sum.
         found = embedding(own.clamp(0, weight.shape[0] - 1), weight, padding)
         found = self.ranks.sum(found * is_own[..., None].to(found.dtype))
+        # Gemma's embedding multiplies by it in a forward method that this one replaces.
         scale = getattr(module, "embed_scale", None)
         return found if scale is None else found * scale.to(found.dtype)
 
@@ -300,7 +312,7 @@ class TensorParallel:
 
 
 def _inner(module: Any) -> Any:
-    """Return the linear layer that an adapter stands beside, or the layer itself."""
+    """Return the linear layer inside an adapted one, or the layer itself."""
     return getattr(module, "base_layer", module)
 
 
@@ -309,14 +321,15 @@ def _unbiased(module: Any, hidden: Tensor) -> Tensor:
 
 
 def _with_hidden(change: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Change the hidden state, which layers get as first or as `hidden_states`."""
+    """Change the hidden state, the first argument of a layer or `hidden_states`."""
     if args:
         return (change(args[0]), *args[1:]), kwargs
     return args, {**kwargs, "hidden_states": change(kwargs["hidden_states"])}
 
 
 def _is_mixture(module: nn.Module) -> bool:
-    """Whether a module is a router and its experts, and nothing else."""
+    """Return whether a module has a router and its experts, and nothing else."""
+    # A shared expert beside them would be computed and added up by every rank.
     children = dict(module.named_children())
     return children.keys() == {"gate", "experts"} and are_experts(children["experts"])
 
@@ -338,7 +351,7 @@ def _decoder(model: Any, name: str) -> Any:
 
 
 def _check_layers(layers: Any, name: str) -> None:
-    """Refuse layers with a parameter whose place in the plan is not known."""
+    """Refuse layers with a parameter that the plan does not know."""
     for layer in layers:
         odd = sorted(_unknown_parameters(layer))
         if odd:

@@ -24,7 +24,7 @@ __all__ = ["student_inputs", "topk_of_shard"]
 def topk_of_shard(
     model: RankModel, data: Any, *, k: int, micro_batch_size: int, temperature: float
 ) -> dict[str, Tensor]:
-    """Columns of `TopkOutputSpec` for the rows of a shard.
+    """Return the columns of `TopkOutputSpec` for the rows of a shard.
 
     Raises:
         BatchError: The model has fewer than k tokens.
@@ -33,6 +33,8 @@ def topk_of_shard(
     input_ids = data["input_ids"]
     columns = {
         "topk_logits": torch.zeros(*input_ids.shape, k),
+        # Half the size of torch's int64, and enough for any vocabulary: these columns
+        # travel.
         "topk_indices": torch.zeros(*input_ids.shape, k, dtype=torch.int32),
         "topk_log_normalizer": torch.zeros(input_ids.shape),
     }
@@ -47,8 +49,10 @@ def topk_of_shard(
                     "get_topk_logits: k must be at most the size of the vocabulary "
                     f"({logits_N_V.shape[-1]}): got {k}"
                 )
+            # After `needed_logits`, because every stage takes part in its forward pass.
             if not model.has_head:
                 continue
+            # In float32, where the normalizer is a sum over the vocabulary.
             scaled_N_V = logits_N_V.float() / temperature
             logits_N_k, indices_N_k = scaled_N_V.topk(k, dim=-1)
             found = {
@@ -66,16 +70,16 @@ def topk_of_shard(
 def student_inputs(
     model: RankModel, part: Any, temperature: float, *, needs_entropy: bool
 ) -> dict[str, Tensor]:
-    """Return what a loss of `LossInputType.DISTILLATION` is computed from.
+    """Return the inputs of a loss of `LossInputType.DISTILLATION`.
 
     Args:
         model: The model that is trained.
         part: A micro-batch with `topk_indices` [b, S, k].
         temperature: Divides the logits.
-        needs_entropy: Whether `student_entropy` is wanted too.
+        needs_entropy: Whether to return `student_entropy` as well.
 
     Raises:
-        BatchError: `topk_indices` is missing, or names tokens that the model has not.
+        BatchError: `topk_indices` is missing, or names tokens that the model lacks.
     """
     indices = part.get("topk_indices")
     if indices is None:
@@ -92,6 +96,8 @@ def student_inputs(
     flat = indices[:, :-1].reshape(-1, k).to(scaled_N_V.device, torch.int64)
     indices_N_k = flat[batch.places]
     size = scaled_N_V.shape[-1]
+    # On a GPU `gather` would fail with a device-side assertion that names no cause and
+    # leaves the process unusable.
     if indices_N_k.numel() and int(indices_N_k.max()) >= size:
         raise BatchError(
             f"topk_indices names token {int(indices_N_k.max())}, but the student has "

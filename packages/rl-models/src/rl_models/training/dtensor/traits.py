@@ -1,7 +1,7 @@
-"""What the backend `dtensor` tells the driver, without torch where settings are plain.
+"""Traits of the backend `dtensor` for the driver, without torch if settings are plain.
 
-Importing torch takes seconds. What is not plain is no mistake: the backend's own check
-decides, with torch.
+Importing torch takes seconds. Settings that are not plain are no mistake: the backend's
+own check decides about them, with torch.
 """
 
 from __future__ import annotations
@@ -23,28 +23,29 @@ __all__ = [
 
 
 class Traits(TrainingTraits):
-    """What `DTensorTrainingBackend` is and has."""
+    """Abilities of `DTensorTrainingBackend`."""
 
     parallel_axes = ("pipeline", "context", "tensor", "expert")
     has_adapters = True
 
     @staticmethod
     def check_config(config: PolicyConfig) -> None:
-        """Check optimizer, schedule and the axes that do not go together.
+        """Check optimizer, schedule and axes that exclude each other.
 
         Raises:
             ConfigError: A class or an argument of it does not exist or does not fit, or
-                workers cannot share experts so.
+                the axes exclude each other.
         """
         check_expert_layout(config)
         check_pipeline_layout(config)
         if not settings_are_plain(config):
+            # By name: the module imports torch, and this one is read to avoid that.
             home = importlib.import_module("rl_models.training.dtensor.backend")
             home.DTensorTrainingBackend.check_config(config)
 
 
 def check_expert_layout(config: PolicyConfig) -> None:
-    """Refuse what workers that share experts cannot have besides.
+    """Refuse settings that exclude shared experts.
 
     Raises:
         ConfigError: A setting, with a remedy.
@@ -77,7 +78,7 @@ def check_expert_layout(config: PolicyConfig) -> None:
 
 
 def check_pipeline_layout(config: PolicyConfig) -> None:
-    """Refuse what stages of a model cannot have besides.
+    """Refuse settings that exclude pipeline stages.
 
     Raises:
         ConfigError: A setting, with a remedy.
@@ -110,6 +111,7 @@ def check_pipeline_layout(config: PolicyConfig) -> None:
 
 
 def _is_size(value: Any) -> bool:
+    # Not `isinstance`: a bool is an int.
     return type(value) in (int, float) and value >= 0
 
 
@@ -127,12 +129,13 @@ _ADAM: Mapping[str, Callable[[Any], bool]] = {
     "eps": _is_size,
     "weight_decay": _is_size,
 }
+# The usual settings only: a wrong guess here would start workers for nothing.
 _PLAIN = {"torch.optim.Adam": _ADAM, "torch.optim.AdamW": _ADAM}
 _SHAPES = ("constant", "linear", "cosine")
 
 
 def settings_are_plain(config: PolicyConfig) -> bool:
-    """Whether settings that torch knows about are known to fit without asking it."""
+    """Return whether settings are known to be valid without asking torch."""
     if config.dtensor.compile is not None:
         return False
     schedule = config.scheduler

@@ -1,9 +1,9 @@
-"""Where the weights of a rank come from, part by part.
+"""Sources of a rank's weights, which are read part by part.
 
-A rank that shares a model with others builds it without memory for its weights, finds
-out which parts of them are its own, and reads only these. Where a folder does not hold
-the weights under the names and with the shapes of the model, transformers converts them
-when it loads them, so that every rank has to load the whole model first.
+A rank that shares a model with others builds it without memory for its weights,
+determines its parts of them, and reads only these. If a folder does not hold the
+weights under the names and with the shapes of the model, transformers converts them on
+loading, so that every rank has to load the whole model first.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class WeightSource(Protocol):
 
 
 class LoadedWeights:
-    """Those of a model in memory."""
+    """Weights of a model in memory."""
 
     def __init__(self, model: Any) -> None:
         self._values = dict(model.named_parameters())
@@ -63,11 +63,11 @@ class LoadedWeights:
 
 
 class FileWeights:
-    """Those of safetensors, of which only the asked parts are read.
+    """Weights in safetensors files, of which only the requested parts are read.
 
     Args:
         files: The safetensors.
-        new: Parameters that are in none of them.
+        new: Parameters that are in none of them, such as a new head.
     """
 
     def __init__(self, files: MixtureFiles, new: Mapping[str, Tensor]) -> None:
@@ -85,7 +85,7 @@ class FileWeights:
 def open_model(
     config: PolicyConfig, source: Any, *, shared: bool
 ) -> tuple[Any, WeightSource | None]:
-    """Return a model, and the weights that it is to get, if it has none.
+    """Return a model, and the source of its weights if it has none.
 
     Args:
         config: The policy's config.
@@ -113,7 +113,8 @@ def _without_weights(
         files = MixtureFiles(WeightFiles(source))
         model = _skeleton(config, files.source)
     except (ModelLoadError, SafetensorError, OSError, ValueError, KeyError) as error:
-        # Where more is wrong than that, loading the whole model says what.
+        # Not an error yet: if more is wrong than that, loading the whole model fails
+        # with a better message.
         _log.warning(_WHOLE, source, f"they cannot be read in parts ({error})")
         return None
     if model is None:
@@ -139,14 +140,14 @@ def _skeleton(config: PolicyConfig, source: str) -> Any | None:
 
 
 def _odd_name(model: Any, files: MixtureFiles, new: Mapping[str, Tensor]) -> str | None:
-    """Return a tensor for which files and model differ; None if there is none."""
+    """Return a tensor that differs between files and model; None if there is none."""
     if getattr(model.config, "quantization_config", None) is not None:
         return "quantized weights"
     parameters = dict(model.named_parameters())
     for name, parameter in parameters.items():
         if name not in new and files.shapes.get(name) != tuple(parameter.shape):
             return str(name)
-    # A weight that is tied here may be two in the files, and a buffer may be saved.
+    # The files may have two weights where the model has a tied one, or a saved buffer.
     others = model.state_dict().keys() - parameters.keys()
     return next((str(name) for name in sorted(others) if name in files.shapes), None)
 
@@ -154,12 +155,12 @@ def _odd_name(model: Any, files: MixtureFiles, new: Mapping[str, Tensor]) -> str
 def fill_for_probe(
     model: Any, left: Iterable[nn.Module], weights: WeightSource
 ) -> None:
-    """Give layers that are probed, and what leads to them, their weights.
+    """Load the weights of the probed layer and of everything before it.
 
     Args:
         model: A model with parameters on the meta device.
-        left: The decoder layers after the one that is probed.
-        weights: Its weights.
+        left: The decoder layers after the probed one.
+        weights: Source of the weights.
     """
     embedding = model.get_input_embeddings().weight
     head = model.get_output_embeddings()
@@ -172,7 +173,8 @@ def fill_for_probe(
             continue
         box = Box.whole(parameter.shape)
         if parameter is embedding:
-            # Memory that nobody touches is not taken: a probe sees few tokens.
+            # The probe sees few tokens, and untouched pages of memory are never
+            # allocated.
             rows = min(NUM_TOKENS + 1, parameter.shape[0])
             box = Box(box.global_shape, box.starts, (rows, *parameter.shape[1:]))
         value = torch.empty(parameter.shape, dtype=parameter.dtype)
@@ -182,9 +184,9 @@ def fill_for_probe(
 
 
 def allocate(model: nn.Module, device: torch.device) -> None:
-    """Give parameters on the meta device memory of their own, without values.
+    """Allocate memory for parameters on the meta device, without values.
 
-    Parameters that are one stay one, and those that are sharded stay sharded.
+    Tied parameters stay tied, and sharded ones stay sharded.
     """
     made = {}
     for parameter in model.parameters():
@@ -202,17 +204,18 @@ def _replace(model: nn.Module, new: Mapping[nn.Parameter, nn.Parameter]) -> None
 
 
 def move(model: nn.Module, device: torch.device) -> None:
-    """Move what has memory to a device."""
+    """Move all tensors that have memory to a device."""
+    # `Module.to` refuses models with tensors on the meta device.
     apply: Callable[[Callable[[Tensor], Tensor]], nn.Module] = model._apply
     apply(lambda tensor: tensor if tensor.is_meta else tensor.to(device))
 
 
 @contextmanager
 def place_adapters(model: nn.Module) -> Iterator[None]:
-    """Let layers on the meta device get adapters that are not.
+    """Have adapters created on the CPU for layers on the meta device.
 
-    An adapter goes where the weight of its layer is, so that the weight stands on the
-    CPU meanwhile, as one number that is repeated.
+    peft creates an adapter on the device of its layer's weight, so the weight is
+    replaced meanwhile by a tensor on the CPU, a single number that is repeated.
     """
     placed = [
         (module, parameter)

@@ -22,9 +22,9 @@ __all__ = ["HiddenStates", "build_gpt", "padded_vocabulary"]
 
 
 class Norm(nn.Module):
-    """Root-mean-square norm, which knows whose gradient is a part of the whole.
+    """Root-mean-square norm that marks weights whose gradient is a partial one.
 
-    Each tensor rank norms its part of the tokens (sequence parallel) or its heads
+    Each tensor rank normalizes its part of the tokens (sequence parallel) or its heads
     (`per_head`): the gradient of the weight is then the sum over these ranks.
     """
 
@@ -48,7 +48,10 @@ class Norm(nn.Module):
 
 
 class HiddenStates(GPTModel):  # type: ignore[misc]
-    """A GPT model that gives the last hidden states; the head runs where needed."""
+    """A GPT model that returns the last hidden states.
+
+    The head runs at needed positions only, and later.
+    """
 
     def _postprocess(self, hidden_states: Tensor, **_: Any) -> Tensor:
         return hidden_states
@@ -62,6 +65,7 @@ def build_gpt(config: Any, layout: RankLayout, *, recompute: bool) -> HiddenStat
         layout: This rank's place.
         recompute: Compute each layer once more in the backward pass.
     """
+    # The local layers of torch: those of Transformer Engine need a GPU.
     settings = _settings(config, layout, recompute)
     layer = get_gpt_layer_local_spec(
         qk_layernorm=settings.qk_layernorm, normalization="RMSNorm"
@@ -97,7 +101,7 @@ def build_gpt(config: Any, layout: RankLayout, *, recompute: bool) -> HiddenStat
 
 
 def padded_vocabulary(vocab_size: int, tensor_size: int) -> int:
-    """Return the rows of the embedding: the least that tensor ranks share evenly."""
+    """Return the rows of the embedding: the fewest that tensor ranks share evenly."""
     return vocab_size + -vocab_size % tensor_size
 
 
@@ -125,6 +129,7 @@ def _settings(config: Any, layout: RankLayout, recompute: bool) -> TransformerCo
         add_bias_linear=False,
         add_qkv_bias=family == "qwen2",
         qk_layernorm=family == "qwen3",
+        # These families have none; `families` refuses configs that ask for some.
         hidden_dropout=0.0,
         attention_dropout=0.0,
         tensor_model_parallel_size=layout.tensor_size,
@@ -132,19 +137,21 @@ def _settings(config: Any, layout: RankLayout, recompute: bool) -> TransformerCo
         pipeline_model_parallel_size=layout.num_stages,
         pipeline_dtype=torch.float32,
         variable_seq_lengths=layout.num_stages > 1,
-        # Asked for where lengths vary, also of a model without experts.
+        # Megatron-core demands it for varying lengths, also without experts.
         moe_token_dispatcher_type="alltoall",
         params_dtype=torch.float32,
         use_cpu_initialization=layout.device.type == "cpu",
+        # All weights are loaded afterwards.
         perform_initialization=False,
-        # The fused kernels are of GPUs, and round.
+        # The fused kernels need a GPU, and round more.
         bias_activation_fusion=False,
         bias_dropout_fusion=False,
         masked_softmax_fusion=False,
         gradient_accumulation_fusion=False,
         apply_rope_fusion=False,
         persist_layer_norm=False,
-        # Losses are divided by global counts already.
+        # Otherwise Megatron-core divides by the number of micro-batches, but losses are
+        # divided by global counts already.
         calculate_per_token_loss=True,
         **recomputed,
     )

@@ -1,8 +1,7 @@
-"""Attention of Megatron-core's layers, which something else can take over.
+"""Attention of Megatron-core's layers that can be replaced while sampling.
 
-Rows that are decoded bring a cache of keys and values of their own kind: the static one
-of Megatron-core has one length for all rows of a batch, and its paged one needs flash
-attention, and thereby a GPU.
+Sampling uses our own cache of keys and values: the static one of Megatron-core has one
+length for all rows of a batch, and its paged one needs flash attention, and thus a GPU.
 
 Letters in shapes: T packed tokens, H query heads, K key heads, D head size.
 """
@@ -23,12 +22,13 @@ Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """From a layer's number, [T, H, D] queries and [T, K, D] keys and values to [T, H, D].
 Heads are those of this tensor rank."""
 
+# A context variable, because Megatron-core's layers pass on no argument of ours.
 _active: ContextVar[Attend | None] = ContextVar("rl_megatron_attend", default=None)
 
 
 @contextmanager
 def attending_by(attend: Attend) -> Iterator[None]:
-    """Layers that run inside take one row of packed tokens, and attend by this."""
+    """Have layers take one row of packed tokens and use this attention."""
     token = _active.set(attend)
     try:
         yield

@@ -55,7 +55,7 @@ from rl_models.training.megatron.traits import Traits
 from rl_models.training.process_group import Ranks, leave_process_group
 from rl_models.types import LossInputType
 
-# The driver asks this class for what it checks, and has no Megatron-core.
+# The driver calls the checks of this class, and has no Megatron-core.
 _HAS_MEGATRON = find_spec("megatron") is not None
 if _HAS_MEGATRON:
     from rl_models.training.megatron.decoder import MegatronDecoder
@@ -96,7 +96,7 @@ class MegatronTrainingBackend(Traits):
 
     @staticmethod
     def check_config(config: PolicyConfig) -> None:
-        """Check optimizer, schedule and model, and what the backend does not have.
+        """Check optimizer, schedule, model, and settings that are not supported.
 
         Raises:
             ConfigError: A setting cannot work.
@@ -116,9 +116,12 @@ class MegatronTrainingBackend(Traits):
                 )
         if config.parallelism.tensor > 1:
             check_elementwise(config.optimizer)
+        # torch checks arguments only when it makes the object, and a wrong one should
+        # fail before workers are started.
         number = {"number": torch.nn.Parameter(torch.zeros(1))}
         optimizer = build_optimizer(config.optimizer, number, torch.device("cpu"))
         build_scheduler(config.scheduler, optimizer)
+        # A model on the hub is checked by its workers, which download it anyway.
         if check_model_folder(config.model_name) is not None:
             model_config(config)
 
@@ -146,6 +149,7 @@ class MegatronTrainingBackend(Traits):
         transformers_logging.disable_progress_bar()
         if self.config.num_threads is not None and self.ranks.device.type == "cpu":
             torch.set_num_threads(self.config.num_threads)
+        # Before any model: Megatron-core asks its process groups for sizes of layers.
         self.layout = join_layout(self.config, self.ranks)
         if init_reference_model:
             self._reference = MegatronModel(self.config, self.layout, trainable=False)
@@ -167,7 +171,7 @@ class MegatronTrainingBackend(Traits):
         global_batch_size: int,
         micro_batch_size: int,
     ) -> dict[str, Any]:
-        """Trains on this rank's shard; see `TrainingBackend.train_step`.
+        """Train on this rank's shard; see `TrainingBackend.train_step`.
 
         Returns:
             `loss`, `grad_norm` and `lr` per global batch (the same on all ranks) and
@@ -177,14 +181,15 @@ class MegatronTrainingBackend(Traits):
         losses, norms, rates = [], [], []
         metrics: dict[str, list[Any]] = {}
         for batch in global_batches(data, global_batch_size // self.layout.data_size):
+            # Before the update, whose schedule sets the rate of the next step.
             rates.append(float(self._optimizer.param_groups[0]["lr"]))
             losses.append(
                 self._accumulate(batch, loss_fn, micro_batch_size, eval_mode, metrics)
             )
             norms.append(0.0 if eval_mode else self._update(metrics))
-        # Whoever works next on this device has the room of the gradients.
+        # Frees the memory of the gradients for other work on this device.
         self._optimizer.zero_grad(set_to_none=True)
-        # The driver reads them from the first stage, and the last one has them.
+        # The driver reads metrics from the first stage; the last one computes them.
         last = self.layout.num_stages - 1
         return {
             "loss": torch.tensor(losses, dtype=torch.float32),
@@ -205,14 +210,17 @@ class MegatronTrainingBackend(Traits):
         eval_mode: bool,
         metrics: dict[str, list[Any]],
     ) -> float:
-        """Forward and backward over one global batch; gives its loss over all ranks."""
-        # Not only after the step: one that raised must leave nothing to the next one.
+        """Accumulate gradients of a global batch; return its loss over all ranks."""
+        # Not only after the step: one that raised must leave no gradients behind.
         self._optimizer.zero_grad(set_to_none=True)
+        # Counted before the first pass: each micro-batch divides its loss by the counts
+        # of the whole batch, so that gradients can simply be added.
         valid_seqs, valid_toks = self._global_counts(batch)
         columns = batch["input_ids"].shape[1]
         rows = micro_batch_rows(batch, row_lengths(batch), micro_batch_size)
         parts = [narrowed(batch, some, columns) for some in rows]
         inputs = [self._model_input(part, loss_fn) for part in parts]
+        # In float64, so that the sizes of micro-batches hardly change the sum.
         total = torch.zeros((), dtype=torch.float64, device=self.layout.device)
 
         def finish(number: int, hidden: Tensor) -> Tensor:
@@ -232,6 +240,7 @@ class MegatronTrainingBackend(Traits):
             for part, planned in zip(parts, inputs, strict=True)
         ]
         run_micro_batches(self.model, ids, finish, backward=not eval_mode)
+        # Only the last stage has computed losses.
         self.layout.from_stage(total, self.layout.num_stages - 1)
         return float(self.layout.sum_over_data(total).item())
 
@@ -243,7 +252,7 @@ class MegatronTrainingBackend(Traits):
         return counts[0], counts[1]
 
     def _model_input(self, part: Any, loss_fn: LossFunction) -> Any:
-        """Plan the forward pass of a micro-batch; None where all of it is needed."""
+        """Plan the forward pass of a micro-batch; None if all of it is needed."""
         if loss_fn.input_type is LossInputType.LOGIT:
             return None
         if loss_fn.input_type is LossInputType.VALUE:
@@ -269,7 +278,7 @@ class MegatronTrainingBackend(Traits):
         return {"next_token_logprobs": logprobs}
 
     def _update(self, metrics: dict[str, list[Any]]) -> float:
-        """Clips and steps; a gradient that is inf or nan changes nothing."""
+        """Clip and step; a gradient that is inf or nan changes nothing."""
         sum_gradients(self.model)
         norm = gradient_norm(self.model)
         is_finite = self._skipped.is_finite(norm)
@@ -278,6 +287,8 @@ class MegatronTrainingBackend(Traits):
             self._optimizer.step()
             if self._scheduler is not None:
                 self._scheduler.step()
+        # The ranks of the first copy of the model: metrics of copies are put together,
+        # and a skipped step is one step.
         if self.ranks.rank < self.layout.model_size:
             metrics.setdefault("skipped_steps", []).append(float(not is_finite))
         return norm
@@ -323,15 +334,15 @@ class MegatronTrainingBackend(Traits):
         *,
         first_column: int = 0,
     ) -> Tensor:
-        """[B, S] numbers of this shard, without gradients, on every stage.
+        """Return [B, S] results of this shard, without gradients, on every stage.
 
         Args:
-            model: What computes them.
+            model: The model.
             data: The rows.
             micro_batch_size: Rows per pass.
             planned: Returns the model's input for a micro-batch.
-            finish: Returns [b, columns] of the last stage's hidden states.
-            first_column: Where these begin.
+            finish: Returns [b, columns] from the last stage's hidden states.
+            first_column: First column of these.
         """
         model.module.eval()
         input_ids = data["input_ids"]
@@ -346,6 +357,8 @@ class MegatronTrainingBackend(Traits):
             found = finish(hidden, plans[number])
             end = first_column + found.shape[1]
             whole[some.start : some.stop, first_column:end] = found
+            # Megatron-core's schedule wants a number, and does not use it without
+            # gradients.
             return found.sum()
 
         ids = [each.inputs["input_ids"] for each in plans]
@@ -354,11 +367,11 @@ class MegatronTrainingBackend(Traits):
 
     @property
     def device(self) -> torch.device:
-        """Where the model is."""
+        """Device of the model."""
         return self.layout.device
 
     def decoder(self) -> MegatronDecoder:
-        """Return what samples with the weights that are trained."""
+        """Return a decoder that samples with the weights in training."""
         return MegatronDecoder(self.model)
 
     def get_topk_logits(
@@ -369,7 +382,7 @@ class MegatronTrainingBackend(Traits):
         micro_batch_size: int,
         temperature: float | None = None,
     ) -> dict[str, Tensor]:
-        """Refuse: a teacher is of another backend.
+        """Refuse, because teachers need another backend.
 
         Raises:
             UnsupportedModelError: Always.
@@ -387,6 +400,7 @@ class MegatronTrainingBackend(Traits):
     ) -> None:
         """Write this rank's part; see `PolicyInterface.save_checkpoint`."""
         whole = {}
+        # All ranks iterate, because gathering a tensor takes all of them; one keeps it.
         for name, value in self.model.full_tensors():
             if self.ranks.is_first:
                 whole[name] = value
@@ -405,6 +419,7 @@ class MegatronTrainingBackend(Traits):
                 self._scheduler,
                 self.ranks,
             )
+        # No rank may report the checkpoint before all files are written.
         self.layout.barrier()
 
     def load_checkpoint(
@@ -425,7 +440,7 @@ class MegatronTrainingBackend(Traits):
             self.model.load(weights_path)
 
     def weight_specs(self) -> dict[str, Tensor]:
-        """Return what `export_weights` gives, as tensors without data."""
+        """Return the tensors of `export_weights`, without data."""
         return {
             source: torch.empty(self.model.shapes[source], device="meta")
             for entry in self.model.entries.values()

@@ -1,4 +1,4 @@
-"""Weights between Hugging Face's names and shapes and those of Megatron-core.
+"""Conversion of weights between Hugging Face's and Megatron-core's names and shapes.
 
 Letters in shapes: G key-value groups, R tensor ranks.
 
@@ -27,7 +27,7 @@ Kind = Literal["vocabulary", "attention", "gated", "columns", "whole"]
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One parameter of Megatron-core, and those of Hugging Face that it consists of."""
+    """A parameter of Megatron-core, and the Hugging Face parameters it consists of."""
 
     name: str
     """In Megatron-core, layers counted over all stages."""
@@ -48,7 +48,7 @@ def entries(config: Any, head: Sequence[str] = ()) -> Iterator[Entry]:
 
     Args:
         config: The config.
-        head: Parameters of a scalar head, which is there in place of the vocabulary's.
+        head: Parameters of a scalar head that replaces the language-model head.
     """
     embedding = "embedding.word_embeddings.weight"
     yield Entry(embedding, ("model.embed_tokens.weight",), "vocabulary")
@@ -89,7 +89,7 @@ def join(
     """Return a tensor rank's part of a parameter of Megatron-core.
 
     Args:
-        kind: How it is made up.
+        kind: How it is composed.
         parts: The whole tensors of Hugging Face.
         num_groups: G.
         rank: The tensor rank.
@@ -100,12 +100,17 @@ def join(
     if kind == "columns":
         return parts[0].chunk(size, dim=1)[rank]
     if kind == "gated":
+        # Each rank's gate and up rows must belong together: the activation multiplies
+        # them. Cutting the joined matrix would give some ranks gates only.
         return torch.cat([part.chunk(size)[rank] for part in parts])
     if kind == "vocabulary":
+        # Tensor ranks need equal parts; logits of the padding are masked.
         rows = parts[0]
         missing = -rows.shape[0] % size
         padded = torch.cat([rows, rows.new_zeros(missing, *rows.shape[1:])])
         return padded.chunk(size)[rank]
+    # Megatron-core keeps queries, key and value of a group together, so that a rank's
+    # part has whole groups.
     shape = parts[0].shape[1:]
     by_group = [part.reshape(num_groups, -1, *shape) for part in parts]
     mine = torch.cat(by_group, dim=1).chunk(size)[rank]
@@ -121,7 +126,7 @@ def split(
     """Return the whole tensors of Hugging Face; the inverse of `join`.
 
     Args:
-        kind: How the parameter is made up.
+        kind: How the parameter is composed.
         shards: The parts of all tensor ranks.
         shapes: Shapes of the whole tensors.
         num_groups: G.
@@ -131,6 +136,7 @@ def split(
     if kind == "columns":
         return [torch.cat(list(shards), dim=1)]
     if kind == "vocabulary":
+        # Without the rows that pad it.
         return [torch.cat(list(shards))[: shapes[0][0]]]
     if kind == "gated":
         halves = [shard.chunk(2) for shard in shards]

@@ -1,7 +1,7 @@
-"""Decodes with the layers of Megatron-core that are trained, over our cache.
+"""Decode with the layers of Megatron-core that are in training, over our own cache.
 
 Tokens are packed along the sequence, prompts and the newest token of each row alike, so
-that sequence parallelism and rows of different lengths need nothing of their own. Ranks
+that sequence parallelism and rows of different lengths need no code of their own. Ranks
 that hold one copy of the model run the same tokens, and get the same logits.
 
 Letters in shapes: B rows, P prompts, T packed prompt tokens, V vocabulary, H query
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from rl_models.generation.huggingface.decoder import DecodingState
+from rl_models.generation.huggingface.decoder import GrowingState
 from rl_models.generation.huggingface.kv_cache import BufferPool, KVBuffers
 from rl_models.ops.packed_attention import packed_attention, packed_model_inputs
 from rl_models.training.megatron.forward import packed_logits
@@ -42,10 +42,16 @@ class MegatronDecoder:
         self._model = model
         self._pool = BufferPool()
 
-    def begin(self, lengths_B: IntArray, max_new_tokens: int) -> DecodingState:
+    def begin(
+        self, lengths_B: IntArray, max_new_tokens: int, *, more_follow: bool = False
+    ) -> GrowingState:
         """Start a batch."""
+        # Training leaves the module in training mode.
         self._model.module.eval()
-        return _State(self._model, KVBuffers(lengths_B, max_new_tokens, self._pool))
+        buffers = KVBuffers(
+            lengths_B, max_new_tokens, self._pool, more_follow=more_follow
+        )
+        return _State(self._model, buffers)
 
     def refresh(self) -> None:
         """Do nothing: the trainer's own weights are read."""
@@ -94,6 +100,8 @@ class _State:
         key: Tensor,
         value: Tensor,
     ) -> Tensor:
+        # Sequence parallelism pads tokens to a multiple of its ranks; padding must not
+        # enter the cache, and its output is zero.
         missing = len(query) - count
         query, key, value = query[:count], key[:count], value[:count]
         self._buffers.place_prompts(
@@ -126,3 +134,7 @@ class _State:
     def keep(self, alive_B: npt.NDArray[np.bool_]) -> IntArray:
         """Drop the rows that are not alive."""
         return self._buffers.keep(alive_B)
+
+    def admit(self, lengths_N: IntArray) -> int:
+        """Add rows behind the others."""
+        return self._buffers.admit(lengths_N)

@@ -1,6 +1,6 @@
-"""Which models `megatron` trains; needs no Megatron-core.
+"""The models that `megatron` trains; needs no Megatron-core.
 
-What Megatron-core would compute otherwise is refused.
+A model for which Megatron-core would compute something else is refused.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def model_config(config: PolicyConfig) -> Any:
 
 
 def _check_architecture(config: Any, longest_row: int) -> None:
-    """Refuse a model that Megatron-core would compute otherwise."""
+    """Refuse a model for which Megatron-core would compute something else."""
     family = config.model_type
     if family not in FAMILIES:
         raise UnsupportedModelError(
@@ -72,7 +72,8 @@ def _check_architecture(config: Any, longest_row: int) -> None:
 
 
 def _slides(config: Any, longest_row: int) -> bool:
-    """Whether a token does not see all tokens before it."""
+    """Return whether some token does not see all tokens before it."""
+    # A window that no row exceeds changes nothing, and Mistral's config has one.
     window = getattr(config, "sliding_window", None)
     if window is None or window >= longest_row:
         return False

@@ -1,4 +1,4 @@
-"""Forward passes of one micro-batch: hidden states, then the head where needed.
+"""Forward passes of a micro-batch: hidden states, then the head at needed positions.
 
 Letters in shapes: b rows, S columns, N needed positions, V vocabulary, R tensor ranks,
 T packed tokens.
@@ -26,7 +26,7 @@ __all__ = [
 
 
 def plan(model: MegatronModel, input_ids: Tensor, needed: Tensor) -> ModelBatch:
-    """Return the model's input for log-probs, and where they belong.
+    """Return the model's input for log-probs, and the places of the results.
 
     Args:
         model: The model.
@@ -37,7 +37,7 @@ def plan(model: MegatronModel, input_ids: Tensor, needed: Tensor) -> ModelBatch:
 
 
 def plan_values(model: MegatronModel, input_ids: Tensor, needed: Tensor) -> ModelBatch:
-    """Return the model's input for numbers of a scalar head, and where they belong.
+    """Return the model's input for a scalar head, and the places of the results.
 
     Args:
         model: The model.
@@ -54,13 +54,14 @@ def hidden_states(model: MegatronModel, input_ids: Tensor) -> Tensor:
         [S, b, hidden], or [S/R, b, hidden] under sequence parallelism; S may be padded.
     """
     if model.layout.parallelism.sequence:
+        # Tensor ranks need equal parts of the tokens.
         missing = -input_ids.shape[1] % model.layout.tensor_size
         input_ids = torch.nn.functional.pad(input_ids, (0, missing))
     width = input_ids.shape[1]
     device = input_ids.device
     column = torch.arange(width, device=device)
     positions = column.expand_as(input_ids)
-    # Rows are padded on the right, where nothing that counts looks.
+    # Rows are padded on the right, where a causal mask hides it from all real tokens.
     is_later = column[None, :] > column[:, None]
     hidden: Tensor = model.module(input_ids, positions, is_later[None, None])
     return hidden
@@ -69,21 +70,23 @@ def hidden_states(model: MegatronModel, input_ids: Tensor) -> Tensor:
 def logprobs_of(
     model: MegatronModel, hidden: Tensor, batch: ModelBatch, temperature: float
 ) -> Tensor:
-    """Log-probs of needed tokens: [b, S - 1] float32, 0.0 where not needed."""
+    """Return log-probs of needed tokens: [b, S - 1] float32, 0.0 where not needed."""
     width = batch.inputs["input_ids"].shape[1]
     logits = _own_logits(model, _rows_of(model, hidden, width)[batch.positions])
     if temperature != 1.0:
         logits = logits / temperature
-    # It writes over its argument, which nothing reads again: `_own_logits` is new.
+    # It overwrites its argument, which is safe: `_own_logits` returns a new tensor.
     losses = tensor_parallel.vocab_parallel_cross_entropy(logits, batch.targets)
+    # The cross-entropy of a single target is its negative log-prob.
     return batch.spread(-losses)
 
 
 def values_of(model: MegatronModel, hidden: Tensor, batch: ModelBatch) -> Tensor:
-    """Numbers of a scalar head: [b, S] float32, 0.0 where not needed."""
+    """Return outputs of a scalar head: [b, S] float32, 0.0 where not needed."""
     width = batch.inputs["input_ids"].shape[1]
     if model.layout.parallelism.sequence:
-        # Each tensor rank has the whole head, and so the whole gradient.
+        # Each tensor rank has the whole head, and thus the whole gradient: a sum over
+        # the ranks would count it several times.
         hidden = tensor_parallel.gather_from_sequence_parallel_region(
             hidden, tensor_parallel_output_grad=False
         )
@@ -92,7 +95,7 @@ def values_of(model: MegatronModel, hidden: Tensor, batch: ModelBatch) -> Tensor
 
 
 def logits_of(model: MegatronModel, hidden: Tensor, rows: int, columns: int) -> Tensor:
-    """Logits of every position: [b, S, V] float32, whole on each tensor rank."""
+    """Return logits of every position: [b, S, V] float32, whole on each tensor rank."""
     logits = _own_logits(model, _rows_of(model, hidden, columns))
     whole = tensor_parallel.gather_from_tensor_model_parallel_region(logits)
     real: Tensor = whole[:, : model.config.vocab_size]
@@ -111,9 +114,9 @@ def packed_logits(
     Args:
         model: The model, in eval mode.
         tokens: [T] token ids, the same on these ranks.
-        positions: [T] their places in their rows.
-        wanted: [N] indices of the tokens whose logits are wanted.
-        attend: Attention over the tokens, and over those before them.
+        positions: [T] their positions in their rows.
+        wanted: [N] indices of the tokens whose logits are needed.
+        attend: Attention over these tokens and the cached ones before them.
 
     Returns:
         [N, V] logits, the same on these ranks.
@@ -123,7 +126,7 @@ def packed_logits(
     ranks = layout.tensor_size if layout.parallelism.sequence else 1
     padding = (0, -count % ranks)
     tokens = torch.nn.functional.pad(tokens, padding)
-    # Not by the module's own function, which keeps what it returns: made here, without
+    # Not by the module's own function, which caches its result: cached here, without
     # gradients, it could not be used in a backward pass later.
     frequencies: Tensor = module.rotary_pos_emb.inv_freq.to(tokens.device)
     angles = torch.nn.functional.pad(positions, padding)[:, None] * frequencies
@@ -133,6 +136,8 @@ def packed_logits(
     for stage in range(layout.num_stages):
         if stage == layout.stage:
             first = module.embedding(tokens[None], None) if stage == 0 else None
+            # Megatron-core's way to give hidden states to a stage that embeds no
+            # tokens.
             if stage > 0:
                 module.decoder.set_input_tensor(hidden)
             with attending_by(attend):
@@ -148,30 +153,30 @@ def packed_logits(
 
 
 def _rows_of(model: MegatronModel, hidden: Tensor, width: int) -> Tensor:
-    """[b * width, hidden] in the order of rows; gradients come back whole."""
+    """Return [b * width, hidden] in the order of rows, with whole gradients."""
     sequence = model.layout.parallelism.sequence
     if sequence:
-        # The backward pass adds up the parts that the ranks' vocabularies give.
+        # The backward pass adds up the gradients from the ranks' vocabularies.
         hidden = tensor_parallel.gather_from_sequence_parallel_region(
             hidden, tensor_parallel_output_grad=True
         )
     rows = hidden.transpose(0, 1)[:, :width].flatten(0, 1)
     if sequence:
         return rows
-    # Only after `flatten`: Megatron-core adds up a copy of a gradient that is not
-    # contiguous, as that of `transpose`, and gives back the gradient itself.
+    # Only after `flatten`: if a gradient is not contiguous, as that of `transpose`,
+    # Megatron-core reduces a copy of it and returns the unreduced gradient.
     copied: Tensor = tensor_parallel.copy_to_tensor_model_parallel_region(rows)
     return copied
 
 
 def _own_logits(model: MegatronModel, hidden: Tensor) -> Tensor:
-    """[N, V/R] float32 of this rank's tokens; padded ones are never chosen."""
+    """Return [N, V/R] float32 logits of this rank's tokens; -inf for padding."""
     weight = model.output_weight
     logits = torch.nn.functional.linear(hidden, weight).float()
     first = model.layout.tensor_rank * weight.shape[0]
     num_real = model.config.vocab_size - first
     if num_real >= weight.shape[0]:
         return logits
-    # Zeros would enter the softmax.
+    # Weights of the padding are zero, and logits of 0 would enter the softmax.
     is_padding = torch.arange(weight.shape[0], device=weight.device) >= num_real
     return logits.masked_fill(is_padding, float("-inf"))

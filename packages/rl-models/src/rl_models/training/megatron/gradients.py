@@ -1,4 +1,4 @@
-"""Gradients of one rank: added up over ranks, measured, clipped."""
+"""Gradients of a rank: their sum over ranks, their norm, and clipping."""
 
 from __future__ import annotations
 
@@ -16,12 +16,16 @@ __all__ = ["clip_gradients", "gradient_norm", "sum_gradients"]
 
 
 def sum_gradients(model: MegatronModel) -> None:
-    """Add up what each rank has of a gradient; losses are of global counts already."""
+    """Add up partial gradients over the ranks.
+
+    A sum and not a mean, because losses are divided by global counts already.
+    """
     layout = model.layout
     parameters = list(model.parameters.values())
     for parameter in parameters:
         if parameter.grad is None:
-            # Ranks reduce the same tensors, also one that no row has reached here.
+            # All ranks must reduce the same tensors, also those without a gradient
+            # here.
             parameter.grad = torch.zeros_like(parameter)
     partial = [p for p in parameters if getattr(p, "sums_over_tensor_ranks", False)]
     _reduce([_grad(p) for p in partial], layout.sum_over_tensor)
@@ -35,7 +39,7 @@ def _grad(parameter: Tensor) -> Tensor:
 
 
 def _reduce(gradients: list[Tensor], reduce: Callable[[Tensor], Tensor]) -> None:
-    """Reduce gradients together: one call for all of them."""
+    """Reduce gradients with a single call for all of them."""
     if not gradients:
         return
     flat = reduce(torch.cat([gradient.flatten() for gradient in gradients]))
@@ -60,13 +64,14 @@ def _sum_tied(model: MegatronModel) -> None:
 
 
 def gradient_norm(model: MegatronModel) -> float:
-    """2-norm of all gradients together, each number once."""
+    """Return the 2-norm of all gradients together, each number counted once."""
     layout = model.layout
     square = torch.zeros((), dtype=torch.float64, device=layout.device)
     for name, parameter in model.parameters.items():
         entry = model.entries.get(name)
-        if entry is None:  # a tied copy
+        if entry is None:  # a tied copy, which the first stage counts
             continue
+        # Held alike by all tensor ranks: the first one counts it.
         if not entry.is_sharded and layout.tensor_rank > 0:
             continue
         square += torch.linalg.vector_norm(_grad(parameter)).double().square()

@@ -1,4 +1,4 @@
-"""This rank's place in the layout: who shares its layers, its stage and its rows."""
+"""The place of a rank in the layout: its tensor, pipeline and data-parallel groups."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ class RankLayout:
 
     @property
     def tensor_size(self) -> int:
-        """Ranks that share each layer."""
+        """Number of ranks that share each layer."""
         return self.parallelism.tensor
 
     @property
     def num_stages(self) -> int:
-        """Ranks that share the layers."""
+        """Number of ranks that divide the layers among them."""
         return self.parallelism.pipeline
 
     @property
     def model_size(self) -> int:
-        """Ranks that hold one copy of the model together."""
+        """Number of ranks that hold one copy of the model together."""
         return self.tensor_size * self.num_stages
 
     @property
@@ -55,11 +55,11 @@ class RankLayout:
         return self.stage == self.num_stages - 1
 
     def devices(self) -> AbstractContextManager[Any]:
-        """Context in which Megatron-core makes tensors where this rank computes."""
+        """Return a context in which Megatron-core creates tensors on this device."""
         return CpuDevices() if self.device.type == "cpu" else nullcontext()
 
     def sum_over_data(self, values: Tensor) -> Tensor:
-        """Add a tensor over the ranks that have different rows, in place."""
+        """Add up a tensor over the ranks with different rows, in place."""
         if self.data_size > 1:
             dist.all_reduce(values, group=parallel_state.get_data_parallel_group())
         return values
@@ -78,7 +78,7 @@ class RankLayout:
         return values
 
     def gather_over_tensor(self, value: Tensor) -> list[Tensor]:
-        """Return the parts of a tensor that the ranks of each layer have, in order."""
+        """Return the parts of all ranks that share each layer, in order."""
         if self.tensor_size == 1:
             return [value]
         parts = [torch.empty_like(value) for _ in range(self.tensor_size)]
@@ -87,7 +87,7 @@ class RankLayout:
         return parts
 
     def from_stage(self, value: Tensor, stage: int) -> Tensor:
-        """Send a tensor of one stage to the others, which it is written into."""
+        """Send a tensor of one stage to the others, in place."""
         if self.num_stages > 1:
             group = parallel_state.get_pipeline_model_parallel_group()
             source = dist.get_global_rank(group, stage)
@@ -95,7 +95,7 @@ class RankLayout:
         return value
 
     def object_from_stage(self, value: dict[str, Any], stage: int) -> dict[str, Any]:
-        """Return what one stage has, on all stages."""
+        """Return the value of one stage on all stages."""
         if self.num_stages == 1:
             return value
         group = parallel_state.get_pipeline_model_parallel_group()
@@ -119,7 +119,8 @@ def join_layout(config: PolicyConfig, ranks: Ranks) -> RankLayout:
     data_size = parallelism.data_size(ranks.world_size)
     join_process_group(ranks, config.megatron.deadline_s)
     if not dist.is_initialized():
-        # Megatron-core asks for groups even of a process that is alone.
+        # Megatron-core needs groups even in a process that is alone. A store in memory
+        # takes no port.
         dist.init_process_group(
             "gloo" if ranks.device.type == "cpu" else "nccl",
             store=HashStore(),
@@ -128,12 +129,13 @@ def join_layout(config: PolicyConfig, ranks: Ranks) -> RankLayout:
         )
     if parallel_state.model_parallel_is_initialized():
         parallel_state.destroy_model_parallel()
-    # `order`: as the driver's grid, in which tensor ranks are neighbours and the shares
-    # of the rows are outermost.
+    # `order` is that of the driver's grid, where tensor ranks are neighbours and the
+    # shares of the rows are outermost.
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=parallelism.tensor,
         pipeline_model_parallel_size=parallelism.pipeline,
         create_gloo_process_groups=False,
+        # Megatron-core takes whole minutes.
         distributed_timeout_minutes=max(1, round(config.megatron.deadline_s / 60)),
         order="tp-cp-ep-pp-dp",
     )
@@ -151,6 +153,6 @@ def join_layout(config: PolicyConfig, ranks: Ranks) -> RankLayout:
 
 
 def leave_layout() -> None:
-    """Give up the groups of the layout, if this process is in one."""
+    """Leave the groups of the layout, if this process is in one."""
     if parallel_state.model_parallel_is_initialized():
         parallel_state.destroy_model_parallel()

@@ -1,4 +1,4 @@
-"""The part of a model that one rank has, filled from and given as Hugging Face's."""
+"""One rank's part of a model, loaded and exported under Hugging Face's names."""
 
 from __future__ import annotations
 
@@ -48,11 +48,12 @@ class MegatronModel:
         self.layout = layout
         self.config = model_config(config)
         self.whole = _whole_model(config, self.config)
-        """The model of transformers, of which only a new scalar head has data: its
-        names, shapes and config."""
+        """The model of transformers, for names, shapes and config; only a new scalar
+        head has data."""
         head = [] if config.head == "lm" else _head_parameters(self.whole)
         self.shapes = {n: p.shape for n, p in self.whole.named_parameters()}
         recompute = config.megatron.activation_checkpointing
+        # Megatron-core creates some buffers on CUDA, whether or not there is a GPU.
         with layout.devices():
             module = build_gpt(self.config, layout, recompute=recompute)
             if head and layout.is_last_stage:
@@ -61,6 +62,7 @@ class MegatronModel:
         self.module.requires_grad_(trainable)
         own = list(entries(self.config, head))
         _check_names(own, self.shapes)
+        # Megatron-core numbers the layers of each stage from 0.
         offset = get_transformer_layer_offset(module.config, pp_rank=layout.stage)
         self.parameters: dict[str, nn.Parameter] = {
             _counted_over_stages(name, offset): parameter
@@ -90,7 +92,7 @@ class MegatronModel:
 
     @property
     def embedding_copy(self) -> nn.Parameter | None:
-        """The tied embedding that the last of several stages has once more."""
+        """The copy of a tied embedding on the last of several stages."""
         if self.layout.is_first_stage or not self.config.tie_word_embeddings:
             return None
         return self.parameters.get(_OUTPUT)
@@ -104,20 +106,21 @@ class MegatronModel:
         return entry.layer // per_stage
 
     def load(self, source: str | Path) -> None:
-        """Take the weights of a folder or hub name, one tensor after the other."""
+        """Load the weights of a folder or hub name, one tensor after the other."""
+        # Not by transformers, which would load the whole model on every rank.
         files = WeightFiles(source)
         with torch.no_grad():
             for name, parameter in self.parameters.items():
                 entry = self.entry(name)
                 if name in self._head and name not in files.shapes:
-                    # A language model's folder: the head is a new one.
+                    # The folder is a language model's, so the head is a new one.
                     parameter.copy_(self.whole.get_parameter(name))
                     continue
                 parts = [files.read(n, self.shapes[n]) for n in entry.sources]
                 parameter.copy_(self.own_part(entry, parts))
 
     def entry(self, name: str) -> Entry:
-        """Return how a parameter of this rank is made up, a tied copy as its origin."""
+        """Return the entry of a parameter of this rank; of the original for a copy."""
         return self.entries[name if name in self.entries else _EMBEDDING]
 
     def own_part(self, entry: Entry, parts: list[Tensor]) -> Tensor:
@@ -130,8 +133,8 @@ class MegatronModel:
         """Return the whole tensors of Hugging Face; collective on all ranks.
 
         Args:
-            entry: Which parameter.
-            part: This rank's; None on the stages that have it not.
+            entry: The parameter.
+            part: This rank's part; None on stages without the parameter.
         """
         shapes = [self.shapes[source] for source in entry.sources]
         groups = self.config.num_key_value_heads
@@ -144,6 +147,7 @@ class MegatronModel:
             device = self.layout.device
             pieces = [torch.empty(shape, device=device) for shape in shapes]
         stage = self.stage_of(entry)
+        # Broadcasts take dense memory only.
         return [self.layout.from_stage(p.contiguous(), stage) for p in pieces]
 
     def full_tensors(self) -> Iterator[tuple[str, Tensor]]:
@@ -155,9 +159,9 @@ class MegatronModel:
 
 
 def _whole_model(policy: PolicyConfig, config: Any) -> Any:
-    """Build the model of transformers without data, but for that of a new head.
+    """Build the model of transformers without data, except for a new head.
 
-    A model with a scalar head has no second use of its embedding.
+    A model with a scalar head uses its embedding once, so it is not tied.
     """
     if policy.head == "lm":
         with torch.device("meta"):
@@ -181,7 +185,7 @@ def _head_parameters(whole: nn.Module) -> list[str]:
 
 
 def _replace_head(module: HiddenStates, whole: nn.Module) -> None:
-    """Give the last stage a scalar head in place of the vocabulary's."""
+    """Replace the language-model head of the last stage by a scalar head."""
     name = scalar_head_name(whole)
     layer = cast(nn.Linear, whole.get_submodule(name))
     del module.output_layer
@@ -190,7 +194,8 @@ def _replace_head(module: HiddenStates, whole: nn.Module) -> None:
 
 
 def _check_names(own: list[Entry], shapes: dict[str, torch.Size]) -> None:
-    """Refuse a model that has parameters which the conversion does not know."""
+    """Refuse a model with parameters that the conversion does not know."""
+    # A parameter without an entry would keep the memory that it was allocated with.
     known = {source for entry in own for source in entry.sources}
     odd = sorted(known ^ set(shapes))
     if odd:

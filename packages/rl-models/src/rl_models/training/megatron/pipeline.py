@@ -1,7 +1,7 @@
-"""Runs the micro-batches of a global batch through the stages.
+"""Run the micro-batches of a global batch through the stages.
 
-With one stage each micro-batch goes forward and back in turn. With more,
-Megatron-core's schedule 1F1B lets stages work on different micro-batches at a time.
+With one stage each micro-batch goes forward and backward in turn. With more stages,
+Megatron-core's 1F1B schedule lets them work on different micro-batches at once.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def run_micro_batches(
         model: The model.
         micro_batches: [b, S] token ids of each; the same on ranks of one copy.
         finish: Called on the last stage with the number of a micro-batch and its hidden
-            states; returns the loss, or any number where there is no backward pass.
-        backward: Whether gradients are wanted.
+            states; returns the loss, or any number if there is no backward pass.
+        backward: Whether to compute gradients.
     """
     with torch.set_grad_enabled(backward):
         if model.layout.num_stages > 1:
@@ -56,6 +56,8 @@ def _run_stages(
         _: object, __: object
     ) -> tuple[Tensor, Callable[[Tensor], tuple[Tensor, Tensor, dict[str, Tensor]]]]:
         number = next(numbers)
+        # With `calculate_per_token_loss` and a count, Megatron-core leaves the loss as
+        # it is; counts are summed for a hook that is not set here.
         one = torch.ones((), dtype=torch.int, device=model.layout.device)
 
         def loss_of(hidden: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
@@ -63,13 +65,14 @@ def _run_stages(
 
         return hidden_states(model, micro_batches[number]), loss_of
 
+    # The schedule allocates the tensors that it receives on CUDA's current device.
     with model.layout.devices():
         get_forward_backward_func()(
             forward_step_func=step,
             data_iterator=None,
             model=[model.module],
             num_microbatches=len(micro_batches),
-            # Stages tell each other the shapes, which differ.
+            # Not used: lengths differ, so stages send each other the shapes.
             seq_length=0,
             micro_batch_size=0,
             forward_only=not backward,

@@ -1,8 +1,8 @@
-"""What lets Megatron-core run where there is no GPU: on a CPU, over gloo.
+"""Shims that let Megatron-core run without a GPU: on a CPU, over gloo.
 
-Megatron-core asks for CUDA's current device and its streams without need for most of
-what it computes. The functions here answer for a CPU, in this process only, and are
-installed only where there is no GPU.
+Megatron-core uses CUDA's current device and its streams, although most of its
+computations do not need them. The functions here replace them for a CPU, in this
+process only, and are installed only if there is no GPU.
 """
 
 from __future__ import annotations
@@ -20,23 +20,24 @@ _CPU = torch.device("cpu")
 
 
 def install_cpu_shims() -> None:
-    """Have CUDA's current device be the CPU, and its synchronization do nothing."""
+    """Make the CPU CUDA's current device, and its synchronization do nothing."""
     torch.cuda.current_device = lambda: _CPU  # type: ignore[assignment, return-value]
     torch.cuda.synchronize = lambda device=None: None
-    # It compiles small functions for a GPU's sake, and some again for other shapes.
+    # Megatron-core compiles small functions, which pays off on a GPU only, and compiles
+    # some again for each new shape.
     torch.compiler.set_stance("force_eager")
-    # The usual tracker forks the state of a GPU's random numbers.
+    # The default tracker forks the random state of a GPU.
     random.initialize_rng_tracker(inference_rng_tracker=True)
-    # Recomputing a layer restores both states; that of the CPU is enough.
+    # Recomputing a layer restores the states of CPU and GPU; the CPU's is enough.
     random._get_cuda_rng_state = lambda **_: torch.get_rng_state()
     random._set_cuda_rng_state = lambda state, **_: None
 
 
 class CpuDevices(TorchFunctionMode):
-    """Within it, tensors that are asked for on CUDA are made on the CPU.
+    """Creates tensors on the CPU that are requested on CUDA.
 
-    A mode, because replacing `torch.empty` and its like by attributes leaves buffers of
-    models uninitialised, in silence.
+    This is a mode, because replacing `torch.empty` and the like by setting attributes
+    silently leaves buffers of models uninitialised.
     """
 
     def __torch_function__(

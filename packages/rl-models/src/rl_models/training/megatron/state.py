@@ -1,4 +1,4 @@
-"""What an exact resume needs, in Hugging Face's names and shapes.
+"""Training state for an exact resume, under Hugging Face's names and shapes.
 
 The folder is that of the `dtensor` backend, and either backend resumes from the
 other's: optimizer state is elementwise, so it is split and joined as the weights are.
@@ -27,14 +27,14 @@ __all__ = ["load_state", "save_state"]
 
 
 class _WholeModel:
-    """Whole parameters, as the functions of the training state look at a model."""
+    """Whole parameters, in the form that the training state expects of a model."""
 
     def __init__(self, parameters: dict[str, nn.Parameter], ranks: Ranks) -> None:
         self.parameters = parameters
         self.ranks = ranks
 
     def writes(self, name: str) -> bool:
-        """Return True: what is here is written here."""
+        """Return whether the parameter is here: each rank writes what it has."""
         return name in self.parameters
 
     def expected_in(self, saved: Set[str]) -> Set[str]:
@@ -42,7 +42,7 @@ class _WholeModel:
         return set(self.parameters)
 
     def box(self, name: str) -> Box:
-        """Return the whole parameter's place: it is not cut."""
+        """Return the box of a whole parameter."""
         return Box.whole(self.parameters[name].shape)
 
     def of_all_stages(
@@ -52,7 +52,7 @@ class _WholeModel:
         return scalars
 
     def free_gathered(self) -> None:
-        """Do nothing: there is nothing gathered."""
+        """Do nothing: no weights are gathered."""
 
 
 class _WholeState:
@@ -87,9 +87,11 @@ def save_state(
         mine = optimizer.state.get(own, {}) if own is not None else {}
         slots, scalars = _slots_of(mine, own, entry.name)
         keys = _keys_of_stage(model, entry, sorted(slots), scalars)
+        # In the same order on all ranks, because each of these is a collective.
         pieces = {
             key: model.whole_parts(entry, slots.get(key)) for key in keys["slots"]
         }
+        # After the collectives above, in which all ranks take part.
         if not ranks.is_first:
             continue
         for at, source in enumerate(entry.sources):
@@ -114,11 +116,12 @@ def load_state(
     scheduler: LRScheduler | None,
     ranks: Ranks,
 ) -> None:
-    """Restore what `save_state`, or the `dtensor` backend, wrote, in any layout.
+    """Restore a state of `save_state` or the `dtensor` backend, in any layout.
 
     Raises:
         CheckpointError: The folder is damaged or belongs to another model.
     """
+    # Whole on every rank, because parts of fused parameters are made of whole ones.
     parameters = {
         name: nn.Parameter(torch.zeros(shape), requires_grad=False)
         for name, shape in model.shapes.items()
@@ -141,6 +144,8 @@ def load_state(
                 if isinstance(first, Tensor) and first.ndim:
                     parts = [state_[key] for state_ in states]
                     part = model.own_part(entry, parts).to(own.device)
+                    # A copy: a part may be a view of the whole tensor, which would stay
+                    # in memory.
                     state[key] = part.clone(memory_format=torch.contiguous_format)
                 else:
                     state[key] = first
@@ -173,6 +178,6 @@ def _slots_of(
 def _keys_of_stage(
     model: MegatronModel, entry: Any, keys: list[str], scalars: dict[str, float]
 ) -> dict[str, Any]:
-    """Return what the stage of a parameter knows of its state, on all stages."""
+    """Return the keys of a parameter's state from its stage, on all stages."""
     known: dict[str, Any] = {"slots": keys, "scalars": scalars}
     return model.layout.object_from_stage(known, model.stage_of(entry))

@@ -1,4 +1,4 @@
-"""What the backend `megatron` tells the driver, which has no Megatron-core."""
+"""Traits of the backend `megatron` for the driver, which has no Megatron-core."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ __all__ = ["Traits"]
 
 
 class Traits(TrainingTraits):
-    """What `MegatronTrainingBackend` is and has."""
+    """Abilities of `MegatronTrainingBackend`."""
 
     parallel_axes = ("tensor", "pipeline")
     worker_class = "rl_models.training.megatron.worker.MegatronTrainingWorker"
 
     @staticmethod
     def check_config(config: PolicyConfig) -> None:
-        """Check optimizer, schedule and model, and what the backend does not have.
+        """Check optimizer, schedule, model, and settings that are not supported.
 
         Raises:
             ConfigError: A setting cannot work.

@@ -1,4 +1,4 @@
-"""The process of one rank of `megatron`; its module chooses its environment."""
+"""The worker of one rank of `megatron`; its module selects its environment."""
 
 from __future__ import annotations
 
