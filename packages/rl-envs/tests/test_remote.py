@@ -402,3 +402,39 @@ def test_a_batch_and_rows_that_have_ended(num_workers: int) -> None:
         assert list(found.observations) == [[], []]
         with pytest.raises(EnvironmentContractError, match="got NoneType None"):
             environment.step({**batch, "answer": ["nothing", "nothing"]})
+
+
+def test_calls_of_several_threads_share_the_workers(tmp_path: Path) -> None:
+    def meet(response: str, folder: str) -> float:
+        """Wait until the other call is there as well."""
+        Path(folder, response).touch()
+        end_s = time.monotonic() + 60.0
+        while time.monotonic() < end_s:
+            if len(os.listdir(folder)) == 2:
+                return 1.0
+        return 0.0
+
+    folders = {"folder": [str(tmp_path)]}
+    with RemoteEnvironment(meet, num_workers=2) as environment:
+        assert environment.calls_at_once == 2
+        found: dict[str, list[float]] = {}
+
+        def call(response: str) -> None:
+            result = environment.step(*batch_of([response], **folders))
+            found[response] = result.rewards.tolist()
+
+        threads = [threading.Thread(target=call, args=(name,)) for name in "ab"]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(120.0)
+        assert found == {"a": [1.0], "b": [1.0]}
+        # All are idle again: a batch is split among them as before.
+        assert environment.step(*batch_of(["a", "b"], folder=[str(tmp_path)] * 2))
+    with RemoteEnvironment(meet, deadline_s=0.5) as environment:
+        workers = environment._workers
+        with (
+            workers.taken(1),
+            pytest.raises(DeadlineExceededError, match=r"raise env\.num_workers"),
+        ):
+            environment.step(*batch_of(["c"], **folders))

@@ -5,12 +5,16 @@ starts them again. Decided here is which calls are made again: an environment ke
 nothing between calls, so the rows of a worker that died are sent to the one that
 replaces it, `max_restarts` times in a row. One that misses the deadline is ended,
 reported, and replaced for the next call.
+
+Calls may come from several threads: each takes workers that are idle.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import ExitStack
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import ray
@@ -35,7 +39,7 @@ from rl_distributed.workers.future import MultiWorkerFuture
 from rl_envs.environment_host import DriverNames
 from rl_envs.registry import EnvironmentSpec, env_registry, task_registry
 
-__all__ = ["EnvironmentWorkers"]
+__all__ = ["EnvironmentWorkers", "worker_builder", "worker_cluster"]
 
 _logger = get_logger(__name__)
 _HOST = "rl_envs.environment_host.EnvironmentHost"
@@ -80,17 +84,16 @@ class EnvironmentWorkers:
         self._num_deaths = 0
         # Workers whose end was reported, and which the next call starts again.
         self._ended: set[int] = set()
+        # Held while workers are started again, which two calls must not do at once.
+        self._replacing = threading.Lock()
+        self._idle = set(range(num_workers))
+        self._idle_changed = threading.Condition()
         self._closed = False
-        self._cluster = RayVirtualCluster(
-            [num_workers],
-            use_gpus=False,
-            max_colocated_worker_groups=1,
-            name=f"environment {spec.name!r}",
-            deadline_s=start_deadline_s,
-            # The workers need not be on one node.
-            unified=True,
-            # Ray takes no empty bundle, and every node has a byte of memory left.
-            bundle_resources={"CPU": num_cpus, "memory": 1.0},
+        self._cluster = worker_cluster(
+            spec.name,
+            num_workers=num_workers,
+            num_cpus=num_cpus,
+            start_deadline_s=start_deadline_s,
         )
         try:
             self._group = _start(spec, self._cluster, env_vars, start_deadline_s)
@@ -120,6 +123,37 @@ class EnvironmentWorkers:
 
     def _label(self, index: int) -> str:
         return f"environment {self._name!r}, worker {index} of {self._num_workers}"
+
+    @contextmanager
+    def taken(self, most: int) -> Iterator[list[int]]:
+        """Have idle workers for oneself; wait for the first of them.
+
+        Args:
+            most: How many are of use.
+
+        Yields:
+            Their indices, in order; all that are idle, up to `most`.
+
+        Raises:
+            DeadlineExceededError: Calls of other threads have kept all of them.
+        """
+        end_s = time.monotonic() + self._deadline_s
+        with self._idle_changed:
+            left_s = end_s - time.monotonic()
+            if not self._idle_changed.wait_for(lambda: bool(self._idle), left_s):
+                raise DeadlineExceededError(
+                    f"environment {self._name!r}: all {self._num_workers} workers were "
+                    f"busy for {self._deadline_s:g} s; raise env.num_workers, or bound "
+                    "what the environment waits for"
+                )
+            taken = sorted(self._idle)[: max(1, most)]
+            self._idle -= set(taken)
+        try:
+            yield taken
+        finally:
+            with self._idle_changed:
+                self._idle |= set(taken)
+                self._idle_changed.notify_all()
 
     def call(
         self,
@@ -158,7 +192,8 @@ class EnvironmentWorkers:
             # Noted with the group even where it has not found out itself.
             self._group.end(list(deaths), f"its process failed during {method}")
             self._group.end(late, f"it had no answer to {method} in time")
-            self._ended |= {*deaths, *late}
+            with self._replacing:
+                self._ended |= {*deaths, *late}
             if late:
                 raise DeadlineExceededError(
                     f"{', '.join(map(self._label, late))}: no answer to {method} "
@@ -175,9 +210,10 @@ class EnvironmentWorkers:
 
     def _replace_ended(self) -> None:
         """Start the workers again whose end was reported."""
-        if self._ended:
-            self._group.restart(sorted(self._ended))
-            self._ended.clear()
+        with self._replacing:
+            if self._ended:
+                self._group.restart(sorted(self._ended))
+                self._ended.clear()
 
     def _attempt(
         self,
@@ -246,6 +282,44 @@ class EnvironmentWorkers:
         )
 
 
+def worker_cluster(
+    name: str, *, num_workers: int, num_cpus: float, start_deadline_s: float
+) -> RayVirtualCluster:
+    """Return a place for each worker of an environment.
+
+    Args:
+        name: The environment's.
+        num_workers: How many.
+        num_cpus: CPUs that Ray sets aside for each.
+        start_deadline_s: Seconds that it may take.
+    """
+    return RayVirtualCluster(
+        [num_workers],
+        use_gpus=False,
+        max_colocated_worker_groups=1,
+        name=f"environment {name!r}",
+        deadline_s=start_deadline_s,
+        # The workers need not be on one node.
+        unified=True,
+        # Ray takes no empty bundle, and every node has a byte of memory left.
+        bundle_resources={"CPU": num_cpus, "memory": 1.0},
+    )
+
+
+def worker_builder(spec: EnvironmentSpec) -> RayWorkerBuilder:
+    """Return how to make a worker, in the Python environment that is declared.
+
+    Raises:
+        ConfigError: The environment cannot be sent to another process.
+    """
+    names = DriverNames(env_registry.registrations(), task_registry.registrations())
+    builder = RayWorkerBuilder(_HOST, _pickle(spec), names)
+    declared = declared_environment(spec.declares)
+    if declared.source == "default":
+        return builder
+    return builder.with_options(environment=declared.environment)
+
+
 def _start(
     spec: EnvironmentSpec,
     cluster: RayVirtualCluster,
@@ -258,15 +332,11 @@ def _start(
         WorkerStartError: A worker does not come up.
         ActorEnvironmentError: The declared environment cannot be made.
     """
-    names = DriverNames(env_registry.registrations(), task_registry.registrations())
-    builder = RayWorkerBuilder(_HOST, _pickle(spec), names)
     declared = declared_environment(spec.declares)
-    if declared.source != "default":
-        builder = builder.with_options(environment=declared.environment)
     try:
         return RayWorkerGroup(
             cluster,
-            builder,
+            worker_builder(spec),
             name_prefix=f"environment-{spec.name}",
             env_vars=env_vars,
             start_deadline_s=start_deadline_s,

@@ -16,6 +16,8 @@ EnvsError                     (a rl_distributed.DistributedError)  root of all o
 ├── PythonFileError           UserError, ImportError  (python_file)
 ├── ToolArgumentError         what a model passed does not fit (tools.functions)
 ├── Unreadable                ValueError    a text is no answer (mathematics.values)
+├── NotJsonError              ValueError    a text is not one JSON value (json_checks)
+├── UnusableSchemaError       ValueError    a schema has no meaning (json_checks)
 ├── ExpressionError           ValueError    a text is no arithmetic (worlds.countdown)
 ├── CellUndoneError           RuntimeError  a cell met a limit (worlds.code_interpreter)
 ├── BoardError                ValueError    a text is no board (worlds.sliding_puzzle)

@@ -38,6 +38,7 @@ __all__ = [
     "as_columns",
     "as_rewards",
     "last_response",
+    "log_as_text",
     "num_rows",
     "observation_messages",
     "prompt_text",
@@ -103,6 +104,10 @@ class EnvironmentInterface(ABC, Generic[MetadataT]):
     shown to people, and checked; each row ends where `step` says so."""
     runs_programs: ClassVar[bool] = False
     """Whether responses are run as programs, in `rl_envs.sandbox`."""
+    calls_at_once: int = 1
+    """Calls that the object takes at the same time, from as many threads. A run that
+    samples ahead of training (`grpo.asynchronous`) makes so many, each for the
+    conversations that wait; any other run makes one after the other."""
 
     def __init_subclass__(cls, **settings: Any) -> None:
         """Let `step` be called with a batch alone."""
@@ -249,6 +254,18 @@ def _content(message: Message, row: int) -> str:
             f"{type(content).__name__} in a message with keys {sorted(message)}"
         )
     return content
+
+
+def log_as_text(message_log: MessageLog) -> list[dict[str, Any]]:
+    """Return a conversation with `role` and `content` of its messages alone.
+
+    That is what travels to another process: what a policy keeps with a message, such as
+    tokens, stays with it.
+    """
+    return [
+        {"role": message.get("role"), "content": message.get("content")}
+        for message in message_log
+    ]
 
 
 def observation_messages(observation: Observation) -> list[dict[str, str]]:

@@ -9,7 +9,8 @@ step(B rows) --chunks--> RayWorkerGroup of EnvironmentHost --> EnvironmentReturn
 | caller | rows | the result | all workers | their answers, a death, the deadline |
 | worker | a chunk | its answer | the environment | the environment, or being killed |
 
-`EnvironmentWorkers` has the group and says what a death costs.
+`EnvironmentWorkers` has the group and says what a death costs. Calls from several
+threads share the workers: each takes those that are idle.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from rl_envs.interfaces import (
     MessageLog,
     Rewards,
     as_columns,
+    log_as_text,
     num_rows,
 )
 from rl_envs.joined_returns import join_returns
@@ -105,6 +107,11 @@ class RemoteEnvironment(EnvironmentInterface[Any]):
             raise
         self._abilities: Abilities = abilities
 
+    @property
+    def calls_at_once(self) -> int:  # type: ignore[override]
+        """One for each worker: each call takes those that are idle."""
+        return len(self._workers)
+
     # Calls ----------------------------------------------------------------------
 
     def step(
@@ -122,7 +129,7 @@ class RemoteEnvironment(EnvironmentInterface[Any]):
             DeadlineExceededError: A worker did not answer in time.
         """
         num_rows(message_log_batch, metadata)
-        logs = [_as_text(log) for log in message_log_batch]
+        logs = [log_as_text(log) for log in message_log_batch]
         joined = join_returns(self._call_in_chunks("step", logs, list(metadata)))
         return as_columns(joined) if self._abilities.is_function else joined
 
@@ -138,7 +145,7 @@ class RemoteEnvironment(EnvironmentInterface[Any]):
         """
         if not self._abilities.scores_groups:
             return None
-        groups = [[_as_text(log) for log in group] for group in message_logs]
+        groups = [[log_as_text(log) for log in group] for group in message_logs]
         parts = self._call_in_chunks("score_groups", groups, [*map(list, metadata)])
         if any(part is None for part in parts):
             # A wrapper has the method, and the environment inside does not.
@@ -175,19 +182,26 @@ class RemoteEnvironment(EnvironmentInterface[Any]):
     def _call_in_chunks(
         self, method: str, rows: list[Any], metadata: list[Any]
     ) -> list[Any]:
-        """Call a method with consecutive parts of the rows, one per worker."""
-        num_chunks = max(1, min(len(self._workers), len(rows)))
-        bounds = [len(rows) * index // num_chunks for index in range(num_chunks + 1)]
-        chunks = {
-            index: {"message_logs": rows[begin:end], "metadata": metadata[begin:end]}
-            for index, (begin, end) in enumerate(itertools.pairwise(bounds))
-        }
-        return self._workers.call(chunks, method)
+        """Call a method with consecutive parts of the rows, one per idle worker."""
+        with self._workers.taken(len(rows)) as workers:
+            num_chunks = len(workers)
+            bounds = [
+                len(rows) * place // num_chunks for place in range(num_chunks + 1)
+            ]
+            parts = zip(workers, itertools.pairwise(bounds), strict=True)
+            chunks = {
+                index: {
+                    "message_logs": rows[begin:end],
+                    "metadata": metadata[begin:end],
+                }
+                for index, (begin, end) in parts
+            }
+            return self._workers.call(chunks, method)
 
     def global_post_process_and_metrics(
         self, batch: MutableMapping[str, Any]
     ) -> tuple[MutableMapping[str, Any], dict[str, float]]:
-        """Let the first worker look at the whole batch, if its environment does.
+        """Let the first idle worker look at the whole batch, if its environment does.
 
         Raises:
             As `step`.
@@ -196,9 +210,10 @@ class RemoteEnvironment(EnvironmentInterface[Any]):
             return batch, reward_metrics(batch)
         if not self._abilities.post_processes:
             return super().global_post_process_and_metrics(batch)
-        [result] = self._workers.call(
-            {0: {"batch": batch}}, "global_post_process_and_metrics"
-        )
+        with self._workers.taken(1) as (index,):
+            [result] = self._workers.call(
+                {index: {"batch": batch}}, "global_post_process_and_metrics"
+            )
         processed, metrics = result
         return processed, metrics
 
@@ -211,7 +226,3 @@ class RemoteEnvironment(EnvironmentInterface[Any]):
 
     def __exit__(self, *exception: object) -> None:
         self.shutdown()
-
-
-def _as_text(log: MessageLog) -> list[dict[str, Any]]:
-    return [{"role": m.get("role"), "content": m.get("content")} for m in log]
