@@ -4,7 +4,7 @@ import os
 import pickle
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from rl_envs import (
     check_environment,
     create_env,
 )
-from rl_envs.worlds.math import judge_process
+from rl_envs.limited_server import answer_request
 
 TOWER = "9^{9^{9^{9^9}}}"
 
@@ -176,11 +176,11 @@ def test_rows_without_a_solution(
     [MemoryError, RecursionError, ZeroDivisionError, ValueError, AssertionError],
 )
 def test_a_judge_that_raises_pays_nothing(error: type[Exception]) -> None:
-    def judge(response: str | None, solution: str) -> dict[str, Any]:
+    def answer(request: Mapping[str, Any]) -> Mapping[str, Any]:
         raise error("on purpose")
 
     request = {"response": "\\boxed{5}", "solution": "5", "limit_s": 60.0}
-    assert judge_process.answer_request(request, judge) == {"failed": error.__name__}
+    assert answer_request(request, answer) == {"failed": error.__name__}
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
 
 

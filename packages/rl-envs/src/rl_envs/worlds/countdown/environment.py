@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
-from collections.abc import Mapping, MutableMapping, Sequence
-from typing import Any, Literal, TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import Literal, TypeAlias
 
-from rl_distributed.batch.arrays import as_array, full
 from rl_distributed.config import Config
 from rl_envs.errors import MessageLogError
-from rl_envs.interfaces import (
-    EnvironmentInterface,
-    EnvironmentReturn,
-    MessageLog,
-    last_response,
-    num_rows,
-)
-from rl_envs.metrics import reward_metrics
 from rl_envs.registry import register_env
 from rl_envs.worlds.countdown.expressions import ExpressionError, read_expression
+from rl_envs.worlds.verdict import (
+    Columns,
+    Given,
+    Verdict,
+    VerdictEnvironment,
+    last_tagged,
+)
 
 __all__ = ["CountdownConfig", "CountdownEnvironment"]
 
-Columns: TypeAlias = Mapping[str, Any]
-
-_TAGGED = re.compile(r"<answer>(.*?)(?:</answer>|\Z)", re.DOTALL)
+CountdownRow: TypeAlias = tuple[Counter[int], int]
+"""The numbers, and the target."""
 _WELL_FORMED = 0.1
 
 
@@ -40,7 +36,7 @@ class CountdownConfig(Config):
 
 
 @register_env("countdown")
-class CountdownEnvironment(EnvironmentInterface[Columns]):
+class CountdownEnvironment(VerdictEnvironment[CountdownRow]):
     """Computes the expression of a response exactly; ends the conversation.
 
     A row has the columns `numbers`, a list of whole numbers, and `target`. The answer
@@ -53,66 +49,33 @@ class CountdownEnvironment(EnvironmentInterface[Columns]):
     """
 
     config_class = CountdownConfig
-    many_turns = False
 
     def __init__(self, config: CountdownConfig | None = None) -> None:
         self.config = config or CountdownConfig()
         self._uses_all = self.config.use_all
         self._for_well_formed = _WELL_FORMED if self.config.credit == "graded" else 0.0
 
-    def step(
-        self, message_log_batch: Sequence[MessageLog], metadata: Sequence[Columns]
-    ) -> EnvironmentReturn[Columns]:
-        """Judge the last response of each conversation.
+    def read_row(self, columns: Columns, row: int) -> CountdownRow:
+        """Return the numbers and the target.
 
         Raises:
-            MessageLogError: A conversation has no response, or a row no numbers.
+            MessageLogError: The row has no numbers or no target.
         """
-        size = num_rows(message_log_batch, metadata)
-        rewards, verdicts, answers = [], [], []
-        for row, (log, columns) in enumerate(
-            zip(message_log_batch, metadata, strict=True)
-        ):
-            answer = _answer_in(last_response(log, row=row))
-            reward, verdict = self._judge(answer, *_task_of(columns, row))
-            rewards.append(reward)
-            verdicts.append(verdict)
-            answers.append(answer)
-        return EnvironmentReturn(
-            observations=[
-                {"role": "environment", "content": verdict} for verdict in verdicts
-            ],
-            metadata=[
-                {**columns, "correct": reward == 1.0}
-                for columns, reward in zip(metadata, rewards, strict=True)
-            ],
-            next_stop_strings=[None] * size,
-            rewards=as_array(rewards, "float32"),
-            terminateds=full(size, True, "bool"),
-            answers=list(answers),
-        )
+        given = columns if isinstance(columns, Mapping) else {}
+        numbers, target = given.get("numbers"), given.get("target")
+        is_list = isinstance(numbers, Sequence) and not isinstance(numbers, str)
+        whole = is_list and all(type(number) is int for number in numbers or ())
+        if not whole or not numbers or type(target) is not int:
+            raise MessageLogError(
+                f"metadata[{row}] must have the columns 'numbers', a list of whole "
+                f"numbers, and 'target', a whole number: got {numbers!r} and {target!r}"
+            )
+        return Counter(numbers), target
 
-    def unusable_rows(self, metadata: Sequence[Columns]) -> dict[int, str]:
-        """Return the rows without numbers or a target."""
-        found: dict[int, str] = {}
-        for row, columns in enumerate(metadata):
-            try:
-                _task_of(columns, row)
-            except MessageLogError as error:
-                found[row] = str(error)
-        return found
-
-    def global_post_process_and_metrics(
-        self, batch: MutableMapping[str, Any]
-    ) -> tuple[MutableMapping[str, Any], dict[str, float]]:
-        """Return the batch unchanged; `accuracy` is the share that reach the target."""
-        metrics = reward_metrics(batch)
-        judged = [
-            row for row in batch.get("metadata") or () if "correct" in (row or {})
-        ]
-        if judged:
-            metrics["accuracy"] = sum(row["correct"] for row in judged) / len(judged)
-        return batch, metrics
+    def check(self, given: Given[CountdownRow]) -> Verdict:
+        """Compute the expression of a response."""
+        answer = _answer_in(given.response)
+        return Verdict(*self._judge(answer, *given.task), answer)
 
     def _judge(
         self, answer: str, numbers: Counter[int], target: int
@@ -131,20 +94,7 @@ class CountdownEnvironment(EnvironmentInterface[Columns]):
 
 
 def _answer_in(response: str) -> str:
-    tagged = _TAGGED.findall(response)
-    lines = (tagged[-1] if tagged else response).strip().splitlines()
+    tagged = last_tagged(response)
+    lines = (response if tagged is None else tagged).strip().splitlines()
     line = lines[-1] if lines else ""
     return line.partition("=")[0].strip()
-
-
-def _task_of(columns: Columns, row: int) -> tuple[Counter[int], int]:
-    given = columns if isinstance(columns, Mapping) else {}
-    numbers, target = given.get("numbers"), given.get("target")
-    is_list = isinstance(numbers, Sequence) and not isinstance(numbers, str)
-    whole = is_list and all(type(number) is int for number in numbers or ())
-    if not whole or not numbers or type(target) is not int:
-        raise MessageLogError(
-            f"metadata[{row}] must have the columns 'numbers', a list of whole "
-            f"numbers, and 'target', a whole number: got {numbers!r} and {target!r}"
-        )
-    return Counter(numbers), target

@@ -1,0 +1,8 @@
+"""Sections that a response must have, in order, each once."""
+
+from __future__ import annotations
+
+from rl_envs.worlds.format.environment import FormatConfig, FormatEnvironment
+from rl_envs.worlds.format.tasks import FormatTasks
+
+__all__ = ["FormatConfig", "FormatEnvironment", "FormatTasks"]

@@ -1,0 +1,89 @@
+"""Tasks of formats: sections and what they hold."""
+
+from __future__ import annotations
+
+import random
+
+from rl_envs.errors import TaskError
+from rl_envs.registry import register_task_source
+from rl_envs.tasks import Task, TaskSource
+
+__all__ = ["FormatTasks"]
+
+_NAMES = (
+    "answer", "checks", "facts", "goal", "idea", "method", "notes", "plan", "result",
+    "review", "steps", "summary", "thoughts", "title",
+)  # fmt: skip
+_WORDS = (
+    "birch", "cloud", "dune", "eagle", "flint", "grass", "heron", "inlet", "jetty",
+    "knoll", "larch", "marsh", "otter", "pine", "quail", "reed", "stone", "thorn",
+)  # fmt: skip
+
+
+@register_task_source("format")
+class FormatTasks(TaskSource):
+    """Makes sections, an order, and the words that each is to hold.
+
+    The split looks at the sections in their order and at what they hold.
+
+    Args:
+        num_sections: How many, 1 to 10.
+        num_words: Words of each section, 1 to 12.
+        style: `tags` or `headings`, as the environment is set; the prompt says it.
+        seed: Which of the possible samples is drawn.
+        held_out_fraction: Share of all tasks that are held out.
+
+    Raises:
+        TaskError: A size or the style is not possible.
+    """
+
+    def __init__(
+        self,
+        num_sections: int = 2,
+        *,
+        num_words: int = 2,
+        style: str = "tags",
+        seed: int = 0,
+        held_out_fraction: float = 0.1,
+    ) -> None:
+        super().__init__("format", seed=seed, held_out_fraction=held_out_fraction)
+        if not 1 <= num_sections <= 10:
+            raise TaskError(f"num_sections must be 1 to 10: got {num_sections}")
+        if not 1 <= num_words <= 12:
+            raise TaskError(f"num_words must be 1 to 12: got {num_words}")
+        if style not in ("tags", "headings"):
+            raise TaskError(f"style must be 'tags' or 'headings': got {style!r}")
+        self.num_sections, self.num_words, self.style = num_sections, num_words, style
+
+    def propose(self, rng: random.Random) -> Task:
+        """Draw sections and words; say them in an order of their own."""
+        names = rng.sample(_NAMES, self.num_sections)
+        contents = {
+            name: " ".join(rng.choices(_WORDS, k=self.num_words)) for name in names
+        }
+        # Said in another order than asked for: copying the list is not enough.
+        said = rng.sample(names, len(names))
+        listed = "\n".join(f"- {name} holds: {contents[name]}" for name in said)
+        form = (
+            "<name>...</name>"
+            if self.style == "tags"
+            else "a line '# name', then its text"
+        )
+        return Task(
+            prompt=(
+                f"Write sections in this order, each once: {', '.join(names)}. A "
+                f"section is {form}. Write nothing else.\n{listed}"
+            ),
+            answer="\n".join(self._section(name, contents[name]) for name in names),
+            metadata={"sections": names, "contents": contents},
+        )
+
+    def _section(self, name: str, content: str) -> str:
+        if self.style == "tags":
+            return f"<{name}>{content}</{name}>"
+        return f"# {name}\n{content}"
+
+    def key(self, task: Task) -> str:
+        """Return the sections in their order, with what they hold."""
+        contents = task.metadata["contents"]
+        return "; ".join(f"{n}: {contents[n]}" for n in task.metadata["sections"])

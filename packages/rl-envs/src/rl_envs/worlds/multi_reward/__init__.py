@@ -1,0 +1,17 @@
+"""Several environments that judge one conversation, each a reward of its own name."""
+
+from __future__ import annotations
+
+from rl_envs.worlds.multi_reward.environment import MultiRewardEnvironment
+from rl_envs.worlds.multi_reward.parts import (
+    MultiRewardConfig,
+    RewardPart,
+    RewardPartConfig,
+)
+
+__all__ = [
+    "MultiRewardConfig",
+    "MultiRewardEnvironment",
+    "RewardPart",
+    "RewardPartConfig",
+]

@@ -1,0 +1,42 @@
+"""One process that tries regular expressions; `RegexEnvironment` starts it.
+
+A request has `pattern`, `texts`, `whole` and `from_row`. The reply has `found`, one
+bool per text; else `unreadable` or, where a response is the expression, `broken` says
+why it cannot be compiled.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+__all__ = ["answer"]
+
+_MEMORY_BYTES = 1 << 30
+
+
+def answer(request: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the reply to a request."""
+    try:
+        pattern = re.compile(request["pattern"])
+    except (re.error, OverflowError) as error:
+        said = f"it is no regular expression: {error}"
+        return {"unreadable" if request["from_row"] else "broken": said}
+    find = pattern.fullmatch if request["whole"] else pattern.search
+    return {"found": [find(text) is not None for text in request["texts"]]}
+
+
+def _main() -> None:
+    # The package that this file is of, wherever the program that asks found it.
+    sys.path.append(str(Path(__file__).resolve().parents[3]))
+    from rl_envs.limited_server import run_server  # noqa: PLC0415
+
+    example = {"pattern": "a", "texts": ["a"], "whole": True, "from_row": True}
+    run_server(answer, example, memory_bytes=_MEMORY_BYTES)
+
+
+if __name__ == "__main__":
+    _main()
