@@ -9,7 +9,9 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from rl_algorithms.data.formats import data_formats
 from rl_distributed.config import Config
+from rl_distributed.errors import RegistryError
 
 __all__ = [
     "ContaminationConfig",
@@ -54,6 +56,10 @@ class SourceConfig(Config):
     weight: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     """Its share of the rows of a mixture, relative to the weights of the others; null
     (of all): as many rows as each has."""
+    format: str | None = None
+    """Published schema of the rows, such as `gsm8k` or `helpsteer3`, by which they are
+    read into the columns that algorithms know. Alone it also names the data set on the
+    hub; with `path`, files of that schema. null: columns are found by their names."""
     columns: dict[str, str] = Field(default_factory=dict)
     """Columns to rename: the name to give, and the column that gets it, as in
     `{prompt: problem, answer: solution}`."""
@@ -62,6 +68,28 @@ class SourceConfig(Config):
     @classmethod
     def _path_alone(cls, value: Any) -> Any:
         return {"path": str(value)} if isinstance(value, str | Path) else value
+
+    @model_validator(mode="before")
+    @classmethod
+    def _place_of_format(cls, value: Any) -> Any:
+        """Fill in where the data set of a format lies on the hub."""
+        if not isinstance(value, Mapping) or not isinstance(value.get("format"), str):
+            return value
+        try:
+            form = data_formats.get(value["format"])
+        except RegistryError as error:
+            raise ValueError(f"format: {error}") from error
+        if value.get("tasks") is not None or value.get("mixture") is not None:
+            raise ValueError(
+                "format belongs to path: tasks have their own columns, and each source "
+                "of a mixture has its own format"
+            )
+        filled = dict(value)
+        if filled.get("path") is None:
+            filled["path"] = form.hub_name
+        if filled["path"] == form.hub_name and filled.get("subset") is None:
+            filled["subset"] = form.subset
+        return filled
 
     @model_validator(mode="after")
     def _check_columns(self) -> Self:
@@ -268,4 +296,14 @@ class DataConfig(Config):
             )
         if not self.roles_to_train_on:
             raise ValueError("roles_to_train_on must name at least one role")
+        return self
+
+    @model_validator(mode="after")
+    def _check_format(self) -> Self:
+        name = self.train.format if self.train is not None else None
+        if self.streaming and name is not None and data_formats.get(name).drops_rows:
+            raise ValueError(
+                f"the format {name} leaves rows out, which a stream cannot count: set "
+                "streaming to false"
+            )
         return self

@@ -215,8 +215,26 @@ class BatchedDataLoader:
     def _left(self) -> int:
         return self.num_rows - self._position
 
+    def batch_at(self, epoch: int, places: Sequence[int]) -> Batch:
+        """Return the rows at some places in the order of an epoch.
+
+        It may be called from another thread, and does not move the loader.
+
+        Args:
+            epoch: Counted from 0.
+            places: From 0 to `num_rows` - 1.
+        """
+        indices = self._indices(epoch)
+        return self._collate([self._rows[int(indices[place])] for place in places])
+
+    @property
+    def drops_last(self) -> bool:
+        """Whether the last rows of an epoch are left out if they are no full batch."""
+        return self._drop_last
+
     def _indices(self, epoch: int) -> NDArray[np.int64]:
-        if self._order is None or self._order[0] != epoch:
+        found = self._order
+        if found is None or found[0] != epoch:
             order = (
                 self._row_order.indices(epoch)
                 if self._row_order is not None
@@ -224,8 +242,9 @@ class BatchedDataLoader:
                 if self._shuffle
                 else np.arange(self.num_rows, dtype=np.int64)
             )
-            self._order = (epoch, order)
-        return self._order[1]
+            # Two threads may be in different epochs: each returns its own.
+            self._order = found = (epoch, order)
+        return found[1]
 
     def _take_endless(self) -> list[int]:
         """Take the next rows, from the following epochs too if this one runs out."""

@@ -35,6 +35,8 @@ class LoadedSource:
     """Its rows."""
     weight: float | None = None
     """Its share in a mixture; None: by its rows."""
+    format: str | None = None
+    """Name of the format that its rows were read by."""
 
     def first(self, count: int) -> LoadedSource:
         """Return the source with only its first rows."""
@@ -62,11 +64,11 @@ def load_sources(source: Any, config: DatasetConfig | None) -> list[LoadedSource
         return []
     if config.mixture is None:
         rows, name = load_configured(config)
-        return [LoadedSource("", name, rows)]
+        return [LoadedSource("", name, rows, format=config.format)]
     found = []
     for part in config.mixture:
         rows, name = load_configured(part)
-        found.append(LoadedSource(part.title, name, rows, part.weight))
+        found.append(LoadedSource(part.title, name, rows, part.weight, part.format))
     return found
 
 

@@ -23,6 +23,7 @@ from rl_algorithms.data.mixture import MixtureOrder
 from rl_algorithms.data.preferences import PreferenceCollator, process_preferences
 from rl_algorithms.data.preflight import NO_SOURCE
 from rl_algorithms.data.prompts import process_prompts
+from rl_algorithms.data.provenance import SourceRecord, record_of
 from rl_algorithms.data.streaming import RowStream, StreamLoader
 from rl_algorithms.data.types import Rows, Tokenizer
 from rl_algorithms.data.unknown_tokens import unknown_prompts
@@ -96,6 +97,8 @@ class DataModule:
         self._batch_size, self._seed, self._endless = batch_size, seed, endless
         self._val_batch_size = val_batch_size or batch_size
         self.collate = self._collator(make_sequence_length_divisible_by)
+        self.provenance: list[SourceRecord] = []
+        """What was read of each source, which the log keeps; a stream is left out."""
         held_out = load_sources(validation, config.validation)
         if config.streaming or callable(train):
             stream = self._stream(train)
@@ -110,10 +113,12 @@ class DataModule:
                     sources, config.split_validation_size, seed
                 )
             held_out = _limited(held_out, max_val_rows)
+            self._note(sources, "train")
             sources = self._without_overlaps(sources, held_out)
             self._sources = {s.title: self._processed(s) for s in sources}
             self.train_dataset = _joined(self._sources.values())
             self.train_loader = self._train_loader(sources)
+        self._note(held_out, "validation")
         self.validation_datasets = {
             source.title: self._processed(source)
             for source in _limited(held_out, max_val_rows)
@@ -127,6 +132,13 @@ class DataModule:
             "data: %s",
             ", ".join(f"{name} {count}" for name, count in self.counts().items()),
         )
+
+    def _note(self, sources: list[LoadedSource], part: str) -> None:
+        """Write down which rows were read, as the run's log keeps it."""
+        records = [record_of(source, part) for source in sources]
+        self.provenance += records
+        for record in records:
+            _logger.info("data source: %s", record)
 
     def _without_overlaps(
         self, sources: list[LoadedSource], held_out: list[LoadedSource]

@@ -23,7 +23,7 @@ from rl_algorithms.data.text_files import check_text_files
 from rl_algorithms.data.types import Rows
 from rl_distributed.errors import ConfigError
 
-__all__ = ["NO_SOURCE", "check_data"]
+__all__ = ["NO_SOURCE", "answers_of", "check_data"]
 
 NO_SOURCE = (
     "data.train is not set and no dataset was given: set data.train to a file, folder "
@@ -56,6 +56,25 @@ def check_data(config: DataConfig, kind: DataKind | None) -> None:
         rows, name = _first_rows(source)
         if rows and kind is not None:
             _check_columns(rows, config, kind, name)
+
+
+def answers_of(path: str) -> str | None:
+    """Return how a reward asks for the answers of a data set; None: it has none.
+
+    Args:
+        path: A file, a folder, or what must be a name on the hub, of which it is
+            assumed that it has some.
+
+    Raises:
+        DataError: There is no such file, it cannot be read, or it has no prompts.
+    """
+    source = SourceConfig(path=path)
+    check_sources([source])
+    rows, name = _first_rows(source)
+    # Whatever its column is called, a rollout hands it on by this name.
+    return (
+        "answer" if not rows or find_columns(rows, DataConfig(), name).answer else None
+    )
 
 
 def _first_rows(source: SourceConfig) -> tuple[Rows, str]:

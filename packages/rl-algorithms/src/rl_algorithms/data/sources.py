@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from rl_algorithms.data.config import SourceConfig
+from rl_algorithms.data.formats import read_row
 from rl_algorithms.data.progress import track
 from rl_algorithms.data.readers import ENDINGS, read_columns, read_file
 from rl_algorithms.data.types import Row, Rows
@@ -46,7 +47,7 @@ __all__ = [
     "load_configured",
     "load_dataset_any",
     "locate",
-    "rename",
+    "shape_row",
     "with_columns",
 ]
 
@@ -134,22 +135,40 @@ def check_sources(sources: Iterable[SourceConfig]) -> None:
 
 
 def with_columns(rows: Rows, config: SourceConfig) -> Rows:
-    """Give columns the names that `config.columns` wants; the others stay.
+    """Read rows by `config.format`, and give columns the names of `config.columns`.
 
     Raises:
-        ColumnError: A row lacks a column.
+        ColumnError: A row lacks a column, or does not fit the format.
+        EmptyDatasetError: The format leaves every row out.
     """
-    if not config.columns:
+    if not config.columns and config.format is None:
         return rows
-    return [rename(row, index, config) for index, row in enumerate(rows)]
+    found = [shape_row(row, index, config) for index, row in enumerate(rows)]
+    kept = [row for row in found if row is not None]
+    if not kept:
+        raise EmptyDatasetError(
+            f"dataset {config.title}: the format {config.format} leaves all "
+            f"{len(rows)} rows out; give it other rows"
+        )
+    return kept
 
 
-def rename(row: Row, index: int, config: SourceConfig) -> Row:
-    """Give the columns of one row their new names.
+def shape_row(row: Row, index: int, config: SourceConfig) -> Row | None:
+    """Read one row by its format, and give its columns their new names.
+
+    Returns:
+        The row; None: the format leaves it out.
 
     Raises:
-        ColumnError: It lacks a column.
+        ColumnError: It lacks a column, or does not fit the format.
     """
+    if not config.columns and config.format is None:
+        return row
+    if config.format is not None:
+        read = read_row(row, index, config.format, config.title)
+        if read is None:
+            return None
+        row = read
     renamed = {old: new for new, old in config.columns.items()}
     missing = [old for old in renamed if old not in row]
     if missing:

@@ -20,7 +20,7 @@ import numpy as np
 
 from rl_algorithms.data.config import SourceConfig
 from rl_algorithms.data.readers import read_file
-from rl_algorithms.data.sources import Files, as_row, describe_source, locate, rename
+from rl_algorithms.data.sources import Files, as_row, describe_source, locate, shape_row
 from rl_algorithms.data.types import DatumSpec, Row
 from rl_algorithms.errors import DataError, EmptyDatasetError
 from rl_algorithms.seeds import mix, permutation
@@ -67,9 +67,8 @@ class RowStream:
         index = skip
         for row in self._open(skip):
             row = as_row(row, index, self.name)
-            if self._config.columns:
-                row = rename(row, index, self._config)
-            yield row
+            # Formats that leave rows out are refused with streams.
+            yield shape_row(row, index, self._config) or row
             index += 1
 
     @property
