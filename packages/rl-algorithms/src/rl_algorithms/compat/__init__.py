@@ -1,0 +1,1 @@
+"""Names of other systems, so that programs written for them run here."""

@@ -1,0 +1,41 @@
+"""Warnings of results that differ from those of NeMo RL."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from types import FrameType
+
+__all__ = ["DifferenceWarning", "forget_differences", "warn_difference"]
+
+_HERE = "rl_algorithms.compat.nemo_rl."
+
+
+class DifferenceWarning(UserWarning):
+    """A number here is not what NeMo RL computes from the same input."""
+
+
+_told: set[str] = set()
+
+
+def warn_difference(message: str) -> None:
+    """Warn of a difference; of the same one once in a process."""
+    if message in _told:
+        return
+    _told.add(message)
+    text = f"{message} (see docs/guides/migrate.md)"
+    warnings.warn(text, DifferenceWarning, stacklevel=_level_of_caller())
+
+
+def _level_of_caller() -> int:
+    """Return how far above `warn_difference` the first line outside of this is."""
+    frame: FrameType | None = sys._getframe(1)
+    level = 1
+    while frame is not None and frame.f_globals.get("__name__", "").startswith(_HERE):
+        frame, level = frame.f_back, level + 1
+    return level
+
+
+def forget_differences() -> None:
+    """Warn of all again."""
+    _told.clear()

@@ -1,0 +1,115 @@
+"""The import finder that resolves `nemo_rl` by the map of names."""
+
+from __future__ import annotations
+
+import dis
+import importlib
+import importlib.util
+import sys
+import types
+import warnings
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from typing import Any
+
+from rl_algorithms.compat.nemo_rl.name_map import ROOT, read_name_map
+
+__all__ = ["install", "uninstall"]
+
+_IMPORT_FROM = dis.opmap["IMPORT_FROM"]
+
+
+class _MappedModule(types.ModuleType):
+    """One of their modules: a name is looked up, and warns, at its first use."""
+
+    def __getattr__(self, name: str) -> Any:
+        names = read_name_map()
+        if name.startswith("__"):
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+        found = names.find(self.__name__, name)
+        if found is not None and not found.absent:
+            value = found.load()
+            warnings.warn(found.warning(), DeprecationWarning, stacklevel=2)
+            # Found without this method from now on, so that there is one warning.
+            setattr(self, name, value)
+            return value
+        if names.has_module(f"{self.__name__}.{name}"):
+            return importlib.import_module(f"{self.__name__}.{name}")
+        message = names.missing_name(self.__name__, name)
+        # `from ... import` puts a message of its own in the place of that of an
+        # AttributeError.
+        kind = ImportError if _is_from_import(sys._getframe(1)) else AttributeError
+        raise kind(message)
+
+    def __dir__(self) -> list[str]:
+        names = read_name_map().modules.get(self.__name__, {})
+        return sorted({*vars(self), *(n for n, e in names.items() if not e.absent)})
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Functions that are sent to workers name their modules.
+        return _import, (self.__name__,)
+
+
+class _NameFinder(MetaPathFinder, Loader):
+    """Finds the modules of the map, and says of others why they are not there."""
+
+    def find_spec(
+        self,
+        fullname: str,
+        path: Sequence[str] | None,
+        target: types.ModuleType | None = None,
+    ) -> ModuleSpec | None:
+        if fullname.partition(".")[0] != ROOT:
+            return None
+        names = read_name_map()
+        if not names.has_module(fullname):
+            message = names.missing_module(fullname)
+            raise ModuleNotFoundError(message, name=fullname)
+        return ModuleSpec(fullname, self, is_package=fullname in names.packages)
+
+    def create_module(self, spec: ModuleSpec) -> types.ModuleType:
+        return _MappedModule(spec.name, f"Names of {spec.name} that are here.")
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        return
+
+
+def install() -> None:
+    """Let `import nemo_rl...` find the names of this project; again: do nothing.
+
+    Raises:
+        ImportError: The real `nemo_rl` is installed, or imported already.
+    """
+    if any(isinstance(finder, _NameFinder) for finder in sys.meta_path):
+        return
+    loaded = sys.modules.get(ROOT)
+    spec = importlib.util.find_spec(ROOT) if loaded is None else loaded.__spec__
+    if loaded is not None or spec is not None:
+        origin = getattr(spec, "origin", None) or "somewhere"
+        raise ImportError(
+            f"{ROOT} is installed in this environment ({origin}), and only one package "
+            "can have the name: run the program without rl_algorithms.compat.nemo_rl, "
+            f"or uninstall {ROOT}",
+            name=ROOT,
+        )
+    sys.meta_path.insert(0, _NameFinder())
+
+
+def uninstall() -> None:
+    """Take the finder away, and the modules that it found."""
+    sys.meta_path[:] = [f for f in sys.meta_path if not isinstance(f, _NameFinder)]
+    for name, module in list(sys.modules.items()):
+        if isinstance(module, _MappedModule):
+            del sys.modules[name]
+
+
+def _import(name: str) -> types.ModuleType:
+    """Import one of their modules in a process that may not have the finder."""
+    install()
+    return importlib.import_module(name)
+
+
+def _is_from_import(frame: types.FrameType) -> bool:
+    """Whether the statement that a frame is at is a `from ... import`."""
+    return frame.f_code.co_code[frame.f_lasti] == _IMPORT_FROM

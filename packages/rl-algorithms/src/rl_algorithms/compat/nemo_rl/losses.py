@@ -1,0 +1,430 @@
+"""Losses with the calls of NeMo RL: dict configs, inputs by place, floats as metrics.
+
+A metric is this call's share of that of the global batch, so that those of
+micro-batches add up. The trainers here reduce typed values instead: give them the
+losses of `rl_algorithms`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from rl_algorithms import losses
+from rl_algorithms.compat.nemo_rl.differences import warn_difference
+from rl_algorithms.compat.nemo_rl.options import as_keys, refuse_keys
+from rl_algorithms.errors import LossInputError
+from rl_algorithms.losses.distillation_config import KLDirection
+from rl_distributed.metrics.values import Max, Mean, MetricValue, Min, Sum
+
+__all__ = [
+    "ClippedPGLossFn",
+    "DPOLossFn",
+    "DistillationLossConfig",
+    "DistillationLossFn",
+    "MseValueLossFn",
+    "NLLLossFn",
+    "PreferenceLossFn",
+    "calculate_kl",
+]
+
+Result = tuple[Tensor, dict[str, float]]
+_LOGPROBS = ("next_token_logprobs",)
+_COUNTED = ("data", "global_valid_seqs", "global_valid_toks")
+
+
+@dataclass(frozen=True)
+class Call:
+    """The arguments of a loss: by name, or by place.
+
+    By place they are the inputs of the loss, the batch, and the numbers of sequences
+    and of tokens of the global batch; or these, and then the inputs.
+    """
+
+    data: Mapping[str, Any]
+    global_valid_seqs: Tensor
+    global_valid_toks: Tensor
+    inputs: Mapping[str, Any]
+
+    @classmethod
+    def of(
+        cls,
+        loss: object,
+        names: tuple[str, ...],
+        positional: tuple[Any, ...],
+        keywords: Mapping[str, Any],
+    ) -> Call:
+        """Give each argument its name.
+
+        Args:
+            loss: The loss that is called.
+            names: Its inputs, in order.
+            positional: Arguments by place.
+            keywords: Arguments by name.
+
+        Raises:
+            LossInputError: There are too many, too few, or one twice.
+        """
+        batch_first = bool(positional) and isinstance(positional[0], Mapping)
+        order = (*_COUNTED, *names) if batch_first else (*names, *_COUNTED)
+        given = dict(zip(order, positional, strict=False))
+        missing = [n for n in _COUNTED if n not in given and n not in keywords]
+        twice = [name for name in given if name in keywords]
+        data = given.get("data", keywords.get("data"))
+        wrong = missing or twice or len(positional) > len(order)
+        if wrong or not isinstance(data, Mapping):
+            arguments = ", ".join((*names, *_COUNTED))
+            raise LossInputError(
+                f"{type(loss).__name__} takes ({arguments}), with a "
+                f"mapping as data: got {len(positional)} arguments by place and "
+                f"{', '.join(keywords) or 'none'} by name"
+            )
+        found = {**given, **keywords}
+        data, num_seqs, num_toks = (found.pop(name) for name in _COUNTED)
+        return cls(data, num_seqs, num_toks, found)
+
+    def counted(self, data: Mapping[str, Any]) -> tuple[Any, Tensor, Tensor]:
+        """Return a batch with the two numbers, as the losses here take them."""
+        return data, self.global_valid_seqs, self.global_valid_toks
+
+
+class ClippedPGLossFn(losses.ClippedPGLossFn):
+    """See `rl_algorithms.ClippedPGLossFn`; metrics are floats.
+
+    Args:
+        cfg: Their configuration.
+        use_fused_linear_logprobs: Not here.
+
+    Raises:
+        ConfigError: A key is unknown, or asks for what is not here.
+    """
+
+    def __init__(self, cfg: Any, use_fused_linear_logprobs: bool = False) -> None:
+        keys = as_keys(cfg)
+        refuse_keys(
+            keys,
+            {
+                "positive_example_nll_weight": (
+                    0.0,
+                    "set positive_nll_coef, and give the column nll_weights; it is "
+                    "normalised over the global batch, not over each micro-batch",
+                )
+            },
+            "loss_fn",
+        )
+        fused = {"use_fused_linear_logprobs": use_fused_linear_logprobs}
+        refuse_keys(
+            fused,
+            {
+                "use_fused_linear_logprobs": (
+                    False,
+                    "policy.logprob_chunk_size saves the memory of the logits",
+                )
+            },
+            "ClippedPGLossFn",
+        )
+        super().__init__(keys)
+
+    def __call__(  # type: ignore[override]
+        self, *positional: Any, **keywords: Any
+    ) -> Result:
+        """See `rl_algorithms.ClippedPGLossFn`; arguments as of `Call`."""
+        call = Call.of(self, _LOGPROBS, positional, keywords)
+        loss, metrics = super().__call__(*call.counted(call.data), **call.inputs)
+        self._tell(call.data, call.inputs, metrics)
+        floats = _floats(metrics, call.global_valid_toks)
+        for name, empty in (("min", math.inf), ("max", -math.inf)):
+            floats.setdefault(f"probs_ratio_{name}", empty)
+            floats.setdefault(f"probs_ratio_clamped_{name}", empty)
+        floats.setdefault("kl_penalty", 0.0)
+        return loss, floats
+
+    def _tell(
+        self,
+        data: Mapping[str, Any],
+        inputs: Mapping[str, Tensor],
+        metrics: Mapping[str, MetricValue],
+    ) -> None:
+        config = self.config
+        differ = [n for n in ("js_divergence_error", "policy_kl_error") if n in metrics]
+        if config.reference_policy_kl_type != "k3" and "gen_kl_error" in metrics:
+            differ.append("gen_kl_error")
+        if config.truncated_importance_sampling_type == "seq-mask-tis":
+            differ.append("is_oob_ratio")
+        if config.sequence_level_importance_ratios:
+            differ.append("sampling_importance_ratio")
+        if differ:
+            warn_difference(
+                f"ClippedPGLossFn defines {', '.join(differ)} in another way than "
+                "nemo_rl"
+            )
+        if config.has_kl_term and self._bounds_cut(data, inputs):
+            warn_difference(
+                "ClippedPGLossFn: a clamp cuts off KL estimates; their gradient "
+                "through the sampling distribution stays, and is 0 in nemo_rl"
+            )
+
+    @torch.no_grad()
+    def _bounds_cut(
+        self, data: Mapping[str, Any], inputs: Mapping[str, Tensor]
+    ) -> bool:
+        """Whether a KL estimate of a trained token is beyond a bound."""
+        config = self.config
+        if config.reference_policy_kl_gradient != "score_function":
+            return False
+        logprobs = inputs["next_token_logprobs"]
+        trained = data["token_mask"][:, 1:] * data["sample_mask"].unsqueeze(1) != 0
+        current = logprobs[trained]
+        reference = data["reference_policy_logprobs"][:, 1:][trained].to(current.dtype)
+        weights = None
+        if config.use_on_policy_kl_approximation:
+            sampler = data["generation_logprobs"][:, 1:][trained].to(current.dtype)
+            weights = (current - sampler).exp()
+        free = losses.calculate_kl(
+            current, reference, config.reference_policy_kl_type, None, None, weights
+        )
+        moved = (reference - current).abs()
+        low = config.kl_input_clamp_value or math.inf
+        high = config.kl_output_clamp_value or math.inf
+        return bool(((moved > low) | (free.abs() > high)).any())
+
+
+class NLLLossFn(losses.NLLLossFn):
+    """See `rl_algorithms.NLLLossFn`; metrics are floats."""
+
+    def __call__(  # type: ignore[override]
+        self,
+        *positional: Any,
+        dpo_loss: bool = False,
+        dpo_average_log_probs: bool = False,
+        **keywords: Any,
+    ) -> Result:
+        """See `rl_algorithms.NLLLossFn`; arguments as of `Call`.
+
+        Raises:
+            LossInputError: The parts of DPO are asked for.
+        """
+        if dpo_loss or dpo_average_log_probs:
+            raise LossInputError(
+                "NLLLossFn: dpo_loss is not here; DPOLossFn has sft_loss_weight and "
+                "sft_average_log_probs"
+            )
+        call = Call.of(self, _LOGPROBS, positional, keywords)
+        loss, metrics = super().__call__(*call.counted(call.data), **call.inputs)
+        return loss, _floats(metrics, call.global_valid_toks)
+
+
+class DPOLossFn(losses.DPOLossFn):
+    """See `rl_algorithms.DPOLossFn`; `reference_policy_logprobs` is rolled by -1.
+
+    Entry i of that column is of token i + 1, as NeMo RL has it; `rl_algorithms` has it
+    at token i. A column that is not rolled is refused where it can be told.
+    """
+
+    def __init__(self, cfg: Any = None) -> None:
+        super().__init__(as_keys(cfg))
+
+    def __call__(  # type: ignore[override]
+        self, *positional: Any, **keywords: Any
+    ) -> Result:
+        """See `rl_algorithms.DPOLossFn`; arguments as of `Call`."""
+        call = Call.of(self, _LOGPROBS, positional, keywords)
+        name = "reference_policy_logprobs"
+        columns = {**call.data, name: _rolled_back(call.data.get(name))}
+        loss, metrics = super().__call__(*call.counted(columns), **call.inputs)
+        return loss, _floats(metrics, call.global_valid_seqs / 2)
+
+
+class PreferenceLossFn(losses.PreferenceLossFn):
+    """See `rl_algorithms.PreferenceLossFn`; takes `logits`, one reward per row."""
+
+    def __call__(  # type: ignore[override]
+        self, *positional: Any, **keywords: Any
+    ) -> Result:
+        """Give this micro-batch's share of the loss, and its metrics.
+
+        Args:
+            positional: As of `Call`; the input is `logits` [2 B] or [2 B, 1], the
+                rewards, and the batch has `sample_mask` [2 B].
+            keywords: The same by name.
+        """
+        call = Call.of(self, ("logits",), positional, keywords)
+        logits = call.inputs.get("logits")
+        if logits is None or logits.numel() != len(logits):
+            got = "nothing" if logits is None else list(logits.shape)
+            raise LossInputError(
+                f"PreferenceLossFn takes logits of [2 B] or [2 B, 1] rewards: got {got}"
+            )
+        values = logits.reshape(-1, 1)
+        columns = {**call.data, "value_mask": torch.ones_like(values)}
+        loss, metrics = super().__call__(*call.counted(columns), values=values)
+        return loss, _floats(metrics, call.global_valid_seqs / 2)
+
+
+class MseValueLossFn(losses.MseValueLossFn):
+    """See `rl_algorithms.MseValueLossFn`; all columns are of the same token.
+
+    Entry i of the values belongs to entry i of the returns and of the mask, as NeMo RL
+    has it; `rl_algorithms` compares it with entry i + 1 of these.
+    """
+
+    def __init__(self, cfg: Any = None) -> None:
+        keys = as_keys(cfg)
+        # There 0 switches it off, too.
+        super().__init__({**keys, "cliprange": keys.get("cliprange") or None})
+
+    def __call__(  # type: ignore[override]
+        self, *positional: Any, **keywords: Any
+    ) -> Result:
+        """Give this micro-batch's share of the loss, and its metrics.
+
+        Args:
+            positional: As of `Call`; the input is `logits` [B, S] or [B, S, 1], the
+                values, and the batch has `returns`, `token_mask`, `sample_mask`, and
+                with a clip range `values`.
+            keywords: The same by name.
+        """
+        call = Call.of(self, ("logits",), positional, keywords)
+        logits = call.inputs.get("logits")
+        if logits is None:
+            raise LossInputError("MseValueLossFn takes logits [B, S]: got nothing")
+        values = logits.squeeze(-1) if logits.dim() > 2 else logits
+        # The loss here looks at values before a token: one column more, each way.
+        columns = dict(call.data)
+        for name, sides in (
+            ("returns", (1, 0)),
+            ("token_mask", (1, 0)),
+            ("values", (0, 1)),
+        ):
+            if name in columns:
+                columns[name] = pad(columns[name], sides)
+        loss, metrics = super().__call__(
+            *call.counted(columns), values=pad(values, (0, 1))
+        )
+        floats = _floats(metrics, call.global_valid_toks)
+        for ours, theirs in _VALUE_METRICS.items():
+            floats[theirs] = floats.pop(ours)
+        return loss, floats
+
+
+_VALUE_METRICS = {
+    "value_mean": "values_mean",
+    "return_mean": "returns_mean",
+    "value_clip_fraction": "vf_clipfrac",
+}
+
+
+class DistillationLossConfig(losses.DistillationLossConfig):
+    """See `rl_algorithms.DistillationLossConfig`; `mixed` by default, as there."""
+
+    kl_type: KLDirection = "mixed"
+
+
+class DistillationLossFn(losses.DistillationLossFn):
+    """See `rl_algorithms.DistillationLossFn`; takes log-probs instead of logits.
+
+    The divergence is `mixed` where the configuration does not say.
+    """
+
+    def __init__(self, cfg: Any = None) -> None:
+        super().__init__({"kl_type": "mixed", **as_keys(cfg)})
+
+    def __call__(  # type: ignore[override]
+        self, *positional: Any, **keywords: Any
+    ) -> Result:
+        """Give this micro-batch's share of the loss, and its metrics.
+
+        Args:
+            positional: As of `Call`; the inputs are `student_topk_logprobs` and
+                `teacher_topk_logprobs` [B, S-1, k], and `H_all` [B, S-1], the sum of
+                p log p over all tokens, where `zero_outside_topk` needs it. The batch
+                has `token_mask` [B, S] and `sample_mask` [B].
+            keywords: The same by name.
+        """
+        names = ("student_topk_logprobs", "teacher_topk_logprobs", "H_all")
+        call = Call.of(self, names, positional, keywords)
+        given = call.inputs
+        for name in names[:2]:
+            if name not in given:
+                raise LossInputError(
+                    f"DistillationLossFn takes {names[0]} and {names[1]}: got "
+                    f"{', '.join(given) or 'nothing'}"
+                )
+        student, teacher = given[names[0]], given[names[1]]
+        # The last position predicts nothing; the loss here cuts it off.
+        columns = {
+            **call.data,
+            "topk_logits": pad(teacher, (0, 0, 0, 1)),
+            "topk_log_normalizer": pad(torch.zeros_like(teacher[..., 0]), (0, 1)),
+        }
+        ours = {
+            "student_topk_logits": student,
+            "student_log_normalizer": torch.zeros_like(student[..., 0]),
+        }
+        if given.get("H_all") is not None:
+            ours["student_entropy"] = -given["H_all"]
+        loss, metrics = super().__call__(*call.counted(columns), **ours)
+        return loss, _floats(metrics, call.global_valid_toks)
+
+
+def calculate_kl(
+    logprobs: Tensor,
+    logprobs_reference: Tensor,
+    kl_type: Any = "k3",
+    input_clamp_value: float | None = 20.0,
+    output_clamp_value: float | None = 10.0,
+    importance_sampling_weights: Tensor | None = None,
+) -> Tensor:
+    """See `rl_algorithms.calculate_kl`, where the last argument is `weights`."""
+    return losses.calculate_kl(
+        logprobs,
+        logprobs_reference,
+        kl_type,
+        input_clamp_value,
+        output_clamp_value,
+        importance_sampling_weights,
+    )
+
+
+def _floats(metrics: Mapping[str, MetricValue], count: Tensor) -> dict[str, float]:
+    """Return metrics as floats; means as shares of those over `count`."""
+    whole = max(float(count), 1.0)
+    numbers: dict[str, float] = {}
+    for name, value in metrics.items():
+        if isinstance(value, Mean):
+            numbers[name] = value.total / whole
+        elif isinstance(value, Sum | Min | Max):
+            numbers[name] = float(value)
+    return numbers
+
+
+def _rolled_back(values: Any) -> Tensor:
+    """Return [B, S] log-probs of token i at entry i of those that are rolled by -1.
+
+    Raises:
+        LossInputError: There are none, or they are not rolled.
+    """
+    name = "column 'reference_policy_logprobs'"
+    if not isinstance(values, Tensor) or values.dim() != 2:
+        got = (
+            list(values.shape) if isinstance(values, Tensor) else type(values).__name__
+        )
+        raise LossInputError(f"{name} must be a tensor [2 B, S]: got {got}")
+    if bool((values[:, 0] == 0).all()) and bool((values[:, -1] != 0).any()):
+        raise LossInputError(
+            f"{name} must be rolled by -1 for the DPOLossFn of nemo_rl: entry i of "
+            "token i + 1, the last one 0.0. Got 0.0 in all first entries and numbers "
+            "in last ones, as rl_algorithms.DPOLossFn takes it; use that, or "
+            "torch.roll(column, -1, dims=-1)"
+        )
+    warn_difference(
+        "DPOLossFn of nemo_rl reads reference_policy_logprobs as rolled by -1; "
+        "rl_algorithms.DPOLossFn does not: roll the column back when you move"
+    )
+    return pad(values[:, :-1], (1, 0))

@@ -1,0 +1,260 @@
+"""Worker groups of Ray-decorated classes, with handles that take `.remote`.
+
+A class that is decorated with `@ray.remote` is unwrapped: the workers here live in a
+Ray actor of their own already, which watches them. What the decorator asks of the
+process goes through the class's `configure_worker`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from rl_distributed import workers
+from rl_distributed.errors import ConfigError
+from rl_distributed.workers.worker_class import ask_configuration
+
+__all__ = [
+    "ACTOR_ENVIRONMENT_REGISTRY",
+    "PY_EXECUTABLES",
+    "RayWorkerBuilder",
+    "RayWorkerGroup",
+    "WorkerHandle",
+    "get_actor_python_env",
+]
+
+# What the bundle of the cluster decides here.
+_OF_THE_BUNDLE = frozenset(
+    ("num_cpus", "num_gpus", "scheduling_strategy", "placement_group", "name")
+)
+
+
+class PY_EXECUTABLES:
+    """Interpreters of workers; here that of the program alone."""
+
+    SYSTEM = sys.executable
+    """The interpreter of the program."""
+
+
+class _Executables(dict[str, str]):
+    """Interpreters by the path of a worker's class."""
+
+    def __setitem__(self, name: str, executable: str) -> None:
+        if not Path(executable).is_file():
+            raise ConfigError(
+                f"ACTOR_ENVIRONMENT_REGISTRY[{name!r}] must be the path of a Python "
+                f"interpreter, such as PY_EXECUTABLES.SYSTEM: got {executable!r}; a "
+                "class whose packages lie elsewhere declares an ActorEnvironment"
+            )
+        super().__setitem__(name, executable)
+
+
+ACTOR_ENVIRONMENT_REGISTRY: dict[str, str] = _Executables()
+"""Interpreters by the path of a worker's class; those that are not named run in that of
+the program, or in the environment that they declare."""
+
+
+def get_actor_python_env(actor_class_fqn: str) -> str:
+    """Return the interpreter of a worker's class."""
+    return ACTOR_ENVIRONMENT_REGISTRY.get(actor_class_fqn, PY_EXECUTABLES.SYSTEM)
+
+
+class RayWorkerBuilder(workers.RayWorkerBuilder):
+    """See `rl_distributed.RayWorkerBuilder`; takes Ray-decorated classes too.
+
+    Args:
+        ray_actor_class_fqn: `"module.Class"`, or a class, decorated or not.
+        args: Positional arguments of its constructor.
+        kwargs: Keyword arguments of its constructor.
+    """
+
+    def __init__(self, ray_actor_class_fqn: Any, *args: Any, **kwargs: Any) -> None:
+        plain = ray_actor_class_fqn
+        if not isinstance(plain, str):
+            plain = _without_ray(plain)
+        super().__init__(plain, *args, **kwargs)
+        self._given = ray_actor_class_fqn
+        executable = get_actor_python_env(self.class_name)
+        if executable != PY_EXECUTABLES.SYSTEM:
+            chosen = super().with_options(py_executable=executable)
+            self.options = chosen.options
+
+    def with_options(self, **changes: Any) -> RayWorkerBuilder:
+        """Return a builder with other process options."""
+        plain = super().with_options(**changes)
+        other = RayWorkerBuilder(self._given, *self.args, **self.kwargs)
+        other.options = plain.options
+        return other
+
+    def portable_class(self) -> bytes:
+        """Get the class as workers get it: unwrapped where it is loaded."""
+        target: Any = self.worker_class
+        options: Mapping[str, Any] = {}
+        if not isinstance(target, str):
+            options = _ray_options(self._given)
+        pickled: bytes = ray.cloudpickle.dumps(_WorkerClass(target, options))
+        return pickled
+
+
+class _WorkerClass:
+    """A class that becomes itself, unwrapped, when it is unpickled in a worker."""
+
+    def __init__(self, target: Any, options: Mapping[str, Any]) -> None:
+        self._target, self._options = target, dict(options)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _load_worker_class, (self._target, self._options)
+
+
+def _load_worker_class(target: Any, options: Mapping[str, Any]) -> type[Any]:
+    """Import and unwrap a class; importing this module has installed the finder."""
+    if isinstance(target, str):
+        module, _, name = target.rpartition(".")
+        found = getattr(__import__(module, fromlist=[name]), name)
+        target, options = _without_ray(found), _ray_options(found)
+    asked = {k: v for k, v in options.items() if k not in _OF_THE_BUNDLE}
+    return _configured(target, asked) if asked else target
+
+
+def _configured(cls: type[Any], asked: Mapping[str, Any]) -> type[Any]:
+    """Return the class with what its decorator asks of the process."""
+
+    def configure_worker(
+        num_gpus: Any = None, bundle_indices: Any = None, num_gpus_per_node: Any = None
+    ) -> tuple[Any, ...]:
+        arguments = {
+            "num_gpus": num_gpus,
+            "bundle_indices": bundle_indices,
+            "num_gpus_per_node": num_gpus_per_node,
+        }
+        own = ask_configuration(cls, arguments)
+        runtime_env = workers.recursive_merge_options(
+            asked.get("runtime_env") or {}, own.runtime_env
+        )
+        options = {k: v for k, v in asked.items() if k != "runtime_env"}
+        return {**options, **own.options}, own.env_vars, own.init_kwargs, runtime_env
+
+    members = {"configure_worker": staticmethod(configure_worker)}
+    made = type(cls.__name__, (cls,), {**members, "__module__": cls.__module__})
+    made.__qualname__ = cls.__qualname__
+    return made
+
+
+def _without_ray(decorated: Any) -> Any:
+    """Return the class that `@ray.remote` was put on; anything else as it is."""
+    metadata = getattr(decorated, "__ray_metadata__", None)
+    if metadata is None:
+        return decorated
+    modified = metadata.modified_class
+    return getattr(modified, "__ray_actor_class__", modified)
+
+
+def _ray_options(decorated: Any) -> dict[str, Any]:
+    """Return what the decorator was given, without what is not set."""
+    options = getattr(decorated, "_default_options", None) or {}
+    return {key: value for key, value in options.items() if value is not None}
+
+
+class RayWorkerGroup(workers.RayWorkerGroup[Any]):
+    """See `rl_distributed.RayWorkerGroup`; `workers[i].method.remote(...)` works."""
+
+    @property
+    def workers(self) -> list[WorkerHandle]:
+        """Handles of the workers, by rank."""
+        return [WorkerHandle(self, rank) for rank in range(self.world_size)]
+
+    @property
+    def master_address(self) -> str:
+        """Address that the workers have as MASTER_ADDR."""
+        return self._rendezvous_variables()["MASTER_ADDR"]
+
+    @property
+    def master_port(self) -> int:
+        """Port that the workers have as MASTER_PORT."""
+        return int(self._rendezvous_variables()["MASTER_PORT"])
+
+    def call_by_place(
+        self, rank: int, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Any:
+        """Call a method of one worker with arguments by place.
+
+        Args:
+            rank: Of the worker.
+            name: Of the method.
+            args: Arguments by place.
+            kwargs: Arguments by name.
+
+        Returns:
+            Ray's reference to the result.
+        """
+        self.recover()
+        handle = self._workers[rank].handle
+        return handle.__ray_call__.remote(_call_by_place, name, *args, **kwargs)
+
+    def _rendezvous_variables(self) -> dict[str, str]:
+        names = ("MASTER_ADDR", "MASTER_PORT")
+        reference = self._workers[0].handle.__ray_call__.remote(_variables, names)
+        variables: dict[str, str] = ray.get(reference, timeout=self.call_deadline_s)
+        return variables
+
+
+def _call_by_place(host: Any, name: str, /, *args: Any, **kwargs: Any) -> Any:
+    """Call a method of the worker by the names of its arguments; it runs there."""
+    method = getattr(host._worker, name)
+    bound = inspect.signature(method).bind(*args, **kwargs)
+    arguments = dict(bound.arguments)
+    for parameter in bound.signature.parameters.values():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            arguments |= arguments.pop(parameter.name, {})
+        elif parameter.kind in (parameter.VAR_POSITIONAL, parameter.POSITIONAL_ONLY):
+            raise ConfigError(
+                f"{name}.remote takes no arguments by place, as {parameter.name!r} of "
+                "the method has no name that a call could use"
+            )
+    return host.call(name, None, **arguments)
+
+
+def _variables(_: object, names: tuple[str, ...]) -> dict[str, str]:
+    """Read variables of a worker's environment; it runs there."""
+    return {name: os.environ[name] for name in names}
+
+
+class WorkerHandle:
+    """Calls the methods of one worker as a Ray actor's are called."""
+
+    def __init__(self, group: RayWorkerGroup, rank: int) -> None:
+        self._group, self._rank = group, rank
+
+    def __getattr__(self, name: str) -> _RemoteMethod:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _RemoteMethod(self._group, self._rank, name)
+
+    def __repr__(self) -> str:
+        return f"WorkerHandle({self._group.name!r}, rank {self._rank})"
+
+
+class _RemoteMethod:
+    """`.remote(...)` of one method of one worker."""
+
+    def __init__(self, group: RayWorkerGroup, rank: int, name: str) -> None:
+        self._group, self._rank, self._name = group, rank, name
+
+    def remote(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the method; returns Ray's reference to its result."""
+        if not args:
+            return self._group.run_single_worker_single_data(
+                self._name, self._rank, common_kwargs=kwargs
+            )
+        # The workers' own calls take arguments by name; only the worker knows them.
+        return self._group.call_by_place(self._rank, self._name, args, kwargs)
+
+    def options(self, **_: Any) -> _RemoteMethod:
+        """Return the method; Ray's options of single calls change nothing here."""
+        return self
