@@ -13,6 +13,7 @@ import rl_algorithms as rl
 import rl_models
 from rl_algorithms.errors import DataError
 from rl_algorithms.seeds import row_seeds
+from rl_algorithms.trainers.sampling.rollout_files import RolloutFiles, rollout_parts
 from rl_distributed.errors import ConfigError
 from rl_envs import FunctionalRewardWrapper
 
@@ -275,3 +276,98 @@ class TestAccuracy:
         reward = lambda prompt, response: 1.0  # noqa: E731
         with pytest.raises(ConfigError, match=r"val:reward, or set accuracy_threshold"):
             self.fit(make, reward_fn=reward, **settings)
+
+
+def kept(trainer):
+    return list(RolloutFiles(trainer.run_dir, 1 << 20).read())
+
+
+class TestKeptAnswers:
+    """A few answers of each step lie in the run folder, for people."""
+
+    def test_they_are_those_of_the_step(self, make):
+        trainer = make()
+        trainer.fit(ROWS, environment=Judge(by_answer))
+        records = kept(trainer)
+        assert [record["step"] for record in records] == [1] * 4 + [2] * 4 + [3] * 4
+        assert [next(iter(record)) for record in records] == ["step"] * 12
+        for record in records:
+            assert record["reward"] == sum(map(ord, record["response"])) % 7
+            assert "".join(record["tokens"]).startswith(record["response"])
+            assert record["versions"] == [[record["step"] - 1, 2]]
+            assert len(record["logprobs"]) == record["length"] == 2
+            assert all(value < 0 for value in record["logprobs"])
+            assert record["outcome"] == "ok"
+            assert set(record["prompt"]) == {"a", "b"}
+            assert "messages" not in record
+        assert all("advantage" in record for record in records)
+
+    def test_they_are_the_best_and_the_worst_of_a_group(self, make):
+        trainer = make(max_num_steps=1)
+        judged = []
+
+        def noted(log, info):
+            judged.append(by_answer(log, info)[0])
+            return by_answer(log, info)
+
+        trainer.fit(ROWS, environment=Judge(noted))
+        for group in (0, 1):
+            of_group = [r for r in kept(trainer) if r["group"] == group]
+            rewards = judged[4 * group : 4 * group + 4]
+            found = [record["reward"] for record in of_group]
+            assert sorted(found) == [min(rewards), max(rewards)]
+            high, low = sorted(of_group, key=lambda r: -r["reward"])
+            assert high["advantage"] >= low["advantage"]
+
+    @pytest.mark.parametrize(("kept_per_step", "expected"), [(1, 1), (3, 3), (99, 8)])
+    def test_their_number_is_a_setting(self, make, kept_per_step, expected):
+        rollout = {"kept_per_step": kept_per_step}
+        trainer = make(max_num_steps=2, rollout=rollout)
+        trainer.fit(ROWS, environment=Judge(by_answer))
+        assert [r["step"] for r in kept(trainer)] == [1] * expected + [2] * expected
+
+    def test_none_are_kept_if_none_are_wanted(self, make):
+        trainer = make(rollout={"kept_per_step": 0})
+        trainer.fit(ROWS, environment=Judge(by_answer))
+        assert rollout_parts(trainer.run_dir) == []
+
+    def test_a_resumed_run_has_each_step_once(self, make):
+        settings = {"checkpointing": {"enabled": True, "save_period": 2}}
+        whole = make(output_dir=str(make().run_dir) + "-whole", max_num_steps=4)
+        whole.fit(ROWS, environment=Judge(by_answer))
+        first = make(max_num_steps=2, **settings)
+        first.fit(ROWS, environment=Judge(by_answer))
+        # As a run leaves it that was killed in the step after its checkpoint.
+        RolloutFiles(first.run_dir, 1 << 20).add(3, [{"reward": 9.0}])
+        with open(rollout_parts(first.run_dir)[-1], "ab") as file:
+            file.write(b'{"step": 3, "pro')
+        again = make(max_num_steps=4, **settings)
+        again.given.policy.load_checkpoint = lambda *args, **kwargs: None
+        again.fit(ROWS, environment=Judge(by_answer), resume=True)
+        assert [r["step"] for r in kept(again)] == [r["step"] for r in kept(whole)]
+        assert [r["response"] for r in kept(again)] == [
+            r["response"] for r in kept(whole)
+        ]
+
+    def test_parts_of_rewards_and_further_turns_are_there(self, make):
+        def talk(log, info):
+            parts = {"reward/form": 0.25, "reward/right": float("nan")}
+            return parts, len(log) > 2, "more"
+
+        trainer = make(max_num_steps=1, max_rollout_turns=2)
+        trainer.fit(ROWS, environment=Judge(talk))
+        for record in kept(trainer):
+            assert record["rewards"] == {"form": 0.5}
+            roles = [message["role"] for message in record["messages"]]
+            assert roles == ["user", "assistant", "user", "assistant"]
+            assert record["messages"][2]["content"] == "more"
+            assert len(record["tokens"]) == record["length"] == 4
+
+    def test_a_full_disk_does_not_end_the_run(self, make, caplog):
+        trainer = make()
+        trainer.run_dir.mkdir(parents=True)
+        (trainer.run_dir / "rollouts").write_text("in the way")
+        result = trainer.fit(ROWS, environment=Judge(by_answer))
+        assert result.steps == 3
+        said = [r.message for r in caplog.records if "no longer kept" in r.message]
+        assert len(said) == 1

@@ -4,8 +4,10 @@ import json
 import platform
 from pathlib import Path
 
+import pytest
 import yaml
 
+from rl_algorithms.trainers.run.machine import command_line, machine_facts
 from rl_algorithms.trainers.run.record import write_run_record
 
 
@@ -22,3 +24,38 @@ def test_it_says_what_the_run_is_and_with_what_it_was_made(tmp_path: Path) -> No
     assert yaml.safe_load((tmp_path / "config.yaml").read_text()) == record["config"]
     for name in ("run.json", "config.yaml"):
         assert (tmp_path / name).stat().st_mode & 0o077 == 0
+    assert record["command"].split()
+    assert record["machine"] == json.loads(json.dumps(machine_facts()))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [
+        (["/a/bin/rl", "train", "grpo", "lr=1e-5"], "rl train grpo lr=1e-5"),
+        (["rl", "data=a b"], "rl 'data=a b'"),
+        (["rl", "env.settings.api_key=hush"], "rl 'env.settings.api_key=***'"),
+        (["rl", "--api-key", "hush", "x"], "rl --api-key '***' x"),
+        (["rl", "--api-key=hush", "x"], "rl '--api-key=***' x"),
+        (["rl", "--key-file", "path"], "rl --key-file path"),
+        (["rl", "url=http://me:hush@host/"], "rl 'url=http://me:***@host/'"),
+        (["rl", "value=of-environment"], "rl 'value=***'"),
+        ([""], "python"),
+    ],
+)
+def test_a_command_line_has_no_secrets(
+    monkeypatch: pytest.MonkeyPatch, arguments: list[str], shown: str
+) -> None:
+    monkeypatch.setenv("SOME_API_KEY", "of-environment")
+    assert command_line(arguments) in (shown, shown.replace("'", ""))
+
+
+def test_the_machine_is_described(tmp_path: Path) -> None:
+    for number, text in enumerate(("Model: \t NVIDIA H200\nIRQ: 3\n", "IRQ: 3\n")):
+        (tmp_path / f"0000:0{number}").mkdir()
+        (tmp_path / f"0000:0{number}" / "information").write_text(text)
+    found = machine_facts(tmp_path)
+    assert found["gpus"] == ["NVIDIA H200", "unknown"]
+    assert found["cores"] >= 1
+    assert found["memory_bytes"] > 1 << 28
+    assert found["system"]
+    assert machine_facts(tmp_path / "none")["gpus"] == []

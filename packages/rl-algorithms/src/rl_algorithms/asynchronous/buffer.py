@@ -20,6 +20,13 @@ class GroupBuffer:
     def __init__(self, rule: StalenessRule) -> None:
         self._rule = rule
         self._groups: dict[int, Group] = {}
+        # Numbers of the groups with answers in a phase, kept as answers change: looking
+        # for them at each event would cost a step the square of its answers.
+        self._unsent: set[int] = set()
+        self._unscored: set[int] = set()
+        self._finished: set[int] = set()
+        self._aged_at: int | None = None
+        """Step for which no group was found too old."""
 
     def __len__(self) -> int:
         return len(self._groups)
@@ -30,14 +37,33 @@ class GroupBuffer:
     def add(self, group: Group) -> None:
         """Admit a group."""
         self._groups[group.number] = group
+        group.watch(self._note)
+        self._note(group)
+
+    def _note(self, group: Group) -> None:
+        """Keep account of a group whose answers have changed."""
+        for numbers, belongs in (
+            (self._unsent, group.has(AnswerPhase.UNSENT)),
+            (self._unscored, group.has(AnswerPhase.SAMPLED)),
+            (self._finished, group.is_finished),
+        ):
+            if belongs:
+                numbers.add(group.number)
+            else:
+                numbers.discard(group.number)
 
     def remove(self, group: Group) -> None:
         """Hold a group no longer."""
         del self._groups[group.number]
+        group.settle()
+        for numbers in (self._unsent, self._unscored, self._finished):
+            numbers.discard(group.number)
 
     def clear(self) -> None:
         """Hold nothing."""
-        self._groups.clear()
+        for group in list(self):
+            self.remove(group)
+        self._aged_at = None
 
     def may_admit(self, next_step: int, newest_version: int) -> bool:
         """Return whether one more group can be trained on before it is too old.
@@ -67,25 +93,22 @@ class GroupBuffer:
             next_step: The step that can take the first group.
             newest_version: Version that it would be sampled with.
         """
-        for group in self:
-            for answer in group.answers:
-                if answer.phase is not AnswerPhase.UNSENT:
+        for number in sorted(self._unsent):
+            group = self._groups[number]
+            if group.oldest_version is None:
+                begun = [*self._begun_versions(self), newest_version]
+                if not self._rule.fits(begun, next_step):
+                    # Others that are not begun would be as new.
                     continue
-                if group.oldest_version is None:
-                    begun = [*self._begun_versions(self), newest_version]
-                    if not self._rule.fits(begun, next_step):
-                        # All groups after it would be as new.
-                        break
-                return group, answer
+            return group, _first(group, AnswerPhase.UNSENT)
         return None
 
     def first_unscored(self) -> tuple[Group, Answer] | None:
         """Return the first answer that waits for an environment."""
-        for group in self:
-            for answer in group.answers:
-                if answer.phase is AnswerPhase.SAMPLED:
-                    return group, answer
-        return None
+        if not self._unscored:
+            return None
+        group = self._groups[min(self._unscored)]
+        return group, _first(group, AnswerPhase.SAMPLED)
 
     def too_old(self, next_step: int) -> list[Group]:
         """Return the groups that no step can train on in time, however it is waited.
@@ -96,6 +119,9 @@ class GroupBuffer:
         Args:
             next_step: The step that can take the first group.
         """
+        if self._aged_at == next_step:
+            # What was admitted or sampled again since then was found to fit.
+            return []
         found: list[Group] = []
         per_step = self._rule.num_prompts_per_step
         kept = 0
@@ -107,6 +133,8 @@ class GroupBuffer:
                 found.append(group)
             else:
                 kept += 1
+        if not found:
+            self._aged_at = next_step
         return found
 
     def take(self, step: int, *, is_last: bool) -> list[Group] | None:
@@ -120,13 +148,11 @@ class GroupBuffer:
             is_last: Whether no group will be admitted any more; then a step that is
                 not full may begin, once all groups are finished.
         """
-        finished = [group for group in self._by_age() if group.is_finished]
-        chosen = finished[: self._rule.num_prompts_per_step]
-        if not chosen:
+        finished, per_step = len(self._finished), self._rule.num_prompts_per_step
+        is_rest = is_last and finished == len(self)
+        if not finished or (finished < per_step and not is_rest):
             return None
-        is_full = len(chosen) == self._rule.num_prompts_per_step
-        if not is_full and not (is_last and len(finished) == len(self)):
-            return None
+        chosen = [group for group in self._by_age() if group.is_finished][:per_step]
         numbers = {group.number for group in chosen}
         rest = (group for group in self if group.number not in numbers)
         if not self._rule.fits(self._begun_versions(rest), step + 1):
@@ -149,3 +175,7 @@ class GroupBuffer:
             oldest = group.oldest_version
             if oldest is not None:
                 yield oldest
+
+
+def _first(group: Group, phase: AnswerPhase) -> Answer:
+    return next(answer for answer in group.answers if answer.phase is phase)

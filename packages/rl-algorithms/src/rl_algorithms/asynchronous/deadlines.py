@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
 from rl_algorithms.asynchronous.workers import Worker
 
 __all__ = ["Deadlines", "Wait"]
+
+# Cleared waits that may stay in the heap whatever is waited for.
+_LEAST_HEAP = 64
 
 
 class Wait(NamedTuple):
@@ -24,11 +28,20 @@ class Deadlines:
     """When each wait ends at the latest, in seconds of the driver's clock."""
 
     def __init__(self) -> None:
-        self._ends: dict[Wait, float] = {}
+        self._ends: dict[Wait, tuple[float, int]] = {}
+        # The same by time. What was cleared or replaced stays until it is met: the
+        # driver asks for the earliest end at each event.
+        self._heap: list[tuple[float, int, Wait]] = []
+        self._num_set = 0
 
     def set(self, wait: Wait, end_s: float) -> None:
         """Wait until this time; an earlier deadline of the same wait is replaced."""
-        self._ends[wait] = end_s
+        self._num_set += 1
+        self._ends[wait] = end_s, self._num_set
+        heappush(self._heap, (end_s, self._num_set, wait))
+        if len(self._heap) > _LEAST_HEAP + 2 * len(self._ends):
+            self._heap = [(*end, wait) for wait, end in self._ends.items()]
+            heapify(self._heap)
 
     def clear(self, wait: Wait) -> None:
         """Wait no longer."""
@@ -41,18 +54,21 @@ class Deadlines:
 
     def next_s(self) -> float | None:
         """Return the earliest end; None: nothing is waited for."""
-        return min(self._ends.values(), default=None)
+        while self._heap:
+            end_s, number, wait = self._heap[0]
+            if self._ends.get(wait) == (end_s, number):
+                return end_s
+            heappop(self._heap)
+        return None
 
     def take_passed(self, now_s: float) -> list[Wait]:
         """Return the waits whose time is up, earliest first, and end them."""
-        passed = sorted(
-            (end_s, order, wait)
-            for order, (wait, end_s) in enumerate(self._ends.items())
-            if end_s <= now_s
-        )
-        for _, _, wait in passed:
+        passed = []
+        while (end_s := self.next_s()) is not None and end_s <= now_s:
+            wait = heappop(self._heap)[2]
             del self._ends[wait]
-        return [wait for _, _, wait in passed]
+            passed.append(wait)
+        return passed
 
     def __contains__(self, wait: Wait) -> bool:
         return wait in self._ends

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from enum import Enum
 from typing import NamedTuple
 
@@ -39,41 +39,132 @@ class AnswerPhase(Enum):
     SCORED = "scored"
 
 
-@dataclass(slots=True)
 class Answer:
-    """One answer of a group."""
+    """One answer of a group.
 
-    sample: int
-    phase: AnswerPhase = AnswerPhase.UNSENT
-    seed_attempt: int = 0
-    """`AnswerName.attempt`."""
-    failures: int = 0
-    """Attempts that came to nothing, of sampling and of scoring."""
-    failed_on: Worker | None = None
-    """Where the last attempt failed."""
-    rows: int | None = None
-    """Task that sampled it: the driver keeps its rows under this number."""
-    oldest_version: int | None = None
-    """Version of its oldest token; while it is sampled, the least that can be."""
-    newest_version: int | None = None
-    num_tokens: int = 0
-    reward: float = 0.0
+    Args:
+        sample: Its place in the group.
+        seed_attempt: `AnswerName.attempt`.
+    """
+
+    __slots__ = (
+        "_oldest_version",
+        "_phase",
+        "failed_on",
+        "failures",
+        "group",
+        "newest_version",
+        "num_tokens",
+        "reward",
+        "rows",
+        "sample",
+        "seed_attempt",
+    )
+
+    def __init__(self, sample: int, seed_attempt: int = 0) -> None:
+        self.sample, self.seed_attempt = sample, seed_attempt
+        self.failures = 0
+        """Attempts that came to nothing, of sampling and of scoring."""
+        self.failed_on: Worker | None = None
+        """Where the last attempt failed."""
+        self.rows: int | None = None
+        """Task that sampled it: the driver keeps its rows under this number."""
+        self.newest_version: int | None = None
+        self.num_tokens, self.reward = 0, 0.0
+        self.group: Group | None = None
+        """The group that counts it."""
+        self._phase = AnswerPhase.UNSENT
+        self._oldest_version: int | None = None
+
+    @property
+    def phase(self) -> AnswerPhase:
+        """How far it is."""
+        return self._phase
+
+    @phase.setter
+    def phase(self, phase: AnswerPhase) -> None:
+        before, self._phase = self._phase, phase
+        if self.group is not None:
+            self.group.note_phase(before, phase)
+
+    @property
+    def oldest_version(self) -> int | None:
+        """Version of its oldest token; while it is sampled, the least that can be."""
+        return self._oldest_version
+
+    @oldest_version.setter
+    def oldest_version(self, version: int | None) -> None:
+        self._oldest_version = version
+        if self.group is not None:
+            self.group.note_version()
 
     def begin_again(self) -> None:
         """Forget what was sampled, but not how often it was tried."""
-        self.phase, self.rows = AnswerPhase.UNSENT, None
-        self.oldest_version = self.newest_version = None
+        self.rows = self.newest_version = None
         self.num_tokens, self.reward = 0, 0.0
+        self.phase, self.oldest_version = AnswerPhase.UNSENT, None
 
 
-@dataclass(slots=True)
 class Group:
-    """A prompt with its answers; they are trained on together or not at all."""
+    """A prompt with its answers; they are trained on together or not at all.
 
-    prompt: Prompt
-    answers: list[Answer]
-    placed_on: Worker | None = field(default=None)
-    """Generator that got its last answer: it has computed the prompt already."""
+    It counts its answers as they change: the schedule asks at each event, and a run may
+    have ten thousands of them.
+
+    Args:
+        prompt: The prompt.
+        answers: Its answers.
+    """
+
+    __slots__ = (
+        "_counts",
+        "_oldest_version",
+        "_versions_changed",
+        "_watch",
+        "answers",
+        "placed_on",
+        "prompt",
+    )
+
+    def __init__(self, prompt: Prompt, answers: list[Answer]) -> None:
+        self.prompt, self.answers = prompt, answers
+        self.placed_on: Worker | None = None
+        """Generator that got its last answer: it has computed the prompt already."""
+        self._counts = dict.fromkeys(AnswerPhase, 0)
+        self._watch: Callable[[Group], None] | None = None
+        self._oldest_version: int | None = None
+        self._versions_changed = True
+        for answer in answers:
+            self._counts[answer.phase] += 1
+            answer.group = self
+
+    def note_phase(self, before: AnswerPhase, after: AnswerPhase) -> None:
+        """Count an answer that is in another phase now."""
+        self._counts[before] -= 1
+        self._counts[after] += 1
+        if self._watch is not None:
+            self._watch(self)
+
+    def note_version(self) -> None:
+        """Look for the oldest version again when it is asked for."""
+        self._versions_changed = True
+
+    def watch(self, watch: Callable[[Group], None]) -> None:
+        """Call this after each change of a phase."""
+        self._watch = watch
+
+    def settle(self) -> None:
+        """Count no more, as the answers do not change any more.
+
+        Without a circle of references a group is freed as soon as it is trained on.
+        """
+        self._watch = None
+        for answer in self.answers:
+            answer.group = None
+
+    def has(self, phase: AnswerPhase) -> bool:
+        """Return whether an answer is in this phase."""
+        return self._counts[phase] > 0
 
     @classmethod
     def of(cls, prompt: Prompt, num_generations: int) -> Group:
@@ -88,17 +179,20 @@ class Group:
     @property
     def is_finished(self) -> bool:
         """Whether each answer is scored."""
-        return all(answer.phase is AnswerPhase.SCORED for answer in self.answers)
+        return self._counts[AnswerPhase.SCORED] == len(self.answers)
 
     @property
     def oldest_version(self) -> int | None:
         """Version of the oldest token of all answers; None: nothing is sampled."""
-        versions = [
-            answer.oldest_version
-            for answer in self.answers
-            if answer.oldest_version is not None
-        ]
-        return min(versions, default=None)
+        if self._versions_changed:
+            versions = [
+                answer.oldest_version
+                for answer in self.answers
+                if answer.oldest_version is not None
+            ]
+            self._oldest_version = min(versions, default=None)
+            self._versions_changed = False
+        return self._oldest_version
 
     @property
     def rows(self) -> tuple[int, ...]:

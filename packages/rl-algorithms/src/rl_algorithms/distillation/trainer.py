@@ -8,7 +8,7 @@ Off-policy the answers are those of the data.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -110,6 +110,14 @@ class DistillationTrainer(RolloutTrainer[DistillationConfig]):
             self._ask_teacher(rows)
         output = self.train_policy(rows, self._loss, global_batch_size)
         return metrics | train_metrics(output)
+
+    def _take_answers(self) -> Sequence[Mapping[str, Any]]:
+        if not self._sampling.on_policy:
+            return ()
+        answers = super()._take_answers()
+        if self._is_scored:
+            return answers
+        return [{k: v for k, v in a.items() if k != "reward"} for a in answers]
 
     def _ask_teacher(self, rows: BatchedDataDict[Any]) -> None:
         """Add the teacher's columns, at the student's temperature."""

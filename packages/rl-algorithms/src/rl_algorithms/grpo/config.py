@@ -45,6 +45,12 @@ class GRPOSettings(PolicyGradientSettings):
                 "use_dynamic_sampling and drop_zero_variance_groups exclude each "
                 "other: the first replaces groups, the second leaves them out"
             )
+        if self.use_dynamic_sampling and self.asynchronous is not None:
+            raise ValueError(
+                "use_dynamic_sampling and asynchronous exclude each other: the first "
+                "says after sampling which prompts a step has, the second before; set "
+                "drop_zero_variance_groups=true instead, or asynchronous to null"
+            )
         return self
 
     @model_validator(mode="after")

@@ -21,6 +21,7 @@ from rl_algorithms.filters import (
 )
 from rl_algorithms.grpo.config import GRPOSettings
 from rl_algorithms.rollout.timeline import Timeline
+from rl_algorithms.trainers.sampling.kept_answers import ROW_NUMBER
 from rl_distributed.batch.batched_data_dict import BatchedDataDict
 from rl_distributed.errors import ConfigError
 from rl_distributed.metrics.values import Mean
@@ -34,6 +35,7 @@ _COLUMNS = (
     "sample_mask",
     "generation_logprobs",
     "prev_logprobs",
+    ROW_NUMBER,
 )
 
 

@@ -79,6 +79,7 @@ class GRPOTrainer(PolicyGradientTrainer[GRPOConfig]):
         if train_rows is None:
             # Nothing differs within any group: there is nothing to learn from.
             return metrics
+        self._kept.note_advantages(train_rows)
         train_rows, global_batch_size = pad_to_plan(train_rows, self.plan)
         threshold = settings.seq_logprob_error_threshold
         # With one optimizer step the log-probs before the step are those of the step's

@@ -24,6 +24,7 @@ from rl_algorithms.advantages.whitening import whiten
 from rl_algorithms.ppo.config import PPOSettings
 from rl_algorithms.rollout.timeline import Timeline
 from rl_algorithms.seeds import mix, permutation
+from rl_algorithms.trainers.sampling.kept_answers import ROW_NUMBER
 from rl_distributed.batch.batched_data_dict import BatchedDataDict
 
 __all__ = [
@@ -43,6 +44,7 @@ _COLUMNS = (
     "truncated",
     "rewards",
     "branches",
+    ROW_NUMBER,
 )
 _MIN_SPREAD = 1e-8
 """Returns that differ by less than its root leave nothing to explain."""

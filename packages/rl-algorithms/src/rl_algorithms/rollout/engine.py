@@ -18,7 +18,7 @@ Nothing here assumes that all tokens come from one version of the weights.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -30,6 +30,7 @@ from rl_algorithms.rollout.config import RolloutConfig
 from rl_algorithms.rollout.conversations import Conversations
 from rl_algorithms.rollout.judge import Judge
 from rl_algorithms.rollout.observations import ObservationEncoder
+from rl_algorithms.rollout.open_conversation import OpenConversation
 from rl_algorithms.rollout.play import Play
 from rl_algorithms.rollout.result import Outcome, RolloutResult
 from rl_algorithms.rollout.result_builder import Finisher
@@ -78,7 +79,7 @@ class RolloutEngine:
         # Asking about rows one by one pays where the others can be used: where failed
         # rows are played again or dropped, not where one ends the run.
         tolerant = retry is not None or self.config.retry.max_attempts > 1
-        self._judge = Judge(
+        self.judge = Judge(
             environment,
             isolate=tolerant or self.config.on_environment_error == "drop",
         )
@@ -88,7 +89,7 @@ class RolloutEngine:
             tools=environment.tool_schemas(),
             branch=self.config.on_template_rewrite == "branch",
         )
-        self._finisher = Finisher(self._judge, self.config, tokenizer.pad_token_id or 0)
+        self._finisher = Finisher(self.judge, self.config, tokenizer.pad_token_id or 0)
 
     def run(
         self,
@@ -158,6 +159,83 @@ class RolloutEngine:
             if len(rows):
                 part = played.select(rows)
                 yield self._complete(batch, names.select(rows.numpy()), part, play)
+
+    # One conversation at a time -----------------------------------------------------
+
+    def prepare(
+        self, batch: BatchedDataDict[PromptSpec]
+    ) -> BatchedDataDict[PromptSpec]:
+        """Check prompts and tell them of the tools, before conversations are opened.
+
+        Args:
+            batch: Columns of `rl_collate_fn`.
+
+        Raises:
+            PromptTooLongError: A prompt leaves no room for an answer.
+            DataError: The columns are no prompts.
+        """
+        return self._start(batch, 1)[0]
+
+    def open(
+        self,
+        prompt: BatchedDataDict[PromptSpec],
+        *,
+        seed: int,
+        step: int,
+        place: int,
+        sample: int,
+        attempt: int = 0,
+    ) -> OpenConversation:
+        """Begin a conversation that is played by others, turn by turn.
+
+        Args:
+            prompt: One row that `prepare` gave back.
+            seed: The run's seed.
+            step: The training step that the seeds are of.
+            place: Place of the prompt in that step.
+            sample: Place among the prompt's conversations.
+            attempt: How often it was sampled with another seed before.
+        """
+        return OpenConversation(
+            prompt,
+            (seed, step, place, sample, attempt),
+            self._tokenizer,
+            self.config,
+            self._observations,
+        )
+
+    def finish(
+        self, groups: Sequence[Sequence[Trajectories]], num_retried: int = 0
+    ) -> RolloutResult:
+        """Make a result of conversations that were played one at a time.
+
+        Args:
+            groups: What `OpenConversation.played` gave, by prompt.
+            num_retried: How many conversations were played again.
+
+        Raises:
+            RolloutError: Too many rows failed.
+        """
+        rows = [row for group in groups for row in group]
+        played = Trajectories.joined(rows, self._finisher.pads)
+        sizes = torch.tensor([len(group) for group in groups])
+        played.group_index = torch.arange(len(groups)).repeat_interleave(sizes)
+        return self._finisher.finish(played, num_retried)
+
+    def wants_again(self, played: Trajectories, attempt: int, elapsed_s: float) -> bool:
+        """Return whether a conversation that has ended so is to be played again.
+
+        Args:
+            played: A single row.
+            attempt: How many attempts there were.
+            elapsed_s: Seconds since the first began.
+        """
+        again = self._retry.rows_to_resample(
+            played.outcome, played.group_index, attempt, elapsed_s
+        )
+        return bool(len(again))
+
+    # Starting -----------------------------------------------------------------------
 
     def _start(
         self, batch: BatchedDataDict[PromptSpec], num_generations: int
@@ -241,12 +319,12 @@ class RolloutEngine:
             except (WorkerError, DeadlineExceededError) as error:
                 # Not what the generator's code raises: that is a defect, and no retry
                 # helps.
-                self._judge.note(error, rows.num_active)
+                self.judge.note(error, rows.num_active)
                 rows.fail(error)
                 return
         rows.add_answers(output)
         with play.span("environment"):
-            verdict = self._judge.step(rows.active_logs(), rows.active_metadata())
+            verdict = self.judge.step(rows.active_logs(), rows.active_metadata())
         rows.add_verdict(verdict)
         if not last:
             rows.go_on(

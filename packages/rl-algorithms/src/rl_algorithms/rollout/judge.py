@@ -62,6 +62,21 @@ class Verdict:
     errors: Sequence[Exception | None]
     """What was raised in place of a verdict."""
 
+    def row(self, index: int) -> Verdict:
+        """Return what was said about one row."""
+        one = slice(index, index + 1)
+        return Verdict(
+            self.rewards[one],
+            {name: value[one] for name, value in self.named_rewards.items()},
+            self.outcome[one],
+            self.terminateds[one],
+            self.observations[one],
+            self.metadata[one],
+            self.next_stop_strings[one],
+            self.answers[one],
+            self.errors[one],
+        )
+
 
 def outcome_of(error: Exception) -> Outcome:
     """Return the ending that an exception stands for.

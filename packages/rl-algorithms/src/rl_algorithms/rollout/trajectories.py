@@ -5,7 +5,7 @@ Shapes: N rows, S tokens wide.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -100,18 +100,32 @@ class Trajectories:
             others: Rows that take their place.
             pads: Padding of the columns that are as wide as the rows.
         """
-        both = [self._columns(), others._columns()]
-        for part, other in (both, both[::-1]):
-            for name in other.keys() - part.keys():
-                if name == "generation_logprobs":
-                    del other[name]
-                else:
-                    # A reward's name that only one of the two has come to know.
-                    part[name] = torch.full((part.size,), torch.nan)
         order = torch.arange(self.size)
         order[rows] = self.size + torch.arange(others.size)
-        joined = BatchedDataDict[Any].from_batches(both, pads)
+        joined = _join([self._columns(), others._columns()], pads)
         return self._like(joined.select_indices(order))
+
+    @classmethod
+    def joined(
+        cls, parts: Sequence[Trajectories], pads: Mapping[str, int | float]
+    ) -> Trajectories:
+        """Return the rows of all parts, one below the other.
+
+        Args:
+            parts: At least one.
+            pads: As of `replaced`.
+        """
+        return parts[0]._like(_join([part._columns() for part in parts], pads))
+
+    def narrowed(self) -> Trajectories:
+        """Return the same rows no wider than the longest, in memory of their own."""
+        columns = self._columns()
+        width = int(self.input_lengths.max())
+        for name, value in list(columns.items()):
+            if isinstance(value, Tensor):
+                value = value[:, :width] if value.dim() == 2 else value
+                columns[name] = value.clone()
+        return self._like(columns)
 
     def mark_stale(self, current_version: int, max_staleness: int) -> None:
         """See `versions.mark_stale`."""
@@ -136,3 +150,19 @@ class Trajectories:
             named_rewards={n: columns[n] for n in columns if n not in own | noted},
             notes=TrajectoryNotes(**{name: columns[name] for name in noted}),
         )
+
+
+def _join(
+    parts: Sequence[BatchedDataDict[Any]], pads: Mapping[str, int | float]
+) -> BatchedDataDict[Any]:
+    """Put columns below each other; parts may know of different rewards."""
+    names = {name for part in parts for name in part}
+    for part in parts:
+        for name in names - part.keys():
+            if name != "generation_logprobs":
+                # A reward's name that only some of them have come to know.
+                part[name] = torch.full((part.size,), torch.nan)
+    if any("generation_logprobs" not in part for part in parts):
+        for part in parts:
+            part.pop("generation_logprobs", None)
+    return BatchedDataDict[Any].from_batches(parts, pads)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
@@ -51,6 +51,11 @@ class Algorithm(ABC, Generic[ConfigT]):
 
     sample_prompt: Mapping[str, Any] | None = None
     """A processed prompt on which the reward function is tried."""
+
+    @property
+    def samples_ahead(self) -> bool:
+        """Whether the generator works while the policy is trained."""
+        return False
 
     def __init__(self, config: ConfigT, given: Components) -> None:
         self.config = config
@@ -177,8 +182,29 @@ class Algorithm(ABC, Generic[ConfigT]):
         state and the figures per second.
         """
 
+    def _take_answers(self) -> Sequence[Mapping[str, Any]]:
+        """Return some answers of the step that has ended, as JSON values, to be kept.
+
+        Called once after each step.
+        """
+        return ()
+
     def _end_step(self) -> None:
         """React to the end of a step, after the callbacks."""
+
+    def _own_state(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps besides models, data and counters, as JSON."""
+        return {}
+
+    def _restore_own(self, state: Mapping[str, Any]) -> None:
+        """Go on with what `_own_state` gave; comes before the first step.
+
+        Raises:
+            ConfigError: It does not fit the configuration.
+        """
+
+    def _close(self) -> None:
+        """End what steps have begun; comes once, before the workers are closed."""
 
     def _build_loss(self) -> LossFunction:
         """Return the loss that the policy trains with.

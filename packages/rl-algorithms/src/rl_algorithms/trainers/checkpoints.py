@@ -20,7 +20,7 @@ class RunCheckpoints:
     """Saves and restores a run.
 
     ```
-    step_N/training_info.json   metrics, state of the loop, the data and the callbacks
+    step_N/training_info.json   metrics, state of loop, data, callbacks, algorithm
            config.yaml          the configuration
            policy/weights/      a Hugging Face folder, tokenizer included
            policy/optimizer/    the exact training state
@@ -93,6 +93,7 @@ class RunCheckpoints:
         run_config: Mapping[str, Any],
         dataloader: Mapping[str, Any],
         callbacks: Mapping[str, Any],
+        own: Mapping[str, Any],
         critic: PolicyInterface | None = None,
     ) -> Path:
         """Write a checkpoint and return its folder.
@@ -105,6 +106,7 @@ class RunCheckpoints:
             run_config: The configuration.
             dataloader: State of the data.
             callbacks: States of the callbacks.
+            own: What the algorithm keeps besides.
             critic: What else is saved.
 
         Raises:
@@ -118,6 +120,7 @@ class RunCheckpoints:
             "state": state.to_dict(),
             "dataloader": dict(dataloader),
             "callbacks": dict(callbacks),
+            "own": dict(own),
         }
         with self._manager.writing(state.step, info, run_config) as folder:
             for name, model in (("policy", policy), ("critic", critic)):

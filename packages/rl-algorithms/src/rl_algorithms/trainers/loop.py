@@ -158,6 +158,7 @@ class TrainingLoop(Generic[ConfigT]):
         rates = self._tools.throughput.take(metrics, timing)
         named |= {f"performance:{name}": value for name, value in rates.items()}
         self._record(named)
+        self._outputs.rollouts.add(state.step, trainer._take_answers())
         self._hooks.call("on_step_end", with_plain_names(named))
         trainer._end_step()
 
@@ -225,6 +226,7 @@ class TrainingLoop(Generic[ConfigT]):
                 run_config=trainer.config.to_dict(),
                 dataloader=self._loader_state,
                 callbacks=self._hooks.callbacks.state_dict(),
+                own=trainer._own_state(),
                 critic=trainer.components.critic,
             )
             state.last_checkpoint = str(path)
@@ -264,5 +266,6 @@ class TrainingLoop(Generic[ConfigT]):
         trainer.state.last_checkpoint = str(checkpoint)
         self._loader.load_state_dict(info["dataloader"])
         self._loader_state = self._loader.state_dict()
+        trainer._restore_own(info.get("own", {}))
         self._hooks.callbacks.load_state_dict(info["callbacks"])
         trainer.history = self._outputs.resume_at(trainer.state.step)

@@ -10,8 +10,10 @@ from rl_algorithms.trainers.checkpoints import RunCheckpoints
 from rl_algorithms.trainers.run.history import History
 from rl_algorithms.trainers.run.result import RESULT, TrainResult, write_result
 from rl_algorithms.trainers.run.state import TrainerState
+from rl_algorithms.trainers.sampling.rollout_files import RolloutFiles
 from rl_algorithms.trainers.sampling.validation_samples import ValidationSamples
 from rl_algorithms.trainers.settings.config import TrainerConfig
+from rl_algorithms.trainers.settings.rollout_config import RolloutTrainerConfig
 from rl_distributed.metrics import LoggerFacade
 from rl_distributed.runs.folder import CHECKPOINTS
 
@@ -38,6 +40,11 @@ class RunOutputs:
         self.metrics.log_hyperparams(config.to_dict())
         self.samples = ValidationSamples(run_dir)
         """Some answers of every validation."""
+        limit = 0
+        if isinstance(config, RolloutTrainerConfig):
+            limit = config.rollout.kept_max_bytes
+        self.rollouts = RolloutFiles(run_dir, limit)
+        """Some answers of every training step."""
         # That of a run that had ended, and goes on, is true no longer.
         (run_dir / RESULT).unlink(missing_ok=True)
         folder = run_dir / CHECKPOINTS
@@ -49,6 +56,7 @@ class RunOutputs:
         """Cut off what was written after a step; return the metrics up to it."""
         self.metrics.resume_at(step)
         self.samples.resume_at(step)
+        self.rollouts.resume_at(step)
         return History.read(self.metrics.log_dir / "metrics.jsonl", up_to=step)
 
     def write_result(

@@ -2,6 +2,7 @@
 
 ```
 sync weights -> sample -> [no rows: the step ends] -> learn (of the algorithm)
+[asynchronous] take what was sampled ahead --------> learn -> publish weights
 ```
 """
 
@@ -12,7 +13,17 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from rl_algorithms.data.validation_sets import Loaders
+from rl_algorithms.errors import AlgorithmError
 from rl_algorithms.losses import ClippedPGLossFn
+from rl_algorithms.trainers.ahead.prompts import PromptSource
+from rl_algorithms.trainers.ahead.sampler import AheadSampler
+from rl_algorithms.trainers.ahead.scoring import for_several_threads
+from rl_algorithms.trainers.ahead.start import (
+    check_ahead,
+    check_started,
+    start_ahead,
+)
 from rl_algorithms.trainers.rollout_trainer import RolloutTrainer
 from rl_algorithms.trainers.sampling.mismatch import MismatchMonitor
 from rl_algorithms.trainers.sampling.reward_watch import RewardWatch
@@ -23,6 +34,8 @@ from rl_algorithms.trainers.settings.policy_gradient_config import (
 from rl_algorithms.trainers.setup.components import Needs
 from rl_algorithms.trainers.steps.training_rows import train_metrics
 from rl_distributed.batch.batched_data_dict import BatchedDataDict
+from rl_distributed.errors import ConfigError
+from rl_envs.interfaces import EnvironmentInterface
 
 __all__ = ["PolicyGradientTrainer"]
 
@@ -31,6 +44,14 @@ PolicyGradientConfigT = TypeVar("PolicyGradientConfigT", bound=PolicyGradientCon
 
 class PolicyGradientTrainer(RolloutTrainer[PolicyGradientConfigT]):
     """Base of the trainers with `ClippedPGLossFn`; a subclass learns from rows."""
+
+    _ahead: AheadSampler | None = None
+    """Samples for later steps; None: nothing does, or not yet."""
+    _prompt_source: PromptSource | None = None
+    _saved_ahead: dict[str, Any] | None = None
+    """State of the sampler in the checkpoint that the run goes on from."""
+    _planned: tuple[int | None, int | None] = (None, None)
+    """The limits by which it was made."""
 
     @property
     @abstractmethod
@@ -47,7 +68,19 @@ class PolicyGradientTrainer(RolloutTrainer[PolicyGradientConfigT]):
 
     def _needs(self, has_environment: bool) -> Needs:
         reference = self.config.loss_fn.needs_reference_logprobs
-        return replace(super()._needs(has_environment), reference_policy=reference)
+        needs = replace(super()._needs(has_environment), reference_policy=reference)
+        check_ahead(self.config, self.given, needs)
+        return needs
+
+    def _load_data(self, dataset: Any, val_dataset: Any) -> Loaders:
+        loaders = super()._load_data(dataset, val_dataset)
+        if self.samples_ahead:
+            self._prompt_source = PromptSource(loaders[0], self.plan.num_prompts)
+        return loaders
+
+    def _scorer(self) -> EnvironmentInterface[Any]:
+        found = super()._scorer()
+        return for_several_threads(found) if self.samples_ahead else found
 
     def _build_loss(self) -> ClippedPGLossFn:
         return ClippedPGLossFn(self.config.loss_fn)
@@ -55,6 +88,8 @@ class PolicyGradientTrainer(RolloutTrainer[PolicyGradientConfigT]):
     def _setup_algorithm(self) -> None:
         super()._setup_algorithm()
         self._mismatch = MismatchMonitor(self.config.mismatch)
+        if self.samples_ahead:
+            check_started(self.components)
 
     def _watch_rewards(self) -> RewardWatch | None:
         settings = self._sampling
@@ -63,9 +98,12 @@ class PolicyGradientTrainer(RolloutTrainer[PolicyGradientConfigT]):
         return RewardWatch(compares_groups=settings.compares_group)
 
     def _train_step(self, batch: BatchedDataDict[Any]) -> Mapping[str, Any]:
-        self.sync_weights()
-        rows, metrics = self._sample(batch)
-        self.finish_sampling()
+        if self.config.asynchronous is None:
+            self.sync_weights()
+            rows, metrics = self._sample(batch)
+            self.finish_sampling()
+        else:
+            rows, metrics = self._take_ahead()
         return metrics if rows is None else {**metrics, **self._learn(rows)}
 
     def _sample(
@@ -77,6 +115,91 @@ class PolicyGradientTrainer(RolloutTrainer[PolicyGradientConfigT]):
             The rows, None where there is nothing to learn from, and metrics.
         """
         return self._run_rollouts(batch, 0)
+
+    # Sampling ahead -----------------------------------------------------------------
+
+    @property
+    def samples_ahead(self) -> bool:
+        """Whether the generator works while the policy is trained."""
+        return self.config.asynchronous is not None
+
+    @property
+    def limits(self) -> tuple[int | None, int | None]:
+        """The largest number of epochs and of steps."""
+        return super()._limits()
+
+    def _limits(self) -> tuple[int | None, int | None]:
+        if self._ahead is not None and self._planned != self.limits:
+            raise ConfigError(
+                "max_num_steps and max_num_epochs cannot change in an asynchronous run "
+                "that goes on, as it samples up to its last step: resume it with other "
+                "limits"
+            )
+        return self.limits
+
+    def _take_ahead(self) -> tuple[BatchedDataDict[Any] | None, dict[str, Any]]:
+        """Wait for the answers of the step, which were asked for before it."""
+        if self._ahead is None:
+            self._ahead = self._begin_ahead()
+        with self.phase("generation"):
+            result, metrics = self._ahead.next_step()
+        if result is None:
+            self.request_stop(str(self._ahead.end_reason))
+            return None, {}
+        rows, found = self._note_rollout(result)
+        return rows, {**found, **metrics}
+
+    def _begin_ahead(self) -> AheadSampler:
+        asynchronous, prompts = self.config.asynchronous, self._prompt_source
+        if asynchronous is None or prompts is None:
+            raise AlgorithmError(
+                "a step with asynchronous takes prompts beyond its own batch: call "
+                "fit, or set asynchronous to null"
+            )
+        # In turns once more: nothing is trained yet, so a probe may compare both.
+        super().sync_weights()
+        self._planned = self.limits
+        return start_ahead(
+            self,
+            asynchronous,
+            prompts,
+            self._rollouts,
+            self._at_work,
+            self._saved_ahead,
+        )
+
+    def sync_weights(self) -> None:
+        """Give generation the policy's weights; see `Algorithm.sync_weights`."""
+        if self._ahead is None or not self._ahead.wait_for_weights():
+            super().sync_weights()
+
+    def _end_step(self) -> None:
+        if self._ahead is not None:
+            self._ahead.end_step(self.state.weight_version)
+        super()._end_step()
+
+    def _own_state(self) -> dict[str, Any]:
+        if self._ahead is not None:
+            return {"asynchronous": self._ahead.state()}
+        return {"asynchronous": self._saved_ahead} if self._saved_ahead else {}
+
+    def _restore_own(self, state: Mapping[str, Any]) -> None:
+        saved = state.get("asynchronous")
+        if saved and saved["groups"] and not self.samples_ahead:
+            raise ConfigError(
+                f"the checkpoint has {len(saved['groups'])} prompts under way, which a "
+                "run without asynchronous would leave out: resume it with asynchronous "
+                "(max_staleness=0 to go on in turns)"
+            )
+        self._saved_ahead = saved
+
+    def _close(self) -> None:
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            ahead.close()
+        self._prompt_source = self._saved_ahead = None
+
+    # Log-probs ----------------------------------------------------------------------
 
     def _add_logprobs(
         self, rows: BatchedDataDict[Any], *, prev: bool, reference: bool

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from rl_algorithms.data import DataModule
 from rl_algorithms.data.loader import Loader
 from rl_algorithms.data.validation_sets import Loaders
-from rl_algorithms.rollout import RolloutConfig, RolloutEngine
+from rl_algorithms.rollout import RolloutConfig, RolloutEngine, RolloutResult
+from rl_algorithms.rollout.config import RolloutSettings
 from rl_algorithms.trainers.base import BaseTrainer
 from rl_algorithms.trainers.sampling.answer_validation import validate_by_answers
+from rl_algorithms.trainers.sampling.kept_answers import KeptAnswers
 from rl_algorithms.trainers.sampling.reward_watch import RewardWatch
 from rl_algorithms.trainers.sampling.unusable_rows import check_rows
 from rl_algorithms.trainers.sampling.validation import ValidationResult
@@ -22,10 +25,13 @@ from rl_algorithms.trainers.setup.components import Needs
 from rl_distributed.batch.batched_data_dict import BatchedDataDict
 from rl_distributed.logs.logging import get_logger
 from rl_distributed.timing.timer import Timer
+from rl_envs.interfaces import EnvironmentInterface
 
 __all__ = ["RolloutTrainer"]
 
 _logger = get_logger(__name__)
+_SETTINGS = tuple(RolloutSettings.model_fields)
+"""Keys of the section `rollout` that the engine reads; the others are the trainer's."""
 
 RolloutConfigT = TypeVar("RolloutConfigT", bound=RolloutTrainerConfig)
 
@@ -74,13 +80,20 @@ class RolloutTrainer(BaseTrainer[RolloutConfigT]):
         # A run may be long, and needs them no more.
         self._prompts = []
         self._loss = self._build_loss()
+        given = dict(self.config.rollout)
+        settings = {name: given[name] for name in _SETTINGS}
+        self._kept = KeptAnswers(
+            self.components.required.tokenizer,
+            self.config.rollout.kept_per_step,
+            self.config.seed,
+        )
         self._reward_watch = self._watch_rewards()
         self._rollouts = RolloutEngine(
             self.components.required.generation,
-            self.components.required.environment,
+            self._scorer(),
             self.components.required.tokenizer,
             RolloutConfig(
-                **dict(self.config.rollout),
+                **settings,
                 max_turns=self._sampling.max_rollout_turns,
                 max_total_sequence_length=self.config.policy.row_limit,
                 min_answer_room=self._longest_answer(),
@@ -88,9 +101,16 @@ class RolloutTrainer(BaseTrainer[RolloutConfigT]):
             use_chat_template=self.config.data.apply_chat_template,
         )
 
+    def _scorer(self) -> EnvironmentInterface[Any]:
+        """Return what rollouts call to judge answers."""
+        return self.components.required.environment
+
     def _watch_rewards(self) -> RewardWatch | None:
         """Return what notices rewards that teach nothing; None: none are learned."""
         return RewardWatch()
+
+    def _take_answers(self) -> Sequence[Mapping[str, Any]]:
+        return self._kept.take()
 
     def _end_step(self) -> None:
         found = self._reward_watch and self._reward_watch.end_step()
@@ -116,11 +136,18 @@ class RolloutTrainer(BaseTrainer[RolloutConfigT]):
                 first_prompt_index=first,
                 timer=timer,
             )
-        if self._reward_watch is not None:
-            self._reward_watch.note(result.rows)
         for name, seconds in timer.get_timing_metrics("sum").items():
             name = "sampling" if name == "generation" else name
             self.timer.record(f"generation/{name}", seconds)
+        return self._note_rollout(result)
+
+    def _note_rollout(
+        self, result: RolloutResult
+    ) -> tuple[BatchedDataDict[Any], dict[str, Any]]:
+        """Return the rows that a step trains on, and what is reported of them."""
+        if self._reward_watch is not None:
+            self._reward_watch.note(result.rows)
+        self._kept.choose(result, self.state.step)
         num_tokens = float(result.rows["generation_lengths"].sum())
         return result.rows, {**result.metrics, "num_generated_tokens": num_tokens}
 

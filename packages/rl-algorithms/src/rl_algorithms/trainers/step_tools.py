@@ -31,6 +31,10 @@ class SteppingTrainer(Protocol):
     timer: Timer
     components: Components
 
+    @property
+    def samples_ahead(self) -> bool:
+        """Whether the generator works while the policy is trained."""
+
 
 class StepTools:
     """Measures phases, has models take turns, draws batches, trains the policy.
@@ -53,7 +57,9 @@ class StepTools:
         # The trainer holds these tools: see `RunHooks`.
         self._trainer_ref = weakref.ref(trainer)
         self._hooks, self._signals, self.throughput = hooks, signals, throughput
-        self._memory = MemoryTurns(parts.policy, parts.generation, parts.critic)
+        # Those that work at the same time cannot take turns.
+        generation = None if trainer.samples_ahead else parts.generation
+        self._memory = MemoryTurns(parts.policy, generation, parts.critic)
         self.batches: Iterator[BatchedDataDict[Any]] = iter(())
         """What is left of the pass over the data."""
         self.phase_name = "setup"
@@ -79,6 +85,10 @@ class StepTools:
             yield
         # Left as it is by what raises: the error names the phase it came from.
         self.phase_name = around
+
+    def check(self) -> None:
+        """Raise Interrupted when a signal came: for whoever waits within a phase."""
+        self._signals.check()
 
     def sync_weights(self) -> None:
         """See `Algorithm.sync_weights`."""

@@ -210,6 +210,8 @@ class TrainingRun(Generic[ConfigT]):
             pool=self._pool,
         )
         self._signals.raise_pending()
+        # Before what was started is closed, as it was registered later.
+        self._closing.callback(trainer._close)
         self._tools = _equip(trainer, self._hooks, self._signals)
         loop = TrainingLoop(
             trainer,

@@ -12,6 +12,7 @@ from typing import Any
 
 import yaml
 
+from rl_algorithms.trainers.run.machine import command_line, machine_facts
 from rl_distributed.config.hidden_keys import hide_secrets
 from rl_distributed.private_files import write_private_text
 
@@ -39,13 +40,16 @@ def write_run_record(folder: Path, source: Mapping[str, Any]) -> None:
         folder: The folder of the run.
         source: `kind` (`trainer`, where Python made the run), `name`, `config`, and
             what else makes the run again. The keys whose values are secrets are listed
-            as `hidden`; `versions` and `started` say how it began.
+            as `hidden`; `started`, `versions`, `command` and `machine` say how it
+            began.
     """
     config, hidden = hide_secrets(source["config"])
     record = {
         **source,
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "versions": installed_versions(),
+        "command": command_line(),
+        "machine": machine_facts(),
         "hidden": hidden,
         "config": config,
     }

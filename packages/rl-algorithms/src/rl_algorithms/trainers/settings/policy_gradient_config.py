@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
@@ -13,6 +13,10 @@ from rl_algorithms.advantages.config import (
     with_buffer_lengths,
 )
 from rl_algorithms.losses.config import ClippedPGLossConfig
+from rl_algorithms.trainers.settings.asynchronous_config import (
+    AsynchronousConfig,
+    check_asynchronous,
+)
 from rl_algorithms.trainers.settings.mismatch_config import MismatchConfig
 from rl_algorithms.trainers.settings.rollout_config import (
     RolloutTrainerConfig,
@@ -33,6 +37,8 @@ class PolicyGradientSettings(SamplingSettings):
     """Penalties for long answers; null: none."""
     overlong_filtering: bool = False
     """Leave answers out of the loss that the length limit cut off."""
+    asynchronous: AsynchronousConfig | None = None
+    """Sample for later steps while an earlier one is trained; null: in turns."""
 
     @property
     def compares_group(self) -> bool:
@@ -65,6 +71,25 @@ class PolicyGradientConfig(RolloutTrainerConfig):
     @classmethod
     def _fill_in(cls, data: Any) -> Any:
         return with_answer_lengths(data)
+
+    @property
+    def asynchronous(self) -> AsynchronousConfig | None:
+        """How answers are sampled ahead of training; None: in turns with it."""
+        section = self.sampling
+        assert isinstance(section, PolicyGradientSettings)
+        return section.asynchronous
+
+    @model_validator(mode="after")
+    def _check_asynchronous(self) -> Self:
+        if self.asynchronous is not None:
+            check_asynchronous(
+                self.asynchronous,
+                self.sampling.num_prompts_per_step,
+                self.rollout,
+                self.loss_fn,
+                streaming=self.data.streaming,
+            )
+        return self
 
 
 def with_answer_lengths(data: Any) -> Any:

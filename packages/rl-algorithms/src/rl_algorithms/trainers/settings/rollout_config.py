@@ -21,6 +21,7 @@ from rl_models.row_length import default_row_length
 __all__ = [
     "RolloutTrainerConfig",
     "SamplingSettings",
+    "TrainingRolloutSettings",
     "check_generation",
     "check_second_length",
     "with_generation",
@@ -53,6 +54,17 @@ class SamplingSettings(RunSettings):
     accuracy, and missing where it calls nothing so, as a reward function does."""
 
 
+class TrainingRolloutSettings(RolloutSettings):
+    """Section `rollout` of a training run: besides, what is kept of it for people."""
+
+    kept_per_step: int = Field(4, ge=0)
+    """Answers of each training step that are kept in the folder `rollouts` of the run,
+    for `rl report` and `rl watch`: the best and the worst of some groups. 0: none."""
+    kept_max_bytes: int = Field(1 << 29, ge=1 << 20)
+    """Size of that folder from which on answers of steps between the first and the
+    newest ones are removed, spread over the run."""
+
+
 class RolloutTrainerConfig(TrainerConfig):
     """A run that samples answers with `policy.generation`."""
 
@@ -61,8 +73,8 @@ class RolloutTrainerConfig(TrainerConfig):
 
     data_kind: ClassVar[DataKind | None] = "prompts"
 
-    rollout: RolloutSettings = Field(default_factory=RolloutSettings)
-    """What to do about conversations that do not go as planned."""
+    rollout: TrainingRolloutSettings = Field(default_factory=TrainingRolloutSettings)
+    """What to do about conversations that do not go as planned, and what is kept."""
 
     def unread(self) -> tuple[str, ...]:
         """Return the keys of algorithms that imitate, or learn from pairs."""
@@ -70,12 +82,15 @@ class RolloutTrainerConfig(TrainerConfig):
 
     def idle(self) -> tuple[Idle, ...]:
         """Return what is turned off, besides what is for every algorithm."""
-        if self.rollout.retry.max_attempts > 1:
-            return super().idle()
-        retry = tuple(
-            f"rollout.retry.{name}" for name in ("outcomes", "resample", "deadline_s")
-        )
-        return (*super().idle(), Idle("rollout.retry.max_attempts=1", retry))
+        found = [*super().idle()]
+        if self.rollout.retry.max_attempts == 1:
+            names = ("outcomes", "resample", "deadline_s")
+            retry = tuple(f"rollout.retry.{name}" for name in names)
+            found.append(Idle("rollout.retry.max_attempts=1", retry))
+        if not self.rollout.kept_per_step:
+            kept = ("rollout.kept_max_bytes",)
+            found.append(Idle("rollout.kept_per_step=0", kept))
+        return tuple(found)
 
     @property
     def sampling(self) -> SamplingSettings:

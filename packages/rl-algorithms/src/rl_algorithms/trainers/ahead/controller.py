@@ -1,0 +1,145 @@
+"""`Controller`: passes what happens to the schedule, one event after the other."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, TypeVar
+
+from rl_algorithms.asynchronous.actions import Action
+from rl_algorithms.asynchronous.event_log import EventLog
+from rl_algorithms.asynchronous.events import Event, Tick, WorkerReady
+from rl_algorithms.asynchronous.schedule import Schedule
+from rl_algorithms.asynchronous.workers import Worker
+from rl_distributed.errors import DeadlineExceededError
+from rl_distributed.private_files import make_private_folder, private_opener
+
+__all__ = ["Controller"]
+
+T = TypeVar("T")
+_ANSWER_S = 60.0
+
+
+class Controller:
+    """A thread that owns a schedule; everybody else leaves it what has happened.
+
+    Args:
+        schedule: Decides.
+        carry_out: Begins what the schedule wants done, without waiting for it; called
+            in the controller's thread.
+        on_failure: Is told what ended the thread, if it was not `close`.
+        alive: Returns the workers that are known not to hang; asked when a deadline has
+            passed, as the schedule takes a worker that says nothing for hung.
+        log: Where events and decisions are written; None: nowhere.
+    """
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        carry_out: Callable[[Sequence[Action]], None],
+        on_failure: Callable[[BaseException], None],
+        alive: Callable[[], Iterable[Worker]] = tuple,
+        log: Path | None = None,
+    ) -> None:
+        self._schedule, self._carry_out = schedule, carry_out
+        self._on_failure, self._alive = on_failure, alive
+        self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._log: EventLog | None = None
+        self._log_path = log
+        self._thread = threading.Thread(
+            target=self._run, name="ahead-controller", daemon=True
+        )
+
+    def start(self, state: Any = None) -> None:
+        """Begin to take events.
+
+        Args:
+            state: What the schedule was resumed from, for the log.
+        """
+        if self._log_path is not None:
+            make_private_folder(self._log_path.parent)
+            self._log_path.unlink(missing_ok=True)
+            self._log = EventLog(self._schedule.settings, state)
+        self._thread.start()
+
+    def tell(self, kind: Callable[..., Event], **values: Any) -> None:
+        """Say that something has happened; from any thread.
+
+        Args:
+            kind: The class of the event.
+            **values: Its fields without the time, which is when its turn has come.
+        """
+        self.do(lambda: self._pass_on(kind(time.monotonic(), **values)))
+
+    def do(self, work: Callable[[], None]) -> None:
+        """Have something done in the controller's thread, in turn with the events."""
+        self._queue.put(work)
+
+    def ask(self, question: Callable[[Schedule], T]) -> T:
+        """Return what the schedule knows once all that was told so far is passed on.
+
+        Raises:
+            DeadlineExceededError: The controller has ended, or does not get to it.
+        """
+        answer: Future[T] = Future()
+        self.do(lambda: answer.set_result(question(self._schedule)))
+        try:
+            return answer.result(_ANSWER_S if self._thread.is_alive() else 0.0)
+        except TimeoutError:
+            raise DeadlineExceededError(
+                "the controller of the asynchronous run did not answer within "
+                f"{_ANSWER_S:g} s"
+            ) from None
+
+    def close(self, deadline_s: float) -> None:
+        """Take no more events."""
+        self._queue.put(None)
+        if self._thread.is_alive():
+            self._thread.join(deadline_s)
+
+    def _run(self) -> None:
+        try:
+            while True:
+                if self._queue.empty():
+                    # Lines of many events at once: opening a file takes as long as
+                    # deciding what follows from an event.
+                    self._write()
+                try:
+                    work = self._queue.get(timeout=self._left_s())
+                except queue.Empty:
+                    # Only now: it may have been this process that stood still.
+                    for worker in self._alive():
+                        self._pass_on(WorkerReady(time.monotonic(), worker, 0))
+                    self._pass_on(Tick(time.monotonic()))
+                    continue
+                if work is None:
+                    return
+                work()
+        except BaseException as error:
+            self._on_failure(error)
+        finally:
+            self._write()
+
+    def _left_s(self) -> float | None:
+        end_s = self._schedule.next_deadline_s()
+        return None if end_s is None else max(0.0, end_s - time.monotonic())
+
+    def _pass_on(self, event: Event) -> None:
+        if self._log is None:
+            actions = self._schedule.on(event)
+        else:
+            actions = self._log.record(self._schedule, event)
+        self._carry_out(actions)
+
+    def _write(self) -> None:
+        if self._log is None or self._log_path is None:
+            return
+        lines = "".join(f"{line}\n" for line in self._log.take_lines())
+        if not lines:
+            return
+        with open(self._log_path, "a", opener=private_opener) as file:
+            file.write(lines)

@@ -1,0 +1,168 @@
+"""`GeneratorDesk`: puts waiting rows into calls, and moves weights between calls."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from rl_algorithms.errors import AlgorithmError
+from rl_algorithms.trainers.ahead.jobs import Job
+from rl_distributed.batch.batched_data_dict import BatchedDataDict
+from rl_distributed.errors import DeadlineExceededError, WorkerError
+from rl_models.interfaces import GenerationInterface
+
+__all__ = ["GeneratorDesk"]
+
+
+class GeneratorDesk:
+    """Threads that call a generator, as many as it takes calls at once.
+
+    A call takes all rows that wait, so that a generator that decodes a batch gets
+    batches. Weights are loaded when no call goes on, before any call that waits.
+
+    Args:
+        generation: The generator.
+        pad_token_id: Pads rows of different lengths.
+        load: Brings a version to the generator; returns what the generator calls it.
+        version: The version that it serves now.
+        on_answer: Is told of each job whose row has come, or why none has.
+        on_loaded: Is told of each version that is served from here on.
+        on_failure: Is told what ended a thread.
+    """
+
+    def __init__(
+        self,
+        generation: GenerationInterface,
+        pad_token_id: int,
+        load: Callable[[int], int],
+        version: int,
+        *,
+        on_answer: Callable[[Job, Exception | None], None],
+        on_loaded: Callable[[int], None],
+        on_failure: Callable[[BaseException], None],
+    ) -> None:
+        self._generation, self._pad = generation, pad_token_id
+        self._load, self._version = load, version
+        self._number = generation.weight_version
+        self._on_answer, self._on_loaded = on_answer, on_loaded
+        self._on_failure = on_failure
+        self._changed = threading.Condition()
+        self._waiting: list[Job] = []
+        self._due: int | None = None
+        self._num_calls = 0
+        self._is_loading = self._is_closed = False
+        limit = max(1, int(getattr(generation, "calls_at_once", 1)))
+        self._threads = [
+            threading.Thread(target=self._run, name=f"ahead-sample-{n}", daemon=True)
+            for n in range(limit)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def ask(self, jobs: Sequence[Job]) -> None:
+        """Have the next answer of conversations sampled."""
+        with self._changed:
+            self._waiting.extend(jobs)
+            self._changed.notify()
+
+    def load(self, version: int) -> None:
+        """Have a version loaded once no call goes on; no call begins before that."""
+        with self._changed:
+            self._due = version
+            self._changed.notify_all()
+
+    def close(self, deadline_s: float) -> None:
+        """Begin nothing further, and wait for the calls that go on."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+            self._changed.wait_for(
+                lambda: not self._num_calls and not self._is_loading, deadline_s
+            )
+
+    def _run(self) -> None:
+        try:
+            while (work := self._next()) is not None:
+                work()
+        except BaseException as error:
+            self._on_failure(error)
+
+    def _next(self) -> Callable[[], None] | None:
+        """Wait for something to do; None: nothing comes any more."""
+        with self._changed:
+            # Whoever asks, loads or closes notifies; the schedule has the deadline.
+            self._changed.wait_for(
+                lambda: self._is_closed or self._may_load or self._may_call
+            )
+            if self._is_closed:
+                return None
+            if self._due is not None:
+                version, self._due = self._due, None
+                self._is_loading = True
+                return lambda: self._load_now(version)
+            jobs = [job for job in self._waiting if not job.is_cancelled]
+            self._waiting = []
+            self._num_calls += 1
+            return lambda: self._call(jobs)
+
+    @property
+    def _may_load(self) -> bool:
+        return self._due is not None and not self._num_calls and not self._is_loading
+
+    @property
+    def _may_call(self) -> bool:
+        is_free = self._due is None and not self._is_loading
+        return is_free and bool(self._waiting)
+
+    def _load_now(self, version: int) -> None:
+        try:
+            self._number = self._load(version)
+            self._version = version
+        finally:
+            with self._changed:
+                self._is_loading = False
+                self._changed.notify_all()
+        self._on_loaded(version)
+
+    def _call(self, jobs: Sequence[Job]) -> None:
+        try:
+            if jobs:
+                self._sample(jobs)
+        finally:
+            with self._changed:
+                self._num_calls -= 1
+                self._changed.notify_all()
+
+    def _sample(self, jobs: Sequence[Job]) -> None:
+        rows = [job.conversation.question() for job in jobs]
+        if any("stop_strings" in row for row in rows):
+            for row in rows:
+                row.setdefault("stop_strings", [None])
+        batch: BatchedDataDict[Any] = BatchedDataDict.from_batches(
+            rows, {"input_ids": self._pad}
+        )
+        for job in jobs:
+            job.note_version(self._version)
+        try:
+            output = self._generation.generate(batch)
+        except (WorkerError, DeadlineExceededError) as error:
+            # As in a rollout of a batch: not what the generator's code raises.
+            for job in jobs:
+                job.conversation.fail(error)
+                self._on_answer(job, error)
+            return
+        self._check(output["weight_version"].tolist())
+        for place, job in enumerate(jobs):
+            job.conversation.answer(output.slice(place, place + 1))
+        for job in jobs:
+            self._on_answer(job, None)
+
+    def _check(self, numbers: list[int]) -> None:
+        wrong = sorted({number for number in numbers if number != self._number})
+        if wrong:
+            raise AlgorithmError(
+                f"the generator sampled with weights {wrong} while it served "
+                f"{self._number}: its weights must change only by a weight sync of the "
+                "run"
+            )

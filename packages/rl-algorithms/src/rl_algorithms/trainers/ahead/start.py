@@ -1,0 +1,127 @@
+"""How a trainer comes by its `AheadSampler`, and which runs cannot have one."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from rl_algorithms.rollout import RolloutEngine
+from rl_algorithms.trainers.ahead.prompts import PromptSource
+from rl_algorithms.trainers.ahead.sampler import AheadSampler
+from rl_algorithms.trainers.ahead.scoring import calls_of
+from rl_algorithms.trainers.ahead.shape import RunShape
+from rl_algorithms.trainers.run.state import TrainerState
+from rl_algorithms.trainers.settings.asynchronous_config import AsynchronousConfig
+from rl_algorithms.trainers.settings.policy_gradient_config import PolicyGradientConfig
+from rl_algorithms.trainers.setup.components import Components, Needs
+from rl_algorithms.trainers.setup.own_policy import samples_itself
+from rl_algorithms.trainers.step_tools import StepTools
+from rl_algorithms.trainers.steps.memory_turns import share_devices
+from rl_distributed.errors import ConfigError
+
+__all__ = ["check_ahead", "check_started", "start_ahead"]
+
+
+class SamplingTrainer(Protocol):
+    """For whom answers are sampled ahead."""
+
+    state: TrainerState
+    components: Components
+
+    @property
+    def config(self) -> PolicyGradientConfig:
+        """The run's configuration."""
+
+    @property
+    def run_dir(self) -> Any:
+        """Folder of the run."""
+
+    @property
+    def limits(self) -> tuple[int | None, int | None]:
+        """The largest number of epochs and of steps."""
+
+
+def check_ahead(config: PolicyGradientConfig, given: Components, needs: Needs) -> None:
+    """Refuse, before anything is started, what cannot sample while it trains.
+
+    Raises:
+        ConfigError: The policy is its own generator.
+    """
+    own = given.generation is None and (
+        needs.shares(config, given)
+        or (given.policy is not None and samples_itself(given.policy))
+    )
+    if config.asynchronous is not None and own:
+        raise ConfigError(
+            "asynchronous samples while the policy is trained, and here the workers "
+            "that train sample as well: set policy.generation.backend to one with "
+            "workers of its own (huggingface, vllm), or asynchronous to null"
+        )
+
+
+def check_started(components: Components) -> None:
+    """Refuse parts that cannot work at the same time.
+
+    Raises:
+        ConfigError: Policy and generator take turns on the memory of the same GPUs.
+    """
+    policy, generation = components.required.policy, components.required.generation
+    if components.sync is None:
+        raise ConfigError(
+            "asynchronous sends weights from the policy to a generator, and here they "
+            "are one object: give a generator of its own, or set asynchronous to null"
+        )
+    cluster = generation.cluster
+    if cluster is not None and cluster.use_gpus and share_devices(policy, generation):
+        raise ConfigError(
+            "asynchronous samples while the policy is trained, and here both take "
+            "turns on the memory of the same GPUs: give a generator with a cluster of "
+            "its own (generation=GenerationPolicy(other_cluster, ...)), or set "
+            "asynchronous to null"
+        )
+
+
+def start_ahead(
+    trainer: SamplingTrainer,
+    asynchronous: AsynchronousConfig,
+    prompts: PromptSource,
+    rollouts: RolloutEngine,
+    tools: StepTools,
+    state: dict[str, Any] | None,
+) -> AheadSampler:
+    """Begin to sample ahead of a trainer, whose generator has its weights.
+
+    Args:
+        trainer: Who trains.
+        asynchronous: How.
+        prompts: Where prompts come from.
+        rollouts: What plays conversations.
+        tools: Asked whether a signal came.
+        state: Of the checkpoint that the run goes on from; None: it has none.
+    """
+    config, parts = trainer.config, trainer.components
+    sampling = config.sampling
+    pad = parts.required.tokenizer.pad_token_id
+    assert parts.sync is not None  # `check_started`
+    shape = RunShape(
+        num_prompts=sampling.num_prompts_per_step,
+        num_generations=sampling.num_generations_per_prompt,
+        max_num_steps=trainer.state.total_steps,
+        max_num_epochs=trainer.limits[0],
+        first_step=trainer.state.step,
+        max_turns=sampling.max_rollout_turns,
+        max_attempts=config.rollout.retry.max_attempts,
+        seed=config.seed,
+    )
+    return AheadSampler(
+        asynchronous,
+        shape,
+        prompts,
+        rollouts,
+        parts.required.generation,
+        parts.sync,
+        calls_at_once=calls_of(parts.required.environment),
+        pad_token_id=pad if pad is not None else 0,
+        check=tools.check,
+        state=state,
+        log_folder=trainer.run_dir / "asynchronous",
+    )

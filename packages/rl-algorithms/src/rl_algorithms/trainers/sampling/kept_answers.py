@@ -1,0 +1,246 @@
+"""`KeptAnswers`: a few answers of a training step as records for people.
+
+```
+RolloutResult -> best and worst of some groups -> records <- advantages -> take
+```
+Groups are drawn by the run's seed and the step: the same for an unbroken run and for
+one that was resumed, and not those that look best.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rl_algorithms.data.types import Tokenizer
+from rl_algorithms.rollout.result import Outcome, RolloutResult
+from rl_algorithms.seeds import permutation
+from rl_distributed.batch.batched_data_dict import BatchedDataDict
+
+__all__ = ["ROW_NUMBER", "KeptAnswers"]
+
+ROW_NUMBER = "row_number"
+"""Column [N] of the place of a row among all that a step has sampled."""
+_DIGITS = 4
+_TEXT_KEYS = ("name", "tool_call_id")
+_UNKNOWN = "\ufffd"
+"""Stands in a text for bytes that are no whole character."""
+_LONGEST_CHARACTER = 4
+"""Tokens that one character may be spread over."""
+
+
+class KeptAnswers:
+    """Keeps answers of the step that goes on.
+
+    A record has `reward`, `group` (place of the prompt in the step), `prompt`,
+    `response`, `outcome`, `length` (sampled tokens), `versions` (runs of `[version of
+    the weights, number of sampled tokens]`), and where they are known
+
+    - `rewards`: the parts of the reward by name,
+    - `advantage`, or `advantages` where those of the sampled tokens differ,
+    - `messages`: the whole conversation, where it is more than prompt and response,
+    - `expected`: the right answer,
+    - `tokens` and `logprobs`: text and log-prob of the sampler of each sampled token.
+
+    Args:
+        tokenizer: Writes tokens as text.
+        num_kept: Answers per step; 0: none.
+        seed: The run's seed.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, num_kept: int, seed: int) -> None:
+        self._tokenizer, self._num_kept, self._seed = tokenizer, num_kept, seed
+        self._records: dict[int, dict[str, Any]] = {}
+        self._num_rows = 0
+        self._texts: dict[int, str] = {}
+
+    def choose(self, result: RolloutResult, step: int) -> None:
+        """Keep answers of a rollout; of several rollouts of a step, of the first.
+
+        Args:
+            result: The rollout; its rows get the column `row_number`, by which
+                `note_advantages` finds them again.
+            step: Number of steps before this one.
+        """
+        rows = result.rows
+        if not self._num_kept:
+            return
+        first = self._num_rows
+        rows[ROW_NUMBER] = torch.arange(first, first + rows.size)
+        self._num_rows += rows.size
+        if first:
+            return
+        for row in _chosen(rows, self._num_kept, self._seed, step):
+            self._records[row] = self._record(result, row)
+
+    def note_advantages(self, rows: BatchedDataDict[Any]) -> None:
+        """Note the advantages of the answers that are kept and trained on.
+
+        Args:
+            rows: Columns `advantages` ([R] or [R, S]), `token_mask` and `row_number`,
+                which is taken off. Of a conversation that is several rows, the one with
+                its end counts.
+        """
+        if ROW_NUMBER not in rows:
+            return
+        numbers = rows.pop(ROW_NUMBER).tolist()
+        places = {number: i for i, number in reversed(list(enumerate(numbers)))}
+        for number, record in self._records.items():
+            place = places.get(number)
+            if place is not None:
+                mask = rows["token_mask"][place] != 0
+                record |= _advantages(rows["advantages"][place], mask, record)
+
+    def take(self) -> list[dict[str, Any]]:
+        """Return the records of the step, and begin another one."""
+        records = list(self._records.values())
+        self._records, self._num_rows = {}, 0
+        return records
+
+    def _record(self, result: RolloutResult, row: int) -> dict[str, Any]:
+        rows, sample = result.rows, result.sample(row)
+        record: dict[str, Any] = {
+            "reward": _short(sample.reward),
+            "group": int(rows["group_index"][row]),
+            "prompt": sample.prompt,
+            "response": sample.response,
+            "outcome": sample.outcome.name.lower(),
+            "length": int(rows["generation_lengths"][row]),
+        }
+        if parts := _reward_parts(rows, row):
+            record["rewards"] = parts
+        expected = sample.extra_env_info.get("answer")
+        if isinstance(expected, str | int | float):
+            record["expected"] = expected
+        log, num_prompt = sample.message_log, result.num_prompt_messages[row]
+        if num_prompt != 1 or len(log) != num_prompt + 1:
+            record["messages"] = [_message(message) for message in log]
+        return record | self._sampled(rows, row)
+
+    def _sampled(self, rows: BatchedDataDict[Any], row: int) -> dict[str, Any]:
+        """Return texts, log-probs and versions of the sampled tokens of a row."""
+        ids: list[int] = []
+        versions: list[int] = []
+        logprobs: list[float] = []
+        has_logprobs = "generation_logprobs" in rows
+        for part in (*rows["branches"][row], None):
+            names = ("input_ids", "token_versions", "generation_logprobs")
+            columns = [
+                rows[name][row] if part is None else getattr(part, name)
+                for name in names
+                if has_logprobs or name != "generation_logprobs"
+            ]
+            mask = rows["token_mask"][row] if part is None else part.token_mask
+            found = [column[mask != 0].tolist() for column in columns]
+            ids += found[0]
+            versions += found[1]
+            logprobs += found[2] if has_logprobs else []
+        sampled: dict[str, Any] = {
+            "versions": _runs(versions),
+            "tokens": list(self._shown(ids)),
+        }
+        if has_logprobs:
+            sampled["logprobs"] = [_short(value) for value in logprobs]
+        return sampled
+
+    def _shown(self, ids: Sequence[int]) -> Iterator[str]:
+        """Yield the text of each token; that of a character comes with its first."""
+        place = 0
+        while place < len(ids):
+            text, width = self._text(ids[place]), 1
+            if _UNKNOWN in text:
+                for size in range(2, min(_LONGEST_CHARACTER, len(ids) - place) + 1):
+                    joined = self._tokenizer.decode(list(ids[place : place + size]))
+                    if _UNKNOWN not in joined:
+                        text, width = joined, size
+                        break
+            yield text
+            yield from [""] * (width - 1)
+            place += width
+
+    def _text(self, token: int) -> str:
+        # One token at a time costs more than the rest of a record; few are new.
+        if token not in self._texts:
+            self._texts[token] = str(self._tokenizer.decode([token]))
+        return self._texts[token]
+
+
+def _chosen(
+    rows: BatchedDataDict[Any], num_kept: int, seed: int, step: int
+) -> list[int]:
+    """Return the rows of the best and the worst answer of some groups.
+
+    Answers that were not scored come last: there is nothing to see in most.
+    """
+    outcome, rewards = rows["outcome"], rows["rewards"]
+    groups: dict[int, list[int]] = {}
+    for row, group in enumerate(rows["group_index"].tolist()):
+        groups.setdefault(group, []).append(row)
+    order = permutation(len(groups), seed=seed, epoch=step).tolist()
+    shuffled = [list(groups.values())[place] for place in order]
+
+    def key(row: int) -> tuple[bool, float, int]:
+        scored = bool(outcome[row] <= int(Outcome.TRUNCATED))
+        return (not scored, -float(rewards[row]), row)
+
+    ranked = [sorted(group, key=key) for group in shuffled]
+    chosen: list[int] = []
+    while ranked and len(chosen) < num_kept:
+        for group in ranked:
+            chosen.append(group.pop(0))
+            if group:
+                scored = [r for r in group if outcome[r] <= int(Outcome.TRUNCATED)]
+                group.remove(worst := (scored or group)[-1])
+                chosen.append(worst)
+            if len(chosen) >= num_kept:
+                break
+        ranked = [group for group in ranked if group]
+    return sorted(chosen[:num_kept])
+
+
+def _advantages(values: Tensor, mask: Tensor, record: dict[str, Any]) -> dict[str, Any]:
+    if not values.dim():
+        return {"advantage": _short(float(values))}
+    found = values[mask].tolist()
+    if len(set(found)) == 1:
+        return {"advantage": _short(found[0])}
+    # Those of earlier parts of the conversation are in other rows.
+    is_whole = len(found) == len(record["tokens"])
+    return {"advantages": [_short(value) for value in found]} if is_whole else {}
+
+
+def _reward_parts(rows: BatchedDataDict[Any], row: int) -> dict[str, float]:
+    parts = {
+        name.partition("/")[2]: float(column[row])
+        for name, column in rows.items()
+        if name.startswith("reward/")
+    }
+    return {n: _short(v) for n, v in parts.items() if not math.isnan(v)}
+
+
+def _message(message: dict[str, Any]) -> dict[str, Any]:
+    shown = {"role": message["role"], "content": message["content"]}
+    shown |= {k: str(message[k]) for k in _TEXT_KEYS if message.get(k) is not None}
+    if calls := message.get("tool_calls"):
+        shown["tool_calls"] = calls
+    return shown
+
+
+def _runs(versions: Sequence[int]) -> list[list[int]]:
+    """Return runs of equal versions as [version, number of tokens]."""
+    runs: list[list[int]] = []
+    for version in versions:
+        if runs and runs[-1][0] == version:
+            runs[-1][1] += 1
+        else:
+            runs.append([version, 1])
+    return runs
+
+
+def _short(value: float) -> float:
+    """Return a number with as many digits as a person looks at."""
+    return round(value, _DIGITS)

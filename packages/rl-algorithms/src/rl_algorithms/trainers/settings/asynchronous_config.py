@@ -1,0 +1,93 @@
+"""Section `asynchronous` of the algorithms that can sample ahead of training."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from rl_algorithms.losses.config import ClippedPGLossConfig
+from rl_algorithms.rollout.config import RolloutSettings
+from rl_distributed.config import Config
+
+__all__ = ["AsynchronousConfig", "check_asynchronous"]
+
+
+class AsynchronousConfig(Config):
+    """Sampling for later steps while an earlier one is trained."""
+
+    max_staleness: int = Field(default=1, ge=0)
+    """Steps that the oldest token of an answer may lie behind the step that trains on
+    it; 0: nothing is sampled ahead, and the run is that without this section."""
+    max_groups: int | None = Field(default=None, gt=0)
+    """Prompts that are sampled, wait for their step or are trained on at a time; null:
+    as many as `max_staleness` can use, (max_staleness + 1) x num_prompts_per_step."""
+    max_tries: int = Field(default=3, ge=1)
+    """How often an answer that is overdue is tried before its prompt is left out."""
+    answer_limit_s: float = Field(default=1800.0, gt=0)
+    """Seconds that an answer may take from its request on, with all turns of its
+    conversation."""
+    score_limit_s: float = Field(default=900.0, gt=0)
+    """Seconds that an answer may wait for its reward."""
+    progress_limit_s: float = Field(default=14400.0, gt=0)
+    """Seconds without a further step, validations and checkpoints included, after which
+    the run ends and says what it waited for."""
+    event_log: bool = False
+    """Write each event and decision to `asynchronous/events_*.jsonl` in the run's
+    folder, about 1.5 KB per answer, for `rl_algorithms.asynchronous.event_log.replay`.
+    """
+
+
+def check_asynchronous(
+    asynchronous: AsynchronousConfig,
+    num_prompts: int,
+    rollout: RolloutSettings,
+    loss: ClippedPGLossConfig,
+    *,
+    streaming: bool,
+) -> None:
+    """Check that the other settings of a run allow sampling ahead.
+
+    Args:
+        asynchronous: The section.
+        num_prompts: Prompts per step.
+        rollout: What is done about failures.
+        loss: The policy's loss.
+        streaming: Whether the data are a stream.
+
+    Raises:
+        ValueError: They do not.
+    """
+    age, groups = asynchronous.max_staleness, asynchronous.max_groups
+    if groups is not None and groups < num_prompts:
+        raise ValueError(
+            "asynchronous.max_groups must be at least num_prompts_per_step, or no step "
+            f"would ever be full: got {groups} with {num_prompts}; raise it, or set it "
+            "to null"
+        )
+    if age > 0 and not loss.use_importance_sampling_correction:
+        raise ValueError(
+            f"asynchronous.max_staleness={age} trains on answers of older weights, "
+            "which the loss must weigh by policy over sampler: set "
+            "loss_fn.use_importance_sampling_correction=true, or max_staleness=0"
+        )
+    if age > 0 and loss.force_on_policy_ratio:
+        raise ValueError(
+            f"asynchronous.max_staleness={age} trains on answers of older weights, and "
+            "loss_fn.force_on_policy_ratio=true says that there are none: set it to "
+            "false, or max_staleness=0"
+        )
+    if rollout.max_staleness is not None:
+        raise ValueError(
+            "rollout.max_staleness leaves out rows that are too old, and with "
+            f"asynchronous none are: got {rollout.max_staleness}; leave it out (null), "
+            "and set asynchronous.max_staleness"
+        )
+    if rollout.retry.max_attempts > 1 and rollout.retry.resample == "group":
+        raise ValueError(
+            "rollout.retry.resample=group needs the answers of a prompt to end "
+            "together, which they do not with asynchronous: set it to row"
+        )
+    if streaming:
+        raise ValueError(
+            "asynchronous takes prompts by their place in the data, which a stream "
+            "does not have: set data.streaming=false, or asynchronous to null"
+        )

@@ -1,0 +1,522 @@
+"""The driver of asynchronous runs with a generator and environments of functions."""
+
+from __future__ import annotations
+
+import importlib.util
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from rl_algorithms.data.collate import rl_collate_fn
+from rl_algorithms.data.loader import BatchedDataLoader
+from rl_algorithms.data.prompts import process_prompts
+from rl_algorithms.errors import AlgorithmError, RolloutError, ScheduleError
+from rl_algorithms.grpo.config import GRPOConfig
+from rl_algorithms.ppo.config import PPOConfig
+from rl_algorithms.rollout.config import RolloutConfig
+from rl_algorithms.rollout.engine import RolloutEngine
+from rl_algorithms.trainers.ahead import scoring
+from rl_algorithms.trainers.ahead.prompts import PromptSource
+from rl_algorithms.trainers.ahead.sampler import AheadSampler
+from rl_algorithms.trainers.ahead.scoring import (
+    EnvironmentDesk,
+    calls_of,
+    for_several_threads,
+)
+from rl_algorithms.trainers.ahead.shape import RunShape
+from rl_algorithms.trainers.settings.asynchronous_config import AsynchronousConfig
+from rl_distributed.errors import ConfigError, WorkerDiedError
+
+spec = importlib.util.spec_from_file_location(
+    "scripted_rollouts", Path(__file__).with_name("scripted_rollouts.py")
+)
+scripted = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(scripted)
+
+DEADLINE_S = 30.0
+LETTERS = "abcdefgh"
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return scripted.ambiguous_tokenizer()
+
+
+class Sync:
+    """Publishes and loads numbers in the place of weights."""
+
+    def __init__(self, generation):
+        self.generation, self.loads = generation, []
+
+    def publish(self, number):
+        return number
+
+    def load(self, number):
+        self.loads.append(number)
+        self.generation.weight_version = number
+
+
+def loader_of(tokenizer, prompts=LETTERS, size=2, **options):
+    rows = process_prompts([{"prompt": prompt} for prompt in prompts], tokenizer)
+    return BatchedDataLoader(
+        rows,
+        size,
+        collate_fn=lambda batch: rl_collate_fn(
+            batch, pad_token_id=tokenizer.pad_token_id
+        ),
+        **{"drop_last": True, **options},
+    )
+
+
+class Run:
+    """A sampler with its parts, and a trainer that takes its steps."""
+
+    def __init__(
+        self,
+        tokenizer,
+        tmp_path,
+        judge,
+        *,
+        sample=None,
+        calls_at_once=1,
+        rollout=None,
+        state=None,
+        first_step=0,
+        max_num_steps=4,
+        **config,
+    ):
+        if sample is None:
+            sample = scripted.texts_of(tokenizer, lambda call, row: "ab$")
+        self.generation = scripted.TokenGenerator(
+            sample, lambda call: self.generation.weight_version
+        )
+        self.generation.weight_version = first_step
+        self.environment = scripted.Judge(judge)
+        self.environment.calls_at_once = calls_at_once
+        rollout = RolloutConfig(**(rollout or {}))
+        self.rollouts = RolloutEngine(
+            self.generation, for_several_threads(self.environment), tokenizer, rollout
+        )
+        self.loader = loader_of(tokenizer)
+        self.sync = Sync(self.generation)
+        self.number = first_step
+        self.sampler = AheadSampler(
+            AsynchronousConfig(**config),
+            RunShape(
+                num_prompts=2,
+                num_generations=2,
+                max_num_steps=max_num_steps,
+                max_num_epochs=None,
+                first_step=first_step,
+                max_turns=rollout.max_turns,
+                max_attempts=rollout.retry.max_attempts,
+                seed=7,
+            ),
+            PromptSource(self.loader, 2),
+            self.rollouts,
+            self.generation,
+            self.sync,
+            calls_at_once=calls_at_once,
+            pad_token_id=tokenizer.pad_token_id,
+            check=lambda: None,
+            state=state,
+            log_folder=tmp_path,
+        )
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        self.sampler.close()
+
+    def step(self):
+        """Take a step; return the letters of its prompts and the metrics."""
+        result, metrics = self.sampler.next_step()
+        self.number += 1
+        self.sampler.end_step(self.number)
+        if result is None:
+            return None, metrics
+        prompts = [log[0]["content"] for log in result.message_logs]
+        assert prompts[::2] == prompts[1::2]  # groups are whole, and together
+        return "".join(prompts[::2]), metrics
+
+
+def good(log, info):
+    return 1.0, True, ""
+
+
+class TestStep:
+    def test_rows_are_those_of_a_rollout(self, tokenizer, tmp_path):
+        def judge(log, info):
+            # The first prompt ends after a turn, the others go on.
+            return float(len(log)), log[0]["content"] == "a", "cde"
+
+        def sample(call, row, seed):
+            return [3 + seed % 7, scripted.EOS]
+
+        with Run(
+            tokenizer,
+            tmp_path,
+            judge,
+            sample=sample,
+            rollout={"max_turns": 3, "max_total_sequence_length": 32},
+            max_staleness=0,
+        ) as run:
+            result, _ = run.sampler.next_step()
+            expected = run.rollouts.run(
+                run.loader.batch_at(0, [0, 1]), num_generations=2, seed=7
+            )
+        assert result.message_logs == expected.message_logs
+        assert result.metrics == expected.metrics
+        assert set(result.rows) == set(expected.rows)
+        for name, column in expected.rows.items():
+            found = result.rows[name]
+            if isinstance(column, torch.Tensor) and column.dim() == 2:
+                column = column[:, : found.shape[1]]
+            same = torch.equal if isinstance(column, torch.Tensor) else list.__eq__
+            assert same(found, column), name
+
+    def test_each_prompt_comes_once_and_none_too_old(self, tokenizer, tmp_path):
+        with Run(tokenizer, tmp_path, good, max_staleness=2) as run:
+            steps = [run.step() for _ in range(4)]
+            ends = run.sampler.next_step()
+        assert sorted("".join(prompts for prompts, _ in steps)) == list(LETTERS)
+        ages = [metrics["asynchronous/staleness_max"].value for _, metrics in steps]
+        assert ages[0] == 0.0
+        assert 1.0 <= max(ages) <= 2.0
+        assert ends == (None, {})
+        assert run.sampler.end_reason == "max_num_steps (4) reached"
+
+    def test_a_slow_reward_holds_up_nobody_else(self, tokenizer, tmp_path):
+        release = threading.Event()
+
+        def judge(log, info):
+            if log[0]["content"] == "a":
+                assert release.wait(DEADLINE_S)
+            return 1.0, True, ""
+
+        with Run(tokenizer, tmp_path, judge, calls_at_once=4, max_staleness=1) as run:
+            first, _ = run.step()
+            release.set()
+            rest = [run.step()[0] for _ in range(3)]
+        assert "a" not in first
+        assert sorted(first + "".join(rest)) == list(LETTERS)
+
+    def test_weights_come_between_answers(self, tokenizer, tmp_path):
+        with Run(tokenizer, tmp_path, good, max_staleness=1) as run:
+            for _ in range(3):
+                run.step()
+            assert run.sampler.wait_for_weights()
+        assert run.sync.loads == [1, 2, 3]
+
+    def test_weights_of_somebody_else(self, tokenizer, tmp_path):
+        def sample(call, row, seed):
+            self.run.generation.versions = lambda call: 5
+            return [3, scripted.EOS]
+
+        with (
+            Run(tokenizer, tmp_path, good, sample=sample, max_staleness=0) as self.run,
+            pytest.raises(AlgorithmError, match="while it served 0"),
+        ):
+            self.run.step()
+
+
+class TestFailures:
+    def test_what_never_gets_its_reward_is_left_out(self, tokenizer, tmp_path, caplog):
+        release = threading.Event()
+
+        def judge(log, info):
+            if log[0]["content"] == "b":
+                assert release.wait(DEADLINE_S)
+            return 1.0, True, ""
+
+        with Run(
+            tokenizer,
+            tmp_path,
+            judge,
+            calls_at_once=4,
+            max_staleness=1,
+            score_limit_s=0.3,
+            max_tries=1,
+            max_num_steps=3,
+        ) as run:
+            steps = [run.step() for _ in range(3)]
+            release.set()
+        trained = "".join(prompts for prompts, _ in steps)
+        assert sorted(trained) == list("acdefg")
+        dropped = [m["asynchronous/num_dropped_groups"].value for _, m in steps]
+        assert sum(dropped) == 1.0
+        assert "prompt 1 (row 1 of pass 0) is not trained on" in caplog.text
+
+    def test_an_environment_that_hangs_ends_the_run(self, tokenizer, tmp_path):
+        release = threading.Event()
+
+        def judge(log, info):
+            assert release.wait(DEADLINE_S)
+            return 1.0, True, ""
+
+        with Run(tokenizer, tmp_path, judge, max_staleness=0, score_limit_s=0.2) as run:
+            with pytest.raises(ScheduleError, match=r"no sign of life for 0\.2 s"):
+                run.step()
+            release.set()
+
+    def test_an_environment_that_fails_ends_the_run(self, tokenizer, tmp_path):
+        def judge(log, info):
+            raise ZeroDivisionError("reward of nothing")
+
+        with (
+            Run(tokenizer, tmp_path, judge, max_staleness=1) as run,
+            pytest.raises(ZeroDivisionError, match="reward of nothing"),
+        ):
+            run.step()
+
+    def test_or_leaves_rows_out_as_in_turns(self, tokenizer, tmp_path):
+        def judge(log, info):
+            if log[0]["content"] == "a":
+                raise ZeroDivisionError("reward of nothing")
+            return 1.0, True, ""
+
+        with Run(
+            tokenizer,
+            tmp_path,
+            judge,
+            max_staleness=0,
+            rollout={"on_environment_error": "drop"},
+        ) as run:
+            result, _ = run.sampler.next_step()
+        assert result.rows["sample_mask"].tolist() == [0.0, 0.0, 1.0, 1.0]
+        assert result.metrics["num_dropped/environment_error"].value == 2.0
+
+    def test_what_failed_is_played_again_with_another_seed(self, tokenizer, tmp_path):
+        seeds = []
+
+        def sample(call, row, seed):
+            seeds.append(seed)
+            return [3 + call, scripted.EOS]
+
+        def judge(log, info):
+            failed = judge.first and log[0]["content"] == "a"
+            judge.first = judge.first and not failed
+            return (float("nan") if failed else 1.0), True, ""
+
+        judge.first = True
+        with Run(
+            tokenizer,
+            tmp_path,
+            judge,
+            sample=sample,
+            max_staleness=0,
+            max_num_steps=1,
+            rollout={"retry": {"max_attempts": 2}},
+        ) as run:
+            result, _ = run.sampler.next_step()
+        assert result.metrics["num_retried"].value == 1.0
+        assert result.rows["sample_mask"].tolist() == [1.0] * 4
+        assert len(set(seeds)) == 5
+
+    @pytest.mark.parametrize("attempts", [1, 2])
+    def test_a_generator_that_is_lost(self, tokenizer, tmp_path, attempts):
+        def sample(call, row, seed):
+            if call == 0:
+                raise WorkerDiedError("replica 0 is gone")
+            return [3, scripted.EOS]
+
+        with Run(
+            tokenizer,
+            tmp_path,
+            good,
+            sample=sample,
+            max_staleness=0,
+            rollout={"retry": {"max_attempts": attempts}},
+        ) as run:
+            if attempts == 1:
+                with pytest.raises(WorkerDiedError, match="replica 0 is gone"):
+                    run.step()
+            else:
+                assert run.step()[0] == "ab"
+                first, *again = [c["seeds"].tolist() for c in run.generation.calls]
+                found = [seed for seeds in again for seed in seeds]
+                assert set(first) <= set(found)
+
+
+class TestResume:
+    def test_no_prompt_is_lost_or_repeated(self, tokenizer, tmp_path):
+        release = threading.Event()
+
+        def slow(log, info):
+            if log[0]["content"] == "a":
+                assert release.wait(DEADLINE_S)
+            return 1.0, True, ""
+
+        with Run(tokenizer, tmp_path, slow, calls_at_once=4, max_staleness=1) as run:
+            first, _ = run.step()
+            state = run.sampler.state()
+            release.set()
+        assert "a" not in first
+        assert all("answers" not in group for group in state["groups"])
+        with Run(
+            tokenizer, tmp_path, good, max_staleness=1, state=state, first_step=1
+        ) as run:
+            rest = [run.step()[0] for _ in range(3)]
+        assert sorted(first + "".join(rest)) == list(LETTERS)
+
+    def test_after_a_run_in_turns(self, tokenizer, tmp_path):
+        with Run(tokenizer, tmp_path, good, max_staleness=0) as run:
+            loader = run.loader
+        batches = iter(loader)
+        next(batches)
+        assert PromptSource(loader, 2).position() == 2
+
+    def test_a_state_of_another_step(self, tokenizer, tmp_path):
+        with Run(tokenizer, tmp_path, good, max_staleness=0) as run:
+            run.step()
+            state = run.sampler.state()
+        with pytest.raises(ScheduleError, match="schedule after 1 steps and weights"):
+            Run(tokenizer, tmp_path, good, max_staleness=0, state=state, first_step=2)
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("settings", "core"),
+        [
+            ({"grpo.asynchronous": {"max_groups": 2}}, "max_groups must be at least"),
+            (
+                {"loss_fn.use_importance_sampling_correction": False},
+                "use_importance_sampling_correction=true",
+            ),
+            ({"loss_fn.force_on_policy_ratio": True}, "force_on_policy_ratio=true"),
+            ({"grpo.use_dynamic_sampling": True}, "exclude each other"),
+            ({"rollout.max_staleness": 2}, "set asynchronous.max_staleness"),
+            (
+                {"rollout.retry": {"max_attempts": 2, "resample": "group"}},
+                "set it to row",
+            ),
+            ({"data.streaming": True}, "data.streaming=false"),
+        ],
+    )
+    def test_what_cannot_be_asynchronous(self, settings, core):
+        good_run = {
+            "policy": {"model_name": "model", "max_total_sequence_length": 32},
+            "grpo": {"num_prompts_per_step": 4, "asynchronous": {}},
+            "loss_fn": {"use_importance_sampling_correction": True},
+        }
+        assert GRPOConfig.from_dict(good_run).asynchronous.max_staleness == 1
+        for path, value in settings.items():
+            section, name = path.split(".")
+            good_run.setdefault(section, {})
+            good_run[section] = {**good_run[section], name: value}
+        with pytest.raises(ConfigError, match=core):
+            GRPOConfig.from_dict(good_run)
+
+    def test_without_staleness_no_correction_is_needed(self):
+        config = PPOConfig.from_dict(
+            {
+                "policy": {"model_name": "model", "max_total_sequence_length": 32},
+                "ppo": {"asynchronous": {"max_staleness": 0}},
+            }
+        )
+        assert config.asynchronous.max_staleness == 0
+
+    @pytest.mark.parametrize(
+        ("options", "core"),
+        [({"drop_last": False, "size": 3}, "a last step of 2"), ({}, "")],
+    )
+    def test_data_that_leave_a_step_short(self, tokenizer, options, core):
+        size = options.get("size", 2)
+        loader = loader_of(tokenizer, **options)
+        if core:
+            with pytest.raises(ConfigError, match=core):
+                PromptSource(loader, size)
+        else:
+            assert PromptSource(loader, size).prompts_per_epoch == len(LETTERS)
+
+    def test_too_many_failures(self, tokenizer, tmp_path):
+        with (
+            Run(
+                tokenizer,
+                tmp_path,
+                lambda log, info: (float("nan"), True, ""),
+                max_staleness=0,
+            ) as run,
+            pytest.raises(RolloutError, match="failed for 4 of 4 rows"),
+        ):
+            run.step()
+
+
+class TestEnvironmentOfSeveralThreads:
+    def test_one_call_at_a_time(self):
+        running, most = [], []
+
+        def judge(log, info):
+            running.append(1)
+            most.append(len(running))
+            running.pop()
+            return 1.0, True, ""
+
+        environment = for_several_threads(scripted.Judge(judge))
+        assert calls_of(environment) == 1
+        logs = [[{"role": "assistant", "content": "x"}]] * 50
+        threads = [
+            threading.Thread(target=environment.step, args=(logs, [{}] * 50))
+            for _ in range(4)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(DEADLINE_S)
+        assert set(most) == {1}
+        assert len(most) == 200
+
+    def test_one_that_takes_several_is_left_alone(self):
+        environment = scripted.Judge(good)
+        environment.calls_at_once = 3
+        assert for_several_threads(environment) is environment
+
+
+class Clocked:
+    """A judge whose verdicts take as long as the test says."""
+
+    def __init__(self, clock):
+        self.clock, self.sizes, self.verdict_s = clock, [], 0.0
+
+    def step(self, logs, metadata):
+        self.sizes.append(len(logs))
+        self.clock.now_s += self.verdict_s * len(logs)
+        return self
+
+    def row(self, place):
+        return place
+
+
+def test_calls_of_a_quick_environment_take_several_answers(monkeypatch):
+    clock = SimpleNamespace(now_s=0.0)
+    monkeypatch.setattr(scoring.time, "monotonic", lambda: clock.now_s)
+    judge = Clocked(clock)
+    failures = []
+    desk = EnvironmentDesk(judge, 4, lambda *told: None, failures.append)
+    desk.close(DEADLINE_S)
+    conversation = SimpleNamespace(log=[], metadata=None)
+    job = SimpleNamespace(conversation=conversation, is_cancelled=False)
+    answer = SimpleNamespace(job=job, is_cancelled=False)
+
+    def size_of_call(count, verdict_s):
+        judge.verdict_s = verdict_s
+        desk._waiting = [answer] * count
+        size = desk._size_of_call()
+        desk._call(desk._waiting[:size])
+        return size
+
+    # Nothing is known in the beginning; then a share, so that all threads have work.
+    assert size_of_call(64, 0.0001) == 1
+    for _ in range(30):
+        size_of_call(64, 0.0001)
+    assert size_of_call(64, 0.0001) == 16
+    assert size_of_call(5, 0.0001) == 2
+    assert size_of_call(1, 5.0) == 1
+    # One that was slow counts for a while.
+    assert size_of_call(64, 0.0001) == 1
+    assert judge.sizes[-1] == 1
+    assert not failures

@@ -1,0 +1,229 @@
+"""Asynchronous runs with real workers on Ray and a tiny model."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+
+import pytest
+
+import rl_algorithms as rl
+from rl_algorithms.asynchronous.event_log import EventLog, replay
+from rl_algorithms.testing import weights_digest
+from rl_distributed.errors import ConfigError
+
+ROWS = [{"prompt": f"{a}+{b}="} for a in range(8) for b in range(4)]
+GRPO = {
+    "num_prompts_per_step": 4,
+    "num_generations_per_prompt": 4,
+    "max_new_tokens": 3,
+    "max_total_sequence_length": 16,
+    "train_micro_batch_size": 64,
+    "reference_policy_kl_penalty": 0.0,
+    "lr": 1e-2,
+    "progress": False,
+}
+CORRECTED = {"loss_fn.use_importance_sampling_correction": True}
+
+
+def from_json(value):
+    """Return what `json` has read with tuples in the place of lists."""
+    if isinstance(value, list):
+        return tuple(map(from_json, value))
+    if isinstance(value, dict):
+        return {key: from_json(item) for key, item in value.items()}
+    return value
+
+
+def sevens(prompt, response):
+    return float(response[:1] == "7")
+
+
+def train(pool, model, folder, *, resume=False, algorithm="grpo", **settings):
+    fit = {
+        name: settings.pop(name)
+        for name in ("reward_fn", "environment", "callbacks", "val_dataset")
+        if name in settings
+    }
+    if not {"reward_fn", "environment"} & set(fit) and "env" not in settings:
+        fit["reward_fn"] = sevens
+    settings.pop("progress", None)
+    made = rl.get_algorithm(algorithm).from_pretrained(
+        model, output_dir=str(folder), **settings
+    )
+    trainer = type(made)(made.config, pool=pool)
+    return trainer.fit(ROWS, resume=resume, progress=False, **fit)
+
+
+def trained(result):
+    """What training made of the run, besides what only one of two kinds reports."""
+    return [
+        {
+            key: value
+            for key, value in record.items()
+            if key.startswith(("train:", "val:")) and "asynchronous" not in key
+        }
+        for record in result.history
+    ]
+
+
+def with_staleness(staleness, **more):
+    return {"grpo.asynchronous": {"max_staleness": staleness, **more}}
+
+
+class TestSynchronousOrder:
+    def test_no_staleness_is_the_run_in_turns(self, pool, tiny_model, tmp_path):
+        settings = {
+            **GRPO,
+            **CORRECTED,
+            "max_num_steps": 5,
+            "val_period": 2,
+            "val_at_start": True,
+            "val_dataset": ROWS[:4],
+        }
+        turns = train(pool, tiny_model, tmp_path / "turns", **settings)
+        ahead = train(
+            pool, tiny_model, tmp_path / "ahead", **settings, **with_staleness(0)
+        )
+        assert trained(ahead) == trained(turns)
+        assert weights_digest(ahead.checkpoint_path) == weights_digest(
+            turns.checkpoint_path
+        )
+        assert ahead.history.column("train:asynchronous/staleness_max")[1] == [0.0] * 5
+
+
+def logs(folder):
+    """The lines of the event logs of a run, as JSON, oldest log first."""
+    return [
+        [json.loads(line) for line in path.read_text().splitlines()]
+        for path in sorted((folder / "asynchronous").glob("events_*.jsonl"))
+    ]
+
+
+def trained_prompts(log, *, up_to):
+    """Numbers of the prompts of the steps before `up_to` that a log has as done."""
+    found = []
+    asked = {}
+    for entry in log[1:]:
+        if entry["event"]["type"] == "StepTrained" and entry["event"]["step"] < up_to:
+            found += asked[entry["event"]["step"]]
+        for action in entry["actions"]:
+            if action["type"] == "Train":
+                # A named tuple is a list in JSON: its number, its rows.
+                asked[action["step"]] = [group[0] for group in action["groups"]]
+    return found
+
+
+class Broken(rl.Callback):
+    """Ends a run in the middle of a step, as a crash would."""
+
+    def __init__(self, step):
+        self._step = step
+
+    def on_step_begin(self, trainer, step):
+        if step == self._step:
+            raise RuntimeError("the machine is gone")
+
+
+class TestAhead:
+    def test_learns_and_its_log_replays(self, pool, tiny_model, tmp_path):
+        result = train(
+            pool,
+            tiny_model,
+            tmp_path / "run",
+            **GRPO,
+            **CORRECTED,
+            **with_staleness(1, event_log=True),
+            max_num_steps=24,
+            max_num_epochs=4,
+            val_period=8,
+            val_dataset=ROWS[:4],
+        )
+        rewards = result.history.column("train:reward")[1]
+        assert sum(rewards[-4:]) / 4 > 0.3 > sum(rewards[:4]) / 4
+        oldest = result.history.column("train:asynchronous/staleness_max")[1]
+        assert oldest[0] == 0.0
+        assert max(oldest) == 1.0
+        assert len(result.history.column("val:reward")[1]) == 3
+        (log,) = logs(result.run_dir)
+        path = next((result.run_dir / "asynchronous").iterdir())
+        again = replay(EventLog.from_lines(path.read_text().splitlines()))
+        assert [
+            [
+                from_json({"type": type(action).__name__, **asdict(action)})
+                for action in actions
+            ]
+            for actions in again
+        ] == [[from_json(action) for action in entry["actions"]] for entry in log[1:]]
+        assert sorted(trained_prompts(log, up_to=24)) == list(range(96))
+
+    def test_a_crash_loses_and_repeats_no_prompt(self, pool, tiny_model, tmp_path):
+        settings = {
+            **GRPO,
+            **CORRECTED,
+            **with_staleness(2, event_log=True),
+            "checkpointing.save_period": 2,
+        }
+        with pytest.raises(RuntimeError, match="the machine is gone"):
+            train(pool, tiny_model, tmp_path / "run", **settings, callbacks=[Broken(4)])
+        result = train(pool, tiny_model, tmp_path / "run", resume=True, **settings)
+        assert result.steps == 8
+        first, second = logs(result.run_dir)
+        assert second[0]["state"]["step"] == 2
+        # More than the prompts of the steps were begun by then.
+        assert second[0]["state"]["position"] > 8
+        prompts = trained_prompts(first, up_to=2) + trained_prompts(second, up_to=8)
+        assert sorted(prompts) == list(range(32))
+
+    def test_ppo(self, pool, tiny_model, tmp_path):
+        result = train(
+            pool,
+            tiny_model,
+            tmp_path / "run",
+            algorithm="ppo",
+            **GRPO,
+            **CORRECTED,
+            **{"ppo.asynchronous": {"max_staleness": 1}},
+            max_num_steps=3,
+        )
+        assert result.steps == 3
+        assert result.history.column("train:asynchronous/staleness_max")[1][-1] == 1.0
+
+    def test_refuses_to_leave_prompts_out(self, pool, tiny_model, tmp_path):
+        settings = {**GRPO, **CORRECTED, "checkpointing.save_period": 2}
+        with pytest.raises(RuntimeError, match="the machine is gone"):
+            train(
+                pool,
+                tiny_model,
+                tmp_path / "run",
+                **settings,
+                **with_staleness(2),
+                callbacks=[Broken(4)],
+            )
+        with pytest.raises(ConfigError, match="prompts under way"):
+            train(pool, tiny_model, tmp_path / "run", resume=True, **settings)
+        result = train(
+            pool,
+            tiny_model,
+            tmp_path / "run",
+            resume=True,
+            **settings,
+            **with_staleness(0),
+        )
+        assert result.steps == 8
+
+    def test_limits_that_change(self, pool, tiny_model, tmp_path):
+        class Longer(rl.Callback):
+            def on_step_end(self, trainer, step, metrics):
+                trainer.update_config({"max_num_steps": 5})
+
+        with pytest.raises(ConfigError, match="cannot change in an asynchronous run"):
+            train(
+                pool,
+                tiny_model,
+                tmp_path / "run",
+                **GRPO,
+                **with_staleness(0),
+                max_num_steps=3,
+                callbacks=[Longer()],
+            )
