@@ -24,6 +24,8 @@ def config() -> None:
       rl config validate grpo --config my.yaml policy.model_name=model
       rl config explain grpo policy.optimizer
       rl config schema grpo > grpo.schema.json
+      rl config import their_grpo.yaml -o grpo.yaml
+      rl config migrate their_script.py
     """
 
 
@@ -117,6 +119,83 @@ def _described(run: Run) -> str:
         for stage in run.stages
     )
     return f"{run.name} ({', then '.join(stages)})"
+
+
+@config.command("import", short_help="Turn a recipe of NeMo RL into a run file.")
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="File to write; without it the run file is printed.",
+)
+def import_recipe(file: Path, output: Path | None) -> None:
+    """Turn a recipe of NeMo RL, a YAML file with its `defaults`, into a run file.
+
+    Every key that is not carried over, or has another value or meaning here, is listed
+    with the reason. The result is checked, and `rl train OUTPUT` runs it.
+
+    \b
+    Examples:
+      rl config import their_grpo.yaml
+      rl config import their_grpo.yaml -o grpo.yaml
+    """
+    from rl_cli.nemo_rl.recipe_import import import_recipe  # noqa: PLC0415
+    from rl_cli.run_folder import to_yaml  # noqa: PLC0415
+    from rl_distributed.errors import ConfigError  # noqa: PLC0415
+
+    if output is not None and output.exists():
+        raise ConfigError(f"{output} exists already; name another file, or delete it")
+    imported = import_recipe(file)
+    lines = [str(entry) for entry in imported.left_out]
+    text = to_yaml(imported.run)
+    head = "not carried over, or different here:"
+    if output is None:
+        Terminal().raw(text.rstrip())
+        click.echo("\n".join([head, *(f"  {line}" for line in lines)]), err=True)
+        return
+    comments = "".join(f"#   {line}\n" for line in lines)
+    output.write_text(f"# From {file.name} of NeMo RL; {head}\n{comments}{text}")
+    terminal = Terminal()
+    terminal.raw("\n".join([head, *(f"  {line}" for line in lines)]))
+    terminal.raw(f"wrote {output}; check it with: rl config validate {output}")
+
+
+@config.command(short_help="Rewrite the imports of a NeMo RL script.")
+@click.argument("script", type=click.Path(path_type=Path, dir_okay=False))
+@click.option("--write", is_flag=True, help="Change the file; else show a diff.")
+@click.pass_context
+def migrate(ctx: click.Context, script: Path, write: bool) -> None:
+    """Rewrite the imports of a script that was written for NeMo RL.
+
+    Names are imported from their place here, or with their old arguments from
+    `rl_algorithms.compat.nemo_rl`; what to mind of each is listed. Leaves with 1 if
+    something still needs nemo_rl, else with 0.
+
+    \b
+    Examples:
+      rl config migrate train_my_way.py
+      rl config migrate train_my_way.py --write
+    """
+    from rl_cli.nemo_rl.script_imports import rewrite_imports  # noqa: PLC0415
+
+    result = rewrite_imports(script)
+    terminal = Terminal()
+    if result.before == result.after:
+        terminal.raw(f"{script}: no import to rewrite")
+    elif write:
+        script.write_bytes(result.after.encode())
+        terminal.raw(f"rewrote the imports of {script}")
+    else:
+        terminal.raw(result.diff().rstrip())
+    for title, lines in (
+        ("to mind:", result.notes),
+        ("still needs nemo_rl:", result.remaining),
+    ):
+        if lines:
+            click.echo("\n".join([title, *(f"  {line}" for line in lines)]), err=True)
+    if result.remaining:
+        ctx.exit(1)
 
 
 @config.command(short_help="Explain a key, a section or every key.")

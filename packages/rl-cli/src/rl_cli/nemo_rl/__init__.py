@@ -1,0 +1,1 @@
+"""What comes along from NeMo RL: its recipes, and imports in scripts."""

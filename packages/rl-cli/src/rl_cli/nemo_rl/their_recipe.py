@@ -1,0 +1,127 @@
+"""A recipe of NeMo RL, each key of which is taken once or accounted for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rl_distributed.config import load_config
+from rl_distributed.config.document import plain_copy
+
+__all__ = ["LeftOut", "TheirRecipe"]
+
+NO_COUNTERPART = "has no counterpart here"
+_SHOWN = 60
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """A key, or a whole section, that is not in the result as it was."""
+
+    key: str
+    """Its path."""
+    value: Any
+    """What it was set to; of a section, its number of keys."""
+    why: str
+    """Why, and what is to be done where something is."""
+
+    def __str__(self) -> str:
+        value = self.value
+        shown = value if isinstance(value, str) else repr(value)
+        if len(shown) > _SHOWN:
+            shown = f"{shown[:_SHOWN]}..."
+        return f"{self.key} = {shown}: {self.why}"
+
+
+class TheirRecipe:
+    """The keys of a recipe, resolved, and which of them were looked at.
+
+    Args:
+        data: The whole recipe.
+        folder: Where its file lies; paths in it may be relative to that.
+    """
+
+    def __init__(self, data: Mapping[str, Any], folder: Path) -> None:
+        self.folder = folder
+        self.left_out: list[LeftOut] = []
+        self._data = data
+        self._open = dict(_leaves(data))
+
+    @classmethod
+    def read(cls, path: Path) -> TheirRecipe:
+        """Read a YAML file with its `defaults`; `${...}` are resolved.
+
+        Raises:
+            ConfigError: It cannot be read, or refers to what is not there.
+        """
+        return cls(plain_copy(load_config(path)), path.resolve().parent)
+
+    def has(self, path: str) -> bool:
+        """Whether there is such a key or section, and it is not null."""
+        return self._find(path) is not None
+
+    def peek(self, path: str, default: Any = None) -> Any:
+        """Return the value at a path without taking it."""
+        found = self._find(path)
+        return default if found is None else found
+
+    def take(self, path: str, default: Any = None) -> Any:
+        """Return the value at a path; it and what is below count as carried over."""
+        found = self._find(path)
+        for key in self._below(path):
+            del self._open[key]
+        return default if found is None else found
+
+    def leave(self, path: str, why: str) -> None:
+        """Account for a key, or for what is still open of a section.
+
+        Values that ask for nothing, such as false and null, are not named.
+        """
+        keys = self._below(path)
+        asking = [key for key in keys if not _asks_nothing(self._open[key])]
+        if len(asking) == 1:
+            (key,) = asking
+            self.left_out.append(LeftOut(key, self._open[key], why))
+        elif asking:
+            self.left_out.append(LeftOut(f"{path}.*", f"({len(asking)} keys)", why))
+        for key in keys:
+            del self._open[key]
+
+    def change(self, path: str, why: str) -> None:
+        """Take a key whose value or meaning is another one here."""
+        self.left_out.append(LeftOut(path, self.peek(path), why))
+        self.take(path)
+
+    def leave_rest(self) -> None:
+        """Account for what nothing has looked at."""
+        for key, value in self._open.items():
+            if not _asks_nothing(value):
+                self.left_out.append(LeftOut(key, value, NO_COUNTERPART))
+        self._open.clear()
+
+    def _find(self, path: str) -> Any:
+        value: Any = self._data
+        for part in path.split("."):
+            if not isinstance(value, Mapping) or part not in value:
+                return None
+            value = value[part]
+        return value
+
+    def _below(self, path: str) -> list[str]:
+        return [k for k in self._open if k == path or k.startswith(f"{path}.")]
+
+
+def _asks_nothing(value: Any) -> bool:
+    """Whether a value switches something off, or is not there."""
+    return value is None or value is False or value == {} or value == []
+
+
+def _leaves(data: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in data.items():
+        place = f"{path}.{key}" if path else str(key)
+        if isinstance(value, Mapping) and value:
+            yield from _leaves(value, place)
+        else:
+            yield place, value

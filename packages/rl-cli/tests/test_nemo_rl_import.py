@@ -1,0 +1,238 @@
+"""`rl config import`: recipes of NeMo RL become run files that are valid."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from rl_cli.main import _run
+from rl_cli.nemo_rl.recipe_import import ImportedRecipe, import_recipe
+from rl_cli.nemo_rl.their_recipe import TheirRecipe
+from rl_distributed.errors import ConfigError
+
+RECIPES = Path(__file__).parent / "nemo_rl_recipes"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    shutil.copytree(RECIPES, tmp_path / "theirs")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "theirs"
+
+
+def stage_of(imported: ImportedRecipe) -> dict[str, Any]:
+    (stage,) = imported.run["stages"].values()
+    return dict(stage)
+
+
+def reasons(imported: ImportedRecipe) -> dict[str, str]:
+    return {entry.key: entry.why for entry in imported.left_out}
+
+
+@pytest.mark.parametrize("name", ["grpo_math", "sft", "dpo", "distillation"])
+def test_the_result_is_valid_and_says_what_is_missing(
+    name: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = str(folder / f"{name}.yaml")
+    assert _run(["config", "import", source, "-o", "ours.yaml"], False) == 0
+    listed = capsys.readouterr().out
+    assert _run(["config", "validate", "ours.yaml"], False) == 0
+    assert "is valid" in capsys.readouterr().out
+    text = Path("ours.yaml").read_text()
+    left_out = import_recipe(Path(source)).left_out
+    assert len(left_out) > 5
+    for entry in left_out:
+        assert f"  {entry}\n" in listed
+        assert f"#   {entry}\n" in text
+    # A second time nothing is overwritten.
+    assert _run(["config", "import", source, "-o", "ours.yaml"], False) == 2
+    assert Path("ours.yaml").read_text() == text
+    assert _run(["config", "import", source], False) == 0
+    printed = capsys.readouterr()
+    assert yaml.safe_load(printed.out) == yaml.safe_load(text)
+    assert str(left_out[0]) in printed.err
+
+
+@pytest.mark.parametrize("name", ["grpo_math", "sft", "dpo", "distillation"])
+def test_every_key_is_looked_at(name: str, folder: Path) -> None:
+    path = folder / f"{name}.yaml"
+    text = path.read_text() + "invented: {first: 1, second: {third: 2}, off: false}\n"
+    path.write_text(text)
+    why = reasons(import_recipe(path))
+    assert {key for key in why if key.startswith("invented")} == {
+        "invented.first",
+        "invented.second.third",
+    }
+    assert why["invented.first"] == "has no counterpart here"
+
+
+def test_grpo(folder: Path) -> None:
+    imported = import_recipe(folder / "grpo_math.yaml")
+    stage, why = stage_of(imported), reasons(imported)
+    assert imported.run["seed"] == 7
+    policy, grpo, loss = stage["policy"], stage["grpo"], stage["loss_fn"]
+    assert policy["tokenizer"]["name"] == policy["model_name"] == "org/tiny"
+    assert policy["logprob_batch_size"] == 2
+    assert policy["dtensor"] == {"activation_checkpointing": True}
+    assert policy["sequence_packing"] == {
+        "train_mb_tokens": 512,
+        "logprob_mb_tokens": 1024,
+        "algorithm": "modified_first_fit_decreasing",
+    }
+    assert policy["scheduler"]["name"] == "cosine"
+    assert policy["scheduler"]["warmup_steps"] == 20
+    total = policy["scheduler"]["kwargs"]
+    assert total == {"total_steps": 100, "min_lr_ratio": pytest.approx(0.1)}
+    generation = policy["generation"]
+    assert (generation["backend"], generation["val_temperature"]) == ("vllm", 0.9)
+    assert generation["max_new_tokens"] == 128
+    assert "leave room" in why["policy.generation.max_new_tokens"]
+    assert generation["vllm"]["gpu_memory_utilization"] == 0.5
+    assert grpo["max_num_steps"] == 12
+    assert grpo["val_greedy"] is False
+    assert grpo["reward_shaping"]["max_response_length"] == 256
+    assert "reward_scaling" not in grpo
+    assert grpo["adv_estimator"] == {
+        "name": "grpo",
+        "normalize_rewards": True,
+        "use_leave_one_out_baseline": True,
+    }
+    assert loss["ratio_clip_max"] == 0.28
+    assert loss["kl_output_clamp_value"] is None
+    assert "truncated_importance_sampling_ratio" not in loss
+    assert why["grpo.async_grpo.*"] == "training is synchronous"
+    assert why["policy.unknown_to_us"] == "has no counterpart here"
+    data = stage["data"]
+    assert data["train"] == {
+        "path": "nvidia/OpenMathInstruct-2",
+        "split": "train_1M",
+        "columns": {"prompt": "problem", "answer": "expected_answer"},
+    }
+    assert data["prompt_template"] == "Think step by step.\n\n{prompt}\n"
+    assert data["split_validation_size"] == 0.05
+    assert stage["env"] == {"name": "math", "settings": {"num_workers": 4}}
+    assert stage["cluster"] == {"num_nodes": 1, "workers_per_node": 2}
+    assert stage["logger"]["sinks"] == ["jsonl", "tensorboard"]
+    assert stage["logger"]["sample_resources_every_s"] == 5
+
+
+def test_sft_dpo_and_distillation(folder: Path) -> None:
+    sft = stage_of(import_recipe(folder / "sft.yaml"))
+    assert sft["sft"]["val_batches"] == 8
+    assert sft["data"]["only_unmask_final"] is True
+    assert sft["data"]["train"]["columns"] == {"prompt": "query", "answer": "response"}
+    assert sft["policy"]["lora"] == {"r": 4, "alpha": 32, "target_modules": ["q_proj"]}
+    assert sft["checkpointing"]["metric_name"] == "val:val_loss"
+    imported = import_recipe(folder / "dpo.yaml")
+    dpo = stage_of(imported)
+    assert dpo["loss_fn"]["reference_policy_kl_penalty"] == 0.1
+    assert dpo["loss_fn"]["sft_loss_weight"] == 0.2
+    assert dpo["checkpointing"]["metric_name"] == "val:loss"
+    assert dpo["policy"]["train_global_batch_size"] == 16
+    # Pairs there, rows here.
+    assert dpo["policy"]["train_micro_batch_size"] == 4
+    assert "pairs there" in reasons(imported)["policy.train_micro_batch_size"]
+    distillation = stage_of(import_recipe(folder / "distillation.yaml"))
+    assert distillation["distillation"]["topk_logits_k"] == 32
+    assert distillation["loss_fn"]["kl_type"] == "mixed"
+    teacher = distillation["teacher"]
+    assert teacher["model_name"] == "org/large"
+    assert teacher["parallelism"] == {"tensor": 2}
+    assert "optimizer" not in teacher
+
+
+def changed(folder: Path, name: str, **sections: Any) -> ImportedRecipe:
+    path = folder / "changed.yaml"
+    path.write_text(yaml.safe_dump({"defaults": f"{name}.yaml", **sections}))
+    return import_recipe(path)
+
+
+def test_megatron_takes_its_own_layout_and_schedule(folder: Path) -> None:
+    config = {
+        "enabled": True,
+        "tensor_model_parallel_size": 2,
+        "pipeline_model_parallel_size": 2,
+        "sequence_parallel": True,
+        "optimizer": {"optimizer": "adam", "lr": 4e-6, "min_lr": 4e-7},
+        "scheduler": {
+            "lr_decay_style": "linear",
+            "lr_decay_iters": 100,
+            "lr_warmup_iters": 10,
+        },
+        "moe_permute_fusion": True,
+    }
+    imported = changed(folder, "grpo_math", policy={"megatron_cfg": config})
+    policy = stage_of(imported)["policy"]
+    assert policy["backend"] == "megatron"
+    assert policy["parallelism"] == {"tensor": 2, "pipeline": 2, "sequence": True}
+    assert policy["optimizer"]["kwargs"]["lr"] == 4e-6
+    assert policy["scheduler"] == {
+        "name": "linear",
+        "warmup_steps": 10,
+        "kwargs": {"total_steps": 100, "min_lr_ratio": pytest.approx(0.1)},
+    }
+    assert any(
+        "moe_permute_fusion" in k or "megatron_cfg" in k for k in reasons(imported)
+    )
+
+
+def test_what_is_not_here_is_named(folder: Path) -> None:
+    imported = changed(
+        folder,
+        "grpo_math",
+        policy={
+            "precision": "float16",
+            "generation": {"backend": "sglang", "colocated": {"enabled": False}},
+            "draft": {"enabled": True, "model_name": "small"},
+            "scheduler": [{"name": "a.First"}, {"name": "b.Second"}],
+        },
+        grpo={
+            "reward_shaping": {"enabled": False},
+            "batch_multiplier": 2,
+            "invalid_tool_call_advantage": -1.0,
+            "adv_estimator": {"name": "gdpo", "reward_weights": [1.0, 2.0]},
+        },
+        loss_fn={"positive_example_nll_weight": 0.1},
+        logger={"swanlab_enabled": True},
+        data={"train": {"dataset_name": "squad"}, "default": {"env_name": "code"}},
+        env={"code": {"num_workers": 2}},
+    )
+    why, stage = reasons(imported), stage_of(imported)
+    assert "bfloat16" in why["policy.precision"]
+    assert "vllm" in why["policy.generation.backend"]
+    assert "share the workers" in why["policy.generation.colocated.enabled"]
+    assert "draft" in why["policy.draft.*"]
+    assert "policy.scheduler" in why["policy.scheduler"]
+    assert "samples the prompts" in why["grpo.batch_multiplier"]
+    assert "reward function" in why["grpo.invalid_tool_call_advantage"]
+    assert "by the names" in why["grpo.adv_estimator.reward_weights"]
+    assert "ppo" in why["loss_fn.positive_example_nll_weight"]
+    assert "MetricSink" in why["logger.swanlab_enabled"]
+    assert "made of its raw rows" in why["data.train.dataset_name"]
+    assert "code is not here" in why["env.*"]
+    assert "env" not in stage
+    assert "train" not in stage["data"]
+
+
+def test_files_that_are_no_recipes_are_refused(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(ConfigError, match="one of the sections grpo, sft, dpo"):
+        import_recipe(folder / "policy_base.yaml")
+    with pytest.raises(ConfigError, match="got grpo, sft"):
+        changed(folder, "grpo_math", sft={"seed": 1})
+    with pytest.raises(ConfigError, match="ratio_clip_c"):
+        changed(folder, "grpo_math", loss_fn={"ratio_clip_c": 0.5})
+    assert _run(["config", "import", "nothing.yaml"], False) == 2
+    assert "does not exist" in capsys.readouterr().err
+
+
+def test_long_values_are_cut_in_the_list() -> None:
+    recipe = TheirRecipe({"text": "x" * 200, "off": None}, Path())
+    recipe.leave_rest()
+    (entry,) = recipe.left_out
+    assert str(entry) == f"text = {'x' * 60}...: has no counterpart here"
