@@ -1,6 +1,7 @@
-"""Draw the picture of a report that the guide shows, `docs/assets/report.png`.
+"""Draw the pictures of a report that the guide shows, `docs/assets/report*.png`.
 
-`python tools/report_picture.py RUN` needs the folder of a run, and Chromium.
+`python tools/report_picture.py RUN` needs the folder of a run that samples, and
+Chromium.
 """
 
 from __future__ import annotations
@@ -13,13 +14,14 @@ from pathlib import Path
 from rl_cli.report.page import write_page
 from rl_cli.report.run_reader import read_run
 
-PICTURE = Path(__file__).resolve().parents[1] / "docs" / "assets" / "report.png"
+ASSETS = Path(__file__).resolve().parents[1] / "docs" / "assets"
+PICTURES = {"learning": "report.png", "samples": "report-answers.png"}
 WIDTH, HEIGHT = 1180, 760
 DEADLINE_S = 60
 
 
-def draw(run: Path, picture: Path) -> None:
-    """Write the page of a run, and what a browser shows of it."""
+def draw(run: Path, view: str, picture: Path) -> None:
+    """Write the page of a run, and what a browser shows of one of its views."""
     with tempfile.TemporaryDirectory() as folder:
         page = Path(folder) / "report.html"
         write_page([read_run(run)], page)
@@ -33,7 +35,7 @@ def draw(run: Path, picture: Path) -> None:
                 f"--window-size={WIDTH},{HEIGHT}",
                 "--virtual-time-budget=5000",
                 f"--screenshot={picture}",
-                page.as_uri(),
+                f"{page.as_uri()}#{view}",
             ],
             check=True,
             timeout=DEADLINE_S,
@@ -44,4 +46,6 @@ def draw(run: Path, picture: Path) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("run", type=Path, help="Folder of a run.")
-    draw(parser.parse_args().run, PICTURE)
+    folder = parser.parse_args().run
+    for name, file in PICTURES.items():
+        draw(folder, name, ASSETS / file)

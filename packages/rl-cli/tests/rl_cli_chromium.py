@@ -121,9 +121,13 @@ class Chromium:
 
     def open(self, path: Path, view: str = "learning") -> None:
         """Open a page, and wait until it is loaded and shows something."""
-        self.call("Page.navigate", url=f"{path.as_uri()}#{view}")
+        self.open_address(f"{path.as_uri()}#{view}")
+
+    def open_address(self, url: str) -> None:
+        """Open a page by its address, likewise."""
+        self.call("Page.navigate", url=url)
         self.wait(
-            "document.readyState === 'complete' && location.protocol === 'file:' && "
+            "document.readyState === 'complete' && location.protocol !== 'about:' && "
             "document.querySelector('main [role=tabpanel]:not([hidden])') !== null"
         )
 

@@ -77,13 +77,18 @@ class Scripts(html.parser.HTMLParser):
 def test_no_text_becomes_html(make_run: MakeRun, tmp_path: Path, text: str) -> None:
     sample = {"step": 1, "prompt": text, "response": text, "reward": 1.0}
     log = {"level": "ERROR", "message": text, "logger": text, "time": text}
-    folder = make_run(samples=[sample], logs=[log])
+    rollout = {
+        **sample, "tokens": [text], "logprobs": [-1.0], "rewards": {text: 1.0},
+        "messages": [{"role": text, "content": text}], "versions": [[1, 1]],
+    }  # fmt: skip
+    folder = make_run(samples=[sample], logs=[log], rollouts=[rollout])
     quiet = page_of(make_run("quiet"), path=tmp_path / "quiet.html").read_text()
     text_of_page = page_of(folder, path=tmp_path / "page.html").read_text()
     page = Scripts(text_of_page)
     assert page.tags == Scripts(quiet).tags
     data = json.loads(page.contents[0])
     assert data["chunks"]["r0s0h-0"][0]["response"] == text
+    assert data["chunks"]["r0s0t-0"][0] == {**rollout, "messages": [[text, text]]}
     assert data["runs"][0]["logs"]["notes"][0]["message"] == text
     assert not re.search("[<>&\u2028\u2029]", page.contents[0])
 
@@ -96,6 +101,13 @@ def test_the_page_is_whole_without_a_network(make_run: MakeRun, tmp_path: Path) 
     assert not {"link", "img", "iframe", "base", "object"} & set(page.tags)
     assert [set(found) for found in page.found] == [{"type", "id"}, set()]
     assert not files_folder(tmp_path / "page.html").exists()
+
+
+def test_the_page_says_what_started_the_run(make_run: MakeRun, tmp_path: Path) -> None:
+    page = Scripts(page_of(make_run(), path=tmp_path / "page.html").read_text())
+    run = json.loads(page.contents[0])["runs"][0]
+    assert run["started_by"] == "rl train grpo seed=3"
+    assert run["machine"] == "2 cores, 8 GiB, 2 x NVIDIA H200, Linux"
 
 
 def test_script_json_is_json() -> None:
@@ -165,8 +177,9 @@ def test_hostile_texts_are_shown_and_not_run(
     make_run: MakeRun, tmp_path: Path, browser: Chromium
 ) -> None:
     samples = [{"step": 1, "prompt": t, "response": t, "reward": 1.0} for t in HOSTILE]
+    rollouts = [{**s, "tokens": [s["prompt"]], "logprobs": [-1]} for s in samples]
     logs = [{"level": "ERROR", "message": text} for text in HOSTILE]
-    folder = make_run("<b>bold<", samples=samples, logs=logs)
+    folder = make_run("<b>bold<", samples=samples, logs=logs, rollouts=rollouts)
     page = page_of(folder, path=tmp_path / "page.html")
     browser.events.clear()
     for view in ("learning", "samples", "timing", "trust", "setup"):
@@ -229,6 +242,47 @@ def test_tabs_follow_the_arrow_keys(
     assert browser.evaluate(
         "[...document.querySelectorAll('input, select')].every((e) => e.labels.length)"
     )
+
+
+def groups(num_steps: int) -> Iterator[dict[str, Any]]:
+    for step in range(1, num_steps + 1):
+        for number in range(4):
+            yield {"step": step, "reward": number % 2 - 0.5, "group": number // 2,
+                   "prompt": f"question {number // 2}", "response": f"yes {number}",
+                   "tokens": ["yes", f" {number}"], "logprobs": [-0.01, -3.0],
+                   "advantage": number % 2 - 0.5, "versions": [[step - 1, 2]],
+                   "outcome": "ok", "rewards": {"form": 0.25}}  # fmt: skip
+
+
+@NEEDS_BROWSER
+def test_the_best_and_the_worst_of_a_group_stand_side_by_side(
+    make_run: MakeRun, tmp_path: Path, browser: Chromium
+) -> None:
+    page = page_of(make_run(rollouts=groups(3)), path=tmp_path / "page.html")
+    browser.events.clear()
+    browser.open(page, "samples")
+    browser.wait("document.querySelectorAll('article').length === 4")
+    assert "Step 3: 4 answers, mean reward 0" in browser.text()
+    assert "form 0.25" in browser.text()
+    assert "weights 2" in browser.text()
+    classes = "[...document.querySelectorAll('.tokens span')].map((s) => s.className)"
+    assert browser.evaluate(classes) == ["t0", "t3"] * 4
+    browser.evaluate("""(() => {
+      const choice = [...document.querySelectorAll('select')]
+        .find((s) => [...s.options].some((o) => o.value === 'advantage'));
+      choice.value = 'advantage';
+      choice.dispatchEvent(new Event('change'));
+    })()""")
+    browser.wait("document.querySelectorAll('.tokens .p2').length === 4")
+    assert browser.evaluate(classes) == ["t2", "t2", "p2", "p2"] * 2
+    browser.click("#view-samples input[type=checkbox]")
+    browser.wait("document.querySelectorAll('.pair').length === 2")
+    pairs = browser.evaluate(
+        "[...document.querySelectorAll('.pair')].map((pair) => "
+        "[...pair.querySelectorAll('.tokens')].map((t) => t.textContent))"
+    )
+    assert pairs == [["yes 1", "yes 0"], ["yes 3", "yes 2"]]
+    assert browser.complaints() == []
 
 
 @NEEDS_BROWSER

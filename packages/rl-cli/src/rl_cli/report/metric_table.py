@@ -42,10 +42,15 @@ class MetricTable:
         table = cls()
         if path.is_file():
             for record in read_records(path):
-                table._add(record)
+                table.add(record)
         return table
 
-    def _add(self, record: Mapping[str, Any]) -> None:
+    def add(self, record: Mapping[str, Any]) -> None:
+        """Add what a line of the file holds; of an odd one what can be read.
+
+        Args:
+            record: The line, parsed.
+        """
         config, metrics = record.get("hyperparams"), record.get("metrics")
         if isinstance(config, dict):
             self.config = config

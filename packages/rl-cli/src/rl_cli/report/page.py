@@ -21,7 +21,7 @@ from rl_cli.report.sample_chunks import ChunkStore, script_json
 from rl_distributed.errors import ConfigError
 from rl_distributed.private_files import write_private_text
 
-__all__ = ["files_folder", "write_page"]
+__all__ = ["files_folder", "render_page", "write_page"]
 
 _PLACE = re.compile(r"\{\{(policy|title|style|data|script)\}\}")
 _STYLES = ("uplot/uPlot.min.css", "report.css")
@@ -30,10 +30,12 @@ _SCRIPTS = (
     "page.js",
     "charts.js",
     "learning.js",
+    "tokens.js",
     "samples.js",
     "timing.js",
     "trust.js",
     "setup.js",
+    "live.js",
     "main.js",
 )
 
@@ -54,14 +56,14 @@ def write_page(runs: Sequence[ReadRun], path: Path) -> ChunkStore:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         store = ChunkStore(files_folder(path))
-        data = page_data(runs, store)
+        data = page_data(runs, store.put)
         data["files"] = store.folder.name if store.in_files else None
         # The chunks are JSON already: they are joined, and not written again.
         chunks = ",".join(
             f"{script_json(name)}:{text}" for name, text in store.inline.items()
         )
-        text = script_json(data)
-        write_private_text(path, _page(f'{text[:-1]},"chunks":{{{chunks}}}}}', data))
+        text = f'{script_json(data)[:-1]},"chunks":{{{chunks}}}}}'
+        write_private_text(path, render_page(text, [r["name"] for r in data["runs"]]))
     except OSError as error:
         raise ConfigError(
             f"the report {path} cannot be written: {error.strerror or error}; name "
@@ -75,17 +77,22 @@ def files_folder(path: Path) -> Path:
     return path.with_name(f"{path.stem}_files")
 
 
-def _page(data: str, values: dict[str, object]) -> str:
-    runs = values["runs"]
-    assert isinstance(runs, list)
+def render_page(data: str, names: Sequence[str], *, may_ask: bool = False) -> str:
+    """Return the text of a page.
+
+    Args:
+        data: What it shows, as `script_json` writes it.
+        names: Of the runs.
+        may_ask: Whether its program may ask the server that it came from for more.
+    """
     style, script = _assets(_STYLES), _assets(_SCRIPTS)
     policy = (
         f"default-src 'none'; script-src 'strict-dynamic' {_hash(script)}; "
         f"style-src {_hash(style)}; base-uri 'none'; form-action 'none'"
-    )
+    ) + ("; connect-src 'self'" if may_ask else "")
     parts = {
         "policy": html.escape(policy),
-        "title": html.escape(", ".join(str(run["name"]) for run in runs)),
+        "title": html.escape(", ".join(names)),
         "style": style,
         "data": data,
         "script": script,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
@@ -13,11 +14,13 @@ from rl_algorithms.trainers.run.history import History
 from rl_cli.report.config_rows import config_values, recipe_values
 from rl_cli.report.metric_table import MetricTable, thinned
 from rl_cli.report.run_reader import ReadRun, ReadStage, read_json
-from rl_cli.report.sample_chunks import SAMPLE_FILES, ChunkStore, index_samples
 from rl_cli.report.step_times import phase_times
 from rl_distributed.redaction import redacted
 
-__all__ = ["page_data"]
+__all__ = ["Answers", "page_data"]
+
+Answers = Callable[[ReadStage, str], list[dict[str, Any]]]
+"""Returns where the answers of a stage lie, by kind; the text begins their names."""
 
 _MOST_NUMBERS = 150_000
 """Points of all curves of a page; about ten bytes each."""
@@ -26,12 +29,12 @@ _MOST_TIMES = 1000
 _DIGITS = 6
 
 
-def page_data(runs: Sequence[ReadRun], store: ChunkStore) -> dict[str, Any]:
-    """Return all that the page has, and put the answers away.
+def page_data(runs: Sequence[ReadRun], answers: Answers) -> dict[str, Any]:
+    """Return all that the page has but the answers themselves.
 
     Args:
         runs: The first one is what the others are compared with.
-        store: Gets the answers.
+        answers: Says where they are.
     """
     num_curves = sum(len(s.metrics.columns) for run in runs for s in run.stages)
     limit = _MOST_NUMBERS // max(num_curves, 1)
@@ -40,7 +43,7 @@ def page_data(runs: Sequence[ReadRun], store: ChunkStore) -> dict[str, Any]:
     return {
         "written": datetime.now(UTC).isoformat(timespec="seconds"),
         "runs": [
-            _run(run, name, f"r{number}", limit, store)
+            _run(run, name, f"r{number}", limit, answers)
             for number, (run, name) in enumerate(zip(runs, names, strict=True))
         ],
     }
@@ -59,7 +62,7 @@ def _names(runs: Sequence[ReadRun]) -> list[str]:
 
 
 def _run(
-    run: ReadRun, name: str, key: str, limit: int, store: ChunkStore
+    run: ReadRun, name: str, key: str, limit: int, answers: Answers
 ) -> dict[str, Any]:
     record, result = run.record, run.result
     return {
@@ -71,6 +74,8 @@ def _run(
         "started": _text(record.get("started")),
         "versions": _texts(record.get("versions")),
         "command": _command(run, name),
+        "started_by": _text(record.get("command")),
+        "machine": _machine(record.get("machine")),
         "result": redacted(
             {k: v for k, v in result.items() if isinstance(v, str | int | float | list)}
         ),
@@ -80,22 +85,17 @@ def _run(
         "logs": redacted(run.logs.to_dict()),
         "data": redacted(run.logs.data),
         "stages": [
-            _stage(run, stage, f"{key}s{number}", limit, store)
+            _stage(run, stage, f"{key}s{number}", limit, answers)
             for number, stage in enumerate(run.stages)
         ],
     }
 
 
 def _stage(
-    run: ReadRun, stage: ReadStage, key: str, limit: int, store: ChunkStore
+    run: ReadRun, stage: ReadStage, key: str, limit: int, answers: Answers
 ) -> dict[str, Any]:
     table = stage.metrics
     times = phase_times(table)
-    samples = [
-        found
-        for kind in SAMPLE_FILES
-        if (found := index_samples(stage, kind, f"{key}{kind[0]}", store)) is not None
-    ]
     return {
         "name": stage.name,
         "algorithm": stage.algorithm,
@@ -119,7 +119,7 @@ def _stage(
         "phases": None if times is None else _rounded_tree(times.to_dict()),
         "updates": redacted([dict(update) for update in stage.updates]),
         "config": [value.to_dict() for value in config_values(run, stage)],
-        "samples": samples,
+        "samples": answers(stage, key),
     }
 
 
@@ -214,6 +214,21 @@ def _short(value: float) -> float:
     """Return a number with the digits that a screen can show."""
     rounded = float(f"{value:.{_DIGITS}g}")
     return int(rounded) if rounded.is_integer() and abs(rounded) < 1e15 else rounded
+
+
+def _machine(value: Any) -> str | None:
+    """Return what the machine was, in one line."""
+    if not isinstance(value, Mapping):
+        return None
+    cores, memory, gpus = (value.get(k) for k in ("cores", "memory_bytes", "gpus"))
+    parts = [f"{cores} cores"] if isinstance(cores, int) else []
+    if isinstance(memory, int):
+        parts.append(f"{memory / (1 << 30):.0f} GiB")
+    if isinstance(gpus, list):
+        counts = Counter(str(gpu) for gpu in gpus)
+        named = [f"{count} x {gpu}" for gpu, count in counts.items()]
+        parts += named or ["no GPU"]
+    return ", ".join([*parts, *filter(None, [_text(value.get("system"))])]) or None
 
 
 def _text(value: Any) -> str | None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -77,11 +77,14 @@ class ReadRun:
     """Warnings and errors."""
 
 
-def read_run(folder: Path) -> ReadRun:
+def read_run(
+    folder: Path, read_metrics: Callable[[Path], MetricTable] = MetricTable.read
+) -> ReadRun:
     """Read the folder of a run.
 
     Args:
         folder: It has a `run.json`, as the run printed it at its start.
+        read_metrics: Reads the metrics file of a stage, which may be missing.
 
     Raises:
         ConfigError: It is no run's folder.
@@ -101,7 +104,7 @@ def read_run(folder: Path) -> ReadRun:
         state=state,
         reason=ending.reason if ending and state == ending.state else None,
         result=read_json(folder / "result.json"),
-        stages=tuple(_stages(folder, record)),
+        stages=tuple(_stages(folder, record, read_metrics)),
         logs=LogNotes.read(folder / "logs"),
     )
 
@@ -127,10 +130,14 @@ def read_json(path: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _stages(folder: Path, record: Mapping[str, Any]) -> Iterator[ReadStage]:
+def _stages(
+    folder: Path,
+    record: Mapping[str, Any],
+    read_metrics: Callable[[Path], MetricTable],
+) -> Iterator[ReadStage]:
     offset = 0
     for name, path in stage_folders(folder, record).items():
-        metrics = MetricTable.read(path / "metrics.jsonl")
+        metrics = read_metrics(path / "metrics.jsonl")
         yield ReadStage(
             name=name,
             algorithm=_algorithm(name, record),

@@ -47,13 +47,13 @@ function figuresTable() {
 }
 
 function chartTools() {
-  const range = el("input", { type: "range", min: "0", max: "0.99", step: "0.01", value: "0",
+  const range = el("input", { type: "range", min: "0", max: "0.99", step: "0.01", value: String(settings.smoothing),
     oninput: () => { settings.smoothing = Number(range.value); output.textContent = range.value; redrawCharts(); } });
-  const output = el("output", null, "0");
+  const output = el("output", null, String(settings.smoothing));
   return el("div", { class: "tools" },
     labelled("Smoothing", range), output,
-    checkbox("Logarithmic axis", (on) => { settings.log = on; redrawCharts(); }),
-    checkbox("By time", (on) => { settings.time = on; redrawCharts(); }),
+    checkbox("Logarithmic axis", (on) => { settings.log = on; redrawCharts(); }, settings.log),
+    checkbox("By time", (on) => { settings.time = on; redrawCharts(); }, settings.time),
     el("span", { class: "muted" }, "▲ best checkpoint, △ kept checkpoint, dotted line: a stage begins"));
 }
 

@@ -18,13 +18,28 @@ function runChip(run, number) {
     el("span", { class: kind }, run.state), `, ${shown(steps)} steps${best}`);
 }
 
-function main() {
+/** Views that are older than the data. */
+const stale = new Set(VIEWS.map(([key]) => key));
+
+function showHeader() {
   document.getElementById("title").textContent = page.runs.length > 1
     ? `${page.runs.length} runs` : `${page.runs[0].what}: ${page.runs[0].name}`;
-  document.getElementById("runs").append(...page.runs.map(runChip));
-  document.getElementById("footer").textContent = `Written ${page.written} by rl report.`;
+  document.getElementById("runs").replaceChildren(...page.runs.map(runChip));
+  document.getElementById("footer").textContent = page.live
+    ? `As of ${page.written}, by rl watch.` : `Written ${page.written} by rl report.`;
+}
+
+function fillView(name) {
+  const view = document.getElementById(`view-${name}`);
+  forgetCharts(view);
+  stale.delete(name);
+  const parts = VIEWS.find(([key]) => key === name)[2](view);
+  view.replaceChildren(...parts.flat().filter((part) => part));
+}
+
+function main() {
+  showHeader();
   const tabs = document.getElementById("tabs"), views = document.getElementById("views");
-  const made = new Map();
   const select = (name, focus) => {
     for (const [key] of VIEWS) {
       const tab = document.getElementById(`tab-${key}`);
@@ -34,10 +49,9 @@ function main() {
       const view = document.getElementById(`view-${key}`);
       view.hidden = key !== name;
     }
-    if (!made.has(name)) {
-      made.set(name, true);
-      const parts = VIEWS.find(([key]) => key === name)[2]();
-      document.getElementById(`view-${name}`).append(...parts.flat().filter((part) => part));
+    if (stale.has(name)) {
+      if (document.getElementById(`view-${name}`).hasChildNodes()) refreshView(name);
+      else fillView(name);
     }
     history.replaceState(null, "", `#${name}`);
   };
@@ -56,6 +70,7 @@ function main() {
   });
   const asked = location.hash.slice(1);
   select(VIEWS.some(([key]) => key === asked) ? asked : "learning", false);
+  if (page.live) goLive();
 }
 
 main();

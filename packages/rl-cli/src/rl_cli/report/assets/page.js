@@ -84,6 +84,7 @@ globalThis.rlReport = Object.freeze({
 /** Return the answers of a chunk, inside the page or from a file beside it. */
 function loadChunk(name) {
   if (loaded.has(name)) return Promise.resolve(loaded.get(name));
+  if (page.live) return askForChunk(name);
   if (waiting.has(name)) return waiting.get(name).promise;
   const entry = {};
   entry.promise = new Promise((resolve, reject) => Object.assign(entry, { resolve, reject }));

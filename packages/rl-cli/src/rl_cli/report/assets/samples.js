@@ -22,13 +22,18 @@ function groupOf(sample) {
   return sample.group === undefined ? sample.prompt || "" : String(sample.group);
 }
 
-function samplesView() {
-  const sources = page.runs.flatMap((run) => run.stages.flatMap((stage) => stage.samples.map((found) => (
+/** Return where there are answers; those of the newest stage first. */
+function sampleSources() {
+  return page.runs.flatMap((run) => [...run.stages].reverse().flatMap((stage) => stage.samples.map((found) => (
     { ...found, label: `${page.runs.length > 1 ? `${run.name}: ` : ""}${stage.name}, ${found.kind}` }))));
+}
+
+function samplesView(view) {
+  const sources = sampleSources();
   const answers = page.runs.flatMap(beforeAndAfter);
   if (!sources.length) return [el("p", { class: "muted" }, "The run has kept no answers."), ...answers];
-  // The newest stage is what people look for.
-  const browser = new SampleBrowser(sources.reverse());
+  const browser = new SampleBrowser(sources);
+  view.browser = browser;
   return [...browser.parts(), ...answers];
 }
 
@@ -47,6 +52,7 @@ class SampleBrowser {
     this.place = this.source.steps.length - 1;
     this.order = "written";
     this.search = "";
+    this.pairs = false;
     this.run = 0;
     this.list = el("div", { "aria-live": "polite" });
     this.status = el("p", { class: "muted", role: "status" });
@@ -65,6 +71,9 @@ class SampleBrowser {
       this.showStep();
     });
     const orders = choice(Object.entries(ORDERS).map(([key, [text]]) => [key, text]), (value) => { this.order = value; this.showStep(); });
+    const colourings = choice(Object.entries(COLOURINGS).map(([key, [text]]) => [key, text]), (value) => { tokenColouring = value; legend.textContent = LEGENDS[value]; this.showStep(); });
+    colourings.value = tokenColouring;
+    const legend = el("p", { class: "muted who" }, LEGENDS[tokenColouring]);
     const button = (text, name, act) => el("button", { class: "plain", type: "button", "aria-label": name, onclick: act }, text);
     return [
       el("div", { class: "tools" }, labelled("Answers of", sources),
@@ -73,8 +82,31 @@ class SampleBrowser {
         button("›", "Next step", () => this.goTo(this.place + 1))),
       el("div", { class: "tools" }, labelled("Sort", orders), labelled("Search", this.searchBox),
         button("Search all steps", "Search all steps", () => this.searchAll())),
+      el("div", { class: "tools" }, labelled("Colour tokens by", colourings),
+        checkbox("Best and worst of each group side by side", (on) => { this.pairs = on; this.showStep(); })),
+      legend,
       this.status, this.list,
     ];
+  }
+
+  /** Take new steps; whoever looks at the newest one goes on to it. */
+  refresh() {
+    const fresh = sampleSources();
+    const labels = (sources) => sources.map((s) => s.label).join("\n");
+    if (labels(fresh) !== labels(this.sources)) return false;
+    const wasLast = this.place === this.source.steps.length - 1;
+    const step = this.source.steps[this.place][0];
+    const number = this.sources.indexOf(this.source);
+    this.sources = fresh;
+    this.source = fresh[number];
+    const found = this.source.steps.findLastIndex((row) => row[0] === step);
+    const last = this.source.steps.length - 1;
+    const before = this.place;
+    this.place = wasLast || found < 0 ? last : found;
+    this.fit();
+    const isSearch = this.collected;
+    if (!isSearch && (wasLast || this.place !== before || found === last)) this.showStep();
+    return true;
   }
 
   fit() {
@@ -108,6 +140,7 @@ class SampleBrowser {
   }
 
   showStep() {
+    this.collected = false;
     return this.show(async (isCurrent) => {
       const [step, count, mean, first, last] = this.source.steps[this.place];
       const records = (await this.load(first, last)).filter((r) => r.step === step);
@@ -116,7 +149,8 @@ class SampleBrowser {
       const of = this.search ? `${shown(found.length)} of ${shown(count)}` : shown(count);
       const reward = mean === null ? "" : `, mean reward ${shown(mean)}`;
       this.status.textContent = `Step ${shown(step)}: ${of} answers${reward}${this.cut(found)}`;
-      this.fill(found, false);
+      if (this.pairs) this.fillPairs(found);
+      else this.fill(found, false);
     });
   }
 
@@ -129,6 +163,7 @@ class SampleBrowser {
   }
 
   collect(isWanted, what) {
+    this.collected = true;
     return this.show(async (isCurrent) => {
       const found = [];
       const end = this.source.steps[this.source.steps.length - 1][4];
@@ -154,14 +189,31 @@ class SampleBrowser {
     this.list.replaceChildren(...records.slice(0, MOST_SHOWN).map((r) => this.card(r, withStep)));
   }
 
+  /** Show the best and the worst answer of each group beside each other. */
+  fillPairs(records) {
+    const groups = new Map();
+    for (const r of records.filter((found) => found.reward !== undefined)) {
+      groups.set(groupOf(r), [...(groups.get(groupOf(r)) || []), r]);
+    }
+    const pairs = [...groups.values()].filter((found) => found.length > 1).slice(0, MOST_SHOWN / 2);
+    this.list.replaceChildren(...pairs.map((found) => {
+      const ranked = [...found].sort(ORDERS.high[1]);
+      return el("div", { class: "pair" }, [["best", ranked[0]], ["worst", ranked[ranked.length - 1]]].map(([name, r]) =>
+        el("section", { "aria-label": `${name} of its group` }, el("h3", null, name), this.card(r, false))));
+    }));
+    if (!pairs.length) this.list.append(el("p", { class: "muted" }, "No group of this step has two answers with a reward."));
+  }
+
   card(sample, withStep) {
     const facts = [
       withStep ? `step ${shown(sample.step)}` : null,
       sample.reward === undefined ? null : `reward ${shown(sample.reward)}`,
+      ...Object.entries(sample.rewards || {}).map(([name, value]) => `${name} ${shown(value)}`),
       sample.advantage === undefined ? null : `advantage ${shown(sample.advantage)}`,
       sample.tokens ? `${sample.tokens.length} tokens` : `${shown(lengthOf(sample))} characters`,
       sample.group === undefined ? null : `group ${sample.group}`,
-      sample.outcome || null,
+      versionText(sample),
+      sample.outcome && sample.outcome !== "ok" ? sample.outcome.replaceAll("_", " ") : null,
       sample.dataset || null,
     ].filter((fact) => fact !== null);
     const same = sample.prompt === undefined ? null : el("button", {
@@ -171,6 +223,13 @@ class SampleBrowser {
       el("div", { class: "turns" }, conversation(sample, this.search),
         sample.expected === undefined ? null : [el("div", { class: "who" }, "right answer"), said(sample.expected, "", "")]));
   }
+}
+
+function versionText(sample) {
+  const found = (sample.versions || []).map(([version]) => version);
+  if (!found.length) return null;
+  const oldest = Math.min(...found), newest = Math.max(...found);
+  return oldest === newest ? `weights ${shown(oldest)}` : `weights ${shown(oldest)} to ${shown(newest)}`;
 }
 
 function matches(sample, text) {
@@ -183,12 +242,12 @@ function conversation(sample, search) {
   if (sample.messages && sample.messages.length) {
     const parts = sample.messages.flatMap(([role, content]) => [
       el("div", { class: "who" }, role), said(content, role === "assistant" ? "answer" : "", search)]);
-    return sample.tokens ? [...parts, el("div", { class: "who" }, "tokens"), tokenDetails(sample)] : parts;
+    return hasColouring(sample) ? [...parts, el("div", { class: "who" }, "tokens"), tokenDetails(sample)] : parts;
   }
   return [
     el("div", { class: "who" }, "prompt"), said(sample.prompt || "", "", search),
     el("div", { class: "who" }, "answer"),
-    sample.tokens ? tokenText(sample) : said(sample.response || "", "answer", search),
+    hasColouring(sample) && !search ? tokenText(sample) : said(sample.response || "", "answer", search),
   ];
 }
 
@@ -208,18 +267,5 @@ function said(text, kind, search) {
 }
 
 function tokenDetails(sample) {
-  return el("details", null, el("summary", null, "Tokens by probability"), tokenText(sample));
-}
-
-/** Show sampled tokens; the less likely one was, the stronger its colour. */
-function tokenText(sample) {
-  const box = el("div", { class: "said answer" });
-  sample.tokens.forEach((token, i) => {
-    const logprob = sample.logprobs[i];
-    const level = logprob === null ? 0 : logprob > -0.105 ? 0 : logprob > -0.69 ? 1 : logprob > -2.3 ? 2 : 3;
-    const probability = logprob === null ? "unknown" : `${shown(100 * Math.exp(logprob))} %`;
-    box.append(el("span", { class: `t${level}`, title: `probability ${probability}` }, token));
-  });
-  return el("div", null, box, el("p", { class: "muted who" },
-    "probability of a token: plain above 90 %, then above 50 %, above 10 % (dotted line), below (line)"));
+  return el("details", null, el("summary", null, `Tokens by ${COLOURINGS[tokenColouring][0]}`), tokenText(sample));
 }

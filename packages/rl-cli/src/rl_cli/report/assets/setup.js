@@ -19,6 +19,8 @@ function aboutRun(run) {
     ["state", run.reason ? `${run.state}: ${run.reason}` : run.state],
     ["started", run.started || "–"],
     ["wall time", typeof run.result.wall_s === "number" ? duration(run.result.wall_s) : "–"],
+    ["command", run.started_by ? el("code", null, run.started_by) : "–"],
+    ["machine", run.machine || "–"],
     ["seed", run.result.seed === undefined ? "–" : String(run.result.seed)],
     ...(run.command ? [["go on with it", el("code", null, run.command)]] : []),
     ["versions", Object.entries(run.versions).map(([k, v]) => `${k} ${v}`).join(", ") || "–"],

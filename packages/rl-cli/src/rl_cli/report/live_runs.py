@@ -1,0 +1,226 @@
+"""Runs that are read again and again while they are written.
+
+```
+files --stat--> the same? --> the page as it was
+                   | no, and it is time
+                   v
+        new lines of metrics, new answers, small files --> the page, a version on
+```
+What was read stays in memory, so that a look costs what is new. A look takes place at
+most every `poll_s` seconds, and so seldom that all of them together take less than one
+hundredth of one core: whoever watches does not slow down what is watched.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from rl_cli.report.answer_index import KINDS, AnswerIndex, answer_files
+from rl_cli.report.metric_table import MetricTable
+from rl_cli.report.page_data import page_data
+from rl_cli.report.run_reader import (
+    ReadRun,
+    ReadStage,
+    read_json,
+    read_run,
+    stage_folders,
+)
+from rl_cli.report.sample_chunks import script_json, where_answers_are
+from rl_distributed.errors import ConfigError
+from rl_distributed.runs.ending import ENDED, run_state
+
+__all__ = ["LiveRuns"]
+
+_REST = 200.0
+"""Rest after a look, in times of what it took; requests come on top."""
+_LONGEST_REST_S = 60.0
+_CHUNK_NAME = re.compile(r"([a-z0-9]{1,40})-([0-9]{1,9})")
+_RUN_FILES = ("run.json", "result.json", "samples.json", ENDED)
+_STAGE_FILES = ("metrics.jsonl", "updates.jsonl", "result.json", "checkpoints")
+
+
+class _GrowingTable:
+    """The metrics of a file that is appended to."""
+
+    def __init__(self) -> None:
+        self.table = MetricTable()
+        self._inode = self._num_bytes = 0
+
+    def update(self, path: Path) -> MetricTable:
+        """Read new lines; all, where a resumed run has replaced the file."""
+        try:
+            with open(path, "rb") as file:
+                status = os.fstat(file.fileno())
+                if status.st_ino != self._inode or status.st_size < self._num_bytes:
+                    self.table, self._num_bytes = MetricTable(), 0
+                    self._inode = status.st_ino
+                file.seek(self._num_bytes)
+                for line in file:
+                    if not line.endswith(b"\n"):
+                        break  # it is being written
+                    self._num_bytes += len(line)
+                    self._add(line)
+        except OSError:  # not there yet
+            pass
+        return self.table
+
+    def _add(self, line: bytes) -> None:
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError):
+            return
+        if isinstance(record, dict):
+            self.table.add(record)
+
+
+class LiveRuns:
+    """The page of runs that go on, and the answers behind it.
+
+    Its methods may be called by several threads.
+
+    Args:
+        folders: Of the runs.
+        poll_s: Seconds between two looks at the least.
+        now_s: Clock for them.
+
+    Raises:
+        ConfigError: One is not the folder of a run.
+    """
+
+    def __init__(
+        self,
+        folders: Sequence[Path],
+        *,
+        poll_s: float = 2.0,
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.poll_s = poll_s
+        self.runs: list[ReadRun] = []
+        """As they were at the last look."""
+        self.version = 0
+        """Number of the page; it grows with each change."""
+        self._folders, self._now_s = list(folders), now_s
+        self._lock = threading.Lock()
+        self._tables: dict[Path, _GrowingTable] = {}
+        self._indices: dict[tuple[Path, str], AnswerIndex] = {}
+        self._by_key: dict[str, AnswerIndex] = {}
+        self._seen: list[Any] = []
+        self._page: dict[str, Any] = {}
+        self._text = ""
+        self._next_s = float("-inf")
+        self._look()
+
+    def page(self) -> tuple[int, dict[str, Any]]:
+        """Return the version of the page and what it shows; look again if it is time.
+
+        See `page_data`; `chunks` is empty, as a page asks for them.
+        """
+        with self._lock:
+            if self._now_s() >= self._next_s:
+                self._look()
+            return self.version, self._page
+
+    def page_text(self) -> tuple[int, list[str], str]:
+        """Return the same as JSON for a page, with the names of the runs before it."""
+        with self._lock:
+            if self._now_s() >= self._next_s:
+                self._look()
+            names = [str(run["name"]) for run in self._page["runs"]]
+            return self.version, names, self._text
+
+    def chunk(self, name: str) -> str | None:
+        """Return the answers of a chunk as JSON; None where there is none of the name.
+
+        Args:
+            name: `KEY-NUMBER`, with a key that the page has.
+        """
+        match = _CHUNK_NAME.fullmatch(name)
+        if match is None:
+            return None
+        with self._lock:
+            index = self._by_key.get(match.group(1))
+            number = int(match.group(2))
+            if index is None or number >= index.num_chunks:
+                return None
+            return f"[{','.join(script_json(r) for r in index.chunk(number))}]"
+
+    def newest_answers(self, most: int) -> list[dict[str, Any]]:
+        """Return the last answers of the stage that began last, the newest first.
+
+        Args:
+            most: How many at most.
+        """
+        with self._lock:
+            for run in self.runs[-1:]:
+                for stage in reversed(run.stages):
+                    for kind in KINDS:
+                        index = self._indices.get((stage.folder, kind))
+                        if index is not None and index.num_chunks:
+                            found = list(index.chunk(index.num_chunks - 1))
+                            return found[: -most - 1 : -1]
+        return []
+
+    def _look(self) -> None:
+        began_s = time.thread_time()
+        seen = [mark for folder in self._folders for mark in _marks(folder)]
+        if seen != self._seen:
+            try:
+                self.runs = [read_run(f, self._read_metrics) for f in self._folders]
+            except ConfigError:
+                if not self.version:
+                    raise
+                # It is begun again at this moment: what was there stays until then.
+            else:
+                self._page = {**page_data(self.runs, self._answers), "files": None}
+                self._page["chunks"] = {}
+                self._text = script_json(self._page)
+                self._seen = seen
+                self.version += 1
+        rest_s = min(_REST * (time.thread_time() - began_s), _LONGEST_REST_S)
+        if self._next_s == float("-inf"):
+            rest_s = 0.0  # the first look imports and reads all, which comes only once
+        self._next_s = self._now_s() + max(self.poll_s, rest_s)
+
+    def _read_metrics(self, path: Path) -> MetricTable:
+        return self._tables.setdefault(path, _GrowingTable()).update(path)
+
+    def _answers(self, stage: ReadStage, key: str) -> list[dict[str, Any]]:
+        found = []
+        for kind in KINDS:
+            index = self._indices.setdefault(
+                (stage.folder, kind), AnswerIndex(stage.folder, kind)
+            )
+            index.update()
+            # A chunk of an index that began again is another one of the same number.
+            name = f"{key}{kind[0]}{index.generation}"
+            for old in [k for k, held in self._by_key.items() if held is index]:
+                del self._by_key[old]
+            self._by_key[name] = index
+            found += where_answers_are(index, stage.name, name)
+        return found
+
+
+def _marks(folder: Path) -> Iterator[Any]:
+    """Yield what changes where a run has written something."""
+    yield run_state(folder)
+    record = read_json(folder / "run.json")
+    paths = [folder / name for name in _RUN_FILES]
+    paths += sorted((folder / "logs").glob("*.jsonl"))
+    for stage in stage_folders(folder, record).values():
+        paths += [stage / name for name in _STAGE_FILES]
+        for kind in KINDS:
+            paths += answer_files(stage, kind)
+    for path in paths:
+        try:
+            status = path.stat()
+        except OSError:
+            yield None
+        else:
+            yield path, status.st_ino, status.st_size, status.st_mtime_ns

@@ -1,0 +1,461 @@
+"""`rl watch`: the live page over HTTP, and the essentials on a terminal."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import io
+import json
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+from rich.console import Console
+from rl_cli_chromium import Chromium, chromium_path
+
+from rl_algorithms.trainers.sampling.rollout_files import RolloutFiles
+from rl_cli.main import _run
+from rl_cli.report.live_runs import LiveRuns
+from rl_cli.report.page import write_page
+from rl_cli.report.run_reader import read_run
+from rl_cli.report.terminal_view import essentials
+from rl_cli.report.watch_server import HOST, bound_socket, watch_app
+
+MakeRun = Callable[..., Path]
+TOKEN = "right-token"
+DEADLINE_S = 60.0
+NEEDS_BROWSER = pytest.mark.skipif(
+    chromium_path() is None, reason="no chromium is installed"
+)
+
+
+def answer(step: int, text: str = "yes", reward: float = 1.0) -> dict[str, Any]:
+    return {"step": step, "reward": reward, "group": 0, "prompt": "q",
+            "response": text, "tokens": [text], "logprobs": [-1.0],
+            "versions": [[step - 1, 1]]}  # fmt: skip
+
+
+def go_on(folder: Path, step: int, text: str = "yes") -> None:
+    """Write what a trainer writes of a step."""
+    record = answer(step, text)
+    files = RolloutFiles(folder, 1 << 30)
+    files.add(step, [{k: v for k, v in record.items() if k != "step"}])
+    metrics = {"train:reward": step / 10, "timing:total_step_time": 2.0}
+    line = {"step": step, "time": 1.7e9 + step, "metrics": metrics}
+    with open(folder / "metrics.jsonl", "a") as file:
+        file.write(json.dumps(line) + "\n")
+
+
+@contextmanager
+def served(live: LiveRuns) -> Iterator[int]:
+    """Serve runs from a thread; yield the port."""
+    listener, loop = bound_socket(0), asyncio.new_event_loop()
+    runner = web.AppRunner(watch_app(live, TOKEN), shutdown_timeout=0.1)
+    ready = threading.Event()
+
+    async def start() -> None:
+        await runner.setup()
+        await web.SockSite(runner, listener).start()
+        ready.set()
+
+    def work() -> None:
+        loop.run_until_complete(start())
+        loop.run_forever()
+        loop.run_until_complete(runner.cleanup())
+        loop.run_until_complete(loop.shutdown_default_executor())
+        loop.close()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    assert ready.wait(DEADLINE_S)
+    try:
+        yield listener.getsockname()[1]
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(DEADLINE_S)
+    assert not thread.is_alive()
+
+
+def get(
+    port: int,
+    path: str,
+    *,
+    method: str = "GET",
+    token: str | None = TOKEN,
+    **headers: str,
+) -> tuple[int, str, http.client.HTTPMessage]:
+    connection = http.client.HTTPConnection(HOST, port, timeout=DEADLINE_S)
+    sent = {name.replace("_", "-"): value for name, value in headers.items()}
+    if token is not None:
+        sent["Authorization"] = f"Bearer {token}"
+    try:
+        connection.request(method, path, headers=sent)
+        reply = connection.getresponse()
+        return reply.status, reply.read().decode(), reply.headers
+    finally:
+        connection.close()
+
+
+@pytest.fixture
+def run_of_one_step(make_run: MakeRun) -> Path:
+    return make_run(num_steps=1, rollouts=[answer(1, "<b>bold</b>")], finished=False)
+
+
+@pytest.mark.parametrize(
+    ("path", "options", "status"),
+    [
+        ("/", {}, 200),
+        ("/data", {}, 200),
+        ("/data?seen=1", {}, 204),
+        ("/data?seen=0", {}, 200),
+        ("/chunk?name=r0s0t0-0", {}, 200),
+        (f"/?token={TOKEN}", {"token": None}, 200),
+        ("/", {"Host": "localhost:9999"}, 200),
+        ("/", {"Host": "127.0.0.1"}, 200),
+        ("/", {"Host": "[::1]:80"}, 200),
+        ("/data", {"Sec_Fetch_Site": "same-origin"}, 200),
+        # without the token, or with another one
+        ("/", {"token": None}, 403),
+        ("/data", {"token": None}, 403),
+        ("/chunk?name=r0s0t0-0", {"token": None}, 403),
+        ("/nothing", {"token": None}, 403),
+        ("/", {"token": ""}, 403),
+        ("/", {"token": TOKEN[:-1]}, 403),
+        ("/", {"token": TOKEN + "x"}, 403),
+        ("/?token=wrong", {"token": None}, 403),
+        ("/?token=", {"token": None}, 403),
+        ("/?token=%ff%00", {"token": None}, 403),
+        (f"/?token={TOKEN}", {"token": "wrong"}, 403),
+        ("/", {"token": None, "Authorization": f"Basic {TOKEN}"}, 403),
+        ("/", {"token": None, "Cookie": f"token={TOKEN}"}, 403),
+        # for another machine, or from another page
+        ("/", {"Host": "example.org"}, 403),
+        ("/", {"Host": "127.0.0.1.example.org:80"}, 403),
+        ("/", {"Host": "10.0.0.1"}, 403),
+        ("/", {"Host": ""}, 403),
+        ("/", {"Host": "[::1"}, 403),
+        ("/data", {"Origin": "http://example.org"}, 403),
+        ("/data", {"Origin": "null"}, 403),
+        ("/data", {"Origin": "http://127.0.0.1:1"}, 403),
+        ("/data", {"Sec_Fetch_Site": "cross-site"}, 403),
+        ("/data", {"Sec_Fetch_Site": "same-site"}, 403),
+        # of what is not there
+        ("/../run.json", {}, 404),
+        ("/%2e%2e/run.json", {}, 404),
+        ("/..%2frun.json", {}, 404),
+        ("//etc/passwd", {}, 404),
+        ("/run.json", {}, 404),
+        ("/chunk", {}, 404),
+        ("/chunk?name=", {}, 404),
+        ("/chunk?name=../../run.json", {}, 404),
+        ("/chunk?name=/etc/passwd-0", {}, 404),
+        ("/chunk?name=r0s0t0-1", {}, 404),
+        ("/chunk?name=r0s0t0--1", {}, 404),
+        ("/chunk?name=r9s9t9-0", {}, 404),
+        ("/chunk?name=" + "x" * 4000, {}, 404),
+        # in another way
+        ("/", {"method": "POST"}, 405),
+        ("/data", {"method": "DELETE"}, 405),
+        ("/data", {"method": "OPTIONS"}, 405),
+        ("/data", {"method": "PUT", "token": None}, 403),
+    ],
+)
+def test_only_the_owner_of_the_token_on_this_machine_is_answered(
+    served_run: int, path: str, options: dict[str, Any], status: int
+) -> None:
+    found, text, headers = get(served_run, path, **options)
+    assert found == status
+    assert headers["Cache-Control"] == "no-store"
+    assert headers["X-Content-Type-Options"] == "nosniff"
+    assert "frame-ancestors 'none'" in headers["Content-Security-Policy"]
+    assert "Access-Control-Allow-Origin" not in headers
+    if status != 200:
+        assert TOKEN not in text
+        assert "grpo" not in text
+
+
+@pytest.fixture(scope="module")
+def served_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+    folder = tmp_path_factory.mktemp("watched") / "run"
+    folder.mkdir()
+    (folder / "run.json").write_text('{"kind": "algorithm", "name": "grpo"}')
+    go_on(folder, 1)
+    with served(LiveRuns([folder])) as port:
+        yield port
+
+
+@pytest.mark.parametrize(
+    "request_line", ["GET", "GET / HTTP/9.9", "\x00\xff", "A" * 20_000]
+)
+def test_a_malformed_request_ends_only_itself(
+    served_run: int, request_line: str
+) -> None:
+    connection = http.client.HTTPConnection(HOST, served_run, timeout=DEADLINE_S)
+    connection.connect()
+    connection.sock.sendall(f"{request_line}\r\n\r\n".encode("latin-1"))
+    assert b" 200 " not in connection.sock.recv(4096)
+    connection.close()
+    assert get(served_run, "/data")[0] == 200
+
+
+def test_it_listens_on_this_machine_only() -> None:
+    with bound_socket(0) as listener:
+        assert listener.getsockname()[0] == "127.0.0.1"
+
+
+def test_the_page_is_that_of_the_report_and_may_ask_its_server(
+    run_of_one_step: Path, tmp_path: Path
+) -> None:
+    with served(LiveRuns([run_of_one_step])) as port:
+        _, text, headers = get(port, "/")
+        chunk = json.loads(get(port, "/chunk?name=r0s0t0-0")[1])
+    write_page([read_run(run_of_one_step)], tmp_path / "page.html")
+    written = (tmp_path / "page.html").read_text()
+    assert headers["Content-Type"].startswith("text/html")
+    assert text.count("connect-src &#x27;self&#x27;") == 1
+    assert "connect-src" not in written
+    data = re.compile(r'(<script type="application/json" id="data">)(.*?)</script>')
+    head = text.replace("; connect-src &#x27;self&#x27;", "")
+    assert data.sub("", head) == data.sub("", written)
+    found = json.loads(data.findall(text)[0][1])
+    reported = json.loads(data.findall(written)[0][1])
+    assert found["live"] == {"version": 1, "token": TOKEN, "poll_s": 2.0}
+    assert (
+        found["runs"][0]["stages"][0]["curves"]
+        == (reported["runs"][0]["stages"][0]["curves"])
+    )
+    assert chunk == reported["chunks"]["r0s0t-0"]
+    assert chunk[0]["response"] == "<b>bold</b>"
+
+
+class Clock:
+    """A clock that is set by hand."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def steps(live: LiveRuns) -> int:
+    return int(live.page()[1]["runs"][0]["stages"][0]["steps"])
+
+
+def test_what_is_new_is_read_when_it_is_time(run_of_one_step: Path) -> None:
+    clock = Clock()
+    live = LiveRuns([run_of_one_step], poll_s=2.0, now_s=clock)
+    assert (live.version, steps(live)) == (1, 1)
+    go_on(run_of_one_step, 2)
+    assert steps(live) == 1
+    clock.now_s = 1e6
+    assert (steps(live), live.version) == (2, 2)
+    clock.now_s = 2e6
+    assert (steps(live), live.version) == (2, 2)
+    rows = live.page()[1]["runs"][0]["stages"][0]["samples"][0]["steps"]
+    assert [row[0] for row in rows] == [1, 2]
+
+
+def test_a_costly_look_is_followed_by_a_long_rest(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All looks together take one hundredth of a core at most."""
+    used = iter([0.0, 9.0, 9.0, 9.25, 9.25, 9.3, 9.3, 9.35])
+    monkeypatch.setattr(time, "thread_time", lambda: next(used))
+    folder, clock = make_run(num_steps=1), Clock()
+    live = LiveRuns([folder], poll_s=2.0, now_s=clock)
+    seen = []
+    for step, now_s in ((2, 2.0), (3, 51.9), (4, 52.1), (5, 62.0), (6, 62.2)):
+        go_on(folder, step)
+        clock.now_s = now_s
+        seen.append(steps(live))
+    # The first look costs 9 s, as it imports; the others 0.25, 0.05 and 0.05 s.
+    assert seen == [2, 2, 4, 4, 6]
+
+
+def test_a_resumed_run_is_read_again(run_of_one_step: Path) -> None:
+    clock = Clock()
+    for step in range(2, 6):
+        go_on(run_of_one_step, step, "before")
+    live = LiveRuns([run_of_one_step], now_s=clock)
+    whole = (run_of_one_step / "metrics.jsonl").read_bytes().splitlines(keepends=True)
+    replaced = run_of_one_step / "new"
+    replaced.write_bytes(b"".join(whole[:-3]))
+    replaced.replace(run_of_one_step / "metrics.jsonl")
+    RolloutFiles(run_of_one_step, 1 << 30).resume_at(2)
+    go_on(run_of_one_step, 3, "after")
+    clock.now_s = 1e6
+    assert steps(live) == 3
+    (source,) = live.page()[1]["runs"][0]["stages"][0]["samples"]
+    assert [row[0] for row in source["steps"]] == [1, 2, 3]
+    assert live.chunk("r0s0t0-0") is None  # that of the page before
+    records = json.loads(live.chunk(f"{source['key']}-0") or "")
+    assert [record["response"] for record in records[1:]] == ["before", "after"]
+
+
+def test_a_run_that_is_begun_again_stays_as_it_was_for_a_moment(
+    run_of_one_step: Path,
+) -> None:
+    clock = Clock()
+    live = LiveRuns([run_of_one_step], now_s=clock)
+    (run_of_one_step / "run.json").unlink()
+    clock.now_s = 1e6
+    assert steps(live) == 1
+
+
+def lines_until(process: subprocess.Popen[str], wanted: str) -> str:
+    assert process.stdout is not None
+    for line in process.stdout:
+        if wanted in line:
+            return line
+    raise AssertionError(f"the command ended without {wanted!r}")
+
+
+def test_the_command_serves_a_run_that_goes_on_until_ctrl_c(
+    run_of_one_step: Path,
+) -> None:
+    command = [sys.executable, "-m", "rl_cli", "watch", str(run_of_one_step)]
+    process = subprocess.Popen(
+        [*command, "--port", "0", "--poll-s", "0.1", "--json"],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        url = json.loads(lines_until(process, "url"))["url"]
+        port, token = re.fullmatch(
+            r"http://127\.0\.0\.1:(\d+)/\?token=([\w-]{32})", url
+        ).groups()  # type: ignore[union-attr]
+        assert get(int(port), "/", token=None)[0] == 403
+        go_on(run_of_one_step, 2)
+        deadline_s = time.monotonic() + DEADLINE_S
+        status = 204
+        while status == 204 and time.monotonic() < deadline_s:
+            status, text, _ = get(int(port), "/data?seen=1", token=token)
+        assert json.loads(text)["runs"][0]["stages"][0]["steps"] == 2
+        process.send_signal(signal.SIGINT)
+        assert process.wait(DEADLINE_S) == 0
+    finally:
+        process.kill()
+        process.wait(DEADLINE_S)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["none"], "'none' is not the folder of a run"),
+        (["none", "--once"], "'none' is not the folder of a run"),
+        (["RUN", "--port", "70000"], "70000"),
+        (["RUN", "--poll-s", "0"], "of at least 0.1: got 0"),
+        (["RUN", "--once", "--json"], "--json is for the page"),
+        (["RUN", "--port", "TAKEN"], "another program listens there"),
+    ],
+)
+def test_wrong_input_is_named(
+    run_of_one_step: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    said: str,
+) -> None:
+    monkeypatch.setattr("os.nice", lambda increment: increment)
+    with bound_socket(0) as taken:
+        places = {"RUN": str(run_of_one_step), "TAKEN": str(taken.getsockname()[1])}
+        given = [places.get(part, part) for part in arguments]
+        assert _run(["watch", *given], False) == 2
+    captured = capsys.readouterr()
+    assert said in captured.err
+    assert captured.out == ""
+
+
+def test_a_terminal_shows_the_essentials_once(
+    make_run: MakeRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = {"level": "ERROR", "message": "it broke", "logger": "a", "time": "1"}
+    folder = make_run(rollouts=[answer(20, "the answer")], logs=[log])
+    assert _run(["watch", str(folder), "--once"], False) == 0
+    out = capsys.readouterr().out
+    for said in (
+        "finished",
+        "grpo: step 20 of 20, 1 s per step, best val:accuracy 50.0% at step 20",
+        "train:reward",
+        "1 warnings and errors; ERROR: it broke",
+        "answer of step 20, reward 1",
+        "the answer",
+    ):
+        assert said in out
+
+
+@pytest.mark.parametrize(
+    "text", ["\x1b[2J\x1b]0;title\x07", "[red]x[/]", "a\r\nb\x9bc"]
+)
+def test_no_text_commands_the_terminal(make_run: MakeRun, text: str) -> None:
+    sample = {**answer(20, text), "prompt": text}
+    log = {"level": "ERROR", "message": text, "logger": text, "time": "1"}
+    folder = make_run(rollouts=[sample], logs=[log])
+    out = io.StringIO()
+    console = Console(file=out, width=100, force_terminal=False)
+    console.print(essentials(LiveRuns([folder])))
+    assert all(c.isprintable() or c == "\n" for c in out.getvalue())
+    if text.isprintable():
+        assert out.getvalue().count(text) == 3
+
+
+def test_a_terminal_is_drawn_until_ctrl_c(
+    run_of_one_step: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rl_cli.report import terminal_view  # noqa: PLC0415
+
+    slept = iter([2, 3])
+
+    def work(seconds: float) -> None:
+        step = next(slept, None)
+        if step is None:
+            raise KeyboardInterrupt
+        go_on(run_of_one_step, step)
+        clock.now_s += 1e6
+
+    clock, out = Clock(), io.StringIO()
+    monkeypatch.setattr(terminal_view.time, "sleep", work)
+    live = LiveRuns([run_of_one_step], now_s=clock)
+    console = Console(file=out, width=100, height=50, force_terminal=True)
+    terminal_view.show(live, console, once=False)
+    shown = [out.getvalue().rfind(f"step {n} of") for n in (1, 2, 3)]
+    assert -1 < shown[0] < shown[1] < shown[2]
+
+
+@NEEDS_BROWSER
+def test_a_page_follows_the_run_and_keeps_what_was_typed(
+    make_run: MakeRun,
+) -> None:
+    folder = make_run(num_steps=1, rollouts=[answer(1)], finished=False)
+    live = LiveRuns([folder], poll_s=0.1)
+    hostile = "<img src=x onerror=alert(1)>"
+    with served(live) as port, Chromium() as browser:
+        browser.open_address(f"http://{HOST}:{port}/?token={TOKEN}#samples")
+        browser.wait("document.querySelectorAll('article').length === 1")
+        browser.evaluate("document.querySelector('input[type=search]').value = 'kept'")
+        go_on(folder, 2, hostile)
+        browser.wait("document.querySelector('output').textContent === '2'")
+        browser.wait(f"document.body.innerText.includes({json.dumps(hostile)})")
+        assert browser.evaluate("document.querySelectorAll('img').length") == 0
+        assert (
+            browser.evaluate("document.querySelector('input[type=search]').value")
+            == "kept"
+        )
+        browser.click("#tab-learning")
+        chart = "document.querySelector('.chart .plot').getAttribute('aria-label')"
+        browser.wait(f"({chart} || '').includes('to 0.2 at 2')")
+        go_on(folder, 3)
+        browser.wait(f"{chart}.includes('to 0.3 at 3')")
+        runs = "document.getElementById('runs').textContent"
+        assert "3 steps" in browser.evaluate(runs)
+        assert browser.complaints() == []
