@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from rl_algorithms.trainers.sampling.rollout_files import RolloutFiles
+
 # The driver of the browser is a module beside the tests.
 _TESTS = str(Path(__file__).parent)
 if _TESTS not in sys.path:
@@ -23,6 +25,13 @@ def write_lines(
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(record) + "\n" for record in records) + end)
     return path
+
+
+def write_rollouts(folder: Path, records: Iterable[Mapping[str, Any]]) -> None:
+    """Write answers of training steps as a trainer does."""
+    files = RolloutFiles(folder, 1 << 40)
+    for record in records:
+        files.add(record["step"], [{k: v for k, v in record.items() if k != "step"}])
 
 
 def metric_lines(num_steps: int) -> list[dict[str, Any]]:
@@ -58,6 +67,7 @@ def make_run(tmp_path: Path) -> Callable[..., Path]:
         *,
         num_steps: int = 20,
         samples: Iterable[Mapping[str, Any]] = (),
+        rollouts: Iterable[Mapping[str, Any]] = (),
         logs: Iterable[Mapping[str, Any]] = (),
         finished: bool = True,
     ) -> Path:
@@ -65,10 +75,14 @@ def make_run(tmp_path: Path) -> Callable[..., Path]:
         (folder / "checkpoints" / "step_10").mkdir(parents=True)
         record = {"kind": "algorithm", "name": "grpo", "config": {"seed": 3},
                   "started": "2026-01-02T03:04:05+00:00",
+                  "command": "rl train grpo seed=3",
+                  "machine": {"cores": 2, "memory_bytes": 8 << 30, "system": "Linux",
+                              "gpus": ["NVIDIA H200"] * 2},
                   "versions": {"python": "3.11.7"}}  # fmt: skip
         (folder / "run.json").write_text(json.dumps(record))
         write_lines(folder / "metrics.jsonl", metric_lines(num_steps))
         write_lines(folder / "validation_samples.jsonl", samples)
+        write_rollouts(folder, rollouts)
         write_lines(folder / "logs" / "run.jsonl", logs)
         if finished:
             result = {"steps": num_steps, "wall_s": 9.5, "stop_reason": "done",

@@ -137,6 +137,28 @@ def test_a_reference_is_kept_only_where_it_is_compared_with(
     assert plan["weight_sync"] is None
 
 
+def test_adapters_need_no_second_model_and_little_state(
+    model: Path, capsys: Capture
+) -> None:
+    (whole,) = planned(capsys, *arguments(model))
+    (plan,) = planned(capsys, *arguments(model, "policy.lora={r: 8}"))
+    # 8 x (inputs + outputs) of the seven linear layers of each of 28 layers.
+    layer = 2 * (3584 + 3584) + 2 * (3584 + 512) + 3 * (3584 + 18944)
+    assert plan["trained_parameters"] == 28 * 8 * layer == 20_185_088
+    assert whole["trained_parameters"] == whole["parameters"]
+    for phase in plan["memory"].values():
+        assert "reference model" not in phase
+    before, after = whole["memory"]["train"], plan["memory"]["train"]
+    assert after["optimizer state"] < before["optimizer state"] / 300
+    assert after["gradients"] < before["gradients"] / 100
+    assert plan["weight_sync"]["bytes"] == whole["weight_sync"]["bytes"]
+    words = arguments(model, "policy.lora={r: 8, sync: adapter}")
+    (apart,) = planned(capsys, *words)
+    assert apart["weight_sync"]["bytes"] < plan["weight_sync"]["bytes"] / 300
+    assert _run(words, False) == 0
+    assert "20.2 million of adapters trained" in capsys.readouterr().out
+
+
 def test_a_critic_trains_in_a_phase_of_its_own(model: Path, capsys: Capture) -> None:
     (plan,) = planned(capsys, *arguments(model, algorithm="ppo"))
     assert plan["memory"]["train critic"]["critic"] > plan["memory"]["train"]["critic"]

@@ -129,6 +129,8 @@ def test_a_signal_reaches_the_run_once_and_ends_it(
         "    signal.sigtimedwait([], 0.01)\n"
         f"sys.exit(128 + {int(signum)})",
     )
+    # Where tests run in the background of a shell, SIGINT is ignored.
+    outside = signal.signal(signum, signal.default_int_handler)
     before = signal.getsignal(signum)
 
     def send() -> None:
@@ -137,11 +139,14 @@ def test_a_signal_reaches_the_run_once_and_ends_it(
 
     thread = threading.Thread(target=send)
     thread.start()
-    code, said = outcome(run)
-    thread.join(DEADLINE_S)
+    try:
+        code, said = outcome(run)
+        thread.join(DEADLINE_S)
+        assert signal.getsignal(signum) is before
+    finally:
+        signal.signal(signum, outside)
     assert (code, said, run.starts) == (128 + signum, [], 1)
     assert (tmp_path / "heard").read_text() == f"{int(signum)} "
-    assert signal.getsignal(signum) is before
 
 
 def test_a_signal_ends_the_pause(

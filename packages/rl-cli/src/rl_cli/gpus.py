@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import click
 
-__all__ = ["Gpus", "GpusType"]
+__all__ = ["Gpus", "GpusType", "parse_gpus"]
 
 _GIB = 1 << 30
 # What the driver, its context and the communication library take, and what is lost
@@ -41,6 +41,24 @@ class Gpus:
         return f"{self.per_node} GPU(s) of {self.gib:g} GiB{nodes}"
 
 
+def parse_gpus(text: str) -> Gpus:
+    """Read `8x80GB`, or `2x8x80GB` for two nodes.
+
+    Raises:
+        ValueError: It is neither, or a GPU has no memory left for a run.
+    """
+    found = _PATTERN.fullmatch(text.replace(" ", ""))
+    if found is not None:
+        nodes, per_node, gib = found.groups()
+        gpus = Gpus(int(nodes or 1), int(per_node), float(gib))
+        if 0 < gpus.count <= 1 << 16 and gpus.usable_bytes > 0:
+            return gpus
+    raise ValueError(
+        "must be [NODESx]GPUSxMEMORY with more than 1 GiB each, such as 8x80GB or "
+        f"2x8x80GB: got {text}"
+    )
+
+
 class GpusType(click.ParamType[Gpus]):
     """`8x80GB`, or `2x8x80GB` for two nodes."""
 
@@ -55,15 +73,7 @@ class GpusType(click.ParamType[Gpus]):
         """Read GPUs; anything else is a usage error."""
         if isinstance(value, Gpus):
             return value
-        found = _PATTERN.fullmatch(value.replace(" ", ""))
-        if found is not None:
-            nodes, per_node, gib = found.groups()
-            gpus = Gpus(int(nodes or 1), int(per_node), float(gib))
-            if 0 < gpus.count <= 1 << 16 and gpus.usable_bytes > 0:
-                return gpus
-        return self.fail(
-            "must be [NODESx]GPUSxMEMORY with more than 1 GiB each, such as 8x80GB or "
-            f"2x8x80GB: got {value}",
-            param,
-            ctx,
-        )
+        try:
+            return parse_gpus(value)
+        except ValueError as error:
+            return self.fail(str(error), param, ctx)

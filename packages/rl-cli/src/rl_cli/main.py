@@ -36,11 +36,14 @@ COMMANDS = {
     ),
     "eval": ("rl_cli.commands.eval:evaluate", "Measure a model on held-out prompts."),
     "generate": ("rl_cli.commands.generate:generate", "Sample from a model folder."),
+    "init": ("rl_cli.commands.init:init", "Write a run file to begin with."),
     "plan": ("rl_cli.commands.plan:plan", "Tell what memory and layout a run needs."),
+    "recipes": ("rl_cli.commands.recipes:recipes", "List recipes, or print one."),
     "report": ("rl_cli.commands.report:report", "Write an HTML page of a run."),
     "runs": ("rl_cli.commands.runs:runs", "List runs and how they stand."),
     "serve": ("rl_cli.commands.serve:serve", "Serve a model over HTTP."),
     "train": ("rl_cli.commands.train:train", "Train by a recipe or an algorithm."),
+    "watch": ("rl_cli.commands.watch:watch", "Show a run live, on a page or here."),
 }
 
 

@@ -12,6 +12,7 @@ from rl_algorithms.trainers.settings.rollout_config import RolloutTrainerConfig
 from rl_cli.console import Listing, Terminal, table
 from rl_cli.plan_advice import Remedies
 from rl_cli.run_plan import StagePlan
+from rl_models.planning.adapter_shape import AdapterShape
 from rl_models.planning.layouts import Layout
 from rl_models.planning.memory import optimizer_copies
 from rl_models.planning.model_shape import ModelShape
@@ -66,6 +67,8 @@ def _headline(plan: StagePlan) -> str:
     active = ""
     if shape.num_experts:
         active = f", {_count(shape.num_active_parameters)} of them per token"
+    if plan.config.policy.lora is not None:
+        active += f", {_count(_trained(plan))} of adapters trained"
     place = plan.place
     where = (
         f"{place.num_ranks} rank(s)" if place.gpus is None else place.gpus.describe()
@@ -74,6 +77,15 @@ def _headline(plan: StagePlan) -> str:
         f"{plan.name}: {shape.family} of {_count(shape.num_parameters)} parameters"
         f"{active}; {where}; {plan.layout.describe()}"
     )
+
+
+def _trained(plan: StagePlan) -> int:
+    """Return how many parameters have gradients."""
+    shape, lora = plan.shape, plan.config.policy.lora
+    if lora is None:
+        return shape.num_parameters
+    head = shape.head_parameters if shape.head != "lm" else 0
+    return AdapterShape(shape, lora).num_parameters + head
 
 
 def _memory_table(plan: StagePlan) -> Listing:
@@ -242,6 +254,7 @@ def stage_to_dict(
         "family": plan.shape.family,
         "parameters": plan.shape.num_parameters,
         "active_parameters": plan.shape.num_active_parameters,
+        "trained_parameters": _trained(plan),
         "layout": _layout_to_dict(plan.layout),
         "fits": plan.fits,
         "usable_bytes": plan.place.device_bytes,

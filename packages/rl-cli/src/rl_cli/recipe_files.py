@@ -1,16 +1,134 @@
-"""Where recipes lie: those of this package, and those that a user gives by path.
+"""Where recipes lie, those of this package and those given by path; what they are for.
 
 Imports nothing heavy: a command looks here before it loads anything.
 """
 
 from __future__ import annotations
 
+from dataclasses import asdict, dataclass
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
+from pydantic import Field, field_validator
+
+from rl_cli.gpus import Gpus, parse_gpus
+from rl_distributed.config import Config, load_config
 from rl_distributed.errors import ConfigError
+from rl_distributed.suggestion import did_you_mean
 
-__all__ = ["recipe_names", "recipe_path"]
+__all__ = [
+    "AboutConfig",
+    "RecipeSummary",
+    "found_recipe",
+    "recipe_names",
+    "recipe_path",
+    "summarize",
+]
+
+
+class AboutConfig(Config):
+    """Section `about` of a recipe: what it takes, for lists and plans."""
+
+    gpus: str | None = None
+    """GPUs that its sizes are chosen for, as `rl plan --gpus` takes them: `8x80GB`, or
+    `4x8x80GB` for four nodes; a plan is for these unless it is told others. null: it
+    needs none."""
+    time: str = Field("not known", min_length=1)
+    """How long it takes there, and whether that was measured."""
+
+    @field_validator("gpus")
+    @classmethod
+    def _check_gpus(cls, value: str | None) -> str | None:
+        if value is not None:
+            parse_gpus(value)
+        return value
+
+    @property
+    def planned_for(self) -> Gpus | None:
+        """The GPUs; None: it needs none."""
+        return None if self.gpus is None else parse_gpus(self.gpus)
+
+    @property
+    def hardware(self) -> str:
+        """The GPUs in words."""
+        gpus = self.planned_for
+        if gpus is None:
+            return "no GPU"
+        noun = "GPU" if gpus.per_node == 1 else "GPUs"
+        nodes = f"{gpus.num_nodes} nodes of " if gpus.num_nodes > 1 else ""
+        return f"{nodes}{gpus.per_node} {noun} with {gpus.gib:g} GB"
+
+
+@dataclass(frozen=True, slots=True)
+class RecipeSummary:
+    """One line of a list of recipes."""
+
+    name: str
+    algorithm: str
+    """Those of its stages, in order."""
+    model: str
+    """What the first stage trains."""
+    hardware: str
+    time: str
+    purpose: str
+    """Its title."""
+
+    def to_dict(self) -> dict[str, str]:
+        """Return the fields by name."""
+        return asdict(self)
+
+
+def found_recipe(name: str) -> Path:
+    """Return the file of a recipe.
+
+    Args:
+        name: Name of a recipe, or path of a recipe file.
+
+    Raises:
+        ConfigError: There is no such recipe.
+    """
+    path, known = recipe_path(name), recipe_names()
+    if path is None:
+        raise ConfigError(
+            f"{name!r} is no recipe{did_you_mean(name, known) or '.'} Recipes: "
+            f"{', '.join(known)}; one of your own is given by its path, ending in .yaml"
+        )
+    return path
+
+
+def summarize(name: str) -> RecipeSummary:
+    """Read what a recipe says of itself; nothing of it is checked but `about`.
+
+    Args:
+        name: Name of a recipe, or path of a recipe file.
+
+    Raises:
+        ConfigError: There is no such recipe, or its file cannot be read.
+    """
+    path = found_recipe(name)
+    data = load_config(path)
+    about = AboutConfig.from_dict(data.get("about") or {}, source=f"{path.name}: about")
+    stages: dict[str, Any] = data.get("stages") or {}
+    return RecipeSummary(
+        name,
+        ", ".join(stage.get("algorithm", key) for key, stage in stages.items()),
+        _model_of(data),
+        about.hardware,
+        about.time,
+        str(data.get("title", "")),
+    )
+
+
+def _model_of(data: dict[str, Any]) -> str:
+    if data.get("model") is not None:
+        return "built by the recipe"
+    sections = [data.get("common"), *(data.get("stages") or {}).values()]
+    for section in sections:
+        name = ((section or {}).get("policy") or {}).get("model_name")
+        if name is not None:
+            return str(name)
+    return ""
 
 
 def recipe_names() -> list[str]:

@@ -28,7 +28,7 @@ from rl_algorithms.registry import (
 from rl_algorithms.trainers.settings.config import TrainerConfig
 from rl_algorithms.trainers.setup.preflight import check_start
 from rl_cli.missing_keys import fill_required, how_to_set
-from rl_cli.recipe_files import recipe_names, recipe_path
+from rl_cli.recipe_files import AboutConfig, recipe_names, recipe_path
 from rl_cli.run_place import given_output_dir
 from rl_distributed import Config, ConfigError, load_config
 from rl_distributed.config import (
@@ -69,6 +69,8 @@ class RecipeConfig(Config):
 
     title: str
     """One line that says what the recipe does."""
+    about: AboutConfig = Field(default_factory=AboutConfig)
+    """What it takes: `rl recipes` lists it, and `rl plan` plans for these GPUs."""
     seed: int = Field(0, ge=0)
     """Seed of the model's first weights and of every stage."""
     output_dir: str | None = None
@@ -106,6 +108,8 @@ class Run:
     model: ModelBuildConfig | None
     stages: tuple[Stage, ...]
     report: ReportConfig
+    about: AboutConfig
+    """What it takes."""
     source: dict[str, Any]
     """What `run_from_dict` makes this run of again."""
 
@@ -278,7 +282,7 @@ def _from_recipe(name: str, data: Mapping[str, Any], source: str) -> Run:
             context = context_of_folder(config.policy.to_dict())
     saved = {"kind": "recipe", "name": name, "config": recipe.to_dict()}
     return Run(name, recipe.title, recipe.seed, recipe.output_dir, recipe.model,
-               tuple(stages), recipe.report, saved)  # fmt: skip
+               tuple(stages), recipe.report, recipe.about, saved)  # fmt: skip
 
 
 def _set_model(
@@ -323,4 +327,4 @@ def _from_algorithm(
              "config": config.to_dict()}  # fmt: skip
     return Run(name, f"{name} on {config.policy.model_name}", config.seed,
                output_dir, None, (Stage(name, name, config),), ReportConfig(),
-               saved)  # fmt: skip
+               AboutConfig(), saved)  # fmt: skip

@@ -5,7 +5,7 @@ runs/quickstart-001/    readable by its owner only
   run.json              what the run is, without secrets; with it the run is made again
   config.yaml           the same for people, resolved
   model/                the model with random weights, when the run builds one
-  checkpoints/ metrics.jsonl validation_samples.jsonl     of the trainer
+  checkpoints/ metrics.jsonl validation_samples.jsonl rollouts/     of the trainer
   updates.jsonl requests/                                 likewise
   stages/<name>/        a recipe's: these of each stage's trainer, and its result.json
   stages/<name>.json    result of a stage that has ended

@@ -179,7 +179,12 @@ def plan_stage(
     generator = _generator(config, shape, batches, place, on_gpu=on_gpu)
     sync = None
     if generator is not None and generator.weights and policy.generation is not None:
-        sync = plan_sync(shape, policy.generation, num_nodes=place.num_nodes)
+        sync = plan_sync(
+            shape,
+            policy.generation,
+            num_nodes=place.num_nodes,
+            adapter=policy.sent_adapter,
+        )
     memory = plan_phases(
         own,
         others,
@@ -204,7 +209,8 @@ def _others(
 ) -> list[OtherModel]:
     """Return the models beside the policy that the trainers make."""
     found = []
-    if _keeps_reference(config):
+    # With adapters the reference is the policy with its adapters off.
+    if _keeps_reference(config) and config.policy.lora is None:
         memory = memory_of(shapes["policy"], config.policy, is_trained=False)
         found.append(OtherModel("reference model", memory))
     for name in ("critic", "teacher"):
@@ -217,6 +223,8 @@ def _others(
 
 
 def _keeps_reference(config: TrainerConfig) -> bool:
+    if config.policy.lora is not None:
+        return False  # the model with its adapters off
     if isinstance(config, GRPOConfig | PPOConfig):
         return config.loss_fn.needs_reference_logprobs
     if isinstance(config, DPOConfig):

@@ -21,8 +21,8 @@ from rl_cli.options import Whole
     "--gpus",
     type=GpusType(),
     metavar="[NODESx]GPUSxMEMORY",
-    help="GPUs to plan for, such as 8x80GB; default: the section cluster, and any "
-    "memory.",
+    help="GPUs to plan for, such as 8x80GB; default: those that the recipe names, else "
+    "the section cluster and any memory.",
 )
 @click.option(
     "--generator-gpus",
@@ -44,11 +44,12 @@ def plan(
 
     It reads configurations and the model's config.json, no weights: a folder with that
     file alone will do. Needs no GPU. Leaves with 2 where a size does not divide, or
-    the run does not fit into the GPUs of --gpus.
+    the run does not fit into the GPUs that are planned for.
 
     \b
     Examples:
       rl plan quickstart
+      rl plan dapo-math-7b
       rl plan grpo policy.model_name=path/to/model --gpus 8x80GB
       rl plan sft policy.model_name=path policy.parallelism.tensor=2 --gpus 2x80GB
       rl plan my-recipe.yaml --gpus 2x8x80GB --json
@@ -58,6 +59,7 @@ def plan(
     from rl_cli.run_config import load_run  # noqa: PLC0415
 
     run = load_run(name, path, overrides, complete=False)
+    gpus = gpus or run.about.planned_for
     found = plan_run(run, gpus, generator_gpus)
     terminal = Terminal()
     if as_json:

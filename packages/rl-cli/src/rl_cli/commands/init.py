@@ -1,0 +1,184 @@
+"""`rl init`: five questions, and a run that is ready to be changed."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from rl_cli.console import Terminal
+from rl_cli.gpus import GpusType
+from rl_cli.options import Whole
+from rl_cli.starter_files import (
+    BUILT,
+    CPU,
+    EXAMPLE,
+    TASKS,
+    Answers,
+    starter_files,
+)
+
+_MOST_STEPS = 10**9
+_DEFAULTS: dict[str, Any] = {
+    "model": BUILT,
+    "data": EXAMPLE,
+    "task": "reward",
+    "machine": CPU,
+    "budget": 100,
+}
+
+
+class _Machine(GpusType):
+    """`cpu`, or what `GpusType` takes; stays text."""
+
+    name = "machine"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Any:
+        """Check the text; anything else is a usage error."""
+        if value != CPU:
+            super().convert(value, param, ctx)
+        return value
+
+
+_QUESTIONS: dict[str, tuple[str, click.ParamType[Any]]] = {
+    "model": (
+        f"Which model? A folder, a name on the hub, or {BUILT!r} for a tiny one built "
+        "here",
+        click.STRING,
+    ),
+    "data": (
+        "Which data? A file, a folder, a name on the hub, a format such as gsm8k, or "
+        f"{EXAMPLE!r} for rows made here",
+        click.STRING,
+    ),
+    "task": (
+        "Which task? "
+        + "; ".join(f"{name}: {meaning}" for name, meaning in TASKS.items()),
+        click.Choice(list(TASKS)),
+    ),
+    "machine": ("Which machine? cpu, or GPUs such as 1x24GB or 8x80GB", _Machine()),
+    "budget": ("How many steps?", Whole(1, _MOST_STEPS)),
+}
+
+
+def _question(name: str) -> Callable[[Any], Any]:
+    text, kind = _QUESTIONS[name]
+    metavar = None if name == "task" else "STEPS" if name == "budget" else name.upper()
+    return click.option(f"--{name}", type=kind, metavar=metavar, help=text)
+
+
+@click.command(short_help="Write a run file and a reward to begin with.")
+@click.argument("folder", default=".", type=click.Path(path_type=Path, file_okay=False))
+@_question("model")
+@_question("data")
+@_question("task")
+@_question("machine")
+@_question("budget")
+@click.option("--yes", is_flag=True, help="Ask nothing: take the defaults of the rest.")
+def init(folder: Path, *, yes: bool, **given: Any) -> None:
+    """Ask five questions, and write a run file, with a reward where one is needed.
+
+    The files go into FOLDER; default: the current one. None is overwritten. Each
+    question is an option too. What was written is checked as by `rl config validate`.
+
+    \b
+    Examples:
+      rl init my-run
+      rl init my-run --yes
+      rl init sums --data gsm8k --task math --machine 1x24GB
+    """
+    from rl_distributed.errors import ConfigError  # noqa: PLC0415
+
+    answers = _answers(given, yes=yes)
+    files = starter_files(answers, folder)
+    present = [name for name in files if (folder / name).exists()]
+    if present:
+        raise ConfigError(
+            f"{folder / present[0]} exists already, and nothing is overwritten: give "
+            "another folder, as in rl init my-run, or remove it"
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    terminal = Terminal()
+    for name in files:
+        terminal.raw(f"wrote {folder / name}")
+    _check(folder)
+    go = "" if folder.resolve() == Path.cwd() else f"cd {folder} && "
+    terminal.raw(f"It is valid. Train it: {go}rl train run.yaml")
+
+
+def _answers(given: dict[str, Any], *, yes: bool) -> Answers:
+    """Ask what was not given.
+
+    Raises:
+        ConfigError: There is nobody to ask, or an answer has no meaning.
+    """
+    from rl_distributed.errors import ConfigError  # noqa: PLC0415
+
+    missing = [name for name in _QUESTIONS if given[name] is None]
+    if missing and not yes and not sys.stdin.isatty():
+        raise ConfigError(
+            "there is no terminal to ask in: add "
+            f"{', '.join(f'--{name}' for name in missing)}, or --yes for the defaults"
+        )
+    for name in missing:
+        given[name] = _DEFAULTS[name] if yes else _ask(name)
+    data_format, answer_column = _look_at(given["data"], given["task"])
+    if given["task"] == "math" and answer_column is None:
+        raise ConfigError(
+            f"--task math needs rows with an answer: {given['data']!r} has none; give "
+            "other --data, or --task reward"
+        )
+    return Answers(
+        given["model"], given["data"], given["task"], given["machine"],
+        given["budget"], data_format, answer_column,
+    )  # fmt: skip
+
+
+def _ask(name: str) -> Any:
+    text, kind = _QUESTIONS[name]
+    return click.prompt(text, default=_DEFAULTS[name], type=kind, err=True)
+
+
+def _look_at(data: str, task: str) -> tuple[str | None, str | None]:
+    """Return the format that data name, and the column of the answers, where needed.
+
+    Raises:
+        DataError: There are no such data, or they cannot be read.
+    """
+    from rl_algorithms.data.formats import data_formats  # noqa: PLC0415
+    from rl_algorithms.data.preflight import answers_of  # noqa: PLC0415
+
+    if data == EXAMPLE:
+        return None, "answer"
+    if data in data_formats and not Path(data).exists():
+        return data, data_formats.get(data).answer_column
+    return None, answers_of(data) if task in ("math", "reward") else None
+
+
+def _check(folder: Path) -> None:
+    """Check the run as it will be run: in its folder.
+
+    Raises:
+        UserError: Something does not fit, such as a column; the files stay.
+    """
+    from contextlib import chdir  # noqa: PLC0415
+
+    from rl_cli.run_config import check_run, load_run  # noqa: PLC0415
+    from rl_distributed.errors import UserError  # noqa: PLC0415
+
+    try:
+        with chdir(folder):
+            check_run(load_run("run.yaml", None, []))
+    except UserError as error:
+        error.add_note(
+            f"the files are written; correct {folder / 'run.yaml'}, and check it by "
+            "rl config validate run.yaml in that folder"
+        )
+        raise

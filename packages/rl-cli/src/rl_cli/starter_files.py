@@ -1,0 +1,317 @@
+"""What `rl init` writes: a run file, example rows and a reward function.
+
+```
+Answers -> section by section -> run.yaml
+        -> rows.jsonl, held_out.jsonl, reward.py where the answers need them
+```
+Pure: texts by the names of files. Imports nothing heavy.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeAlias, get_args
+
+from rl_cli.gpus import parse_gpus
+
+__all__ = ["BUILT", "CPU", "EXAMPLE", "TASKS", "Answers", "Task", "starter_files"]
+
+Task: TypeAlias = Literal["reward", "math", "code", "imitate", "prefer"]
+TASKS: Mapping[Task, str] = {
+    "reward": "earn a reward that a function of your own gives",
+    "math": "find the answer that a column holds",
+    "code": "write programs that pass the tests of a row",
+    "imitate": "answer as the rows do",
+    "prefer": "prefer the better answer of each row to the worse one",
+}
+BUILT, EXAMPLE, CPU = "small", "example", "cpu"
+_ALGORITHMS: Mapping[Task, str] = {
+    "reward": "grpo",
+    "math": "grpo",
+    "code": "grpo",
+    "imitate": "sft",
+    "prefer": "dpo",
+}
+_RATES = {"grpo": 1e-6, "sft": 1e-5, "dpo": 5e-7}
+assert set(TASKS) == set(get_args(Task))
+_NUM_HELD_OUT = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """What the five questions were answered with."""
+
+    model: str
+    """Folder or hub name; `small`: one that the run builds."""
+    data: str
+    """File, folder, hub name or name of a data format; `example`: rows made here."""
+    task: Task
+    machine: str
+    """`cpu`, or GPUs such as `8x80GB`."""
+    steps: int
+    """The budget: how many steps are trained."""
+    data_format: str | None = None
+    """Name of the format, where `data` is one."""
+    answer_column: str | None = "answer"
+    """Column of the final answer, which a reward can ask for; None: there is none."""
+
+    @property
+    def algorithm(self) -> str:
+        """What trains it."""
+        return _ALGORITHMS[self.task]
+
+    @property
+    def is_sampled(self) -> bool:
+        """Whether the model's own answers are trained on."""
+        return self.algorithm == "grpo"
+
+
+def starter_files(answers: Answers, folder: Path) -> dict[str, str]:
+    """Return the texts to write, by name.
+
+    Args:
+        answers: What was answered.
+        folder: Where they will lie; paths of data and model are told from there.
+    """
+    files = {"run.yaml": _run_file(answers, folder)}
+    if answers.task == "reward":
+        column = answers.answer_column
+        text = _REWARD.replace("COLUMN", column or "")
+        files["reward.py"] = _REWARD_WITHOUT_ANSWER if column is None else text
+    if answers.data == EXAMPLE:
+        rows = _example_rows(answers.task)
+        files["rows.jsonl"] = _lines(rows[:-_NUM_HELD_OUT])
+        files["held_out.jsonl"] = _lines(rows[-_NUM_HELD_OUT:])
+    return files
+
+
+def _run_file(answers: Answers, folder: Path) -> str:
+    parts = [
+        _head(answers),
+        _model(answers),
+        f"stages:\n  {answers.algorithm}:\n    algorithm: {answers.algorithm}",
+        _policy(answers, folder),
+        _data(answers, folder),
+        _env(answers),
+        _settings(answers),
+        _machine(answers),
+    ]
+    return "\n".join(part for part in parts if part) + "\n"
+
+
+def _head(answers: Answers) -> str:
+    gpus = "null" if answers.machine == CPU else answers.machine
+    own = "# The reward is the function in reward.py.\n" * (answers.task == "reward")
+    return f"""\
+# What to do next, in this folder:
+#   rl config validate run.yaml    check every key, the data and the reward
+#   rl plan run.yaml               the memory that it needs
+#   rl train run.yaml              train; the run lies in runs/run-001
+#   rl report runs/run-001         see what it learned, and what it wrote
+{own}# Every key is explained by `rl config explain {answers.algorithm}`.
+title: "{TASKS[answers.task].capitalize()}"
+about:
+  gpus: {gpus}
+seed: 0
+"""
+
+
+def _model(answers: Answers) -> str:
+    if answers.model != BUILT:
+        return ""
+    printable = "".join(map(chr, range(32, 127))) + "\n"
+    characters = "0123456789max= " if _is_tiny_talk(answers) else printable
+    return f"""\
+# A small transformer with random weights, built here. For a real one remove this
+# section and name it in policy.model_name.
+model:
+  architecture: llama
+  hidden_size: 64
+  num_hidden_layers: 2
+  num_attention_heads: 4
+  max_position_embeddings: 512
+  # One token for each character; others are unknown to it.
+  tokenizer: {{characters: {json.dumps(characters)}}}
+"""
+
+
+def _is_tiny_talk(answers: Answers) -> bool:
+    """Return whether prompts and answers are a few digits."""
+    return answers.data == EXAMPLE and answers.task != "code"
+
+
+def _policy(answers: Answers, folder: Path) -> str:
+    is_small, on_gpu = answers.model == BUILT, answers.machine != CPU
+    lines = []
+    if not is_small:
+        lines.append(f"model_name: {_place(answers.model, folder)}")
+    if on_gpu:
+        lines.append("precision: bfloat16")
+    length = 16 if _is_tiny_talk(answers) else 256 if is_small else 1024
+    lines += [
+        "# Longest row: prompt and answer together, in tokens.",
+        f"max_total_sequence_length: {length}",
+        "# Rows of one pass; lower it where memory runs out.",
+        f"train_micro_batch_size: {64 if is_small else 4}",
+    ]
+    if not is_small:
+        lines.append("dtensor: {activation_checkpointing: true}")
+    rate = (
+        1e-3 if is_small else {"grpo": 1e-6, "dpo": 5e-7}.get(answers.algorithm, 1e-5)
+    )
+    lines.append(f"optimizer: {{kwargs: {{lr: {rate:.1e}, weight_decay: 0.0}}}}")
+    if answers.is_sampled:
+        lines += ["generation:", *_indented(_generation(answers, length), 1)]
+    return "\n".join(_indented(["policy:", *_indented(lines, 1)], 2))
+
+
+def _generation(answers: Answers, length: int) -> list[str]:
+    lines = [
+        "# Longest answer, in tokens.",
+        f"max_new_tokens: {2 if _is_tiny_talk(answers) else length // 2}",
+    ]
+    if answers.machine != CPU:
+        lines += [
+            "# vLLM, where its environment is built (rl env build).",
+            "backend: auto",
+            "precision: bfloat16",
+            "vllm: {enable_sleep_mode: true, gpu_memory_utilization: 0.5}",
+        ]
+    return lines
+
+
+def _data(answers: Answers, folder: Path) -> str:
+    if answers.data == EXAMPLE:
+        lines = ["train: rows.jsonl", "validation: held_out.jsonl"]
+    else:
+        source = (
+            f"{{format: {answers.data_format}}}"
+            if answers.data_format is not None
+            else _place(answers.data, folder)
+        )
+        lines = [
+            f"train: {source}",
+            "# One row in twenty is held out, to measure with.",
+            "split_validation_size: 0.05",
+            "# What is too long is left out, and counted.",
+            "on_overlong: drop",
+        ]
+    return "\n".join(_indented(["data:", *_indented(lines, 1)], 2))
+
+
+def _env(answers: Answers) -> str:
+    if not answers.is_sampled:
+        return ""
+    settings = ", settings: {file: reward.py}" if answers.task == "reward" else ""
+    return f"    env: {{name: {answers.task}{settings}}}"
+
+
+def _settings(answers: Answers) -> str:
+    lines = [f"max_num_steps: {answers.steps}"]
+    if answers.is_sampled:
+        lines += [
+            "# Answers to one prompt are compared with each other.",
+            "num_prompts_per_step: 16",
+            "num_generations_per_prompt: 8",
+        ]
+        if answers.task == "reward":
+            lines += [
+                "# From this reward on a held-out answer counts as right.",
+                "accuracy_threshold: 1.0",
+            ]
+    lines += [
+        f"val_period: {max(1, answers.steps // 10)}",
+        "val_at_start: true",
+        "val_at_end: true",
+    ]
+    section = _indented([f"{answers.algorithm}:", *_indented(lines, 1)], 2)
+    if answers.is_sampled:
+        section.append("    loss_fn: {reference_policy_kl_penalty: 0.0}")
+    return "\n".join(section)
+
+
+def _machine(answers: Answers) -> str:
+    nodes, per_node, on_gpu = 1, 1, answers.machine != CPU
+    if on_gpu:
+        gpus = parse_gpus(answers.machine)
+        nodes, per_node = gpus.num_nodes, gpus.per_node
+    period = max(1, answers.steps // 10)
+    return f"""\
+    cluster:
+      num_nodes: {nodes}
+      workers_per_node: {per_node}
+      use_gpus: {str(on_gpu).lower()}
+    checkpointing: {{save_period: {period}, keep_latest_k: 2}}"""
+
+
+def _place(name: str, folder: Path) -> str:
+    """Return a path as it is told from the folder; a name on the hub stays."""
+    path = Path(name).expanduser()
+    if not path.exists():
+        return name
+    if path.is_absolute():
+        return json.dumps(str(path))
+    return json.dumps(os.path.relpath(path, folder))
+
+
+def _indented(lines: Sequence[str], levels: int) -> list[str]:
+    return [f"{'  ' * levels}{line}" for line in lines]
+
+
+def _lines(rows: Sequence[Mapping[str, object]]) -> str:
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def _example_rows(task: Task) -> list[dict[str, object]]:
+    """Return all tasks "which of three digits is the largest", in a fixed order."""
+    rows: list[dict[str, object]] = []
+    for digits in itertools.product("0123456789", repeat=3):
+        prompt, answer = f"max {''.join(digits)} = ", max(digits)
+        if task == "prefer":
+            worse = min(digits)
+            if worse != answer:
+                rows.append({"prompt": prompt, "chosen": answer, "rejected": worse})
+        elif task == "code":
+            test = f"assert largest({', '.join(digits)}) == {answer}"
+            rows.append({"prompt": f"def largest(a, b, c):  # {test}", "tests": [test]})
+        else:
+            rows.append({"prompt": prompt, "answer": answer})
+    random.Random(0).shuffle(rows)
+    return rows
+
+
+_REWARD = '''\
+"""The reward of run.yaml. Check it with: rl config validate run.yaml."""
+
+
+def reward(response: str, COLUMN: str) -> float:
+    """Return 1 for the right answer, a little for what begins with it, else 0.
+
+    Args:
+        response: What the model wrote.
+        COLUMN: The column of that name; every column of the row can be asked for.
+    """
+    given, right = response.strip(), COLUMN.strip()
+    if given == right:
+        return 1.0
+    return 0.2 if given.startswith(right) else 0.0
+'''
+_REWARD_WITHOUT_ANSWER = '''\
+"""The reward of run.yaml. Check it with: rl config validate run.yaml."""
+
+
+def reward(prompt: str, response: str) -> float:
+    """Return a number: here 1 for an answer of ten words, less for other lengths.
+
+    Args:
+        prompt: The prompt.
+        response: What the model wrote; every column of the row can be asked for too.
+    """
+    return 1.0 / (1.0 + abs(len(response.split()) - 10))
+'''
