@@ -84,7 +84,9 @@ def tests(session: nox.Session, package: str) -> None:
     # Real processes on a busy machine: what fails is tried once more, and both tries
     # are shown, so that a test that needs it is seen.
     again = ["--reruns=1", "--max-suite-reruns=5", "--rerun-show-tracebacks", "-rfER"]
-    options = [fixed, *again, *ignored, *cover]
+    # Time is short in CI: the tests that take most of it are listed.
+    slowest = ["--durations=15", "--durations-min=5"]
+    options = [fixed, *again, *slowest, *ignored, *cover]
     python(session, "-m", "pytest", folder, *options, *session.posargs)
 
 

@@ -336,6 +336,9 @@ CASES = (
         "report of no run", "report nothing", "'nothing' is not the folder of a run"
     ),
     BadInput("report without a run", "report", "Missing argument"),
+    BadInput(
+        "watching no run", "watch nothing", "'nothing' is not the folder of a run"
+    ),
     BadInput("list of no runs", "runs gone", "there is no folder 'gone'"),
     BadInput(
         "typo in a setting",

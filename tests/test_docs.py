@@ -23,6 +23,7 @@ import yaml
 from processes import kill_session
 
 from rl_algorithms import GRPOConfig, algorithm_names, get_algorithm
+from rl_algorithms.compat.nemo_rl.name_map import read_name_map
 from rl_algorithms.presets import find_preset
 from rl_cli.main import cli
 from rl_cli.run_config import RecipeConfig, load_run, recipe_names
@@ -138,7 +139,18 @@ def test_reward_page_runs_but_for_its_training() -> None:
     exec(compile(program, "reward.md", "exec"), {"__name__": "page"})
 
 
-@pytest.mark.parametrize(("name", "number"), [("text-games", 3), ("arithmetic", 2)])
+@pytest.mark.parametrize(
+    ("name", "number"),
+    [
+        ("text-games", 3),
+        ("arithmetic", 2),
+        ("json-schema", 1),
+        ("regex", 1),
+        ("format", 1),
+        ("length", 1),
+        ("multi-reward", 1),
+    ],
+)
 def test_dialogues_of_worlds_are_what_their_programs_print(
     name: str, number: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -281,6 +293,11 @@ def test_messages_of_the_troubleshooting_page_are_real(fragment: str) -> None:
         source = re.sub(r'"\s*\n\s*f?"', "", path.read_text())
         texts.append(re.sub(r"\{[^{}]*\}", "", source))
     assert any(fragment in text for text in texts)
+
+
+def test_the_page_of_names_of_nemo_rl_is_the_map() -> None:
+    page = (ROOT / "docs/reference/nemo-rl-names.md").read_text()
+    assert page.endswith(f"\n\n{read_name_map().to_markdown()}")
 
 
 def test_every_page_is_in_the_navigation() -> None:

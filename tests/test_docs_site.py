@@ -15,12 +15,18 @@ BLOCKS = re.compile(r"<(pre|code|script|style)\b.*?</\1>", re.DOTALL)
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The HTML of every page but the 404 page."""
-    folder = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-d", str(folder)]
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the site was built."""
+    made = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-d", str(made)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+    return made
+
+
+@pytest.fixture(scope="module")
+def site(folder: Path) -> dict[str, str]:
+    """The HTML of every page but the 404 page."""
     pages = {
         str(path.relative_to(folder)): path.read_text()
         for path in folder.rglob("index.html")
@@ -53,6 +59,16 @@ def test_papers_are_linked(site: dict[str, str]) -> None:
         rest = BLOCKS.sub("", links.sub("", body[0]))
         assert not re.search(r"arXiv:\d", rest), name
     assert found >= 20
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_programs_find_every_page(folder: Path, site: dict[str, str]) -> None:
+    listed = (folder / "llms.txt").read_text()
+    links = re.findall(r"^- \[(.+?)\]\((.+?)\)", listed, re.MULTILINE)
+    assert len(dict(links)) == len(links)
+    pages = {name.removesuffix("index.html") for name in site}
+    assert {address for _, address in links} == pages - {""}
 
 
 @pytest.mark.slow

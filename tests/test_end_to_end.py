@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from rl_cli.report.page import write_page
+from rl_cli.report.run_reader import read_run
 from rl_models.generation.config import GenerationConfig
 from rl_models.tokens.tokenizer import load_tokenizer
 
@@ -40,6 +43,36 @@ def test_run_ends_with_one_json_object_and_a_report(whole_run: Any) -> None:
     kept = [json.loads(line) for line in path.read_text().splitlines()]
     assert all({"prompt", "response", "reward", "expected"} <= set(s) for s in kept)
     assert len({s["step"] for s in kept}) > 1
+
+
+@pytest.mark.slow
+def test_answers_of_training_steps_are_kept_and_reported(
+    whole_run: Any, tmp_path: Path
+) -> None:
+    run_dir = Path(whole_run.json["run_dir"])
+    (part,) = (run_dir / "stages" / "grpo" / "rollouts").iterdir()
+    kept = [json.loads(line) for line in part.read_text().splitlines()]
+    assert [answer["step"] for answer in kept] == [
+        step for step in range(1, 7) for _ in range(4)
+    ]
+    for answer in kept:
+        assert len(answer["tokens"]) == len(answer["logprobs"]) == answer["length"]
+        assert answer["versions"] == [[answer["step"] - 1, answer["length"]]]
+    page = tmp_path / "page.html"
+    write_page([read_run(run_dir)], page)
+    data = json.loads(re.findall(r">({.*})</script>", page.read_text())[0])
+    (run,) = data["runs"]
+    assert run["started_by"].partition(" ")[0] in ("rl", "__main__.py")
+    assert "cores" in run["machine"]
+    training = run["stages"][1]["samples"][0]
+    assert (training["kind"], [row[:2] for row in training["steps"]]) == (
+        "training",
+        [[step, 4] for step in range(1, 7)],
+    )
+    shown = data["chunks"][f"{training['key']}-0"]
+    assert [answer["response"] for answer in shown] == [
+        answer["response"] for answer in kept
+    ]
 
 
 @pytest.mark.slow

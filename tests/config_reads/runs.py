@@ -11,7 +11,6 @@ import runpy
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
@@ -23,6 +22,9 @@ from rl_distributed import BatchedDataDict, LoggerFacade
 from rl_distributed.cluster.resources import ResourceConfig, ResourceManager
 from rl_distributed.metrics import LoggerConfig
 from rl_distributed.testing import local_ray
+from rl_envs import create_env, total_reward
+from rl_envs.environment_pool import EnvironmentPool
+from rl_envs.registry import create_task_source
 from rl_models import GenerationConfig, ModelBuildConfig, build_model
 from rl_models.generation.openai import OpenAIGenerationBackend
 from rl_models.generation.traits import get_generation_traits
@@ -136,6 +138,7 @@ def train_on_answers(model: str) -> None:
             "loss_fn.truncated_importance_sampling_ratio": 5.0,
             "loss_fn.truncated_importance_sampling_ratio_min": 0.5,
             "mismatch": {"limit": 1e-12, "statistic": "max"},
+            "grpo.asynchronous": {"max_staleness": 1, "event_log": True},
             "policy.lora": {"r": 2, "sync": "adapter"},
             "policy.dynamic_batching.train_mb_tokens": 128,
         },
@@ -173,29 +176,10 @@ def evaluate(model: str) -> None:
     """Evaluate on named data with environments of rl-envs."""
     tasks = {**SORTING, "part": "held_out", "num_rows": 4}
     Path("rows.jsonl").write_text('{"prompt": "1+1", "answer": "2"}\n')
-    Path("tested.jsonl").write_text(
-        json.dumps({"prompt": "1+1", "test_list": ["assert f(1) == 2"]}) + "\n"
-    )
-    environments: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    for environment, source in (
         ({"name": "sorting"}, {"tasks": tasks}),
-        ({"name": "reward", "settings": {"file": "reward.py"}}, {"tasks": tasks}),
-        ({"name": "calculator"}, {"path": "rows.jsonl"}),
-        ({"name": "math"}, {"path": "rows.jsonl"}),
-        ({"name": "code"}, {"path": "tested.jsonl"}),
-        ({"name": "code_interpreter"}, {"path": "rows.jsonl"}),
-        (
-            {"name": "countdown", "settings": {"credit": "graded"}},
-            {"tasks": {"world": "countdown", "part": "held_out", "num_rows": 4}},
-        ),
-        *(
-            (
-                {"name": world},
-                {"tasks": {"world": world, "part": "held_out", "num_rows": 4}},
-            )
-            for world in ("arithmetic", "mastermind", "nim", "sliding_puzzle")
-        ),
-    ]
-    for environment, source in environments:
+        ({"name": "reward", "settings": {"file": "reward.py"}}, {"path": "rows.jsonl"}),
+    ):
         config = {
             "datasets": {"held-out": source},
             "env": environment,
@@ -213,6 +197,42 @@ def evaluate(model: str) -> None:
         rl.evaluate(model, config=config)
 
 
+def _answered(response: str) -> list[dict[str, str]]:
+    return [{"role": "assistant", "content": response}]
+
+
+def judge_one_by_one() -> None:
+    """Judge answers of all worlds, by several rewards, and in an environment pool."""
+    # By themselves, as an evaluation starts workers for each of them.
+    for world in ("arithmetic", "countdown", "mastermind", "nim", "sliding_puzzle"):
+        environment = create_env(world)
+        [row] = create_task_source(world, {}).held_out(1)
+        environment.step([_answered("?")], [row])
+        environment.shutdown()
+    for name, row in {
+        "calculator": {"answer": "2"},
+        "math": {"answer": "2"},
+        "code": {"test_list": ["assert f(1) == 2"]},
+        "code_interpreter": {"answer": "2"},
+    }.items():
+        environment = create_env(name)
+        environment.step([_answered("2")], [row])
+        environment.shutdown()
+    parts = []
+    for world in ("format", "json_schema", "length", "regex"):
+        environment = create_env(world)
+        [row] = create_task_source(world, {}).held_out(1)
+        found = environment.step([_answered(row["answer"])], [row])
+        assert float(total_reward(found.rewards)[0]) == 1.0
+        environment.shutdown()
+        parts.append({"name": world, "weight": 0.5})
+    create_env("multi_reward", {"parts": parts}).shutdown()
+    log = _answered("3")
+    with EnvironmentPool({"sum": "arithmetic"}) as pool:
+        found = pool.submit("sum", log, {"answer": 3}).result(120)
+        assert float(total_reward(found.rewards)[0]) == 1.0
+
+
 def by_the_command() -> None:
     """Run a recipe, check an environment, and print scripts for other machines."""
     write_recipe(Path(), recipe())
@@ -221,6 +241,7 @@ def by_the_command() -> None:
     container = "container={image: rl.sqsh, tool: pyxis}"
     for arguments in (
         ["train", "small.yaml", "output_dir=recipe"],
+        ["recipes", "--json"],
         ["envs", "check", "countdown"],
         ["cluster", "slurm", "num_nodes=2", command, container, "tls=true"],
         ["cluster", "kuberay", "name=a", "image=rl:1", "ray_version=2.60.0", command],
@@ -314,6 +335,7 @@ def main() -> None:
         train_on_rows(model)
         train_on_answers(model)
         evaluate(model)
+        judge_one_by_one()
         by_the_command()
         describe(model)
     serve(model)

@@ -1,0 +1,124 @@
+"""`python -m benchmarks.asynchronous`: steps per hour, ahead of training and in turns.
+
+GRPO with 8 prompts x 8 answers per step. A reward takes 0.2 s, and 5 s for one answer
+in `--slow-one-in`, by a hash of prompt and answer, on 16 workers that only wait. The
+same run is made in turns and with each `--staleness`, one after the other with the same
+worker processes. One JSON line per run; `ratio` is its steps per hour by those in
+turns. `--quick` rewards without waiting: then there is nothing to gain but the overlap
+of sampling and training.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import rl_algorithms as rl
+from rl_distributed import init_ray
+from rl_models import ModelBuildConfig, build_model
+
+WARMUP_STEPS = 2
+TARGET = 1.8
+NUM_WORKERS = 16
+REWARD = """
+import hashlib
+import time
+
+def reward(prompt, response):
+    digest = hashlib.sha256(f"{{prompt}}|{{response}}".encode()).digest()
+    is_slow = int.from_bytes(digest[:4], "big") % {slow} == 0
+    time.sleep({wait} * (25 if is_slow else 1))
+    return float(response[:1].isdigit())
+"""
+
+
+class Clock(rl.Callback):
+    """Notes when steps end, and how old what they trained on was."""
+
+    def __init__(self) -> None:
+        self.ends_s: list[float] = []
+        self.ages: list[float] = []
+
+    def on_step_end(self, trainer: Any, step: int, metrics: Any) -> None:
+        """Note it."""
+        self.ends_s.append(time.perf_counter())
+        self.ages.append(metrics.get("train:asynchronous/staleness_mean", 0.0))
+
+    def steps_per_hour(self) -> float:
+        """Return the rate after the warm-up."""
+        kept = self.ends_s[WARMUP_STEPS - 1 :]
+        return 3600.0 * (len(kept) - 1) / (kept[-1] - kept[0])
+
+
+def run(
+    options: argparse.Namespace, folder: Path, staleness: int | None, pool: Any
+) -> dict[str, Any]:
+    """Make one run and return its line."""
+    asynchronous = None if staleness is None else {"max_staleness": staleness}
+    name = "turns" if staleness is None else f"staleness-{staleness}"
+    trainer = rl.GRPOTrainer.from_pretrained(
+        folder / "model",
+        output_dir=str(folder / name),
+        max_num_steps=options.steps + WARMUP_STEPS,
+        max_num_epochs=1000,
+        num_prompts_per_step=8,
+        num_generations_per_prompt=8,
+        max_new_tokens=16,
+        max_total_sequence_length=32,
+        reference_policy_kl_penalty=0.0,
+        **{
+            "env.name": "reward",
+            "env.settings": {"file": str(folder / "reward.py")},
+            "env.num_workers": NUM_WORKERS,
+            "loss_fn.use_importance_sampling_correction": True,
+            "grpo.asynchronous": asynchronous,
+            "checkpointing.enabled": False,
+        },
+    )
+    clock = Clock()
+    rows = [{"prompt": f"{a}+{b}="} for a in range(16) for b in range(16)]
+    rl.GRPOTrainer(trainer.config, pool=pool).fit(
+        rows, callbacks=[clock], progress=False
+    )
+    return {
+        "bench": "asynchronous",
+        "run": name,
+        "steps_per_hour": round(clock.steps_per_hour(), 1),
+        "staleness": round(sum(clock.ages) / len(clock.ages), 2),
+        "steps": options.steps,
+    }
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=20, help="measured steps per run")
+    parser.add_argument("--staleness", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--slow-one-in", type=int, default=32)
+    parser.add_argument("--quick", action="store_true")
+    options = parser.parse_args()
+    wait_s = 0.0 if options.quick else 0.2
+    init_ray(num_cpus=4)
+    with tempfile.TemporaryDirectory() as made, rl.KeptWorkers() as pool:
+        folder = Path(made)
+        build_model(
+            ModelBuildConfig(hidden_size=64, num_hidden_layers=2), folder / "model"
+        )
+        source = REWARD.format(wait=wait_s, slow=options.slow_one_in)
+        (folder / "reward.py").write_text(source)
+        turns = 0.0
+        for staleness in (None, *options.staleness):
+            line = run(options, folder, staleness, pool)
+            turns = turns or line["steps_per_hour"]
+            line["ratio"] = round(line["steps_per_hour"] / turns, 2)
+            sys.stdout.write(json.dumps(line) + "\n")
+            sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,118 @@
+"""`python -m benchmarks.ragged_generation`: answers of very different lengths.
+
+The backend `huggingface` decodes 8 rows for each place of a batch. With
+`max_batch_size` a waiting row takes the place of one that has ended; the peer is the
+same backend, asked for one batch after the other, each as long as its longest row. Both
+give the same tokens. One JSON line per size of the batch; times are those of this
+process alone, with one thread.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import string
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rl_distributed.batch.batched_data_dict import BatchedDataDict
+from rl_models import GenerationConfig, ModelBuildConfig, build_model
+from rl_models.generation.huggingface import HuggingFaceGenerationBackend
+
+PROMPT_TOKENS, NEW_TOKENS = 16, 256
+ROWS_PER_PLACE = 8
+TARGET = 1.5
+
+
+def main() -> None:
+    """Measure all sizes."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--calls", type=int, default=5, help="measured calls per side")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        model = build_model(
+            ModelBuildConfig.from_dict(
+                {
+                    "hidden_size": 128,
+                    "num_hidden_layers": 4,
+                    "num_attention_heads": 4,
+                    "max_position_embeddings": PROMPT_TOKENS + NEW_TOKENS,
+                    "tokenizer": {"characters": string.ascii_letters + string.digits},
+                }
+            ),
+            folder,
+            seed=0,
+        )
+        for size in (8, 32):
+            line = measure(Path(str(model)), size, options.calls)
+            sys.stdout.write(json.dumps(line) + "\n")
+            sys.stdout.flush()
+
+
+def measure(model: Path, size: int, calls: int) -> dict[str, Any]:
+    """Compare the two ways for one size of the batch, call by call in turns."""
+    backend = HuggingFaceGenerationBackend()
+    config = GenerationConfig(
+        max_new_tokens=NEW_TOKENS, max_batch_size=size, stop_token_ids=[3]
+    )
+    backend.setup(config.to_dict(), model_name=str(model))
+    times: dict[str, list[float]] = {"joining": [], "one after the other": []}
+    lengths: list[int] = []
+    for call in range(calls + 1):
+        rows = _rows(size * ROWS_PER_PLACE, call)
+        batches = [
+            rows.slice(first, first + size) for first in range(0, rows.size, size)
+        ]
+        joined, joining_s = _timed(backend, [rows])
+        cut, cut_s = _timed(backend, batches)
+        lengths = joined[0]["generation_lengths"].tolist()
+        assert lengths == [n for part in cut for n in part["generation_lengths"]]
+        if call:
+            times["joining"].append(joining_s)
+            times["one after the other"].append(cut_s)
+    medians = {way: statistics.median(taken) for way, taken in times.items()}
+    ratio = medians["one after the other"] / medians["joining"]
+    return {
+        "bench": "ragged_generation",
+        "max_batch_size": size,
+        "rows": size * ROWS_PER_PLACE,
+        "mean_tokens": round(statistics.mean(lengths), 1),
+        "longest": max(lengths),
+        "median_cpu_s": {way: round(value, 4) for way, value in medians.items()},
+        "ratio": round(ratio, 2),
+        "target": TARGET,
+        "verdict": "reached" if ratio >= TARGET else "missed",
+    }
+
+
+def _rows(count: int, call: int) -> BatchedDataDict[Any]:
+    generator = torch.Generator().manual_seed(call)
+    ids = torch.randint(4, 60, (count, PROMPT_TOKENS), generator=generator)
+    return BatchedDataDict(
+        {
+            "input_ids": ids,
+            "input_lengths": torch.full((count,), PROMPT_TOKENS),
+            "seeds": torch.arange(count) + call * count,
+        }
+    )
+
+
+def _timed(
+    backend: HuggingFaceGenerationBackend, calls: Sequence[BatchedDataDict[Any]]
+) -> tuple[list[Any], float]:
+    # The processor's time: what else runs on the machine counts for less.
+    began = time.process_time()
+    result = [backend.generate(rows) for rows in calls]
+    return result, time.process_time() - began
+
+
+if __name__ == "__main__":
+    main()
