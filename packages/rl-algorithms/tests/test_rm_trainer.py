@@ -94,7 +94,10 @@ class TestTraining:
             for p, a in zip(prompts, answers, strict=True)
         ]
         found = world.step(logs, [{}] * len(logs))
-        assert found.rewards.tolist() == pytest.approx(score(prompts, answers))
+        # Batches are cut in other places, and scores lie around zero.
+        assert found.rewards.tolist() == pytest.approx(
+            score(prompts, answers), abs=1e-5
+        )
         assert all(found.terminateds)
         right = (scores("chosen") > scores("rejected")).float().mean().item()
         assert right == pytest.approx(accuracy[-1], abs=1e-6)
