@@ -69,25 +69,22 @@ def quickstart(session: nox.Session) -> None:
 
 
 @nox.session
-@nox.parametrize("package", [*PACKAGES, "workspace"], ids=[*PACKAGES, "workspace"])
-def tests(session: nox.Session, package: str) -> None:
-    """Run the tests of each package, then those that cross packages."""
+def tests(session: nox.Session) -> None:
+    """Run the tests of all packages and those that cross them, two suites at a time.
+
+    `-- rl-envs -k judge` runs one suite. A suite has the name of its package, or
+    `workspace` for the tests across packages; what follows reaches pytest.
+    """
     # The tests across packages build the site.
-    sync(session, *(["docs"] if package == "workspace" else []))
-    folder = "tests" if package == "workspace" else f"packages/{package}/tests"
-    ignored = ["--ignore=tests/gpu"] if package == "workspace" else []
-    module = package.replace("-", "_")
-    cover = [] if package == "workspace" else [f"--cov={module}", "--cov-report=term"]
-    # The same examples each time: a change is judged by what it changes. Plain pytest
-    # goes on looking for new ones.
-    fixed = "--hypothesis-profile=ci"
-    # Real processes on a busy machine: what fails is tried once more, and both tries
-    # are shown, so that a test that needs it is seen.
-    again = ["--reruns=1", "--max-suite-reruns=5", "--rerun-show-tracebacks", "-rfER"]
-    # Time is short in CI: the tests that take most of it are listed.
-    slowest = ["--durations=15", "--durations-min=5"]
-    options = [fixed, *again, *slowest, *ignored, *cover]
-    python(session, "-m", "pytest", folder, *options, *session.posargs)
+    sync(session, "docs")
+    python(session, "tools/suites.py", *session.posargs)
+
+
+@nox.session
+def coverage(session: nox.Session) -> None:
+    """Count the lines of each package that its tests run (`-- rl-envs`)."""
+    sync(session, "docs")
+    python(session, "tools/suites.py", "--coverage", *session.posargs)
 
 
 @nox.session
