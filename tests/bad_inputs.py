@@ -339,6 +339,9 @@ CASES = (
     BadInput(
         "watching no run", "watch nothing", "'nothing' is not the folder of a run"
     ),
+    BadInput("missing audit log", "audit verify gone.jsonl", "cannot be read"),
+    BadInput("audit log of no run", "audit verify nothing", "is not the folder of a"),
+    BadInput("run without an audit log", "audit verify finished", "RL_AUDIT_LOG=FILE"),
     BadInput("list of no runs", "runs gone", "there is no folder 'gone'"),
     BadInput(
         "typo in a setting",

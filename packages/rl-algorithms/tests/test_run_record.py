@@ -9,6 +9,7 @@ import yaml
 
 from rl_algorithms.trainers.run.machine import command_line, machine_facts
 from rl_algorithms.trainers.run.record import write_run_record
+from rl_distributed.security.audit import disable_audit, enable_audit
 
 
 def test_it_says_what_the_run_is_and_with_what_it_was_made(tmp_path: Path) -> None:
@@ -26,6 +27,17 @@ def test_it_says_what_the_run_is_and_with_what_it_was_made(tmp_path: Path) -> No
         assert (tmp_path / name).stat().st_mode & 0o077 == 0
     assert record["command"].split()
     assert record["machine"] == json.loads(json.dumps(machine_facts()))
+    assert record["audit_log"] is None
+
+
+def test_it_names_the_audit_log(tmp_path: Path) -> None:
+    enable_audit(tmp_path / "audit.jsonl")
+    try:
+        write_run_record(tmp_path, {"kind": "trainer", "name": "grpo", "config": {}})
+    finally:
+        disable_audit()
+    record = json.loads((tmp_path / "run.json").read_text())
+    assert record["audit_log"] == str((tmp_path / "audit.jsonl").resolve())
 
 
 @pytest.mark.parametrize(

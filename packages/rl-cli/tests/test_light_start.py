@@ -60,6 +60,7 @@ def run(tmp_path, *arguments):
         ["cluster", "slurm", "--help"],
         ["runs", "."],
         ["watch", "--help"],
+        ["audit", "verify", "--help"],
     ],
     ids=" ".join,
 )

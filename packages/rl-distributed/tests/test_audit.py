@@ -32,11 +32,14 @@ from rl_distributed.logs.logging import log_context
 from rl_distributed.security import audit as audit_module
 from rl_distributed.security.audit import (
     AuditLog,
-    AuditSummary,
     audit,
+    audit_path,
     audited,
     disable_audit,
     enable_audit,
+)
+from rl_distributed.security.audit_chain import (
+    digest_of,
     make_audit_key,
     verify_audit_log,
 )
@@ -193,8 +196,41 @@ def rewrite(path, change):
 )
 def test_every_change_shows_with_its_line(ten, change, line):
     rewrite(ten, change)
-    with pytest.raises(AuditError, match=rf"line {line}\b"):
+    with pytest.raises(AuditError, match=rf"line {line}\b") as error:
         verify_audit_log(ten)
+    assert error.value.line == line
+    assert str(error.value).endswith(f"line {line} {error.value.reason}")
+
+
+def test_the_first_of_several_is_named(ten):
+    rewrite(ten, lambda lines: [*lines[:2], *lines[3:], b'{"previous"'])
+    with pytest.raises(AuditError, match="line 3 does not follow"):
+        verify_audit_log(ten)
+
+
+def test_a_line_that_breaks_its_reader_shows(ten):
+    rewrite(ten, lambda lines: [*lines[:2], b"[" * 100_000 + b"\n", *lines[2:]])
+    with pytest.raises(AuditError, match="line 3 is no entry with a chain"):
+        verify_audit_log(ten)
+
+
+def test_a_summary_has_the_times(ten, tmp_path):
+    times = [entry["time"] for entry in entries(ten)]
+    summary = verify_audit_log(ten)
+    assert (summary.first_time, summary.last_time) == (times[0], times[-1])
+    (tmp_path / "empty").write_text("")
+    summary = verify_audit_log(tmp_path / "empty")
+    assert (summary.num_entries, summary.first_time, summary.last_time) == (
+        0,
+        None,
+        None,
+    )
+
+
+def test_the_log_that_is_written_to_is_known(path):
+    assert audit_path() == path.resolve()
+    disable_audit()
+    assert audit_path() is None
 
 
 def test_lines_taken_from_the_end_show_by_the_last_digest(ten):
@@ -231,7 +267,7 @@ def chained_again(lines):
     made, previous = [], None
     for line in lines:
         entry = json.loads(line)
-        entry["previous"] = audit_module._digest(previous)
+        entry["previous"] = digest_of(previous)
         previous = json.dumps(entry, ensure_ascii=False).encode()
         made.append(previous + b"\n")
     return made
@@ -312,7 +348,7 @@ def test_programs_find_the_key_by_its_variable(path, key):
     )
     assert program.returncode == 0, program.stderr
     summary = verify_audit_log(path, key_file=key, min_entries=3)
-    assert summary == AuditSummary(3, summary.last_digest, is_authentic=True)
+    assert (summary.num_entries, summary.is_authentic) == (3, True)
 
 
 def test_a_torn_line_stays_and_the_log_goes_on(ten):

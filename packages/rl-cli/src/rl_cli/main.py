@@ -22,6 +22,7 @@ from rl_cli import __version__
 
 EXIT_GRACE_S, SIGNAL_CODES = 10.0, 128
 COMMANDS = {
+    "audit": ("rl_cli.commands.audit:audit", "Check an audit log."),
     "checkpoint": (
         "rl_cli.commands.checkpoint:checkpoint",
         "Look into a checkpoint, or convert it.",

@@ -115,6 +115,11 @@ class SecurityError(UserError, PermissionError):
 class AuditError(DistributedError, OSError):
     """An audit log is damaged, or cannot be written."""
 
+    line: int | None = None
+    """The first damaged line, from 1 on, where there is one."""
+    reason: str | None = None
+    """What is wrong with it, or with the end of the log; None: it was not read."""
+
 
 class WorkerError(DistributedError, RuntimeError):
     """A worker of a group failed.

@@ -16,18 +16,13 @@ from __future__ import annotations
 
 import contextlib
 import getpass
-import hashlib
-import hmac
 import json
 import logging
 import os
-import re
-import secrets
 import socket
 import stat
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -36,18 +31,17 @@ from rl_distributed.errors import AuditError, ConfigError, LockHeldError
 from rl_distributed.file_lock import FileLock
 from rl_distributed.logs.logging import current_log_context
 from rl_distributed.redaction import redacted
+from rl_distributed.security.audit_chain import code_of, digest_of, read_key
 
 __all__ = [
     "AUDIT_KEY_VARIABLE",
     "AUDIT_VARIABLE",
     "AuditLog",
-    "AuditSummary",
     "audit",
+    "audit_path",
     "audited",
     "disable_audit",
     "enable_audit",
-    "make_audit_key",
-    "verify_audit_log",
 ]
 
 logger = logging.getLogger(__name__)
@@ -58,23 +52,7 @@ AUDIT_VARIABLE = "RL_AUDIT_LOG"
 AUDIT_KEY_VARIABLE = "RL_AUDIT_KEY_FILE"
 """Names the file of its key for those processes."""
 
-_NO_LINE = "0" * 64
-_CODE = re.compile(rb'^(?P<body>.*), "hmac": "(?P<code>[0-9a-f]{64})"\}$', re.DOTALL)
-_KEY_BYTES = 32
-_SHORTEST_KEY = 16
 _LONGEST_LINE = 65_536
-
-
-@dataclass(frozen=True, slots=True)
-class AuditSummary:
-    """Contents of a whole audit log."""
-
-    num_entries: int
-    last_digest: str
-    """SHA-256 of the last line. Kept elsewhere and given to `verify_audit_log`, it also
-    proves that no line was taken from the end."""
-    is_authentic: bool = False
-    """Whether every line was checked with the key."""
 
 
 class AuditLog:
@@ -107,7 +85,7 @@ class AuditLog:
                 "chain=False; leave one of the two out"
             )
         self._chain = chain
-        self._key = None if key_file is None else _read_key(Path(key_file))
+        self._key = None if key_file is None else read_key(Path(key_file))
         self._sync = sync
         self._deadline_s = deadline_s
         # The file lock excludes other processes; this one excludes other threads.
@@ -142,12 +120,12 @@ class AuditLog:
             with self._lock, self._file_lock.held(self._deadline_s) as file:
                 last, is_whole = _last_line(file)
                 if self._chain:
-                    entry = {**entry, "previous": _digest(last)}
+                    entry = {**entry, "previous": digest_of(last)}
                 line = json.dumps(entry, default=str, ensure_ascii=False).encode()
                 if self._key is not None:
                     # Computed over the serialised line, so that
                     # verification need not re-serialise.
-                    code = _code(self._key, line)
+                    code = code_of(self._key, line)
                     line = line[:-1] + f', "hmac": "{code}"}}'.encode()
                 # A killed writer may have left half a line, which stays
                 # on a line of its own.
@@ -165,59 +143,6 @@ class AuditLog:
             raise AuditError(
                 f"audit log {self.path} cannot be written: {error}"
             ) from error
-
-
-def _digest(line: bytes | None) -> str:
-    return _NO_LINE if line is None else hashlib.sha256(line).hexdigest()
-
-
-def _code(key: bytes, line: bytes) -> str:
-    return hmac.new(key, line, hashlib.sha256).hexdigest()
-
-
-def make_audit_key(path: str | os.PathLike[str]) -> Path:
-    """Write a new key for audit logs to a file that only its owner can read.
-
-    Anyone who can read it can also write entries that pass the check, so keep it
-    unreadable to others who may write to the log.
-
-    Raises:
-        AuditError: the file is there already, or cannot be written.
-    """
-    place = Path(path).resolve()
-    # Never overwrites a key, and is private from the first moment.
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-    try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        file = os.open(place, flags, stat.S_IRUSR | stat.S_IWUSR)
-        with os.fdopen(file, "w") as key:
-            key.write(secrets.token_hex(_KEY_BYTES) + "\n")
-    except FileExistsError:
-        raise AuditError(
-            f"audit key {place} is there already; lines that it has signed could not "
-            "be checked without it: name another file"
-        ) from None
-    except OSError as error:
-        raise AuditError(f"audit key {place} cannot be written: {error}") from error
-    return place
-
-
-def _read_key(path: Path) -> bytes:
-    try:
-        key = path.read_bytes().strip()
-        mode = path.stat().st_mode
-    except OSError as error:
-        raise AuditError(
-            f"audit key {path} cannot be read: {error}; make one with make_audit_key"
-        ) from error
-    if len(key) < _SHORTEST_KEY:
-        raise AuditError(
-            f"audit key {path} holds {len(key)} bytes, and at least {_SHORTEST_KEY} "
-            "are needed; make one with make_audit_key"
-        )
-    if mode & (stat.S_IRWXG | stat.S_IRWXO):
-        logger.warning("audit key %s can be read by others: chmod 600", path)
-    return key
 
 
 def _last_line(file: int) -> tuple[bytes | None, bool]:
@@ -275,6 +200,17 @@ def disable_audit() -> None:
     """Write no more; `RL_AUDIT_LOG` is not looked at again."""
     global _log, _is_decided
     _log, _is_decided = None, True
+
+
+def audit_path() -> Path | None:
+    """Return the audit log that this process writes to, or None where it is off.
+
+    Raises:
+        AuditError: `RL_AUDIT_LOG` names a file that cannot be written.
+    """
+    if not _is_decided:
+        _decide_by_environment()
+    return None if _log is None else _log.path
 
 
 def audit(action: str, object: str = "", outcome: str = "ok", **fields: Any) -> None:
@@ -346,80 +282,3 @@ def _user() -> str:
         return getpass.getuser()
     except (KeyError, OSError):
         return str(os.getuid())
-
-
-def verify_audit_log(
-    path: str | os.PathLike[str],
-    *,
-    key_file: str | os.PathLike[str] | None = None,
-    last_digest: str | None = None,
-    min_entries: int = 0,
-) -> AuditSummary:
-    """Check that an audit log with a chain is whole.
-
-    Args:
-        path: the file.
-        key_file: the key that its lines were written with. Without it, a change of the
-            last line does not show, nor one after which the chain was computed again.
-        last_digest: `AuditSummary.last_digest` from earlier; the line that it belongs
-            to must still be there. Without it, lines taken from the end do not show.
-        min_entries: how many entries there were earlier. Without it and `last_digest`,
-            a file that was emptied does not show.
-
-    Raises:
-        AuditError: a line is missing, was changed, or is not whole; the message names
-            the first such line.
-    """
-    try:
-        data = Path(path).read_bytes()
-    except OSError as error:
-        raise AuditError(f"audit log {path} cannot be read: {error}") from error
-    key = None if key_file is None else _read_key(Path(key_file))
-    lines = data.split(b"\n")
-    if lines[-1]:
-        raise AuditError(f"audit log {path}, line {len(lines)} is not whole")
-    previous: bytes | None = None
-    seen = {_NO_LINE}
-    for number, line in enumerate(lines[:-1], start=1):
-        where = f"audit log {path}, line {number}"
-        if key is not None:
-            _check_code(where, line, key)
-        _check_chain(where, line, previous)
-        previous = line
-        seen.add(_digest(line))
-    _check_length(path, len(lines) - 1, min_entries)
-    if last_digest is not None and last_digest not in seen:
-        raise AuditError(
-            f"audit log {path}: the line with digest {last_digest[:12]}... is gone; "
-            "lines were taken from the end"
-        )
-    return AuditSummary(len(lines) - 1, _digest(previous), key is not None)
-
-
-def _check_chain(where: str, line: bytes, previous: bytes | None) -> None:
-    try:
-        entry = json.loads(line)
-        found = entry["previous"]
-    except (ValueError, KeyError, TypeError):
-        raise AuditError(f"{where} is no entry with a chain: {line[:80]!r}") from None
-    if found != _digest(previous):
-        raise AuditError(f"{where}: the line before it was changed or taken out")
-
-
-def _check_code(where: str, line: bytes, key: bytes) -> None:
-    found = _CODE.match(line)
-    if found is None:
-        raise AuditError(f"{where} was written without the key: {line[:80]!r}")
-    body = found["body"] + b"}"
-    if not hmac.compare_digest(_code(key, body), found["code"].decode()):
-        raise AuditError(f"{where} was changed, or was written with another key")
-
-
-def _check_length(
-    path: str | os.PathLike[str], num_entries: int, min_entries: int
-) -> None:
-    if num_entries < min_entries:
-        raise AuditError(
-            f"audit log {path} has {num_entries} entries, and there were at least "
-            f"{min_entries}; lines were taken from the end"
-        )

@@ -15,6 +15,7 @@ import yaml
 from rl_algorithms.trainers.run.machine import command_line, machine_facts
 from rl_distributed.config.hidden_keys import hide_secrets
 from rl_distributed.private_files import write_private_text
+from rl_distributed.security.audit import audit_path
 
 __all__ = ["RUN_RECORDS", "installed_versions", "write_run_record"]
 
@@ -41,15 +42,20 @@ def write_run_record(folder: Path, source: Mapping[str, Any]) -> None:
         source: `kind` (`trainer`, where Python made the run), `name`, `config`, and
             what else makes the run again. The keys whose values are secrets are listed
             as `hidden`; `started`, `versions`, `command` and `machine` say how it
-            began.
+            began, `audit_log` is the file of its audit log, or null.
+
+    Raises:
+        AuditError: `RL_AUDIT_LOG` names a file that cannot be written.
     """
     config, hidden = hide_secrets(source["config"])
+    log = audit_path()
     record = {
         **source,
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "versions": installed_versions(),
         "command": command_line(),
         "machine": machine_facts(),
+        "audit_log": None if log is None else str(log),
         "hidden": hidden,
         "config": config,
     }

@@ -1,0 +1,162 @@
+"""`rl audit`: whether the record of who did what is whole."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from rl_cli.console import Terminal
+from rl_cli.options import Whole
+
+if TYPE_CHECKING:
+    from rl_distributed.errors import AuditError
+    from rl_distributed.security.audit_chain import AuditSummary
+
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+@click.group()
+def audit() -> None:
+    """Check the audit log, which RL_AUDIT_LOG=FILE turns on.
+
+    \b
+    Examples:
+      rl audit verify audit.jsonl
+      rl audit verify runs/grpo-001
+    """
+
+
+@audit.command(short_help="Check that an audit log is whole.")
+@click.argument("log", metavar="FILE|RUN", type=click.Path(path_type=Path))
+@click.option("--key", type=click.Path(path_type=Path), envvar="RL_AUDIT_KEY_FILE",
+              help="The key of its lines; default: RL_AUDIT_KEY_FILE.")  # fmt: skip
+@click.option("--last-digest", metavar="SHA256",
+              help="Of an earlier check; that line must be there.")  # fmt: skip
+@click.option("--min-entries", default=0, type=Whole(0),
+              help="How many entries an earlier check found.")  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def verify(
+    log: Path,
+    key: Path | None,
+    last_digest: str | None,
+    min_entries: int,
+    as_json: bool,
+) -> int:
+    """Check that no line of an audit log was changed, moved or taken out.
+
+    FILE is the log; of a RUN, the log is taken that it was started with. Leaves with
+    1 at the first line that is wrong. Without --key, whoever may write the file can
+    compute the chain again; lines taken from the end show by --last-digest or
+    --min-entries alone.
+
+    \b
+    Examples:
+      rl audit verify audit.jsonl
+      rl audit verify runs/grpo-001 --key ~/keys/audit.key --json
+    """
+    from rl_distributed.errors import AuditError, ConfigError  # noqa: PLC0415
+    from rl_distributed.security.audit_chain import verify_audit_log  # noqa: PLC0415
+
+    if last_digest is not None and not _DIGEST.fullmatch(last_digest):
+        raise click.BadParameter(
+            f"must be the 64 hexadecimal digits of a check: got {last_digest}",
+            param_hint="--last-digest",
+        )
+    path = _readable(_log_of(log), "audit log")
+    if key is not None:
+        _readable(key, "audit key")
+    terminal = Terminal()
+    try:
+        found = verify_audit_log(
+            path, key_file=key, last_digest=last_digest, min_entries=min_entries
+        )
+    except AuditError as error:
+        if error.reason is None:  # not read, such as for a key that is none
+            raise ConfigError(str(error)) from None
+        _tell_broken(terminal, path, error, as_json)
+        return 1
+    _tell_whole(terminal, path, found, as_json)
+    return 0
+
+
+def _log_of(log: Path) -> Path:
+    """Return the file, of a run the one that it was started with.
+
+    Raises:
+        ConfigError: There is no run, or it wrote no audit log.
+    """
+    from rl_distributed.errors import ConfigError  # noqa: PLC0415
+
+    if not log.is_dir():
+        return log
+    try:
+        record = json.loads((log / "run.json").read_text(encoding="utf-8"))
+        named = record.get("audit_log")
+    except (OSError, ValueError, AttributeError):
+        raise ConfigError(
+            f"{str(log)!r} is not the folder of a run (it has no run.json that can be "
+            "read): give that of a run, or the file of an audit log"
+        ) from None
+    if not isinstance(named, str):
+        raise ConfigError(
+            f"the run in {log} names no audit log: it was started without one; set "
+            "RL_AUDIT_LOG=FILE for the next, or give the file of a log"
+        )
+    return Path(named)
+
+
+def _readable(path: Path, what: str) -> Path:
+    """Return a file that can be read.
+
+    Raises:
+        ConfigError: It cannot.
+    """
+    from rl_distributed.errors import ConfigError  # noqa: PLC0415
+
+    reason = "it is no file"
+    try:
+        # Asked first: opening a pipe would wait for its writer.
+        if path.exists() is path.is_file():
+            with path.open("rb"):
+                return path
+    except OSError as error:
+        reason = str(error.strerror)
+    raise ConfigError(
+        f"{what} {path} cannot be read: {reason}; give a file that you may read"
+    )
+
+
+def _tell_broken(
+    terminal: Terminal, path: Path, error: AuditError, as_json: bool
+) -> None:
+    if as_json:
+        shown = {"ok": False, "file": str(path), "line": error.line}
+        terminal.raw(json.dumps({**shown, "reason": error.reason}))
+    else:
+        terminal.raw(f"broken: {error}")
+
+
+def _tell_whole(
+    terminal: Terminal, path: Path, found: AuditSummary, as_json: bool
+) -> None:
+    if as_json:
+        shown: dict[str, Any] = {
+            "ok": True,
+            "file": str(path),
+            "num_entries": found.num_entries,
+            "first_time": found.first_time,
+            "last_time": found.last_time,
+            "last_digest": found.last_digest,
+            "is_authentic": found.is_authentic,
+        }
+        terminal.raw(json.dumps(shown))
+        return
+    checked = "chain and key" if found.is_authentic else "chain; no key was given"
+    terminal.raw(f"whole: {path} ({checked})")
+    between = f", {found.first_time} to {found.last_time}" if found.num_entries else ""
+    terminal.raw(f"entries: {found.num_entries}{between}")
+    terminal.raw(f"last digest: {found.last_digest}")
