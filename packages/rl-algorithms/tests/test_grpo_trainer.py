@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -371,3 +372,72 @@ class TestKeptAnswers:
         assert result.steps == 3
         said = [r.message for r in caplog.records if "no longer kept" in r.message]
         assert len(said) == 1
+
+
+class TestPassRates:
+    """Prompts that are always or never solved are skipped for some epochs."""
+
+    ROWS: ClassVar = [{"prompt": "ab" * (1 + n % 3), "number": n} for n in range(8)]
+    FILTER: ClassVar = {
+        "num_visits": 1,
+        "revisit_epochs": 3,
+        "difficulty_key": "number",
+    }
+
+    def fit(self, make, resume=False, until=9, **settings):
+        """Return the numbers of the prompts of each step, and the result."""
+        asked = []
+
+        def judge(log, info):
+            number = info["number"]
+            asked.append(number)
+            sometimes = float(sum(map(ord, log[-1]["content"])) % 2)
+            return {0: 1.0, 1: 0.0, 2: 0.0}.get(number, sometimes), True, ""
+
+        settings = {"max_num_epochs": None, "max_num_steps": until, **settings}
+        trainer = make(checkpointing={"enabled": True, "save_period": 1}, **settings)
+        trainer.given.policy.load_checkpoint = lambda *args, **kwargs: None
+        result = trainer.fit(self.ROWS, environment=Judge(judge), resume=resume)
+        steps = [asked[i : i + 8 : 4] for i in range(0, len(asked), 8)]
+        return steps, result
+
+    def test_they_are_skipped_and_reported(self, make):
+        steps, result = self.fit(make, **{"data.pass_rate_filter": self.FILTER})
+        first, second = steps[:4], steps[4:6]
+        assert sorted(number for step in first for number in step) == list(range(8))
+        assert not {0, 1, 2} & {number for step in second for number in step}
+
+        def column(name):
+            return result.history.column(f"train:pass_rate_filter_{name}")[1]
+
+        assert column("num_too_easy")[:4] == column("num_too_hard")[:4] == [0.0] * 4
+        assert column("num_too_easy")[4] >= 1
+        assert column("num_too_hard")[4] >= 2
+        assert column("difficulty_kept")[0] == 3.5
+        assert column("difficulty_kept")[4] > 3.5
+
+    def test_off_they_are_as_without(self, make, tmp_path):
+        plain, _ = self.fit(make, output_dir=str(tmp_path / "plain"))
+        never = {**self.FILTER, "num_visits": 99}
+        steps, _ = self.fit(make, **{"data.pass_rate_filter": never})
+        assert plain == steps
+
+    @pytest.mark.parametrize("until", [1, 4, 5, 6])
+    def test_a_resumed_run_goes_on_bitwise(self, make, tmp_path, until):
+        settings = {"data.pass_rate_filter": self.FILTER}
+        whole, result = self.fit(make, output_dir=str(tmp_path / "w"), **settings)
+        head, _ = self.fit(make, until=until, **settings)
+        tail, again = self.fit(make, resume=True, **settings)
+        assert head + tail == whole
+        for name in result.metrics:
+            if name.startswith("train:"):
+                assert again.history.column(name) == result.history.column(name)
+
+    def test_dynamic_sampling_notes_each_batch_that_it_draws(self, make):
+        settings = {"data.pass_rate_filter": self.FILTER, "use_dynamic_sampling": True}
+        steps, result = self.fit(make, until=6, **settings)
+        drawn = result.history.column("train:dynamic_sampling_num_gen_batches")[1]
+        assert len(steps) == sum(drawn) > 6
+        assert result.metrics["train:pass_rate_filter_num_too_hard"] >= 0
+        seen = [number for step in steps for number in step]
+        assert seen.count(5) > seen.count(0)

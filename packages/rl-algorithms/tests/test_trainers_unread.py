@@ -15,6 +15,10 @@ GENERATION = {"max_new_tokens": 4}
 OFF_POLICY = {"distillation.on_policy": False}
 UNREAD = [
     ("sft", "env", ENV),
+    ("sft", "data.pass_rate_filter", {}),
+    ("dpo", "data.pass_rate_filter", {}),
+    ("rm", "data.pass_rate_filter", {}),
+    ("distillation", "data.pass_rate_filter", {}),
     ("sft", "sft.val_greedy", False),
     ("sft", "sft.accuracy_threshold", 0.5),
     ("ppo", "ppo.positive_above", 0.5),
@@ -90,9 +94,12 @@ def test_defaults_that_are_written_out_are_not_refused(algorithm):
     assert type(whole).from_dict(whole.to_dict()) == whole
 
 
-def test_an_evaluation_reads_no_training_data():
-    with pytest.raises(ConfigError, match=r"data\.train is not read here"):
-        EvalConfig.from_dict({"data": {"train": "rows.jsonl"}})
+@pytest.mark.parametrize(
+    ("key", "value"), [("train", "rows.jsonl"), ("pass_rate_filter", {})]
+)
+def test_an_evaluation_reads_no_training_data(key, value):
+    with pytest.raises(ConfigError, match=rf"data\.{key} is not read here"):
+        EvalConfig.from_dict({"data": {key: value}})
 
 
 @pytest.mark.parametrize(

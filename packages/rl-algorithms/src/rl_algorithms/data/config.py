@@ -17,6 +17,7 @@ __all__ = [
     "ContaminationConfig",
     "DataConfig",
     "DatasetConfig",
+    "PassRateFilterConfig",
     "SourceConfig",
     "TasksConfig",
 ]
@@ -162,6 +163,44 @@ class ContaminationConfig(Config):
     held-out prompt; 13 is usual for natural language. Null: for equal prompts alone."""
 
 
+class PassRateFilterConfig(Config):
+    """Section `data.pass_rate_filter`: skip prompts that are always or never solved.
+
+    The pass rate of a prompt is the share of right ones among the answers that were
+    sampled to it in its newest visits.
+    """
+
+    pass_threshold: float = Field(1.0, allow_inf_nan=False)
+    """An answer is right if its reward, before scaling and shaping, is at least this.
+    """
+    easy_threshold: float | None = Field(1.0, ge=0.0, le=1.0)
+    """A prompt is too easy if its pass rate is at least this; null: none is."""
+    hard_threshold: float | None = Field(0.0, ge=0.0, le=1.0)
+    """A prompt is too hard if its pass rate is at most this; null: none is."""
+    num_visits: int = Field(2, ge=1)
+    """Number of newest visits (groups of answers) that count; a prompt with fewer is
+    never skipped."""
+    revisit_epochs: int = Field(4, ge=2)
+    """A skipped prompt is visited again this many epochs after its last visit."""
+    difficulty_key: str | None = None
+    """Column of numbers whose means over skipped and other prompts are reported, as are
+    those of the prompts' length; null: none."""
+
+    @model_validator(mode="after")
+    def _check_thresholds(self) -> Self:
+        easy, hard = self.easy_threshold, self.hard_threshold
+        if easy is None and hard is None:
+            raise ValueError(
+                "easy_threshold and hard_threshold are both null, so no prompt would "
+                "be skipped: set one, or leave pass_rate_filter out (null)"
+            )
+        if easy is not None and hard is not None and hard >= easy:
+            raise ValueError(
+                f"hard_threshold must be below easy_threshold: got {hard} and {easy}"
+            )
+        return self
+
+
 DataKind = Literal["prompts", "demonstrations", "preferences"]
 """What rows are read as: to sample answers, to imitate, or to compare."""
 
@@ -229,6 +268,9 @@ class DataConfig(Config):
     """Rows of a stream that are held, processed and shuffled together."""
     contamination: ContaminationConfig = Field(default_factory=ContaminationConfig)
     """Held-out rows that are trained on, too."""
+    pass_rate_filter: PassRateFilterConfig | None = None
+    """Skip prompts that were always or never solved, for some epochs; null: every epoch
+    has all prompts."""
     drop_last: bool | None = None
     """Leave out the last, smaller training batch of an epoch; null: unless it is the
     only one."""
@@ -287,6 +329,11 @@ class DataConfig(Config):
         if self.streaming and self.train is not None and self.train.mixture:
             raise ValueError(
                 "streaming takes one source and not a mixture: set streaming to false"
+            )
+        if self.streaming and self.pass_rate_filter is not None:
+            raise ValueError(
+                "pass_rate_filter knows prompts by their place in the data, which a "
+                "stream does not have: set streaming to false, or leave it out (null)"
             )
         action = self.contamination.action
         if self.streaming and action in ("error", "drop"):

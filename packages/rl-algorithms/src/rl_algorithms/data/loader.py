@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rl_algorithms.data.collate import rl_collate_fn
+from rl_algorithms.data.pass_rate_filter import DATA_ROW, PassRateFilter
 from rl_algorithms.errors import DataError, EmptyDatasetError
 from rl_algorithms.seeds import permutation
 from rl_distributed.batch.batched_data_dict import BatchedDataDict
@@ -114,11 +115,14 @@ class BatchedDataLoader:
         num_shards: Processes that share each batch: `batch_size` counts the rows of all
             of them.
         shard_index: Which part of each batch is handed out here.
+        pass_rates: Leaves rows out of epochs; batches then have a column `data_row`,
+            and an epoch may be shorter than `len()`.
         name: What to call the dataset in messages.
 
     Raises:
         EmptyDatasetError: There is no row, or no full batch with `drop_last`.
-        DataError: The batch size or the shard is impossible.
+        DataError: The batch size or the shard is impossible, or `pass_rates` is given
+            with several shards or `endless`.
     """
 
     def __init__(
@@ -134,6 +138,7 @@ class BatchedDataLoader:
         order: RowOrder | None = None,
         num_shards: int = 1,
         shard_index: int = 0,
+        pass_rates: PassRateFilter | None = None,
         name: str | None = None,
     ) -> None:
         rows = (
@@ -152,6 +157,12 @@ class BatchedDataLoader:
                 f"{self.name}: num_shards={num_shards} needs drop_last or endless, so "
                 "that every shard gets rows of every batch"
             )
+        if pass_rates is not None and (num_shards > 1 or endless):
+            raise DataError(
+                f"{self.name}: pass_rates settles the rows of one epoch after the "
+                f"other, in one process: got num_shards={num_shards}, "
+                f"endless={endless}; leave them out"
+            )
         if len(rows) == 0:
             raise EmptyDatasetError(f"{self.name} has no rows: nothing to iterate over")
         if drop_last and not endless and len(rows) < batch_size:
@@ -166,6 +177,7 @@ class BatchedDataLoader:
         self._drop_last, self._endless = drop_last, endless
         self._collate = collate_fn if collate_fn is not None else _default_collate
         self._row_order = order
+        self._pass_rates = pass_rates
         self._shard = slice(shard_index, None, num_shards)
         self._epoch, self._position = 0, 0
         self._order: tuple[int, NDArray[np.int64]] | None = None
@@ -177,7 +189,7 @@ class BatchedDataLoader:
 
     @property
     def num_rows(self) -> int:
-        """Rows per epoch."""
+        """Rows per epoch, those that `pass_rates` leaves out included."""
         return len(self._rows if self._row_order is None else self._row_order)
 
     @property
@@ -202,7 +214,7 @@ class BatchedDataLoader:
                 yield self._batch(self._take_endless())
         while self._left() >= (self._batch_size if self._drop_last else 1):
             start = self._position
-            self._position = min(start + self._batch_size, self.num_rows)
+            self._position = min(start + self._batch_size, self._num_rows_now())
             indices = self._indices(self._epoch)[start : self._position]
             # The position is moved first, so that a state saved while this batch is in
             # use resumes after it.
@@ -210,10 +222,19 @@ class BatchedDataLoader:
         self._epoch, self._position = self._epoch + 1, 0
 
     def _batch(self, indices: Sequence[int] | NDArray[np.int64]) -> Batch:
-        return self._collate([self._rows[int(i)] for i in indices[self._shard]])
+        batch = self._collate([self._rows[int(i)] for i in indices[self._shard]])
+        if self._pass_rates is not None:
+            batch[DATA_ROW] = [int(i) for i in indices]
+        return batch
 
     def _left(self) -> int:
-        return self.num_rows - self._position
+        return self._num_rows_now() - self._position
+
+    def _num_rows_now(self) -> int:
+        """Return the rows of the epoch that is under way."""
+        if self._pass_rates is None:
+            return self.num_rows
+        return len(self._indices(self._epoch))
 
     def batch_at(self, epoch: int, places: Sequence[int]) -> Batch:
         """Return the rows at some places in the order of an epoch.
@@ -223,7 +244,15 @@ class BatchedDataLoader:
         Args:
             epoch: Counted from 0.
             places: From 0 to `num_rows` - 1.
+
+        Raises:
+            DataError: With `pass_rates` the places of a later epoch are not known yet.
         """
+        if self._pass_rates is not None:
+            raise DataError(
+                f"{self.name}: pass_rates settles which rows an epoch has when it "
+                "begins, so batch_at cannot look ahead; iterate, or leave it out"
+            )
         indices = self._indices(epoch)
         return self._collate([self._rows[int(indices[place])] for place in places])
 
@@ -242,6 +271,8 @@ class BatchedDataLoader:
                 if self._shuffle
                 else np.arange(self.num_rows, dtype=np.int64)
             )
+            if self._pass_rates is not None:
+                order = self._pass_rates.kept(epoch, order, self._batch_size)
             # Two threads may be in different epochs: each returns its own.
             self._order = found = (epoch, order)
         return found[1]
@@ -272,6 +303,8 @@ class BatchedDataLoader:
         }
         if self._row_order is not None:
             state["mixture"] = self._row_order.state()
+        if self._pass_rates is not None:
+            state["pass_rate_filter"] = self._pass_rates.state_dict()
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -294,10 +327,20 @@ class BatchedDataLoader:
                     f"the state was saved and is {mine.get(key)} now; use the same "
                     "data and settings, or start a new run"
                 )
+        if ("pass_rate_filter" in state) != (self._pass_rates is not None):
+            was, now = ("on", "off") if "pass_rate_filter" in state else ("off", "on")
+            raise DataError(
+                f"cannot resume {self.name}: data.pass_rate_filter was {was} when the "
+                f"state was saved and is {now} now; use the same settings, or start a "
+                "new run"
+            )
         epoch, position = int(state["epoch"]), int(state["position"])
         if epoch < 0 or not 0 <= position <= self.num_rows:
             raise DataError(
                 f"cannot resume {self.name}: epoch {epoch}, row {position} of "
                 f"{self.num_rows} is no place in it"
             )
+        if self._pass_rates is not None:
+            self._pass_rates.load_state_dict(state["pass_rate_filter"])
+            self._order = None
         self._epoch, self._position = epoch, position

@@ -20,6 +20,7 @@ from rl_algorithms.data.demonstrations import process_demonstrations
 from rl_algorithms.data.loader import BatchedDataLoader
 from rl_algorithms.data.loading import LoadedSource, load_sources, set_aside
 from rl_algorithms.data.mixture import MixtureOrder
+from rl_algorithms.data.pass_rate_filter import PassRateFilter
 from rl_algorithms.data.preferences import PreferenceCollator, process_preferences
 from rl_algorithms.data.preflight import NO_SOURCE
 from rl_algorithms.data.prompts import process_prompts
@@ -99,6 +100,10 @@ class DataModule:
         self.collate = self._collator(make_sequence_length_divisible_by)
         self.provenance: list[SourceRecord] = []
         """What was read of each source, which the log keeps; a stream is left out."""
+        self.pass_rates: PassRateFilter | None = None
+        """Is told how the answers to each prompt were rewarded; None: no prompt is
+        skipped."""
+        self._check_pass_rates(is_stream=config.streaming or callable(train))
         held_out = load_sources(validation, config.validation)
         if config.streaming or callable(train):
             stream = self._stream(train)
@@ -175,6 +180,21 @@ class DataModule:
             for s in sources
         ]
 
+    def _check_pass_rates(self, *, is_stream: bool) -> None:
+        if self.config.pass_rate_filter is None:
+            return
+        if is_stream:
+            raise ConfigError(
+                "data.pass_rate_filter knows prompts by their place in the data, which "
+                "a stream does not have: give rows instead of a function, or leave it "
+                "out (null)"
+            )
+        if self._kind != "prompts":
+            raise ConfigError(
+                "data.pass_rate_filter is for prompts whose answers are sampled: got "
+                f"{self._kind}; leave it out (null)"
+            )
+
     def _train_loader(self, sources: list[LoadedSource]) -> BatchedDataLoader:
         config, order = self.config, None
         weights = [source.weight for source in sources if source.weight is not None]
@@ -182,6 +202,10 @@ class DataModule:
             sizes = [len(dataset) for dataset in self._sources.values()]
             order = MixtureOrder(
                 sizes, weights, seed=self._seed, shuffle=config.shuffle
+            )
+        if config.pass_rate_filter is not None:
+            self.pass_rates = PassRateFilter(
+                config.pass_rate_filter, self.train_dataset
             )
         return BatchedDataLoader(
             self.train_dataset,
@@ -192,6 +216,7 @@ class DataModule:
             endless=self._endless,
             collate_fn=self.collate,
             order=order,
+            pass_rates=self.pass_rates,
             name=f"training dataset {self.train_dataset.name}",
         )
 

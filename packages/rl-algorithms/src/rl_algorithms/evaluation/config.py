@@ -24,6 +24,7 @@ _OF_TRAINING = (
     "data.split_validation_size",
     "data.shuffle",
     "data.drop_last",
+    "data.pass_rate_filter",
 )
 """Keys of data that are not read: the prompts are those of `datasets`, in order."""
 

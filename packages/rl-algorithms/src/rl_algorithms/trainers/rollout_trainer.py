@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from rl_algorithms.data import DataModule
 from rl_algorithms.data.loader import Loader
+from rl_algorithms.data.pass_rate_filter import DATA_ROW, PassRateFilter
 from rl_algorithms.data.validation_sets import Loaders
 from rl_algorithms.rollout import RolloutConfig, RolloutEngine, RolloutResult
 from rl_algorithms.rollout.config import RolloutSettings
@@ -40,6 +41,7 @@ class RolloutTrainer(BaseTrainer[RolloutConfigT]):
     """Base of the trainers that sample; a subclass says what a step makes of it."""
 
     _reward_watch: RewardWatch | None = None
+    _pass_rates: PassRateFilter | None = None
 
     @property
     @abstractmethod
@@ -66,6 +68,7 @@ class RolloutTrainer(BaseTrainer[RolloutConfigT]):
             validation=val_dataset,
             max_val_rows=settings.max_val_samples,
         )
+        self._pass_rates = data.pass_rates
         self.sample_prompt = data.train_dataset[0]
         self._prompts = [
             part
@@ -139,7 +142,23 @@ class RolloutTrainer(BaseTrainer[RolloutConfigT]):
         for name, seconds in timer.get_timing_metrics("sum").items():
             name = "sampling" if name == "generation" else name
             self.timer.record(f"generation/{name}", seconds)
-        return self._note_rollout(result)
+        rows, metrics = self._note_rollout(result)
+        return rows, {**metrics, **self._note_pass_rates(batch, result)}
+
+    def _note_pass_rates(
+        self, batch: BatchedDataDict[Any], result: RolloutResult
+    ) -> dict[str, float]:
+        """Note how often each prompt was solved; return what the epoch leaves out."""
+        if self._pass_rates is None:
+            return {}
+        rows = result.rows
+        self._pass_rates.note(
+            batch[DATA_ROW],
+            rows["group_index"].numpy(),
+            rows["rewards"].double().numpy(),
+            (rows["sample_mask"] != 0).numpy(),
+        )
+        return self._pass_rates.metrics
 
     def _note_rollout(
         self, result: RolloutResult

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
+from rl_algorithms.data.config import DataConfig
 from rl_algorithms.losses.config import ClippedPGLossConfig
 from rl_algorithms.rollout.config import RolloutSettings
 from rl_distributed.config import Config
@@ -41,8 +42,7 @@ def check_asynchronous(
     num_prompts: int,
     rollout: RolloutSettings,
     loss: ClippedPGLossConfig,
-    *,
-    streaming: bool,
+    data: DataConfig,
 ) -> None:
     """Check that the other settings of a run allow sampling ahead.
 
@@ -51,7 +51,7 @@ def check_asynchronous(
         num_prompts: Prompts per step.
         rollout: What is done about failures.
         loss: The policy's loss.
-        streaming: Whether the data are a stream.
+        data: Where prompts come from.
 
     Raises:
         ValueError: They do not.
@@ -86,7 +86,13 @@ def check_asynchronous(
             "rollout.retry.resample=group needs the answers of a prompt to end "
             "together, which they do not with asynchronous: set it to row"
         )
-    if streaming:
+    if data.pass_rate_filter is not None:
+        raise ValueError(
+            "asynchronous asks for prompts before the answers to earlier ones are "
+            "rewarded, by which data.pass_rate_filter decides: leave it out (null), or "
+            "set asynchronous to null"
+        )
+    if data.streaming:
         raise ValueError(
             "asynchronous takes prompts by their place in the data, which a stream "
             "does not have: set data.streaming=false, or asynchronous to null"

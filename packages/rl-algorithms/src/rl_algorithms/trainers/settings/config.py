@@ -87,6 +87,9 @@ class TrainerConfig(Config):
     data_kind: ClassVar[DataKind | None] = None
     """What rows are read as; None: the trainer reads them in its own way."""
 
+    rates_prompts: ClassVar[bool] = False
+    """Whether the trainer tells `data.pass_rate_filter` how prompts were solved."""
+
     seed: int = Field(42, ge=0)
     """Seed of everything random: data order, sampling, dropout."""
     output_dir: str | None = None
@@ -159,7 +162,8 @@ class TrainerConfig(Config):
 
     @model_validator(mode="after")
     def _check_unread(self) -> Self:
-        refuse_unread(self, self.unread())
+        skips = () if self.rates_prompts else ("data.pass_rate_filter",)
+        refuse_unread(self, (*self.unread(), *skips))
         return self
 
     @property

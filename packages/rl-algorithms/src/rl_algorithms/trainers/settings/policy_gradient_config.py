@@ -50,6 +50,7 @@ class PolicyGradientConfig(RolloutTrainerConfig):
     """A run that trains the policy on its own answers, weighted by advantages."""
 
     trains_branches: ClassVar[bool] = True
+    rates_prompts: ClassVar[bool] = True
 
     loss_fn: ClippedPGLossConfig = Field(default_factory=ClippedPGLossConfig)
     """The policy's loss."""
@@ -87,7 +88,7 @@ class PolicyGradientConfig(RolloutTrainerConfig):
                 self.sampling.num_prompts_per_step,
                 self.rollout,
                 self.loss_fn,
-                streaming=self.data.streaming,
+                self.data,
             )
         return self
 
