@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 from pathlib import Path
 from typing import ClassVar
 
@@ -331,6 +332,24 @@ class TestKeptAnswers:
         trainer = make(rollout={"kept_per_step": 0})
         trainer.fit(ROWS, environment=Judge(by_answer))
         assert rollout_parts(trainer.run_dir) == []
+
+    @pytest.mark.parametrize(("tables_every", "steps"), [(2, [1, 2, 4]), (0, [])])
+    def test_trackers_get_them_as_tables(self, make, tables_every, steps):
+        trainer = make(
+            max_num_steps=5,
+            rollout={"tables_every": tables_every},
+            logger={"sinks": ["jsonl", "mlflow"]},
+        )
+        trainer.fit(ROWS, environment=Judge(by_answer))
+        found = sorted((trainer.run_dir / "mlruns").rglob("tables/train/rollouts/*"))
+        assert [int(path.stem) for path in found] == steps
+        for path in found:
+            table = json.loads(path.read_text())
+            answers = [r for r in kept(trainer) if r["step"] == int(path.stem)]
+            place = table["columns"].index("response")
+            assert [row[place] for row in table["data"]] == [
+                record["response"] for record in answers
+            ]
 
     def test_a_resumed_run_has_each_step_once(self, make):
         settings = {"checkpointing": {"enabled": True, "save_period": 2}}

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import html
 import json
 import math
 import os
+import re
 import socket
 import struct
 import subprocess
@@ -24,6 +26,7 @@ from rl_distributed.metrics import (
     Histogram,
     LoggerConfig,
     LoggerFacade,
+    MetricError,
     sink_registry,
 )
 from rl_distributed.metrics.sinks.console import ConsoleSink
@@ -35,6 +38,7 @@ from rl_distributed.metrics.sinks.prometheus import (
 )
 from rl_distributed.metrics.sinks.tensorboard import TensorboardSink
 from rl_distributed.metrics.sinks.wandb import WandbSink, WandbSinkConfig
+from rl_distributed.metrics.table import table_rows
 from rl_distributed.testing import SinkContractError, check_metric_sink
 
 Series = dict[str, list[tuple[int, float]]]
@@ -351,6 +355,111 @@ def test_json_lines_hold_histograms_and_plots(tmp_path: Path, figure: Any) -> No
     assert sum(lines[0]["histograms"]["spread"]["counts"]) == 2
     assert lines[1]["plots"] == {"a/b c": "plots/a-b-c-3.png"}
     assert (tmp_path / "plots/a-b-c-3.png").read_bytes().startswith(b"\x89PNG")
+
+
+# Tables
+
+COLUMNS = ("prompt", "reward", "note")
+HOSTILE = "![x](http://a.invalid/p.png)<script>1</script>|`a`\n# *b* _c_ [d](e) &amp;"
+ROWS = [[HOSTILE, 1.0, None], ["", math.nan, {"a": [1]}]]
+
+
+def log_a_table(folder: Path, name: str) -> Any:
+    settings = {name: {"mode": "offline"}} if name == "wandb" else {}
+    config = LoggerConfig(sinks=[name], sink_settings=settings)
+    with LoggerFacade(config, folder) as logger:
+        assert logger.shows_tables
+        sink = logger.sinks[name]
+        logger.log_metrics({"loss": 1.0}, 3, step_finished=True)
+        logger.log_table("train/rollouts", COLUMNS, ROWS, 3)
+        assert logger.num_failures == {name: 0}
+    return sink
+
+
+def test_tensorboard_shows_tables_whose_texts_are_text(tmp_path: Path) -> None:
+    log_a_table(tmp_path, "tensorboard")
+    events = events_of(tmp_path / "tensorboard")
+    [event] = events.Tensors("train/rollouts/text_summary")
+    assert event.step == 3
+    # What its page does with it, and a browser with that.
+    render = pytest.importorskip("tensorboard.plugin_util").markdown_to_safe_html
+    page = render(event.tensor_proto.string_val[0])
+    assert set(re.findall(r"<(\w+)", page)) == {
+        *("table", "thead", "tbody", "tr", "th", "td", "br")
+    }
+    cells = [
+        html.unescape(cell.replace("<br>", "\n"))
+        for cell in re.findall(r"<td>(.*?)</td>", page, re.DOTALL)
+    ]
+    assert cells == [HOSTILE, "1.0", "", "", "nan", '{"a": [1]}']
+
+
+def test_mlflow_reads_its_tables_back(tmp_path: Path) -> None:
+    sink = log_a_table(tmp_path, "mlflow")
+    [stored] = (tmp_path / "mlruns").rglob("tables/train/rollouts/000000003.json")
+    assert json.loads(stored.read_text()) == {
+        "columns": list(COLUMNS),
+        "data": [[HOSTILE, 1.0, None], ["", "nan", '{"a": [1]}']],
+    }
+    for step in range(4, 40):
+        sink = MlflowSink(tmp_path) if step == 4 else sink
+        sink.log_table("train/rollouts", COLUMNS, [["p", step, ""]], step)
+    sink.close()
+    shown = sink._engine.MlflowClient(tracking_uri=_store(tmp_path)).get_run(
+        sink.run_id
+    )
+    tagged = json.loads(shown.data.tags["mlflow.loggedArtifacts"])
+    assert [entry["type"] for entry in tagged] == ["table"] * 20
+    assert tagged[-1]["path"] == "tables/train/rollouts/000000039.json"
+
+
+def _store(folder: Path) -> str:
+    return (folder / "mlruns").resolve().as_uri()
+
+
+def test_mlflow_finds_a_table_as_one_of_its_own(tmp_path: Path) -> None:
+    pytest.importorskip("pandas")
+    sink = log_a_table(tmp_path, "mlflow")
+    mlflow = sink._engine
+    before = mlflow.get_tracking_uri()
+    mlflow.set_tracking_uri(_store(tmp_path))
+    try:
+        path = "tables/train/rollouts/000000003.json"
+        client = mlflow.MlflowClient()
+        experiment = client.get_run(sink.run_id).info.experiment_id
+        table = client.load_table(experiment, path, run_ids=[sink.run_id])
+    finally:
+        mlflow.set_tracking_uri(before)
+    assert list(table.columns) == list(COLUMNS)
+    assert table["prompt"][0] == HOSTILE
+
+
+def test_wandb_writes_tables_of_mixed_cells(tmp_path: Path) -> None:
+    sink = log_a_table(tmp_path, "wandb")
+    [folder] = (tmp_path / "wandb").glob("offline-run-*")
+    [row] = [r for r in wandb_history(folder) if r["_step"] == 3]
+    found = {key: value for key, value in row.items() if "rollouts" in key}
+    assert "table-file" in str(found)
+    [stored] = folder.rglob("*.table.json")
+    table = json.loads(stored.read_text())
+    assert table["columns"] == list(COLUMNS)
+    assert table["data"] == [[HOSTILE, 1.0, None], ["", "nan", '{"a": [1]}']]
+    assert sink is not None
+
+
+def test_tables_are_bounded_and_checked(tmp_path: Path) -> None:
+    rows = table_rows("t", ["a"], [["x" * 20_000]] * 2000)
+    assert (len(rows), len(str(rows[0][0]))) == (1000, 10_000)
+    with LoggerFacade(LoggerConfig(), tmp_path) as logger:
+        assert not logger.shows_tables
+        with pytest.raises(MetricError, match=r"got 2 cells for 1 columns \['a'\]"):
+            logger.log_table("t", ["a"], [[1, 2]], 1)
+        for wrong in ([], ["a", "a"]):
+            with pytest.raises(MetricError, match="columns of different names"):
+                logger.log_table("t", wrong, [], 1)
+        logger.log_table("t", ["a"], [[1]], 2)
+        with pytest.raises(MetricError, match="must not go back"):
+            logger.log_table("t", ["a"], [[1]], 1)
 
 
 # Going on

@@ -158,7 +158,9 @@ class TrainingLoop(Generic[ConfigT]):
         rates = self._tools.throughput.take(metrics, timing)
         named |= {f"performance:{name}": value for name, value in rates.items()}
         self._record(named)
-        self._outputs.rollouts.add(state.step, trainer._take_answers())
+        answers = trainer._take_answers()
+        self._outputs.rollouts.add(state.step, answers)
+        self._outputs.tables.add_rollouts(state.step, answers)
         self._hooks.call("on_step_end", with_plain_names(named))
         trainer._end_step()
 
@@ -201,6 +203,7 @@ class TrainingLoop(Generic[ConfigT]):
         # Saved with the state: a resumed run must not validate the same step again.
         state.validated_at = state.step
         outputs.samples.add(state.step, found.samples)
+        outputs.tables.add_samples(state.step, found.samples)
         self._record({**metrics, "timing:validation": timer.reduce("validation")})
         self._plan().patience.observe(state, metrics)
         self._hooks.call("on_validation_end", with_plain_names(metrics, "val"))

@@ -10,6 +10,7 @@ from rl_algorithms.trainers.checkpoints import RunCheckpoints
 from rl_algorithms.trainers.run.history import History
 from rl_algorithms.trainers.run.result import RESULT, TrainResult, write_result
 from rl_algorithms.trainers.run.state import TrainerState
+from rl_algorithms.trainers.sampling.answer_tables import AnswerTables
 from rl_algorithms.trainers.sampling.rollout_files import RolloutFiles
 from rl_algorithms.trainers.sampling.validation_samples import ValidationSamples
 from rl_algorithms.trainers.settings.config import TrainerConfig
@@ -40,11 +41,14 @@ class RunOutputs:
         self.metrics.log_hyperparams(config.to_dict())
         self.samples = ValidationSamples(run_dir)
         """Some answers of every validation."""
-        limit = 0
+        limit = tables_every = 0
         if isinstance(config, RolloutTrainerConfig):
             limit = config.rollout.kept_max_bytes
+            tables_every = config.rollout.tables_every
         self.rollouts = RolloutFiles(run_dir, limit)
         """Some answers of every training step."""
+        self.tables = AnswerTables(self.metrics, tables_every)
+        """Those answers and the samples of validations, for trackers."""
         # That of a run that had ended, and goes on, is true no longer.
         (run_dir / RESULT).unlink(missing_ok=True)
         folder = run_dir / CHECKPOINTS

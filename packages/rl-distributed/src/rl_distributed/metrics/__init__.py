@@ -11,6 +11,7 @@ from rl_distributed.metrics.sink import (
     MetricSink,
     PlotSink,
     ResumableSink,
+    TableSink,
     sink_registry,
 )
 from rl_distributed.metrics.values import (
@@ -49,5 +50,6 @@ __all__ = [
     "MetricSink",
     "PlotSink",
     "ResumableSink",
+    "TableSink",
     "sink_registry",
 ]

@@ -54,6 +54,8 @@ _PARAMS: Mapping[str, Any] = {
     "empty": {},
     "on": True,
 }
+_COLUMNS = ("text", "a|b", "mixed")
+_ROWS = [["häß|<b>\n\n![x](y)", 1, 0.5], ["", True, "nan"], [None, None, None]]
 
 
 def check_metric_sink(
@@ -105,6 +107,10 @@ def _use(report: _Report, sink: MetricSink, figure: Any) -> None:
         report.call(
             "log_histogram", log_histogram, "spread/x", histogram, 7, _TIME_S + 7
         )
+    log_table = getattr(sink, "log_table", None)
+    if log_table is not None:
+        for rows in (_ROWS, []):
+            report.call("log_table", log_table, "samples/x", _COLUMNS, rows, 7)
     log_plot = getattr(sink, "log_plot", None)
     if log_plot is not None and figure is not None:
         report.call("log_plot", log_plot, "plots/x", figure, 7)

@@ -14,7 +14,12 @@ FailurePolicy = Literal["retry", "drop", "raise"]
 
 # A sink that has failed so often in a row is gone; each try may cost a time-out.
 _MOST_FAILURES_IN_A_ROW = 20
-_WHAT = {"log_histogram": "histograms", "log_plot": "plots", "log_text": "texts"}
+_WHAT = {
+    "log_histogram": "histograms",
+    "log_plot": "plots",
+    "log_table": "tables",
+    "log_text": "texts",
+}
 
 _logger = get_logger(__name__)
 

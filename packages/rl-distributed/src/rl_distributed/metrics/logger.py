@@ -18,8 +18,9 @@ from rl_distributed.logs.logging import check_log_level, get_logger
 from rl_distributed.metrics.distribution import Distribution, Histogram
 from rl_distributed.metrics.guard import FailurePolicy, GuardedSink
 from rl_distributed.metrics.sampler import ResourceSampler
-from rl_distributed.metrics.sink import MetricSink, sink_registry
+from rl_distributed.metrics.sink import MetricSink, TableSink, sink_registry
 from rl_distributed.metrics.sinks.jsonl import json_line
+from rl_distributed.metrics.table import table_rows
 from rl_distributed.metrics.values import MetricError, to_floats
 from rl_distributed.private_files import make_private_folder, private_opener
 from rl_distributed.process.closing import close_after
@@ -172,6 +173,11 @@ class LoggerFacade:
         return {name: guard.num_failures for name, guard in self._sinks.items()}
 
     @property
+    def shows_tables(self) -> bool:
+        """Whether a sink shows tables, so that making one is worth the while."""
+        return any(isinstance(sink, TableSink) for sink in self.sinks.values())
+
+    @property
     def step(self) -> int:
         """The newest step that something was logged for."""
         return self._step
@@ -279,6 +285,31 @@ class LoggerFacade:
         with self._lock:
             self._advance(step)
             self._each("log_text", name, text, step)
+
+    def log_table(
+        self,
+        name: str,
+        columns: Sequence[str],
+        rows: Sequence[Sequence[Any]],
+        step: int,
+    ) -> None:
+        """Write a table that belongs to a step, where a sink shows tables.
+
+        Args:
+            name: Its complete name; the tables of further steps have the same.
+            columns: Names of the columns.
+            rows: One value per column each. At most 1,000 rows and 10,000 characters
+                of a cell are written; lists and mappings become JSON texts.
+            step: The step that it belongs to.
+
+        Raises:
+            MetricError: The columns have no different names, a row does not fit them,
+                or the step goes back.
+        """
+        cells = table_rows(name, columns, rows)
+        with self._lock:
+            self._advance(step)
+            self._each("log_table", name, list(columns), cells, step)
 
     def log_batched_dict_as_jsonl(
         self, batch: Mapping[str, Sequence[Any]], filename: str

@@ -1,13 +1,13 @@
 """Protocols of metrics sinks, and the registry that finds them by name.
 
 Every sink takes numbers, texts and the configuration (`MetricSink`). What only some can
-show is a protocol of its own: `HistogramSink`, `PlotSink`. A sink that does not have
-the method, or raises `CannotShowError`, is said to leave it out, once.
+show is a protocol of its own: `HistogramSink`, `PlotSink`, `TableSink`. A sink that
+does not have the method, or raises `CannotShowError`, is said to leave it out, once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -19,13 +19,18 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CannotShowError",
+    "Cell",
     "HistogramSink",
     "MetricSink",
     "PlotSink",
     "ResumableSink",
     "SinkFactory",
+    "TableSink",
     "sink_registry",
 ]
+
+Cell = str | int | float | bool | None
+"""What a sink finds in a cell of a table; numbers are finite, texts valid UTF-8."""
 
 
 class CannotShowError(DistributedError):
@@ -77,6 +82,24 @@ class PlotSink(Protocol):
 
     def log_plot(self, name: str, figure: Any, step: int) -> None:
         """Write a matplotlib figure."""
+
+
+@runtime_checkable
+class TableSink(Protocol):
+    """A sink that can show tables."""
+
+    def log_table(
+        self,
+        name: str,
+        columns: Sequence[str],
+        rows: Sequence[Sequence[Cell]],
+        step: int,
+    ) -> None:
+        """Write the table of one step; `rows` may be empty.
+
+        Cells of one column may be of several types. Texts come from anywhere: what
+        shows them as HTML or Markdown has to escape them.
+        """
 
 
 @runtime_checkable

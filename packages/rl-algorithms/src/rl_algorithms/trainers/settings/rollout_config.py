@@ -63,6 +63,10 @@ class TrainingRolloutSettings(RolloutSettings):
     kept_max_bytes: int = Field(1 << 29, ge=1 << 20)
     """Size of that folder from which on answers of steps between the first and the
     newest ones are removed, spread over the run."""
+    tables_every: int = Field(10, ge=0)
+    """Steps between two tables of the answers that are kept, for the sinks that show
+    tables: tensorboard, wandb, mlflow. Prompts and answers go where the sink writes;
+    with them go those of every validation. 0: no tables."""
 
 
 class RolloutTrainerConfig(TrainerConfig):

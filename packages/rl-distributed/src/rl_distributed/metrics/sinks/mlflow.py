@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -11,6 +12,7 @@ from pydantic import Field
 
 from rl_distributed.config import Config
 from rl_distributed.metrics.distribution import Histogram
+from rl_distributed.metrics.sink import Cell
 from rl_distributed.metrics.sinks.engine import import_engine
 from rl_distributed.metrics.sinks.plain import (
     flattened,
@@ -26,6 +28,10 @@ _ID_FILE = "mlflow_run_id.txt"
 # Limits of the service's REST interface.
 _BATCH = 100
 _LONGEST_VALUE = 500
+# Names the artifacts that MLflow shows as tables; a tag may not be longer than 5,000
+# characters.
+_TABLES_TAG = "mlflow.loggedArtifacts"
+_MOST_TABLES_SHOWN = 20
 
 
 class MlflowSinkConfig(Config):
@@ -129,6 +135,26 @@ class MlflowSink:
         """Write a text artifact."""
         path = _artifact("texts", name, step, "txt")
         self._client.log_text(self.run_id, valid_text(text), path)
+
+    def log_table(
+        self,
+        name: str,
+        columns: Sequence[str],
+        rows: Sequence[Sequence[Cell]],
+        step: int,
+    ) -> None:
+        """Write an artifact of the form that `mlflow.load_table` reads."""
+        # MLflow's own `log_table` needs pandas, and reads and writes a table anew with
+        # each step that is added to it.
+        path = _artifact("tables", name, step, "json")
+        shown = {"columns": list(columns), "data": [list(row) for row in rows]}
+        self._client.log_dict(self.run_id, shown, path)
+        tags = self._client.get_run(self.run_id).data.tags
+        tables = json.loads(tags.get(_TABLES_TAG, "[]"))
+        entry = {"path": path, "type": "table"}
+        tables = [known for known in tables if known != entry] + [entry]
+        newest = json.dumps(tables[-_MOST_TABLES_SHOWN:])
+        self._client.set_tag(self.run_id, _TABLES_TAG, newest)
 
     def log_histogram(
         self, name: str, histogram: Histogram, step: int, time_s: float

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 from rl_distributed.config import Config
 from rl_distributed.metrics.distribution import Histogram
+from rl_distributed.metrics.sink import Cell
 from rl_distributed.metrics.sinks.engine import import_engine
 from rl_distributed.metrics.sinks.plain import flattened, grouped, valid_text
 
@@ -64,6 +66,19 @@ class TensorboardSink:
         """Write a text summary."""
         self._writer.add_text(name, valid_text(text), global_step=step)
 
+    def log_table(
+        self,
+        name: str,
+        columns: Sequence[str],
+        rows: Sequence[Sequence[Cell]],
+        step: int,
+    ) -> None:
+        """Write a text summary with a table."""
+        head, *body = ([_escaped(cell) for cell in row] for row in (columns, *rows))
+        lines = [head, ["---"] * len(columns), *body]
+        table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+        self._writer.add_text(name, table, global_step=step)
+
     def log_histogram(
         self, name: str, histogram: Histogram, step: int, time_s: float
     ) -> None:
@@ -104,3 +119,15 @@ class TensorboardSink:
     def close(self) -> None:
         """Close the event file."""
         self._writer.close()
+
+
+def _escaped(cell: Cell) -> str:
+    """Return a cell as Markdown that shows the text as it is.
+
+    TensorBoard would load pictures and follow links of a text that holds Markdown.
+    """
+    text = "" if cell is None else str(cell)
+    # Of the entities that stand for them, Markdown and HTML see none as their own.
+    plain = re.sub(r"[^\w\s]", lambda found: f"&#{ord(found[0])};", text)
+    # `_` is a word character, and a line of its own would end the table.
+    return "<br>".join(plain.replace("_", "&#95;").splitlines())

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -17,6 +17,7 @@ from pydantic import Field
 from rl_distributed.config import Config
 from rl_distributed.errors import ConfigError
 from rl_distributed.metrics.distribution import Histogram
+from rl_distributed.metrics.sink import Cell
 from rl_distributed.metrics.sinks.engine import import_engine
 from rl_distributed.metrics.sinks.plain import grouped, plain_tree, valid_text
 from rl_distributed.private_files import make_private_folder
@@ -142,6 +143,23 @@ class WandbSink:
         """Add a histogram to the row of the step."""
         pair = (list(histogram.counts), list(histogram.edges))
         self._run.log({name: self._wandb.Histogram(np_histogram=pair)}, step=step)
+
+    def log_table(
+        self,
+        name: str,
+        columns: Sequence[str],
+        rows: Sequence[Sequence[Cell]],
+        step: int,
+    ) -> None:
+        """Add a table to the row of the step."""
+        data = [list(row) for row in rows]
+        table = self._wandb.Table(
+            # A column may hold numbers and, where one is not finite, a text.
+            columns=list(columns),
+            data=data,
+            allow_mixed_types=True,
+        )
+        self._run.log({name: table}, step=step)
 
     def log_plot(self, name: str, figure: Any, step: int) -> None:
         """Add a picture to the row of the step."""
