@@ -277,9 +277,11 @@ class TestLostCluster:
         assert "The checkpoint of step 3, the last one done, is kept in" in message
         assert (folder / "step_3").is_dir()
 
-    def test_workers_that_cannot_be_reached_save_nothing(self, make, lose):
-        message, folder = self.run(make, lose, "raylet", "in_step", save_period=1)
+    def test_what_was_saved_before_is_named(self, make, lose):
+        message, _ = self.run(make, lose, "raylet", "in_step", save_period=1)
         assert "The checkpoint of step 2, the last one done, is kept in" in message
+
+    def test_workers_that_cannot_be_reached_save_nothing(self, make, lose):
         message, folder = self.run(make, lose, "raylet", "in_training", save_period=2)
         kept = f"in {folder}/step_2"
         assert message.endswith(

@@ -246,6 +246,20 @@ def test_steps_never_go_back(tmp_path: Path) -> None:
     ]
 
 
+def test_a_run_that_goes_back_records_no_step_twice(tmp_path: Path) -> None:
+    with LoggerFacade(LoggerConfig(), tmp_path) as logger:
+        for step in (1, 2, 3):
+            logger.log_metrics({"a": step}, step)
+        for wrong in (-1, 4):
+            with pytest.raises(MetricError, match=r"a step from 0 to 3.* got -?\d"):
+                logger.go_back_to(wrong)
+        logger.go_back_to(1)
+        assert logger.step == 1
+        logger.log_metrics({"a": 20}, 2)
+    recorded = list(read_metrics(tmp_path / "metrics.jsonl"))
+    assert [(step, values["a"]) for step, values in recorded] == [(1, 1), (2, 20)]
+
+
 def test_secrets_of_the_configuration_stay_here(tmp_path: Path) -> None:
     with LoggerFacade(LoggerConfig(), tmp_path) as logger:
         logger.log_hyperparams(

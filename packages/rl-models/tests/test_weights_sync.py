@@ -267,6 +267,13 @@ def test_versions_only_rise(trainer, generation):
     assert sync.sync_weights(version=before + 5) == before + 5
     with pytest.raises(ConfigError, match=f"got {before + 5} with version"):
         sync.sync_weights(version=before + 5)
+    sync.go_back()
+    assert sync.is_stale
+    # A trainer that has lost a worker does its last steps again.
+    assert sync.sync_weights(version=before + 3) == before + 3
+    assert generation.weight_version == before + 3
+    with pytest.raises(ConfigError, match=f"got {before + 3} with version"):
+        sync.sync_weights(version=before + 3)
 
 
 class Spoiling:

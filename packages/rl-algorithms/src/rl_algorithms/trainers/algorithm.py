@@ -197,7 +197,7 @@ class Algorithm(ABC, Generic[ConfigT]):
         return {}
 
     def _restore_own(self, state: Mapping[str, Any]) -> None:
-        """Go on with what `_own_state` gave; comes before the first step.
+        """Go on with what `_own_state` gave; comes before a step, mostly the first.
 
         Raises:
             ConfigError: It does not fit the configuration.

@@ -18,7 +18,7 @@ been changed already is changed back then.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -122,25 +122,42 @@ class LiveConfig(Generic[ConfigT]):
         Raises:
             ConfigError: An update of an earlier process does not fit any more.
         """
-        trainer, outputs = self._trainer, self._outputs
-        self._file = UpdateFile(trainer.run_dir)
-        self._requests = closing.enter_context(RunRequests(trainer.run_dir))
+        self._file = UpdateFile(self._trainer.run_dir)
+        self._requests = closing.enter_context(RunRequests(self._trainer.run_dir))
         closing.push(self._end)
+        self._take_up([] if info is None else info["state"].get("updates", []))
+        self._thread = threading.get_ident()
+
+    def go_back(self, info: Mapping[str, Any]) -> None:
+        """Configure the run as it was at a checkpoint.
+
+        Later updates are applied again, at the steps at which they were made.
+
+        Args:
+            info: See `begin`.
+        """
+        replicas = _num_replicas(self._trainer.config)
+        self._trainer.config = self._config_at_start
+        self._take_up(info["state"].get("updates", []))
+        wanted = _num_replicas(self._trainer.config)
+        if replicas != wanted:
+            self._resize(wanted)
+
+    def _take_up(self, in_force: Sequence[Mapping[str, Any]]) -> None:
+        trainer, outputs = self._trainer, self._outputs
         recorded = self._file.read()
-        in_force = [] if info is None else info["state"].get("updates", [])
         for update in map(ConfigUpdate.from_dict, in_force):
             by = f"update {update.number} of the run, {_source(update.by)},"
             trainer.config, _ = changed_config(trainer.config, update.changes, by=by)
         numbers = {update["number"] for update in in_force}
         self._replays = [u for u in recorded if u.number not in numbers]
         self._last_number = max([0, *numbers, *(u.number for u in recorded)])
-        if in_force:
+        if recorded or in_force:
             self._follow(self._plan())
             outputs.checkpoints.change(trainer.config.checkpointing)
             interval_s = trainer.config.logger.sample_resources_every_s
             outputs.metrics.sample_resources_every(interval_s)
         self._set_level(trainer.config.logger.level)
-        self._thread = threading.get_ident()
 
     def bring_given(self) -> None:
         """Give parts that were handed in the settings of the updates in force.

@@ -3,6 +3,7 @@
 ```
 [validate] -> epoch: draw -> update? -> _train_step -> count -> log
            -> update? -> validate? -> checkpoint?
+training workers lost -> started again -> back to the newest checkpoint
 ```
 """
 
@@ -17,6 +18,7 @@ from rl_algorithms.trainers.algorithm import Algorithm, ConfigT
 from rl_algorithms.trainers.callbacks import RunHooks, with_plain_names
 from rl_algorithms.trainers.live_config import LiveConfig
 from rl_algorithms.trainers.outputs import RunOutputs
+from rl_algorithms.trainers.recovery import Recovery
 from rl_algorithms.trainers.run.signals import Interrupted, SignalGuard
 from rl_algorithms.trainers.sampling.validation import validate_parts
 from rl_algorithms.trainers.schedule import RunPlan
@@ -65,14 +67,36 @@ class TrainingLoop(Generic[ConfigT]):
         self._loader, self._val_loader = loaders
         self._tools, self._outputs, self._updates = tools, outputs, updates
         self._hooks, self._signals, self._plan = hooks, signals, plan
+        self._recovery = Recovery(trainer, outputs, updates)
         # The state as of the last step that counts: a checkpoint taken in the middle of
         # a step must not hold the batch that this step has drawn.
         self._loader_state = self._loader.state_dict()
 
     def run(self) -> None:
         """Train until the run ends by its limits, a validation or a request."""
-        state = self._trainer.state
+        self._recovery.begin(self._info())
         self._hooks.call("on_train_begin")
+        while not self._train_to_end():
+            pass
+        self._hooks.call("on_train_end")
+        self._tools.finish_training()
+
+    def _train_to_end(self) -> bool:
+        """Train; False if the run has gone back, because workers were lost."""
+        try:
+            self._train()
+        except Exception as error:
+            if not self._recovery.can_mend(error):
+                raise
+            # Those who catch a signal could save nothing: the models are half built.
+            self._signals.hold()
+            self._go_back(error)
+            self._signals.release()
+            return False
+        return True
+
+    def _train(self) -> None:
+        state = self._trainer.state
         if state.step == 0:
             self._validate_if_due()
         elif state.validated_at == state.step:
@@ -100,8 +124,6 @@ class TrainingLoop(Generic[ConfigT]):
         unsaved = checkpoints.saved_at != state.step
         if unsaved and checkpoints.due(state.step, last=True, best=False):
             self._save_checkpoint()
-        self._hooks.call("on_train_end")
-        self._tools.finish_training()
 
     def _finished(self) -> bool:
         max_epochs, max_steps = self._trainer._limits()
@@ -261,14 +283,36 @@ class TrainingLoop(Generic[ConfigT]):
             checkpoint: Its folder.
             info: What stands in it besides weights and optimizer state.
         """
+        self._restore(checkpoint, info)
+        self._trainer.history = self._outputs.resume_at(self._trainer.state.step)
+
+    def _go_back(self, error: Exception) -> None:
+        """Replace lost workers, and go on from the newest checkpoint."""
+        trainer = self._trainer
+        trainer._take_answers()  # of the step that failed
+        point = self._recovery.start_again(error)
+        self._tools.start_over()
+        self._restore(point.checkpoint, point.info)
+        trainer.state.stop_reason = None
+        trainer.history = self._outputs.go_back_to(trainer.state.step)
+
+    def _info(self) -> dict[str, Any]:
+        """Return the state besides the models, as checkpoints hold it."""
+        return {
+            "state": self._trainer.state.to_dict(),
+            "dataloader": self._loader_state,
+            "callbacks": self._hooks.callbacks.state_dict(),
+            "own": self._trainer._own_state(),
+        }
+
+    def _restore(self, checkpoint: Path | None, info: Mapping[str, Any]) -> None:
         trainer = self._trainer
         trainer.state.restore(info["state"])
         # One that samples with its own weights states their version in its rows.
         if isinstance(trainer.components.policy, OwnPolicy | TrainingPolicy):
             trainer.components.policy.go_on_at(trainer.state.weight_version)
-        trainer.state.last_checkpoint = str(checkpoint)
+        trainer.state.last_checkpoint = None if checkpoint is None else str(checkpoint)
         self._loader.load_state_dict(info["dataloader"])
         self._loader_state = self._loader.state_dict()
         trainer._restore_own(info.get("own", {}))
         self._hooks.callbacks.load_state_dict(info["callbacks"])
-        trainer.history = self._outputs.resume_at(trainer.state.step)

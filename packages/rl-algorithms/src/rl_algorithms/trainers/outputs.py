@@ -59,6 +59,14 @@ class RunOutputs:
     def resume_at(self, step: int) -> History:
         """Cut off what was written after a step; return the metrics up to it."""
         self.metrics.resume_at(step)
+        return self._cut_off(step)
+
+    def go_back_to(self, step: int) -> History:
+        """Do the same in a run that goes on, and has done later steps."""
+        self.metrics.go_back_to(step)
+        return self._cut_off(step)
+
+    def _cut_off(self, step: int) -> History:
         self.samples.resume_at(step)
         self.rollouts.resume_at(step)
         return History.read(self.metrics.log_dir / "metrics.jsonl", up_to=step)

@@ -53,13 +53,10 @@ class StepTools:
         signals: SignalGuard,
         throughput: Throughput,
     ) -> None:
-        parts = trainer.components
         # The trainer holds these tools: see `RunHooks`.
         self._trainer_ref = weakref.ref(trainer)
         self._hooks, self._signals, self.throughput = hooks, signals, throughput
-        # Those that work at the same time cannot take turns.
-        generation = None if trainer.samples_ahead else parts.generation
-        self._memory = MemoryTurns(parts.policy, generation, parts.critic)
+        self._memory = _memory_turns(trainer)
         self.batches: Iterator[BatchedDataDict[Any]] = iter(())
         """What is left of the pass over the data."""
         self.phase_name = "setup"
@@ -70,6 +67,11 @@ class StepTools:
         trainer = self._trainer_ref()
         assert trainer is not None  # whose method calls
         return trainer
+
+    def start_over(self) -> None:
+        """Forget what models and data were doing: they have been set up again."""
+        self._memory = _memory_turns(self._trainer)
+        self.batches = iter(())
 
     @contextmanager
     def phase(self, name: str, *, label: str | None = None) -> Iterator[None]:
@@ -148,3 +150,10 @@ class StepTools:
         """See `Algorithm.draw_batch`."""
         with self._trainer.timer.time("data_processing"):
             return next(self.batches, None)
+
+
+def _memory_turns(trainer: SteppingTrainer) -> MemoryTurns:
+    parts = trainer.components
+    # Those that work at the same time cannot take turns.
+    generation = None if trainer.samples_ahead else parts.generation
+    return MemoryTurns(parts.policy, generation, parts.critic)

@@ -196,6 +196,23 @@ class LoggerFacade:
             self._advance(step)
             self._each("resume_at", step)
 
+    def go_back_to(self, step: int) -> None:
+        """Go on behind an earlier step, after some that do not count any more.
+
+        As after `resume_at`, no step is recorded twice.
+
+        Raises:
+            MetricError: The step is negative, or has not come yet.
+        """
+        with self._lock:
+            if not 0 <= step <= self._step:
+                raise MetricError(
+                    f"go_back_to needs a step from 0 to {self._step}, the newest: got "
+                    f"{step}"
+                )
+            self._step = step
+            self._each("resume_at", step)
+
     def log_metrics(
         self,
         metrics: Mapping[str, Any],

@@ -109,7 +109,7 @@ class ResumableSink(Protocol):
     def resume_at(self, step: int) -> None:
         """Go on behind a step: of later ones, which come again, keep one value each.
 
-        Called at most once, before anything is logged.
+        Called before anything is logged, and once more whenever the run goes back.
         """
 
 

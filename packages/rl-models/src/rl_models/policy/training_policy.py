@@ -128,6 +128,11 @@ class TrainingPolicy(PolicyInterface):
         """Whether a frozen copy of the initial model is kept."""
         return self._has_reference
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether a worker has died or hangs: `reload` starts all of them again."""
+        return self._ranks.is_lost
+
     def reload(
         self,
         config: PolicyConfig,
@@ -139,7 +144,8 @@ class TrainingPolicy(PolicyInterface):
         """Start over with another config and model, in the same processes.
 
         It spares what a new process costs: imports, and on GPUs a CUDA context. A model
-        of the hub after one of a folder gets new ones, which have the hub's token.
+        of the hub after one of a folder gets new ones, which have the hub's token, and
+        so do all ranks where one is lost.
 
         Args:
             config: See the class.

@@ -94,10 +94,17 @@ class TrainingRanks:
             settings: See the class.
         """
         # A process gets its secrets and the program's classes when it is started; and
-        # the ranks stay in one process group, whose layout is fixed.
+        # the ranks stay in one process group, whose layout is fixed and which does not
+        # outlive a member.
         is_same_process = _process_of(config) == self._process
-        if not is_same_process or config.parallelism != self.config.parallelism:
-            self.group.shutdown()
+        is_lost = self.is_lost
+        if (
+            is_lost
+            or not is_same_process
+            or config.parallelism != self.config.parallelism
+        ):
+            # Those that are left may wait for a lost one in a collective.
+            self.group.shutdown(force=is_lost)
             self._start(self.group.cluster, self.group.name, config, settings)
             return
         self._take(config)
@@ -108,6 +115,11 @@ class TrainingRanks:
             **settings,
         )
         self.frees_memory = any(frees)
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether a worker has died or was given up, so that no call can succeed."""
+        return any(one.failure is not None for one in self.group.health())
 
     def call_all(self, method: str, deadline_s: float | None = None, **kw: Any) -> Any:
         """Call every rank and wait; return the results in the order of the ranks."""

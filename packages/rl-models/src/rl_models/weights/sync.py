@@ -98,6 +98,8 @@ class WeightSynchronizer:
         self._loaded: PublishedWeights | None = None
         """What `load` has brought last; None: what is served came by a sync."""
         self._is_stale = True
+        self._goes_back = False
+        """Whether the next version may be one that was served before."""
         if not lacking(generation, RestorableSink):
             cast(RestorableSink, generation).restore_weights_by(self.restore_weights)
 
@@ -112,6 +114,15 @@ class WeightSynchronizer:
     def mark_stale(self) -> None:
         """Say that the trainer's weights have changed."""
         self._is_stale = True
+
+    def go_back(self) -> None:
+        """Say that the trainer has gone back to an earlier state.
+
+        What was served is of a past that does not count any more: the next sync may
+        send a version that is not newer, and is probed if probes are on.
+        """
+        self._is_stale = self._goes_back = True
+        self._loaded = self._probed_processes = None
 
     def sync_weights(
         self, timer: Timer | None = None, *, version: int | None = None
@@ -135,7 +146,8 @@ class WeightSynchronizer:
         new = served + 1 if version is None else version
         # A generator at 0 serves its checkpoint, so a policy that has not trained yet
         # may send its own version 0.
-        if new <= served and version is not None and served > 0:
+        is_older = new <= served and version is not None
+        if is_older and served > 0 and not self._goes_back:
             raise ConfigError(
                 f"sync_weights needs a version above the one that is served: got {new} "
                 f"with version {served}; versions tell which weights sampled a row."
@@ -156,7 +168,7 @@ class WeightSynchronizer:
             # Only after the check: a probe that failed is due again.
             self._probed_processes = processes
         self._num_syncs += 1
-        self._is_stale = False
+        self._is_stale = self._goes_back = False
         return new
 
     def publish(self, version: int) -> PublishedWeights:

@@ -17,7 +17,7 @@ from rl_distributed.errors import ConfigError
 from rl_distributed.metrics import LoggerConfig
 from rl_models.config import PolicyConfig
 
-__all__ = ["EarlyStopConfig", "EnvConfig", "TrainerConfig"]
+__all__ = ["EarlyStopConfig", "EnvConfig", "FaultToleranceConfig", "TrainerConfig"]
 
 DEFAULT_BATCH_SIZE = 32
 _OF_CHECKPOINTS = tuple(
@@ -81,6 +81,20 @@ class EarlyStopConfig(Config):
     says of the same metric, else a loss shall fall and anything else rise."""
 
 
+class FaultToleranceConfig(Config):
+    """Section `fault_tolerance`: what happens when training workers are lost.
+
+    Lost generators and environments are replaced by the settings of their sections.
+    """
+
+    max_restarts: int = Field(3, ge=0)
+    """How often in a row training workers that die or hang are started again. The run
+    then goes back to its newest checkpoint, or to its start, and does the steps since
+    then again. A step beyond the one that failed begins the count anew. 0: the first
+    loss ends the run. Needs `checkpointing.enabled` and a policy that the run has
+    started itself; not with `asynchronous`."""
+
+
 class TrainerConfig(Config):
     """Everything that one run needs; each algorithm adds a section of its own."""
 
@@ -106,6 +120,8 @@ class TrainerConfig(Config):
     """When the run is saved."""
     early_stop: EarlyStopConfig | None = None
     """When a run that no longer improves is ended; null: never."""
+    fault_tolerance: FaultToleranceConfig = Field(default_factory=FaultToleranceConfig)
+    """How the run goes on without workers that it has lost."""
     peak_tflops_per_worker: float | None = Field(None, gt=0)
     """Peak rate of one training worker's device in the precision that it computes in,
     in 10^12 operations per second, for `performance:train_fp_utilization`; null: that

@@ -1,0 +1,169 @@
+"""`Recovery`: a run whose training workers are lost goes on without a person.
+
+```
+call fails -> workers lost? -> generators, environment: left as they are
+                            -> workers: started again, with the state of the newest
+                               checkpoint or of the start
+                            -> loop: goes back to that step
+```
+A rank holds a part of weights and optimizer that no other one has, so all of them go
+back. Steps are done again as they were: the same prompts, seeds and weight versions.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic
+
+from rl_algorithms.trainers.algorithm import Algorithm, ConfigT
+from rl_algorithms.trainers.live_config import LiveConfig
+from rl_algorithms.trainers.outputs import RunOutputs
+from rl_algorithms.trainers.setup.starting import Starter
+from rl_distributed.cluster.watch import find_loss
+from rl_distributed.errors import WorkerDiedError, WorkerHungError
+from rl_distributed.logs.logging import get_logger
+from rl_models.policy.training_policy import TrainingPolicy
+
+__all__ = ["Recovery", "StartingPoint"]
+
+_logger = get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class StartingPoint:
+    """Where a run can go on from."""
+
+    checkpoint: Path | None
+    """Folder of weights and optimizer; None: those that the run began with."""
+    info: Mapping[str, Any]
+    """State of the loop, the data, the callbacks and the algorithm."""
+
+
+class Recovery(Generic[ConfigT]):
+    """Starts lost training workers again, a bounded number of times.
+
+    Args:
+        trainer: Whose workers they are.
+        outputs: Have the checkpoints.
+        updates: Changes of the configuration, which goes back as well.
+    """
+
+    def __init__(
+        self,
+        trainer: Algorithm[ConfigT],
+        outputs: RunOutputs,
+        updates: LiveConfig[ConfigT],
+    ) -> None:
+        self._trainer, self._outputs, self._updates = trainer, outputs, updates
+        self._max_restarts = trainer.config.fault_tolerance.max_restarts
+        self._num_in_a_row = 0
+        self._failed_in = 0
+        """The furthest step that failed."""
+        self._beginning: StartingPoint | None = None
+
+    def begin(self, info: Mapping[str, Any]) -> None:
+        """Remember the state that the run begins with.
+
+        Args:
+            info: What a checkpoint would hold of it besides the models.
+        """
+        last = self._trainer.state.last_checkpoint
+        checkpoint = Path(last) if last else None
+        # The state holds lists and dictionaries that later steps write to.
+        self._beginning = StartingPoint(checkpoint, copy.deepcopy(dict(info)))
+
+    def can_mend(self, error: Exception) -> bool:
+        """Tell whether the run can go on after this error; it says why not."""
+        if not self._is_lost(error) or find_loss() is not None:
+            return False
+        trainer = self._trainer
+        reasons = (
+            (trainer.given.policy is not None, "the policy was given to it"),
+            (trainer.given.critic is not None, "the critic was given to it"),
+            (trainer.given.teacher is not None, "the teacher was given to it"),
+            (trainer.samples_ahead, "it samples ahead (asynchronous)"),
+            (
+                not trainer.config.checkpointing.enabled,
+                "it keeps no state to go back to (checkpointing.enabled=false)",
+            ),
+            (
+                self._num_restarts() >= self._max_restarts,
+                f"fault_tolerance.max_restarts={self._max_restarts} restarts in a row "
+                "are used up",
+            ),
+        )
+        why = next((reason for holds, reason in reasons if holds), None)
+        if why is not None:
+            error.add_note(f"The run does not start the lost workers again: {why}.")
+        return why is None
+
+    def start_again(self, error: Exception) -> StartingPoint:
+        """Start the workers again and return where the loop is to go on.
+
+        Raises:
+            WorkerError: They do not come up.
+            CheckpointError: The newest checkpoint is damaged.
+        """
+        trainer = self._trainer
+        failed_in = trainer.state.step + 1
+        self._num_in_a_row = self._num_restarts() + 1
+        self._failed_in = max(self._failed_in, failed_in)
+        point = self._newest()
+        found = point.info["state"]["step"]
+        _logger.warning(
+            "training workers are lost in step %d, and are started again (%d of %d in "
+            "a row); the run goes back to step %d: %s",
+            *(failed_in, self._num_in_a_row, self._max_restarts, found),
+            str(error).strip().splitlines()[0],
+        )
+        self._updates.go_back(point.info)
+        self._reload(point.checkpoint)
+        return point
+
+    def _num_restarts(self) -> int:
+        """Return the restarts so far without a step beyond the furthest that failed."""
+        is_beyond = self._trainer.state.step + 1 > self._failed_in
+        return 0 if is_beyond else self._num_in_a_row
+
+    def _newest(self) -> StartingPoint:
+        last = self._trainer.state.last_checkpoint
+        if last and self._outputs.checkpoints.saved_at >= 0:
+            path = Path(last)
+            return StartingPoint(path, self._outputs.checkpoints.load(path))
+        assert self._beginning is not None  # a step comes after the begin
+        return self._beginning
+
+    def _reload(self, checkpoint: Path | None) -> None:
+        trainer = self._trainer
+        parts, needs = trainer.components, trainer.needs
+        starter = Starter(trainer.config, ExitStack())
+        policy, critic, teacher = parts.policy, parts.critic, parts.teacher
+        if isinstance(policy, TrainingPolicy):
+            reference = needs.reference_policy
+            starter.policy(policy.cluster, reference, checkpoint, policy)
+        if isinstance(critic, TrainingPolicy):
+            starter.further_policy("critic", critic.cluster, checkpoint, critic)
+        if isinstance(teacher, TrainingPolicy) and teacher.is_lost:
+            starter.further_policy("teacher", teacher.cluster, None, teacher)
+        if parts.sync is not None:
+            parts.sync.go_back()
+
+    def _is_lost(self, error: BaseException) -> bool:
+        """Whether a process of a trained model or a teacher is what failed."""
+        causes: list[BaseException] = []
+        cause: BaseException | None = error
+        while cause is not None and cause not in causes:
+            causes.append(cause)
+            cause = cause.__cause__ or cause.__context__
+        # Ranks that are released after an exception of another one are gone as well,
+        # and it would be raised again.
+        kinds = (WorkerDiedError, WorkerHungError)
+        parts = self._trainer.components
+        return any(isinstance(cause, kinds) for cause in causes) and any(
+            isinstance(part, TrainingPolicy) and part.is_lost
+            for part in (parts.policy, parts.critic, parts.teacher)
+        )

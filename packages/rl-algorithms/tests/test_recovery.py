@@ -1,0 +1,136 @@
+"""Training workers that are killed in the middle of a run, which goes on."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import rl_algorithms as rl
+from rl_distributed.errors import WorkerDiedError
+
+ROWS = [{"prompt": f"{a}+{b}="} for a in range(4) for b in range(4)]
+GRPO = {
+    "num_prompts_per_step": 4,
+    "num_generations_per_prompt": 4,
+    "max_new_tokens": 3,
+    "max_total_sequence_length": 16,
+    "train_micro_batch_size": 16,
+    "lr": 3e-3,
+    "max_num_steps": 5,
+    "save_period": 2,
+    "val_period": 2,
+}
+
+
+def seven(prompt, response):
+    return 1.0 if response[:1] == "7" else 0.1 * len(response)
+
+
+class Killer(rl.Callback):
+    """Kills workers of a model when a phase of these steps begins, each time once."""
+
+    def __init__(self, *moments, model="policy", again=0):
+        self.left = list(moments)
+        self.model, self.again = model, again
+
+    def on_phase(self, trainer, steps_done, phase, step, total):
+        if (step, phase) not in self.left:
+            return
+        if self.again:
+            self.again -= 1
+        else:
+            self.left.remove((step, phase))
+        for pid in getattr(trainer.components, self.model).group.worker_pids:
+            os.kill(pid, signal.SIGKILL)
+
+
+def run(model, folder, pool, *killers, algorithm="grpo", **settings):
+    settings = {**GRPO, "output_dir": str(folder), **settings}
+    made = rl.get_algorithm(algorithm).from_pretrained(model, **settings)
+    trainer = type(made)(made.config, pool=pool)
+    return trainer.fit(ROWS, val_dataset=ROWS[:4], reward_fn=seven, callbacks=killers)
+
+
+def weights(result, part="policy"):
+    return load_file(
+        result.run_dir / "checkpoints" / "step_5" / part / "weights/model.safetensors"
+    )
+
+
+def measured(result):
+    """What was measured in each step, without how long it took."""
+    return [
+        {
+            name: value
+            for name, value in record.items()
+            if not name.startswith(("timing:", "performance:"))
+        }
+        for record in result.history
+    ]
+
+
+def check_equal(found, expected, *parts):
+    assert found.steps == expected.steps == 5
+    for part in parts or ("policy",):
+        ours, theirs = weights(found, part), weights(expected, part)
+        assert set(ours) == set(theirs)
+        assert [n for n in ours if not torch.equal(ours[n], theirs[n])] == []
+    assert measured(found) == measured(expected)
+
+
+@pytest.fixture(scope="module")
+def whole(tiny_model, tmp_path_factory, pool):
+    return run(tiny_model, tmp_path_factory.mktemp("whole") / "run", pool)
+
+
+@pytest.mark.parametrize(
+    ("moment", "back_to"),
+    [
+        ((2, "policy_training"), 0),
+        ((4, "prepare_for_generation"), 2),
+        # When step 4 is counted, and validated.
+        ((5, "checkpointing"), 2),
+    ],
+    ids=lambda value: "-".join(map(str, value)) if isinstance(value, tuple) else None,
+)
+def test_a_killed_rank_leaves_no_trace_in_the_result(
+    tiny_model, tmp_path, pool, whole, moment, back_to
+):
+    killer = Killer(moment)
+    found = run(tiny_model, tmp_path / "run", pool, killer)
+    assert not killer.left
+    check_equal(found, whole)
+    (warning,) = [w for w in found.warnings if "are lost" in w]
+    assert f"in step {moment[0]}, and are started again (1 of 3 in a row)" in warning
+    assert f"the run goes back to step {back_to}" in warning
+
+
+def test_a_critic_goes_back_with_the_policy(tiny_model, tmp_path, pool):
+    settings = {"algorithm": "ppo", "num_generations_per_prompt": 1}
+    whole = run(tiny_model, tmp_path / "whole", pool, **settings)
+    killer = Killer((4, "value_training"), model="critic")
+    found = run(tiny_model, tmp_path / "run", pool, killer, **settings)
+    assert not killer.left
+    check_equal(found, whole, "policy", "critic")
+
+
+def test_restarts_in_a_row_are_bounded(tiny_model, tmp_path, pool):
+    killer = Killer((3, "policy_training"), again=9)
+    settings = {"fault_tolerance.max_restarts": 1}
+    with pytest.raises(WorkerDiedError) as caught:
+        run(tiny_model, tmp_path / "run", pool, killer, **settings)
+    assert killer.again == 7, "the first time, and once more"
+    notes = " ".join(caught.value.__notes__)
+    assert "fault_tolerance.max_restarts=1 restarts in a row are used up" in notes
+
+
+def test_a_run_that_keeps_nothing_ends(tiny_model, tmp_path, pool):
+    killer = Killer((2, "policy_training"))
+    settings = {"checkpointing.enabled": False}
+    with pytest.raises(WorkerDiedError) as caught:
+        run(tiny_model, tmp_path / "run", pool, killer, **settings)
+    assert "checkpointing.enabled=false" in " ".join(caught.value.__notes__)
