@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,12 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from rl_cli.grafana import grafana_dashboard
 from rl_cli.report.page import write_page
 from rl_cli.report.run_reader import read_run
+from rl_distributed.metrics.probes import HostProbe
+from rl_distributed.metrics.sinks.jsonl import read_metrics
+from rl_distributed.metrics.sinks.prometheus import PrometheusSink
 from rl_models.generation.config import GenerationConfig
 from rl_models.tokens.tokenizer import load_tokenizer
 
@@ -124,3 +129,42 @@ def test_weights_of_stages_are_handed_on(whole_run: Any) -> None:
 def test_default_sampling_is_that_of_hugging_face() -> None:
     config = GenerationConfig(max_new_tokens=1)
     assert (config.temperature, config.top_p, config.top_k) == (1.0, 1.0, None)
+
+
+@pytest.mark.slow
+def test_the_dashboard_asks_for_what_a_run_exposes(
+    whole_run: Any, tmp_path: Path
+) -> None:
+    parser = pytest.importorskip("prometheus_client.openmetrics.parser")
+    folder = Path(whole_run.json["run_dir"]) / "stages" / "grpo"
+    sink = PrometheusSink(tmp_path)
+    for step, metrics in read_metrics(folder / "metrics.jsonl"):
+        sink.log_metrics(metrics, step, 0.0)
+    sampled = {f"system/{name}": v for name, v in HostProbe().read().items()}
+    sink.log_metrics(sampled, 7, 0.0)
+    # As a server of Prometheus asks, past the proxies of the machine.
+    accepted = (
+        "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"
+    )
+    request = urllib.request.Request(sink.url, headers={"Accept": accepted})
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with opener.open(request, timeout=30) as answer:
+        assert answer.headers["Content-Type"].startswith("application/openmetrics-text")
+        families = list(parser.text_string_to_metric_families(answer.read().decode()))
+    sink.close()
+    exposed = {
+        (sample.name, sample.labels.get("metric"))
+        for family in families
+        for sample in family.samples
+    }
+    asked = set()
+    for panel in grafana_dashboard()["panels"]:
+        for target in panel.get("targets", ()):
+            query = r'(\w+)\{instance=~"\$instance"(?:, metric="(.*?)")?\}'
+            # Those of any GPU have no name to find on a machine without one.
+            if found := re.fullmatch(query, target["expr"]):
+                asked.add((found[1], found[2]))
+            else:
+                assert "system_gpu" in target["expr"]
+    assert len(asked) > 20
+    assert asked <= exposed

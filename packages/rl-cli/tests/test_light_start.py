@@ -52,6 +52,7 @@ def run(tmp_path, *arguments):
         ["plan", "quickstart"],
         ["plan", "dapo-math-7b"],
         ["recipes"],
+        ["dashboard"],
         ["init", "mine", "--yes"],
         ["env", "list"],
         ["envs", "list"],

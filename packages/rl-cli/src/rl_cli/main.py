@@ -29,6 +29,10 @@ COMMANDS = {
     ),
     "cluster": ("rl_cli.commands.cluster:cluster", "Write files for batch systems."),
     "config": ("rl_cli.commands.config:config", "Show, check or explain a run."),
+    "dashboard": (
+        "rl_cli.commands.dashboard:dashboard",
+        "Print a Grafana dashboard of runs.",
+    ),
     "doctor": ("rl_cli.commands.doctor:doctor", "Check that this machine can run."),
     "env": ("rl_cli.commands.env:env", "Show, build or check actor environments."),
     "envs": (

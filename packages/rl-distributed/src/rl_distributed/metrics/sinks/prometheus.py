@@ -17,7 +17,7 @@ from rl_distributed.metrics.sink import CannotShowError
 from rl_distributed.metrics.sinks.engine import import_engine
 from rl_distributed.metrics.sinks.plain import valid_text
 
-__all__ = ["PrometheusSink", "PrometheusSinkConfig"]
+__all__ = ["PrometheusSink", "PrometheusSinkConfig", "prometheus_name"]
 
 _END_DEADLINE_S = 10.0
 
@@ -154,7 +154,7 @@ class PrometheusSink:
             )
         yield from families.values()
         family = self._families.GaugeMetricFamily(
-            f"{self._config.namespace}_step", "newest step", labels=names[1:]
+            prometheus_name(self._config.namespace), "newest step", labels=names[1:]
         )
         family.add_metric(labels, step)
         yield family
@@ -164,10 +164,7 @@ class PrometheusSink:
         return []
 
     def _name(self, name: str) -> str:
-        plain = re.sub(r"[^a-zA-Z0-9_]+", "_", name).strip("_") or "unnamed"
-        # The bare name of the step is taken.
-        plain = "step_metric" if plain == "step" else plain
-        return f"{self._config.namespace}_{plain}"
+        return prometheus_name(self._config.namespace, name)
 
     def flush(self) -> None:
         """Do nothing; the next question is answered with the newest values."""
@@ -181,6 +178,21 @@ class PrometheusSink:
         # `shutdown` alone does not release the port.
         self._server.server_close()
         self._thread.join(_END_DEADLINE_S)
+
+
+def prometheus_name(namespace: str, name: str | None = None) -> str:
+    """Return the name by which Prometheus knows a metric.
+
+    Args:
+        namespace: `PrometheusSinkConfig.namespace`.
+        name: Name of the metric as it is logged; None: the newest step.
+    """
+    if name is None:
+        return f"{namespace}_step"
+    plain = re.sub(r"[^a-zA-Z0-9_]+", "_", name).strip("_") or "unnamed"
+    # The bare name of the step is taken.
+    plain = "step_metric" if plain == "step" else plain
+    return f"{namespace}_{plain}"
 
 
 def _buckets(histogram: Histogram) -> list[tuple[str, float]]:
