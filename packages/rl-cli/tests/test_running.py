@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -98,7 +99,8 @@ def test_an_error_of_the_report_names_the_command_that_makes_it_again(
         (tmp_path / "out" / "stages" / "grpo.json").write_text("{}")
         raise OSError("No space left on device")
 
-    monkeypatch.setattr(compose, "carry_out", lambda *_, **__: None)
+    outcome = SimpleNamespace(stopped_by=None)
+    monkeypatch.setattr(compose, "carry_out", lambda *_, **__: outcome)
     monkeypatch.setattr(running, "configure_logging", lambda *_, **__: None)
     monkeypatch.setattr(samples, "answer", full)
     monkeypatch.setattr(summary, "result_of", lambda *_, **__: {})

@@ -70,6 +70,10 @@ from .sft.config import SFTConfig as SFTConfig, SFTSettings as SFTSettings
 from .sft.trainer import SFTTrainer as SFTTrainer
 from .trainers.base import BaseTrainer as BaseTrainer
 from .trainers.callbacks import Callback as Callback, LoggingCallback as LoggingCallback
+from .trainers.run.control_requests import (
+    ControlAnswer as ControlAnswer,
+    control_run as control_run,
+)
 from .trainers.run.history import History as History
 from .trainers.run.result import TrainResult as TrainResult
 from .trainers.run.signals import Interrupted as Interrupted

@@ -29,6 +29,7 @@ COMMANDS = {
     ),
     "cluster": ("rl_cli.commands.cluster:cluster", "Write files for batch systems."),
     "config": ("rl_cli.commands.config:config", "Show, check or explain a run."),
+    "ctl": ("rl_cli.commands.ctl:ctl", "Pause, save, stop or change a run."),
     "dashboard": (
         "rl_cli.commands.dashboard:dashboard",
         "Print a Grafana dashboard of runs.",

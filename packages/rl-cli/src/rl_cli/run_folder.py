@@ -229,7 +229,7 @@ class RunFolder:
         if self.has_stages or not (self.path / "result.json").exists():
             return None
         found = self.read("result.json")
-        if found["best_checkpoint"] is None:
+        if found["best_checkpoint"] is None or found.get("stopped_by") is not None:
             return None
         return {
             **{key: found[key] for key in ("metrics", "steps", "run_dir")},

@@ -39,7 +39,13 @@ class RunOutcome:
     wall_s: float
     """Wall time of this process's part of the run, in seconds."""
     stages: dict[str, dict[str, Any]]
-    """Metrics, checkpoint, steps and stop reason of every stage."""
+    """Metrics, checkpoint, steps and stop reason of every stage that was trained."""
+
+    @property
+    def stopped_by(self) -> str | None:
+        """The person or program that asked for the end of the run; None: nobody."""
+        by: str | None = next(reversed(self.stages.values())).get("stopped_by")
+        return by
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -55,7 +61,7 @@ def carry_out(
     *,
     resume: bool,
 ) -> RunOutcome:
-    """Train every stage that has not ended yet.
+    """Train every stage that has not ended yet, until somebody stops the run.
 
     Args:
         run: What to do.
@@ -79,10 +85,14 @@ def carry_out(
                 if result is None:
                     trainer = _trainer(stage, folder, model, pool)
                     result = _train(stage, trainer, display, resume=resume)
-                    folder.end_stage(stage.name, result)
+                    if result["stopped_by"] is None:
+                        folder.end_stage(stage.name, result)
                 results[stage.name] = result
                 kept = Path(result["checkpoint"])
                 model = Path(result["model"])
+                if result.get("stopped_by") is not None:
+                    # No stage follows, and a resume goes on with this one.
+                    break
     except Interrupted as error:
         if error.checkpoint_path is None:
             raise error.with_checkpoint(kept) from None
@@ -144,6 +154,7 @@ def _train(
         "steps": result.steps,
         "run_dir": str(result.run_dir),
         "stop_reason": result.stop_reason,
+        "stopped_by": result.stopped_by,
         "warnings": list(result.warnings),
         "checkpoint": str(result.checkpoint_path),
         "model": str(result.model_path),

@@ -73,6 +73,14 @@ class RunCheckpoints:
         periodic = last or keep or step % self._config.save_period == 0
         return periodic or self._deadline.check_save()
 
+    def is_late(self) -> bool:
+        """Return once whether the time by which a checkpoint must be saved has come."""
+        return self._config.enabled and self._deadline.check_save()
+
+    def begin_step(self) -> None:
+        """Note that a step begins now: what came before counts for none."""
+        self._deadline.start_iterations()
+
     def is_best(self, metrics: Mapping[str, float], earlier: list[float]) -> bool:
         """Return whether the ranking metric is better than all earlier values."""
         name = self._config.metric_name

@@ -39,7 +39,7 @@ from rl_algorithms.trainers.setup.components import Components
 from rl_distributed.config.changes import value_at
 from rl_distributed.errors import ConfigError, DistributedError
 from rl_distributed.logs.logging import get_logger, set_log_level
-from rl_distributed.runs.requests import RunRequest, RunRequests
+from rl_distributed.runs.requests import RunRequest
 from rl_distributed.security.audit import audit
 from rl_models.interfaces import GenerationInterface
 
@@ -123,7 +123,6 @@ class LiveConfig(Generic[ConfigT]):
             ConfigError: An update of an earlier process does not fit any more.
         """
         self._file = UpdateFile(self._trainer.run_dir)
-        self._requests = closing.enter_context(RunRequests(self._trainer.run_dir))
         closing.push(self._end)
         self._take_up([] if info is None else info["state"].get("updates", []))
         self._thread = threading.get_ident()
@@ -195,7 +194,7 @@ class LiveConfig(Generic[ConfigT]):
             )
 
     def apply(self, moment: Moment) -> None:
-        """Have updates take effect that are due here: recorded, queued, asked for."""
+        """Have updates take effect that are due here: recorded ones, queued ones."""
         for update in [
             u for u in self._replays if u.is_due(self._trainer.state.step, moment)
         ]:
@@ -207,15 +206,9 @@ class LiveConfig(Generic[ConfigT]):
             # A callback that runs again after a resume asks for what is there already.
             if new != self._trainer.config:
                 self._take_effect(changes, by, moment)
-        for request in self._requests.take():
-            self._answer(request, moment)
 
-    def _answer(self, request: RunRequest, moment: Moment) -> None:
-        if request.kind != "update":
-            request.refuse(
-                f"the run knows no request {request.kind!r}; it knows update"
-            )
-            return
+    def answer(self, request: RunRequest, moment: Moment) -> None:
+        """Have the update of another process take effect, or refuse it."""
         try:
             changes = request.body.get("changes", {})
             update = self._take_effect(changes, request.by, moment)

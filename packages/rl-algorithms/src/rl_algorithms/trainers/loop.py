@@ -4,6 +4,8 @@
 [validate] -> epoch: draw -> update? -> _train_step -> count -> log
            -> update? -> validate? -> checkpoint?
 training workers lost -> started again -> back to the newest checkpoint
+
+update? also does what else was asked for: pause, checkpoint, stop (`RunControl`)
 ```
 """
 
@@ -16,10 +18,10 @@ from typing import Any, Generic
 from rl_algorithms.data.validation_sets import Loaders
 from rl_algorithms.trainers.algorithm import Algorithm, ConfigT
 from rl_algorithms.trainers.callbacks import RunHooks, with_plain_names
-from rl_algorithms.trainers.live_config import LiveConfig
 from rl_algorithms.trainers.outputs import RunOutputs
 from rl_algorithms.trainers.recovery import Recovery
 from rl_algorithms.trainers.run.signals import Interrupted, SignalGuard
+from rl_algorithms.trainers.run_control import RunControl
 from rl_algorithms.trainers.sampling.validation import validate_parts
 from rl_algorithms.trainers.schedule import RunPlan
 from rl_algorithms.trainers.setup.own_policy import OwnPolicy
@@ -46,7 +48,7 @@ class TrainingLoop(Generic[ConfigT]):
         loaders: Training batches, and those of validation or None.
         tools: What its steps use.
         outputs: Where metrics, samples and checkpoints go.
-        updates: Changes of the configuration, applied between steps.
+        control: What others ask of the run, done between steps.
         hooks: The callbacks.
         signals: Released after each step.
         plan: Returns what the run will do by its present configuration.
@@ -58,16 +60,16 @@ class TrainingLoop(Generic[ConfigT]):
         loaders: Loaders,
         tools: StepTools,
         outputs: RunOutputs,
-        updates: LiveConfig[ConfigT],
+        control: RunControl[ConfigT],
         hooks: RunHooks,
         signals: SignalGuard,
         plan: Callable[[], RunPlan],
     ) -> None:
         self._trainer = trainer
         self._loader, self._val_loader = loaders
-        self._tools, self._outputs, self._updates = tools, outputs, updates
+        self._tools, self._outputs, self._control = tools, outputs, control
         self._hooks, self._signals, self._plan = hooks, signals, plan
-        self._recovery = Recovery(trainer, outputs, updates)
+        self._recovery = Recovery(trainer, outputs, control.updates)
         # The state as of the last step that counts: a checkpoint taken in the middle of
         # a step must not hold the batch that this step has drawn.
         self._loader_state = self._loader.state_dict()
@@ -78,6 +80,7 @@ class TrainingLoop(Generic[ConfigT]):
         self._hooks.call("on_train_begin")
         while not self._train_to_end():
             pass
+        self._control.end()
         self._hooks.call("on_train_end")
         self._tools.finish_training()
 
@@ -157,13 +160,16 @@ class TrainingLoop(Generic[ConfigT]):
         number = trainer.state.step + 1
         with log_context(step=number):
             self._hooks.call_numbered("on_step_begin", number)
-            self._updates.apply("step_begin")
+            self._control.apply("step_begin", self._save_before_step)
+            if self._control.ends_run:
+                # The batch was drawn for a step that never comes.
+                return
             with trainer.timer.time("total_step_time"):
                 metrics = to_floats(trainer._train_step(batch))
             self._advance(metrics)
             # The step counts from here on, so an interruption can save it.
             self._signals.release()
-            self._updates.apply("step_end")
+            self._control.apply("step_end", self._save_checkpoint)
             self._after_step()
 
     def _advance(self, metrics: Mapping[str, float]) -> None:
@@ -196,6 +202,7 @@ class TrainingLoop(Generic[ConfigT]):
         step, last = self._trainer.state.step, self._last_step()
         if checkpoints.due(step, last=last, best=best):
             self._save_checkpoint()
+        self._control.save_if_asked(self._save_checkpoint)
 
     def _last_step(self) -> bool:
         state = self._trainer.state
@@ -259,6 +266,12 @@ class TrainingLoop(Generic[ConfigT]):
         self._hooks.call("on_checkpoint", path)
         return path
 
+    def _save_before_step(self) -> Path:
+        path = self._save_checkpoint()
+        # The step that follows has taken none of this time.
+        self._trainer.timer.reset("checkpointing")
+        return path
+
     def keep_checkpoint(self, *, can_save: bool) -> None:
         """Save what an interrupted run has reached, where that is possible.
 
@@ -294,6 +307,7 @@ class TrainingLoop(Generic[ConfigT]):
         self._tools.start_over()
         self._restore(point.checkpoint, point.info)
         trainer.state.stop_reason = None
+        self._control.go_back()
         trainer.history = self._outputs.go_back_to(trainer.state.step)
 
     def _info(self) -> dict[str, Any]:

@@ -96,6 +96,7 @@ class RunOutputs:
             stop_reason=state.stop_reason or "",
             wall_s=round(time.monotonic() - began_s, 2),
             warnings=tuple(state.warnings),
+            stopped_by=state.stopped_by,
         )
         write_result(self._run_dir, result.to_dict(seed=config.seed))
         return result

@@ -38,6 +38,7 @@ from rl_algorithms.trainers.run.signals import Interrupted, SignalGuard
 from rl_algorithms.trainers.run.state import TrainerState
 from rl_algorithms.trainers.run.throughput import Throughput
 from rl_algorithms.trainers.run.warnings import WarningKeeper
+from rl_algorithms.trainers.run_control import RunControl
 from rl_algorithms.trainers.schedule import (
     Patience,
     RunPlan,
@@ -193,8 +194,10 @@ class TrainingRun(Generic[ConfigT]):
             trainer, outputs, self._signals, self._plan_run, self._follow
         )
         trainer._updates = updates
+        control = RunControl(trainer, updates, outputs, self._hooks, self._signals)
         # Entered before what it lets go of, so that it runs after that is closed.
         self._closing.callback(self._let_go)
+        control.begin(self._closing)
         updates.begin(info, self._closing)
         total_steps = trainer.state.total_steps
         _logger.info("%s; %d steps", trainer.plan.describe(), total_steps)
@@ -218,7 +221,7 @@ class TrainingRun(Generic[ConfigT]):
             self._loaders,
             self._tools,
             outputs,
-            updates,
+            control,
             self._hooks,
             self._signals,
             lambda: self._plan,

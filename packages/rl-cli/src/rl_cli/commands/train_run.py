@@ -6,6 +6,7 @@ import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -77,6 +78,11 @@ def run_and_report(
             guard.raise_pending()
             with display.running():
                 outcome = carry_out(run, folder, display, guard, resume=resume)
+        if outcome.stopped_by is not None:
+            terminal.note(f"Stopped by {outcome.stopped_by}.")
+            terminal.note(f"Go on with: {folder.resume_command(name)}")
+            # The report is about the stages that there are.
+            run = replace(run, stages=run.stages[: len(outcome.stages)])
         return _report(run, folder, outcome, terminal, guard, began_s, aside=as_json)
 
 

@@ -32,6 +32,7 @@ def result_of(
         seed=run.seed,
         metrics=last["metrics"],
         warnings=warnings_of(outcome),
+        stopped_by=outcome.stopped_by,
     )
 
 

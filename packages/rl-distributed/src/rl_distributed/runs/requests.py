@@ -224,12 +224,18 @@ def _find_reader(run_dir: Path) -> Path:
     Raises:
         ConfigError: There is none.
     """
-    if not run_dir.is_dir():
-        raise ConfigError(f"there is no run in {run_dir}: give the folder of a run")
-    for place in (run_dir, *sorted(run_dir.glob("stages/*"))):
-        folder = place / REQUESTS
-        if folder.is_dir() and _is_read(folder):
-            return folder
+    try:
+        if not run_dir.is_dir():
+            raise ConfigError(f"there is no run in {run_dir}: give the folder of a run")
+        for place in (run_dir, *sorted(run_dir.glob("stages/*"))):
+            folder = place / REQUESTS
+            if folder.is_dir() and _is_read(folder):
+                return folder
+    except PermissionError as error:
+        raise ConfigError(
+            f"the run in {run_dir} cannot be asked: {error.filename or run_dir}: "
+            f"{error.strerror}; only the owner of a run may ask something of it"
+        ) from error
     raise _no_reader(run_dir)
 
 

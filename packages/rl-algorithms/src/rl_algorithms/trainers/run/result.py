@@ -31,6 +31,7 @@ def result_record(
     seed: int,
     metrics: Mapping[str, float],
     warnings: Iterable[str] = (),
+    stopped_by: str | None = None,
 ) -> dict[str, Any]:
     """Return the content of `result.json`: what a person wants to know first.
 
@@ -45,6 +46,7 @@ def result_record(
         seed: Seed of the run.
         metrics: Newest value of every metric.
         warnings: What the run was warned of.
+        stopped_by: The person or program that asked for the end.
     """
     return {
         **figures.to_dict(),
@@ -52,6 +54,7 @@ def result_record(
         "wall_s": wall_s,
         "best_checkpoint": _text(best_checkpoint),
         "stop_reason": stop_reason,
+        "stopped_by": stopped_by,
         "warnings": list(warnings),
         "seed": seed,
         "run_dir": str(run_dir),
@@ -91,6 +94,9 @@ class TrainResult:
     """Wall time of this process's part of the run, in seconds."""
     warnings: tuple[str, ...] = ()
     """What the run was warned of, each once, as it stands in the log."""
+    stopped_by: str | None = None
+    """The person or program that asked for the end (`control_run`); a resume goes on
+    from there. None: nobody."""
 
     def __repr__(self) -> str:
         lines = [f"TrainResult: {self.steps} steps, {self.stop_reason or 'no end'}"]
@@ -161,6 +167,7 @@ class TrainResult:
             seed=seed,
             metrics=self.metrics,
             warnings=self.warnings,
+            stopped_by=self.stopped_by,
         )
 
     def _mark(self) -> Mark | None:

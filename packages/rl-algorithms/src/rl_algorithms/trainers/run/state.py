@@ -41,6 +41,8 @@ class TrainerState:
     """Updates of the configuration that are in force, as `updates.jsonl` has them."""
     stop_reason: str | None = None
     """Why the run ends, once that is known."""
+    stopped_by: str | None = None
+    """The person or program that asked for the end of the run; None: nobody."""
     last_checkpoint: str | None = None
     """The newest checkpoint of the run."""
 
@@ -50,7 +52,8 @@ class TrainerState:
 
     def restore(self, data: Mapping[str, Any]) -> None:
         """Take over a stored state, but not why or where the earlier run ended."""
-        keep = {"total_steps", "stop_reason", "last_checkpoint", "warnings"}
+        ending = {"total_steps", "stop_reason", "stopped_by", "last_checkpoint"}
+        keep = {*ending, "warnings"}
         earlier = data.get("warnings", [])
         self.warnings[:] = dict.fromkeys([*earlier, *self.warnings])
         for f in fields(self):

@@ -1,0 +1,240 @@
+"""Controlling a run from other processes, between its steps.
+
+```
+requests/ --> update -----------> LiveConfig
+          --> pause, resume ----> holds the run before its next step
+          --> checkpoint -------> saves what the last step reached
+          --> stop -------------> ends the run; answered when it is saved
+```
+
+| part          | consumes | produces | waits for             | unblocked by         |
+|---------------|----------|----------|-----------------------|----------------------|
+| `RunControl`  | requests | answers  | a resume, when paused | resume, stop, signal |
+| `control_run` | answers  | requests | the next step         | its deadline         |
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Generic
+
+from rl_algorithms.trainers.algorithm import Algorithm, ConfigT
+from rl_algorithms.trainers.callbacks import RunHooks
+from rl_algorithms.trainers.live_config import LiveConfig
+from rl_algorithms.trainers.outputs import RunOutputs
+from rl_algorithms.trainers.run.signals import SignalGuard
+from rl_algorithms.trainers.settings.config_updates import Moment
+from rl_distributed.errors import DistributedError
+from rl_distributed.logs.logging import get_logger
+from rl_distributed.runs.requests import RunRequest, RunRequests
+from rl_distributed.security.audit import audit
+
+__all__ = ["RunControl"]
+
+_logger = get_logger(__name__)
+
+_LOOK_EVERY_S = 0.1
+"""How often a paused run looks for requests."""
+
+Save = Callable[[], Path]
+
+
+class RunControl(Generic[ConfigT]):
+    """Does what other processes ask of a run, between its steps.
+
+    Args:
+        trainer: The run.
+        updates: Changes its configuration.
+        outputs: Its checkpoints.
+        hooks: Told of a pause.
+        signals: End a pause.
+    """
+
+    def __init__(
+        self,
+        trainer: Algorithm[ConfigT],
+        updates: LiveConfig[ConfigT],
+        outputs: RunOutputs,
+        hooks: RunHooks,
+        signals: SignalGuard,
+    ) -> None:
+        self._trainer, self._outputs = trainer, outputs
+        self.updates = updates
+        """Changes of the configuration."""
+        self._hooks, self._signals = hooks, signals
+        self._open: list[RunRequest] = []
+        """Those that are answered when they are done."""
+        self._paused_by: str | None = None
+        self._kinds: dict[str, Callable[[RunRequest], None]] = {
+            "pause": self._note_pause,
+            "resume": self._resume,
+            "checkpoint": self._note_checkpoint,
+            "stop": self._note_stop,
+        }
+
+    def begin(self, closing: ExitStack) -> None:
+        """Read requests from now on.
+
+        Args:
+            closing: Gets the calls that end it.
+        """
+        self._requests = closing.enter_context(RunRequests(self._trainer.run_dir))
+        # Before those are closed, as it was registered later.
+        closing.callback(self._refuse_open)
+
+    def apply(self, moment: Moment, save: Save) -> None:
+        """Do what is due at this moment; a run that was paused is held before a step.
+
+        Args:
+            moment: Where the run is.
+            save: Saves what the last step reached.
+
+        Raises:
+            Interrupted: A signal came while the run was paused.
+        """
+        self.updates.apply(moment)
+        self._take(moment)
+        if moment == "step_begin":
+            self.save_if_asked(save)
+            if self._paused_by is not None:
+                self._hold(save)
+
+    def go_back(self) -> None:
+        """Keep to what was asked of a run that has lost its newest steps."""
+        if self.ends_run:
+            self._trainer.request_stop(self._stopped())
+
+    @property
+    def ends_run(self) -> bool:
+        """Whether somebody has asked for the end of the run."""
+        return self._trainer.state.stopped_by is not None
+
+    def save_if_asked(self, save: Save) -> None:
+        """Save what the last step reached, if somebody wants it, and answer."""
+        wanted = self._pop("checkpoint")
+        if not wanted:
+            return
+        state = self._trainer.state
+        try:
+            if self._outputs.checkpoints.saved_at != state.step:
+                save()
+        except (DistributedError, OSError) as error:
+            # Nothing but this request needs it; the run goes on.
+            for request in wanted:
+                self._refuse(request, str(error))
+        else:
+            for request in wanted:
+                self._answer(request, checkpoint=state.last_checkpoint)
+
+    def end(self) -> None:
+        """Answer who asked for the end of the run: all is saved."""
+        kept = self._trainer.state.last_checkpoint
+        for request in self._pop("stop"):
+            self._answer(request, checkpoint=kept)
+
+    # Requests --------------------------------------------------------------------
+
+    def _take(self, moment: Moment) -> None:
+        for request in self._requests.take():
+            if request.kind == "update":
+                self.updates.answer(request, moment)
+            elif request.kind in self._kinds:
+                self._kinds[request.kind](request)
+            else:
+                known = ", ".join(["update", *self._kinds])
+                request.refuse(
+                    f"the run knows no request {request.kind!r}; it knows {known}"
+                )
+
+    def _note_pause(self, request: RunRequest) -> None:
+        if self._paused_by is not None:
+            self._refuse(request, f"the run is paused already, by {self._paused_by}")
+        elif self.ends_run:
+            self._refuse(request, self._stopped())
+        else:
+            self._paused_by = request.by
+            self._open.append(request)
+
+    def _resume(self, request: RunRequest) -> None:
+        if self._paused_by is None:
+            self._refuse(request, "the run is not paused: nothing to resume")
+            return
+        self._paused_by = None
+        # Not held yet: both came after the same step.
+        for pause in self._pop("pause"):
+            self._refuse(pause, f"the run goes on already, by {request.by}")
+        self._answer(request)
+
+    def _note_checkpoint(self, request: RunRequest) -> None:
+        if self._trainer.config.checkpointing.enabled:
+            self._open.append(request)
+        else:
+            self._refuse(
+                request,
+                "the run writes no checkpoints: it was started with "
+                "checkpointing.enabled=false",
+            )
+
+    def _note_stop(self, request: RunRequest) -> None:
+        state = self._trainer.state
+        self._open.append(request)
+        if state.stopped_by is not None:
+            return
+        state.stopped_by = request.by
+        self._trainer.request_stop(self._stopped())
+        self._paused_by = None
+        for pause in self._pop("pause"):
+            self._refuse(pause, self._stopped())
+
+    def _stopped(self) -> str:
+        return f"stopped by {self._trainer.state.stopped_by}"
+
+    # Pause -----------------------------------------------------------------------
+
+    def _hold(self, save: Save) -> None:
+        """Wait until the run may go on; requests are seen to meanwhile."""
+        state, checkpoints = self._trainer.state, self._outputs.checkpoints
+        self._hooks.call("on_phase", "paused", state.step, state.total_steps)
+        for request in self._pop("pause"):
+            self._answer(request)
+        look = threading.Event()
+        while self._paused_by is not None:
+            self._signals.check()
+            look.wait(_LOOK_EVERY_S)
+            self._take("step_begin")
+            self.save_if_asked(save)
+            unsaved = state.step > 0 and checkpoints.saved_at != state.step
+            # The time of the job passes for a paused run, too.
+            if unsaved and checkpoints.is_late():
+                save()
+        # No step took as long as the pause.
+        checkpoints.begin_step()
+
+    # Answers ---------------------------------------------------------------------
+
+    def _pop(self, kind: str) -> list[RunRequest]:
+        found = [request for request in self._open if request.kind == kind]
+        self._open = [request for request in self._open if request.kind != kind]
+        return found
+
+    def _answer(self, request: RunRequest, **result: Any) -> None:
+        step, folder = self._trainer.state.step, str(self._trainer.run_dir)
+        _logger.info("%s by %s, after step %d", request.kind, request.by, step)
+        audit(f"run.{request.kind}", folder, by=request.by, step=step, **result)
+        request.answer({"step": step, **result})
+
+    def _refuse(self, request: RunRequest, reason: str) -> None:
+        _logger.warning("%s by %s was refused: %s", request.kind, request.by, reason)
+        folder = str(self._trainer.run_dir)
+        audit(f"run.{request.kind}", folder, "refused", by=request.by, error=reason)
+        request.refuse(reason)
+
+    def _refuse_open(self) -> None:
+        for request in self._open:
+            self._refuse(
+                request, "the run ended before it got to that: look at its log"
+            )
+        self._open = []
