@@ -62,6 +62,7 @@ def run(tmp_path, *arguments):
         ["runs", "."],
         ["watch", "--help"],
         ["audit", "verify", "--help"],
+        ["ctl", "set", "--help"],
     ],
     ids=" ".join,
 )

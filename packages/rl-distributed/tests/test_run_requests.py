@@ -7,7 +7,9 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -217,3 +219,28 @@ def test_what_a_reader_on_another_machine_has_left_is_not_waited_for(tmp_path):
 def test_there_is_one_reader(tmp_path):
     with RunRequests(tmp_path), pytest.raises(LockHeldError):
         RunRequests(tmp_path)
+
+
+ASKER = """
+import os, sys
+from rl_distributed.errors import ConfigError
+from rl_distributed.runs.requests import send_request
+os.setgid(65534)
+os.setuid(65534)
+try:
+    send_request(sys.argv[1], "pause", {}, deadline_s=5.0)
+except ConfigError as error:
+    print(error)
+"""
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+@pytest.mark.parametrize("mode", [0o700, 0o755])
+def test_of_another_user(mode):
+    # In no folder of pytest's: those are closed to others.
+    with tempfile.TemporaryDirectory() as run, RunRequests(Path(run)) as requests:
+        Path(run).chmod(mode)
+        command = [sys.executable, "-c", ASKER, run]
+        said = subprocess.check_output(command, text=True, timeout=DEADLINE_S)
+        assert "only the owner of a run may ask something of it" in said
+        assert requests.take() == []

@@ -107,8 +107,8 @@ def stop(run: Path, timeout: float, by: str | None, as_json: bool) -> None:
 
 
 @ctl.command("set", short_help="Change keys of a run that goes on.")
-@click.argument("changes", metavar="KEY=VALUE...", nargs=-1, required=True)
 @_asking
+@click.argument("changes", metavar="KEY=VALUE...", nargs=-1, required=True)
 def set_keys(
     run: Path,
     changes: tuple[str, ...],

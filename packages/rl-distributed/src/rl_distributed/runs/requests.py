@@ -19,6 +19,7 @@ The reader looks between steps; when it closes, it answers the remaining request
 from __future__ import annotations
 
 import contextlib
+import errno
 import getpass
 import json
 import os
@@ -229,7 +230,14 @@ def _find_reader(run_dir: Path) -> Path:
             raise ConfigError(f"there is no run in {run_dir}: give the folder of a run")
         for place in (run_dir, *sorted(run_dir.glob("stages/*"))):
             folder = place / REQUESTS
-            if folder.is_dir() and _is_read(folder):
+            if not folder.is_dir():
+                continue
+            # Whoever may not look in would see no reader.
+            if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
+                raise PermissionError(
+                    errno.EACCES, os.strerror(errno.EACCES), str(folder)
+                )
+            if _is_read(folder):
                 return folder
     except PermissionError as error:
         raise ConfigError(
