@@ -275,6 +275,9 @@ def test_the_run_of_an_algorithm_is_not_nested(here: Path) -> None:
             "checkpoint": "step_2",
             "model": "step_2/policy/weights",
         }
+        # What somebody stopped goes on when it is resumed.
+        folder.write("result.json", {**result, "stopped_by": "alice"})
+        assert folder.stage_result("sft") is None
 
 
 def test_an_older_run_of_an_algorithm_stays_where_it_is(here: Path) -> None:
