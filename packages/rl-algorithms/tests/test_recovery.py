@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 
 import pytest
 import torch
@@ -107,6 +108,32 @@ def test_a_killed_rank_leaves_no_trace_in_the_result(
     (warning,) = [w for w in found.warnings if "are lost" in w]
     assert f"in step {moment[0]}, and are started again (1 of 3 in a row)" in warning
     assert f"the run goes back to step {back_to}" in warning
+
+
+class Stop(rl.Callback):
+    """Asks for the end of the run in its third step, and waits for the request."""
+
+    def on_step_end(self, trainer, step, metrics):
+        if step == 3:
+            ask = (trainer.run_dir, "stop")
+            options = {"by": "alice", "deadline_s": 120.0}
+            self.thread = threading.Thread(
+                target=lambda: setattr(self, "said", rl.control_run(*ask, **options))
+            )
+            self.thread.start()
+            pause, requests = threading.Event(), trainer.run_dir / "requests"
+            while self.thread.is_alive() and not [*requests.glob("*.request.json")]:
+                pause.wait(0.01)
+
+
+def test_a_stop_holds_where_the_run_goes_back(tiny_model, tmp_path, pool):
+    stop, killer = Stop(), Killer((4, "checkpointing"))
+    found = run(tiny_model, tmp_path / "run", pool, stop, killer)
+    stop.thread.join(120.0)
+    assert not killer.left
+    assert (found.steps, found.stopped_by) == (2, "alice")
+    assert found.stop_reason == "stopped by alice"
+    assert (stop.said.step, stop.said.checkpoint.name) == (2, "step_2")
 
 
 def test_a_critic_goes_back_with_the_policy(tiny_model, tmp_path, pool):
