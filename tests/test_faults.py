@@ -238,42 +238,65 @@ def environment_and_others(
     return environment, found[False]
 
 
+def goes_on(process: subprocess.Popen[str], out: Path) -> None:
+    """Wait for two further checkpoints."""
+    enough = newest_step(out) + 4
+    wait_until(
+        lambda: process.poll() is not None or newest_step(out) >= enough,
+        f"step {enough}",
+    )
+    assert process.poll() is None, process.communicate()[1]
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_killed_environment_costs_nothing_and_a_killed_policy_names_the_way_on(
+def test_killed_workers_of_every_kind_are_replaced(
+    start: Callable[..., subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    path = write_recipe(tmp_path, long_grpo(max_num_steps=4000))
+    out = tmp_path / "out"
+    process = start("train", path, f"output_dir={out}")
+    goes_on(process, out)
+    environment, _ = environment_and_others(process)
+    environment.kill()
+    goes_on(process, out)
+    replaced, others = environment_and_others(process)
+    assert replaced.pid != environment.pid
+    # Those that train and those that sample, at the same time.
+    for worker in others:
+        worker.kill()
+    goes_on(process, out)
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 128 + signal.SIGTERM, err
+    assert "its rows are sent again (1 of 3)" in err
+    assert "and are started again (1 of 3 in a row); the run goes back to" in err
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_run_that_restarts_nothing_names_the_way_on(
     start: Callable[..., subprocess.Popen[str]], tmp_path: Path
 ) -> None:
     folder = tmp_path / "with a blank"
     folder.mkdir()
-    path = write_recipe(folder, long_grpo(max_num_steps=4000))
+    data = long_grpo(max_num_steps=4000)
+    data["stages"]["grpo"]["fault_tolerance"] = {"max_restarts": 0}
+    path = write_recipe(folder, data)
     out = folder / "out"
-
-    def goes_on(process: subprocess.Popen[str]) -> None:
-        """Wait for two further checkpoints."""
-        enough = newest_step(out) + 4
-        wait_until(
-            lambda: process.poll() is not None or newest_step(out) >= enough,
-            f"step {enough}",
-        )
-        assert process.poll() is None, process.communicate()[1]
-
     process = start("train", path, f"output_dir={out}")
-    goes_on(process)
-    environment, others = environment_and_others(process)
-    environment.kill()
-    goes_on(process)
-    replaced, others = environment_and_others(process)
-    assert replaced.pid != environment.pid
+    goes_on(process, out)
+    _, others = environment_and_others(process)
     for worker in others:
         worker.kill()
     _, err = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 1, err
-    assert "its rows are sent again (1 of 3)" in err
+    assert "fault_tolerance.max_restarts=0 restarts in a row are used up" in err
     command = next(line for line in err.splitlines() if "Go on with: " in line)
     name, *arguments = shlex.split(command.partition("Go on with: ")[2])
     assert [name, *arguments] == ["rl", "train", path, "--resume", str(out)]
     resumed = start(*arguments)
-    goes_on(resumed)
+    goes_on(resumed, out)
 
 
 def test_every_moment_has_its_turn(request: pytest.FixtureRequest) -> None:
