@@ -39,7 +39,7 @@ def _asking(command: Callable[..., None]) -> Callable[..., None]:
     """Add what all commands take."""
     for option in (
         click.option("--json", "as_json", is_flag=True, help="Print one JSON object."),
-        click.option("--by", help="Who asks, for the record; default: user@machine."),
+        click.option("--by", help="Your name for the record; default: user@machine."),
         click.option(
             "--timeout", default=_DEADLINE_S, show_default=True, type=Number(above=0.0),
             help="Seconds to wait for the run; longer than one of its steps.",

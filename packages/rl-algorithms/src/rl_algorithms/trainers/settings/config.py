@@ -90,9 +90,9 @@ class FaultToleranceConfig(Config):
     max_restarts: int = Field(3, ge=0)
     """How often in a row training workers that die or hang are started again. The run
     then goes back to its newest checkpoint, or to its start, and does the steps since
-    then again. A step beyond the one that failed begins the count anew. 0: the first
-    loss ends the run. Needs `checkpointing.enabled` and a policy that the run has
-    started itself; not with `asynchronous`."""
+    then again. A step beyond the one that failed resets the count. 0: the first loss
+    ends the run. Needs `checkpointing.enabled` and a policy that the run has started
+    itself; not with `asynchronous`."""
 
 
 class TrainerConfig(Config):

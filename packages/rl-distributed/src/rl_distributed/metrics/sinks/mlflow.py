@@ -144,8 +144,8 @@ class MlflowSink:
         step: int,
     ) -> None:
         """Write an artifact of the form that `mlflow.load_table` reads."""
-        # MLflow's own `log_table` needs pandas, and reads and writes a table anew with
-        # each step that is added to it.
+        # MLflow's own `log_table` needs pandas, and rewrites the whole table with each
+        # step that is added to it.
         path = _artifact("tables", name, step, "json")
         shown = {"columns": list(columns), "data": [list(row) for row in rows]}
         self._client.log_dict(self.run_id, shown, path)
