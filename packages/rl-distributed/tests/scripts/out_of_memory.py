@@ -20,7 +20,8 @@ from rl_distributed import (
 )
 from rl_distributed.errors import WorkerDiedError
 
-MARGIN_MIB, MOST_MIB = 500, 2_000
+# Little of the most is filled, unless another suite gives memory back meanwhile.
+MARGIN_MIB, MOST_MIB = 500, 8_000
 
 
 def main() -> None:
