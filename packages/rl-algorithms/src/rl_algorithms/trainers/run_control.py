@@ -68,12 +68,6 @@ class RunControl(Generic[ConfigT]):
         self._open: list[RunRequest] = []
         """Those that are answered when they are done."""
         self._paused_by: str | None = None
-        self._kinds: dict[str, Callable[[RunRequest], None]] = {
-            "pause": self._note_pause,
-            "resume": self._resume,
-            "checkpoint": self._note_checkpoint,
-            "stop": self._note_stop,
-        }
 
     def begin(self, closing: ExitStack) -> None:
         """Read requests from now on.
@@ -138,13 +132,21 @@ class RunControl(Generic[ConfigT]):
     # Requests --------------------------------------------------------------------
 
     def _take(self, moment: Moment) -> None:
+        # Kept here, not in this object: methods in it would be a circle of references,
+        # which keeps the trainer and its cluster until Python looks for such circles.
+        kinds: dict[str, Callable[[RunRequest], None]] = {
+            "pause": self._note_pause,
+            "resume": self._resume,
+            "checkpoint": self._note_checkpoint,
+            "stop": self._note_stop,
+        }
         for request in self._requests.take():
             if request.kind == "update":
                 self.updates.answer(request, moment)
-            elif request.kind in self._kinds:
-                self._kinds[request.kind](request)
+            elif request.kind in kinds:
+                kinds[request.kind](request)
             else:
-                known = ", ".join(["update", *self._kinds])
+                known = ", ".join(["update", *kinds])
                 request.refuse(
                     f"the run knows no request {request.kind!r}; it knows {known}"
                 )
