@@ -198,5 +198,9 @@ def parity(session: nox.Session) -> None:
 
 @nox.session
 def lock(session: nox.Session) -> None:
-    """Resolve again with the index, pin every wheel and write `uv.lock`."""
-    session.run(sys.executable, "tools/wheelhouse.py", "lock", external=True)
+    """Resolve again with the index, pin every wheel and write `uv.lock`.
+
+    Versions that are locked stay where they fit; `-- --upgrade` takes the newest.
+    """
+    script = "tools/wheelhouse.py"
+    session.run(sys.executable, script, "lock", *session.posargs, external=True)

@@ -2,11 +2,14 @@
 
     python tools/wheelhouse.py fill     download what requirements/wheelhouse.txt pins
     python tools/wheelhouse.py lock     resolve again, pin, download, write uv.lock
+    python tools/wheelhouse.py lock --upgrade    the same, with the newest versions
 
 `uv.lock` resolves against the flat folder `wheelhouse/`, so it names no host. The
 download is done by pip, because then a mirror, a proxy or a wheel folder that the
-user's pip is configured for is honoured. Standard library only: it runs before
-anything is installed.
+user's pip is configured for is honoured. A package may be pinned in two versions:
+extras that exclude each other (`[tool.uv] conflicts`) have environments of their own.
+The few that are published as sources alone are built here, and their pin has the hash
+of the sources. Standard library only: it runs before anything is installed.
 """
 
 from __future__ import annotations
@@ -19,6 +22,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import tomllib
+from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -31,6 +36,22 @@ UNDECLARED = ["intel-cmplr-lib-ur==2024.2.1"]
 HEADER = (
     "# Every wheel of uv.lock with its hash. Written by `nox -s lock`; do not edit.\n"
 )
+SOURCE = "  # built from its source"
+
+
+@dataclass(frozen=True)
+class Pin:
+    """One version of a distribution, and the hash of what is downloaded for it."""
+
+    name: str
+    version: str
+    digest: str
+    is_source: bool = False
+
+    @property
+    def requirement(self) -> str:
+        """The line that pip takes."""
+        return f"{self.name}=={self.version} --hash=sha256:{self.digest}"
 
 
 def say(message: str) -> None:
@@ -48,10 +69,13 @@ def sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
-def read_pins(text: str) -> dict[str, tuple[str, str]]:
-    """Parse `name==version --hash=sha256:...` lines into name -> (version, hash)."""
-    found = re.findall(r"^([\w.-]+)==(\S+) --hash=sha256:([0-9a-f]{64})$", text, re.M)
-    return {name: (version, digest) for name, version, digest in found}
+def read_pins(text: str) -> list[Pin]:
+    """Parse `name==version --hash=sha256:...` lines."""
+    line = rf"^([\w.-]+)==(\S+) --hash=sha256:([0-9a-f]{{64}})({SOURCE})?$"
+    return [
+        Pin(name, version, digest, bool(source))
+        for name, version, digest, source in re.findall(line, text, re.M)
+    ]
 
 
 def wheel_of(folder: Path, name: str, version: str) -> Path | None:
@@ -65,19 +89,46 @@ def wheel_of(folder: Path, name: str, version: str) -> Path | None:
     return None
 
 
-def pip_download(lines: list[str], *, hashes: bool, extra: list[str] = ()) -> int:  # type: ignore[assignment]
-    """Download the given requirement lines into the wheelhouse; return pip's code."""
+def call_pip(command: str, lines: list[str], options: list[str]) -> bool:
+    """Let pip put the given requirement lines into the wheelhouse."""
     with tempfile.NamedTemporaryFile("w", suffix=".txt", delete=False) as file:
         file.write("\n".join(lines) + "\n")
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet"]
-    command += ["--only-binary=:all:", "--dest", str(WHEELHOUSE), *extra]
-    command += ["--progress-bar=off", "-r", file.name]
-    if hashes:
-        command.append("--require-hashes")
+    call = [sys.executable, "-m", "pip", command, "--no-deps", "--quiet"]
+    call += ["--progress-bar=off", *options, "-r", file.name]
     try:
-        return subprocess.call(command)
+        return subprocess.call(call) == 0
     finally:
         os.unlink(file.name)
+
+
+def download(lines: list[str], *options: str) -> bool:
+    """Download wheels; return whether all could be had."""
+    to = ["--only-binary=:all:", "--dest", str(WHEELHOUSE)]
+    # pip takes one version of a distribution per call.
+    left = lines
+    while left:
+        names = [re.split("==", line)[0] for line in left]
+        first = [line for at, line in enumerate(left) if names[at] not in names[:at]]
+        if not call_pip("download", first, [*to, *options]):
+            return False
+        left = [line for line in left if line not in first]
+    return True
+
+
+def build(pin: Pin) -> None:
+    """Build the wheel of a distribution that is published as sources alone.
+
+    Raises:
+        SystemExit: It cannot be built.
+    """
+    say(f"building {pin.name}=={pin.version} from its source")
+    options = [f"--no-binary={pin.name}", "--require-hashes"]
+    options += ["--wheel-dir", str(WHEELHOUSE)]
+    if not call_pip("wheel", [pin.requirement], options):
+        raise SystemExit(
+            f"wheelhouse: {pin.name} could not be built; see pip's message (C sources "
+            "need a compiler: install gcc)"
+        )
 
 
 def fill() -> None:
@@ -92,41 +143,43 @@ def fill() -> None:
     key = hashlib.sha256(PINS.read_bytes()).hexdigest()
     if stamp.exists() and stamp.read_text() == key:
         return
-    missing = [
-        name for name, pin in pins.items() if not wheel_of(WHEELHOUSE, name, pin[0])
-    ]
+    missing = [pin for pin in pins if not wheel_of(WHEELHOUSE, pin.name, pin.version)]
     say(f"{len(pins)} wheels pinned, {len(missing)} to download")
     for start in range(0, len(missing), 20):
         part = missing[start : start + 20]
-        say(f"{start}/{len(missing)} {part[0]} ... {part[-1]}")
-        lines = [f"{n}=={pins[n][0]} --hash=sha256:{pins[n][1]}" for n in part]
+        say(f"{start}/{len(missing)} {part[0].name} ... {part[-1].name}")
+        lines = [pin.requirement for pin in part if not pin.is_source]
         torch = [line for line in lines if line.startswith("torch==")]
         rest = [line for line in lines if line not in torch]
-        if rest and pip_download(rest, hashes=True) != 0:
+        if not download(rest, "--require-hashes"):
             raise SystemExit("wheelhouse: pip could not download; see its message")
-        if torch and pip_download(torch, hashes=True) != 0:
+        if not download(torch, "--require-hashes"):
             say("no CPU build of torch in pip's sources; asking PyTorch's own")
-            index = ["--index-url", TORCH_CPU_WHEELS]
-            if pip_download(torch, hashes=True, extra=index) != 0:
+            if not download(torch, "--require-hashes", "--index-url", TORCH_CPU_WHEELS):
                 raise SystemExit(
                     "wheelhouse: no CPU build of torch found; put its wheel into a "
                     "folder and name that folder in PIP_FIND_LINKS"
                 )
+        for pin in part:
+            if pin.is_source:
+                build(pin)
     remove_unpinned(pins)
     stamp.write_text(key)
     say(f"{len(pins)} wheels ready")
 
 
-def remove_unpinned(pins: dict[str, tuple[str, str]]) -> None:
+def remove_unpinned(pins: list[Pin]) -> None:
     """Delete wheels that no pin names, and fail on one whose content is wrong."""
     kept = set()
-    for name, (version, digest) in pins.items():
-        path = wheel_of(WHEELHOUSE, name, version)
-        if path is None or sha256(path) != digest:
+    for pin in pins:
+        path = wheel_of(WHEELHOUSE, pin.name, pin.version)
+        # pip checked the sources; what is built of them has another hash each time.
+        if path is None or not (pin.is_source or sha256(path) == pin.digest):
             if path is not None:
                 path.unlink()
             raise SystemExit(
-                f"wheelhouse: {name}=={version} is missing or damaged; run this again"
+                f"wheelhouse: {pin.name}=={pin.version} is missing or damaged; run "
+                "this again"
             )
         kept.add(path)
     for path in WHEELHOUSE.glob("*.whl"):
@@ -134,8 +187,13 @@ def remove_unpinned(pins: dict[str, tuple[str, str]]) -> None:
             path.unlink()
 
 
-def lock() -> None:
-    """Resolve with the index, pin every wheel, download, and write `uv.lock`."""
+def resolve(*, upgrade: bool) -> list[dict]:
+    """Resolve with the index; return the packages of that lock that it has wheels of.
+
+    Args:
+        upgrade: Whether to take the newest versions; else those of `uv.lock` stay
+            where they fit.
+    """
     links = subprocess.run(
         [sys.executable, "-m", "pip", "config", "get", "global.find-links"],
         capture_output=True,
@@ -152,31 +210,51 @@ def lock() -> None:
         text = text.replace("no-index = true", "no-index = false")
         text = re.sub(r"^find-links = .*$", "find-links = []", text, flags=re.M)
         (scratch / "pyproject.toml").write_text(text)
+        lock = scratch / "uv.lock"
+        shutil.copy(ROOT / "uv.lock", lock)
         env = dict(os.environ, UV_FIND_LINKS=",".join(links))
-        run = ["uv", "lock", "--project", str(scratch), "--upgrade"]
+        run = ["uv", "lock", "--project", str(scratch)]
+        run += ["--upgrade"] if upgrade else []
         subprocess.run(run, check=True, env=env)
-        export = ["uv", "export", "--project", str(scratch), "--frozen", "--no-hashes"]
-        export += ["--all-packages", "--all-extras", "--all-groups", "--no-annotate"]
-        export += ["--no-emit-workspace", "--no-header"]
-        out = subprocess.run(
-            export, check=True, env=env, capture_output=True, text=True
-        ).stdout
-    wanted = re.findall(r"^([\w.-]+)==([^\s;]+)", out, re.M)
+        packages = tomllib.loads(lock.read_text())["package"]
+    return [package for package in packages if "registry" in package["source"]]
+
+
+def lock(*, upgrade: bool = False) -> None:
+    """Resolve with the index, pin every wheel, download, and write `uv.lock`.
+
+    Args:
+        upgrade: As in `resolve`.
+    """
+    pins, wanted = [], [tuple(line.split("==")) for line in UNDECLARED]
+    for package in resolve(upgrade=upgrade):
+        name, version = package["name"], package["version"]
+        if package.get("wheels"):
+            wanted.append((name, version))
+        else:
+            digest = package["sdist"]["hash"].removeprefix("sha256:")
+            pins.append(Pin(name, version, digest, is_source=True))
     WHEELHOUSE.mkdir(exist_ok=True)
     (WHEELHOUSE / ".filled").unlink(missing_ok=True)
-    lines = [f"{name}=={version}" for name, version in wanted] + UNDECLARED
-    say(f"downloading {len(lines)} wheels")
-    if pip_download(lines, hashes=False) != 0:
+    missing = [
+        f"{name}=={version}"
+        for name, version in wanted
+        if not wheel_of(WHEELHOUSE, name, version)
+    ]
+    say(f"{len(wanted) + len(pins)} wheels, {len(missing)} to download")
+    if not download(missing):
         raise SystemExit("wheelhouse: pip could not download; see its message")
-    wanted += [tuple(line.split("==")) for line in UNDECLARED]
-    pinned = []
-    for name, version in sorted(wanted):
+    for name, version in wanted:
         path = wheel_of(WHEELHOUSE, name, version)
         if path is None:
             raise SystemExit(f"wheelhouse: no wheel of {name}=={version}")
-        pinned.append(f"{name}=={version} --hash=sha256:{sha256(path)}")
+        pins.append(Pin(name, version, sha256(path)))
+    lines = [
+        pin.requirement + (SOURCE if pin.is_source else "")
+        for pin in sorted(pins, key=lambda pin: (pin.name, pin.version))
+    ]
     PINS.parent.mkdir(exist_ok=True)
-    PINS.write_text(HEADER + "\n".join(pinned) + "\n")
+    PINS.write_text(HEADER + "\n".join(lines) + "\n")
     fill()
     subprocess.run(["uv", "lock", "--offline"], cwd=ROOT, check=True)
 
@@ -184,4 +262,11 @@ def lock() -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("command", choices=["fill", "lock"])
-    {"fill": fill, "lock": lock}[parser.parse_args().command]()
+    parser.add_argument(
+        "--upgrade", action="store_true", help="lock the newest versions"
+    )
+    arguments = parser.parse_args()
+    if arguments.command == "fill":
+        fill()
+    else:
+        lock(upgrade=arguments.upgrade)

@@ -22,7 +22,7 @@ _SERVER = Server(
     Path(__file__).with_name("schema_process.py"),
     "checks JSON",
     "environment 'json_schema' needs jsonschema, which is not installed",
-    "install the package jsonschema",
+    "install rl-envs[json-schema]",
 )
 # One fenced block and nothing else, as chat models write JSON.
 _FENCED = re.compile(r"```(?:json)?[ \t]*\n(.*)\n[ \t]*```", re.DOTALL)
