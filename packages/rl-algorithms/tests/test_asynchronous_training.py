@@ -84,5 +84,5 @@ def test_progress_is_expected_from_the_last_new_step_on():
     assert driver.schedule.end is None
     driver.tell(ev.Tick(trained_s + 60.0))
     assert driver.schedule.end == act.Fail(
-        "no new step for 60 s: the trainer works on step 1"
+        "no new step for 60 s: the trainer is working on step 1"
     )

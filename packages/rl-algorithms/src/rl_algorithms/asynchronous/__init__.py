@@ -1,10 +1,10 @@
-"""The schedule of asynchronous training: a state machine without clock or threads.
+"""The schedule of asynchronous training: a state machine without clocks or threads.
 
 Generators sample answers for later steps while the trainer works on an earlier one.
-Everything that has to be decided for it is decided here, by plain data: who samples
-what, which groups go to which optimizer step, when weights move, what is too old, and
-what follows a failure. A driver (the process that owns the workers) passes each thing
-that happens to `Schedule.on(event)` and carries out the actions that come back.
+Every decision is made here, on plain data: which worker samples which answer, which
+groups go to which optimizer step, when weights are loaded, which answers are too old,
+and how to recover from a failure. A driver (the process that owns the workers) passes
+each event to `Schedule.on(event)` and carries out the actions that it returns.
 
 ```
  data order          generators         environments        trainer
@@ -34,7 +34,7 @@ prompt order    room          groups           StalenessRule.fits,  a step train
                                                group_limit          a group dropped
 generator       Sample        Answered         newest weights,      WeightsLoaded,
                                                a free place         Answered, Cancel
-weight version  StepTrained   LoadWeights      no answer under way  Answered, Cancel
+weight version  StepTrained   LoadWeights      no answer in flight  Answered, Cancel
                                                (between answers)
 environment     Score         Scored           a sampled answer,    Answered,
                                                a free place         Scored, Cancel
@@ -45,11 +45,12 @@ failed worker   WorkerFailed  StartWorker      its backoff          Tick
 driver          actions       events           workers, deadlines   next_deadline_s
 ```
 
-Each wait has a deadline, so nothing above can wait for ever: an answer, a score, a load
-of weights, a step, a checkpoint, a start, and above them all the progress of the run.
-`rl_algorithms.asynchronous.schedule` is the place to begin reading.
+Each wait has a deadline, so nothing above can wait forever: an answer, a score, a
+weight load, a step, a checkpoint, a start and, above them all, the progress of the run.
+Start reading at `rl_algorithms.asynchronous.schedule`.
 
-Steps are counted from 0 and versions by steps: weights n are those after n steps, and
-step n trains weights n into weights n + 1. The age of an answer in step n is n minus
-the version that sampled its oldest token, as in `rl_algorithms.rollout.versions`.
+Steps are numbered from 0, and a weight version is a number of steps: version n is the
+weights after n steps, and step n turns version n into version n + 1. The age of an
+answer in step n is n minus the version that sampled its oldest token, as in
+`rl_algorithms.rollout.versions`.
 """

@@ -1,4 +1,4 @@
-"""What the schedule has the driver do; none of it is waited for in place."""
+"""Actions that the schedule returns; the driver carries them out without blocking."""
 
 from __future__ import annotations
 
@@ -33,8 +33,9 @@ __all__ = [
 class StartWorker:
     """Start a worker that was never started or was stopped; answered by `WorkerReady`.
 
-    The trainer restores the newest complete checkpoint, or what the run began with, and
-    answers by `TrainerReady`; the driver then keeps the rows of that checkpoint.
+    The trainer restores the newest complete checkpoint, or the state that the run began
+    with, and answers with `TrainerReady`; the driver then keeps the rows of that
+    checkpoint.
     """
 
     worker: Worker
@@ -43,10 +44,10 @@ class StartWorker:
 
 @dataclass(frozen=True, slots=True)
 class StopWorker:
-    """End what is left of a worker; of the trainer: of all its ranks.
+    """Terminate whatever is left of a worker (for the trainer: all of its ranks).
 
-    It is given no work, and no message of it counts. `StartWorker` follows at once or
-    after a pause, or `RetireWorker`.
+    The worker gets no more work and its messages are ignored. `StartWorker` follows, at
+    once or after a pause, or else `RetireWorker`.
     """
 
     worker: Worker
@@ -56,7 +57,7 @@ class StopWorker:
 
 @dataclass(frozen=True, slots=True)
 class RetireWorker:
-    """Report that a worker is not started again."""
+    """Report that a worker will not be restarted."""
 
     worker: Worker
     reason: str
@@ -64,9 +65,9 @@ class RetireWorker:
 
 @dataclass(frozen=True, slots=True)
 class LoadWeights:
-    """Load a version into a generator; answered by `WeightsLoaded`.
+    """Load a weight version into a generator; answered by `WeightsLoaded`.
 
-    A generator loads one version after the other, in the order of these actions.
+    A generator loads one version at a time, in the order of these actions.
     """
 
     worker: Worker
@@ -85,7 +86,7 @@ class Sample:
     prompt: Prompt
     name: AnswerName
     version: int
-    """Version that the generator has confirmed last."""
+    """Version that the generator confirmed last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +102,7 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """Work on a task no longer; what comes of it is not used."""
+    """Stop working on a task; a result that still arrives is ignored."""
 
     worker: Worker
     incarnation: int
@@ -110,7 +111,7 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True)
 class Discard:
-    """Keep the rows of a sampling task no longer."""
+    """Release the rows of a sampling task."""
 
     rows: int
 
@@ -119,14 +120,14 @@ class TrainedGroup(NamedTuple):
     """A group of a step."""
 
     prompt: int
-    """Its number."""
+    """Number of the prompt."""
     rows: tuple[int, ...]
-    """Tasks that sampled its answers, by sample index."""
+    """Tasks that sampled the answers, by sample index."""
 
 
 @dataclass(frozen=True, slots=True)
 class Train:
-    """Make an optimizer step of these groups; answered by `StepTrained`."""
+    """Run an optimizer step on these groups; answered by `StepTrained`."""
 
     incarnation: int
     step: int
@@ -137,7 +138,7 @@ class Train:
 class SaveCheckpoint:
     """Write weights, optimizer, this state and the rows that it names to a checkpoint.
 
-    It counts once it is complete: `CheckpointSaved`.
+    The checkpoint counts once it is complete and answered by `CheckpointSaved`.
     """
 
     incarnation: int
@@ -147,32 +148,32 @@ class SaveCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class DropGroup:
-    """Report a prompt that is not trained on."""
+    """Report a prompt that will not be trained on."""
 
     prompt: Prompt
     reason: str
     attempts: int
-    """The most attempts that an answer had."""
+    """Largest number of attempts of any answer."""
     age: int
-    """Steps that its oldest token lies behind the next step; 0 without tokens."""
+    """Steps by which the oldest token lags behind the next step; 0 without tokens."""
     num_tokens: int
-    """Tokens of the answers that were sampled."""
+    """Number of tokens sampled for the group."""
     mean_reward: float | None
-    """Of the answers that were scored; None: none was."""
+    """Mean over the answers that were scored; None if none was."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """The run is done."""
+    """The run has finished."""
 
     step: int
-    """Steps done."""
+    """Number of completed steps."""
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Fail:
-    """The run cannot go on."""
+    """The run cannot continue."""
 
     reason: str
 

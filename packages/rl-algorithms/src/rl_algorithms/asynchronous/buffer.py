@@ -1,4 +1,4 @@
-"""`GroupBuffer`: the groups between their admission and their step."""
+"""`GroupBuffer`: the groups between admission and the step that trains on them."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ __all__ = ["GroupBuffer"]
 
 
 class GroupBuffer:
-    """Groups that are sampled, or wait for their step, in the order of the data.
+    """Groups being sampled or waiting for their step, in the order of the data.
 
     Args:
-        rule: How long they can wait.
+        rule: Limit on how long a group may wait.
     """
 
     def __init__(self, rule: StalenessRule) -> None:
         self._rule = rule
         self._groups: dict[int, Group] = {}
-        # Numbers of the groups with answers in a phase, kept as answers change: looking
-        # for them at each event would cost a step the square of its answers.
+        # Groups with answers in a phase are indexed as the answers change. Searching
+        # for them at each event would make a step quadratic in its number of answers.
         self._unsent: set[int] = set()
         self._unscored: set[int] = set()
         self._finished: set[int] = set()
         self._aged_at: int | None = None
-        """Step for which no group was found too old."""
+        """Step for which the last search found no group too old."""
 
     def __len__(self) -> int:
         return len(self._groups)
@@ -41,7 +41,7 @@ class GroupBuffer:
         self._note(group)
 
     def _note(self, group: Group) -> None:
-        """Keep account of a group whose answers have changed."""
+        """Update the indexes after a change in a group's answers."""
         for numbers, belongs in (
             (self._unsent, group.has(AnswerPhase.UNSENT)),
             (self._unscored, group.has(AnswerPhase.SAMPLED)),
@@ -53,14 +53,14 @@ class GroupBuffer:
                 numbers.discard(group.number)
 
     def remove(self, group: Group) -> None:
-        """Hold a group no longer."""
+        """Remove a group."""
         del self._groups[group.number]
         group.settle()
         for numbers in (self._unsent, self._unscored, self._finished):
             numbers.discard(group.number)
 
     def clear(self) -> None:
-        """Hold nothing."""
+        """Remove all groups."""
         for group in list(self):
             self.remove(group)
         self._aged_at = None
@@ -70,8 +70,8 @@ class GroupBuffer:
 
         Args:
             next_step: The step that can take the first group.
-            newest_version: Version that the new group would be sampled with, as would
-                be those of which nothing is sampled yet.
+            newest_version: Version that would sample the new group, and every group of
+                which nothing is sampled yet.
         """
         versions = [newest_version]
         for group in self:
@@ -84,49 +84,51 @@ class GroupBuffer:
     def first_unsent(
         self, next_step: int, newest_version: int
     ) -> tuple[Group, Answer] | None:
-        """Return the first answer that is to be sampled, in the order of the data.
+        """Return the first answer still to be sampled, in the order of the data.
 
-        A group that was begun goes on in any case. One that was not, as after a resume,
-        waits until there is a place for it in time.
+        A group that was begun always continues. A group that was not begun, such as one
+        restored from a checkpoint, waits until some step can take it in time.
 
         Args:
             next_step: The step that can take the first group.
-            newest_version: Version that it would be sampled with.
+            newest_version: Version that would sample it.
         """
         for number in sorted(self._unsent):
             group = self._groups[number]
             if group.oldest_version is None:
                 begun = [*self._begun_versions(self), newest_version]
                 if not self._rule.fits(begun, next_step):
-                    # Others that are not begun would be as new.
+                    # Keep looking: a later group may be begun, and those always
+                    # continue.
                     continue
             return group, _first(group, AnswerPhase.UNSENT)
         return None
 
     def first_unscored(self) -> tuple[Group, Answer] | None:
-        """Return the first answer that waits for an environment."""
+        """Return the first answer waiting for an environment."""
         if not self._unscored:
             return None
         group = self._groups[min(self._unscored)]
         return group, _first(group, AnswerPhase.SAMPLED)
 
     def too_old(self, next_step: int) -> list[Group]:
-        """Return the groups that no step can train on in time, however it is waited.
+        """Return the groups that no step can train on in time, in whatever order.
 
-        Admission and `take` leave none. A run that is resumed with a lower
-        `max_staleness`, or with fewer prompts per step, can have some.
+        Admission and `take` never produce such groups. A run that was resumed with a
+        lower `max_staleness`, or with fewer prompts per step, can have some.
 
         Args:
             next_step: The step that can take the first group.
         """
         if self._aged_at == next_step:
-            # What was admitted or sampled again since then was found to fit.
+            # Everything admitted or resampled since then was checked to fit.
             return []
         found: list[Group] = []
         per_step = self._rule.num_prompts_per_step
         kept = 0
         for group in self._by_age():
             version = group.oldest_version
+            # Sorted last: from here on nothing is sampled, so nothing can be too old.
             if version is None:
                 break
             if self._rule.is_too_old(version, next_step + kept // per_step):
@@ -138,15 +140,15 @@ class GroupBuffer:
         return found
 
     def take(self, step: int, *, is_last: bool) -> list[Group] | None:
-        """Take the groups of a step out, or None while there is something to wait for.
+        """Remove and return the groups of a step, or return None if it has to wait.
 
-        Those that can wait least go first. Where a group that is not finished would be
-        too old without this step, the step waits for it.
+        The groups that can wait least go first. If an unfinished group would become too
+        old by missing this step, the step waits for that group.
 
         Args:
             step: The step.
-            is_last: Whether no group will be admitted any more; then a step that is
-                not full may begin, once all groups are finished.
+            is_last: Whether no further group will be admitted; a partial step may then
+                begin once all groups are finished.
         """
         finished, per_step = len(self._finished), self._rule.num_prompts_per_step
         is_rest = is_last and finished == len(self)
@@ -159,10 +161,12 @@ class GroupBuffer:
             return None
         for group in chosen:
             self.remove(group)
+        # Chosen by age, trained in data order: a step then does not depend on which
+        # answers happened to finish first.
         return sorted(chosen, key=lambda group: group.number)
 
     def _by_age(self) -> list[Group]:
-        """Return the groups, oldest weights first; those without any come last."""
+        """Return the groups by oldest version; those without tokens come last."""
 
         def age(group: Group) -> tuple[bool, int, int]:
             oldest = group.oldest_version

@@ -1,9 +1,9 @@
 """The state of a schedule in a checkpoint: plain JSON values.
 
-It is the state after the steps that are done. Finished groups keep their answers, whose
-rows the driver writes beside it; of groups that are being sampled the names stay, so
-that the same seeds are sampled again. A prompt is in it, or was trained on or dropped,
-or is still to be drawn, and only one of these.
+It describes the run after the completed steps. Finished groups keep their answers,
+whose rows the driver writes beside the state. Groups that are being sampled keep only
+the names of their answers, so that they are sampled again with the same seeds. Each
+prompt is exactly one of: in this state, trained on, dropped, or still to be drawn.
 """
 
 from __future__ import annotations
@@ -18,12 +18,16 @@ from rl_algorithms.errors import ScheduleError
 __all__ = ["restore", "to_dict"]
 
 _FORMAT = 1
+# A group's shape and a prompt's number depend on these two, so a saved state means
+# something else when they change.
 _SAME = ("num_generations_per_prompt", "prompts_per_epoch")
 _KEYS = {"format", "step", "position", "num_tasks", "groups", *_SAME}
 
 
 def to_dict(state: RunState) -> dict[str, Any]:
-    """Return the state after the steps that are done."""
+    """Return the state after the completed steps."""
+    # A group in training belongs to a step that is not done: it must be in the state,
+    # or a resume would never train on it.
     groups = sorted((*state.in_training, *state.buffer), key=lambda group: group.number)
     return {
         "format": _FORMAT,
@@ -57,21 +61,21 @@ def _group_to_dict(group: Group) -> dict[str, Any]:
 
 
 def restore(state: RunState, saved: Mapping[str, Any]) -> None:
-    """Go back, or on, to a state that `to_dict` has returned.
+    """Restore a state that `to_dict` returned.
 
     Args:
         state: A state without groups.
-        saved: The state of a checkpoint. `max_staleness`, batch size and limits may
-            have changed since.
+        saved: State of a checkpoint. `max_staleness`, batch size and limits may have
+            changed since.
 
     Raises:
-        ScheduleError: It is of another kind of run.
+        ScheduleError: The state belongs to a run with other data or group sizes.
     """
     _check(state, saved)
     state.step = state.saved_step = saved["step"]
     state.furthest_step = max(state.furthest_step, state.step)
     state.order.position = saved["position"]
-    # A number that is under way in this driver must not come again.
+    # Task numbers in use by this driver must never be handed out twice.
     state.num_tasks = max(state.num_tasks, saved["num_tasks"])
     state.kept.clear()
     for entry in saved["groups"]:

@@ -1,4 +1,4 @@
-"""`Deadlines`: when the schedule stops waiting for what."""
+"""`Deadlines`: the points in time at which the schedule stops waiting."""
 
 from __future__ import annotations
 
@@ -9,60 +9,66 @@ from rl_algorithms.asynchronous.workers import Worker
 
 __all__ = ["Deadlines", "Wait"]
 
-# Cleared waits that may stay in the heap whatever is waited for.
+# Number of cleared waits that may always stay in the heap, so that a small one is not
+# rebuilt again and again.
 _LEAST_HEAP = 64
 
 
 class Wait(NamedTuple):
-    """Something that is waited for."""
+    """Something that the schedule is waiting for."""
 
     what: str
-    """start, rest, load, answer, score, step, save or progress."""
+    """One of start, rest, load, answer, score, step, save and progress."""
     who: Worker | None = None
-    """The worker that is waited for."""
+    """Worker that has to act."""
     number: int = 0
-    """The task of an answer or a score; else the incarnation of the worker."""
+    """Task of an answer or a score; otherwise the incarnation of the worker."""
 
 
 class Deadlines:
-    """When each wait ends at the latest, in seconds of the driver's clock."""
+    """The latest end of each wait, in seconds of the driver's clock."""
 
     def __init__(self) -> None:
         self._ends: dict[Wait, tuple[float, int]] = {}
-        # The same by time. What was cleared or replaced stays until it is met: the
-        # driver asks for the earliest end at each event.
+        # The same entries ordered by time, because the driver asks for the earliest end
+        # at each event. A heap cannot drop an entry from its middle, so cleared and
+        # replaced ones stay until they reach the top.
         self._heap: list[tuple[float, int, Wait]] = []
         self._num_set = 0
 
     def set(self, wait: Wait, end_s: float) -> None:
-        """Wait until this time; an earlier deadline of the same wait is replaced."""
+        """Set or replace the deadline of a wait."""
         self._num_set += 1
         self._ends[wait] = end_s, self._num_set
         heappush(self._heap, (end_s, self._num_set, wait))
+        # Long runs clear nearly every wait early: without a rebuild the heap would grow
+        # with the number of answers ever sampled.
         if len(self._heap) > _LEAST_HEAP + 2 * len(self._ends):
             self._heap = [(*end, wait) for wait, end in self._ends.items()]
             heapify(self._heap)
 
     def clear(self, wait: Wait) -> None:
-        """Wait no longer."""
+        """Stop waiting."""
         self._ends.pop(wait, None)
 
     def clear_worker(self, worker: Worker) -> None:
-        """Wait for nothing of this worker any longer."""
+        """Stop waiting for anything from this worker."""
         for wait in [wait for wait in self._ends if wait.who == worker]:
             del self._ends[wait]
 
     def next_s(self) -> float | None:
-        """Return the earliest end; None: nothing is waited for."""
+        """Return the earliest deadline, or None without any wait."""
         while self._heap:
             end_s, number, wait = self._heap[0]
+            # The number tells a deadline from a later one of the same wait that ends at
+            # the same time.
             if self._ends.get(wait) == (end_s, number):
                 return end_s
             heappop(self._heap)
         return None
 
     def take_passed(self, now_s: float) -> list[Wait]:
-        """Return the waits whose time is up, earliest first, and end them."""
+        """Remove and return the waits whose deadline has passed, earliest first."""
         passed = []
         while (end_s := self.next_s()) is not None and end_s <= now_s:
             wait = heappop(self._heap)[2]

@@ -1,4 +1,4 @@
-"""Groups that are given up: nothing of them stays behind, and each is reported."""
+"""Dropping groups: everything held for them is released, and each one is reported."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ __all__ = ["drop_group", "release_all", "stop_tasks"]
 
 
 def drop_group(state: RunState, group: Group, reason: str) -> None:
-    """Give a group up and report it.
+    """Drop a group and report it.
 
     Args:
-        state: What the parts of the schedule share.
+        state: State shared by the parts of the schedule.
         group: A group of the buffer.
         reason: Why it is not trained on.
     """
     stop_tasks(state, group)
+    # The report reads the answers, so it comes before they are discarded.
     state.actions.append(_report(state, group, reason))
     _discard_rows(state, group)
     state.buffer.remove(group)
@@ -34,7 +35,7 @@ def drop_group(state: RunState, group: Group, reason: str) -> None:
 
 
 def release_all(state: RunState) -> None:
-    """Forget all groups and what is under way for them: the trainer has lost them."""
+    """Forget all groups and their tasks, because the trainer has lost its state."""
     stop_tasks(state)
     for group in (*state.buffer, *state.in_training):
         _discard_rows(state, group)
@@ -43,7 +44,8 @@ def release_all(state: RunState) -> None:
 
 
 def stop_tasks(state: RunState, group: Group | None = None) -> None:
-    """Have workers end what they do for a group; None: for any."""
+    """Cancel all tasks of a group, or of every group if None is given."""
+    # A copy: ending a task removes it from the dictionary.
     for number, task in list(state.tasks.items()):
         if group is not None and task.group is not group:
             continue

@@ -1,4 +1,4 @@
-"""`EventLog`: what a schedule was told, so that it can be asked again.
+"""`EventLog`: a record of events and actions from which a schedule can be replayed.
 
 ```python
 log = EventLog(schedule.settings)
@@ -32,7 +32,7 @@ _EVENTS: dict[str, type[Any]] = {cls.__name__: cls for cls in get_args(Event)}
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """An event and what came of it."""
+    """An event and the actions that it led to."""
 
     event: Event
     actions: list[Action]
@@ -40,24 +40,24 @@ class Entry:
 
 @dataclass
 class EventLog:
-    """All events of a schedule from its beginning on, with its actions."""
+    """All events of a schedule since its start, with its actions."""
 
     settings: ScheduleSettings
     state: Mapping[str, Any] | None = None
-    """What the schedule was resumed from; None: from nothing."""
+    """State that the schedule was resumed from; None for a new run."""
     entries: list[Entry] = field(default_factory=list)
-    """What was recorded and not taken away."""
+    """Recorded entries that `take_lines` has not removed yet."""
     has_begun: bool = field(default=False, init=False)
-    """Whether `take_lines` has given the line with the settings."""
+    """Whether `take_lines` has returned the line with the settings."""
 
     def record(self, schedule: Schedule, event: Event) -> list[Action]:
-        """Pass an event to the schedule, note both, and return the actions."""
+        """Pass an event to the schedule, record it, and return the actions."""
         actions = schedule.on(event)
         self.entries.append(Entry(event, actions))
         return actions
 
     def to_lines(self) -> Iterable[str]:
-        """Return the log as JSON lines: settings and state, then an entry each."""
+        """Return the log as JSON lines: settings and state, then one line per entry."""
         settings = dataclasses.asdict(self.settings)
         yield json.dumps({"settings": settings, "state": self.state})
         for entry in self.entries:
@@ -65,9 +65,9 @@ class EventLog:
             yield json.dumps({"event": _encode(entry.event), "actions": actions})
 
     def take_lines(self) -> list[str]:
-        """Return the lines of `to_lines` that are new, and keep them no longer.
+        """Return the new lines of `to_lines` and drop them from memory.
 
-        A driver that writes them to a file now and then has a log of a long run, and
+        A driver that regularly appends them to a file can log a long run while keeping
         little of it in memory.
         """
         lines = list(self.to_lines())[self.has_begun :]
@@ -76,11 +76,13 @@ class EventLog:
 
     @classmethod
     def from_lines(cls, lines: Iterable[str]) -> EventLog:
-        """Read settings, state and events; `replay` finds the actions.
+        """Read settings, state and events; `replay` works out the actions.
 
         Raises:
-            ScheduleError: The lines are no log.
+            ScheduleError: The lines are not the log of a schedule.
         """
+        # Logged actions are not read back: a replay exists to compare what today's code
+        # decides with them.
         entries = [json.loads(line) for line in lines]
         if not entries or "settings" not in entries[0]:
             raise ScheduleError(
@@ -96,7 +98,7 @@ class EventLog:
 
 
 def replay(log: EventLog) -> list[list[Action]]:
-    """Return what a new schedule does about the events of a log, event by event."""
+    """Return the actions of a new schedule for the events of a log, event by event."""
     schedule = Schedule(log.settings)
     if log.state is not None:
         schedule.load_state_dict(log.state)

@@ -1,7 +1,7 @@
-"""What can happen to a run, as the driver says it to the schedule.
+"""Events of a run, as the driver reports them to the schedule.
 
-Times are seconds of one clock of the driver that does not go back. Messages of a worker
-carry the number of the incarnation that sent them.
+Times are seconds of one monotonic clock of the driver. Messages from a worker carry the
+number of the incarnation that sent them.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """The run begins, or goes on where `load_state_dict` has put it."""
+    """The run begins, or continues from the state given to `load_state_dict`."""
 
     at_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """The time `next_deadline_s` has come, and all that had arrived was passed on."""
+    """The time `next_deadline_s` has come, and every earlier event was passed on."""
 
     at_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class StopRequested:
-    """The run is to end after the step under way."""
+    """The run is to end after the current step."""
 
     at_s: float
     reason: str
@@ -68,13 +68,13 @@ class TrainerReady:
     at_s: float
     incarnation: int
     state: Mapping[str, Any] | None = None
-    """State of the schedule in the checkpoint that they have restored; None: they have
-    the weights with which this driver began."""
+    """State of the schedule in the checkpoint that the ranks restored; None if they
+    hold the weights that this driver began with."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerFailed:
-    """A worker has died, hangs or has lost its node; the trainer: any of its ranks."""
+    """A worker (for the trainer: any rank) has died, hangs or has lost its node."""
 
     at_s: float
     worker: Worker
@@ -97,7 +97,7 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class AnswerFailed:
-    """A generator could not sample an answer, and goes on."""
+    """A generator could not sample an answer, but remains usable."""
 
     at_s: float
     worker: Worker
@@ -108,7 +108,7 @@ class AnswerFailed:
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """An environment has scored an answer; a reward that is not finite is none."""
+    """An environment has scored an answer; a non-finite reward counts as a failure."""
 
     at_s: float
     worker: Worker
@@ -119,7 +119,7 @@ class Scored:
 
 @dataclass(frozen=True, slots=True)
 class ScoreFailed:
-    """An environment could not score an answer, and goes on."""
+    """An environment could not score an answer, but remains usable."""
 
     at_s: float
     worker: Worker
@@ -130,19 +130,19 @@ class ScoreFailed:
 
 @dataclass(frozen=True, slots=True)
 class WeightsLoaded:
-    """A generator has loaded weights and samples with nothing else from here on."""
+    """A generator has loaded weights and samples only with these from now on."""
 
     at_s: float
     worker: Worker
     incarnation: int
     trainer: int
-    """Incarnation of the trainer that they are from."""
+    """Incarnation of the trainer that published them."""
     version: int
 
 
 @dataclass(frozen=True, slots=True)
 class StepTrained:
-    """The trainer has done a step; a copy of its new weights can be loaded."""
+    """The trainer has completed a step; a copy of its new weights can be loaded."""
 
     at_s: float
     incarnation: int
@@ -151,7 +151,7 @@ class StepTrained:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointSaved:
-    """A checkpoint is complete and survives the end of every process."""
+    """A checkpoint is complete and survives the death of any process."""
 
     at_s: float
     incarnation: int

@@ -1,4 +1,4 @@
-"""`Failures`: workers that fail, and waits that come to their end."""
+"""`Failures`: failed workers and waits whose deadline has passed."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ _DONE = {
 
 
 class Failures:
-    """Starts workers, and what they did again, as often as the settings allow.
+    """Restarts workers and repeats their lost work as often as the settings allow.
 
     Args:
-        state: What the parts of the schedule share.
-        sampling: Does answers and scores again.
-        training: Goes back to the checkpoint.
+        state: State shared by the parts of the schedule.
+        sampling: Repeats lost answers and scores.
+        training: Returns to the checkpoint when the trainer is lost.
     """
 
     def __init__(self, state: RunState, sampling: Sampling, training: Training) -> None:
@@ -50,11 +50,11 @@ class Failures:
             self._start(record.worker)
 
     def ready(self, event: WorkerReady) -> None:
-        """Give work to a worker that has started."""
+        """Make a worker that has started available for work."""
         self.mark_ready(event.worker, event.incarnation)
 
     def mark_ready(self, worker: Worker, incarnation: int) -> bool:
-        """Note that a worker has started; return whether it was waited for."""
+        """Mark a worker as started; return whether the schedule was waiting for it."""
         record = self._state.workers[worker]
         if record.phase is not WorkerPhase.STARTING:
             return False
@@ -63,11 +63,11 @@ class Failures:
         return True
 
     def fail(self, worker: Worker, reason: str) -> None:
-        """Take what a worker had to do away from it, and start it again.
+        """Take a failed worker's tasks away and restart it.
 
         Args:
             worker: A worker that is starting or ready.
-            reason: Why it has failed.
+            reason: Cause of the failure.
         """
         state = self._state
         record = state.workers[worker]
@@ -76,8 +76,10 @@ class Failures:
         state.deadlines.clear_worker(worker)
         state.versions.forget(worker)
         pause_s = state.settings.restarts.pause_before(record.failures_in_row)
-        # Before its work is given away, so that it does not get it back.
+        # Set before the work is handed out again, or this worker could get it back.
         record.phase = WorkerPhase.RETIRED if pause_s is None else WorkerPhase.RESTING
+        # Sorted, because a set has no order of its own and a replay must act alike.
+        # Also a copy: losing a task removes it from the set.
         for number in sorted(record.tasks):
             self._sampling.lose(number, f"{worker} failed: {reason}")
         if worker == TRAINER:
@@ -94,6 +96,8 @@ class Failures:
         record = state.workers[worker]
         record.phase = WorkerPhase.STARTING
         record.incarnation += 1
+        # A start counts as a sign of life, or the silence of the process before it
+        # would be held against this one.
         record.heard_s = state.now_s
         end_s = state.now_s + state.settings.limits.start_s
         state.deadlines.set(Wait("start", worker, record.incarnation), end_s)
@@ -113,10 +117,10 @@ class Failures:
                 )
             )
 
-    # --- waits that come to their end -------------------------------------------------
+    # --- waits whose deadline has passed ----------------------------------------------
 
     def time_is_up(self, wait: Wait) -> None:
-        """Act on a wait whose deadline has passed."""
+        """Handle a wait whose deadline has passed."""
         if wait.what == "progress":
             limit_s = self._state.settings.limits.progress_s
             waits = describe_waits(self._state)
@@ -128,22 +132,22 @@ class Failures:
         elif wait.what == "rest":
             self._start(wait.who)
         elif self._state.workers.is_current(wait.who, wait.number):
-            # Two waits for one worker may end together; the first has failed it then.
+            # Two waits for a worker may end together, and the first already failed it.
             limit_s = getattr(self._state.settings.limits, _LIMITS[wait.what])
             self.fail(wait.who, f"{_DONE[wait.what]} within {limit_s:g} s")
 
     def _overdue(self, worker: Worker, wait: Wait) -> None:
-        """Have an answer or a score done elsewhere; end its worker if that hangs."""
+        """Repeat an answer or a score elsewhere; fail its worker if that one hangs."""
         state = self._state
         limits = state.settings.limits
         limit_s = limits.score_s if wait.what == "score" else limits.answer_s
         if wait.number in state.tasks:
             reason = f"{worker} took longer than {limit_s:g} s"
             self._sampling.cancel(wait.number, reason)
-        # Its group may be gone by now, and the worker hangs all the same. One that goes
-        # on with other work is slow with this, and does not hang.
+        # Checked even if the group is gone by now: its worker may hang all the same. A
+        # worker that reported other work since is merely slow with this task.
         record = state.workers[worker]
-        # Added as the deadline was, so that both are the same number.
+        # The same sum as for the deadline, so that rounding cannot make them differ.
         hangs = record.heard_s + limit_s <= state.now_s
         if hangs and record.phase is WorkerPhase.READY:
             self.fail(worker, f"no sign of life for {limit_s:g} s")

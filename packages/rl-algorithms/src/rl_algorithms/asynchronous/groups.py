@@ -1,4 +1,4 @@
-"""`Group`: the answers of a prompt, from its admission to its step."""
+"""`Group`: the answers to a prompt, from its admission to its step."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ __all__ = ["Answer", "AnswerName", "AnswerPhase", "Group"]
 
 
 class AnswerName(NamedTuple):
-    """Which answer it is, whoever samples it: its seeds follow from this alone.
+    """Identity of an answer; its seeds depend on this alone, not on its generator.
 
     The seed of a turn is `row_seeds(seed, step, prompt, sample + attempt * 2**32,
     turn)`, the same as in a synchronous run that has lost no group.
     """
 
     step: int
-    """The step that takes the prompt in a synchronous run."""
+    """Step that would train on the prompt in a synchronous run."""
     prompt: int
-    """Place of the prompt in that step."""
+    """Index of the prompt within that step."""
     sample: int
-    """Place among the answers of the prompt."""
+    """Index among the answers to the prompt."""
     attempt: int
-    """How often it was sampled with another seed before."""
+    """Number of earlier attempts with other seeds."""
 
 
 class AnswerPhase(Enum):
-    """How far an answer is."""
+    """Progress of an answer."""
 
     UNSENT = "unsent"
     SAMPLING = "sampling"
@@ -43,10 +43,12 @@ class Answer:
     """One answer of a group.
 
     Args:
-        sample: Its place in the group.
+        sample: Index in the group.
         seed_attempt: `AnswerName.attempt`.
     """
 
+    # A large run holds tens of thousands of these, and a dictionary each would cost
+    # more than the values.
     __slots__ = (
         "_oldest_version",
         "_phase",
@@ -64,21 +66,21 @@ class Answer:
     def __init__(self, sample: int, seed_attempt: int = 0) -> None:
         self.sample, self.seed_attempt = sample, seed_attempt
         self.failures = 0
-        """Attempts that came to nothing, of sampling and of scoring."""
+        """Failed attempts, at sampling and at scoring."""
         self.failed_on: Worker | None = None
-        """Where the last attempt failed."""
+        """Worker on which the last attempt failed."""
         self.rows: int | None = None
-        """Task that sampled it: the driver keeps its rows under this number."""
+        """Task that sampled the answer; the driver keeps its rows under this number."""
         self.newest_version: int | None = None
         self.num_tokens, self.reward = 0, 0.0
         self.group: Group | None = None
-        """The group that counts it."""
+        """Group that is notified of changes."""
         self._phase = AnswerPhase.UNSENT
         self._oldest_version: int | None = None
 
     @property
     def phase(self) -> AnswerPhase:
-        """How far it is."""
+        """Progress of the answer."""
         return self._phase
 
     @phase.setter
@@ -89,7 +91,7 @@ class Answer:
 
     @property
     def oldest_version(self) -> int | None:
-        """Version of its oldest token; while it is sampled, the least that can be."""
+        """Version of the oldest token; a lower bound while the answer is sampled."""
         return self._oldest_version
 
     @oldest_version.setter
@@ -99,17 +101,17 @@ class Answer:
             self.group.note_version()
 
     def begin_again(self) -> None:
-        """Forget what was sampled, but not how often it was tried."""
+        """Discard the sample but keep the count of attempts."""
         self.rows = self.newest_version = None
         self.num_tokens, self.reward = 0, 0.0
         self.phase, self.oldest_version = AnswerPhase.UNSENT, None
 
 
 class Group:
-    """A prompt with its answers; they are trained on together or not at all.
+    """A prompt with its answers, which are trained on together or not at all.
 
-    It counts its answers as they change: the schedule asks at each event, and a run may
-    have ten thousands of them.
+    Counts are updated as answers change, because the schedule reads them at each event
+    and a run may hold tens of thousands of answers.
 
     Args:
         prompt: The prompt.
@@ -129,7 +131,7 @@ class Group:
     def __init__(self, prompt: Prompt, answers: list[Answer]) -> None:
         self.prompt, self.answers = prompt, answers
         self.placed_on: Worker | None = None
-        """Generator that got its last answer: it has computed the prompt already."""
+        """Generator of the last answer, whose cache already holds the prompt."""
         self._counts = dict.fromkeys(AnswerPhase, 0)
         self._watch: Callable[[Group], None] | None = None
         self._oldest_version: int | None = None
@@ -139,24 +141,25 @@ class Group:
             answer.group = self
 
     def note_phase(self, before: AnswerPhase, after: AnswerPhase) -> None:
-        """Count an answer that is in another phase now."""
+        """Update the counts after an answer has changed its phase."""
         self._counts[before] -= 1
         self._counts[after] += 1
         if self._watch is not None:
             self._watch(self)
 
     def note_version(self) -> None:
-        """Look for the oldest version again when it is asked for."""
+        """Recompute the oldest version the next time it is read."""
         self._versions_changed = True
 
     def watch(self, watch: Callable[[Group], None]) -> None:
-        """Call this after each change of a phase."""
+        """Call `watch` after each change of a phase."""
         self._watch = watch
 
     def settle(self) -> None:
-        """Count no more, as the answers do not change any more.
+        """Stop counting: the answers no longer change.
 
-        Without a circle of references a group is freed as soon as it is trained on.
+        This breaks the reference cycle between a group and its answers, so that the
+        group is freed at once and not at the next run of the garbage collector.
         """
         self._watch = None
         for answer in self.answers:
@@ -168,7 +171,7 @@ class Group:
 
     @classmethod
     def of(cls, prompt: Prompt, num_generations: int) -> Group:
-        """Return a group of which nothing is sampled."""
+        """Return a group without any sampled answer."""
         return cls(prompt, [Answer(sample) for sample in range(num_generations)])
 
     @property
@@ -178,12 +181,12 @@ class Group:
 
     @property
     def is_finished(self) -> bool:
-        """Whether each answer is scored."""
+        """Whether every answer is scored."""
         return self._counts[AnswerPhase.SCORED] == len(self.answers)
 
     @property
     def oldest_version(self) -> int | None:
-        """Version of the oldest token of all answers; None: nothing is sampled."""
+        """Version of the oldest token of all answers; None if nothing is sampled."""
         if self._versions_changed:
             versions = [
                 answer.oldest_version
@@ -196,10 +199,10 @@ class Group:
 
     @property
     def rows(self) -> tuple[int, ...]:
-        """What the driver keeps for the group, by answer."""
+        """Tasks whose rows the driver keeps for the group, in the order of answers."""
         return tuple(a.rows for a in self.answers if a.rows is not None)
 
     def name_of(self, answer: Answer, num_prompts_per_step: int) -> AnswerName:
-        """Return the name of an answer."""
+        """Return the identity of an answer."""
         step, place = divmod(self.number, num_prompts_per_step)
         return AnswerName(step, place, answer.sample, answer.seed_attempt)

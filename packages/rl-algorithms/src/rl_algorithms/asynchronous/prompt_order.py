@@ -8,21 +8,21 @@ __all__ = ["Prompt", "PromptOrder"]
 
 
 class Prompt(NamedTuple):
-    """A place in the order of the data."""
+    """A position in the order of the data."""
 
     number: int
-    """Its place in the whole run; it names the prompt."""
+    """Position in the whole run; identifies the prompt."""
     epoch: int
     row: int
-    """Its place in the order of its epoch, as a loader hands it out."""
+    """Position in the order of the epoch, as a loader returns it."""
 
 
 class PromptOrder:
-    """Hands out prompts one by one; sampling runs across the ends of epochs.
+    """Hands out prompts one by one, without a break between epochs.
 
     Args:
-        prompts_per_epoch: Prompts of a pass over the data.
-        max_num_epochs: Passes; None: without end.
+        prompts_per_epoch: Number of prompts in a pass over the data.
+        max_num_epochs: Number of passes; None for no limit.
     """
 
     def __init__(self, prompts_per_epoch: int, max_num_epochs: int | None) -> None:
@@ -35,15 +35,15 @@ class PromptOrder:
 
     @property
     def is_used_up(self) -> bool:
-        """Whether there is no further prompt."""
+        """Whether no prompt is left."""
         return self._end is not None and self.position >= self._end
 
     def prompt(self, number: int) -> Prompt:
-        """Return the prompt of this number."""
+        """Return the prompt with this number."""
         return Prompt(number, *divmod(number, self._per_epoch))
 
     def draw(self) -> Prompt:
-        """Return the next prompt and move on."""
+        """Return the next prompt and advance."""
         prompt = self.prompt(self.position)
         self.position += 1
         return prompt

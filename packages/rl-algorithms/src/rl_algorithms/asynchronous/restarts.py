@@ -1,8 +1,8 @@
-"""`RestartPolicy`: how often, and after which pause, a failed worker is started again.
+"""`RestartPolicy`: whether, and after which pause, a failed worker is restarted.
 
-`rl_distributed.workers.policy` restarts the processes of a group within a call, by the
-clock. This one counts failures without a result in between, so that the answer depends
-on nothing but what the worker has done.
+`rl_distributed.workers.policy` limits restarts within a call and by the clock. This
+policy counts failures without a result in between, so that its decision depends only on
+what the worker has done and a replay decides alike.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ __all__ = ["RestartPolicy"]
 
 @dataclass(frozen=True, kw_only=True)
 class RestartPolicy:
-    """Starts a worker again until it has failed too often in a row."""
+    """Restarts a worker until it has failed too often in a row."""
 
     max_restarts: int = 3
-    """Restarts in a row; a result of the worker begins the count again, for the trainer
-    only a step that no earlier attempt has reached."""
+    """Maximum number of restarts in a row. A result of the worker resets the count; for
+    the trainer, only a step that no earlier attempt has reached."""
     backoff_s: float = 1.0
-    """Pause before the second restart in a row; doubled for each further one."""
+    """Pause before the second restart in a row, doubled for each further one."""
     max_backoff_s: float = 60.0
     """Longest pause."""
 
@@ -37,13 +37,15 @@ class RestartPolicy:
                 raise ConfigError(f"{name} must not be negative: got {value}")
 
     def pause_before(self, failures_in_row: int) -> float | None:
-        """Return the seconds to wait before a restart; None: it stays away.
+        """Return the seconds to wait before a restart, or None for no restart.
 
         Args:
-            failures_in_row: Failures since the last result, this one among them.
+            failures_in_row: Failures since the last result, including this one.
         """
         if failures_in_row > self.max_restarts:
             return None
+        # The first failure is most often a lost node or a one-off: waiting would only
+        # idle the run. Backoff is for a worker that fails as it starts.
         if failures_in_row <= 1:
             return 0.0
         return min(self.max_backoff_s, self.backoff_s * 2.0 ** (failures_in_row - 2))

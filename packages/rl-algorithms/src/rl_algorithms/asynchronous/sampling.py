@@ -1,4 +1,4 @@
-"""`Sampling`: admits prompts, has answers sampled and scored, and tries them again."""
+"""`Sampling`: admits prompts, requests answers and scores, and retries failures."""
 
 from __future__ import annotations
 
@@ -28,24 +28,26 @@ __all__ = ["Sampling"]
 
 
 class Sampling:
-    """What generators and environments do.
+    """Directs generators and environments.
 
     Args:
-        state: What the parts of the schedule share.
+        state: State shared by the parts of the schedule.
     """
 
     def __init__(self, state: RunState) -> None:
         self._state = state
 
     def proceed(self) -> None:
-        """Ask for all that can be asked for now."""
+        """Request everything that can begin now."""
         if self._state.over is not None:
             return
+        # Weights first: a generator that is loading does not sample, and an answer sent
+        # before would keep it from loading.
         self._load_weights()
         self._send_answers()
         self._send_scores()
 
-    # --- what is asked for ------------------------------------------------------------
+    # --- requests ---------------------------------------------------------------------
 
     def _load_weights(self) -> None:
         state = self._state
@@ -83,7 +85,7 @@ class Sampling:
         ]
 
     def _next_answer(self, newest: int) -> tuple[Group, Answer] | None:
-        """Return an answer to sample: of a group that is admitted, or of a new one."""
+        """Return an answer to sample, from an admitted group or from a new one."""
         state = self._state
         found = state.buffer.first_unsent(state.next_step, newest)
         if found is not None:
@@ -100,10 +102,10 @@ class Sampling:
     def _best_for(
         self, group: Group, answer: Answer, free: list[WorkerRecord]
     ) -> WorkerRecord:
-        """Return the generator that gets an answer.
+        """Return the generator for an answer.
 
-        Not the one where it failed, if there is another; best the one that has computed
-        the prompt for another answer; else the one with the least to do.
+        Avoid the one where the answer failed; prefer the one that has already computed
+        the prompt for another answer, then the least busy one.
         """
         return min(
             free,
@@ -111,6 +113,7 @@ class Sampling:
                 generator.worker == answer.failed_on,
                 generator.worker != group.placed_on,
                 len(generator.tasks),
+                # A total order, so that a replay places answers alike.
                 generator.worker.rank,
             ),
         )
@@ -121,6 +124,8 @@ class Sampling:
         state, worker = self._state, generator.worker
         number = state.new_task(Task(group, answer, worker, state.now_s))
         answer.phase = AnswerPhase.SAMPLING
+        # A lower bound until the answer arrives: newer weights may come in between,
+        # older ones cannot.
         answer.oldest_version = version
         group.placed_on = worker
         end_s = state.now_s + state.settings.limits.answer_s
@@ -165,20 +170,21 @@ class Sampling:
             ),
         )
 
-    # --- what comes back --------------------------------------------------------------
+    # --- results ----------------------------------------------------------------------
 
     def weights_loaded(self, event: WeightsLoaded) -> None:
-        """Have a generator sample with the weights that it has confirmed."""
+        """Let a generator sample with the weights that it has confirmed."""
         confirm = self._state.versions.confirm
         if confirm(event.worker, event.trainer, event.version):
             wait = Wait("load", event.worker, event.incarnation)
             self._state.deadlines.clear(wait)
 
     def answered(self, event: Answered) -> str | None:
-        """Take an answer, or refuse one with weights that it cannot have.
+        """Accept an answer, or reject it if its weight versions are impossible.
 
         Returns:
-            Why it is refused: its generator is not to be trusted; None: it is not.
+            Why it is rejected, in which case its generator cannot be trusted; None if
+            it is accepted.
         """
         state = self._state
         task = self._take(event.task, event)
@@ -204,13 +210,13 @@ class Sampling:
         return None
 
     def answer_failed(self, event: AnswerFailed) -> None:
-        """Have an answer sampled again."""
+        """Sample an answer again."""
         task = self._take(event.task, event)
         if task is not None:
             self._sample_again(task, event.reason)
 
     def scored(self, event: Scored) -> None:
-        """Take the reward of an answer."""
+        """Record the reward of an answer."""
         task = self._take(event.task, event)
         if task is None:
             return
@@ -223,7 +229,7 @@ class Sampling:
             self._state.drops_in_row = 0
 
     def score_failed(self, event: ScoreFailed) -> None:
-        """Have an answer sampled again that the environment could not score."""
+        """Sample an answer again that the environment could not score."""
         task = self._take(event.task, event)
         if task is not None:
             self._score_failed(task, event.reason)
@@ -231,34 +237,35 @@ class Sampling:
     def _take(
         self, number: int, event: Answered | AnswerFailed | Scored | ScoreFailed
     ) -> Task | None:
-        """Return the task that an event ends; None: it is not waited for any more."""
+        """Return the task that an event completes; None if it is no longer wanted."""
         task = self._state.tasks.get(number)
         if task is None or task.worker != event.worker:
             return None
         self._end(number)
         return task
 
-    # --- what goes wrong --------------------------------------------------------------
+    # --- failures ---------------------------------------------------------------------
 
     def lose(self, number: int, reason: str) -> None:
-        """Have done again what a worker did not do, if it is still waited for.
+        """Repeat a task that a worker did not complete, if it is still wanted.
 
         Args:
             number: The task.
-            reason: Why it was not done.
+            reason: Why it was not completed.
         """
         if number not in self._state.tasks:
             return
         task = self._end(number)
         if task.worker.kind == "environment":
-            # It says nothing about the answer: that is scored elsewhere.
+            # The loss says nothing about the answer, so it is kept and scored
+            # elsewhere.
             task.answer.phase = AnswerPhase.SAMPLED
             self._count_failure(task, reason)
         else:
             self._sample_again(task, reason)
 
     def cancel(self, number: int, reason: str) -> None:
-        """Have a worker end what takes too long, and have it done again."""
+        """Cancel a task that takes too long, and repeat it."""
         task = self._state.tasks[number]
         incarnation = self._state.workers[task.worker].incarnation
         self._state.actions.append(Cancel(task.worker, incarnation, number))
@@ -271,7 +278,8 @@ class Sampling:
         return task
 
     def _score_failed(self, task: Task, reason: str) -> None:
-        # What the environment broke is sampled differently, as in a synchronous run.
+        # The same seed would give the same answer and most likely break the
+        # environment again, so sample another one, as a synchronous run does.
         task.answer.seed_attempt += 1
         self._sample_again(task, reason)
 

@@ -1,12 +1,11 @@
-"""`Schedule`: one event in, actions out; the drawing is in the package's docstring.
+"""`Schedule`: one event in, actions out; the package's docstring has the diagram.
 
 ```
 driver: event ─> Schedule.on ─> time, sender checked ─> sampling, training or failures
                                                         └> changes of `RunState`
-        actions <──────────────────── what can begin now <────┘
+        actions <───────────── work that can begin now <────┘
 ```
-The order of the events decides everything: two schedules that are given the same events
-return the same actions.
+The events alone decide: two schedules that get the same events return the same actions.
 """
 
 from __future__ import annotations
@@ -45,10 +44,10 @@ __all__ = ["Schedule"]
 
 
 class Schedule:
-    """Decides who samples what, what is trained on when, and what follows a failure.
+    """Decides on sampling, training and recovery from failures.
 
     Args:
-        settings: The shape of the run, and its limits.
+        settings: The shape of the run and its limits.
     """
 
     def __init__(self, settings: ScheduleSettings) -> None:
@@ -75,23 +74,22 @@ class Schedule:
 
     @property
     def end(self) -> Finish | Fail | None:
-        """How the run has ended; None: it has not."""
+        """The action that ended the run; None while it lasts."""
         return self._state.end
 
     def on(self, event: Event) -> list[Action]:
-        """Take note of an event; return what is to be done now.
+        """Process an event and return the actions to take now.
 
         Args:
-            event: What has happened. Messages of workers that have failed since, and of
-                work that is not waited for any more, change nothing.
+            event: The event. Messages from workers that have failed since, or about
+                work that is no longer wanted, change nothing.
 
         Returns:
-            Actions in the order in which they are to be carried out; none after the
-            end.
+            Actions in the order in which to carry them out; none after the end.
 
         Raises:
-            ScheduleError: Time goes back, the run has not begun or begins twice, or no
-                such worker exists.
+            ScheduleError: Time runs backwards, the run has not begun or begins twice,
+                or no such worker exists.
         """
         state = self._state
         if event.at_s < state.now_s:
@@ -109,13 +107,14 @@ class Schedule:
             return []
         self._handle(event)
         if state.end is None:
-            # A step that begins makes room for prompts, and gives none away.
+            # Training goes first: a step that begins makes room for new prompts.
             self._training.proceed()
         if state.end is None:
             self._sampling.proceed()
         actions, state.actions = state.actions, []
         if state.end is not None:
-            # Several waits may end at once, and the first of them the run.
+            # Several waits may pass at once. Actions of those handled after the one
+            # that ended the run must not reach the driver.
             del actions[actions.index(state.end) + 1 :]
         return actions
 
@@ -133,7 +132,7 @@ class Schedule:
         elif self._is_current(event.worker, event.incarnation):
             self._of_workers[type(event)](event)
         if isinstance(event, Answered) and event.task not in self._state.kept:
-            # It came after its retry, or its worker is not believed any more.
+            # It was rejected or came too late: the driver must not keep its rows.
             self._discard(event.task)
 
     def _begin(self) -> None:
@@ -148,11 +147,11 @@ class Schedule:
 
     def _answered(self, event: Answered) -> None:
         if (reason := self._sampling.answered(event)) is not None:
-            # It would go on with weights that nobody knows.
+            # Restart it, or it would continue to sample with unknown weights.
             self._failures.fail(event.worker, reason)
 
     def _is_current(self, worker: Worker, incarnation: int) -> bool:
-        """Return whether a message counts, and note that its worker lives."""
+        """Return whether a message counts, and record its worker's sign of life."""
         workers = self._state.workers
         if worker not in workers:
             raise ScheduleError(
@@ -171,29 +170,30 @@ class Schedule:
             self._state.actions.append(discard)
 
     def next_deadline_s(self) -> float | None:
-        """Return when `Tick` is to come; None: the run has not begun or has ended."""
+        """Return the time of the next `Tick`, or None if no wait is left."""
         return None if self._state.end is not None else self._state.deadlines.next_s()
 
     def waits(self) -> str:
-        """Return what the next step waits for, for a person to read."""
+        """Return a readable description of what the next step is waiting for."""
         return describe_waits(self._state)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state after the steps that are done, as JSON values.
+        """Return the state after the completed steps, as JSON values.
 
-        It belongs to weights after as many steps: `SaveCheckpoint` brings the one that
-        goes into a checkpoint.
+        It matches the weights after the same number of steps: a checkpoint must use the
+        state that `SaveCheckpoint` carries.
         """
         return to_dict(self._state)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where a state was saved; comes before `Begin`.
+        """Continue from a saved state; must be called before `Begin`.
 
         `max_staleness`, batch size, workers and limits may differ; a group that is too
-        old by the new settings is dropped and reported.
+        old under the new settings is dropped and reported.
 
         Raises:
-            ScheduleError: The run has begun, or the state is of another kind of run.
+            ScheduleError: The run has begun, or the state belongs to a run with other
+                data or group sizes.
         """
         if self._state.has_begun:
             raise ScheduleError(

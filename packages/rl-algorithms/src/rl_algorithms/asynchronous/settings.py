@@ -1,4 +1,4 @@
-"""`ScheduleSettings`: what the schedule of asynchronous training goes by."""
+"""`ScheduleSettings`: the settings of the schedule of asynchronous training."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ WeightUpdates = Literal["between_answers", "between_tokens"]
 
 @dataclass(frozen=True, kw_only=True)
 class WaitLimits:
-    """Seconds after which the schedule stops waiting for something."""
+    """Deadlines in seconds."""
 
     start_s: float = 1_800.0
-    """A worker starts; the trainer also restores its checkpoint."""
+    """Start of a worker; for the trainer, including the restore of its checkpoint."""
     answer_s: float = 1_800.0
-    """An answer is sampled."""
+    """Sampling of an answer."""
     score_s: float = 600.0
-    """An answer is scored."""
+    """Scoring of an answer."""
     load_s: float = 600.0
-    """A generator loads weights and confirms them."""
+    """Loading of weights by a generator, until it confirms them."""
     step_s: float = 3_600.0
     """An optimizer step."""
     save_s: float = 3_600.0
-    """A checkpoint is written."""
+    """Writing of a checkpoint."""
     progress_s: float = 14_400.0
-    """No step beyond those trained before; then the run ends with what it waits for."""
+    """Time without a new furthest step; the run then ends and reports its waits."""
 
     def __post_init__(self) -> None:
         for limit in fields(self):
@@ -41,45 +41,46 @@ class WaitLimits:
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleSettings:
-    """The shape of a run, and its limits."""
+    """The shape of a run and its limits."""
 
     num_prompts_per_step: int
-    """Groups that an optimizer step trains on."""
+    """Number of groups per optimizer step."""
     num_generations_per_prompt: int
-    """Answers of a group."""
+    """Number of answers per group."""
     prompts_per_epoch: int
-    """Prompts that a pass over the data hands out."""
+    """Number of prompts in a pass over the data."""
     max_num_epochs: int | None = 1
-    """Passes over the data; None: no limit."""
+    """Maximum number of passes over the data; None for no limit."""
     max_num_steps: int | None = None
-    """Steps of the run; None: no limit."""
+    """Maximum number of steps; None for no limit."""
     num_generators: int = 1
-    """Replicas that sample."""
+    """Number of workers that sample."""
     num_environments: int = 1
-    """Workers that score."""
+    """Number of workers that score."""
     max_staleness: int = 1
-    """Steps that the oldest token of an answer may lie behind the step that trains on
-    it; 0 is the synchronous order."""
+    """Maximum number of steps by which the oldest token of an answer may lag behind the
+    step that trains on it; 0 is the synchronous order."""
     weight_updates: WeightUpdates = "between_answers"
-    """When a generator takes new weights: once it has no answer under way, or at once,
-    so that an answer carries several versions."""
+    """Point at which a generator takes new weights: once it has no answer in flight, or
+    at once, so that an answer may mix versions."""
     max_groups: int | None = None
-    """Groups between admission and the end of their step; None: the most that
-    `max_staleness` can use, `(max_staleness + 1) * num_prompts_per_step`."""
+    """Maximum number of groups between admission and the end of their step; None for as
+    many as `max_staleness` can use, `(max_staleness + 1) * num_prompts_per_step`."""
     answers_per_generator: int = 256
-    """Answers that a generator samples at a time."""
+    """Maximum number of answers that a generator samples at a time."""
     answers_per_environment: int = 64
-    """Answers that an environment scores at a time."""
+    """Maximum number of answers that an environment scores at a time."""
     max_attempts: int = 3
-    """How often an answer is tried before its group is dropped."""
+    """Number of attempts at an answer before its group is dropped."""
     max_drops_in_row: int = 32
-    """Groups that may be dropped with none finished in between; more end the run."""
+    """Maximum number of groups dropped without a finished one in between; one more ends
+    the run."""
     checkpoint_period: int | None = None
-    """Steps between checkpoints, besides the one at the end; None: only that one."""
+    """Steps between checkpoints, besides the final one; None for only the final one."""
     restarts: RestartPolicy = field(default_factory=RestartPolicy)
-    """How often failed workers are started again."""
+    """Policy for restarting failed workers."""
     limits: WaitLimits = field(default_factory=WaitLimits)
-    """How long anything may take."""
+    """Deadlines of all waits."""
 
     def __post_init__(self) -> None:
         least = {"max_staleness": 0}
@@ -87,6 +88,7 @@ class ScheduleSettings:
             value, low = getattr(self, name), least.get(name, 1)
             if value is None and name in _OPTIONAL:
                 continue
+            # True is an int in Python, and would pass as 1.
             if isinstance(value, bool) or not isinstance(value, int) or value < low:
                 raise ConfigError(
                     f"{name} must be a whole number of at least {low}: got {value!r}"
@@ -110,8 +112,10 @@ class ScheduleSettings:
 
     @property
     def group_limit(self) -> int:
-        """Groups that the schedule holds at most."""
+        """Maximum number of groups that the schedule holds."""
         most = (self.max_staleness + 1) * self.num_prompts_per_step
+        # More than `most` could never be trained on in time, whatever the user asks
+        # for.
         return most if self.max_groups is None else min(most, self.max_groups)
 
 

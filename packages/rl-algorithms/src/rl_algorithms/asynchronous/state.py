@@ -1,4 +1,4 @@
-"""`RunState`: all that the schedule knows, put together of its parts."""
+"""`RunState`: everything that the schedule knows, composed of its parts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["RunState", "Task"]
 
 @dataclass(slots=True)
 class Task:
-    """Something that a generator or an environment was asked to do."""
+    """A piece of work given to a generator or an environment."""
 
     group: Group
     answer: Answer
@@ -28,10 +28,10 @@ class Task:
 
 
 class RunState:
-    """What the parts of a schedule share; they change it one after the other.
+    """State shared by the parts of a schedule, which change it one after another.
 
     Args:
-        settings: What the schedule goes by.
+        settings: Settings of the schedule.
     """
 
     def __init__(self, settings: ScheduleSettings) -> None:
@@ -39,11 +39,11 @@ class RunState:
         self.now_s = 0.0
         self.has_begun = False
         self.step = 0
-        """Steps done, and so the number of the next one."""
+        """Number of completed steps, hence the index of the next one."""
         self.furthest_step = 0
-        """The most steps that were done, also by a trainer that has failed since."""
+        """Largest number of steps ever completed, by whichever trainer."""
         self.saved_step: int | None = None
-        """Steps done in the newest complete checkpoint."""
+        """Number of completed steps in the newest complete checkpoint."""
         self.saving = False
         self.in_training: list[Group] = []
         self.order = PromptOrder(settings.prompts_per_epoch, settings.max_num_epochs)
@@ -57,11 +57,11 @@ class RunState:
         self.workers = Workforce(settings.num_generators, settings.num_environments)
         self.deadlines = Deadlines()
         self.tasks: dict[int, Task] = {}
-        """What is under way, by number."""
+        """Tasks in flight, by number."""
         self.kept: set[int] = set()
         """Sampling tasks whose rows the driver keeps."""
         self.num_tasks = 0
-        """Number of the next task; it never goes back while the driver lives."""
+        """Number of the next task; never decreases while the driver lives."""
         self.drops_in_row = 0
         self.stop_reason: str | None = None
         self.end: Finish | Fail | None = None
@@ -69,17 +69,17 @@ class RunState:
 
     @property
     def next_step(self) -> int:
-        """The step that can take the first group that waits."""
+        """Index of the step that can take the first waiting group."""
         return self.step + 1 if self.in_training else self.step
 
     @property
     def num_groups(self) -> int:
-        """Groups that are sampled, wait for their step or are in it."""
+        """Number of groups being sampled, waiting for their step or in it."""
         return len(self.buffer) + len(self.in_training)
 
     @property
     def over(self) -> str | None:
-        """Why no further step will begin; None: one will."""
+        """Why no further step will begin; None if one will."""
         if self.stop_reason is not None:
             return self.stop_reason
         limit = self.settings.max_num_steps
@@ -90,7 +90,7 @@ class RunState:
         return None
 
     def new_task(self, task: Task) -> int:
-        """Note what a worker is asked to do; return its number."""
+        """Register a task and return its number."""
         number = self.num_tasks
         self.num_tasks += 1
         self.tasks[number] = task
@@ -98,13 +98,14 @@ class RunState:
         return number
 
     def end_task(self, number: int) -> Task:
-        """Wait for a task no longer, and return it."""
+        """Remove a task from those in flight and return it."""
         task = self.tasks.pop(number)
         self.workers[task.worker].tasks.discard(number)
         return task
 
     def finish(self, action: Finish | Fail) -> None:
         """End the run."""
+        # The first reason stands: later ones are consequences of it.
         if self.end is None:
             self.end = action
             self.actions.append(action)

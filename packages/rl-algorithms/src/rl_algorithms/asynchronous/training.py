@@ -1,4 +1,4 @@
-"""`Training`: steps, checkpoints, and the way back after the trainer has failed."""
+"""`Training`: steps, checkpoints, and recovery after the trainer has failed."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ __all__ = ["Training"]
 
 
 class Training:
-    """What the trainer does.
+    """Directs the trainer.
 
     Args:
-        state: What the parts of the schedule share.
+        state: State shared by the parts of the schedule.
     """
 
     def __init__(self, state: RunState) -> None:
@@ -39,12 +39,12 @@ class Training:
         self._saved_at_begin: int | None = None
 
     def begin(self) -> None:
-        """Note what the driver begins with: a trainer may have to go back to it."""
+        """Keep the initial state: a trainer without a checkpoint returns to it."""
         self._began_with = to_dict(self._state)
         self._saved_at_begin = self._state.saved_step
 
     def proceed(self) -> None:
-        """Begin a step or a checkpoint, or end the run, if it is time."""
+        """Begin a step or a checkpoint, or end the run, if one of them is due."""
         state = self._state
         trainer = state.workers[TRAINER]
         if trainer.phase is not WorkerPhase.READY or state.in_training or state.saving:
@@ -82,7 +82,8 @@ class Training:
         )
 
     def _save(self, incarnation: int) -> None:
-        # No step begins before it is complete: its weights are those of its state.
+        # No step begins before the checkpoint is complete, so that its weights match
+        # its state.
         state = self._state
         state.saving = True
         end_s = state.now_s + state.settings.limits.save_s
@@ -100,11 +101,12 @@ class Training:
         trained = tuple(TrainedGroup(group.number, group.rows) for group in groups)
         state.actions.append(Train(incarnation, state.step, trained))
 
-    # --- what comes back --------------------------------------------------------------
+    # --- results ----------------------------------------------------------------------
 
     def step_trained(self, event: StepTrained) -> None:
-        """Count a step, and have its weights loaded."""
+        """Count a step and publish its weights."""
         state = self._state
+        # A second report of a step must not count twice.
         if not state.in_training or event.step != state.step:
             return
         state.deadlines.clear(Wait("step", TRAINER, event.incarnation))
@@ -115,14 +117,15 @@ class Training:
         state.in_training = []
         state.step += 1
         state.versions.publish(event.incarnation, state.step)
-        # A step that fails each time it is reached must not look like progress.
+        # Only a new furthest step is progress. Otherwise a step that fails each time it
+        # is reached would reset the count of restarts forever.
         if state.step > state.furthest_step:
             state.furthest_step = state.step
             state.workers[TRAINER].failures_in_row = 0
             self.expect_progress()
 
     def checkpoint_saved(self, event: CheckpointSaved) -> None:
-        """Go on with the next step."""
+        """Record a complete checkpoint; the next step may begin."""
         state = self._state
         if not state.saving or event.step != state.step:
             return
@@ -130,25 +133,27 @@ class Training:
         state.saving, state.saved_step = False, event.step
 
     def expect_progress(self) -> None:
-        """Wait for the next step that was not trained before."""
+        """Restart the deadline for the next step that was never reached before."""
         state = self._state
         end_s = state.now_s + state.settings.limits.progress_s
         state.deadlines.set(Wait("progress"), end_s)
 
     def abandon(self) -> None:
-        """Forget what is ahead of the checkpoint: the trainer has lost its weights."""
+        """Forget all progress since the checkpoint: the trainer lost its weights."""
         state = self._state
         release_all(state)
         state.saving = False
         state.versions.withdraw()
-        # Nobody waits for the confirmation of weights that are withdrawn.
+        # Confirmations of withdrawn weights are ignored when they come, so waiting for
+        # them would end in a false alarm.
         for generator in state.workers.generators:
             wait = Wait("load", generator.worker, generator.incarnation)
             state.deadlines.clear(wait)
 
     def ready(self, event: TrainerReady) -> None:
-        """Go on with the weights that the trainer has restored."""
+        """Continue with the weights that the trainer has restored."""
         state = self._state
+        # The first incarnation starts from the state that is already loaded.
         if event.incarnation > 0:
             first = event.state is None
             restore(state, self._began_with if event.state is None else event.state)

@@ -1,4 +1,4 @@
-"""What a run waits for, in words: a run that stands still says it at its end."""
+"""A description of what a run is waiting for, for the error that ends a stalled run."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from rl_algorithms.asynchronous.workers import TRAINER, WorkerPhase
 
 __all__ = ["describe_waits"]
 
+# Enough to see a pattern; a line per group of a large run would bury it.
 _SHOWN = 4
 
 
 def describe_waits(state: RunState) -> str:
-    """Return what the next step waits for."""
+    """Return what the next step is waiting for."""
     parts = [*_trainer(state), *_groups(state), *_workers(state)]
     return "; ".join(parts)
 
@@ -23,9 +24,9 @@ def _trainer(state: RunState) -> Iterator[str]:
     if state.workers[TRAINER].phase is not WorkerPhase.READY:
         yield f"the trainer is {state.workers[TRAINER].phase.value}"
     elif state.in_training:
-        yield f"the trainer works on step {state.step}"
+        yield f"the trainer is working on step {state.step}"
     elif state.saving:
-        yield f"the trainer writes the checkpoint of step {state.step}"
+        yield f"the trainer is writing the checkpoint of step {state.step}"
     else:
         finished = sum(group.is_finished for group in state.buffer)
         needed = state.settings.num_prompts_per_step
@@ -37,7 +38,7 @@ def _groups(state: RunState) -> Iterator[str]:
     for group in waiting[:_SHOWN]:
         yield f"prompt {group.number} has {_answers(group)}"
     if len(waiting) > _SHOWN:
-        yield f"{len(waiting) - _SHOWN} more groups are not finished"
+        yield f"{len(waiting) - _SHOWN} more groups are unfinished"
 
 
 def _answers(group: Group) -> str:

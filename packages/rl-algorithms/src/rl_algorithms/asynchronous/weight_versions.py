@@ -1,11 +1,11 @@
-"""`WeightVersions`: which weights each generator has confirmed.
+"""`WeightVersions`: the weight version that each generator has confirmed.
 
 ```
 publish ─> LoadWeights ─> (the generator loads) ─> WeightsLoaded = confirm ─> Sample
 ```
 A version exists from the end of its step on, as a copy that the trainer does not
-change. A generator samples only with the newest version, and only once it has said that
-it has loaded it; a generator that was started again has confirmed nothing.
+change. A generator samples only with the newest version, and only after confirming that
+it has loaded it; a restarted generator has confirmed nothing.
 """
 
 from __future__ import annotations
@@ -26,32 +26,32 @@ class _Served:
 
 
 class WeightVersions:
-    """The newest version, and what each generator has of it.
+    """The newest version, and the versions that generators load and have confirmed.
 
     Args:
-        updates: When a generator may take new weights.
+        updates: Point at which a generator may take new weights.
     """
 
     def __init__(self, updates: WeightUpdates) -> None:
         self._updates = updates
         self._served: dict[Worker, _Served] = {}
         self.newest: int | None = None
-        """None while the trainer has no weights to give."""
+        """Newest published version; None while the trainer has no weights to offer."""
         self.trainer = -1
-        """Incarnation of the trainer whose versions these are."""
+        """Incarnation of the trainer that published these versions."""
 
     def publish(self, trainer: int, version: int) -> None:
         """Make a version the newest one.
 
-        A trainer that was started again goes back in versions; what generators have of
-        the one before it is worth nothing then.
+        A restarted trainer goes back in versions; the weights that generators hold from
+        its predecessor are then worthless, even under the same number.
 
         Args:
             trainer: Incarnation of the trainer.
             version: The version.
 
         Raises:
-            ScheduleError: The same trainer had this version or a later one before.
+            ScheduleError: The trainer already published this version or a later one.
         """
         if trainer != self.trainer:
             self.withdraw()
@@ -63,20 +63,20 @@ class WeightVersions:
         self.trainer, self.newest = trainer, version
 
     def withdraw(self) -> None:
-        """Have no weights, and take none of those that generators have for good."""
+        """Withdraw all versions, and distrust the weights that generators hold."""
         self._served.clear()
         self.newest = None
 
     def forget(self, generator: Worker) -> None:
-        """Forget what a generator had: its process is gone."""
+        """Forget a generator's version, because its process is gone."""
         self._served.pop(generator, None)
 
     def due(self, generator: Worker, num_answers: int) -> int | None:
-        """Return the version that a generator is to load now; None: it need not.
+        """Return the version that a generator has to load now, or None.
 
         Args:
             generator: A generator that is ready.
-            num_answers: Answers that it is sampling.
+            num_answers: Number of answers that it is sampling.
         """
         served = self._of(generator)
         if self.newest is None or served.loading is not None:
@@ -88,11 +88,11 @@ class WeightVersions:
         return self.newest
 
     def send(self, generator: Worker, version: int) -> None:
-        """Note that a generator is loading a version."""
+        """Record that a generator is loading a version."""
         self._of(generator).loading = version
 
     def confirm(self, generator: Worker, trainer: int, version: int) -> bool:
-        """Note that a generator has loaded a version; return whether it was waited for.
+        """Record that a generator has loaded a version; return whether it was expected.
 
         Args:
             generator: The generator.
@@ -115,16 +115,17 @@ class WeightVersions:
         )
 
     def explains(self, generator: Worker, oldest: int, newest: int, sent: int) -> bool:
-        """Return whether an answer can have these versions.
+        """Return whether an answer can carry these versions.
 
         Args:
             generator: The generator that sampled it.
             oldest: Version of its oldest token.
             newest: Version of its newest token.
-            sent: Version that the generator had when the answer was asked for.
+            sent: Version that the generator held when the answer was requested.
         """
         served = self._of(generator)
-        # Weights arrive before the message that confirms them.
+        # Weights arrive before the message that confirms them, so an answer may be
+        # sampled with a version that still counts as loading.
         last = served.confirmed if served.loading is None else served.loading
         if last is None or not sent <= oldest <= newest <= last:
             return False

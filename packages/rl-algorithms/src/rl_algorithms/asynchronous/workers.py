@@ -1,4 +1,4 @@
-"""The workers of a run, and what the schedule knows of each."""
+"""The workers of a run and the schedule's record of each."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WorkerKind = Literal["trainer", "generator", "environment"]
 
 
 class Worker(NamedTuple):
-    """A place in the run; the process that fills it is one of its incarnations."""
+    """A position in the run; each process that fills it is one of its incarnations."""
 
     kind: WorkerKind
     rank: int
@@ -30,43 +30,43 @@ class Worker(NamedTuple):
 
 
 TRAINER = Worker("trainer", 0)
-"""All ranks of the trainer: they share collectives, so they fail and start as one."""
+"""All ranks of the trainer: they share collectives, so they fail and restart as one."""
 
 
 class WorkerPhase(Enum):
-    """What a worker is doing."""
+    """Life cycle of a worker."""
 
     ABSENT = "absent"
-    """It was never started."""
+    """Never started."""
     STARTING = "starting"
     READY = "ready"
     RESTING = "resting"
-    """It has failed and is started again after a pause."""
+    """Failed; to be restarted after a pause."""
     RETIRED = "retired"
-    """It has failed too often."""
+    """Failed too often to be restarted."""
 
 
 @dataclass(slots=True)
 class WorkerRecord:
-    """What the schedule knows of a worker."""
+    """State of a worker, as far as the schedule knows it."""
 
     worker: Worker
     phase: WorkerPhase = WorkerPhase.ABSENT
     incarnation: int = -1
-    """Number of its starts; what an earlier incarnation says does not count."""
+    """Index of the current start; messages from earlier incarnations are ignored."""
     heard_s: float = 0.0
-    """When its present incarnation last said something."""
+    """Time of the last message from the current incarnation."""
     failures_in_row: int = 0
     tasks: set[int] = field(default_factory=set)
-    """Answers or scores that it has under way."""
+    """Answers or scores in flight on this worker."""
 
 
 class Workforce:
     """All workers of a run.
 
     Args:
-        num_generators: Generators.
-        num_environments: Environments.
+        num_generators: Number of generators.
+        num_environments: Number of environments.
     """
 
     def __init__(self, num_generators: int, num_environments: int) -> None:
@@ -92,13 +92,13 @@ class Workforce:
         return iter(self._records.values())
 
     def is_current(self, worker: Worker, incarnation: int) -> bool:
-        """Return whether a message comes from the process that fills the place now."""
+        """Return whether a message comes from the current process of a worker."""
         record = self._records[worker]
         alive = record.phase in (WorkerPhase.STARTING, WorkerPhase.READY)
         return alive and record.incarnation == incarnation
 
     def is_gone(self, kind: WorkerKind) -> bool:
-        """Return whether no worker of this kind can come back."""
+        """Return whether every worker of this kind has been retired."""
         return all(
             record.phase is WorkerPhase.RETIRED
             for record in self._records.values()

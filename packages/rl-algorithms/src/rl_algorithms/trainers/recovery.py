@@ -1,13 +1,14 @@
-"""`Recovery`: a run whose training workers are lost goes on without a person.
+"""`Recovery`: continues a run after the loss of its training workers.
 
 ```
 call fails -> workers lost? -> generators, environment: left as they are
-                            -> workers: started again, with the state of the newest
+                            -> workers: restarted with the state of the newest
                                checkpoint or of the start
                             -> loop: goes back to that step
 ```
-A rank holds a part of weights and optimizer that no other one has, so all of them go
-back. Steps are done again as they were: the same prompts, seeds and weight versions.
+Each rank holds a part of the weights and the optimizer state that no other rank has, so
+all of them go back. Steps are repeated exactly: same prompts, seeds and weight
+versions.
 """
 
 from __future__ import annotations
@@ -35,21 +36,21 @@ _logger = get_logger(__name__)
 
 @dataclass(frozen=True)
 class StartingPoint:
-    """Where a run can go on from."""
+    """A point from which a run can continue."""
 
     checkpoint: Path | None
-    """Folder of weights and optimizer; None: those that the run began with."""
+    """Folder of weights and optimizer; None for those that the run began with."""
     info: Mapping[str, Any]
     """State of the loop, the data, the callbacks and the algorithm."""
 
 
 class Recovery(Generic[ConfigT]):
-    """Starts lost training workers again, a bounded number of times.
+    """Restarts lost training workers, a bounded number of times.
 
     Args:
-        trainer: Whose workers they are.
-        outputs: Have the checkpoints.
-        updates: Changes of the configuration, which goes back as well.
+        trainer: Trainer that owns the workers.
+        outputs: Outputs of the run, including its checkpoints.
+        updates: Live changes of the configuration, which are rolled back as well.
     """
 
     def __init__(
@@ -69,15 +70,15 @@ class Recovery(Generic[ConfigT]):
         """Remember the state that the run begins with.
 
         Args:
-            info: What a checkpoint would hold of it besides the models.
+            info: What a checkpoint of this state would hold besides the models.
         """
         last = self._trainer.state.last_checkpoint
         checkpoint = Path(last) if last else None
-        # The state holds lists and dictionaries that later steps write to.
+        # A deep copy: later steps change lists and dictionaries of the state in place.
         self._beginning = StartingPoint(checkpoint, copy.deepcopy(dict(info)))
 
     def can_mend(self, error: Exception) -> bool:
-        """Tell whether the run can go on after this error; it says why not."""
+        """Return whether the run can continue; if not, add the reason to the error."""
         if not self._is_lost(error) or find_loss() is not None:
             return False
         trainer = self._trainer
@@ -102,10 +103,10 @@ class Recovery(Generic[ConfigT]):
         return why is None
 
     def start_again(self, error: Exception) -> StartingPoint:
-        """Start the workers again and return where the loop is to go on.
+        """Restart the workers and return the point from which the loop continues.
 
         Raises:
-            WorkerError: They do not come up.
+            WorkerError: They do not start.
             CheckpointError: The newest checkpoint is damaged.
         """
         trainer = self._trainer
@@ -125,16 +126,18 @@ class Recovery(Generic[ConfigT]):
         return point
 
     def _num_restarts(self) -> int:
-        """Return the restarts so far without a step beyond the furthest that failed."""
+        """Return the number of restarts without a step beyond the furthest failure."""
         is_beyond = self._trainer.state.step + 1 > self._failed_in
         return 0 if is_beyond else self._num_in_a_row
 
     def _newest(self) -> StartingPoint:
         last = self._trainer.state.last_checkpoint
+        # A checkpoint that this run only resumed from equals the beginning, which is
+        # already in memory.
         if last and self._outputs.checkpoints.saved_at >= 0:
             path = Path(last)
             return StartingPoint(path, self._outputs.checkpoints.load(path))
-        assert self._beginning is not None  # a step comes after the begin
+        assert self._beginning is not None  # `begin` precedes every step
         return self._beginning
 
     def _reload(self, checkpoint: Path | None) -> None:
@@ -147,20 +150,25 @@ class Recovery(Generic[ConfigT]):
             starter.policy(policy.cluster, reference, checkpoint, policy)
         if isinstance(critic, TrainingPolicy):
             starter.further_policy("critic", critic.cluster, checkpoint, critic)
+        # Only if lost: a teacher is never trained, so a living one has the right
+        # weights.
         if isinstance(teacher, TrainingPolicy) and teacher.is_lost:
             starter.further_policy("teacher", teacher.cluster, None, teacher)
         if parts.sync is not None:
+            # Repeated steps repeat their versions, which would be refused as stale
+            # otherwise.
             parts.sync.go_back()
 
     def _is_lost(self, error: BaseException) -> bool:
-        """Whether a process of a trained model or a teacher is what failed."""
+        """Return whether a worker of a trained model or a teacher is the cause."""
+        # A list of those seen: a chain of causes may have a circle.
         causes: list[BaseException] = []
         cause: BaseException | None = error
         while cause is not None and cause not in causes:
             causes.append(cause)
             cause = cause.__cause__ or cause.__context__
-        # Ranks that are released after an exception of another one are gone as well,
-        # and it would be raised again.
+        # Lost workers alone are not enough: after an exception in one rank the others
+        # are released too, and repeating the step would only raise it again.
         kinds = (WorkerDiedError, WorkerHungError)
         parts = self._trainer.components
         return any(isinstance(cause, kinds) for cause in causes) and any(

@@ -1,4 +1,4 @@
-"""Sampling ahead of training: the driver of `rl_algorithms.asynchronous`.
+"""Sampling ahead of training: the driver of the schedule in `asynchronous`.
 
 ```
 trainer (main thread)     controller (thread)       desks (threads)
@@ -16,5 +16,5 @@ trainer (main thread)     controller (thread)       desks (threads)
 | generator desk | rows, weights | answers, a version | a call | deadlines of workers |
 | environment desk | answers | verdicts | a call | deadlines of workers |
 
-`AheadSampler` is what a trainer holds; all decisions are made by the schedule.
+A trainer holds an `AheadSampler`; the schedule makes all decisions.
 """

@@ -1,4 +1,4 @@
-"""`Controller`: passes what happens to the schedule, one event after the other."""
+"""`Controller`: passes events to the schedule, one at a time."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ _ANSWER_S = 60.0
 
 
 class Controller:
-    """A thread that owns a schedule; everybody else leaves it what has happened.
+    """A thread that owns a schedule and receives events from all other threads.
 
     Args:
-        schedule: Decides.
-        carry_out: Begins what the schedule wants done, without waiting for it; called
-            in the controller's thread.
-        on_failure: Is told what ended the thread, if it was not `close`.
-        alive: Returns the workers that are known not to hang; asked when a deadline has
-            passed, as the schedule takes a worker that says nothing for hung.
-        log: Where events and decisions are written; None: nowhere.
+        schedule: The schedule.
+        carry_out: Starts the schedule's actions without waiting for them; called in the
+            controller's thread.
+        on_failure: Called with an exception that ended the thread.
+        alive: Returns the workers known not to hang; called when a deadline has passed,
+            because the schedule considers a silent worker hung.
+        log: File for events and actions; None for no log.
     """
 
     def __init__(
@@ -47,6 +47,8 @@ class Controller:
     ) -> None:
         self._schedule, self._carry_out = schedule, carry_out
         self._on_failure, self._alive = on_failure, alive
+        # One queue for all, because the schedule is not thread-safe: one thread works
+        # on it and needs no lock.
         self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._log: EventLog | None = None
         self._log_path = log
@@ -55,35 +57,40 @@ class Controller:
         )
 
     def start(self, state: Any = None) -> None:
-        """Begin to take events.
+        """Start to process events.
 
         Args:
-            state: What the schedule was resumed from, for the log.
+            state: State that the schedule was resumed from, for the log.
         """
         if self._log_path is not None:
             make_private_folder(self._log_path.parent)
+            # A run that was resumed from an earlier step writes this log once more, and
+            # two runs in one log could not be replayed.
             self._log_path.unlink(missing_ok=True)
             self._log = EventLog(self._schedule.settings, state)
         self._thread.start()
 
     def tell(self, kind: Callable[..., Event], **values: Any) -> None:
-        """Say that something has happened; from any thread.
+        """Report an event; may be called from any thread.
 
         Args:
-            kind: The class of the event.
-            **values: Its fields without the time, which is when its turn has come.
+            kind: Class of the event.
+            **values: Fields of the event without its time, which is set when the event
+                is processed.
         """
+        # The time is read in the controller's thread: read here, events of several
+        # threads could reach the schedule with times that run backwards.
         self.do(lambda: self._pass_on(kind(time.monotonic(), **values)))
 
     def do(self, work: Callable[[], None]) -> None:
-        """Have something done in the controller's thread, in turn with the events."""
+        """Run something in the controller's thread, in order with the events."""
         self._queue.put(work)
 
     def ask(self, question: Callable[[Schedule], T]) -> T:
-        """Return what the schedule knows once all that was told so far is passed on.
+        """Ask the schedule, after it has processed all events reported so far.
 
         Raises:
-            DeadlineExceededError: The controller has ended, or does not get to it.
+            DeadlineExceededError: The controller has ended, or is too slow.
         """
         answer: Future[T] = Future()
         self.do(lambda: answer.set_result(question(self._schedule)))
@@ -96,7 +103,7 @@ class Controller:
             ) from None
 
     def close(self, deadline_s: float) -> None:
-        """Take no more events."""
+        """Stop processing events."""
         self._queue.put(None)
         if self._thread.is_alive():
             self._thread.join(deadline_s)
@@ -105,13 +112,14 @@ class Controller:
         try:
             while True:
                 if self._queue.empty():
-                    # Lines of many events at once: opening a file takes as long as
-                    # deciding what follows from an event.
+                    # Write while idle, many events at once: opening the file takes as
+                    # long as processing an event.
                     self._write()
                 try:
                     work = self._queue.get(timeout=self._left_s())
                 except queue.Empty:
-                    # Only now: it may have been this process that stood still.
+                    # A deadline has passed only if no event is waiting: it may have
+                    # been this process that was stopped, with the results in the queue.
                     for worker in self._alive():
                         self._pass_on(WorkerReady(time.monotonic(), worker, 0))
                     self._pass_on(Tick(time.monotonic()))
@@ -120,6 +128,7 @@ class Controller:
                     return
                 work()
         except BaseException as error:
+            # Whatever it is: the trainer waits for this thread, and would wait on.
             self._on_failure(error)
         finally:
             self._write()

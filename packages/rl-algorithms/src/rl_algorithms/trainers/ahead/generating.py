@@ -1,4 +1,4 @@
-"""`GeneratorDesk`: puts waiting rows into calls, and moves weights between calls."""
+"""`GeneratorDesk`: batches waiting rows into calls and loads weights between calls."""
 
 from __future__ import annotations
 
@@ -16,19 +16,20 @@ __all__ = ["GeneratorDesk"]
 
 
 class GeneratorDesk:
-    """Threads that call a generator, as many as it takes calls at once.
+    """Threads that call a generator, one for each call that it takes at a time.
 
-    A call takes all rows that wait, so that a generator that decodes a batch gets
-    batches. Weights are loaded when no call goes on, before any call that waits.
+    A call takes all waiting rows, so that a generator that decodes batches gets them.
+    Weights are loaded while no call is in flight, before any waiting call.
 
     Args:
         generation: The generator.
-        pad_token_id: Pads rows of different lengths.
-        load: Brings a version to the generator; returns what the generator calls it.
-        version: The version that it serves now.
-        on_answer: Is told of each job whose row has come, or why none has.
-        on_loaded: Is told of each version that is served from here on.
-        on_failure: Is told what ended a thread.
+        pad_token_id: Token that pads rows to one length.
+        load: Loads a weight version into the generator; returns the generator's own
+            number of that version.
+        version: Version that the generator serves now.
+        on_answer: Called with each job whose row has arrived, or with the error.
+        on_loaded: Called with each version that the generator has loaded.
+        on_failure: Called with an exception that ended a thread.
     """
 
     def __init__(
@@ -61,19 +62,20 @@ class GeneratorDesk:
             thread.start()
 
     def ask(self, jobs: Sequence[Job]) -> None:
-        """Have the next answer of conversations sampled."""
+        """Sample the next turn of conversations."""
         with self._changed:
             self._waiting.extend(jobs)
+            # One thread is enough: it takes all waiting jobs.
             self._changed.notify()
 
     def load(self, version: int) -> None:
-        """Have a version loaded once no call goes on; no call begins before that."""
+        """Load a version once no call is in flight; no call begins before that."""
         with self._changed:
             self._due = version
             self._changed.notify_all()
 
     def close(self, deadline_s: float) -> None:
-        """Begin nothing further, and wait for the calls that go on."""
+        """Begin no further call, and wait for those in flight."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
@@ -89,17 +91,22 @@ class GeneratorDesk:
             self._on_failure(error)
 
     def _next(self) -> Callable[[], None] | None:
-        """Wait for something to do; None: nothing comes any more."""
+        """Wait for work; return None once the desk is closed."""
         with self._changed:
-            # Whoever asks, loads or closes notifies; the schedule has the deadline.
+            # `ask`, `load` and `close` notify. The deadline of the wait is the
+            # schedule's.
             self._changed.wait_for(
                 lambda: self._is_closed or self._may_load or self._may_call
             )
             if self._is_closed:
                 return None
             if self._due is not None:
+                # Loading comes before waiting calls, or a steady stream of answers
+                # would keep old weights in use forever.
                 version, self._due = self._due, None
                 self._is_loading = True
+                # Returned, not run here: the call takes long and must not hold the
+                # lock.
                 return lambda: self._load_now(version)
             jobs = [job for job in self._waiting if not job.is_cancelled]
             self._waiting = []
@@ -138,16 +145,19 @@ class GeneratorDesk:
         rows = [job.conversation.question() for job in jobs]
         if any("stop_strings" in row for row in rows):
             for row in rows:
+                # A column must be in all rows or in none.
                 row.setdefault("stop_strings", [None])
         batch: BatchedDataDict[Any] = BatchedDataDict.from_batches(
             rows, {"input_ids": self._pad}
         )
         for job in jobs:
+            # Noted before the call: no weights are loaded while it is in flight.
             job.note_version(self._version)
         try:
             output = self._generation.generate(batch)
         except (WorkerError, DeadlineExceededError) as error:
-            # As in a rollout of a batch: not what the generator's code raises.
+            # A lost or slow worker costs these answers, as in a synchronous rollout. An
+            # exception of the generator's own code is a bug and ends the run.
             for job in jobs:
                 job.conversation.fail(error)
                 self._on_answer(job, error)

@@ -1,4 +1,4 @@
-"""What the desks work on."""
+"""The items that the desks work on."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ __all__ = ["Job", "Scoring"]
 
 @dataclass(slots=True)
 class Job:
-    """An answer that is sampled: a conversation with all its turns."""
+    """An answer being sampled: a conversation with all its turns."""
 
     asked: Sample
     conversation: OpenConversation
     oldest_version: int | None = None
-    """Of its tokens, as the schedule counts versions."""
+    """Oldest version of its tokens, by the schedule's count."""
     newest_version: int | None = None
     is_cancelled: bool = False
-    """Whether nobody waits for it any more."""
+    """Whether the answer is no longer wanted."""
     played: Trajectories | None = None
-    """Its row, once it has its reward."""
+    """The finished row, once it has its reward."""
 
     def note_version(self, version: int) -> None:
-        """Say which weights sample the next answer."""
+        """Record the weight version that samples the next turn."""
         if self.oldest_version is None:
             self.oldest_version = version
         self.newest_version = version
@@ -34,9 +34,9 @@ class Job:
 
 @dataclass(slots=True)
 class Scoring:
-    """An answer that waits for a verdict of the environment."""
+    """An answer waiting for a verdict of the environment."""
 
     job: Job
     task: int | None
-    """What the schedule calls it; None: the verdict is one between two turns."""
+    """Number of the schedule's task; None for a verdict between two turns."""
     is_cancelled: bool = False

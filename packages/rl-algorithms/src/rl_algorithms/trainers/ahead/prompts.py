@@ -1,4 +1,4 @@
-"""`PromptSource`: the prompts of a data set by their place in the whole run."""
+"""`PromptSource`: the prompts of a data set by their position in the run."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ __all__ = ["PromptSource"]
 
 
 class PromptSource:
-    """Hands prompts out one by one, in the order in which a loader has them in batches.
+    """Hands out single prompts in the order in which a loader batches them.
 
     Args:
-        loader: The batches of training.
-        num_prompts: Prompts per step.
+        loader: Loader of the training batches.
+        num_prompts: Number of prompts per step.
 
     Raises:
-        ConfigError: A step of the loader may have fewer prompts.
+        ConfigError: The loader has no positions, or a step may have fewer prompts.
     """
 
     def __init__(self, loader: Loader, num_prompts: int) -> None:
@@ -44,19 +44,21 @@ class PromptSource:
         self._open: dict[int, BatchedDataDict[Any]] = {}
 
     def get(self, prompt: Prompt, rollouts: RolloutEngine) -> BatchedDataDict[Any]:
-        """Return a prompt as one row that conversations can be opened with."""
+        """Return a prompt as a single row from which conversations can be opened."""
+        # Kept until the group ends: its answers are opened one by one, and tokenizing
+        # the prompt for each would repeat the work.
         if prompt.number not in self._open:
             batch = self._loader.batch_at(prompt.epoch, [prompt.row])
             self._open[prompt.number] = rollouts.prepare(batch)
         return self._open[prompt.number]
 
     def release(self, number: int) -> None:
-        """Keep a prompt no longer."""
+        """Forget the row of a prompt."""
         self._open.pop(number, None)
 
     def position(self) -> int:
-        """Return the number of the prompt that the loader stands before."""
+        """Return the number of the next prompt of the loader."""
         state: Mapping[str, Any] = self._loader.state_dict()
-        # What is left of an epoch that has no full batch more is not handed out.
+        # The rest of an epoch that fills no batch is never handed out.
         place = min(int(state["position"]), self.prompts_per_epoch)
         return int(state["epoch"]) * self.prompts_per_epoch + place

@@ -1,25 +1,24 @@
-"""`AheadSampler`: what a trainer holds to have answers sampled ahead of training."""
+"""`AheadSampler`: the trainer's interface to sampling ahead of training."""
 
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from rl_algorithms.asynchronous import actions as act, events as ev
 from rl_algorithms.asynchronous.schedule import Schedule
-from rl_algorithms.asynchronous.workers import TRAINER, Worker
+from rl_algorithms.asynchronous.workers import TRAINER
 from rl_algorithms.errors import ScheduleError
 from rl_algorithms.rollout import RolloutEngine, RolloutResult
-from rl_algorithms.rollout.judge import Verdict
+from rl_algorithms.trainers.ahead.answers import (
+    ENVIRONMENT,
+    GENERATOR,
+    AnswersInFlight,
+)
 from rl_algorithms.trainers.ahead.controller import Controller
-from rl_algorithms.trainers.ahead.generating import GeneratorDesk
-from rl_algorithms.trainers.ahead.jobs import Job, Scoring
 from rl_algorithms.trainers.ahead.prompts import PromptSource
-from rl_algorithms.trainers.ahead.scoring import EnvironmentDesk
 from rl_algorithms.trainers.ahead.shape import RunShape
 from rl_algorithms.trainers.ahead.weights import PublishedVersions
 from rl_algorithms.trainers.settings.asynchronous_config import AsynchronousConfig
@@ -32,39 +31,31 @@ __all__ = ["AheadSampler"]
 
 _logger = get_logger(__name__)
 
-_GENERATOR = Worker("generator", 0)
-_ENVIRONMENT = Worker("environment", 0)
+# Interval at which a waiting trainer looks for signals and requests of a person.
 _LOOK_S = 0.5
+# A call in flight may hang, and must not keep a run from ending.
 _CLOSE_S = 10.0
 
 
-@dataclass
-class _Attempts:
-    """How often an answer was begun."""
-
-    count: int = 0
-    began_s: float = field(default_factory=time.monotonic)
-
-
 class AheadSampler:
-    """Has answers sampled and scored while a trainer works on earlier ones.
+    """Samples and scores answers while a trainer works on earlier ones.
 
-    `next_step`, `end_step`, `wait_for_weights`, `state` and `close` are for the thread
-    of the trainer.
+    `next_step`, `end_step`, `wait_for_weights`, `state` and `close` must be called from
+    the trainer's thread.
 
     Args:
-        config: The section `asynchronous`.
+        config: Section `asynchronous` of the configuration.
         shape: Numbers of the run.
-        prompts: Where prompts come from.
+        prompts: Source of the prompts.
         rollouts: Opens and finishes conversations.
-        generation: Samples.
-        sync: Publishes the trainer's weights and brings them to the generator.
-        calls_at_once: Calls that the environment takes at a time.
-        pad_token_id: Pads rows.
-        check: Raises what has come to end the run; called while something is waited
-            for.
-        state: What `state` gave when the checkpoint was written; None: none did.
-        log_folder: Where the event log is written, if the configuration wants one.
+        generation: Generator that samples.
+        sync: Publishes the trainer's weights and loads them into the generator.
+        calls_at_once: Number of calls that the environment takes at a time.
+        pad_token_id: Token that pads rows to one length.
+        check: Called during waits; raises if a signal or a request ends the run.
+        state: Return value of `state` from the checkpoint to resume; None for a new run
+            or a checkpoint without one.
+        log_folder: Folder of the event log, if the configuration enables it.
     """
 
     def __init__(
@@ -90,9 +81,6 @@ class AheadSampler:
         self._is_closed = False
         self._ready: act.Train | None = None
         self._end: act.Finish | None = None
-        self._jobs: dict[int, Job] = {}
-        self._scorings: dict[int, Scoring] = {}
-        self._attempts: dict[tuple[int, int], _Attempts] = {}
         self._num_dropped = 0
         self._versions = PublishedVersions(sync, shape.first_step)
         self._loaded = shape.first_step
@@ -103,18 +91,20 @@ class AheadSampler:
             schedule,
             self._carry_out,
             self._fail,
-            lambda: [_ENVIRONMENT] if self._environment.has_room else [],
+            # An environment with a free thread does not hang, however slow one answer
+            # is. Without this the schedule would give it up for its silence.
+            lambda: [ENVIRONMENT] if self._answers.scores_in_time else [],
             log if config.event_log else None,
         )
-        self._environment = EnvironmentDesk(
-            rollouts.judge, calls_at_once, self._take_verdict, self._fail
-        )
-        self._generator = GeneratorDesk(
+        self._answers = AnswersInFlight(
+            shape,
+            prompts,
+            rollouts,
+            self._controller,
             generation,
-            pad_token_id,
             self._versions.load,
-            shape.first_step,
-            on_answer=self._take_answer,
+            calls_at_once=calls_at_once,
+            pad_token_id=pad_token_id,
             on_loaded=self._note_loaded,
             on_failure=self._fail,
         )
@@ -122,10 +112,11 @@ class AheadSampler:
         self._controller.tell(ev.Begin)
 
     def _resume(self, schedule: Schedule, state: Mapping[str, Any] | None) -> None:
-        """Put the schedule where the run goes on."""
+        """Set the schedule to the point where the run resumes."""
         self._resumed: Mapping[str, Any] | None = state
         if state is None and self._shape.first_step:
-            # The checkpoint is of a run that sampled and trained in turns.
+            # The checkpoint comes from a synchronous run, which has no schedule: begin
+            # where its loader stood.
             fresh = schedule.state_dict()
             position = self._prompts.position()
             self._resumed = {
@@ -142,34 +133,27 @@ class AheadSampler:
                 )
             schedule.load_state_dict(self._resumed)
 
-    # --- what the trainer calls -------------------------------------------------------
+    # --- interface of the trainer -----------------------------------------------------
 
     def next_step(self) -> tuple[RolloutResult | None, dict[str, MetricValue]]:
         """Wait for the answers of the next step.
 
         Returns:
-            The answers, None where the prompts are used up before the last step, and
+            The answers, or None if the prompts run out before the last step, and
             metrics.
 
         Raises:
-            ScheduleError: The run cannot go on.
+            ScheduleError: The run cannot continue.
             RolloutError: Too many answers failed.
-            Exception: What generator or environment raised.
+            Exception: The generator or the environment raised it.
         """
         self._wait(lambda: self._ready is not None or self._end is not None)
         train = self._ready
         if train is None:
             return None, {}
-        groups = [[self._jobs[rows] for rows in group.rows] for group in train.groups]
+        groups = self._answers.of_step(train)
         played = [[job.played for job in group if job.played] for group in groups]
-        # Looked up one by one: the controller goes on meanwhile with other prompts.
-        attempts = [
-            self._attempts[group.prompt, sample].count
-            for group in train.groups
-            for sample in range(self._shape.num_generations)
-        ]
-        num_retried = sum(attempts) - len(attempts)
-        result = self._rollouts.finish(played, num_retried)
+        result = self._rollouts.finish(played, self._answers.num_retried(train))
         ages = [
             train.step - job.oldest_version
             for group in groups
@@ -185,14 +169,16 @@ class AheadSampler:
         }
 
     def end_step(self, number: int) -> None:
-        """Say that a step is done, and keep a copy of its weights for the generator.
+        """Report a completed step, and publish its weights to the generator.
 
         Args:
-            number: What the weights are called: optimizer steps so far.
+            number: Weight version of the trainer: its number of optimizer steps.
         """
         train = self._ready
         if train is None:
             return
+        # Published before the step is reported: the schedule answers with
+        # `LoadWeights`, which must find the version.
         self._versions.publish(number)
         self._ready = None
         self._controller.tell(
@@ -203,7 +189,7 @@ class AheadSampler:
         """Wait until the generator has the newest weights.
 
         Returns:
-            Whether it has; the schedule brings none after its last step.
+            Whether it has them; after its last step the schedule loads none.
         """
         newest = self._versions.newest
         self._wait(lambda: self._loaded >= newest or self._end is not None)
@@ -211,14 +197,14 @@ class AheadSampler:
 
     @property
     def end_reason(self) -> str | None:
-        """Why no further step comes; None: one does."""
+        """Why no further step comes; None if one does."""
         return None if self._end is None else self._end.reason
 
     def state(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps, as JSON values.
+        """Return the state for a checkpoint, as JSON values.
 
-        Finished answers are not in it: their prompts are, and are sampled again with
-        the same seeds.
+        Finished answers are left out. Their prompts are included, and are sampled again
+        with the same seeds.
         """
         state = self._controller.ask(lambda schedule: schedule.state_dict())
         groups = [
@@ -228,15 +214,15 @@ class AheadSampler:
         return {**state, "groups": groups}
 
     def close(self) -> None:
-        """End all threads; calls that go on are waited for a little."""
+        """End all threads, and wait a short time for calls in flight."""
         with self._changed:
             self._is_closed = True
+        # The controller first, so that results of the desks cause no further requests.
         self._controller.close(_CLOSE_S)
-        self._generator.close(_CLOSE_S)
-        self._environment.close(_CLOSE_S)
+        self._answers.close(_CLOSE_S)
 
     def _wait(self, holds: Callable[[], bool]) -> None:
-        """Wait in the trainer's thread; the schedule ends what takes too long."""
+        """Wait in the trainer's thread; the schedule's deadlines bound the wait."""
         while True:
             self._check()
             with self._changed:
@@ -249,31 +235,28 @@ class AheadSampler:
 
     def _fail(self, error: BaseException) -> None:
         with self._changed:
+            # Keep the first failure: later ones are mostly consequences. Calls that
+            # fail because of `close` are no failures of the run.
             if self._failure is None and not self._is_closed:
                 self._failure = error
             self._changed.notify_all()
 
-    # --- what the schedule wants done: in the controller's thread ---------------------
+    # --- actions of the schedule: in the controller's thread --------------------------
 
     def _carry_out(self, actions: Sequence[act.Action]) -> None:
-        jobs: list[Job] = []
-        scorings: list[Scoring] = []
         for action in actions:
             if isinstance(action, act.Sample):
-                jobs.append(self._begin(action))
+                self._answers.sample(action)
             elif isinstance(action, act.Score):
-                self._score(action, scorings)
+                self._answers.score(action)
             else:
                 self._do(action)
-        if jobs:
-            self._generator.ask(jobs)
-        if scorings:
-            self._environment.ask(scorings)
+        self._answers.send()
 
     def _do(self, action: act.Action) -> None:
         match action:
             case act.LoadWeights(version=version):
-                self._generator.load(version)
+                self._answers.load(version)
             case act.Train():
                 self._tell_trainer("_ready", action)
             case act.Finish():
@@ -281,16 +264,16 @@ class AheadSampler:
             case act.Fail(reason):
                 raise ScheduleError(f"the asynchronous run cannot go on: {reason}")
             case act.Cancel(task=task):
-                self._cancel(task)
+                self._answers.cancel(task)
             case act.Discard(rows):
-                self._forget(rows)
+                self._answers.discard(rows)
             case act.DropGroup():
                 self._report(action)
             case act.StartWorker() | act.SaveCheckpoint():
                 self._confirm(action)
 
     def _confirm(self, action: act.StartWorker | act.SaveCheckpoint) -> None:
-        """Answer at once: workers run, and the trainer's loop writes checkpoints."""
+        """Confirm at once: workers run already, and the loop writes checkpoints."""
         if isinstance(action, act.SaveCheckpoint):
             kind: type[ev.Event] = ev.CheckpointSaved
             values: dict[str, Any] = {"step": action.step}
@@ -305,51 +288,10 @@ class AheadSampler:
             setattr(self, name, action)
             self._changed.notify_all()
 
-    def _begin(self, asked: act.Sample) -> Job:
-        name, number = asked.name, asked.prompt.number
-        attempts = self._attempts.setdefault((number, name.sample), _Attempts())
-        attempts.count += 1
-        conversation = self._rollouts.open(
-            self._prompts.get(asked.prompt, self._rollouts),
-            seed=self._shape.seed,
-            step=name.step,
-            place=name.prompt,
-            sample=name.sample,
-            attempt=name.attempt,
-        )
-        self._jobs[asked.task] = job = Job(asked, conversation)
-        return job
-
-    def _score(self, asked: act.Score, scorings: list[Scoring]) -> None:
-        scoring = Scoring(self._jobs[asked.rows], asked.task)
-        self._scorings[asked.task] = scoring
-        if scoring.job.conversation.needs_verdict:
-            scorings.append(scoring)
-        else:
-            self._controller.do(lambda: self._settle(scoring))
-
-    def _cancel(self, task: int) -> None:
-        scoring = self._scorings.pop(task, None)
-        if scoring is not None:
-            scoring.is_cancelled = True
-        elif task in self._jobs:
-            self._jobs.pop(task).is_cancelled = True
-
-    def _forget(self, rows: int) -> None:
-        job = self._jobs.pop(rows, None)
-        if job is not None and job.played is not None:
-            # It is trained on: the others of its group go with it.
-            self._release(job.asked.prompt.number)
-
-    def _release(self, number: int) -> None:
-        self._prompts.release(number)
-        for sample in range(self._shape.num_generations):
-            self._attempts.pop((number, sample), None)
-
     def _report(self, dropped: act.DropGroup) -> None:
         with self._changed:
             self._num_dropped += 1
-        self._release(dropped.prompt.number)
+        self._answers.release(dropped.prompt.number)
         reward = "none" if dropped.mean_reward is None else f"{dropped.mean_reward:g}"
         _logger.warning(
             "prompt %d (row %d of pass %d) is not trained on: %s; %d attempts, %d "
@@ -363,98 +305,14 @@ class AheadSampler:
             reward,
         )
 
-    def _settle(self, scoring: Scoring) -> None:
-        """Tell of an answer that has all its verdicts."""
-        if scoring.is_cancelled:
-            return
-        assert scoring.task is not None
-        self._scorings.pop(scoring.task, None)
-        job = scoring.job
-        job.played = played = job.conversation.played()
-        asked = job.asked
-        attempts = self._attempts[asked.prompt.number, asked.name.sample]
-        elapsed_s = time.monotonic() - attempts.began_s
-        values: dict[str, Any] = {
-            "worker": _ENVIRONMENT,
-            "incarnation": 0,
-            "task": scoring.task,
-        }
-        if self._rollouts.wants_again(played, attempts.count, elapsed_s):
-            error = played.notes.errors[0]
-            job.played = None
-            self._controller.tell(
-                ev.ScoreFailed, **values, reason=str(error or "it got no reward")
-            )
-        else:
-            # One that failed for good is scored as well: the result of the step says
-            # what becomes of it, as in a synchronous run.
-            self._controller.tell(ev.Scored, **values, reward=float(played.rewards[0]))
-
-    def _lose(self, job: Job, error: Exception) -> None:
-        """Repeat an answer that could not be sampled, or report its end."""
-        asked = job.asked
-        attempts = self._attempts.get((asked.prompt.number, asked.name.sample))
-        if attempts is None:
-            return  # its group was dropped meanwhile
-        elapsed_s = time.monotonic() - attempts.began_s
-        if self._rollouts.wants_again(
-            job.conversation.played(), attempts.count, elapsed_s
-        ):
-            self._controller.tell(
-                ev.AnswerFailed,
-                worker=_GENERATOR,
-                incarnation=asked.incarnation,
-                task=asked.task,
-                reason=str(error),
-            )
-        else:
-            self._tell_answered(job)
-
-    # --- what the desks tell: in their threads ----------------------------------------
-
-    def _take_answer(self, job: Job, error: Exception | None) -> None:
-        if error is not None:
-            self._controller.do(lambda: self._lose(job, error))
-        elif job.conversation.goes_on:
-            self._environment.ask([Scoring(job, None)])
-        else:
-            self._tell_answered(job)
-
-    def _take_verdict(self, scoring: Scoring, verdict: Verdict) -> None:
-        if scoring.task is not None:
-            self._controller.do(lambda: self._judge(scoring, verdict))
-            return
-        job = scoring.job
-        job.conversation.judge(verdict)
-        if job.conversation.goes_on:
-            self._generator.ask([job])
-        else:
-            self._tell_answered(job)
-
-    def _judge(self, scoring: Scoring, verdict: Verdict) -> None:
-        if not scoring.is_cancelled:
-            scoring.job.conversation.judge(verdict)
-            self._settle(scoring)
-
-    def _tell_answered(self, job: Job) -> None:
-        asked = job.asked
-        self._controller.tell(
-            ev.Answered,
-            worker=_GENERATOR,
-            incarnation=asked.incarnation,
-            task=asked.task,
-            oldest_version=job.oldest_version,
-            newest_version=job.newest_version,
-            num_tokens=job.conversation.num_tokens,
-        )
-
     def _note_loaded(self, version: int) -> None:
+        """Record a version that the generator serves; called in the desk's thread."""
         with self._changed:
             self._loaded = version
             self._changed.notify_all()
         self._controller.tell(
             ev.WeightsLoaded,
-            worker=_GENERATOR,
+            worker=GENERATOR,
             incarnation=0,
             trainer=0,
             version=version,

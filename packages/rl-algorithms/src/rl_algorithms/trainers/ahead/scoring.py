@@ -1,4 +1,4 @@
-"""`EnvironmentDesk`: has the environment judge answers as they come."""
+"""`EnvironmentDesk`: passes answers to the environment as they arrive."""
 
 from __future__ import annotations
 
@@ -14,26 +14,27 @@ from rl_envs.interfaces import EnvironmentInterface, EnvironmentReturn, Rewards
 
 __all__ = ["EnvironmentDesk", "OneCallAtATime", "for_several_threads"]
 
-# A call of quick verdicts takes about as long as this, and at least costs this much.
+# Target duration of a call with quick verdicts, and the least that a verdict counts
+# for.
 _CALL_S = 0.02
 _LEAST_S = 1e-4
-# Of the mean duration of a verdict, what the newest call counts for.
+# Weight of the newest call in the moving average of a verdict's duration.
 _NEWEST_SHARE = 0.2
 
 
 class EnvironmentDesk:
-    """Threads that call an environment, as many as it takes calls at once.
+    """Threads that call an environment, one for each call that it takes at a time.
 
-    Where there is one, it takes all that wait, as those would wait in any case. Where
-    there are several, a call takes one answer, so that a slow one holds up nothing
-    else; of an environment that is quick it takes several, as a call costs more than
-    the verdicts then.
+    A single thread takes all waiting answers, which would have to wait anyway. With
+    several threads a call takes one answer, so that a slow one delays nothing else. If
+    the environment is quick, a call takes several, because the call then costs more
+    than the verdicts.
 
     Args:
         judge: The environment behind checks.
-        calls_at_once: Threads.
-        on_verdict: Is told of each verdict, in the thread that got it.
-        on_failure: Is told what ended a thread.
+        calls_at_once: Number of threads.
+        on_verdict: Called with each verdict, in the thread that received it.
+        on_failure: Called with an exception that ended a thread.
     """
 
     def __init__(
@@ -49,7 +50,8 @@ class EnvironmentDesk:
         self._waiting: list[Scoring] = []
         self._num_calls = 0
         self._is_closed = False
-        # Until it is known, a verdict may take long.
+        # Verdicts are assumed to be slow until measured, so that the first calls take
+        # one answer each.
         self._verdict_s = _CALL_S
         self._threads = [
             threading.Thread(target=self._run, name=f"ahead-score-{n}", daemon=True)
@@ -59,19 +61,19 @@ class EnvironmentDesk:
             thread.start()
 
     def ask(self, scorings: Sequence[Scoring]) -> None:
-        """Have answers judged."""
+        """Request verdicts for answers."""
         with self._changed:
             self._waiting.extend(scorings)
             self._changed.notify(len(scorings))
 
     @property
     def has_room(self) -> bool:
-        """Whether a thread is free: not all of them hang."""
+        """Whether a thread is free, so that not all of them hang."""
         with self._changed:
             return self._num_calls < len(self._threads)
 
     def close(self, deadline_s: float) -> None:
-        """Begin nothing further, and wait for the calls that go on."""
+        """Begin no further call, and wait for those in flight."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
@@ -90,9 +92,9 @@ class EnvironmentDesk:
             self._on_failure(error)
 
     def _next(self) -> list[Scoring] | None:
-        """Wait for answers; None: none come any more."""
+        """Wait for answers; return None once the desk is closed."""
         with self._changed:
-            # Whoever asks or closes notifies; the schedule has the deadline.
+            # `ask` and `close` notify. The deadline of the wait is the schedule's.
             self._changed.wait_for(lambda: self._is_closed or bool(self._waiting))
             if self._is_closed:
                 return None
@@ -111,13 +113,13 @@ class EnvironmentDesk:
         if threads == 1:
             return count
         quick = int(_CALL_S / max(self._verdict_s, _LEAST_S))
-        # No thread takes what another one could begin with now.
+        # Leave a fair share of the waiting answers to the other threads.
         return max(1, min(quick, -(-count // threads)))
 
     def _note_duration(self, verdict_s: float) -> None:
         with self._changed:
-            # One slow verdict is enough for calls of one answer, for some time: where
-            # there is one, there are more.
+            # A moving average: one slow verdict makes calls take single answers for
+            # some time, because slow ones tend to come in groups.
             self._verdict_s += _NEWEST_SHARE * (verdict_s - self._verdict_s)
 
     def _call(self, taken: Sequence[Scoring]) -> None:
@@ -135,10 +137,10 @@ class EnvironmentDesk:
 
 
 class OneCallAtATime(EnvironmentInterface[Any]):
-    """An environment that several threads may call, and that sees one after the other.
+    """Wraps an environment so that calls of several threads reach it one at a time.
 
     Args:
-        environment: Any environment.
+        environment: The environment.
     """
 
     def __init__(self, environment: EnvironmentInterface[Any]) -> None:
@@ -177,6 +179,8 @@ class OneCallAtATime(EnvironmentInterface[Any]):
 
     def tool_schemas(self) -> list[dict[str, Any]]:
         """See `EnvironmentInterface`."""
+        # No lock: schemas do not change, and `shutdown` must not wait for a call that
+        # hangs.
         return self._environment.tool_schemas()
 
     def shutdown(self) -> None:
@@ -187,13 +191,13 @@ class OneCallAtATime(EnvironmentInterface[Any]):
 def for_several_threads(
     environment: EnvironmentInterface[Any],
 ) -> EnvironmentInterface[Any]:
-    """Return an environment that validation and desk can call at the same time."""
-    # The workers of a remote one are shared among calls by itself.
+    """Return an environment that validation and desk may call at the same time."""
+    # A remote environment distributes concurrent calls over its workers by itself.
     if isinstance(environment, RemoteEnvironment) or calls_of(environment) > 1:
         return environment
     return OneCallAtATime(environment)
 
 
 def calls_of(environment: EnvironmentInterface[Any]) -> int:
-    """Return how many calls an environment takes at a time."""
+    """Return the number of calls that an environment takes at a time."""
     return max(1, int(getattr(environment, "calls_at_once", 1)))

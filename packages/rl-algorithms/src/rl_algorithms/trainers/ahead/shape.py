@@ -1,4 +1,4 @@
-"""`RunShape`: the numbers of a run, and what the schedule goes by."""
+"""`RunShape`: the numbers of a run that determine the schedule's settings."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ __all__ = ["RunShape"]
 
 @dataclass(frozen=True, kw_only=True)
 class RunShape:
-    """The numbers of a run that the schedule goes by."""
+    """The numbers of a run that determine the schedule's settings."""
 
     num_prompts: int
-    """Prompts per step."""
+    """Number of prompts per step."""
     num_generations: int
-    """Answers per prompt."""
+    """Number of answers per prompt."""
     max_num_steps: int
-    """Steps of the whole run."""
+    """Maximum number of steps of the whole run."""
     max_num_epochs: int | None
-    """Passes over the data."""
+    """Maximum number of passes over the data; None for no limit."""
     first_step: int
-    """Steps that are done already."""
+    """Number of steps completed before this start."""
     max_turns: int
-    """Answers per conversation."""
+    """Maximum number of turns per conversation."""
     max_attempts: int
-    """How often a conversation that failed is played, by `rollout.retry`."""
+    """Number of attempts at a conversation, by `rollout.retry`."""
     seed: int
     """The run's seed."""
 
     def settings(
         self, config: AsynchronousConfig, prompts_per_epoch: int
     ) -> ScheduleSettings:
-        """Return what the schedule goes by."""
+        """Return the settings of the schedule."""
         most = (config.max_staleness + 1) * self.num_prompts * self.num_generations
         slow_s = config.progress_limit_s
         return ScheduleSettings(
@@ -45,16 +45,19 @@ class RunShape:
             max_num_epochs=self.max_num_epochs,
             max_num_steps=self.max_num_steps,
             max_staleness=config.max_staleness,
-            # Between the turns of a conversation its generator has a rest.
+            # A conversation of several turns leaves its generator idle in between.
+            # Waiting for it to end before new weights are loaded would stall the
+            # generator.
             weight_updates="between_answers"
             if self.max_turns == 1
             else "between_tokens",
             max_groups=config.max_groups,
-            # The desks put what waits into calls; nothing else has to hold it back.
+            # The desks batch whatever is waiting, so the schedule need not limit it.
             answers_per_generator=most,
             answers_per_environment=most,
             max_attempts=config.max_tries + self.max_attempts - 1,
-            # What has workers starts them again by itself, and says so if it cannot.
+            # Generator and environment restart their own workers. A failure that
+            # reaches the schedule is one that they could not recover from.
             restarts=RestartPolicy(max_restarts=0),
             limits=WaitLimits(
                 answer_s=config.answer_limit_s,

@@ -1,4 +1,4 @@
-"""How a trainer comes by its `AheadSampler`, and which runs cannot have one."""
+"""Creation of a trainer's `AheadSampler`, and checks for runs that cannot have one."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ __all__ = ["check_ahead", "check_started", "start_ahead"]
 
 
 class SamplingTrainer(Protocol):
-    """For whom answers are sampled ahead."""
+    """A trainer whose answers are sampled ahead."""
 
     state: TrainerState
     components: Components
 
     @property
     def config(self) -> PolicyGradientConfig:
-        """The run's configuration."""
+        """Configuration of the run."""
 
     @property
     def run_dir(self) -> Any:
@@ -37,11 +37,11 @@ class SamplingTrainer(Protocol):
 
     @property
     def limits(self) -> tuple[int | None, int | None]:
-        """The largest number of epochs and of steps."""
+        """Maximum number of epochs and of steps."""
 
 
 def check_ahead(config: PolicyGradientConfig, given: Components, needs: Needs) -> None:
-    """Refuse, before anything is started, what cannot sample while it trains.
+    """Reject, before anything is started, a run that cannot sample while it trains.
 
     Raises:
         ConfigError: The policy is its own generator.
@@ -59,7 +59,7 @@ def check_ahead(config: PolicyGradientConfig, given: Components, needs: Needs) -
 
 
 def check_started(components: Components) -> None:
-    """Refuse parts that cannot work at the same time.
+    """Reject components that cannot work at the same time.
 
     Raises:
         ConfigError: Policy and generator take turns on the memory of the same GPUs.
@@ -88,15 +88,15 @@ def start_ahead(
     tools: StepTools,
     state: dict[str, Any] | None,
 ) -> AheadSampler:
-    """Begin to sample ahead of a trainer, whose generator has its weights.
+    """Begin to sample ahead of a trainer; its generator must have the weights.
 
     Args:
-        trainer: Who trains.
-        asynchronous: How.
-        prompts: Where prompts come from.
-        rollouts: What plays conversations.
-        tools: Asked whether a signal came.
-        state: Of the checkpoint that the run goes on from; None: it has none.
+        trainer: The trainer.
+        asynchronous: Settings of sampling ahead.
+        prompts: Source of the prompts.
+        rollouts: Engine that plays conversations.
+        tools: Tools of the step, which check for signals.
+        state: State of the sampler from the checkpoint to resume; None without one.
     """
     config, parts = trainer.config, trainer.components
     sampling = config.sampling

@@ -1,4 +1,4 @@
-"""`PublishedVersions`: copies of the weights after each step, until they are loaded."""
+"""`PublishedVersions`: copies of the weights after each step until they are loaded."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ __all__ = ["PublishedVersions"]
 
 
 class PublishedVersions:
-    """Keeps what a generator may be asked to load; the schedule counts by steps.
+    """Holds the weights that a generator may have to load, by the schedule's versions.
 
-    `publish` is for the thread of the trainer, `load` for that of the generator. At
-    most those between what is served and the newest are kept.
+    `publish` is called in the trainer's thread, `load` in the generator's. Only
+    versions between the served one and the newest are kept.
 
     Args:
-        sync: Publishes and loads.
-        version: The version that the generator serves.
+        sync: Publishes and loads the weights.
+        version: Version that the generator serves.
     """
 
     def __init__(self, sync: WeightSynchronizer, version: int) -> None:
@@ -24,14 +24,14 @@ class PublishedVersions:
         self._kept: dict[int, PublishedWeights | None] = {version: None}
         self._brought: PublishedWeights | None = None
         self.newest = version
-        """The newest version that there is."""
+        """Newest published version."""
 
     def publish(self, number: int) -> None:
-        """Keep a copy of the trainer's weights as the next version.
+        """Publish a copy of the trainer's weights as the next version.
 
         Args:
-            number: What the weights are called: optimizer steps so far. A step that has
-                trained nothing has the weights of the one before.
+            number: Weight version of the trainer: its number of optimizer steps. A step
+                without training keeps the number, and the weights, of the one before.
         """
         published = self._kept[self.newest]
         if number != self._number:
@@ -41,11 +41,14 @@ class PublishedVersions:
         self.newest += 1
 
     def load(self, version: int) -> int:
-        """Bring a version to the generator; return what it calls it."""
+        """Load a version into the generator; return the generator's number of it."""
         published = self._kept[version]
+        # Versions of steps that trained nothing share their copy, which is loaded once.
         if published is not None and published is not self._brought:
             self._sync.load(published)
             self._brought = published
+        # Older versions will not be asked for again; a copy has the size of the model.
+        # The list is taken at once, because the trainer may publish meanwhile.
         for old in [known for known in list(self._kept) if known < version]:
             del self._kept[old]
         return self._sync.generation.weight_version

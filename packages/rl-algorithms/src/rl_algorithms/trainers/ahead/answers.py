@@ -1,0 +1,280 @@
+"""`AnswersInFlight`: carries out the schedule's actions on answers.
+
+```
+Sample ─> sample ─> generator desk ─> take_answer ─┬─> Answered
+                        ▲                          │ another turn
+                        └─── take_verdict <─ environment desk
+Score ──> score ──────────────────────────> environment desk ─> Scored
+```
+Everything runs in the controller's thread, except `take_answer` and `take_verdict`,
+which run in the threads of the desks, and `of_step` and `num_retried`, which the
+trainer calls for groups that are handed to it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from rl_algorithms.asynchronous import actions as act, events as ev
+from rl_algorithms.asynchronous.workers import Worker
+from rl_algorithms.rollout import RolloutEngine
+from rl_algorithms.rollout.judge import Verdict
+from rl_algorithms.trainers.ahead.controller import Controller
+from rl_algorithms.trainers.ahead.generating import GeneratorDesk
+from rl_algorithms.trainers.ahead.jobs import Job, Scoring
+from rl_algorithms.trainers.ahead.prompts import PromptSource
+from rl_algorithms.trainers.ahead.scoring import EnvironmentDesk
+from rl_algorithms.trainers.ahead.shape import RunShape
+from rl_models.interfaces import GenerationInterface
+
+__all__ = ["ENVIRONMENT", "GENERATOR", "AnswersInFlight"]
+
+# To the schedule, each desk is one worker: the desk spreads calls over replicas itself.
+GENERATOR = Worker("generator", 0)
+ENVIRONMENT = Worker("environment", 0)
+
+
+@dataclass
+class _Attempts:
+    """Attempts at an answer, and the time of the first."""
+
+    count: int = 0
+    began_s: float = field(default_factory=time.monotonic)
+
+
+class AnswersInFlight:
+    """The answers that are sampled and scored, from `Sample` to `Discard`.
+
+    Args:
+        shape: Numbers of the run.
+        prompts: Source of the prompts.
+        rollouts: Opens and finishes conversations.
+        controller: Receives the events.
+        generation: Generator that samples.
+        load: Loads a weight version into the generator; returns the generator's own
+            number of that version.
+        calls_at_once: Number of calls that the environment takes at a time.
+        pad_token_id: Token that pads rows to one length.
+        on_loaded: Called with each version that the generator has loaded.
+        on_failure: Called with an exception that ended a thread of a desk.
+    """
+
+    def __init__(
+        self,
+        shape: RunShape,
+        prompts: PromptSource,
+        rollouts: RolloutEngine,
+        controller: Controller,
+        generation: GenerationInterface,
+        load: Callable[[int], int],
+        *,
+        calls_at_once: int,
+        pad_token_id: int,
+        on_loaded: Callable[[int], None],
+        on_failure: Callable[[BaseException], None],
+    ) -> None:
+        self._shape, self._controller = shape, controller
+        self._prompts, self._rollouts = prompts, rollouts
+        self._jobs: dict[int, Job] = {}
+        self._scorings: dict[int, Scoring] = {}
+        self._attempts: dict[tuple[int, int], _Attempts] = {}
+        self._new_jobs: list[Job] = []
+        self._new_scorings: list[Scoring] = []
+        self._environment = EnvironmentDesk(
+            rollouts.judge, calls_at_once, self.take_verdict, on_failure
+        )
+        self._generator = GeneratorDesk(
+            generation,
+            pad_token_id,
+            load,
+            shape.first_step,
+            on_answer=self.take_answer,
+            on_loaded=on_loaded,
+            on_failure=on_failure,
+        )
+
+    # --- groups that are handed to the trainer: in its thread -------------------------
+
+    def of_step(self, train: act.Train) -> list[list[Job]]:
+        """Return the answers of a step, by group."""
+        return [[self._jobs[rows] for rows in group.rows] for group in train.groups]
+
+    def num_retried(self, train: act.Train) -> int:
+        """Return the number of attempts at the answers of a step beyond the first."""
+        # Looked up one by one: the controller changes other entries meanwhile, and
+        # iterating over the dictionary would fail.
+        attempts = [
+            self._attempts[group.prompt, sample].count
+            for group in train.groups
+            for sample in range(self._shape.num_generations)
+        ]
+        return sum(attempts) - len(attempts)
+
+    # --- actions of the schedule: in the controller's thread --------------------------
+
+    @property
+    def scores_in_time(self) -> bool:
+        """Whether the environment is known not to hang."""
+        return self._environment.has_room
+
+    def load(self, version: int) -> None:
+        """Load a weight version into the generator between two calls."""
+        self._generator.load(version)
+
+    def sample(self, asked: act.Sample) -> None:
+        """Open the conversation of an answer, for the next `send`."""
+        name, number = asked.name, asked.prompt.number
+        attempts = self._attempts.setdefault((number, name.sample), _Attempts())
+        attempts.count += 1
+        conversation = self._rollouts.open(
+            self._prompts.get(asked.prompt, self._rollouts),
+            seed=self._shape.seed,
+            step=name.step,
+            place=name.prompt,
+            sample=name.sample,
+            attempt=name.attempt,
+        )
+        self._jobs[asked.task] = job = Job(asked, conversation)
+        self._new_jobs.append(job)
+
+    def score(self, asked: act.Score) -> None:
+        """Prepare a scoring for the next `send`."""
+        scoring = Scoring(self._jobs[asked.rows], asked.task)
+        self._scorings[asked.task] = scoring
+        if scoring.job.conversation.needs_verdict:
+            self._new_scorings.append(scoring)
+        else:
+            # In turn, not at once: a `Cancel` may follow among the same actions.
+            self._controller.do(lambda: self._settle(scoring))
+
+    def send(self) -> None:
+        """Pass everything prepared to the desks.
+
+        One hand-over for all actions of an event lets the generator decode them as a
+        batch; one by one, the first answer would be sampled alone.
+        """
+        jobs, self._new_jobs = self._new_jobs, []
+        scorings, self._new_scorings = self._new_scorings, []
+        if jobs:
+            self._generator.ask(jobs)
+        if scorings:
+            self._environment.ask(scorings)
+
+    def cancel(self, task: int) -> None:
+        """Abandon a task; a call in flight finishes, but its result is ignored."""
+        scoring = self._scorings.pop(task, None)
+        if scoring is not None:
+            scoring.is_cancelled = True
+        elif task in self._jobs:
+            self._jobs.pop(task).is_cancelled = True
+
+    def discard(self, rows: int) -> None:
+        """Release the answer that a sampling task produced."""
+        job = self._jobs.pop(rows, None)
+        if job is not None and job.played is not None:
+            # A scored answer is discarded only with its whole group, which was trained
+            # on or dropped, so the prompt is not needed again.
+            self.release(job.asked.prompt.number)
+
+    def release(self, number: int) -> None:
+        """Release a prompt that is trained on or dropped."""
+        self._prompts.release(number)
+        for sample in range(self._shape.num_generations):
+            self._attempts.pop((number, sample), None)
+
+    def close(self, deadline_s: float) -> None:
+        """End the threads of the desks; wait for calls in flight until the deadline."""
+        self._generator.close(deadline_s)
+        self._environment.close(deadline_s)
+
+    def _settle(self, scoring: Scoring) -> None:
+        """Report an answer that has all its verdicts."""
+        if scoring.is_cancelled:
+            return
+        assert scoring.task is not None
+        self._scorings.pop(scoring.task, None)
+        job = scoring.job
+        job.played = played = job.conversation.played()
+        asked = job.asked
+        attempts = self._attempts[asked.prompt.number, asked.name.sample]
+        elapsed_s = time.monotonic() - attempts.began_s
+        values: dict[str, Any] = {
+            "worker": ENVIRONMENT,
+            "incarnation": 0,
+            "task": scoring.task,
+        }
+        if self._rollouts.wants_again(played, attempts.count, elapsed_s):
+            error = played.notes.errors[0]
+            job.played = None
+            self._controller.tell(
+                ev.ScoreFailed, **values, reason=str(error or "it got no reward")
+            )
+        else:
+            # An answer that failed for good counts as scored: the result of the step
+            # decides what becomes of it, as in a synchronous run.
+            self._controller.tell(ev.Scored, **values, reward=float(played.rewards[0]))
+
+    def _lose(self, job: Job, error: Exception) -> None:
+        """Retry an answer that could not be sampled, or report it as it is."""
+        asked = job.asked
+        attempts = self._attempts.get((asked.prompt.number, asked.name.sample))
+        if attempts is None:
+            return  # its group was dropped meanwhile
+        elapsed_s = time.monotonic() - attempts.began_s
+        if self._rollouts.wants_again(
+            job.conversation.played(), attempts.count, elapsed_s
+        ):
+            self._controller.tell(
+                ev.AnswerFailed,
+                worker=GENERATOR,
+                incarnation=asked.incarnation,
+                task=asked.task,
+                reason=str(error),
+            )
+        else:
+            self._report_answer(job)
+
+    # --- results of the desks: in their threads ---------------------------------------
+
+    def take_answer(self, job: Job, error: Exception | None) -> None:
+        """Continue, report or retry a conversation after a turn of the generator."""
+        if error is not None:
+            # Attempts are counted in the controller's thread alone, without a lock.
+            self._controller.do(lambda: self._lose(job, error))
+        elif job.conversation.goes_on:
+            # A verdict between turns bypasses the schedule, which knows whole answers.
+            self._environment.ask([Scoring(job, None)])
+        else:
+            self._report_answer(job)
+
+    def take_verdict(self, scoring: Scoring, verdict: Verdict) -> None:
+        """Continue or report a conversation after a verdict of the environment."""
+        if scoring.task is not None:
+            self._controller.do(lambda: self._judge(scoring, verdict))
+            return
+        job = scoring.job
+        job.conversation.judge(verdict)
+        if job.conversation.goes_on:
+            self._generator.ask([job])
+        else:
+            self._report_answer(job)
+
+    def _judge(self, scoring: Scoring, verdict: Verdict) -> None:
+        if not scoring.is_cancelled:
+            scoring.job.conversation.judge(verdict)
+            self._settle(scoring)
+
+    def _report_answer(self, job: Job) -> None:
+        asked = job.asked
+        self._controller.tell(
+            ev.Answered,
+            worker=GENERATOR,
+            incarnation=asked.incarnation,
+            task=asked.task,
+            oldest_version=job.oldest_version,
+            newest_version=job.newest_version,
+            num_tokens=job.conversation.num_tokens,
+        )
