@@ -255,7 +255,7 @@ def test_branches_become_rows_that_share_the_advantage():
     assert (unfolded["generation_logprobs"][mask] < 0).all()
     per_token = train.copy()
     per_token["advantages"] = torch.ones_like(rows["token_mask"])
-    with pytest.raises(RolloutError, match="'advantages' has a value for each token"):
+    with pytest.raises(RolloutError, match="'advantages' has a value per token"):
         unfold_branches(per_token)
     # Without branches nothing changes.
     plain = train.select_indices([1])

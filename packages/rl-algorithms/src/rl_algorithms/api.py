@@ -1,6 +1,6 @@
 """`train()`: one call from a model and a dataset to a better model.
 
-Imports nothing heavy: what a call begins with is shown before torch is loaded.
+Nothing heavy is imported here, so that a call shows its first line before torch loads.
 """
 
 from __future__ import annotations
@@ -57,26 +57,26 @@ def train(
     Args:
         model: Folder or hub name of a Hugging Face causal language model.
         dataset: A list of dicts, a data set, a file, a folder or a hub name.
-        reward_fn: Rewards an answer, `fn(prompt, response)` or with further columns of
-            the data set; or several, as a list or with weights. It is tried on one row
-            before the model is loaded.
+        reward_fn: Function that rewards an answer, `fn(prompt, response)`, optionally
+            with further columns of the data set; or several functions, as a list or
+            with weights. It is tried on one row before the model is loaded.
         algorithm: An algorithm (`grpo`, `sft`, ...) or a preset (`dapo`, `rloo`, ...).
         val_dataset: Held-out data.
-        environment: An environment object instead of a function.
-        callbacks: Hooks.
+        environment: An environment object, instead of a reward function.
+        callbacks: Callbacks of the trainer.
         resume: See `BaseTrainer.fit`.
-        overwrite: Begin again in `output_dir`, and delete the run that it holds.
-        progress: Show the progress on standard error; see `BaseTrainer.fit`.
+        overwrite: Whether to delete the run in `output_dir` and start over.
+        progress: Whether to show progress on standard error; see `BaseTrainer.fit`.
         **settings: Keys of the configuration, see `BaseTrainer.from_pretrained`.
 
     Raises:
-        UserError: Something that you can mend; the message says how.
+        UserError: A mistake in the input; the message says how to correct it.
         Interrupted: A signal came; the run is saved.
     """
     with showing(progress) as display, ExitStack() as closing:
         display.begin(algorithm, f"training {Path(model).name}: loading the libraries")
         config = settings.pop("config", None)
-        if not isinstance(config, Config):  # which would be complete
+        if not isinstance(config, Config):  # a Config object is complete already
             config = algorithm_settings(algorithm, config)
         trainer_class = closing.enter_context(
             _loaded_trainer(algorithm, model, config, settings)
@@ -102,7 +102,7 @@ def _loaded_trainer(
     config: Config | Mapping[str, Any],
     settings: Mapping[str, Any],
 ) -> Iterator[type[BaseTrainer[Any]]]:
-    """Import the trainer; Ray starts meanwhile, unless what would use it is given."""
+    """Import the trainer while Ray starts, unless given components need no new Ray."""
     sections = {
         k: v for k, v in settings.items() if k not in ("generation", "tokenizer")
     }
@@ -115,7 +115,8 @@ def _loaded_trainer(
     check_model_folder(built.policy.model_name)
     with ExitStack() as closing:
         with SignalGuard() as signals:
-            # Neither an import nor the start of Ray survives an exception within.
+            # An exception raised by a signal would leave a half-imported module or a
+            # half-started Ray, so signals are held until both are done.
             signals.hold()
             loaded = closing.enter_context(
                 loaded_beside_ray(

@@ -2,7 +2,7 @@
 
 ```
 rl_distributed.DistributedError
-├── rl_distributed.UserError             input the caller can mend (exit code 2)
+├── rl_distributed.UserError             input the caller can correct (exit code 2)
 │   ├── DataError            ValueError         a dataset, a row or a column
 │   │   ├── DatasetNotFoundError FileNotFoundError   no such file, folder or hub name
 │   │   ├── ColumnError      LookupError        a column is missing or has a wrong type
@@ -10,11 +10,11 @@ rl_distributed.DistributedError
 │   │   ├── PromptTooLongError                  more tokens than the context has
 │   │   └── ContaminationError                  held-out rows are trained on
 │   └── LossInputError       ValueError         a column that a loss needs is missing
-└── AlgorithmError           RuntimeError       training cannot go on
+└── AlgorithmError           RuntimeError       training cannot continue
     ├── RolloutError                            too many rows of a rollout failed
     ├── NoLearningSignalError                   no group of answers differs in reward
-    ├── MismatchError                           sampler and trainer compute differently
-    └── ScheduleError                           an event or a state the schedule refuses
+    ├── MismatchError                           sampler and trainer disagree
+    └── ScheduleError                           an impossible event or state
 ```
 
 Each also inherits the builtin that it replaces, and all can be pickled, because they
@@ -54,7 +54,7 @@ class ColumnError(DataError, LookupError):
 
 
 class EmptyDatasetError(DataError):
-    """A dataset has no row, or none is left after over-long ones were dropped."""
+    """A dataset has no rows, or none are left after overlong ones were dropped."""
 
 
 class PromptTooLongError(DataError):
@@ -62,7 +62,7 @@ class PromptTooLongError(DataError):
 
 
 class ContaminationError(DataError):
-    """Rows to measure with are among those to train on."""
+    """Evaluation rows are among the training rows."""
 
 
 class LossInputError(UserError, ValueError):
@@ -70,11 +70,11 @@ class LossInputError(UserError, ValueError):
 
 
 class AlgorithmError(DistributedError, RuntimeError):
-    """Training cannot go on, though the input was well formed."""
+    """Training cannot continue, although the input was well formed."""
 
 
 class RolloutError(AlgorithmError):
-    """Generation or environment gave no row that can be trained on."""
+    """A rollout produced too few rows that can be trained on."""
 
 
 class NoLearningSignalError(AlgorithmError):
@@ -86,4 +86,4 @@ class MismatchError(AlgorithmError):
 
 
 class ScheduleError(AlgorithmError):
-    """The schedule of asynchronous training is given what cannot have happened."""
+    """The schedule of asynchronous training got an impossible event or state."""

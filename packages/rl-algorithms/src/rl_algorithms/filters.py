@@ -1,6 +1,6 @@
-"""Which rows of a batch are worth training on.
+"""Filters that select the rows of a batch worth training on.
 
-Filters return masks and counts; they never drop a row silently.
+They return masks and counts, and never drop a row silently.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ def rows_with_variance(
     valid_mask: Tensor | None = None,
     named_rewards: Mapping[str, Tensor] | None = None,
 ) -> Tensor:
-    """Return [N] booleans: does the row's group have rewards that differ?
+    """Return [N] bool, whether the rewards of a row's group differ.
 
-    Groups whose answers all earn the same have advantage 0 and teach nothing.
+    A group whose answers all earn the same reward has zero advantages and no gradient.
 
     Args:
         rewards: [N].
-        group_index: [N] which group a row belongs to.
-        valid_mask: [N] 1 where the row counts; default all.
-        named_rewards: [N] each: look at these instead, and for a difference in any.
+        group_index: [N] group of each row.
+        valid_mask: [N], 1 where the row counts; by default all do.
+        named_rewards: [N] each; if given, a difference in any of these counts instead.
 
     Raises:
-        LossInputError: The columns do not belong to the same rows.
+        LossInputError: The columns do not have the same rows.
     """
     check_rewards(
         rewards,
@@ -55,6 +55,8 @@ def rows_with_variance(
         applies = (valid != 0) & values.isfinite()
         _, std = calculate_baseline_and_std_per_group(
             group_index,
+            # float64, in which sums of float32 rewards are exact: equal rewards must
+            # have a deviation of exactly 0.
             torch.where(applies, values, 0.0).to(torch.float64),
             applies,
             leave_one_out_baseline=False,
@@ -70,20 +72,20 @@ def mask_sequence_logprob_error(
     prev_logprobs: Tensor,
     threshold: float,
 ) -> tuple[Tensor, int]:
-    """Take rows out whose mean `exp|sampler - trainer|` is above `threshold`.
+    """Mask rows whose mean `exp|sampler - trainer|` exceeds `threshold`.
 
     Args:
         sample_mask: [N].
         token_mask: [N, S].
-        generation_logprobs: [N, S].
-        prev_logprobs: [N, S].
-        threshold: 1 is perfect agreement.
+        generation_logprobs: [N, S] log-probs of the sampler.
+        prev_logprobs: [N, S] log-probs of the trainer, by the same weights.
+        threshold: Largest mean that is kept; 1 means perfect agreement.
 
     Returns:
-        The new sample mask, and how many rows it lost.
+        The new sample mask, and the number of rows that it lost.
 
     Raises:
-        LossInputError: The columns do not belong to the same rows and tokens.
+        LossInputError: The columns do not have the same rows and tokens.
     """
     _check_shapes(
         token_mask.shape,
@@ -94,7 +96,7 @@ def mask_sequence_logprob_error(
     trained = token_mask != 0
     error = torch.where(trained, (generation_logprobs - prev_logprobs).abs().exp(), 0.0)
     mean = error.sum(-1) / trained.sum(-1).clamp(min=1)
-    # "not <=" also catches NaN.
+    # Not written as `>`, which would keep rows with NaN.
     dropped = ~(mean <= threshold) & (sample_mask != 0)
     return sample_mask.masked_fill(dropped, 0), int(dropped.sum())
 
@@ -103,8 +105,8 @@ def _check_shapes(shape: torch.Size, **columns: Tensor) -> None:
     for name, value in columns.items():
         if value.shape != shape:
             raise LossInputError(
-                f"{name} must be {list(shape)}, as what it filters is: got "
-                f"{list(value.shape)}"
+                f"{name} must have the shape of the rows that it filters, "
+                f"{list(shape)}: got {list(value.shape)}"
             )
 
 
@@ -116,15 +118,16 @@ def named_rewards(rows: Mapping[str, Any]) -> dict[str, Tensor]:
 class DynamicSamplingBuffer:
     """Collects groups with variance until a training batch is full (DAPO).
 
-    At most `max_gen_batches` generation batches go into one training batch. What is
-    left over when it is full is dropped, as its weights would be stale, and counted.
+    A training batch takes at most `max_gen_batches` generation batches. Rows left over
+    when it is full are dropped and counted, because older weights sampled them than the
+    next batch will use.
 
     Args:
-        num_rows: Rows of a training batch.
-        max_gen_batches: Generation batches that may be spent on it.
-        pad_values: What to pad columns with, by name.
-        by_named_rewards: Keep groups in which any of the columns `reward/...` varies,
-            instead of their sum.
+        num_rows: Number of rows of a training batch.
+        max_gen_batches: Maximum number of generation batches per training batch.
+        pad_values: Padding of the columns, by name.
+        by_named_rewards: Whether to keep groups in which any column `reward/...`
+            varies, instead of their sum.
     """
 
     def __init__(
@@ -141,27 +144,27 @@ class DynamicSamplingBuffer:
         self._batches: list[BatchedDataDict[Any]] = []
         self._num_kept = 0
         self.num_gen_batches = 0
-        """Generation batches seen since the last `take`."""
+        """Number of generation batches since the last `take`."""
         self.num_generated = 0
-        """Rows seen since the last `take`."""
+        """Number of rows since the last `take`."""
 
     @property
     def is_full(self) -> bool:
-        """Whether `take` has a whole training batch to give."""
+        """Whether `take` can return a full training batch."""
         return self._num_kept >= self._num_rows
 
     def add(self, rows: BatchedDataDict[Any]) -> bool:
-        """Keep the rows whose group has variance.
+        """Keep the rows of groups with variance.
 
         Args:
-            rows: Columns `rewards`, `group_index` and `sample_mask` among others; rows
-                of a group are together.
+            rows: Columns `rewards`, `group_index` and `sample_mask` among others; the
+                rows of a group are adjacent.
 
         Returns:
             Whether the training batch is full.
 
         Raises:
-            NoLearningSignalError: The last generation batch did not fill it.
+            NoLearningSignalError: The last allowed generation batch did not fill it.
         """
         keep = rows_with_variance(
             rows["rewards"],
@@ -186,13 +189,13 @@ class DynamicSamplingBuffer:
         return self.is_full
 
     def take(self) -> tuple[BatchedDataDict[Any] | None, dict[str, float]]:
-        """Hand out the training batch and start the next one.
+        """Return the training batch and start the next one.
 
-        Group indices are renumbered in order of appearance, since each generation batch
-        counts its groups from 0.
+        Group indices are renumbered in order of appearance, because each generation
+        batch counts its groups from 0.
 
         Returns:
-            The rows, or None where no group had variance, and metrics of the filter.
+            The rows, or None if no group had variance; and metrics of the filter.
         """
         offset = 0
         for batch in self._batches:

@@ -1,6 +1,6 @@
-"""Algorithms and their configurations by name, from this package and from others.
+"""Algorithms and their configurations by name, from this package and others.
 
-Finding a configuration class imports no trainer, and so neither torch nor Ray.
+Finding a configuration class imports no trainer, hence neither torch nor Ray.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ TrainerT = TypeVar("TrainerT", bound="type[BaseTrainer[Any]]")
 
 
 def register_algorithm(name: str) -> Callable[[TrainerT], TrainerT]:
-    """Make a trainer class known as `name`, as a decorator.
+    """Return a decorator that registers a trainer class under `name`.
 
     Other packages use the entry-point group `rl.algorithms`.
     """
@@ -47,7 +47,7 @@ def get_algorithm(name: str) -> type[BaseTrainer[Any]]:
 
     Raises:
         RegistryError: The name is unknown, or its package is missing.
-        ConfigError: What is registered is no trainer.
+        ConfigError: The registered object is not a trainer.
     """
     found: Any = _ALGORITHMS.get(_algorithm_of(name))
     if not (isinstance(found, type) and issubclass(found, rl_algorithms.BaseTrainer)):
@@ -58,17 +58,18 @@ def get_algorithm(name: str) -> type[BaseTrainer[Any]]:
 
 
 def get_config_class(name: str) -> type[TrainerConfig]:
-    """Return the class of an algorithm's configuration, without its trainer if it can.
+    """Return an algorithm's configuration class, if possible without its trainer.
 
-    A package names the class in the entry-point group `rl.algorithm_configs`, by the
-    name of the algorithm. Without that entry, the trainer is imported and asked.
+    A package names the class in the entry-point group `rl.algorithm_configs`, under the
+    name of the algorithm. Without that entry, the trainer is imported.
 
     Raises:
         RegistryError: The name is unknown, or its package is missing.
-        ConfigError: What is registered is no trainer.
+        ConfigError: The registered object is not a trainer.
     """
     algorithm = _algorithm_of(name)
-    # A trainer that is registered in code may replace one of a package.
+    # A trainer registered in code may replace one of a package, and then has a
+    # configuration of its own.
     if _ALGORITHMS.loaded(algorithm) is None and algorithm in _CONFIGS:
         _ALGORITHMS.check(algorithm)
         return _CONFIGS.get(algorithm)
@@ -76,7 +77,7 @@ def get_config_class(name: str) -> type[TrainerConfig]:
 
 
 def _algorithm_of(name: str) -> str:
-    """Return the algorithm of that name, or of the preset of that name."""
+    """Return the name of an algorithm, or the algorithm of a preset."""
     if name in _ALGORITHMS:
         return name
     preset = find_preset(name)
@@ -91,23 +92,23 @@ def _algorithm_of(name: str) -> str:
 def algorithm_settings(
     name: str, settings: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Return a tree of settings with those of the preset `name` beneath it.
+    """Return settings merged over those of the preset `name`.
 
-    Where `name` is an algorithm and no preset, the settings are what they are.
+    If `name` is an algorithm and not a preset, return the settings unchanged.
     """
     preset = None if name in _ALGORITHMS else find_preset(name)
     if preset is not None:
         return preset.under(settings or {})
-    # A document keeps where each key was written.
+    # Not copied: a parsed document remembers in which line each key was written.
     return settings if isinstance(settings, dict) else dict(settings or {})
 
 
 def suggest_algorithm(name: str, others: Iterable[str] = ()) -> str:
-    """Say which names are near `name`, or nothing where none is.
+    """Return a hint at names similar to `name`, or "" if there are none.
 
     Args:
-        name: What is no algorithm and no preset.
-        others: Names of other things that may be meant.
+        name: A name that is neither an algorithm nor a preset.
+        others: Further names that may be meant.
     """
     groups = ([*others, *algorithm_names()], preset_names())
     near = [found for group in groups if (found := nearest(name, group))]
@@ -116,8 +117,8 @@ def suggest_algorithm(name: str, others: Iterable[str] = ()) -> str:
 
 
 def algorithm_names() -> list[str]:
-    """Return the names of all algorithms, those of other packages included.
+    """Return the names of all algorithms, including those of other packages.
 
-    `rl_algorithms.presets.preset_names` returns those of the presets.
+    `rl_algorithms.presets.preset_names` returns the names of the presets.
     """
     return list(_ALGORITHMS.names())

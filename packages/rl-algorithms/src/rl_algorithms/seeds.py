@@ -1,8 +1,8 @@
-"""Seeds as pure functions of what they are for.
+"""Seeds as pure functions of their purpose.
 
-`mix(a, b, c, ...)` folds 64-bit integers with the finaliser of splitmix64 (Steele, Lea
-and Flood, 2014). It runs on numpy arrays, is the same on each platform and version, and
-needs no generator whose state would have to be saved.
+`mix(a, b, c, ...)` folds 64-bit integers with the finalizer of splitmix64 (Steele, Lea
+and Flood, 2014). It works on numpy arrays, gives the same result on each platform and
+version, and needs no generator whose state would have to be saved.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def mix(*parts: int | NDArray[np.int64]) -> NDArray[np.uint64]:
     """Fold integers and arrays of integers (broadcast together) into 64 bits."""
     state = np.zeros((), np.uint64)
     for part in parts:
-        # Two's complement: negative numbers are as good as any.
+        # Two's complement, so that negative numbers work as well.
         bits = (
             np.array(part & 0xFFFFFFFFFFFFFFFF, np.uint64)
             if isinstance(part, int)
@@ -40,6 +40,8 @@ def mix(*parts: int | NDArray[np.int64]) -> NDArray[np.uint64]:
 
 def permutation(num_rows: int, *, seed: int, epoch: int) -> NDArray[np.int64]:
     """Return the order of `num_rows` rows in an epoch."""
+    # Sorting random keys, unlike a shuffle, needs no state and gives every row its key
+    # independently of the others.
     keys = mix(seed, epoch, np.arange(num_rows, dtype=np.int64))
     return np.argsort(keys, kind="stable").astype(np.int64)
 
@@ -57,4 +59,5 @@ def row_seeds(
     does not depend on the batch, the number of replicas or what was sampled before.
     """
     seeds = mix(seed, step, prompt_index, sample_index, turn)
+    # Torch and samplers take signed seeds and refuse negative ones.
     return (seeds >> np.uint64(1)).astype(np.int64)

@@ -32,7 +32,7 @@ def mask_overlong(sample_mask: Tensor, truncated: Tensor) -> tuple[Tensor, int]:
     """
     if truncated.shape != sample_mask.shape:
         raise LossInputError(
-            f"truncated must be {list(sample_mask.shape)}, as what it filters is: got "
+            f"truncated must have the shape of sample_mask, {list(sample_mask.shape)}: got "
             f"{list(truncated.shape)}"
         )
     dropped = truncated.bool() & (sample_mask != 0)

@@ -1,10 +1,10 @@
-"""Conversations of several training rows, because their template rewrote the past.
+"""Conversations split into several training rows when their template rewrites the past.
 
-A chat template may write earlier messages differently once later ones follow: strip
-what the model thought, move the system prompt. Then the tokens that were sampled are no
-longer what the next answer is conditioned on, and one row of tokens cannot hold both.
-The conversation branches: what was sampled so far stays as it is, with the prompt that
-it had, and the next answer continues the text as it now is.
+A chat template may render earlier messages differently once later ones follow: it
+strips the model's reasoning or moves the system prompt. The next answer is then no
+longer conditioned on the tokens that were sampled, and one row of tokens cannot hold
+both. The conversation branches: the tokens sampled so far keep the prompt that they
+were sampled after, and the next answer continues the text as rendered now.
 
 Shapes: N rows, S tokens wide.
 """
@@ -30,11 +30,11 @@ class Branch:
     input_ids: Tensor
     """[T] int64."""
     token_mask: Tensor
-    """[T] 1.0 on sampled tokens."""
+    """[T]; 1.0 on sampled tokens, 0.0 elsewhere."""
     generation_logprobs: Tensor
-    """[T], 0.0 elsewhere."""
+    """[T] log-probs of the sampled tokens; 0.0 elsewhere."""
     token_versions: Tensor
-    """[T] int64, -1 elsewhere."""
+    """[T] int64 weight versions of the sampled tokens; -1 elsewhere."""
 
 
 _COLUMNS = tuple(field.name for field in fields(Branch))
@@ -44,35 +44,36 @@ def _refuse_token_columns(rows: BatchedDataDict[Any]) -> None:
     for name, column in rows.items():
         if name not in _COLUMNS and isinstance(column, Tensor) and column.dim() > 1:
             raise RolloutError(
-                f"column {name!r} has a value for each token, which the parts of a "
-                "conversation that its chat template rewrote do not have: leave out "
-                "what makes it, or set rollout.on_template_rewrite=error"
+                f"column {name!r} has a value per token, which the branches of a "
+                "conversation that its chat template rewrote do not have: remove the "
+                "code that adds it, or set rollout.on_template_rewrite=error"
             )
 
 
 def unfold_branches(
     rows: BatchedDataDict[Any], *, pad_token_id: int = 0
 ) -> BatchedDataDict[Any]:
-    """Give each branch a row of its own, behind those that are there.
+    """Append a row for each branch.
 
-    It has the row's values in all columns but those of the tokens. Each sampled token
-    is then in one row, behind the text that it was sampled after.
+    A new row copies all columns of its conversation except those of the tokens. Each
+    sampled token is then in exactly one row, after the text that it was sampled after.
 
     Args:
-        rows: Columns that are trained on, and `branches`, a list of tuples of `Branch`.
-            Without that column nothing changes.
-        pad_token_id: What lies behind the end of a row.
+        rows: Columns to train on, and `branches`, a list of tuples of `Branch`. Without
+            that column nothing changes.
+        pad_token_id: Token that pads rows on the right.
 
     Returns:
-        Rows without the column `branches`. Where there are any, the columns
-        `conversation_index` and `part_index` tell their places; see `Timeline`.
+        Rows without the column `branches`. If there are any branches, the columns
+        `conversation_index` and `part_index` give their positions; see `Timeline`.
 
     Raises:
-        RolloutError: There are branches, and a column of tokens that they do not have.
+        RolloutError: There are branches, and a token column that they do not have.
     """
     if "branches" not in rows:
         return rows
     branches: list[tuple[Branch, ...]] = rows["branches"]
+    # A shallow copy: the caller's batch keeps its column `branches`.
     rows = rows.copy()
     del rows["branches"]
     parts = [part for row in branches for part in row]
@@ -80,6 +81,7 @@ def unfold_branches(
         return rows
     owner = [index for index, row in enumerate(branches) for _ in row]
     rows["conversation_index"] = torch.arange(len(branches))
+    # The row itself holds the end of the conversation, after all of its branches.
     rows["part_index"] = torch.tensor([len(row) for row in branches])
     added = rows.select_indices(owner)
     places = [place for row in branches for place in range(len(row))]

@@ -1,4 +1,4 @@
-"""`Conversations`: everything known about N rows while they are played.
+"""`Conversations`: the state of N rows during a rollout.
 
 Shapes: P prompts, N rows, several per prompt; M of them are active.
 """
@@ -31,7 +31,7 @@ class Conversations:
 
     Args:
         batch: P prompts as columns of `rl_collate_fn`.
-        names: The rows to play.
+        names: Identities of the rows to play.
         tokenizer: The policy's tokenizer.
     """
 
@@ -55,12 +55,12 @@ class Conversations:
         )
         self._start_messages(batch)
         self._active: Tensor | None = None
-        """[M] indices of the rows that go on; none: all."""
+        """[M] indices of the rows that continue; None for all, which saves copies."""
         self._rewards = torch.zeros(self.num_rows)
         self._named_rewards: dict[str, Tensor] = {}
         self._outcome = torch.zeros(self.num_rows, dtype=torch.int8)
         self._truncated = torch.zeros(self.num_rows, dtype=torch.bool)
-        """[N] whether a length limit cut the newest answer, or left no room for one."""
+        """[N] whether a limit cut the latest answer or left no room for another."""
         self._cut_answers = torch.zeros(self.num_rows, dtype=torch.int64)
         self._generation_lengths = torch.zeros(self.num_rows, dtype=torch.int64)
         self._env_tokens = torch.zeros(self.num_rows, dtype=torch.int64)
@@ -69,10 +69,10 @@ class Conversations:
         self._branches: list[tuple[Branch, ...]] = [()] * self.num_rows
         self.num_turns = torch.zeros(self.num_rows, dtype=torch.int64)
         self.unfinished = torch.ones(self.num_rows, dtype=torch.bool)
-        """[N] rows that neither the environment nor a lack of room has ended."""
+        """[N] whether neither the environment nor a lack of room has ended the row."""
 
     def _start_messages(self, batch: BatchedDataDict[PromptSpec]) -> None:
-        """Fan the prompts' texts and columns out to rows; tokens stay behind."""
+        """Repeat the prompts' texts and columns for their rows, without the tokens."""
         logs = [
             [{"role": m["role"], "content": m["content"]} for m in log]
             for log in batch["message_log"]
@@ -98,14 +98,14 @@ class Conversations:
 
     @property
     def num_active(self) -> int:
-        """How many rows go on."""
+        """Number of rows that continue."""
         return self.num_rows if self._active is None else len(self._active)
 
     def generation_input(self, seeds: Tensor) -> BatchedDataDict[GenerationDatumSpec]:
         """Return the columns that `generate` takes, for the active rows.
 
         Args:
-            seeds: [N] of this turn.
+            seeds: [N] seeds of this turn.
         """
         if self._active is None:
             ids, lengths = self.tokens.input_ids, self.tokens.lengths
@@ -124,7 +124,7 @@ class Conversations:
         return BatchedDataDict(columns)
 
     def add_answers(self, output: BatchedDataDict[GenerationOutputSpec]) -> None:
-        """Take over what was sampled for the active rows."""
+        """Add the answers sampled for the active rows."""
         rows = self._active_rows()
         lengths = output["unpadded_sequence_lengths"].to(torch.int64)
         sampled = output["generation_lengths"].to(torch.int64)
@@ -140,6 +140,8 @@ class Conversations:
         self._truncated[rows] = cut
         self._cut_answers[rows] += cut
         self._generation_lengths[rows] += sampled
+        # The initial 0 is no version, so a row's first answer sets it and only later
+        # ones take the minimum.
         oldest = torch.minimum(self._weight_version[rows], version)
         first = self.num_turns[rows] == 0
         self._weight_version[rows] = torch.where(first, version, oldest)
@@ -156,13 +158,13 @@ class Conversations:
         ):
             answer: dict[str, Any] = {"role": "assistant", "content": text}
             if is_cut:
-                # For the environment, which decides whether the conversation goes on.
+                # For the environment, which decides whether the conversation continues.
                 answer[TRUNCATED_KEY] = True
             self.message_logs[row].append(answer)
             self._texts[row] += text
 
     def fail(self, error: Exception) -> None:
-        """End the active rows, as nothing could be sampled for them."""
+        """End the active rows, because sampling failed."""
         rows = self._active_rows()
         self._outcome[rows] = int(outcome_of(error))
         for row in self._active_list():
@@ -177,7 +179,7 @@ class Conversations:
         return [self.message_logs[row] for row in self._active_list()]
 
     def active_metadata(self) -> list[Any]:
-        """Return what the environment wants to know of the active rows."""
+        """Return the environment's metadata of the active rows."""
         if self._active is None:
             return self._metadata
         return [self._metadata[row] for row in self._active_list()]
@@ -188,7 +190,8 @@ class Conversations:
         self._rewards[rows] += verdict.rewards
         for name, value in verdict.named_rewards.items():
             total = self._named_rewards.setdefault(name, torch.zeros(self.num_rows))
-            # The last turn says whether a reward applies at all.
+            # A sum over turns, in which only the last one decides whether the reward
+            # applies (NaN or not).
             total[rows] = total[rows].nan_to_num() + value
         self._outcome[rows] = verdict.outcome
         self.unfinished[rows] = ~verdict.terminateds
@@ -204,10 +207,9 @@ class Conversations:
         max_length: int | None,
         min_room: int = 1,
     ) -> None:
-        """Append the observations to the rows that go on, and let the others rest.
+        """Append observations to the rows that continue, and deactivate the others.
 
-        Rows that this leaves less than `min_room` tokens for another answer end as
-        truncated.
+        Rows left with less than `min_room` tokens for another answer end as truncated.
         """
         rows = self._active_rows()
         places = self.unfinished[rows].nonzero().flatten().tolist()
@@ -215,6 +217,7 @@ class Conversations:
         self._active = active
         if not places:
             return
+        # The last sampled token tells whether the policy ended its turn itself.
         last = self.tokens.input_ids[active, self.tokens.lengths[active] - 1].tolist()
         turns = []
         for row, place, token in zip(active.tolist(), places, last, strict=True):
@@ -229,6 +232,8 @@ class Conversations:
         ):
             if not after.is_branch:
                 appended[i] = after.tokens
+            # Decided before the row is replaced: the sampled tokens are worth training
+            # on even if the rewritten text has no room for another answer.
             elif max_length is not None and len(after.tokens) + min_room > max_length:
                 self._end_truncated(active[i : i + 1])
             else:
@@ -236,6 +241,8 @@ class Conversations:
                 self._branches[row] = (*self._branches[row], part)
                 self.tokens.restart(row, after.tokens)
         self.tokens.append(active, appended)
+        # A branch may be shorter than the row before it; that is no negative
+        # observation.
         added = self.tokens.lengths[active] - before
         self._env_tokens[active] += added.clamp(min=0)
         if max_length is not None:
@@ -257,17 +264,18 @@ class Conversations:
     def trajectories(
         self, max_length: int | None, *, is_last: bool, turn_limit: bool
     ) -> Trajectories:
-        """Return everything that is known of each row.
+        """Return the rows as played so far.
 
         Args:
-            max_length: Longer rows are cut, and count as truncated.
-            is_last: No turn follows.
-            turn_limit: Whether rows that nothing has ended were ended by that limit.
+            max_length: Maximum length; longer rows are cut and count as truncated.
+            is_last: Whether no turn follows.
+            turn_limit: Whether the limit of turns ended the unfinished rows.
         """
         tokens = self.tokens
         if max_length is not None:
             self._truncated |= tokens.cut(max_length)
         turn_limit_reached = self.unfinished & turn_limit
+        # A copy: the rows may continue, and "truncated" would then be wrong for them.
         outcome = self._outcome.clone()
         limited = self._truncated | turn_limit_reached
         outcome[(outcome == Outcome.OK) & limited] = int(Outcome.TRUNCATED)
@@ -280,6 +288,7 @@ class Conversations:
             token_versions=tokens.versions,
             rewards=self._rewards,
             named_rewards=dict(self._named_rewards),
+            # Copied, because retries replace entries of the result in place.
             group_index=torch.from_numpy(self.names.prompt.copy()),
             truncated=self._truncated,
             generation_lengths=self._generation_lengths,
@@ -305,7 +314,7 @@ class Conversations:
 
 
 def _as_said(log: LLMMessageLogType) -> LLMMessageLogType:
-    """Return a conversation as a chat template knows it: without the notes on it."""
+    """Return a conversation without notes, in the form that chat templates expect."""
     return [
         {key: value for key, value in message.items() if key != TRUNCATED_KEY}
         if TRUNCATED_KEY in message

@@ -1,4 +1,4 @@
-"""Sampled tokens to the text that environments judge."""
+"""Decoding of sampled tokens into the text that environments judge."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ __all__ = ["decode_answers"]
 def decode_answers(
     tokenizer: Tokenizer, token_lists: Sequence[Sequence[int]]
 ) -> list[str]:
-    """Decode rows of tokens, leaving special tokens out.
+    """Decode rows of tokens, skipping special tokens.
 
     A fast tokenizer's own engine decodes a batch several times faster than its Python
-    wrapper; the two differ only where the wrapper cleans spaces up afterwards.
+    wrapper. The results differ only if the wrapper cleans up spaces afterwards.
     """
     engine = getattr(tokenizer, "backend_tokenizer", None)
     if engine is not None and not getattr(

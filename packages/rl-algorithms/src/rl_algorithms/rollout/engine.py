@@ -10,8 +10,8 @@ batch [P prompts] -- x G --> rows [N] --> generate --> tokens, log-probs, versio
    RolloutResult <-- whole groups <-- score_groups <-- retries of failed rows
 ```
 
-Everything is a column of N rows; there is no loop over rows with tensor operations in
-it. A row's sampling seed is `row_seeds(seed, step, prompt index, sample index, turn)`.
+Everything is a column of N rows; no loop over rows contains tensor operations. The
+sampling seed of a row is `row_seeds(seed, step, prompt index, sample index, turn)`.
 Nothing here assumes that all tokens come from one version of the weights.
 """
 
@@ -54,12 +54,12 @@ class RolloutEngine:
 
     Args:
         generation: The policy as a sampler.
-        environment: Judges answers, and answers them where there are several turns.
+        environment: Judges answers and, with several turns, responds to them.
         tokenizer: The policy's tokenizer.
-        config: Turns, limits, and what to do about failures.
-        use_chat_template: Whether prompts are formatted by the chat template; default:
-            if the tokenizer has one.
-        retry: What is played again; default: as `config.retry` says.
+        config: Turns, limits and handling of failures.
+        use_chat_template: Whether the chat template formats prompts; by default, if the
+            tokenizer has one.
+        retry: Policy for retries; by default, from `config.retry`.
     """
 
     def __init__(
@@ -76,8 +76,8 @@ class RolloutEngine:
         self._tokenizer = tokenizer
         self.config = config if config is not None else RolloutConfig()
         self._retry = retry or ConfiguredRetry(self.config.retry)
-        # Asking about rows one by one pays where the others can be used: where failed
-        # rows are played again or dropped, not where one ends the run.
+        # Judging rows one by one after a failure pays off only if the others can be
+        # used: if failed rows are retried or dropped, not if one ends the run.
         tolerant = retry is not None or self.config.retry.max_attempts > 1
         self.judge = Judge(
             environment,
@@ -110,14 +110,14 @@ class RolloutEngine:
             num_generations: Conversations per prompt.
             seed: The run's seed.
             step: The training step; different steps sample differently.
-            first_prompt_index: Index of the batch's first prompt in the step, where a
-                step takes several batches.
-            greedy: Take the most likely token each time.
+            first_prompt_index: Index of the batch's first prompt within the step, if
+                the step takes several batches.
+            greedy: Always take the most likely token.
             sampling: Overrides the generator's own sampling parameters.
             timer: Receives the spans `generation` and `environment`.
 
         Returns:
-            Rows in the order of the prompts, all of a prompt together.
+            Rows in the order of the prompts, those of a prompt next to each other.
 
         Raises:
             PromptTooLongError: A prompt leaves no room for an answer.
@@ -141,14 +141,14 @@ class RolloutEngine:
         sampling: SamplingParams | None = None,
         timer: Timer | None = None,
     ) -> Iterator[RolloutResult]:
-        """Do as `run`, and give out groups as soon as they are whole.
+        """Play conversations like `run`, and yield groups as soon as they are complete.
 
-        After each turn, the groups whose conversations have all ended make one result.
-        The environment sees the rows of one result at a time as finished batch. Seeds
-        and rows are those of `run`; `group_index` counts within the batch.
+        After each turn, all groups whose conversations have ended form one result. The
+        environment post-processes one result at a time. Seeds and rows are those of
+        `run`; `group_index` counts within the batch.
 
         Yields:
-            Whole groups, each once.
+            Complete groups, each exactly once.
         """
         play = Play(seed, step, first_prompt_index, greedy, sampling, timer)
         batch, names = self._start(batch, num_generations)
@@ -165,14 +165,14 @@ class RolloutEngine:
     def prepare(
         self, batch: BatchedDataDict[PromptSpec]
     ) -> BatchedDataDict[PromptSpec]:
-        """Check prompts and tell them of the tools, before conversations are opened.
+        """Check prompts and add descriptions of the tools; precedes `open`.
 
         Args:
             batch: Columns of `rl_collate_fn`.
 
         Raises:
             PromptTooLongError: A prompt leaves no room for an answer.
-            DataError: The columns are no prompts.
+            DataError: The columns are not those of prompts.
         """
         return self._start(batch, 1)[0]
 
@@ -186,15 +186,15 @@ class RolloutEngine:
         sample: int,
         attempt: int = 0,
     ) -> OpenConversation:
-        """Begin a conversation that is played by others, turn by turn.
+        """Open a conversation for the caller to play turn by turn.
 
         Args:
-            prompt: One row that `prepare` gave back.
+            prompt: One row returned by `prepare`.
             seed: The run's seed.
-            step: The training step that the seeds are of.
-            place: Place of the prompt in that step.
-            sample: Place among the prompt's conversations.
-            attempt: How often it was sampled with another seed before.
+            step: Training step for the seeds.
+            place: Index of the prompt within that step.
+            sample: Index among the prompt's conversations.
+            attempt: Number of earlier attempts with other seeds.
         """
         return OpenConversation(
             prompt,
@@ -207,11 +207,11 @@ class RolloutEngine:
     def finish(
         self, groups: Sequence[Sequence[Trajectories]], num_retried: int = 0
     ) -> RolloutResult:
-        """Make a result of conversations that were played one at a time.
+        """Build the result of conversations that were played one at a time.
 
         Args:
-            groups: What `OpenConversation.played` gave, by prompt.
-            num_retried: How many conversations were played again.
+            groups: Rows from `OpenConversation.played`, by prompt.
+            num_retried: Number of retried conversations.
 
         Raises:
             RolloutError: Too many rows failed.
@@ -223,12 +223,12 @@ class RolloutEngine:
         return self._finisher.finish(played, num_retried)
 
     def wants_again(self, played: Trajectories, attempt: int, elapsed_s: float) -> bool:
-        """Return whether a conversation that has ended so is to be played again.
+        """Return whether to retry a finished conversation.
 
         Args:
-            played: A single row.
-            attempt: How many attempts there were.
-            elapsed_s: Seconds since the first began.
+            played: Its row.
+            attempt: Number of attempts so far.
+            elapsed_s: Seconds since the first attempt began.
         """
         again = self._retry.rows_to_resample(
             played.outcome, played.group_index, attempt, elapsed_s
@@ -240,7 +240,7 @@ class RolloutEngine:
     def _start(
         self, batch: BatchedDataDict[PromptSpec], num_generations: int
     ) -> tuple[BatchedDataDict[PromptSpec], RowNames]:
-        """Check a batch, and tell its prompts of the tools."""
+        """Check a batch and add descriptions of the tools to its prompts."""
         try:
             PROMPT_ROWS.check(batch)
         except BatchError as error:
@@ -275,7 +275,7 @@ class RolloutEngine:
         if limit is not None and longest >= limit:
             row = int(batch["input_lengths"].argmax())
             name = batch["idx"][row] if "idx" in batch else row
-            told = ", with the tools that it is told of" if tools else ""
+            told = ", including the descriptions of tools" if tools else ""
             raise PromptTooLongError(
                 f"the prompt of row {name} has {longest} tokens{told} and "
                 f"max_total_sequence_length is {limit}: no token is left for the "
@@ -288,9 +288,9 @@ class RolloutEngine:
     def _play(
         self, batch: BatchedDataDict[PromptSpec], names: RowNames, play: Play
     ) -> Iterator[Trajectories]:
-        """Play conversations turn by turn; yield what is known after each.
+        """Play conversations turn by turn; yield all rows after each turn.
 
-        `notes.is_active` [N] says which rows go on; after the last turn none do.
+        `notes.is_active` [N] marks the rows that continue; after the last turn, none.
         """
         rows = Conversations(batch, names, self._tokenizer)
         for turn in range(self.config.max_turns):
@@ -317,8 +317,8 @@ class RolloutEngine:
                     sampling=play.sampling,
                 )
             except (WorkerError, DeadlineExceededError) as error:
-                # Not what the generator's code raises: that is a defect, and no retry
-                # helps.
+                # Exceptions of the generator's own code are not caught: they are bugs,
+                # and no retry helps.
                 self.judge.note(error, rows.num_active)
                 rows.fail(error)
                 return
@@ -343,7 +343,7 @@ class RolloutEngine:
         played: Trajectories,
         play: Play,
     ) -> RolloutResult:
-        """Play failed rows again, let groups be scored, and make the result."""
+        """Retry failed rows, score groups and build the result."""
         attempt, num_retried = 1, 0
         self._mark_stale(played)
         while True:
@@ -353,10 +353,13 @@ class RolloutEngine:
                 attempt,
                 time.monotonic() - play.begin_s,
             )
+            # Groups are scored only once nothing is retried, because their members
+            # change.
             if not len(rows):
                 return self._finisher.finish(played, num_retried)
-            # What the infrastructure broke is sampled as it would have been, what the
-            # environment broke is sampled differently.
+            # A row lost to the infrastructure is sampled with its own seed, as if
+            # nothing had happened. A row that the environment failed on gets another
+            # seed: the same answer would most likely fail again.
             again = played.outcome != Outcome.INFRASTRUCTURE_ERROR
             names = names.next_attempt(self._reseeded(rows, again).numpy())
             *_, replacement = self._play(batch, names.select(rows.numpy()), play)

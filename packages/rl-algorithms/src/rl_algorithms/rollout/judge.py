@@ -1,4 +1,4 @@
-"""`Judge`: calls an environment, checks what it says, and types its failures."""
+"""`Judge`: calls an environment, checks its verdicts and classifies its failures."""
 
 from __future__ import annotations
 
@@ -28,6 +28,8 @@ from rl_envs.interfaces import (
 __all__ = ["Judge", "Verdict", "outcome_of"]
 
 _logger = get_logger(__name__)
+# Columns that an environment may see and change. Tokens, masks and log-probs stay with
+# the trainer, which must be able to rely on them.
 _SHARED_COLUMNS = (
     "rewards",
     "group_index",
@@ -37,33 +39,33 @@ _SHARED_COLUMNS = (
     "texts",
     "metadata",
 )
-# After this many rows for which the environment raised, no further ones are tried: it
-# is broken as a whole then, and each try may cost its whole time limit.
+# After failures on this many single rows no more are tried: the environment is broken
+# as a whole, and each further try may cost its full time limit.
 _MAX_SINGLE_FAILURES = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the environment said about M active rows."""
+    """The environment's verdict on M active rows."""
 
     rewards: Tensor
     """[M] float32; 0.0 where the row failed."""
     named_rewards: dict[str, Tensor]
-    """The same by `reward/<name>`, NaN where one does not apply; empty if there is one
-    reward only."""
+    """[M] each, by `reward/<name>`; NaN where a reward does not apply. Empty for a
+    single reward."""
     outcome: Tensor
-    """[M] int8: `OK`, or how the environment failed."""
+    """[M] int8 of `Outcome`: `OK` or a failure of the environment."""
     terminateds: Tensor
-    """[M] bool; true where the row failed."""
+    """[M] bool; also true where the row failed."""
     observations: Sequence[Observation]
     metadata: Sequence[Any]
     next_stop_strings: Sequence[list[str] | None]
     answers: Sequence[str | None]
     errors: Sequence[Exception | None]
-    """What was raised in place of a verdict."""
+    """[M] exceptions raised in place of a verdict."""
 
     def row(self, index: int) -> Verdict:
-        """Return what was said about one row."""
+        """Return the verdict on one row."""
         one = slice(index, index + 1)
         return Verdict(
             self.rewards[one],
@@ -79,10 +81,10 @@ class Verdict:
 
 
 def outcome_of(error: Exception) -> Outcome:
-    """Return the ending that an exception stands for.
+    """Return the outcome that an exception stands for.
 
-    A worker that died or hung, and a wait that ended, say nothing of the row; anything
-    else that is raised comes from the environment's own code.
+    A dead or hung worker and an exceeded deadline say nothing about the row; any other
+    exception comes from the environment's own code.
     """
     if isinstance(error, (WorkerError, DeadlineExceededError)):
         return Outcome.INFRASTRUCTURE_ERROR
@@ -92,13 +94,13 @@ def outcome_of(error: Exception) -> Outcome:
 class Judge:
     """An environment behind checks.
 
-    A failure does not raise, unless it is a mistake of the user: it becomes the outcome
-    of the rows, which keep the exception.
+    A failure becomes the outcome of the rows, which keep the exception. Only mistakes
+    of the user are raised.
 
     Args:
-        environment: Any environment.
-        isolate: Where it raised, ask it about each row alone, so that one bad row does
-            not cost the others.
+        environment: The environment.
+        isolate: Whether to judge each row alone after an exception, so that one bad row
+            does not cost the others.
     """
 
     def __init__(
@@ -106,12 +108,12 @@ class Judge:
     ) -> None:
         self._environment, self._isolate = environment, isolate
         self.last_failure = ""
-        """The newest failure as the end of a sentence."""
+        """Description of the latest failure, to append to a sentence."""
 
     def step(
         self, message_logs: list[LLMMessageLogType], metadata: list[Any]
     ) -> Verdict:
-        """Let the environment judge."""
+        """Return the environment's verdict on rows."""
         verdict, error = self._try(message_logs, metadata)
         alone = self._isolate and len(metadata) > 1
         if error is None or not alone or outcome_of(error).is_infrastructure:
@@ -136,7 +138,7 @@ class Judge:
         try:
             answer = self._environment.step(logs, metadata)
         except UserError:
-            # A mistake of the user's is the same for each row and each try.
+            # A user's mistake fails in the same way for each row and each attempt.
             raise
         except Exception as error:
             self.note(error, len(metadata))
@@ -148,10 +150,11 @@ class Judge:
         message_logs: Sequence[Sequence[LLMMessageLogType]],
         metadata: Sequence[Sequence[Any]],
     ) -> list[Rewards] | Exception | None:
-        """Let the environment judge the rows of each prompt together.
+        """Score the rows of each prompt together.
 
         Returns:
-            Rewards by prompt; None if the environment does not; what it raised.
+            Rewards by prompt; None if the environment does not score groups; or the
+            exception that it raised.
         """
         try:
             scores = self._environment.score_groups(message_logs, metadata)
@@ -173,9 +176,9 @@ class Judge:
         return [as_rewards(score) for score in scores]
 
     def post_process(self, rows: BatchedDataDict[Any]) -> dict[str, Any]:
-        """Show the finished rows to the environment, and return its metrics.
+        """Post-process finished rows in the environment, and return its metrics.
 
-        It is given rewards, outcomes, lengths and texts, and may change them.
+        The environment sees rewards, outcomes, lengths and texts, and may change them.
         """
         shared: BatchedDataDict[Any] = BatchedDataDict(
             {name: rows[name] for name in _SHARED_COLUMNS if name in rows}
@@ -203,7 +206,7 @@ class Judge:
         named = answer.rewards if isinstance(answer.rewards, dict) else {}
         rewards = total_reward(answer.rewards).to(torch.float32)
         self._check_lengths(answer, rewards, num_rows)
-        # NaN in one row would spread over its whole group by mean and deviation.
+        # NaN in one row would spread to its whole group through mean and deviation.
         scored = rewards.isfinite()
         if not bool(scored.all()):
             self.last_failure = "; rows without a finite reward count as failed"
@@ -214,7 +217,7 @@ class Judge:
                 name: value.to(torch.float32) for name, value in named.items()
             },
             outcome=outcome.to(torch.int8),
-            # A row that failed has nothing that a further turn could go on from.
+            # A failed row has no observation from which another turn could continue.
             terminateds=answer.terminateds.bool() | ~scored,
             observations=answer.observations,
             metadata=answer.metadata,
@@ -260,7 +263,7 @@ def _failed(metadata: list[Any], error: Exception) -> Verdict:
 
 
 def _join(verdicts: Sequence[Verdict]) -> Verdict:
-    """Put the verdicts on single rows together."""
+    """Join the verdicts on single rows."""
     names = dict.fromkeys(name for v in verdicts for name in v.named_rewards)
     return Verdict(
         rewards=torch.cat([v.rewards for v in verdicts]),
@@ -278,6 +281,7 @@ def _join(verdicts: Sequence[Verdict]) -> Verdict:
 
 
 def _named(verdict: Verdict, name: str) -> Tensor:
-    """Return one row's reward of a name; a row that goes on may not know it yet."""
+    """Return a named reward of one row, which a continuing row may not have yet."""
+    # NaN means "does not apply", which only the last turn of a row can say.
     unknown = torch.where(verdict.terminateds, torch.nan, 0.0)
     return verdict.named_rewards.get(name, unknown)

@@ -1,17 +1,17 @@
-"""From what an environment says to the tokens that continue a conversation.
+"""Encoding of an environment's messages into tokens that continue a conversation.
 
-With a chat template, a message is not only its text: the end of the policy's own turn,
-the header of the message and the header of the next answer belong to it. They are found
-by rendering the conversation with a marker behind the policy's answer and taking what
-follows the marker. So the sampled tokens stay as they are.
+With a chat template a message is more than its text: the end of the policy's turn, the
+header of the message and the header of the next answer belong to it. To find them, the
+conversation is rendered with a marker after the policy's answer, and the text after the
+marker is tokenized. The sampled tokens themselves never change.
 
-That holds as long as the template leaves alone what stands before the marker:
+This works as long as the template leaves the text before the marker alone:
 
     rendered so far | answer | MARKER | end of turn, observation, next header
-    ^ must be equal   ^ must be equal   ^ tokenised and appended
+    ^ must be equal   ^ must be equal   ^ tokenized and appended
 
-Where it does not (it strips what was thought, or moves the system prompt), sampled
-tokens and text would part company: that is an error, or a new branch.
+If it does not (it strips the reasoning, or moves the system prompt), sampled tokens and
+text would diverge: that is an error, or the start of a new branch.
 """
 
 from __future__ import annotations
@@ -29,41 +29,42 @@ from rl_models.tokens.chat import has_chat_template, render_chat
 __all__ = ["Continuation", "ObservationEncoder", "Turn"]
 
 _logger = get_logger(__name__)
+# Control pictures, which neither templates nor answers contain by chance.
 _MARKER = "\u2402answer\u2403"
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A turn of a conversation that goes on."""
+    """A turn of a conversation that continues."""
 
     log: LLMMessageLogType
-    """The conversation, the policy's last answer at its end."""
+    """The conversation, ending with the policy's latest answer."""
     observation: Sequence[Mapping[str, str]]
-    """The messages that follow."""
+    """Messages of the environment that follow."""
     last_token: int
-    """The last token that was sampled."""
+    """The last sampled token."""
 
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """How the tokens of a conversation go on."""
+    """Tokens that continue a conversation."""
 
     tokens: list[int]
-    """To append; of a branch, all tokens of the conversation from now on."""
+    """Tokens to append; for a branch, all tokens of the new row."""
     is_branch: bool = False
-    """Whether the template rewrote what was there, so that the tokens start over."""
+    """Whether the template rewrote earlier messages, so that a new row starts."""
 
 
 class ObservationEncoder:
-    """Tokenises environment messages so that a conversation goes on in format.
+    """Tokenizes environment messages in the format of the conversation.
 
     Args:
         tokenizer: The policy's tokenizer.
-        use_chat_template: Whether prompts were formatted by the chat template; default:
+        use_chat_template: Whether the chat template formatted the prompts; by default,
             if the tokenizer has one.
-        tools: What the template is told of tools.
-        branch: Whether a template that rewrites the past begins a branch instead of
-            raising.
+        tools: Schemas of the tools, passed to the template.
+        branch: Whether a template that rewrites the past starts a branch instead of
+            raising an error.
     """
 
     def __init__(
@@ -88,13 +89,15 @@ class ObservationEncoder:
         self._ends: dict[int, str] = {}
 
     def prompts(self, logs: Sequence[LLMMessageLogType]) -> list[list[int]] | None:
-        """Return the tokens of prompts that describe the tools.
+        """Return the tokens of prompts with descriptions of the tools.
 
-        None where there is nothing to tell, or no template to tell it with: prompts
-        then stay as the data set has them.
+        Return None without tools or without a template that shows them: the prompts of
+        the data set then stay as they are.
         """
         if not self._variables or not self._use_template or not logs:
             return None
+        # Templates ignore variables that they do not know, so only a comparison shows
+        # whether this one describes tools.
         if self._render(logs[0]) == render_chat(self._tokenizer, logs[0]):
             _logger.warning(
                 "the chat template does not show tools to the model; use one that "
@@ -105,10 +108,10 @@ class ObservationEncoder:
         return self._encoder.continuations([self._render(log) for log in logs])
 
     def encode(self, turns: Sequence[Turn]) -> list[Continuation]:
-        """Return how each conversation goes on.
+        """Return the continuation of each conversation.
 
         Raises:
-            RolloutError: The template writes what was there differently.
+            RolloutError: The template renders earlier messages differently.
         """
         texts, branches = [], []
         for turn in turns:
@@ -126,14 +129,14 @@ class ObservationEncoder:
         return render_chat(self._tokenizer, log, **self._variables)
 
     def _continuation(self, turn: Turn) -> str | None:
-        """Return what follows the answer, or None if what stands before changed."""
+        """Return the text after the answer, or None if the text before it changed."""
         answer = str(turn.log[-1]["content"])
         before = self._render(turn.log[:-1])
         marked = {**turn.log[-1], "content": answer + _MARKER}
         rendered = self._render([*turn.log[:-1], marked, *turn.observation])
         head, found, tail = rendered.partition(_MARKER)
         kept = head.removeprefix(before) if head.startswith(before) else None
-        # Blanks around an answer are commonly trimmed; that is no other text.
+        # Many templates trim blanks around an answer, which does not change the text.
         if found and kept is not None and kept.strip() == answer.strip():
             return tail.removeprefix(self._end_text(turn.last_token))
         if not self._branch:
@@ -144,9 +147,9 @@ class ObservationEncoder:
         return self._render([*turn.log, *turn.observation])
 
     def _end_text(self, token: int) -> str:
-        """Return the text of a token that ends a turn, and "" for any other.
+        """Return the text of a token that ends a turn, or "" for any other token.
 
-        Where the policy ended its turn itself, the template's own end is left out.
+        If the policy ended its turn itself, the template's own end must be left out.
         """
         if token not in self._ends:
             plain = self._tokenizer.decode([token], skip_special_tokens=True)
@@ -164,9 +167,9 @@ def _rewrite_message(expected: str, got: str, num_messages: int) -> str:
     return (
         f"the chat template writes the first {num_messages} messages of a conversation "
         f"differently once others follow: {expected[place:][:60]!r} became "
-        f"{got[place:][:60]!r} at character {place}, so the tokens that were sampled "
-        "are no longer what the next answer continues. Set "
+        f"{got[place:][:60]!r} at character {place}, so the next answer would not "
+        "continue the tokens that were sampled. Set "
         "rollout.on_template_rewrite=branch (each rewritten part becomes a training "
         "row of its own), use a chat template that leaves earlier messages alone "
-        "(policy.tokenizer.chat_template), or allow one turn only"
+        "(policy.tokenizer.chat_template), or allow only one turn"
     )

@@ -1,13 +1,12 @@
-"""`OpenConversation`: one conversation, whose turns come whenever they are done.
+"""`OpenConversation`: a single conversation, played turn by turn at its own pace.
 
 ```
 question -> (the generator) -> answer -> logs -> (the environment) -> judge --+
     ^                                                                         |
     +------------------------------- goes on ---------------------------------+
 ```
-`RolloutEngine.run` plays a batch turn by turn. Here each conversation has a turn of its
-own, and whoever plays it puts into one call whatever is waiting. Tokens, seeds and ends
-are the same.
+`RolloutEngine.run` plays a batch in lockstep. Here each conversation proceeds on its
+own, and the caller batches whatever is waiting. Tokens, seeds and endings are the same.
 """
 
 from __future__ import annotations
@@ -33,17 +32,17 @@ __all__ = ["OpenConversation"]
 
 
 class OpenConversation:
-    """A conversation and how far it is.
+    """A conversation and its progress.
 
     Args:
-        prompt: One row of columns of `rl_collate_fn`, as `RolloutEngine.prepare` gives
-            it back.
-        place: Run's seed, step, place of the prompt in the step, place among its
-            answers, and how often it was sampled with another seed before: what its
-            seeds follow from.
+        prompt: One row of the columns of `rl_collate_fn`, as returned by
+            `RolloutEngine.prepare`.
+        place: The numbers that determine its seeds: the run's seed, the step, the index
+            of the prompt in the step, the index among the prompt's answers, and the
+            number of earlier attempts with other seeds.
         tokenizer: The policy's tokenizer.
         config: Turns and limits.
-        observations: Encodes what the environment says.
+        observations: Encoder of the environment's messages.
     """
 
     def __init__(
@@ -60,44 +59,44 @@ class OpenConversation:
         self._config, self._observations = config, observations
         self._turn = 0
         self.needs_verdict = False
-        """Whether the environment has still to judge the newest answer."""
+        """Whether the environment still has to judge the latest answer."""
         self.goes_on = True
         """Whether another answer follows."""
 
     @property
     def is_last_turn(self) -> bool:
-        """Whether the newest answer is the last that there may be."""
+        """Whether the latest answer was the last one allowed."""
         return self._turn >= self._config.max_turns
 
     def question(self) -> BatchedDataDict[GenerationDatumSpec]:
-        """Return the row that `generate` takes for the next answer."""
+        """Return the input row of `generate` for the next answer."""
         seeds = self._rows.names.seeds(self._seed, self._step, self._prompt, self._turn)
         return self._rows.generation_input(seeds)
 
     def answer(self, output: BatchedDataDict[GenerationOutputSpec]) -> None:
-        """Take the row that `generate` gave back."""
+        """Add the output row of `generate`."""
         self._rows.add_answers(output)
         self._turn += 1
         self.needs_verdict = True
         self.goes_on = not self.is_last_turn
 
     def fail(self, error: Exception) -> None:
-        """End it, as nothing could be sampled."""
+        """End the conversation, because sampling failed."""
         self._rows.fail(error)
         self.needs_verdict = self.goes_on = False
 
     @property
     def log(self) -> LLMMessageLogType:
-        """What was said so far."""
+        """Messages of the conversation so far."""
         return self._rows.message_logs[0]
 
     @property
     def metadata(self) -> Any:
-        """What the environment wants to know of it."""
+        """Metadata of the environment."""
         return self._rows.active_metadata()[0]
 
     def judge(self, verdict: Verdict) -> None:
-        """Take the verdict on the newest answer, a single row."""
+        """Apply the verdict on the latest answer, a single row."""
         self.needs_verdict = False
         self._rows.add_verdict(verdict)
         if not self.is_last_turn:
@@ -110,7 +109,7 @@ class OpenConversation:
             self.goes_on = bool(self._rows.num_active)
 
     def played(self) -> Trajectories:
-        """Return the row of a conversation that has ended, no wider than its tokens."""
+        """Return the row of a finished conversation, no wider than its tokens."""
         turns = self._config.max_turns
         played = self._rows.trajectories(
             self._config.max_total_sequence_length, is_last=True, turn_limit=turns > 1
@@ -119,6 +118,6 @@ class OpenConversation:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that were sampled."""
+        """Number of sampled tokens."""
         sampled: torch.Tensor = self._rows.tokens.token_mask
         return int(sampled.sum())

@@ -1,4 +1,4 @@
-"""`Play`: how a rollout is played."""
+"""`Play`: the arguments of a rollout."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["Play"]
 
 @dataclass(frozen=True)
 class Play:
-    """The arguments of a rollout that all its attempts share."""
+    """Arguments of a rollout, shared by all of its attempts."""
 
     seed: int
     step: int
@@ -27,11 +27,11 @@ class Play:
     sampling: SamplingParams | None
     timer: Timer | None
     begin_s: float = field(default_factory=time.monotonic)
-    """When it began, by the monotonic clock."""
+    """Start of the rollout on the monotonic clock."""
 
     @contextlib.contextmanager
     def span(self, name: str) -> Iterator[None]:
-        """Time a part of it."""
+        """Time a part of the rollout."""
         if self.timer is None:
             yield
         else:

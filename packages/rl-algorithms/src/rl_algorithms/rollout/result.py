@@ -1,6 +1,6 @@
-"""What a rollout gives back.
+"""The result of a rollout.
 
-Shapes: N = prompts x generations rows, S tokens wide. Rows of a prompt are together.
+Shapes: N = prompts x generations rows, S tokens wide. Rows of a prompt are adjacent.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ __all__ = [
 
 
 class Outcome(IntEnum):
-    """How a trajectory ended. Only the first two are caused by the policy."""
+    """Ending of a trajectory. Only the first two are caused by the policy."""
 
     OK = 0
     """The policy stopped by itself, or the environment ended the conversation."""
     TRUNCATED = 1
-    """A limit came first: of length, or of turns where there are several."""
+    """A limit of length or turns ended the conversation first."""
     ENVIRONMENT_ERROR = 2
-    """The environment raised or did not score the row: it is not trained on."""
+    """The environment raised or did not score the row, which is not trained on."""
     INFRASTRUCTURE_ERROR = 3
-    """A worker died, hung or was too late: the row is not trained on."""
+    """A worker died, hung or missed its deadline; the row is not trained on."""
     STALE = 4
-    """The weights that sampled it are too old: the row is not trained on."""
+    """The weights that sampled the row are too old; it is not trained on."""
 
     @property
     def is_trainable(self) -> bool:
@@ -48,31 +48,31 @@ class Outcome(IntEnum):
 
     @property
     def is_infrastructure(self) -> bool:
-        """Whether the same attempt may end otherwise when it is made again."""
+        """Whether the same attempt may succeed when repeated."""
         return self is Outcome.INFRASTRUCTURE_ERROR
 
 
 class TrajectorySpec(TypedDict):
     """Columns of played rows.
 
-    A reward of several parts has a column `reward/<name>` [N] for each of them besides,
-    NaN where one does not apply.
+    A reward of several parts also has a column `reward/<name>` [N] for each of them,
+    with NaN where a part does not apply.
     """
 
     input_ids: Annotated[Tensor, ColumnSpec(("rows", "tokens"), "integer")]
     """Tokens of the conversation, right-padded."""
     input_lengths: Annotated[Tensor, ColumnSpec(("rows",), "integer")]
-    """Tokens of the row."""
+    """Number of tokens of the row."""
     token_mask: Annotated[Tensor, ColumnSpec(("rows", "tokens"), "number")]
-    """1 on sampled tokens."""
+    """1 on sampled tokens, 0 elsewhere."""
     generation_logprobs: NotRequired[
         Annotated[Tensor, ColumnSpec(("rows", "tokens"), "float")]
     ]
-    """Of sampled tokens; if there are any."""
+    """Log-probs of the sampled tokens, if the generator returned them."""
     token_versions: Annotated[Tensor, ColumnSpec(("rows", "tokens"), "integer")]
-    """Weights that sampled the token, -1 elsewhere."""
+    """Version of the weights that sampled the token; -1 elsewhere."""
     weight_version: Annotated[Tensor, ColumnSpec(("rows",), "integer")]
-    """The oldest of them."""
+    """Oldest version of the row's tokens."""
     sample_mask: Annotated[Tensor, ColumnSpec(("rows",), "number")]
     """0 where `outcome` is not trainable."""
     rewards: Annotated[Tensor, ColumnSpec(("rows",), "float")]
@@ -80,19 +80,19 @@ class TrajectorySpec(TypedDict):
     group_index: Annotated[Tensor, ColumnSpec(("rows",), "integer")]
     """Rows of one prompt share it."""
     outcome: Annotated[Tensor, ColumnSpec(("rows",), "int8")]
-    """How it ended: an `Outcome`."""
+    """Ending of the row, an `Outcome`."""
     truncated: Annotated[Tensor, ColumnSpec(("rows",), "bool")]
-    """A length limit ended it."""
+    """Whether a length limit ended the row."""
     generation_lengths: Annotated[Tensor, ColumnSpec(("rows",), "integer")]
-    """Sampled tokens."""
+    """Number of sampled tokens."""
     num_turns: Annotated[Tensor, ColumnSpec(("rows",), "integer")]
-    """Answers."""
+    """Number of answers."""
     branches: Annotated[list[tuple[Branch, ...]], ColumnSpec(("rows",), "list")]
     """Parts before the template rewrote messages; see `unfold_branches`."""
     texts: Annotated[list[str], ColumnSpec(("rows",), "list")]
-    """Sampled texts."""
+    """Sampled text of the row."""
     metadata: Annotated[list[Any], ColumnSpec(("rows",), "list")]
-    """What the environment returned last."""
+    """Metadata that the environment returned last."""
 
 
 TRAJECTORIES = Schema.of(TrajectorySpec, "played rows")
@@ -100,7 +100,7 @@ TRAJECTORIES = Schema.of(TrajectorySpec, "played rows")
 
 @dataclass(frozen=True, slots=True)
 class RolloutSample:
-    """One trajectory as people read it."""
+    """One trajectory in readable form."""
 
     prompt: str
     response: str
@@ -122,15 +122,15 @@ class RolloutResult:
     message_logs: list[LLMMessageLogType] = field(repr=False)
     """Each row's conversation as text."""
     num_prompt_messages: list[int] = field(repr=False)
-    """How many messages of each row were there before the policy's first."""
+    """Number of messages of each row before the policy's first."""
     answers: list[str | None] = field(repr=False)
-    """What the environment read as each row's answer."""
+    """Answer of each row as the environment extracted it."""
     extra_env_info: list[dict[str, Any]] = field(repr=False)
-    """Columns of each row's dataset row."""
+    """Columns of each row's row in the data set."""
 
     @cached_property
     def samples(self) -> list[RolloutSample]:
-        """Each row as a `RolloutSample`; made when first asked for."""
+        """All rows as `RolloutSample`, created on first use."""
         return [self.sample(row) for row in range(len(self.message_logs))]
 
     def sample(self, row: int) -> RolloutSample:

@@ -1,7 +1,7 @@
-"""`Finisher`: from played rows to a `RolloutResult`.
+"""`Finisher`: turns played rows into a `RolloutResult`.
 
-Groups are scored, what cannot be trained on is masked and counted by reason, and
-metrics are made. Shapes: N rows.
+It scores groups, masks rows that cannot be trained on, counts them by reason and
+computes metrics. Shapes: N rows.
 """
 
 from __future__ import annotations
@@ -27,32 +27,33 @@ _logger = get_logger(__name__)
 
 
 class Finisher:
-    """Makes results.
+    """Builds results.
 
     Args:
-        judge: Scores groups, looks at finished rows, and knows the last failure.
-        config: What to do about failures.
-        pad_token_id: What lies behind the end of a row.
+        judge: Scores groups, post-processes rows, and knows the latest failure.
+        config: Handling of failures.
+        pad_token_id: Token that pads rows on the right.
     """
 
     def __init__(self, judge: Judge, config: RolloutConfig, pad_token_id: int) -> None:
         self._judge, self._config = judge, config
         self.pads = {"input_ids": pad_token_id, "token_versions": -1}
-        """Padding of the columns that are as wide as the rows."""
+        """Padding of the token columns, by name."""
 
     def finish(self, played: Trajectories, num_retried: int) -> RolloutResult:
-        """Make the result of whole groups.
+        """Build the result of complete groups.
 
         Args:
-            played: The rows; they are changed.
-            num_retried: How many rows were played again.
+            played: The rows, which are changed.
+            num_retried: Number of retried rows.
 
         Raises:
             RolloutError: Too many rows failed.
-            Exception: What environment or generator raised, if that ends the run.
+            Exception: Raised by environment or generator, if that ends the run.
         """
         self._score_groups(played)
         outcome = played.outcome
+        # Counted after scoring the groups, which may fail rows as well.
         self._refuse_failures(outcome, played.notes.errors)
         reasons = _reasons(outcome)
         healthy = outcome <= int(Outcome.TRUNCATED)
@@ -82,7 +83,7 @@ class Finisher:
         )
 
     def _score_groups(self, played: Trajectories) -> None:
-        """Add what the environment says of the healthy rows of each prompt together."""
+        """Add the rewards that the environment gives to the rows of each prompt."""
         healthy = played.outcome <= int(Outcome.TRUNCATED)
         groups = played.group_index
         members = [
@@ -110,7 +111,8 @@ class Finisher:
             for name, value in score.items() if isinstance(score, dict) else ():
                 empty = torch.full((played.size,), torch.nan)
                 column = played.named_rewards.setdefault(name, empty)
-                # Added to what the turns gave; alone where they gave nothing.
+                # Added to the rewards of the turns, or taken alone where there are
+                # none.
                 before = column[rows]
                 column[rows] = torch.where(before.isnan(), 0.0, before) + value
 
@@ -144,7 +146,7 @@ class Finisher:
                 sum(dropped.values()),
                 num_rows,
                 ", ".join(f"{count} {name}" for name, count in dropped.items()),
-                f" ({num_retried} played again)" if num_retried else "",
+                f" ({num_retried} retried)" if num_retried else "",
                 self._judge.last_failure,
             )
 
@@ -166,9 +168,9 @@ class Finisher:
 
 
 def _over_rows(value: Any, name: str, num_rows: int) -> MetricValue:
-    """Let a plain number count as often as there are rows behind it.
+    """Weight a plain number by the number of rows behind it.
 
-    Batches of different sizes would otherwise count alike in the mean of a validation.
+    Otherwise batches of different sizes would count alike in the mean of a validation.
     """
     if isinstance(value, MetricValue):
         return value
@@ -176,7 +178,7 @@ def _over_rows(value: Any, name: str, num_rows: int) -> MetricValue:
 
 
 def _reasons(outcome: Tensor) -> dict[str, int]:
-    """Count the rows of each ending that is not trained on."""
+    """Count the rows of each outcome that is not trained on."""
     counts = torch.bincount(outcome.to(torch.int64), minlength=len(Outcome)).tolist()
     return {
         ending.name.lower(): counts[ending]
@@ -186,7 +188,7 @@ def _reasons(outcome: Tensor) -> dict[str, int]:
 
 
 def _blank_failed(played: Trajectories, healthy: Tensor) -> None:
-    """Leave no reward where there is none: 0.0 in the sum, NaN in its parts."""
+    """Clear the rewards of failed rows: 0.0 in the sum, NaN in its parts."""
     unscored = ~healthy & (played.outcome != int(Outcome.STALE))
     for name, column in played.named_rewards.items():
         played.named_rewards[name] = column.masked_fill(unscored, torch.nan)

@@ -1,4 +1,4 @@
-"""`RetryPolicy`: which conversations of a rollout are played again.
+"""`RetryPolicy`: decides which conversations of a rollout are retried.
 
 Shapes: N rows; rows of a prompt share a group index.
 """
@@ -17,24 +17,24 @@ __all__ = ["ConfiguredRetry", "RetryPolicy"]
 
 
 class RetryPolicy(Protocol):
-    """Decides after each attempt what is played again; groups stay whole either way."""
+    """Selects rows to retry after each attempt; groups stay complete in any case."""
 
     def rows_to_resample(
         self, outcome: Tensor, group_index: Tensor, attempt: int, elapsed_s: float
     ) -> Tensor:
-        """Return the indices of the rows to play again, in order; none ends it.
+        """Return the indices of the rows to retry, in order; an empty tensor for none.
 
         Args:
             outcome: [N] of `Outcome`.
             group_index: [N].
-            attempt: How many attempts there were; 1 after the first.
-            elapsed_s: Seconds since the first began.
+            attempt: Number of attempts so far, 1 after the first.
+            elapsed_s: Seconds since the first attempt began.
         """
         ...
 
 
 class ConfiguredRetry:
-    """Plays rows of some outcomes again, so often and so long.
+    """Retries rows with certain outcomes, within a limit of attempts and time.
 
     Args:
         config: The settings.

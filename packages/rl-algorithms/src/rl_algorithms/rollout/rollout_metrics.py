@@ -1,4 +1,4 @@
-"""Metrics of a rollout, typed so that several rollouts merge exactly."""
+"""Metrics of a rollout, typed so that those of several rollouts merge exactly."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ def rollout_metrics(
     weight_version: Tensor,
     num_branches: Tensor,
 ) -> dict[str, MetricValue]:
-    """Summarise N rows; rewards of rows that failed are left out.
+    """Summarize N rows; rewards of failed rows are left out.
 
     Args:
         rewards: [N].
         outcome: [N] of `Outcome`.
-        truncated: [N] bool: a length limit ended the conversation.
+        truncated: [N] bool, whether a length limit ended the conversation.
         generation_lengths: [N] sampled tokens.
         prompt_lengths: [N] tokens of the first prompt.
-        env_tokens: [N] tokens that the environment said.
+        env_tokens: [N] tokens of the environment's messages.
         total_lengths: [N] tokens of the whole conversation.
-        num_turns: [N] answers.
-        cut_answers: [N] how many of them a length limit cut off.
+        num_turns: [N] number of answers.
+        cut_answers: [N] number of answers cut off by a length limit.
         turn_limit_reached: [N] bool.
         weight_version: [N].
-        num_branches: [N] how often the chat template rewrote the conversation.
+        num_branches: [N] number of times the chat template rewrote the conversation.
     """
     count = float(len(rewards))
     scored = outcome <= Outcome.TRUNCATED
@@ -60,6 +60,8 @@ def rollout_metrics(
         "infrastructure_error_rate": outcome == Outcome.INFRASTRUCTURE_ERROR,
         "stale_rate": outcome == Outcome.STALE,
     }
+    # One reduction and one transfer for all columns; float64, because sums of token
+    # counts over long runs exceed what float32 holds exactly.
     totals = torch.stack([*values.values()]).sum(1, dtype=torch.float64).tolist()
     metrics: dict[str, MetricValue] = {
         name: Mean(total, count) for name, total in zip(values, totals, strict=True)

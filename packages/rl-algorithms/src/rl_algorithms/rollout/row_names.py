@@ -1,4 +1,4 @@
-"""`RowNames`: which conversation each row is, and so the seeds it is sampled with."""
+"""`RowNames`: the identity of each row, which determines its sampling seeds."""
 
 from __future__ import annotations
 
@@ -13,25 +13,26 @@ from rl_algorithms.seeds import row_seeds
 
 __all__ = ["RowNames"]
 
-# Seeds of the sample index: `attempt * this` makes room for all rows of a prompt. A row
-# has the same seed in whatever batch, on whatever replica and after whatever crash.
+# Offset between attempts in the sample index that seeds are made of, larger than any
+# number of rows of a prompt. A row keeps its seed in any batch, on any replica and
+# after any crash.
 _ATTEMPT = 1 << 32
 
 
 @dataclass(frozen=True, slots=True)
 class RowNames:
-    """Which conversation each of N rows is, whatever batch it is played in."""
+    """Identities of N rows, independent of the batch that they are played in."""
 
     prompt: NDArray[np.int64]
-    """[N] place of the prompt in the batch."""
+    """[N] index of the prompt in the batch."""
     sample: NDArray[np.int64]
-    """[N] place among the conversations of the prompt."""
+    """[N] index among the conversations of the prompt."""
     attempt: NDArray[np.int64]
-    """[N] how often it was played with another seed before."""
+    """[N] number of earlier attempts with other seeds."""
 
     @classmethod
     def of_groups(cls, num_prompts: int, num_generations: int) -> RowNames:
-        """Name all rows of whole groups, in order."""
+        """Return the identities of all rows of complete groups, in order."""
         return cls(
             np.repeat(np.arange(num_prompts), num_generations),
             np.tile(np.arange(num_generations), num_prompts),
@@ -39,11 +40,11 @@ class RowNames:
         )
 
     def select(self, rows: NDArray[np.int64]) -> RowNames:
-        """Return the names of some rows."""
+        """Return the identities of some rows."""
         return RowNames(self.prompt[rows], self.sample[rows], self.attempt[rows])
 
     def next_attempt(self, again: NDArray[np.bool_]) -> RowNames:
-        """Return names with another seed for some rows."""
+        """Return identities with new seeds where `again` is true."""
         return replace(self, attempt=self.attempt + again)
 
     def seeds(self, seed: int, step: int, first_prompt: int, turn: int) -> Tensor:

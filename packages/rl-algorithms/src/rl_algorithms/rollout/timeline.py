@@ -1,10 +1,10 @@
-"""`Timeline`: the rows of a branched conversation, strung together in their order.
+"""`Timeline`: the rows of a branched conversation, concatenated in their order.
 
-A conversation whose template rewrote the past is several rows (see `branches`), but one
-episode: what its last row earns is owed to the first one as well. Whatever follows from
-one token to the next, such as discounts or penalties that are still to come, is
-computed along the timeline; the parts of a conversation follow each other there, and
-what was sampled stands in it once.
+A conversation whose template rewrote the past consists of several rows (see
+`branches`), but is one episode: the reward of its last row belongs to the first one as
+well. Anything that propagates from token to token, such as discounts or future
+penalties, is computed along the timeline, which holds the parts of a conversation one
+after another and each sampled token once.
 
 ```
 rows   a1 a2 a3 --  (part 0)                                   split
@@ -28,15 +28,15 @@ __all__ = ["Timeline"]
 
 
 class Timeline:
-    """Where the tokens of R rows lie on the timelines of N conversations.
+    """Positions of the tokens of R rows on the timelines of N conversations.
 
-    Rows may come in any order. Two rows that are the same part of one conversation are
+    Rows may come in any order. Rows that are the same part of the same conversation are
     copies, of which one counts.
 
     Args:
-        conversation: [R] which conversation a row belongs to; any integers.
-        part: [R] which of its parts the row is, in the order of sampling.
-        input_lengths: [R] tokens of the rows.
+        conversation: [R] conversation of each row; any integers.
+        part: [R] index of the part within its conversation, in the order of sampling.
+        input_lengths: [R] number of tokens of the rows.
         width: S.
     """
 
@@ -45,9 +45,10 @@ class Timeline:
     ) -> None:
         num_rows = len(conversation)
         parts = int(part.max()) + 1 if num_rows else 1
+        # One integer for each pair, so that one sort finds parts, order and copies.
         keys, self._row = torch.unique(conversation * parts + part, return_inverse=True)
-        """The distinct parts in their order, and [R] which of them a row is."""
-        # A part is read from the first row that has it.
+        """Distinct parts in their order, and [R] the index of each row's part."""
+        # A part that has copies is read from the first one.
         self._source = torch.full((len(keys),), num_rows).scatter_reduce(
             0, self._row, torch.arange(num_rows), "amin"
         )
@@ -56,17 +57,17 @@ class Timeline:
             owner, return_inverse=True, return_counts=True
         )
         self.conversation = owner[self._row]
-        """[R] place of a row's conversation among the N."""
+        """[R] index of each row's conversation among the N."""
         last = counts.cumsum(0) - 1
         self.last_row = self._source[last]
-        """[N] the row that holds the end of each conversation."""
+        """[N] index of the row that holds the end of each conversation."""
         lengths = input_lengths.to(torch.int64)[self._source]
         ends = lengths.cumsum(0)
         begins = (ends - lengths)[last - counts + 1]
         self._shape = len(counts), int((ends[last] - begins).max()) if num_rows else 0
         columns = torch.arange(width)
         self._used = columns < lengths[:, None]
-        """[parts, S] where their tokens are, and where these are on the timelines."""
+        """[parts, S] mask of the tokens of each part."""
         offsets = (ends - lengths - begins[owner])[:, None] + columns
         self._place = (
             owner[:, None].expand_as(self._used)[self._used],
@@ -75,7 +76,7 @@ class Timeline:
 
     @classmethod
     def of(cls, rows: BatchedDataDict[Any]) -> Self:
-        """Return the timelines of rows that `unfold_branches` may have added to."""
+        """Return the timelines of rows, with or without rows of `unfold_branches`."""
         every = torch.arange(rows.size)
         return cls(
             rows.get("conversation_index", every),
@@ -85,13 +86,13 @@ class Timeline:
         )
 
     def join(self, column: Tensor) -> Tensor:
-        """Turn [R, S] values of tokens into [N, T], 0 behind the end of a timeline."""
+        """Convert token values [R, S] to [N, T]; 0 after the end of a timeline."""
         joined = column.new_zeros(self._shape)
         joined[self._place] = column[self._source][self._used]
         return joined
 
     def split(self, joined: Tensor) -> Tensor:
-        """Turn [N, T] values of tokens into [R, S], 0 behind the end of a row."""
+        """Convert token values [N, T] to [R, S]; 0 after the end of a row."""
         column = joined.new_zeros(self._used.shape)
         column[self._used] = joined[self._place]
         return column[self._row]

@@ -1,7 +1,7 @@
-"""`TokenRows`: the tokens of N conversations, grown turn by turn, all in columns.
+"""`TokenRows`: the tokens of N conversations in columns that grow turn by turn.
 
-Sampled tokens are copied as they are; they never pass through text. Shapes: N rows, S
-tokens wide, M active rows.
+Sampled tokens are copied unchanged and never pass through text, because decoding and
+encoding them again may give other tokens. Shapes: N rows, S tokens wide, M active rows.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class TokenRows:
     Args:
         input_ids: [N, S] prompts, right-padded.
         input_lengths: [N].
-        pad_token_id: What lies behind the end of a row.
+        pad_token_id: Token that pads rows on the right.
     """
 
     def __init__(
@@ -50,13 +50,13 @@ class TokenRows:
         logprobs: Tensor | None,
         versions: Tensor,
     ) -> None:
-        """Take over the rows that a generator gave back.
+        """Add the rows that a generator returned.
 
         Args:
-            active: [M] which rows they are; none: all, in order.
+            active: [M] indices of these rows; None for all, in order.
             output_ids: [M, S'] input and sampled tokens, right-padded.
-            lengths: [M] tokens of each.
-            logprobs: [M, S'] of the sampled tokens, 0.0 elsewhere; None: not known.
+            lengths: [M] number of tokens of each row.
+            logprobs: [M, S'] of the sampled tokens, 0.0 elsewhere; None if unknown.
             versions: [M, S'] or [M, 1] weight versions of the sampled tokens.
         """
         if logprobs is None:
@@ -66,7 +66,7 @@ class TokenRows:
         before = self.lengths if active is None else self.lengths[active]
         sampled = (position >= before[:, None]) & (position < lengths[:, None])
         versions = torch.where(sampled, versions, -1)
-        # The first answers of all rows, the only ones of most runs: no copy is needed.
+        # The first answers of all rows, in most runs the only ones, need no copy.
         if active is None and not self.token_mask.any():
             self.input_ids = output_ids
             self.logprobs = logprobs.to(torch.float32)
@@ -83,18 +83,20 @@ class TokenRows:
             (self.token_mask, sampled.to(torch.float32)),
             (self.versions, versions),
         ):
-            # Only what was sampled: a generator may cut or pad the input differently.
+            # Only sampled tokens: a generator may cut or pad the input differently.
             held = column[rows, :width]
             column[rows, :width] = torch.where(sampled, values, held)
         self.lengths = self.lengths.index_copy(0, rows, lengths)
 
     def append(self, rows: Tensor, tokens: Sequence[Sequence[int]]) -> None:
-        """Append tokens that were not sampled: what the environment said.
+        """Append tokens that were not sampled: messages of the environment.
 
         Args:
-            rows: [M] which rows.
+            rows: [M] indices of the rows.
             tokens: M token lists.
         """
+        # One scatter for all rows: a loop with a tensor per row costs more than the
+        # tokens.
         counts = np.fromiter((len(row) for row in tokens), np.int64, len(tokens))
         start = self.lengths[rows].numpy()
         self._widen(int((start + counts).max(initial=0)))
@@ -110,29 +112,30 @@ class TokenRows:
         self.lengths = self.lengths.index_add(0, rows, torch.from_numpy(counts))
 
     def branch(self, row: int, limit: int | None = None) -> Branch:
-        """Return a copy of one row as it is now, of at most `limit` tokens."""
+        """Return a copy of one row in its current state, cut to `limit` tokens."""
         length = int(self.lengths[row])
         length = length if limit is None else min(length, limit)
         return Branch(*(getattr(self, name)[row, :length].clone() for name in _WIDE))
 
     def restart(self, row: int, tokens: Sequence[int]) -> None:
-        """Replace one row by tokens of which none was sampled."""
+        """Replace one row by tokens that were not sampled."""
         self._widen(0)
         for name in _WIDE:
             getattr(self, name)[row] = self._pads.get(name, 0)
+        # A copy: `prompt_lengths` and generators may hold the same tensor.
         lengths = self.lengths.clone()
         lengths[row] = 0
         self.lengths = lengths
         self.append(torch.tensor([row]), [tokens])
 
     def select(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Return tokens and lengths of some rows, as narrow as they allow."""
+        """Return tokens and lengths of some rows, no wider than the longest."""
         lengths = self.lengths[rows]
         width = int(lengths.max()) if len(lengths) else 0
         return self.input_ids[rows, :width], lengths
 
     def cut(self, limit: int) -> Tensor:
-        """Cut rows at `limit` tokens, and return [N] booleans: which ones lost some."""
+        """Cut rows to `limit` tokens; return [N] bool, whether a row lost any."""
         over = self.lengths > limit
         if bool(over.any()):
             for name in _WIDE:
@@ -148,6 +151,7 @@ class TokenRows:
                 pad = self._pads.get(name, 0)
                 column = torch.nn.functional.pad(column, (0, missing), value=pad)
             else:
-                # The generator's columns may be shared with others, or read-only.
+                # Writing in place needs a copy: the generator's columns may be shared
+                # with other readers, or be read-only memory of the object store.
                 column = column.clone()
             setattr(self, name, column)

@@ -1,4 +1,4 @@
-"""`Trajectories`: everything known of N rows that were played.
+"""`Trajectories`: everything known about N played rows.
 
 Shapes: N rows, S tokens wide.
 """
@@ -23,18 +23,18 @@ __all__ = ["Trajectories", "TrajectoryNotes"]
 
 @dataclass
 class TrajectoryNotes:
-    """What the rollout knows of rows besides the columns of its result."""
+    """Facts about rows that do not become columns of the result."""
 
     is_active: Tensor
-    """[N] bool: the row goes on."""
+    """[N] bool, whether the row continues."""
     cut_answers: Tensor
-    """[N] int64: answers that a length limit cut."""
+    """[N] int64, number of answers cut by a length limit."""
     turn_limit_reached: Tensor
-    """[N] bool: the limit of turns ended the row."""
+    """[N] bool, whether the limit of turns ended the row."""
     prompt_lengths: Tensor
-    """[N] int64."""
+    """[N] int64, number of tokens of the first prompt."""
     env_tokens: Tensor
-    """[N] int64: tokens that the environment added."""
+    """[N] int64, number of tokens that the environment added."""
     errors: list[Exception | None]
     message_logs: list[LLMMessageLogType]
     num_prompt_messages: list[int]
@@ -44,7 +44,7 @@ class TrajectoryNotes:
 
 @dataclass
 class Trajectories:
-    """Rows as they are played, judged and played again.
+    """Rows of a rollout, before they become its result.
 
     The columns are those of `RolloutResult.rows`, under the same names.
     """
@@ -54,7 +54,7 @@ class Trajectories:
     token_mask: Tensor
     sample_mask: Tensor
     generation_logprobs: Tensor | None
-    """None where an answer came without them."""
+    """None if an answer came without them."""
     token_versions: Tensor
     rewards: Tensor
     named_rewards: dict[str, Tensor]
@@ -72,7 +72,7 @@ class Trajectories:
 
     @property
     def size(self) -> int:
-        """The number of rows."""
+        """Number of rows."""
         return len(self.outcome)
 
     def rows(self) -> BatchedDataDict[TrajectorySpec]:
@@ -93,12 +93,12 @@ class Trajectories:
     def replaced(
         self, rows: Tensor, others: Trajectories, pads: Mapping[str, int | float]
     ) -> Trajectories:
-        """Return these rows with M others in the place of `rows` [M].
+        """Return a copy in which M other rows replace `rows` [M].
 
         Args:
-            rows: Places of those that go.
-            others: Rows that take their place.
-            pads: Padding of the columns that are as wide as the rows.
+            rows: Indices of the rows to replace.
+            others: Their replacements.
+            pads: Padding of the token columns, by name.
         """
         order = torch.arange(self.size)
         order[rows] = self.size + torch.arange(others.size)
@@ -109,20 +109,22 @@ class Trajectories:
     def joined(
         cls, parts: Sequence[Trajectories], pads: Mapping[str, int | float]
     ) -> Trajectories:
-        """Return the rows of all parts, one below the other.
+        """Return the rows of all parts, concatenated.
 
         Args:
             parts: At least one.
-            pads: As of `replaced`.
+            pads: Padding of the token columns, by name.
         """
         return parts[0]._like(_join([part._columns() for part in parts], pads))
 
     def narrowed(self) -> Trajectories:
-        """Return the same rows no wider than the longest, in memory of their own."""
+        """Return a copy of the rows, no wider than the longest."""
         columns = self._columns()
         width = int(self.input_lengths.max())
         for name, value in list(columns.items()):
             if isinstance(value, Tensor):
+                # A clone, because a view would keep the whole batch of the generator
+                # alive.
                 value = value[:, :width] if value.dim() == 2 else value
                 columns[name] = value.clone()
         return self._like(columns)
@@ -155,13 +157,14 @@ class Trajectories:
 def _join(
     parts: Sequence[BatchedDataDict[Any]], pads: Mapping[str, int | float]
 ) -> BatchedDataDict[Any]:
-    """Put columns below each other; parts may know of different rewards."""
+    """Concatenate columns; parts may have different named rewards."""
     names = {name for part in parts for name in part}
     for part in parts:
         for name in names - part.keys():
             if name != "generation_logprobs":
-                # A reward's name that only some of them have come to know.
+                # A named reward that only some of the parts have.
                 part[name] = torch.full((part.size,), torch.nan)
+    # Log-probs of some rows are of no use: a loss needs them for all.
     if any("generation_logprobs" not in part for part in parts):
         for part in parts:
             part.pop("generation_logprobs", None)

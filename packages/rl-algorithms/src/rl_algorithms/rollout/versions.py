@@ -1,4 +1,4 @@
-"""How old the weights are that sampled a row, and rows that are too old to train on."""
+"""Staleness: the age of the weights that sampled a row, and rows that are too old."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["mark_stale", "staleness", "without_stale"]
 
 
 def staleness(rows: BatchedDataDict[Any], current_version: int) -> Tensor:
-    """Return [N] how many versions ago the oldest token of each row was sampled."""
+    """Return [N], the number of versions since each row's oldest token was sampled."""
     versions: Tensor = rows["weight_version"]
     return current_version - versions
 
@@ -22,17 +22,17 @@ def staleness(rows: BatchedDataDict[Any], current_version: int) -> Tensor:
 def mark_stale(
     rows: BatchedDataDict[Any], current_version: int, max_staleness: int
 ) -> Tensor:
-    """Type rows that are too old as stale, and take them out of training.
+    """Mark rows that are too old as stale, and exclude them from training.
 
-    Only rows that could be trained on change; their rewards stay readable.
+    Only rows that could be trained on change. Their rewards are kept.
 
     Args:
         rows: Columns of `RolloutResult.rows`; `outcome` and `sample_mask` are replaced.
-        current_version: Version of the weights that are about to be trained.
-        max_staleness: Versions that a row may lie behind.
+        current_version: Version of the weights about to be trained.
+        max_staleness: Maximum number of versions that a row may lag behind.
 
     Returns:
-        [N] booleans: which rows became stale.
+        [N] bool, whether a row became stale.
     """
     rows["outcome"], rows["sample_mask"], old = without_stale(
         rows["outcome"],
@@ -46,15 +46,15 @@ def mark_stale(
 def without_stale(
     outcome: Tensor, sample_mask: Tensor, age: Tensor, max_staleness: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return outcome and sample mask, with rows that are too old as stale, and these.
+    """Return the new outcome, the new sample mask and [N] bool, the stale rows.
 
     Args:
         outcome: [N] of `Outcome`.
         sample_mask: [N].
-        age: [N] versions that each row lies behind.
-        max_staleness: Versions that a row may lie behind.
+        age: [N] number of versions that each row lags behind.
+        max_staleness: Maximum number of versions that a row may lag behind.
     """
-    # Rows that failed keep that outcome: it says more than their age.
+    # Failed rows keep their outcome, which says more than their age.
     old = (age > max_staleness) & (outcome <= int(Outcome.TRUNCATED))
     typed = torch.where(old, int(Outcome.STALE), outcome).to(outcome.dtype)
     return typed, sample_mask.masked_fill(old, 0), old
