@@ -200,7 +200,7 @@ class TestAhead:
                 **with_staleness(2),
                 callbacks=[Broken(4)],
             )
-        with pytest.raises(ConfigError, match="prompts under way"):
+        with pytest.raises(ConfigError, match="prompts in flight"):
             train(pool, tiny_model, tmp_path / "run", resume=True, **settings)
         result = train(
             pool,

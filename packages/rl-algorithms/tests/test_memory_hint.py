@@ -29,7 +29,7 @@ def config(backend: str, **vllm: float) -> GRPOConfig:
 def test_only_the_settings_that_count_are_named() -> None:
     ran_out = died("memory ran out on node 10.0.0.1 (4 of 4 GiB were in use)")
     assert memory_hint(config("huggingface"), ran_out) == (
-        "To use less memory turn down what fits of: policy.train_micro_batch_size (2), "
+        "To use less memory, lower some of: policy.train_micro_batch_size (2), "
         "policy.max_total_sequence_length (512), cluster.workers_per_node (2), "
         "policy.generation.max_new_tokens (64)"
     )

@@ -151,7 +151,7 @@ def test_a_paused_run_answers_and_goes_on_as_it_was(run, audited, hook):
         assert (update.step, update.moment) == (2, "step_begin")
         with pytest.raises(ConfigError, match="seed cannot change"):
             update_run(run, {"seed": 1}, deadline_s=DEADLINE_S)
-        with pytest.raises(ConfigError, match="it knows update, pause, resume"):
+        with pytest.raises(ConfigError, match="accepts update, pause, resume"):
             send_request(run, "dance", {}, deadline_s=DEADLINE_S)
         assert ask(run, "resume").step == 2
 
@@ -181,7 +181,7 @@ def test_only_a_paused_run_can_be_resumed(run):
 def test_a_pause_that_comes_too_late(run):
     asker, callback = asked(run, lambda: ask(run, "pause"), 40)
     assert fit(live.make(run), callback).steps == 40
-    with pytest.raises(ConfigError, match="the run ended before it got to that"):
+    with pytest.raises(ConfigError, match="the run ended before it served the request"):
         asker.result()
 
 

@@ -189,7 +189,7 @@ class TestSchedule:
                 r"2 of 3 .* \(steps 5, 10\) will have no val:x",
             ),
             (4, ValidationSchedule(at_end=True), 8, r"1 of 2 .* \(steps 4\) .*period$"),
-            (4, ValidationSchedule(), 8, "ranks nothing, as no validation"),
+            (4, ValidationSchedule(), 8, "ranks nothing, because no validation"),
         ],
     )
     def test_checkpoints_that_no_validation_ranks(

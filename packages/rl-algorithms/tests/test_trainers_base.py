@@ -321,7 +321,7 @@ def test_where_memory_ran_out_the_settings_to_turn_down_are_named(make):
     with pytest.raises(WorkerDiedError) as caught:
         trainer.fit(ROWS)
     (hint, phase) = caught.value.__notes__
-    assert hint.startswith("To use less memory turn down what fits of: policy.train_mi")
+    assert hint.startswith("To use less memory, lower some of: policy.train_mi")
     assert phase == "in step 1: generation"
 
 
@@ -343,7 +343,7 @@ class TestEnds:
         result = trainer.fit(RowStream({"value": v} for v in ROWS))
         assert result.steps == 3
         assert result.stop_reason.startswith("the training data are used up")
-        assert "give the function that makes it" in result.stop_reason
+        assert "give the function that creates it" in result.stop_reason
         trainer = make()
         trainer.__class__ = Iterated
         result = trainer.fit(RowStream(lambda: ({"value": v} for v in ROWS)))
@@ -493,7 +493,7 @@ class TestCheckpoints:
             ),
             (
                 {"checkpointing": {"save_period": 2}},
-                ["ranks nothing, as no validation", "no checkpoint in"],
+                ["ranks nothing, because no validation", "no checkpoint in"],
             ),
             (
                 {"val_period": 2, "checkpointing": {"metric_name": "val:acuracy"}},
@@ -630,7 +630,7 @@ class TestWarnings:
         result = trainer.fit(ROWS)
         assert result.warnings == ("few rows",)
         lines = (result.run_dir / "logs" / "run.jsonl").read_text()
-        assert "warned of before: few rows" in lines
+        assert "earlier warning: few rows" in lines
 
 
 class TestFolder:

@@ -194,7 +194,7 @@ IDLE = [
 @pytest.mark.parametrize(("algorithm", "settings", "line"), IDLE)
 def test_what_another_key_turns_off_is_named(algorithm, settings, line):
     whole = config(algorithm, settings)
-    assert list(idle_lines(whole, whole.idle())) == [f"without effect, as {line}"]
+    assert list(idle_lines(whole, whole.idle())) == [f"without effect, because {line}"]
 
 
 @pytest.mark.parametrize("algorithm", rl.algorithm_names())
@@ -206,7 +206,7 @@ def test_defaults_are_not_named(algorithm):
 def test_keys_of_validations_without_held_out_data_are_named():
     whole = config("grpo", {"val_period": 5, "val_greedy": False})
     assert list(idle_lines(whole, [of_validation(whole)])) == [
-        "without effect, as there are no held-out data: grpo.val_period=5, "
+        "without effect, because there are no held-out data: grpo.val_period=5, "
         "grpo.val_greedy=false"
     ]
     whole = config("sft", {"val_period": 0})

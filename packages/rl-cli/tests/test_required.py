@@ -92,6 +92,6 @@ def test_keys_without_effect_are_named(
     assert _run(["config", "validate", "grpo", *overrides], False) == 0
     assert capsys.readouterr().out.splitlines() == [
         f"grpo on {tmp_path} is valid",
-        "grpo: without effect, as loss_fn.reference_policy_kl_penalty=0: "
+        "grpo: without effect, because loss_fn.reference_policy_kl_penalty=0: "
         "loss_fn.use_kl_in_reward=true",
     ]

@@ -32,8 +32,8 @@ def mask_overlong(sample_mask: Tensor, truncated: Tensor) -> tuple[Tensor, int]:
     """
     if truncated.shape != sample_mask.shape:
         raise LossInputError(
-            f"truncated must have the shape of sample_mask, {list(sample_mask.shape)}: got "
-            f"{list(truncated.shape)}"
+            "truncated must have the shape of sample_mask, "
+            f"{list(sample_mask.shape)}: got {list(truncated.shape)}"
         )
     dropped = truncated.bool() & (sample_mask != 0)
     return sample_mask.masked_fill(dropped, 0), int(dropped.sum())

@@ -332,7 +332,7 @@ class DataConfig(Config):
             )
         if self.streaming and self.pass_rate_filter is not None:
             raise ValueError(
-                "pass_rate_filter knows prompts by their place in the data, which a "
+                "pass_rate_filter knows prompts by their position in the data, which a "
                 "stream does not have: set streaming to false, or leave it out (null)"
             )
         action = self.contamination.action

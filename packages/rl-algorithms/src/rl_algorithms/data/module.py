@@ -185,7 +185,7 @@ class DataModule:
             return
         if is_stream:
             raise ConfigError(
-                "data.pass_rate_filter knows prompts by their place in the data, which "
+                "data.pass_rate_filter knows prompts by their position in the data, which "
                 "a stream does not have: give rows instead of a function, or leave it "
                 "out (null)"
             )

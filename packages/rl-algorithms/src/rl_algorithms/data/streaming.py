@@ -85,7 +85,7 @@ class RowStream:
         elif self.once and self._opened:
             raise DataError(
                 f"dataset {self.name} can be gone through only once, and another pass "
-                "was asked for: give the function that makes it"
+                "was asked for: give the function that creates it"
             )
         else:
             rows = source

@@ -1,4 +1,4 @@
-"""`Algorithm`: what a step is, and what it may use; the loop asks."""
+"""`Algorithm`: the interface between an algorithm's step and the training loop."""
 
 from __future__ import annotations
 
@@ -34,23 +34,23 @@ ConfigT = TypeVar("ConfigT", bound=TrainerConfig)
 
 
 class Algorithm(ABC, Generic[ConfigT]):
-    """What a step is, and what it may use.
+    """The step of an algorithm, and the tools that it may use.
 
-    The methods that a trainer overrides begin with one underscore; only `_load_data`
-    and `_train_step` have no default. The others are called by steps and callbacks.
+    Methods for trainers to override begin with one underscore; only `_load_data` and
+    `_train_step` have no default. The public methods are called by steps and callbacks.
 
     Args:
         config: The run's configuration.
-        given: Components to use instead of making them.
+        given: Components to use instead of creating them.
     """
 
     algorithm: ClassVar[str]
     """Name of the algorithm."""
     config_class: ClassVar[type[TrainerConfig]]
-    """Class of its configuration."""
+    """Class of the algorithm's configuration."""
 
     sample_prompt: Mapping[str, Any] | None = None
-    """A processed prompt on which the reward function is tried."""
+    """Processed prompt on which the reward function is tried before the start."""
 
     @property
     def samples_ahead(self) -> bool:
@@ -61,18 +61,18 @@ class Algorithm(ABC, Generic[ConfigT]):
         self.config = config
         self.given = given
         self.components = given
-        """Policy, generation, environment, tokenizer: there from `_setup_algorithm` on.
-        """
+        """Policy, generation, environment and tokenizer; complete from
+        `_setup_algorithm` on."""
         self.needs = Needs()
         self.state = TrainerState()
         """Counters of the run; `stop_reason` ends it after the step."""
         self.history = History()
         """Metrics of every step so far."""
         self.validation: ValidationResult | None = None
-        """The last validation."""
+        """Result of the latest validation."""
         self.timer = Timer()
         self.run_name = self.algorithm
-        """What a new folder is named after, where the configuration names none."""
+        """Name of a new run folder, if the configuration names none."""
         self.run_dir = Path(config.output_dir or f"runs/{self.run_name}")
         self._tools: StepTools | None = None
         self._updates: LiveConfig[ConfigT] | None = None
@@ -81,7 +81,7 @@ class Algorithm(ABC, Generic[ConfigT]):
     # What a step uses ------------------------------------------------------------
 
     def _equip(self, tools: StepTools) -> None:
-        """Take what steps use, and make what the algorithm adds to it."""
+        """Set the tools of the steps, and create what the algorithm itself needs."""
         self._tools = tools
         self._setup_algorithm()
 
@@ -89,7 +89,7 @@ class Algorithm(ABC, Generic[ConfigT]):
     def _at_work(self) -> StepTools:
         if self._tools is None:
             raise AlgorithmError(
-                f"{type(self).__name__} has no workers yet, and its steps use them: "
+                f"{type(self).__name__} has no workers yet, and its steps need them: "
                 "call fit, or the default _train_step, first"
             )
         return self._tools
@@ -97,11 +97,11 @@ class Algorithm(ABC, Generic[ConfigT]):
     def phase(
         self, name: str, *, label: str | None = None
     ) -> AbstractContextManager[None]:
-        """Measure a part of a step, and tell callbacks that it begins.
+        """Time a part of a step, and announce it to callbacks.
 
         Args:
             name: Name of the phase.
-            label: Name of the timer, where it is another one.
+            label: Name of the timer, if it differs.
         """
         return self._at_work.phase(name, label=label)
 
@@ -110,22 +110,22 @@ class Algorithm(ABC, Generic[ConfigT]):
         self.state.stop_reason = reason
 
     def sync_weights(self) -> None:
-        """Give generation the policy's weights, if it lacks them, and its memory.
+        """Give the generator the policy's weights, if they are newer, and its memory.
 
-        Call it before anything is sampled, and `finish_sampling` afterwards.
+        Call it before sampling, and `finish_sampling` afterwards.
         """
         self._at_work.sync_weights()
 
     def finish_sampling(self) -> None:
-        """Free what only generation needs; log-probs and training follow.
+        """Free the memory that only generation needs; log-probs and training follow.
 
-        Not called after an error: the workers may be gone, and the next turn, also that
-        of a later run with the same models, begins by freeing what is left.
+        It need not be called after an error: the workers may be gone, and the next
+        turn, even in a later run with the same models, begins by freeing the rest.
         """
         self._at_work.finish_sampling()
 
     def prepare_for_training(self) -> None:
-        """Give the memory of the devices to the models that are trained."""
+        """Give the memory of the devices to the models being trained."""
         self._at_work.prepare_for_training()
 
     def train_policy(
@@ -134,10 +134,10 @@ class Algorithm(ABC, Generic[ConfigT]):
         loss: LossFunction,
         global_batch_size: int,
     ) -> Mapping[str, Any]:
-        """Train the policy on rows, and note that its weights are new.
+        """Train the policy on rows, and mark the generator's weights as stale.
 
         Returns:
-            What `PolicyInterface.train` returns.
+            The result of `PolicyInterface.train`.
         """
         return self._at_work.train_policy(rows, loss, global_batch_size)
 
@@ -146,7 +146,7 @@ class Algorithm(ABC, Generic[ConfigT]):
         return self._at_work.draw_batch()
 
     def update_config(self, changes: Mapping[str, Any], *, by: str = "program") -> None:
-        """Change the configuration of the run that goes on.
+        """Change the configuration of a running `fit`.
 
         ```python
         class Halve(Callback):
@@ -155,18 +155,18 @@ class Algorithm(ABC, Generic[ConfigT]):
                     trainer.update_config({"lr": 5e-6}, by="Halve")
         ```
 
-        It is checked here, and has its effect between two optimizer steps: what a hook
-        `on_step_end` asks for, before the validation and the checkpoint that follow the
-        step; anything else, before the next step. All keys change, or none.
+        The change is checked here and takes effect between two optimizer steps: if
+        requested in `on_step_end`, before the validation and the checkpoint that follow
+        the step; otherwise before the next step. Either all keys change or none.
 
         Args:
             changes: New values by name (`lr`), dotted path (`policy.optimizer.kwargs.
                 lr`) or section (`{"grpo": {"val_period": 5}}`).
-            by: The person or the program, for `updates.jsonl`.
+            by: Name of the person or program, for `updates.jsonl`.
 
         Raises:
-            ConfigError: A key is unknown or cannot change, a value is wrong, nothing
-                runs, or another thread than that of the run calls.
+            ConfigError: A key is unknown or cannot change, a value is wrong, no run is
+                in progress, or the call comes from another thread than the run's.
         """
         if self._updates is None:
             raise nothing_runs()
@@ -176,14 +176,14 @@ class Algorithm(ABC, Generic[ConfigT]):
 
     @abstractmethod
     def _train_step(self, batch: BatchedDataDict[Any]) -> Mapping[str, Any]:
-        """Do one step and return its metrics, names without prefix.
+        """Run one step and return its metrics, by names without prefix.
 
         `num_samples`, `num_tokens` and `num_valid_tokens` also feed the counters of the
-        state and the figures per second.
+        state and the throughput metrics.
         """
 
     def _take_answers(self) -> Sequence[Mapping[str, Any]]:
-        """Return some answers of the step that has ended, as JSON values, to be kept.
+        """Return some answers of the step as JSON values, to be stored with the run.
 
         Called once after each step.
         """
@@ -193,24 +193,21 @@ class Algorithm(ABC, Generic[ConfigT]):
         """React to the end of a step, after the callbacks."""
 
     def _own_state(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps besides models, data and counters, as JSON."""
+        """Return the algorithm's own state for checkpoints, as JSON values."""
         return {}
 
     def _restore_own(self, state: Mapping[str, Any]) -> None:
-        """Go on with what `_own_state` gave; comes before a step, mostly the first.
+        """Restore what `_own_state` returned; called before a step, usually the first.
 
         Raises:
-            ConfigError: It does not fit the configuration.
+            ConfigError: The state does not fit the configuration.
         """
 
     def _close(self) -> None:
-        """End what steps have begun; comes once, before the workers are closed."""
+        """Release what steps have started; called once, before the workers close."""
 
     def _build_loss(self) -> LossFunction:
-        """Return the loss that the policy trains with.
-
-        Default: the static method `_compute_loss` of the class.
-        """
+        """Return the policy's loss; by default, the static method `_compute_loss`."""
         return StaticLoss(self._compute_loss)
 
     @staticmethod
@@ -222,21 +219,21 @@ class Algorithm(ABC, Generic[ConfigT]):
     ) -> tuple[Tensor, Mapping[str, Any]]:
         """Return a micro-batch's share of the loss, and metrics that add up.
 
-        It runs in the training workers, so it is static. `inputs` has
-        `next_token_logprobs` [B, S-1].
+        It is static because it runs in the training workers, without the trainer.
+        `inputs` has `next_token_logprobs` [B, S-1].
         """
         raise NotImplementedError(
             "a trainer overrides _compute_loss (a static method) or _build_loss"
         )
 
     def _setup_algorithm(self) -> None:
-        """Make what the steps need; all components are there."""
+        """Create what the steps need; all components exist by now."""
 
     def _needs(self, has_environment: bool) -> Needs:
-        """Say which components the algorithm uses.
+        """Return the components that the algorithm uses.
 
         Args:
-            has_environment: Whether anything was given that scores answers.
+            has_environment: Whether a reward function or an environment was given.
         """
         return Needs()
 
@@ -246,35 +243,36 @@ class Algorithm(ABC, Generic[ConfigT]):
 
     @abstractmethod
     def _load_data(self, dataset: Any, val_dataset: Any) -> Loaders:
-        """Return the loader of training batches and that of validation, or None.
+        """Return the loader of training batches, and that of validation or None.
 
         It may set `sample_prompt`, a row on which the reward function is tried.
         """
 
     @property
     def _settings(self) -> RunSettings:
-        """The section of the configuration that says how long to train.
+        """The section of the configuration with the limits of the run.
 
-        Default: the one section that is a `RunSettings`; without it one pass over the
-        data, and no validation.
+        By default, the only section that is a `RunSettings`; without one, a single pass
+        over the data and no validation.
         """
         values = (getattr(self.config, name) for name in type(self.config).model_fields)
         found = [value for value in values if isinstance(value, RunSettings)]
         return found[0] if len(found) == 1 else RunSettings(val_period=0)
 
     def _validation_schedule(self) -> ValidationSchedule:
-        """Say when to validate."""
+        """Return the steps at which to validate."""
         s = self._settings
         return ValidationSchedule(
             s.val_period, s.val_start_at, s.val_at_start, s.val_at_end
         )
 
     def _early_stop(self) -> EarlyStop:
-        """Say which validation ends the run."""
+        """Return the validation goal that ends the run."""
         s = self._settings
         metric, goal = s.stop_at_validation_metric, s.stop_at_validation_threshold
         if metric is None or goal is None:
             return EarlyStop()
+        # A loss falls; rewards and accuracies rise.
         return EarlyStop(metric, goal, higher_is_better="loss" not in metric)
 
     def _validate(self, loader: Loader) -> ValidationResult:
@@ -282,5 +280,5 @@ class Algorithm(ABC, Generic[ConfigT]):
         raise NotImplementedError(f"{type(self).__name__} has no validation")
 
     def _limits(self) -> tuple[int | None, int | None]:
-        """Return the largest number of epochs and of steps."""
+        """Return the maximum number of epochs and of steps; None for no limit."""
         return self._settings.epoch_limit, self._settings.max_num_steps

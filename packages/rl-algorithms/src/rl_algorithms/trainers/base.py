@@ -1,4 +1,4 @@
-"""`BaseTrainer`: how a trainer is made and run; the parent of all of them."""
+"""`BaseTrainer`: the base of all trainers, with their construction and `fit`."""
 
 from __future__ import annotations
 
@@ -58,14 +58,15 @@ __all__ = ["BaseTrainer"]
 
 
 Section = Mapping[str, Any] | Config
-"""A section of the configuration, where an object to use may stand instead."""
+"""A section of the configuration, in whose place an object may be given."""
 
 
 class BaseTrainer(Algorithm[ConfigT]):
-    """Base of all trainers: a subclass says what one step is.
+    """Base of all trainers: a subclass defines one step.
 
-    It sets `algorithm` and `config_class`, and overrides methods of `Algorithm`. Those
-    that it leaves out train on rows with answers, by one optimizer step for each batch.
+    A subclass sets `algorithm` and `config_class`, and overrides methods of
+    `Algorithm`. The defaults train on rows with answers, with one optimizer step per
+    batch.
 
     ```python
     trainer = DPOTrainer(policy, cluster, max_num_steps=100)
@@ -73,24 +74,25 @@ class BaseTrainer(Algorithm[ConfigT]):
     ```
 
     Args:
-        config: Everything; a mapping is validated first. Or a policy, whose own config
-            then is the section `policy`.
-        cluster: A `RayVirtualCluster` to use instead of making one, for what the
-            policy's own workers do not do: sampling, a critic, a teacher.
-        policy: A `PolicyInterface` to use instead of making one; without `config` as if
-            it came first.
-        generation: A `GenerationInterface` to use instead of making one.
+        config: The whole configuration; a mapping is validated first. Or a policy,
+            whose own config becomes the section `policy`.
+        cluster: A `RayVirtualCluster` to use instead of creating one, for workers other
+            than the policy's own: sampling, a critic, a teacher.
+        policy: A `PolicyInterface` to use instead of creating one; without `config`,
+            the same as passing it first.
+        generation: A `GenerationInterface` to use instead of creating one.
         tokenizer: A tokenizer to use instead of loading the model's.
-        pool: Keeps the worker processes for the next trainer; its maker closes it.
-        claim: The folder of the run, where its maker has written what the run is;
-            default one that the trainer makes by `output_dir`.
+        pool: Pool that keeps the worker processes for the next trainer; its owner
+            closes it.
+        claim: Claimed folder of the run, in which its owner has already written the
+            run's record; by default, the trainer claims one from `output_dir`.
         **settings: Keys of the configuration, see `from_pretrained`.
 
-    What is handed in is used and left open: whoever made a policy or a cluster shuts it
-    down (`policy.shutdown()`). What the trainer makes it closes.
+    Objects passed in are used and left open: whoever created a policy or a cluster
+    shuts it down (`policy.shutdown()`). The trainer closes what it creates.
 
     Raises:
-        ConfigError: Neither a policy nor a configuration is given, or it is wrong.
+        ConfigError: Neither a policy nor a configuration is given, or it is invalid.
     """
 
     config_class: ClassVar[type[TrainerConfig]] = CustomConfig
@@ -107,6 +109,8 @@ class BaseTrainer(Algorithm[ConfigT]):
         claim: RunClaim | None = None,
         **settings: Any,
     ) -> None:
+        # Everything set between here and the end is the trainer's; what a subclass adds
+        # later is sent to the workers with its loss.
         before = set(vars(self))
         name, config_class = type(self).__name__, config_class_of(type(self))
         tree, policy = told_apart(name, config, policy)
@@ -127,12 +131,12 @@ class BaseTrainer(Algorithm[ConfigT]):
 
     @classmethod
     def config_type(cls) -> type[TrainerConfig]:
-        """Return the class of the configuration, with the sections that are added."""
+        """Return the class of the configuration, including added sections."""
         return config_class_of(cls)
 
     @classmethod
     def adds_sections(cls) -> bool:
-        """Return whether a class builds its configuration in its own way."""
+        """Return whether the class overrides how its configuration is built."""
         own: Any = cls._build_config_from_pretrained
         return own.__func__ is not BaseTrainer._build_config_from_pretrained.__func__  # type: ignore[attr-defined]
 
@@ -143,15 +147,15 @@ class BaseTrainer(Algorithm[ConfigT]):
         config: TrainerConfig | Mapping[str, Any] | None = None,
         **settings: Any,
     ) -> dict[str, Any]:
-        """Return the configuration of a run as a tree, which a subclass may add to.
+        """Return the configuration of a run as a tree, to which a subclass may add.
 
-        A section that is added is a mapping of its keys to their values; its keys are
-        settings of `from_pretrained`, and checked as all others.
+        An added section maps its keys to their values. Its keys become settings of
+        `from_pretrained` and are checked like all others.
 
         Args:
             model: Folder or hub name.
-            config: What to start from.
-            **settings: Values by name; those of sections that are added stay out.
+            config: Configuration to start from.
+            **settings: Values by name; those of added sections are ignored here.
         """
         known = {n: v for n, v in settings.items() if is_setting(cls.config_class, n)}
         values = {"policy.model_name": str(model), **known}
@@ -169,23 +173,24 @@ class BaseTrainer(Algorithm[ConfigT]):
         tokenizer: Tokenizer | Section | None = None,
         **settings: Any,
     ) -> Self:
-        """Make a trainer for a model folder or hub name.
+        """Create a trainer for a model folder or hub name.
 
         Args:
             model: The model.
-            config: What to start from; default the algorithm's defaults.
+            config: Configuration to start from; by default the algorithm's defaults.
             cluster: See the class; or the section of the configuration.
             policy: See the class; or the section of the configuration.
             generation: See the class; or the section `policy.generation`.
             tokenizer: See the class; or the section `policy.tokenizer`.
-            **settings: Keys of the configuration. A name that only one section has may
-                stand alone (`num_prompts_per_step=8`, `lr=1e-5`); otherwise a section
-                (`policy={...}`) or a dotted path (`**{"policy.backend": "dtensor"}`).
+            **settings: Keys of the configuration. A name that exists in one section
+                only may be given alone (`num_prompts_per_step=8`, `lr=1e-5`); otherwise
+                use a section (`policy={...}`) or a dotted path
+                (`**{"policy.backend": "dtensor"}`).
 
         Raises:
             ConfigError: A name is unknown, or more than one section has it.
         """
-        # Each is an object to use, or a section of the configuration.
+        # Each of these is either an object to use or a section of the configuration.
         if isinstance(cluster, Mapping | Config):
             settings["cluster"], cluster = cluster, None
         if isinstance(policy, Mapping | Config):
@@ -211,19 +216,20 @@ class BaseTrainer(Algorithm[ConfigT]):
         pool: KeptWorkers | None = None,
         claim: RunClaim | None = None,
     ) -> Self:
-        """Make a trainer whose `__init__` may take a configuration and nothing else.
+        """Create a trainer whose `__init__` may take nothing but a configuration.
 
         Args:
-            config: Everything, as an object of `config_type()`. A class that adds
-                sections to its configuration gets the tree of it.
-            given: Components to use instead of making them.
+            config: The whole configuration, an object of `config_type()`. A class that
+                adds sections to its configuration receives it as a tree.
+            given: Components to use instead of creating them.
             pool: See the class.
             claim: See the class.
 
         Raises:
-            ConfigError: A value is wrong, or the given policy is none.
+            ConfigError: A value is wrong, or the given policy is not a policy.
         """
         trainer = cls(cast("Any", config.to_dict() if cls.adds_sections() else config))
+        # Set afterwards: the `__init__` of a subclass need not accept them.
         trainer._pool, trainer._claim = pool, claim
         if given is not None:
             told_apart(cls.__name__, config, given.policy)
@@ -249,26 +255,29 @@ class BaseTrainer(Algorithm[ConfigT]):
         Args:
             dataset: A list of dicts, a data set, a file, a folder, a hub name, a
                 `Mixture`, or a function that returns an iterable of rows, which is then
-                streamed; default what the configuration names.
-            val_dataset: The same, held out.
-            reward_fn: Rewards an answer; see `rl_envs.FunctionalRewardWrapper`.
+                streamed; by default the data set named in the configuration.
+            val_dataset: Held-out data, in the same forms.
+            reward_fn: Function that rewards an answer; see
+                `rl_envs.FunctionalRewardWrapper`.
             environment: An environment object, used and left open.
-            callbacks: Hooks, called in this order.
-            resume: False begins a new run; True goes on with the newest checkpoint of
-                `output_dir`, "auto" too if there is one; a path goes on with that
-                checkpoint, or that run folder's newest.
-            overwrite: Delete the run that `output_dir` holds, if it holds one, and
-                begin again there.
-            progress: Show the progress on standard error: drawn in place on a terminal
-                and in a notebook, else a line per step, at most one every 10 s. Or the
-                display that shows it.
+            callbacks: Callbacks, called in this order.
+            resume: False starts a new run; True continues from the newest checkpoint of
+                `output_dir`, and "auto" does so if there is one; a path continues from
+                that checkpoint, or from the newest one of that run folder.
+            overwrite: Whether to delete the run in `output_dir`, if there is one, and
+                start over.
+            progress: Whether to show progress on standard error: drawn in place on a
+                terminal and in a notebook, otherwise a line per step, at most one every
+                10 s. Or a display to use.
 
         Raises:
-            ConfigError: Something is impossible; nothing has been loaded then.
+            ConfigError: The run is impossible as configured; nothing has been loaded.
             Interrupted: A signal came; the run is saved.
-            ClusterLostError: A process of Ray itself has ended; the run is saved where
-                the workers still answer.
+            ClusterLostError: A process of Ray itself has ended; the run is saved if the
+                workers still answer.
         """
+        # Workers that `_train_step` started without `fit` would hold the resources that
+        # this run needs.
         self._alone.close()
         self._note_own_names()
         with showing(progress) as display:
@@ -287,7 +296,7 @@ class BaseTrainer(Algorithm[ConfigT]):
             )
 
     def train(self, dataset: Any = None, **options: Any) -> TrainResult:
-        """Train: another name of `fit`, with the same arguments and result."""
+        """Train; an alias of `fit` with the same arguments and result."""
         return self.fit(dataset, **options)
 
     # What an algorithm may leave out -----------------------------------------------
@@ -296,8 +305,8 @@ class BaseTrainer(Algorithm[ConfigT]):
         kind = self.config.kind_of_data()
         if kind is None:
             raise AlgorithmError(
-                f"{type(self).__name__} must say how its data are read: set data_kind "
-                f"of {type(self.config).__name__}, or override _load_data"
+                f"{type(self).__name__} must define how its data are read: set "
+                f"data_kind of {type(self.config).__name__}, or override _load_data"
             )
         data = DataModule(
             self.config.data,
@@ -324,6 +333,8 @@ class BaseTrainer(Algorithm[ConfigT]):
         if self._tools is None:
             self._note_own_names()
             start_alone(self, self._alone, self._pool)
+            # Without `fit` nothing else marks the end, so the workers end with the
+            # trainer.
             weakref.finalize(self, self._alone.close)
         metrics: dict[str, Any] = dict(count_tokens(batch))
         rows, global_batch_size = pad_to_plan(batch, self.plan)
@@ -332,6 +343,7 @@ class BaseTrainer(Algorithm[ConfigT]):
 
     def _validate(self, loader: Loader) -> ValidationResult:
         """Measure the loss on held-out rows."""
+        # Weighted by rows, because the last batch may be smaller.
         total = count = 0.0
         for batch in loader:
             output = self.components.required.policy.train(
@@ -344,7 +356,7 @@ class BaseTrainer(Algorithm[ConfigT]):
     # Attributes that a loss may use in the workers ---------------------------------
 
     def _note_own_names(self) -> None:
-        """Tell attributes of the subclass from those that a run sets."""
+        """Distinguish attributes of the subclass from those that a run sets."""
         if not hasattr(self, "_own_names"):
             self._own_names = set(vars(self)) - self._of_base - {"_of_base"}
 

@@ -1,4 +1,4 @@
-"""The number that a hook gets, which callbacks of an earlier form read as the state."""
+"""The number passed to hooks, which callbacks of an earlier form use as the state."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ _WITHOUT_METRICS = 2
 
 
 class CountWithState(int):
-    """Number of a step or an epoch; `state.step` of an earlier form warns and works."""
+    """Number of a step or an epoch; works as the state once did, with a warning."""
 
     _state: TrainerState
 
     def __new__(cls, number: int, state: TrainerState) -> CountWithState:
-        """Make the number of a run in this state."""
+        """Create the number for a run in this state."""
         made = super().__new__(cls, number)
         object.__setattr__(made, "_state", state)
         return made
 
     def __getattr__(self, name: str) -> Any:
-        """Return what the state has by this name."""
+        """Return the state's attribute of this name."""
         if name.startswith("__") or not hasattr(self._state, name):
             raise AttributeError(
                 f"a hook gets the number of the step or epoch, which has no {name!r}",
@@ -38,12 +38,12 @@ class CountWithState(int):
         return getattr(self._state, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Set what the state has by this name."""
+        """Set the state's attribute of this name."""
         _warn(name)
         setattr(self._state, name, value)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Leave the state behind."""
+        """Pickle as a plain number."""
         return int, (int(self),)
 
 
@@ -57,7 +57,7 @@ def _warn(name: str) -> None:
 
 
 def takes_state_only(method: Callable[..., Any]) -> bool:
-    """Tell an `on_epoch_end` of the earlier form, (trainer, state), and warn of it."""
+    """Detect an `on_epoch_end` of the earlier form, (trainer, state), and warn."""
     try:
         inspect.signature(method).bind(*[None] * (_WITHOUT_METRICS + 1))
     except TypeError:

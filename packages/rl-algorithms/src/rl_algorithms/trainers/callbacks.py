@@ -27,11 +27,10 @@ __all__ = [
 class Callback:
     """Base of all callbacks; override what you need.
 
-    Every hook gets the trainer and a number: that of the step, in the hooks of an epoch
-    that of the epoch, both counted from 1. More is in `trainer.state`
-    (`TrainerState`). A hook may call `trainer.request_stop("why")`, which ends the run
-    after the current step. What a hook raises ends the run; the message says which
-    hook it was.
+    Every hook gets the trainer and a number: that of the step or, in the hooks of an
+    epoch, that of the epoch, both counted from 1. `trainer.state` (`TrainerState`) has
+    more. A hook may call `trainer.request_stop("why")`, which ends the run after the
+    current step. An exception in a hook ends the run; its message names the hook.
 
     ```python
     class Progress(Callback):
@@ -41,18 +40,18 @@ class Callback:
     ```
 
     Order: `on_train_begin`, then per epoch `on_epoch_begin`, per step `on_step_begin`,
-    any number of `on_phase`, `on_step_end`, after it (when due) `on_validation_begin`,
-    `on_validation_end` and `on_checkpoint`, then `on_epoch_end`, at last
-    `on_train_end`. `on_exception` comes instead of what was left when something raised.
+    any number of `on_phase`, `on_step_end`, then (when due) `on_validation_begin`,
+    `on_validation_end` and `on_checkpoint`, then `on_epoch_end`, and finally
+    `on_train_end`. After an exception, `on_exception` replaces the remaining hooks.
     """
 
     def on_train_begin(self, trainer: RunningTrainer, step: int) -> None:
-        """Everything is built; `step` steps were done by earlier processes."""
+        """React to the start of the loop, after `step` steps of earlier processes."""
 
     def on_train_end(self, trainer: RunningTrainer, step: int) -> None:
         """React to the end of the loop after `step` steps.
 
-        The policy is still there.
+        The policy still exists.
         """
 
     def on_epoch_begin(self, trainer: RunningTrainer, epoch: int) -> None:
@@ -63,8 +62,8 @@ class Callback:
     ) -> None:
         """React to the end of a pass over the data.
 
-        `metrics` has the newest value of each metric of the run, those of its last step
-        also without prefix: `train:loss` and `loss`.
+        `metrics` has the latest value of each metric of the run; those of training also
+        without prefix: `train:loss` and `loss`.
         """
 
     def on_step_begin(self, trainer: RunningTrainer, step: int) -> None:
@@ -75,9 +74,9 @@ class Callback:
     ) -> None:
         """React to the end of a step.
 
-        `metrics` has names such as `train:loss` and `performance:tokens_per_sec`, and
-        those of training also without prefix: `loss`, which is nan where the step had
-        nothing to train on.
+        `metrics` has names such as `train:loss` and `performance:tokens_per_sec`; those
+        of training also without prefix: `loss`, which is nan if the step had nothing to
+        train on.
         """
 
     def on_phase(
@@ -102,23 +101,23 @@ class Callback:
     ) -> None:
         """React to the end of a validation.
 
-        `metrics` has names such as `val:accuracy`, and the same without prefix.
+        `metrics` has names such as `val:accuracy`, also without prefix.
         """
 
     def on_checkpoint(self, trainer: RunningTrainer, step: int, path: Path) -> None:
-        """React to a checkpoint of step `step`, complete and found by `resume`."""
+        """React to a complete checkpoint of step `step`, which `resume` would find."""
 
     def on_exception(
         self, trainer: RunningTrainer, step: int, error: BaseException
     ) -> None:
-        """React to an exception that ends the run (also an `Interrupted`)."""
+        """React to an exception that ends the run, including `Interrupted`."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a resumed run needs, as JSON values; {} when there is nothing."""
+        """Return the state for a resumed run, as JSON values; {} for none."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take back what `state_dict` of an earlier run returned."""
+        """Restore what `state_dict` returned in an earlier run."""
 
 
 class CallbackList:
@@ -139,13 +138,13 @@ class CallbackList:
     def call(
         self, hook: str, trainer: RunningTrainer, number: int, *arguments: Any
     ) -> None:
-        """Call one hook; what it raises carries a note that names it.
+        """Call one hook; an exception gets a note that names it.
 
         Args:
             hook: Name of the method.
             trainer: Its first argument.
-            number: Of the step or the epoch.
-            *arguments: What else the hook gets.
+            number: Number of the step or the epoch.
+            *arguments: Further arguments of the hook.
         """
         count = CountWithState(number, trainer.state)
         for callback in self._callbacks:
@@ -157,11 +156,11 @@ class CallbackList:
                     method(trainer, count, *arguments)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the states by class name and position among that class."""
+        """Return the states, by class name and position among that class."""
         return {name: callback.state_dict() for name, callback in self._named()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Give each callback its state back; callbacks without one start afresh."""
+        """Restore the state of each callback; those without one start fresh."""
         for name, callback in self._named():
             if name in state:
                 callback.load_state_dict(state[name])
@@ -179,12 +178,12 @@ class RunHooks:
 
     def __init__(self, callbacks: CallbackList, trainer: RunningTrainer) -> None:
         self.callbacks = callbacks
-        # The trainer holds these hooks. In a circle it would wait for the garbage
-        # collector, and with it the cluster and the workers that it was given.
+        # Weak, because the trainer holds these hooks. In a reference cycle it would
+        # wait for the garbage collector, and with it its cluster and workers.
         self._trainer = weakref.ref(trainer)
 
     def call(self, hook: str, *arguments: Any) -> None:
-        """Call a hook with the number of steps done."""
+        """Call a hook with the number of completed steps."""
         trainer = self._trainer()
         if trainer is not None:
             self.callbacks.call(hook, trainer, trainer.state.step, *arguments)
@@ -199,9 +198,9 @@ class RunHooks:
 def with_plain_names(
     metrics: Mapping[str, float], prefix: str = "train"
 ) -> dict[str, float]:
-    """Return metrics, those of one prefix also without it: `train:loss` and `loss`.
+    """Return metrics, adding those of one prefix without it: `train:loss` as `loss`.
 
-    A step that had nothing to train on has no `train:loss`, and nan as `loss`.
+    A step without anything to train on has no `train:loss`, and nan as `loss`.
     """
     start = f"{prefix}:"
     plain = {
@@ -226,9 +225,9 @@ class LoggingCallback(Callback):
     """Writes one log line per step, validation and checkpoint.
 
     Args:
-        every_n_steps: Steps between two lines.
-        metrics: Names to show, without their prefix; those that a step lacks are left
-            out.
+        every_n_steps: Number of steps between two lines.
+        metrics: Names to show, without their prefix; those that a step lacks are
+            omitted.
     """
 
     def __init__(

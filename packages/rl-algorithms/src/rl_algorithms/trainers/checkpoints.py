@@ -1,4 +1,4 @@
-"""The checkpoints of a run: when one is due, what is in it, which is the best."""
+"""The checkpoints of a run: schedule, content and ranking."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class RunCheckpoints:
            config.yaml          the configuration
            policy/weights/      a Hugging Face folder, tokenizer included
            policy/optimizer/    the exact training state
-           critic/              the same of the critic, where there is one
+           critic/              the same for the critic, if there is one
     ```
 
     Args:
-        config: When, and what stays.
-        folder: Where.
-        algorithm: Name of the algorithm; a checkpoint of another one is refused.
+        config: Schedule, ranking and retention.
+        folder: Folder of the checkpoints.
+        algorithm: Name of the algorithm; checkpoints of another one are rejected.
     """
 
     def __init__(
@@ -49,36 +49,39 @@ class RunCheckpoints:
         """Step of the newest checkpoint; -1 before the first."""
 
     def change(self, config: CheckpointingConfig) -> None:
-        """Save by other settings from now on, in the same folder."""
+        """Use other settings from now on, in the same folder."""
+        # Only if it changed: setting it again would make a deadline that has already
+        # led to a checkpoint count once more.
         if config.checkpoint_must_save_by != self._config.checkpoint_must_save_by:
             self._deadline.set_timeout(config.checkpoint_must_save_by)
         self._config = self._manager.config = config
 
     def mark_step(self) -> None:
-        """Note that a step ended: the deadline reckons with the time of one."""
+        """Record the end of a step; the deadline allows for the duration of one."""
         self._deadline.mark_iteration()
 
     def due(self, step: int, *, last: bool, best: bool) -> bool:
         """Return whether to save after `step` steps.
 
         Args:
-            step: Steps done.
-            last: No further step follows.
-            best: A validation has just found the best policy so far.
+            step: Number of completed steps.
+            last: Whether no further step follows.
+            best: Whether a validation has just found the best policy so far.
         """
         if not self._config.enabled:
             return False
         keep = best and self._config.keep_top_k is not None
-        # The best is worth a checkpoint only where worse ones are deleted for it.
+        # Without a limit, each new best would add a checkpoint; with one, it replaces a
+        # worse one.
         periodic = last or keep or step % self._config.save_period == 0
         return periodic or self._deadline.check_save()
 
     def is_late(self) -> bool:
-        """Return once whether the time by which a checkpoint must be saved has come."""
+        """Return True, once, when the deadline for a checkpoint has passed."""
         return self._config.enabled and self._deadline.check_save()
 
     def begin_step(self) -> None:
-        """Note that a step begins now: what came before counts for none."""
+        """Restart the clock of the step, so that the time before does not count."""
         self._deadline.start_iterations()
 
     def is_best(self, metrics: Mapping[str, float], earlier: list[float]) -> bool:
@@ -107,22 +110,21 @@ class RunCheckpoints:
         """Write a checkpoint and return its folder.
 
         Args:
-            state: The state of the loop.
-            policy: What is saved.
-            metrics: What was measured at this step, and at no earlier one: those rank
-                the checkpoint.
+            state: State of the loop.
+            policy: Model to save.
+            metrics: Metrics of this step only; they rank the checkpoint.
             run_config: The configuration.
-            dataloader: State of the data.
+            dataloader: State of the data loader.
             callbacks: States of the callbacks.
-            own: What the algorithm keeps besides.
-            critic: What else is saved.
+            own: State of the algorithm.
+            critic: Second model to save, if any.
 
         Raises:
             CheckpointError: It cannot be written; older ones stay.
         """
         info = {
             **self._unmeasured(state, metrics),
-            # Flat, as programs that rank checkpoints look for metrics at the top.
+            # At the top level, where tools that rank checkpoints look for metrics.
             **metrics,
             "algorithm": self._algorithm,
             "state": state.to_dict(),
@@ -139,7 +141,8 @@ class RunCheckpoints:
                 model.save_checkpoint(
                     weights,
                     optimizer if self._config.save_optimizer else None,
-                    # Beside the weights: the folder is a model that anything loads.
+                    # Beside the weights, so that the folder is a complete model for any
+                    # library.
                     tokenizer_path=weights,
                 )
         self.saved_at = state.step
@@ -148,9 +151,10 @@ class RunCheckpoints:
     def _unmeasured(
         self, state: TrainerState, metrics: Mapping[str, float]
     ) -> dict[str, None]:
-        """Return the ranking metric as null where another step will have it.
+        """Return the ranking metric as null if it is only measured at other steps.
 
-        The manager warns of a metric that is missing, because its name may be wrong.
+        The manager warns about a missing metric, because its name may be wrong; here it
+        is known to be right.
         """
         name = self._config.metric_name
         if name is None or name in metrics:
@@ -165,6 +169,8 @@ class RunCheckpoints:
             ConfigError: Another algorithm wrote it.
             CheckpointError: It is damaged.
         """
+        # Verified before anything is read: the models are loaded minutes later, and a
+        # damaged file would only then be found.
         self._manager.verify(checkpoint)
         info = self._manager.load_training_info(checkpoint)
         if info is None or info.get("algorithm") != self._algorithm:
@@ -176,9 +182,9 @@ class RunCheckpoints:
         return info
 
     def best(self) -> Path | None:
-        """Return the checkpoint with the best metric, else the newest one."""
+        """Return the checkpoint with the best metric, or the newest without one."""
         return self._manager.get_best_checkpoint_path()
 
     def close(self) -> None:
-        """Finish what is being written."""
+        """Wait for checkpoints that are still being written."""
         self._manager.shutdown()

@@ -2,7 +2,7 @@
 
 ```
 update_config --> queue --.
-updates.jsonl --> replay --+--> all or none: check, change the parts, write, take over
+updates.jsonl --> replay --+--> all or none: check, change the parts, write, adopt
 requests/     ------------'
 ```
 
@@ -11,8 +11,8 @@ requests/     ------------'
 | `LiveConfig` | updates, requests | answers, a file | workers       | deadlines    |
 | `update_run` | an answer         | a request       | the next step | its deadline |
 
-What has an effect outside of the driver comes first, as only that can fail; what has
-been changed already is changed back then.
+Changes outside of the driver come first, because only these can fail; if one does, the
+earlier ones are undone.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ ConfigT = TypeVar("ConfigT", bound=TrainerConfig)
 
 
 class ChangingTrainer(Protocol[ConfigT]):
-    """Whose configuration changes."""
+    """A trainer whose configuration can change during a run."""
 
     config: ConfigT
     state: TrainerState
@@ -61,7 +61,7 @@ class ChangingTrainer(Protocol[ConfigT]):
 
     @property
     def given(self) -> Components:
-        """Parts that were handed in."""
+        """Components that were passed in."""
 
     @property
     def run_dir(self) -> Path:
@@ -72,12 +72,12 @@ class LiveConfig(Generic[ConfigT]):
     """Changes the configuration of a run between its steps.
 
     Args:
-        trainer: Whose configuration changes.
-        outputs: Some of its settings are those of the configuration.
-        signals: Held off while an update takes effect.
-        plan: Returns what the run will do by the configuration of the trainer; raises
-            ConfigError where that cannot be.
-        follow: Makes the run go on by a plan.
+        trainer: Trainer whose configuration changes.
+        outputs: Outputs of the run, some of whose settings can change.
+        signals: Signal guard that holds signals while an update takes effect.
+        plan: Returns the plan of the run for the trainer's configuration; raises
+            ConfigError if it is impossible.
+        follow: Makes the run follow a plan.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class LiveConfig(Generic[ConfigT]):
         self._queue: list[tuple[dict[str, Any], str]] = []
         self._config_at_start = trainer.config
         self._thread: int | None = None
-        """The thread of the run; None: nothing runs."""
+        """Thread of the run; None while nothing runs."""
         self._restore_level: Callable[[], None] | None = None
 
     def update(self, changes: Mapping[str, Any], by: str) -> None:
@@ -106,6 +106,7 @@ class LiveConfig(Generic[ConfigT]):
                 "of a callback: from elsewhere, call update_run(trainer.run_dir, ...)"
             )
         config = self._trainer.config
+        # Checked on top of the queued updates, as it will be applied after them.
         for earlier, who in self._queue:
             config, _ = changed_config(config, earlier, by=_source(who))
         new, flat = changed_config(config, changes, by=_source(by))
@@ -113,14 +114,14 @@ class LiveConfig(Generic[ConfigT]):
         self._queue.append((flat, by))
 
     def begin(self, info: Mapping[str, Any] | None, closing: ExitStack) -> None:
-        """Take up the updates of the run, before what it needs is started.
+        """Restore the updates of the run, before its components are started.
 
         Args:
-            info: Of the checkpoint that the run goes on from.
-            closing: Gets the call that ends them.
+            info: Training information of the checkpoint to resume.
+            closing: Exit stack that ends the updates.
 
         Raises:
-            ConfigError: An update of an earlier process does not fit any more.
+            ConfigError: An update of an earlier process no longer fits.
         """
         self._file = UpdateFile(self._trainer.run_dir)
         closing.push(self._end)
@@ -128,7 +129,7 @@ class LiveConfig(Generic[ConfigT]):
         self._thread = threading.get_ident()
 
     def go_back(self, info: Mapping[str, Any]) -> None:
-        """Configure the run as it was at a checkpoint.
+        """Restore the configuration that the run had at a checkpoint.
 
         Later updates are applied again, at the steps at which they were made.
 
@@ -159,9 +160,9 @@ class LiveConfig(Generic[ConfigT]):
         self._set_level(trainer.config.logger.level)
 
     def bring_given(self) -> None:
-        """Give parts that were handed in the settings of the updates in force.
+        """Apply the updates in force to components that were passed in.
 
-        What the trainer has started has them from its start.
+        Components that the trainer started have had them from the start.
         """
         self._change_given(self._config_at_start, self._trainer.config)
 
@@ -173,7 +174,7 @@ class LiveConfig(Generic[ConfigT]):
                 part.change_optimizer(**settings)
         generation, wanted = self._trainer.given.generation, _num_replicas(new)
         if generation is not None and wanted != _num_replicas(old):
-            # Those that come back wait for the first sync of the next run.
+            # New replicas get their weights at the first sync of the next run.
             _resizable(generation).resize(wanted)
 
     def _end(
@@ -182,11 +183,11 @@ class LiveConfig(Generic[ConfigT]):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Leave all as the next run of this trainer begins with it."""
+        """Restore the initial configuration, with which the next `fit` begins."""
         self._thread = None
         self._set_level(None)
         now, self._trainer.config = self._trainer.config, self._config_at_start
-        if error is None:  # else their workers may be gone
+        if error is None:  # after an error their workers may be gone
             self._change_given(now, self._config_at_start)
         for changes, by in self._queue:
             _logger.warning(
@@ -194,7 +195,7 @@ class LiveConfig(Generic[ConfigT]):
             )
 
     def apply(self, moment: Moment) -> None:
-        """Have updates take effect that are due here: recorded ones, queued ones."""
+        """Apply the updates that are due: first recorded ones, then queued ones."""
         for update in [
             u for u in self._replays if u.is_due(self._trainer.state.step, moment)
         ]:
@@ -203,12 +204,12 @@ class LiveConfig(Generic[ConfigT]):
         while self._queue:
             changes, by = self._queue.pop(0)
             new, _ = changed_config(self._trainer.config, changes, by=_source(by))
-            # A callback that runs again after a resume asks for what is there already.
+            # After a resume, a callback may request again what is already in force.
             if new != self._trainer.config:
                 self._take_effect(changes, by, moment)
 
     def answer(self, request: RunRequest, moment: Moment) -> None:
-        """Have the update of another process take effect, or refuse it."""
+        """Apply the update of another process, or reject it."""
         try:
             changes = request.body.get("changes", {})
             update = self._take_effect(changes, request.by, moment)
@@ -228,7 +229,7 @@ class LiveConfig(Generic[ConfigT]):
         *,
         replayed: ConfigUpdate | None = None,
     ) -> ConfigUpdate:
-        """Apply all changes, or none and raise; record them, unless they are."""
+        """Apply all changes, or raise and apply none; record them unless replayed."""
         trainer = self._trainer
         old = trainer.config
         new, flat = changed_config(old, changes, by=_source(by))
@@ -238,9 +239,12 @@ class LiveConfig(Generic[ConfigT]):
         update = replayed or ConfigUpdate.now(
             self._last_number + 1, place, by, flat, before
         )
+        # A signal in between would leave workers and driver with different settings.
         with self._signals.protected(), ExitStack() as undo:
             self._change_parts(old, new, undo)
             if replayed is None:
+                # Written before it counts: a run that dies right here repeats the
+                # update instead of forgetting it.
                 self._file.append(update)
             undo.pop_all()
             trainer.config = new
@@ -256,7 +260,7 @@ class LiveConfig(Generic[ConfigT]):
         return update
 
     def _check_update(self, old: ConfigT, new: ConfigT) -> RunPlan:
-        """Check what spans the configuration, the data and the parts of the run.
+        """Check an update against the configuration, the data and the components.
 
         Raises:
             ConfigError: See the message.
@@ -272,7 +276,7 @@ class LiveConfig(Generic[ConfigT]):
         if _num_replicas(old) != _num_replicas(new):
             generation = self._trainer.components.generation
             _resizable(generation).check_num_replicas(_num_replicas(new))
-        # A plan is asked of the trainer, whose methods read its configuration.
+        # The plan comes from methods of the trainer, which read its configuration.
         self._trainer.config = new
         try:
             return self._plan()
@@ -280,8 +284,10 @@ class LiveConfig(Generic[ConfigT]):
             self._trainer.config = old
 
     def _change_parts(self, old: ConfigT, new: ConfigT, undo: ExitStack) -> None:
-        """Change what lives outside of the configuration; `undo` changes it back."""
+        """Apply changes outside of the configuration; `undo` reverts them."""
         if _num_replicas(old) != _num_replicas(new):
+            # Registered before the call: a resize that fails halfway has changed
+            # something.
             undo.callback(self._resize, _num_replicas(old))
             self._resize(_num_replicas(new))
         for name in _OPTIMIZERS:
@@ -307,11 +313,11 @@ class LiveConfig(Generic[ConfigT]):
         _resizable(self._trainer.components.generation).resize(num_replicas)
         sync = self._trainer.components.sync
         if sync is not None and not sync.is_stale:
-            # Else the next sync brings the new replicas what they serve.
+            # If the weights are stale, the next sync reaches the new replicas anyway.
             sync.restore_weights()
 
     def _set_level(self, level: str | None) -> None:
-        """Log from this level on; None: from that of the program."""
+        """Set the log level; None restores the program's own."""
         restore, self._restore_level = self._restore_level, None
         if restore is not None:
             restore()
@@ -320,10 +326,10 @@ class LiveConfig(Generic[ConfigT]):
 
 
 def nothing_runs() -> ConfigError:
-    """Return the error of an update where no run goes on."""
+    """Return the error for an update while no run is in progress."""
     return ConfigError(
-        "update_config changes a run that goes on, and none does: call it in a hook of "
-        "a callback; before fit, change the configuration itself"
+        "update_config changes a run in progress, and there is none: call it in a hook "
+        "of a callback; before fit, change the configuration itself"
     )
 
 
@@ -332,13 +338,13 @@ def _source(by: str) -> str:
 
 
 class ResizableGenerator(Protocol):
-    """A generator whose replicas can become more or fewer during a run."""
+    """A generator whose number of replicas can change during a run."""
 
     def check_num_replicas(self, num_replicas: int | None) -> None:
-        """Raise ConfigError where there can be no such number."""
+        """Raise ConfigError if this number is impossible."""
 
     def resize(self, num_replicas: int | None) -> None:
-        """Start replicas, or end some."""
+        """Start or stop replicas."""
 
 
 def _resizable(generation: GenerationInterface | None) -> ResizableGenerator:
@@ -358,7 +364,7 @@ def _num_replicas(config: TrainerConfig) -> int | None:
 def _optimizer_settings(
     old: Any, new: Any, name: str
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the arguments of a model's optimizer that differ: after and before."""
+    """Return the optimizer arguments of a model that changed: new and old values."""
     if getattr(new, name, None) is None:
         return {}, {}
     earlier = getattr(old, name).optimizer.kwargs

@@ -1,11 +1,11 @@
-"""The loop itself: steps, epochs, validation, checkpoints, the end.
+"""The training loop: steps, epochs, validation, checkpoints and the end.
 
 ```
 [validate] -> epoch: draw -> update? -> _train_step -> count -> log
            -> update? -> validate? -> checkpoint?
-training workers lost -> started again -> back to the newest checkpoint
+training workers lost -> restarted -> back to the newest checkpoint
 
-update? also does what else was asked for: pause, checkpoint, stop (`RunControl`)
+update? also serves other requests: pause, checkpoint, stop (`RunControl`)
 ```
 """
 
@@ -38,20 +38,20 @@ _logger = get_logger(__name__)
 
 
 class TrainingLoop(Generic[ConfigT]):
-    """Repeats the step of an algorithm; `TrainingRun` builds and closes what it uses.
+    """Repeats the step of an algorithm; `TrainingRun` builds and closes its parts.
 
-    A step's time, `total_step_time`, is that of drawing its batch (`data_processing`)
-    and of `_train_step`; logging, validation and checkpoints come on top.
+    The time of a step, `total_step_time`, covers drawing its batch (`data_processing`)
+    and `_train_step`, but not logging, validation and checkpoints.
 
     Args:
-        trainer: Its methods say what a step is, when to validate and when to end.
-        loaders: Training batches, and those of validation or None.
-        tools: What its steps use.
-        outputs: Where metrics, samples and checkpoints go.
-        control: What others ask of the run, done between steps.
+        trainer: Algorithm that defines the step, the validations and the end.
+        loaders: Loaders of training batches and of validation batches, or None.
+        tools: Tools of the steps.
+        outputs: Outputs for metrics, samples and checkpoints.
+        control: Requests of other processes, served between steps.
         hooks: The callbacks.
-        signals: Released after each step.
-        plan: Returns what the run will do by its present configuration.
+        signals: Signal guard, released after each step.
+        plan: Returns the plan of the run for its current configuration.
     """
 
     def __init__(
@@ -70,12 +70,12 @@ class TrainingLoop(Generic[ConfigT]):
         self._tools, self._outputs, self._control = tools, outputs, control
         self._hooks, self._signals, self._plan = hooks, signals, plan
         self._recovery = Recovery(trainer, outputs, control.updates)
-        # The state as of the last step that counts: a checkpoint taken in the middle of
-        # a step must not hold the batch that this step has drawn.
+        # State as of the last completed step: a checkpoint taken in the middle of a
+        # step must not skip the batch that this step has already drawn.
         self._loader_state = self._loader.state_dict()
 
     def run(self) -> None:
-        """Train until the run ends by its limits, a validation or a request."""
+        """Train until a limit, a validation or a request ends the run."""
         self._recovery.begin(self._info())
         self._hooks.call("on_train_begin")
         while not self._train_to_end():
@@ -85,13 +85,13 @@ class TrainingLoop(Generic[ConfigT]):
         self._tools.finish_training()
 
     def _train_to_end(self) -> bool:
-        """Train; False if the run has gone back, because workers were lost."""
+        """Train; return False if the run went back because workers were lost."""
         try:
             self._train()
         except Exception as error:
             if not self._recovery.can_mend(error):
                 raise
-            # Those who catch a signal could save nothing: the models are half built.
+            # Hold signals: while the models are rebuilt there is nothing to save.
             self._signals.hold()
             self._go_back(error)
             self._signals.release()
@@ -103,7 +103,7 @@ class TrainingLoop(Generic[ConfigT]):
         if state.step == 0:
             self._validate_if_due()
         elif state.validated_at == state.step:
-            # It was saved after a validation that may have ended the run.
+            # Saved after a validation, whose goal may have ended the run.
             self._stop_early(state.metrics)
         while not self._finished():
             self._hooks.call_numbered("on_epoch_begin", state.epoch + 1)
@@ -113,7 +113,7 @@ class TrainingLoop(Generic[ConfigT]):
                 if self._finished():
                     break
             else:
-                # Only a pass that was gone through to its end counts.
+                # Only a complete pass counts.
                 state.epoch += 1
                 state.step_in_epoch = 0
                 self._loader_state = self._loader.state_dict()
@@ -121,7 +121,7 @@ class TrainingLoop(Generic[ConfigT]):
                     "on_epoch_end", state.epoch, with_plain_names(state.metrics)
                 )
         if state.validated_at != state.step:
-            # Nobody knew that the last step was the last: a stream has ended.
+            # A stream ended, so the last step was not known to be the last.
             self._validate_if_due()
         checkpoints = self._outputs.checkpoints
         unsaved = checkpoints.saved_at != state.step
@@ -138,20 +138,20 @@ class TrainingLoop(Generic[ConfigT]):
                 self._end_at(f"max_num_epochs ({max_epochs}) reached")
             elif getattr(self._loader, "is_used_up", False):
                 self._end_at(
-                    "the training data are used up: an iterator can be gone through "
-                    "only once; give the function that makes it for further passes"
+                    "the training data are used up: an iterator can be consumed only "
+                    "once; give the function that creates it for further passes"
                 )
         return state.stop_reason is not None
 
     def _end_at(self, limit: str) -> None:
-        """End at a limit, and say so if the run has missed its goal."""
+        """End the run at a limit, and report a goal that was missed."""
         trainer = self._trainer
         missed = trainer._early_stop().shortfall(trainer.state.metrics)
         trainer.request_stop(f"{limit}; {missed}" if missed else limit)
 
     def _next_batch(self) -> BatchedDataDict[Any] | None:
         self._trainer.timer.reset()
-        # Drawing counts as part of the step that it is for, so that slow data show.
+        # Drawing counts as part of the step, so that slow data become visible.
         with self._trainer.timer.time("total_step_time"):
             return self._tools.draw_batch()
 
@@ -161,13 +161,15 @@ class TrainingLoop(Generic[ConfigT]):
         with log_context(step=number):
             self._hooks.call_numbered("on_step_begin", number)
             self._control.apply("step_begin", self._save_before_step)
+            # Checked again: a request to stop may have come since the end of the last
+            # step, or during a pause.
             if self._control.ends_run:
-                # The batch was drawn for a step that never comes.
+                # The batch was drawn for a step that will not come.
                 return
             with trainer.timer.time("total_step_time"):
                 metrics = to_floats(trainer._train_step(batch))
             self._advance(metrics)
-            # The step counts from here on, so an interruption can save it.
+            # From here on the step counts, so that an interruption can save it.
             self._signals.release()
             self._control.apply("step_end", self._save_checkpoint)
             self._after_step()
@@ -194,10 +196,10 @@ class TrainingLoop(Generic[ConfigT]):
 
     def _after_step(self) -> None:
         checkpoints = self._outputs.checkpoints
-        # Before the validation: the deadline reckons with steps, which validations
-        # would seem to lengthen.
+        # Before the validation, whose time must not count as part of a step: the
+        # deadline for checkpoints is extrapolated from the duration of steps.
         checkpoints.mark_step()
-        # First, so that the checkpoint of this step is ranked by it.
+        # Before the checkpoint, which the result ranks.
         best = self._validate_if_due()
         step, last = self._trainer.state.step, self._last_step()
         if checkpoints.due(step, last=last, best=best):
@@ -215,7 +217,7 @@ class TrainingLoop(Generic[ConfigT]):
         self._outputs.metrics.log_metrics(named, step, step_finished=True)
 
     def _validate_if_due(self) -> bool:
-        """Validate when it is time; return whether the ranking metric improved."""
+        """Validate if it is due; return whether the ranking metric improved."""
         trainer, outputs, plan = self._trainer, self._outputs, self._plan()
         state, last = trainer.state, self._last_step()
         if self._val_loader is None or not plan.validations.due(state.step, last=last):
@@ -229,7 +231,7 @@ class TrainingLoop(Generic[ConfigT]):
         ranked_by = trainer.config.checkpointing.metric_name or ""
         _, earlier = trainer.history.column(ranked_by)
         best = outputs.checkpoints.is_best(metrics, earlier)
-        # Saved with the state: a resumed run must not validate the same step again.
+        # Part of the saved state: a resumed run must not validate this step again.
         state.validated_at = state.step
         outputs.samples.add(state.step, found.samples)
         outputs.tables.add_samples(state.step, found.samples)
@@ -240,7 +242,7 @@ class TrainingLoop(Generic[ConfigT]):
         return best
 
     def _stop_early(self, metrics: Mapping[str, float]) -> None:
-        """End the run if the newest validation says so."""
+        """End the run if the latest validation reached its goal or patience ran out."""
         trainer, patience = self._trainer, self._plan().patience
         reason = trainer._early_stop().reason(metrics) or patience.reason(trainer.state)
         if reason is not None:
@@ -249,7 +251,7 @@ class TrainingLoop(Generic[ConfigT]):
     def _save_checkpoint(self) -> Path:
         trainer = self._trainer
         state = trainer.state
-        # A signal waits: half a checkpoint is worth less than a late end.
+        # Signals wait: half a checkpoint is worth less than a late end.
         with self._signals.protected(), self._tools.phase("checkpointing"):
             path = self._outputs.checkpoints.save(
                 state,
@@ -268,12 +270,12 @@ class TrainingLoop(Generic[ConfigT]):
 
     def _save_before_step(self) -> Path:
         path = self._save_checkpoint()
-        # The step that follows has taken none of this time.
+        # This time belongs to no step, and would show up in the next one.
         self._trainer.timer.reset("checkpointing")
         return path
 
     def keep_checkpoint(self, *, can_save: bool) -> None:
-        """Save what an interrupted run has reached, where that is possible.
+        """Save the progress of an interrupted run, if possible.
 
         Args:
             can_save: Whether the workers can be reached.
@@ -284,25 +286,25 @@ class TrainingLoop(Generic[ConfigT]):
             if can_save and unsaved and not self._signals.held:
                 self._save_checkpoint()
         except Interrupted:
-            # A further signal: what was written whole counts, the rest does not.
+            # Another signal: only what was written completely counts.
             self._signals.acknowledge()
         except Exception:
             _logger.exception("no checkpoint of step %d", step)
 
     def restore(self, checkpoint: Path, info: Mapping[str, Any]) -> None:
-        """Go on where a checkpoint was written.
+        """Continue from a checkpoint.
 
         Args:
             checkpoint: Its folder.
-            info: What stands in it besides weights and optimizer state.
+            info: Its content besides weights and optimizer state.
         """
         self._restore(checkpoint, info)
         self._trainer.history = self._outputs.resume_at(self._trainer.state.step)
 
     def _go_back(self, error: Exception) -> None:
-        """Replace lost workers, and go on from the newest checkpoint."""
+        """Replace lost workers, and continue from the newest checkpoint."""
         trainer = self._trainer
-        trainer._take_answers()  # of the step that failed
+        trainer._take_answers()  # drop those of the step that failed
         point = self._recovery.start_again(error)
         self._tools.start_over()
         self._restore(point.checkpoint, point.info)
@@ -311,7 +313,7 @@ class TrainingLoop(Generic[ConfigT]):
         trainer.history = self._outputs.go_back_to(trainer.state.step)
 
     def _info(self) -> dict[str, Any]:
-        """Return the state besides the models, as checkpoints hold it."""
+        """Return the state of a checkpoint besides the models."""
         return {
             "state": self._trainer.state.to_dict(),
             "dataloader": self._loader_state,
@@ -322,7 +324,7 @@ class TrainingLoop(Generic[ConfigT]):
     def _restore(self, checkpoint: Path | None, info: Mapping[str, Any]) -> None:
         trainer = self._trainer
         trainer.state.restore(info["state"])
-        # One that samples with its own weights states their version in its rows.
+        # A policy that samples with its own weights writes their version into its rows.
         if isinstance(trainer.components.policy, OwnPolicy | TrainingPolicy):
             trainer.components.policy.go_on_at(trainer.state.weight_version)
         trainer.state.last_checkpoint = None if checkpoint is None else str(checkpoint)

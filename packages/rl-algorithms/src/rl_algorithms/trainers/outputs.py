@@ -1,4 +1,4 @@
-"""What a run writes into its folder: metrics, samples, checkpoints, its result."""
+"""The outputs of a run: metrics, samples, checkpoints and the result."""
 
 from __future__ import annotations
 
@@ -22,47 +22,48 @@ __all__ = ["RunOutputs"]
 
 
 class RunOutputs:
-    """Opens what a run writes to.
+    """Opens the outputs of a run.
 
     Args:
         config: The run's configuration.
         run_dir: Folder of the run.
         algorithm: Name of the algorithm.
-        closing: Gets the calls that close it all.
+        closing: Exit stack that closes the outputs.
     """
 
     def __init__(
         self, config: TrainerConfig, run_dir: Path, algorithm: str, closing: ExitStack
     ) -> None:
         self._run_dir = run_dir
-        # As a context: a sink that fails to close does not hide why a run ended.
+        # As a context manager, so that a sink that fails to close cannot hide the error
+        # that ended the run.
         self.metrics = closing.enter_context(LoggerFacade(config.logger, run_dir))
-        """The metrics of all steps, and where they are logged."""
+        """Metrics of all steps, and their sinks."""
         self.metrics.log_hyperparams(config.to_dict())
         self.samples = ValidationSamples(run_dir)
-        """Some answers of every validation."""
+        """Sample answers of every validation."""
         limit = tables_every = 0
         if isinstance(config, RolloutTrainerConfig):
             limit = config.rollout.kept_max_bytes
             tables_every = config.rollout.tables_every
         self.rollouts = RolloutFiles(run_dir, limit)
-        """Some answers of every training step."""
+        """Sample answers of every training step."""
         self.tables = AnswerTables(self.metrics, tables_every)
-        """Those answers and the samples of validations, for trackers."""
-        # That of a run that had ended, and goes on, is true no longer.
+        """Tables of both kinds of samples, for experiment trackers."""
+        # A run that had ended and continues now has no result yet.
         (run_dir / RESULT).unlink(missing_ok=True)
         folder = run_dir / CHECKPOINTS
         self.checkpoints = RunCheckpoints(config.checkpointing, folder, algorithm)
-        """The checkpoints."""
+        """Checkpoints of the run."""
         closing.callback(self.checkpoints.close)
 
     def resume_at(self, step: int) -> History:
-        """Cut off what was written after a step; return the metrics up to it."""
+        """Remove output written after a step; return the metrics up to that step."""
         self.metrics.resume_at(step)
         return self._cut_off(step)
 
     def go_back_to(self, step: int) -> History:
-        """Do the same in a run that goes on, and has done later steps."""
+        """Do the same within a running process that has done later steps."""
         self.metrics.go_back_to(step)
         return self._cut_off(step)
 
@@ -78,13 +79,13 @@ class RunOutputs:
         history: History,
         began_s: float,
     ) -> TrainResult:
-        """Return what the run came to, which `result.json` says as well.
+        """Write `result.json` and return the result.
 
         Args:
-            config: The run's configuration, with its updates.
-            state: The state at the end.
-            history: The metrics of every step.
-            began_s: When the run began, by `time.monotonic`.
+            config: The run's configuration, including its updates.
+            state: The final state.
+            history: Metrics of every step.
+            began_s: Start of the run by `time.monotonic`.
         """
         best = self.checkpoints.best() if config.checkpointing.enabled else None
         result = TrainResult(

@@ -1,6 +1,6 @@
-"""What all trainers that learn from pairs have in common: data, steps, validation.
+"""`PairTrainer`: data, steps and validation of trainers that learn from pairs.
 
-Shapes: B pairs are 2 B rows, chosen and rejected in turn.
+Shapes: B pairs are 2 B rows, chosen and rejected alternating.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ __all__ = ["PairTrainer"]
 
 
 class PairTrainer(BaseTrainer[ConfigT]):
-    """Base of the trainers that learn which of two answers is the better one."""
+    """Base of the trainers that learn which of two answers is better."""
 
     loss_parts: ClassVar[tuple[str, ...]] = ("loss",)
-    """Metrics that are means over pairs, though a micro-batch gives its share of it."""
+    """Metrics that are means over pairs, reported as shares by micro-batches."""
 
     @property
     @abstractmethod
@@ -41,7 +41,7 @@ class PairTrainer(BaseTrainer[ConfigT]):
 
     @abstractmethod
     def _complete(self, rows: BatchedDataDict[Any]) -> None:
-        """Add the columns that the loss needs besides tokens and masks."""
+        """Add the columns that the loss needs beyond tokens and masks."""
 
     def _load_data(self, dataset: Any, val_dataset: Any) -> Loaders:
         settings = self._pairs
@@ -82,8 +82,10 @@ class PairTrainer(BaseTrainer[ConfigT]):
             metrics = train_metrics(output)
             num_pairs = float(batch["sample_mask"].sum()) / 2
             for name in self.loss_parts:
+                # As typed means, so that a smaller last batch gets its proper weight.
                 metrics[name] = Mean(float(metrics[name]) * num_pairs, num_pairs)
             for name in ("grad_norm", "lr", "num_valid_samples"):
+                # Nothing is trained here, so these describe no step.
                 metrics.pop(name, None)
             found.append(metrics | {"num_valid_samples": Sum(num_pairs)})
         return ValidationResult(reduce_metrics(found))

@@ -1,4 +1,4 @@
-"""What GRPO and PPO have in common: a step up to its rows, and their log-probs.
+"""`PolicyGradientTrainer`: the part of a step that GRPO and PPO share.
 
 ```
 sync weights -> sample -> [no rows: the step ends] -> learn (of the algorithm)
@@ -43,15 +43,15 @@ PolicyGradientConfigT = TypeVar("PolicyGradientConfigT", bound=PolicyGradientCon
 
 
 class PolicyGradientTrainer(RolloutTrainer[PolicyGradientConfigT]):
-    """Base of the trainers with `ClippedPGLossFn`; a subclass learns from rows."""
+    """Base of the trainers with `ClippedPGLossFn`; a subclass trains on the rows."""
 
     _ahead: AheadSampler | None = None
-    """Samples for later steps; None: nothing does, or not yet."""
+    """Sampler for later steps; None without one, or before the first step."""
     _prompt_source: PromptSource | None = None
     _saved_ahead: dict[str, Any] | None = None
-    """State of the sampler in the checkpoint that the run goes on from."""
+    """State of the sampler in the checkpoint that the run resumes."""
     _planned: tuple[int | None, int | None] = (None, None)
-    """The limits by which it was made."""
+    """Limits that the sampler was created with."""
 
     @property
     @abstractmethod
@@ -94,7 +94,7 @@ class PolicyGradientTrainer(RolloutTrainer[PolicyGradientConfigT]):
     def _watch_rewards(self) -> RewardWatch | None:
         settings = self._sampling
         if settings.reward_shaping is not None or self.config.loss_fn.has_kl_reward:
-            return None  # equal rewards differ once they are shaped
+            return None  # shaping makes equal rewards differ
         return RewardWatch(compares_groups=settings.compares_group)
 
     def _train_step(self, batch: BatchedDataDict[Any]) -> Mapping[str, Any]:
@@ -112,7 +112,7 @@ class PolicyGradientTrainer(RolloutTrainer[PolicyGradientConfigT]):
         """Sample and score answers to a batch.
 
         Returns:
-            The rows, None where there is nothing to learn from, and metrics.
+            The rows, or None if there is nothing to learn from; and metrics.
         """
         return self._run_rollouts(batch, 0)
 
@@ -125,20 +125,20 @@ class PolicyGradientTrainer(RolloutTrainer[PolicyGradientConfigT]):
 
     @property
     def limits(self) -> tuple[int | None, int | None]:
-        """The largest number of epochs and of steps."""
+        """Maximum number of epochs and of steps."""
         return super()._limits()
 
     def _limits(self) -> tuple[int | None, int | None]:
         if self._ahead is not None and self._planned != self.limits:
             raise ConfigError(
-                "max_num_steps and max_num_epochs cannot change in an asynchronous run "
-                "that goes on, as it samples up to its last step: resume it with other "
-                "limits"
+                "max_num_steps and max_num_epochs cannot change while an asynchronous "
+                "run is in progress, because it samples up to its last step: resume it "
+                "with other limits"
             )
         return self.limits
 
     def _take_ahead(self) -> tuple[BatchedDataDict[Any] | None, dict[str, Any]]:
-        """Wait for the answers of the step, which were asked for before it."""
+        """Wait for the answers of the step, which were requested earlier."""
         if self._ahead is None:
             self._ahead = self._begin_ahead()
         with self.phase("generation"):
@@ -153,10 +153,11 @@ class PolicyGradientTrainer(RolloutTrainer[PolicyGradientConfigT]):
         asynchronous, prompts = self.config.asynchronous, self._prompt_source
         if asynchronous is None or prompts is None:
             raise AlgorithmError(
-                "a step with asynchronous takes prompts beyond its own batch: call "
+                "with asynchronous, a step needs prompts beyond its own batch: call "
                 "fit, or set asynchronous to null"
             )
-        # In turns once more: nothing is trained yet, so a probe may compare both.
+        # Synchronous this once: nothing trains yet, so a probe can compare the
+        # weights of both sides.
         super().sync_weights()
         self._planned = self.limits
         return start_ahead(
@@ -169,12 +170,14 @@ class PolicyGradientTrainer(RolloutTrainer[PolicyGradientConfigT]):
         )
 
     def sync_weights(self) -> None:
-        """Give generation the policy's weights; see `Algorithm.sync_weights`."""
+        """Give the generator the policy's weights; see `Algorithm.sync_weights`."""
         if self._ahead is None or not self._ahead.wait_for_weights():
             super().sync_weights()
 
     def _end_step(self) -> None:
         if self._ahead is not None:
+            # Before anything else of the end: the generator can load the new weights
+            # while the loop logs and validates.
             self._ahead.end_step(self.state.weight_version)
         super()._end_step()
 
@@ -187,9 +190,9 @@ class PolicyGradientTrainer(RolloutTrainer[PolicyGradientConfigT]):
         saved = state.get("asynchronous")
         if saved and saved["groups"] and not self.samples_ahead:
             raise ConfigError(
-                f"the checkpoint has {len(saved['groups'])} prompts under way, which a "
+                f"the checkpoint has {len(saved['groups'])} prompts in flight, which a "
                 "run without asynchronous would leave out: resume it with asynchronous "
-                "(max_staleness=0 to go on in turns)"
+                "(max_staleness=0 for the synchronous order)"
             )
         self._saved_ahead = saved
 
@@ -204,7 +207,7 @@ class PolicyGradientTrainer(RolloutTrainer[PolicyGradientConfigT]):
     def _add_logprobs(
         self, rows: BatchedDataDict[Any], *, prev: bool, reference: bool
     ) -> None:
-        """Add the log-probs that are needed and not there yet."""
+        """Add the log-probs that are needed and still missing."""
         policy = self.components.required.policy
         prev = prev and "prev_logprobs" not in rows
         if not prev and not reference:
@@ -217,5 +220,5 @@ class PolicyGradientTrainer(RolloutTrainer[PolicyGradientConfigT]):
                 rows["reference_policy_logprobs"] = found["reference_logprobs"]
 
     def _policy_metrics(self, output: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the metrics of what `train_policy` returned, mismatch included."""
+        """Return the metrics of `train_policy`, including the mismatch."""
         return self._mismatch.report(train_metrics(output))

@@ -1,4 +1,4 @@
-"""What a person sees of a run: phase, step, rewards, accuracy, tokens/s, time left.
+"""Progress display of a run: phase, step, rewards, accuracy, tokens/s, time left.
 
 | where                               | how it is shown                              |
 |-------------------------------------|----------------------------------------------|
@@ -6,8 +6,8 @@
 | a notebook that has ipywidgets      | drawn in place, in the output of the cell    |
 | anywhere else: a pipe, the log of CI | a line per step, at most one every 10 s     |
 
-All of it goes to standard error: what a program prints stays readable by another one.
-Imports nothing heavy, because its first words come before anything is loaded.
+Everything goes to standard error, so that other programs can read what a program
+prints. Nothing heavy is imported, because the first line comes before anything loads.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _STARTING = {
     "setup": "starting the workers and loading the model",
     "validation": "validating the model before the first step",
 }
-"""Phases before the first step, in words."""
+"""Descriptions of the phases before the first step."""
 _SHOWN = (
     ("train:reward", "{:.2f}"),
     ("train:loss", "{:.3f}"),
@@ -47,28 +47,28 @@ _SHOWN = (
     ("val:val_loss", "{:.3f}"),
 )
 _INSTEAD = {"train:loss": "train:reward", "val:reward": "val:accuracy"}
-"""What is shown instead of a number, where it is there."""
+"""Metrics that replace another one, if they exist."""
 
 
 class _Bars(Progress):
-    """The bars of the stages, and below them the newest numbers in full width."""
+    """The bars of the stages, and below them the latest numbers in full width."""
 
     numbers = ""
 
     def get_renderables(self) -> Iterator[RenderableType]:
-        """Return what is drawn."""
+        """Return the parts to draw."""
         yield self.make_tasks_table(self.tasks)
         if self.numbers:
             yield Text(f"  {self.numbers}", no_wrap=True, overflow="ellipsis")
 
 
 class ProgressDisplay(Callback):
-    """Shows where a run is; one display can show several trainings in turn.
+    """Shows the progress of a run; one display can show several trainings in turn.
 
     Args:
-        console: Where it is shown; None: standard error.
-        quiet: Show nothing.
-        in_place: Draw in place; None: where that is possible.
+        console: Console to write to; None for standard error.
+        quiet: Whether to show nothing.
+        in_place: Whether to draw in place; None for wherever that is possible.
         clock: Returns the time in seconds.
     """
 
@@ -92,15 +92,15 @@ class ProgressDisplay(Callback):
             TextColumn("{task.fields[doing]}"),
             TimeElapsedColumn(),
             console=self._console,
-            # What is printed by the way is a result that goes elsewhere, but where it
-            # would run across the bars.
+            # Standard output may be a result that goes to a file or a pipe. It is
+            # redirected only on a terminal, where it would run across the bars.
             redirect_stdout=_is_terminal(sys.stdout),
         )
         self._bar: TaskID | None = None
         self._title = self._doing = self._count = ""
-        self._begin_anew()
+        self._reset()
 
-    def _begin_anew(self) -> None:
+    def _reset(self) -> None:
         self._values: dict[str, float] = {}
         self._saved: int | None = None
         self._step = self._total = 0
@@ -126,10 +126,10 @@ class ProgressDisplay(Callback):
         """Begin to show a training.
 
         Args:
-            title: Its name, such as that of the algorithm or of a stage.
-            doing: What is done first.
+            title: Name of the training, such as an algorithm or a stage.
+            doing: Description of its first activity.
         """
-        self._begin_anew()
+        self._reset()
         self._title, self._doing, self._count = title, doing, ""
         self._bar = self._bars.add_task(
             title, title=title, count="", doing=doing, total=None
@@ -145,7 +145,7 @@ class ProgressDisplay(Callback):
         step: int,
         total: int,
     ) -> None:
-        """Show that a phase begins."""
+        """Show the start of a phase."""
         self._total = total
         words = _STARTING.get(phase) if not steps_done else None
         self._doing = words or phase.replace("_", " ")
@@ -160,10 +160,12 @@ class ProgressDisplay(Callback):
     def on_step_end(
         self, trainer: RunningTrainer, step: int, metrics: Mapping[str, float]
     ) -> None:
-        """Take over the step's numbers."""
+        """Show the numbers of a step."""
         now_s = self._clock()
         took_s = now_s - self._step_began_s
         old_s = took_s if self._step_s is None else self._step_s
+        # Smoothed, so that one step with a slow answer does not make the time left
+        # jump.
         self._step_s = _SMOOTHING * old_s + (1 - _SMOOTHING) * took_s
         self._step, self._total = step, trainer.state.total_steps
         self._values.update(metrics)
@@ -176,19 +178,19 @@ class ProgressDisplay(Callback):
     def on_validation_end(
         self, trainer: RunningTrainer, step: int, metrics: Mapping[str, float]
     ) -> None:
-        """Take over the validation's numbers."""
+        """Show the numbers of a validation."""
         self._values.update(metrics)
         self._draw()
         if not step:
             self._line(self._state())
 
     def on_checkpoint(self, trainer: RunningTrainer, step: int, path: Path) -> None:
-        """Note which step is saved."""
+        """Show which step was saved."""
         self._saved = step
         self._draw()
 
     def on_train_end(self, trainer: RunningTrainer, step: int) -> None:
-        """Show that the training has ended."""
+        """Show the end of the training."""
         if self._bar is None:
             return
         self._step, self._total = step, trainer.state.total_steps
@@ -202,7 +204,7 @@ class ProgressDisplay(Callback):
         self._bar = None
 
     def numbers(self) -> str:
-        """Return the numbers of the present moment as one line."""
+        """Return the current numbers as one line."""
         values = self._values
         parts = [
             f"{name} {form.format(values[name])}"
@@ -238,7 +240,7 @@ class ProgressDisplay(Callback):
         )
 
     def _line(self, text: str) -> None:
-        """Print a line; where it is drawn in place, draw at once and not in a while."""
+        """Print a line, or refresh the drawing at once."""
         if self._in_place:
             self._bars.refresh()
         elif not self._quiet:
@@ -247,11 +249,11 @@ class ProgressDisplay(Callback):
 
 @contextmanager
 def showing(progress: bool | ProgressDisplay) -> Iterator[ProgressDisplay]:
-    """Return the display that an argument `progress` asks for, and draw it.
+    """Yield the display for an argument `progress`, and draw it.
 
     Args:
-        progress: True: a display; False: one that shows nothing; a display is its
-            maker's and is used as it is.
+        progress: True for a display, False for one that shows nothing; a display is
+            used as it is and left open.
     """
     if isinstance(progress, ProgressDisplay):
         yield progress
@@ -261,7 +263,7 @@ def showing(progress: bool | ProgressDisplay) -> Iterator[ProgressDisplay]:
 
 
 def _standard_error() -> Console:
-    # A training that somebody looks at through a pipe goes on when that is closed.
+    # A closed pipe or terminal must not end the training that writes to it.
     stream = TerminalStream(lambda: sys.stderr, ignored=(errno.EIO, errno.EPIPE))
     return Console(file=cast("IO[str]", stream), highlight=False)
 
@@ -269,7 +271,7 @@ def _standard_error() -> Console:
 def _can_draw(console: Console) -> bool:
     if console.is_jupyter:
         return find_spec("ipywidgets") is not None
-    # Not what rich calls a terminal: FORCE_COLOR makes one of the log of CI.
+    # Not rich's own notion of a terminal, which FORCE_COLOR extends to logs of CI.
     return _is_terminal(console.file) and not console.is_dumb_terminal
 
 

@@ -1,4 +1,4 @@
-"""What all trainers that sample have in common: prompts, rollouts, validation."""
+"""`RolloutTrainer`: prompts, rollouts and validation of trainers that sample."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ __all__ = ["RolloutTrainer"]
 
 _logger = get_logger(__name__)
 _SETTINGS = tuple(RolloutSettings.model_fields)
-"""Keys of the section `rollout` that the engine reads; the others are the trainer's."""
+"""Keys of the section `rollout` for the engine; the trainer reads the others."""
 
 RolloutConfigT = TypeVar("RolloutConfigT", bound=RolloutTrainerConfig)
 
 
 class RolloutTrainer(BaseTrainer[RolloutConfigT]):
-    """Base of the trainers that sample; a subclass says what a step makes of it."""
+    """Base of the trainers that sample answers; a subclass trains on them."""
 
     _reward_watch: RewardWatch | None = None
     _pass_rates: PassRateFilter | None = None
@@ -61,7 +61,7 @@ class RolloutTrainer(BaseTrainer[RolloutConfigT]):
             kind="prompts",
             batch_size=self.plan.num_prompts,
             val_batch_size=settings.val_batch_size,
-            # Each prompt leaves room for the longest answer.
+            # Leave room for the longest answer after each prompt.
             max_length=policy.row_limit - policy.generation.max_new_tokens,
             seed=self.config.seed,
             train=dataset,
@@ -80,7 +80,7 @@ class RolloutTrainer(BaseTrainer[RolloutConfigT]):
     def _setup_algorithm(self) -> None:
         for prompts in self._prompts:
             check_rows(self.components.required.environment, prompts, prompts.name)
-        # A run may be long, and needs them no more.
+        # Not needed any more, and a run may last for weeks.
         self._prompts = []
         self._loss = self._build_loss()
         given = dict(self.config.rollout)
@@ -105,11 +105,11 @@ class RolloutTrainer(BaseTrainer[RolloutConfigT]):
         )
 
     def _scorer(self) -> EnvironmentInterface[Any]:
-        """Return what rollouts call to judge answers."""
+        """Return the environment that judges answers in rollouts."""
         return self.components.required.environment
 
     def _watch_rewards(self) -> RewardWatch | None:
-        """Return what notices rewards that teach nothing; None: none are learned."""
+        """Return a watch for rewards without a learning signal; None for no watch."""
         return RewardWatch()
 
     def _take_answers(self) -> Sequence[Mapping[str, Any]]:
@@ -128,7 +128,7 @@ class RolloutTrainer(BaseTrainer[RolloutConfigT]):
     def _run_rollouts(
         self, batch: BatchedDataDict[Any], first: int
     ) -> tuple[BatchedDataDict[Any], dict[str, Any]]:
-        """Sample and score answers; the first prompt has this index in the step."""
+        """Sample and score answers; `first` is the first prompt's index in the step."""
         timer = Timer()
         with self.phase("generation"):
             result = self._rollouts.run(
@@ -148,7 +148,7 @@ class RolloutTrainer(BaseTrainer[RolloutConfigT]):
     def _note_pass_rates(
         self, batch: BatchedDataDict[Any], result: RolloutResult
     ) -> dict[str, float]:
-        """Note how often each prompt was solved; return what the epoch leaves out."""
+        """Record the pass rate of each prompt; return metrics of the filter."""
         if self._pass_rates is None:
             return {}
         rows = result.rows
@@ -163,7 +163,7 @@ class RolloutTrainer(BaseTrainer[RolloutConfigT]):
     def _note_rollout(
         self, result: RolloutResult
     ) -> tuple[BatchedDataDict[Any], dict[str, Any]]:
-        """Return the rows that a step trains on, and what is reported of them."""
+        """Return the training rows of a rollout and its metrics."""
         if self._reward_watch is not None:
             self._reward_watch.note(result.rows)
         self._kept.choose(result, self.state.step)

@@ -1,9 +1,9 @@
-"""Controlling a run from other processes, between its steps.
+"""Control of a run from other processes, between its steps.
 
 ```
 requests/ --> update -----------> LiveConfig
           --> pause, resume ----> holds the run before its next step
-          --> checkpoint -------> saves what the last step reached
+          --> checkpoint -------> saves the state after the last step
           --> stop -------------> ends the run; answered when it is saved
 ```
 
@@ -37,20 +37,20 @@ __all__ = ["RunControl"]
 _logger = get_logger(__name__)
 
 _LOOK_EVERY_S = 0.1
-"""How often a paused run looks for requests."""
+"""Interval at which a paused run looks for requests."""
 
 Save = Callable[[], Path]
 
 
 class RunControl(Generic[ConfigT]):
-    """Does what other processes ask of a run, between its steps.
+    """Serves requests of other processes between the steps of a run.
 
     Args:
-        trainer: The run.
-        updates: Changes its configuration.
-        outputs: Its checkpoints.
-        hooks: Told of a pause.
-        signals: End a pause.
+        trainer: Trainer of the run.
+        updates: Changes of its configuration.
+        outputs: Outputs with its checkpoints.
+        hooks: Callbacks, notified of a pause.
+        signals: Signal guard; a signal ends a pause.
     """
 
     def __init__(
@@ -66,25 +66,25 @@ class RunControl(Generic[ConfigT]):
         """Changes of the configuration."""
         self._hooks, self._signals = hooks, signals
         self._open: list[RunRequest] = []
-        """Those that are answered when they are done."""
+        """Requests that are answered once they are completed."""
         self._paused_by: str | None = None
 
     def begin(self, closing: ExitStack) -> None:
-        """Read requests from now on.
+        """Start to read requests.
 
         Args:
-            closing: Gets the calls that end it.
+            closing: Exit stack that ends it.
         """
         self._requests = closing.enter_context(RunRequests(self._trainer.run_dir))
-        # Before those are closed, as it was registered later.
+        # Registered later, so that it runs before the requests are closed.
         closing.callback(self._refuse_open)
 
     def apply(self, moment: Moment, save: Save) -> None:
-        """Do what is due at this moment; a run that was paused is held before a step.
+        """Serve the requests that are due; hold a paused run before its next step.
 
         Args:
-            moment: Where the run is.
-            save: Saves what the last step reached.
+            moment: Point within the step.
+            save: Saves a checkpoint of the last step.
 
         Raises:
             Interrupted: A signal came while the run was paused.
@@ -97,17 +97,17 @@ class RunControl(Generic[ConfigT]):
                 self._hold(save)
 
     def go_back(self) -> None:
-        """Keep to what was asked of a run that has lost its newest steps."""
+        """Keep a request to stop in force after the run has gone back."""
         if self.ends_run:
             self._trainer.request_stop(self._stopped())
 
     @property
     def ends_run(self) -> bool:
-        """Whether somebody has asked for the end of the run."""
+        """Whether a request has asked for the end of the run."""
         return self._trainer.state.stopped_by is not None
 
     def save_if_asked(self, save: Save) -> None:
-        """Save what the last step reached, if somebody wants it, and answer."""
+        """Serve requests for a checkpoint of the last step."""
         wanted = self._pop("checkpoint")
         if not wanted:
             return
@@ -116,7 +116,7 @@ class RunControl(Generic[ConfigT]):
             if self._outputs.checkpoints.saved_at != state.step:
                 save()
         except (DistributedError, OSError) as error:
-            # Nothing but this request needs it; the run goes on.
+            # Only the request fails: the run itself does not need this checkpoint.
             for request in wanted:
                 self._refuse(request, str(error))
         else:
@@ -124,7 +124,7 @@ class RunControl(Generic[ConfigT]):
                 self._answer(request, checkpoint=state.last_checkpoint)
 
     def end(self) -> None:
-        """Answer who asked for the end of the run: all is saved."""
+        """Answer requests to stop, now that everything is saved."""
         kept = self._trainer.state.last_checkpoint
         for request in self._pop("stop"):
             self._answer(request, checkpoint=kept)
@@ -132,8 +132,8 @@ class RunControl(Generic[ConfigT]):
     # Requests --------------------------------------------------------------------
 
     def _take(self, moment: Moment) -> None:
-        # Kept here, not in this object: methods in it would be a circle of references,
-        # which keeps the trainer and its cluster until Python looks for such circles.
+        # Not an attribute: bound methods in it would be a reference cycle, which keeps
+        # the trainer and its cluster alive until the garbage collector runs.
         kinds: dict[str, Callable[[RunRequest], None]] = {
             "pause": self._note_pause,
             "resume": self._resume,
@@ -148,7 +148,7 @@ class RunControl(Generic[ConfigT]):
             else:
                 known = ", ".join(["update", *kinds])
                 request.refuse(
-                    f"the run knows no request {request.kind!r}; it knows {known}"
+                    f"unknown request {request.kind!r}: the run accepts {known}"
                 )
 
     def _note_pause(self, request: RunRequest) -> None:
@@ -165,9 +165,9 @@ class RunControl(Generic[ConfigT]):
             self._refuse(request, "the run is not paused: nothing to resume")
             return
         self._paused_by = None
-        # Not held yet: both came after the same step.
+        # The run was not held yet: both requests came within one step.
         for pause in self._pop("pause"):
-            self._refuse(pause, f"the run goes on already, by {request.by}")
+            self._refuse(pause, f"the run was resumed already, by {request.by}")
         self._answer(request)
 
     def _note_checkpoint(self, request: RunRequest) -> None:
@@ -197,7 +197,7 @@ class RunControl(Generic[ConfigT]):
     # Pause -----------------------------------------------------------------------
 
     def _hold(self, save: Save) -> None:
-        """Wait until the run may go on; requests are seen to meanwhile."""
+        """Wait for a resume, and serve other requests meanwhile."""
         state, checkpoints = self._trainer.state, self._outputs.checkpoints
         self._hooks.call("on_phase", "paused", state.step, state.total_steps)
         for request in self._pop("pause"):
@@ -209,10 +209,10 @@ class RunControl(Generic[ConfigT]):
             self._take("step_begin")
             self.save_if_asked(save)
             unsaved = state.step > 0 and checkpoints.saved_at != state.step
-            # The time of the job passes for a paused run, too.
+            # The time limit of the job also counts while a run is paused.
             if unsaved and checkpoints.is_late():
                 save()
-        # No step took as long as the pause.
+        # The pause is not part of a step's duration.
         checkpoints.begin_step()
 
     # Answers ---------------------------------------------------------------------
@@ -237,6 +237,6 @@ class RunControl(Generic[ConfigT]):
     def _refuse_open(self) -> None:
         for request in self._open:
             self._refuse(
-                request, "the run ended before it got to that: look at its log"
+                request, "the run ended before it served the request: see its log"
             )
         self._open = []

@@ -1,4 +1,4 @@
-"""`RunningTrainer`: what a callback sees of the trainer that calls it."""
+"""`RunningTrainer`: the part of a trainer that callbacks may use."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ class RunningTrainer(Protocol):
     history: History
     """Metrics of every step so far."""
     components: Components
-    """Policy, generation, environment, tokenizer."""
+    """Policy, generation, environment and tokenizer."""
     run_dir: Path
     """Folder of the run."""
     validation: ValidationResult | None
-    """The last validation."""
+    """Result of the latest validation."""
 
     @property
     def config(self) -> TrainerConfig:
-        """The configuration, with the updates so far."""
+        """Configuration, including the updates so far."""
 
     def request_stop(self, reason: str) -> None:
         """End the run after the current step, with a checkpoint."""
 
     def update_config(self, changes: Mapping[str, Any], *, by: str = "program") -> None:
-        """Change the configuration while the run goes on."""
+        """Change the configuration during the run."""

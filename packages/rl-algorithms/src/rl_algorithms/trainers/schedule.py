@@ -1,4 +1,4 @@
-"""When a run validates and stops: pure functions of its state and metrics."""
+"""Schedules of validation and early stopping: pure functions of state and metrics."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ __all__ = [
 
 @dataclass(frozen=True)
 class ValidationSchedule:
-    """Steps after which a validation runs."""
+    """The steps after which a validation runs."""
 
     period: int = 0
-    """Steps between validations; 0 turns periodic validation off."""
+    """Number of steps between validations; 0 for no periodic validation."""
     start_at: int = -1
-    """No periodic validation before this step; -1 has no such limit."""
+    """First step for a periodic validation; -1 for no such limit."""
     at_start: bool = False
-    """Also before the first step."""
+    """Whether to validate before the first step."""
     at_end: bool = False
-    """Also after the last step."""
+    """Whether to validate after the last step."""
 
     def due(self, step: int, *, last: bool) -> bool:
         """Return whether to validate after `step` steps.
 
         Args:
-            step: Steps done; 0 before the first.
+            step: Number of completed steps.
             last: Whether no further step follows.
         """
         if step == 0 and not last:
@@ -60,18 +60,18 @@ class ValidationSchedule:
 
     @property
     def ever(self) -> bool:
-        """Whether any validation can happen."""
+        """Whether any validation can take place."""
         return self.period > 0 or self.at_start or self.at_end
 
 
 def check_measured(
     metric: str | None, schedule: ValidationSchedule, *, has_data: bool
 ) -> None:
-    """Check that there will be validations where one is to end the run.
+    """Check that validations measure a metric that is to end the run.
 
     Args:
-        metric: What is to end it; None: nothing.
-        schedule: When the run validates.
+        metric: Metric that is to end the run; None for none.
+        schedule: Validations of the run.
         has_data: Whether there are held-out data.
 
     Raises:
@@ -86,10 +86,10 @@ def check_measured(
 
 
 def check_held_out(schedule: ValidationSchedule, *, has_data: bool) -> None:
-    """Check that a validation that is asked for by itself has something to measure.
+    """Check that a validation at the start or end has data.
 
     Raises:
-        ConfigError: It has not.
+        ConfigError: It has none.
     """
     asked = [n for n in ("at_start", "at_end") if getattr(schedule, n)]
     if asked and not has_data:
@@ -101,14 +101,14 @@ def check_held_out(schedule: ValidationSchedule, *, has_data: bool) -> None:
 
 
 def check_accuracy(metrics: Iterable[str | None], threshold: float | None) -> None:
-    """Check that nothing waits for an accuracy where a reward function scores answers.
+    """Check that nothing needs an accuracy that a reward function cannot provide.
 
     Args:
-        metrics: What ranks checkpoints or ends the run; what is None does neither.
+        metrics: Metrics that rank checkpoints or end the run; None is ignored.
         threshold: `accuracy_threshold` of the run.
 
     Raises:
-        ConfigError: Something does.
+        ConfigError: A metric needs an accuracy, and there is no threshold.
     """
     if threshold is not None:
         return
@@ -130,11 +130,11 @@ def unranked_warning(
     *,
     has_data: bool,
 ) -> str | None:
-    """Return what to say of checkpoints that no validation will rank; None: nothing.
+    """Return a warning about checkpoints that no validation will rank, or None.
 
     Args:
-        ranking: When checkpoints are written, and what ranks them.
-        schedule: When the run validates.
+        ranking: Schedule and ranking of checkpoints.
+        schedule: Validations of the run.
         total_steps: Step at which the run ends.
         has_data: Whether there are held-out data.
     """
@@ -143,7 +143,7 @@ def unranked_warning(
         return None
     if not (has_data and schedule.ever):
         return (
-            f"checkpointing.metric_name={name} ranks nothing, as no validation "
+            f"checkpointing.metric_name={name} ranks nothing, because no validation "
             "measures it: the newest checkpoint counts as the best; give held-out data "
             "and a val_period, or leave metric_name out"
         )
@@ -170,14 +170,14 @@ class EarlyStop:
     """Ends a run when a metric of the validation reaches its goal."""
 
     metric: str | None = None
-    """Name such as `val:accuracy`; None never stops early."""
+    """Name such as `val:accuracy`; None for no early stop."""
     threshold: float = math.inf
-    """The goal."""
+    """Value that ends the run."""
     higher_is_better: bool = True
-    """Whether the metric must rise to the goal or fall to it."""
+    """Whether the metric must rise to the threshold or fall to it."""
 
     def reason(self, metrics: Mapping[str, float]) -> str | None:
-        """Return why to stop, or None to go on.
+        """Return why to stop, or None to continue.
 
         Raises:
             ConfigError: The validation has no such metric.
@@ -190,7 +190,7 @@ class EarlyStop:
         return f"{self.metric} reached {value:.4g} {self._goal}"
 
     def shortfall(self, metrics: Mapping[str, float]) -> str:
-        """Return how a run that ended otherwise missed its goal; empty: it did not."""
+        """Return how a run that ended otherwise missed its goal, or ""."""
         value = metrics.get(self.metric or "")
         if value is None or not self._falls_short(value):
             return ""
@@ -198,6 +198,7 @@ class EarlyStop:
 
     def _falls_short(self, value: float) -> bool:
         if self.higher_is_better:
+            # `not >=` and not `<`, so that NaN falls short as well.
             return not value >= self.threshold
         return not value <= self.threshold
 
@@ -213,15 +214,15 @@ class Patience:
     metric: str | None = None
     """Name such as `val:accuracy`."""
     patience: int = 0
-    """So many validations without a new best value; 0 never stops."""
+    """Number of validations without a new best value that end the run; 0 for never."""
     min_delta: float = 0.0
-    """What a value must exceed the best one by to count as better."""
+    """Minimum improvement over the best value that counts."""
     higher_is_better: bool = True
-    """Whether the metric shall rise or fall."""
+    """Whether higher values are better."""
 
     @classmethod
     def of(cls, config: TrainerConfig) -> Patience:
-        """Take the section `early_stop`; what it leaves open ranks checkpoints.
+        """Read the section `early_stop`, with the ranking of checkpoints as default.
 
         Raises:
             ConfigError: No section names a metric.
@@ -244,7 +245,7 @@ class Patience:
         return cls(metric, settings.patience, settings.min_delta, higher)
 
     def observe(self, state: TrainerState, metrics: Mapping[str, float]) -> None:
-        """Take the metrics of a validation into account.
+        """Update the best value with the metrics of a validation.
 
         Raises:
             ConfigError: The validation has no such metric.
@@ -260,7 +261,7 @@ class Patience:
             state.validations_since_best += 1
 
     def reason(self, state: TrainerState) -> str | None:
-        """Return why to stop, or None to go on."""
+        """Return why to stop, or None to continue."""
         since = state.validations_since_best
         if not self.patience or since < self.patience:
             return None
@@ -272,16 +273,16 @@ class Patience:
 
 @dataclass(frozen=True)
 class RunPlan:
-    """What a run will do by its configuration, checked as a whole."""
+    """The plan of a run by its configuration, checked as a whole."""
 
     validations: ValidationSchedule
-    """When it validates."""
+    """Validations of the run."""
     patience: Patience
-    """When it gives up."""
+    """Patience with validations that do not improve."""
     total_steps: int
-    """At which step it ends."""
+    """Number of steps of the run."""
     warning: str | None = None
-    """What to say of it."""
+    """Warning to log, or None."""
 
 
 def _value_of(key: str, metric: str, metrics: Mapping[str, float]) -> float:
@@ -296,13 +297,13 @@ def _value_of(key: str, metric: str, metrics: Mapping[str, float]) -> float:
 def count_steps(
     steps_per_epoch: int | None, max_num_epochs: int | None, max_num_steps: int | None
 ) -> int:
-    """Return at which step a run ends.
+    """Return the number of steps of a run.
 
     Args:
-        steps_per_epoch: None where the data are a stream of unknown length; such a run
-            may end earlier.
-        max_num_epochs: Limit of passes over the data.
-        max_num_steps: Limit of steps.
+        steps_per_epoch: Number of steps per epoch; None for a stream of unknown length,
+            which may end earlier.
+        max_num_epochs: Maximum number of passes over the data; None for no limit.
+        max_num_steps: Maximum number of steps; None for no limit.
 
     Raises:
         ConfigError: Neither limit is set, or only epochs of unknown length are.

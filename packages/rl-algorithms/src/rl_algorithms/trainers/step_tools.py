@@ -1,4 +1,4 @@
-"""`StepTools`: what a step asks for, whatever the algorithm makes of it."""
+"""`StepTools`: the tools of a step, common to all algorithms."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ from rl_models.interfaces import LossFunction
 
 __all__ = ["StepTools"]
 
-# From the begin of these phases to the end of the step the weights are no longer those
-# of the last step, and the step is not counted yet: nothing could be saved.
+# From the start of these phases to the end of the step the weights have moved on from
+# the last step, but the new step does not count yet: a checkpoint would be
+# inconsistent.
 _PROTECTED = frozenset({"policy_training", "value_training"})
 
 
 class SteppingTrainer(Protocol):
-    """Whose steps they are; components and state are asked for at each call."""
+    """A trainer with steps; components and state are read at each call."""
 
     state: TrainerState
     timer: Timer
@@ -37,13 +38,13 @@ class SteppingTrainer(Protocol):
 
 
 class StepTools:
-    """Measures phases, has models take turns, draws batches, trains the policy.
+    """Times phases, alternates models on shared memory, draws batches, trains.
 
     Args:
-        trainer: Whose steps they are.
-        hooks: Called when a phase begins.
-        signals: Asked before each phase.
-        throughput: Counts what is trained on.
+        trainer: Trainer that the steps belong to.
+        hooks: Callbacks, notified of each phase.
+        signals: Signal guard, checked before each phase.
+        throughput: Counter of trained tokens.
     """
 
     def __init__(
@@ -53,23 +54,23 @@ class StepTools:
         signals: SignalGuard,
         throughput: Throughput,
     ) -> None:
-        # The trainer holds these tools: see `RunHooks`.
+        # Weak, because the trainer holds these tools: see `RunHooks`.
         self._trainer_ref = weakref.ref(trainer)
         self._hooks, self._signals, self.throughput = hooks, signals, throughput
         self._memory = _memory_turns(trainer)
         self.batches: Iterator[BatchedDataDict[Any]] = iter(())
-        """What is left of the pass over the data."""
+        """Remaining batches of the pass over the data."""
         self.phase_name = "setup"
-        """The phase that goes on, or in which something was raised."""
+        """Current phase, or the one in which an exception was raised."""
 
     @property
     def _trainer(self) -> SteppingTrainer:
         trainer = self._trainer_ref()
-        assert trainer is not None  # whose method calls
+        assert trainer is not None  # called by a method of the trainer
         return trainer
 
     def start_over(self) -> None:
-        """Forget what models and data were doing: they have been set up again."""
+        """Reset turns and batches after models and data were set up again."""
         self._memory = _memory_turns(self._trainer)
         self.batches = iter(())
 
@@ -85,15 +86,17 @@ class StepTools:
         self._hooks.call("on_phase", name, step, state.total_steps)
         with timer.time(label or name):
             yield
-        # Left as it is by what raises: the error names the phase it came from.
+        # Not in a `finally`: after an exception the name must stay, for the error
+        # message.
         self.phase_name = around
 
     def check(self) -> None:
-        """Raise Interrupted when a signal came: for whoever waits within a phase."""
+        """Raise Interrupted if a signal came; for waits within a phase."""
         self._signals.check()
 
     def sync_weights(self) -> None:
         """See `Algorithm.sync_weights`."""
+        # Checked before the phase begins, so that steps without a sync show none.
         sync, timer = self._trainer.components.sync, self._trainer.timer
         memory = self._memory
         is_stale = sync is not None and sync.is_stale
@@ -101,7 +104,7 @@ class StepTools:
             return
         prefix = "prepare_for_generation"
         with self.phase(prefix, label=f"{prefix}/total"):
-            # First of all: the new weights need the room.
+            # Training frees its memory first, because the new weights need the room.
             memory.training.finish()
             if sync is not None and is_stale:
                 version = self._trainer.state.weight_version
@@ -123,7 +126,7 @@ class StepTools:
                 self._memory.training.prepare()
 
     def finish_training(self) -> None:
-        """Free the memory of both turns, as models that were given live on."""
+        """Free the memory of both turns, because models that were given live on."""
         self.finish_sampling()
         self._memory.training.finish()
 
@@ -154,6 +157,6 @@ class StepTools:
 
 def _memory_turns(trainer: SteppingTrainer) -> MemoryTurns:
     parts = trainer.components
-    # Those that work at the same time cannot take turns.
+    # Models that work at the same time cannot take turns.
     generation = None if trainer.samples_ahead else parts.generation
     return MemoryTurns(parts.policy, generation, parts.critic)

@@ -1,4 +1,4 @@
-"""`TrainingRun`: one `fit` of a trainer, from the first check to the last close.
+"""`TrainingRun`: one `fit` of a trainer, from the first check to the shutdown.
 
 ```
 check -> data -> folder -> workers -> restore -> [validate] -> steps -> close
@@ -11,9 +11,9 @@ check -> data -> folder -> workers -> restore -> [validate] -> steps -> close
 | SignalGuard  | signals         | Interrupted    | protected phases | a second signal |
 | ClusterWatch | Ray's processes | a signal       | nothing          | close           |
 
-Shutdown is the reverse of the start: logger, checkpoints, weight sync, environment,
-generation, policy, cluster, Ray; each is closed whatever happened to the others, and
-only what the trainer made itself.
+Shutdown reverses the start: logger, checkpoints, weight sync, environment, generation,
+policy, cluster, Ray. Each is closed regardless of errors in the others, and only if the
+trainer created it.
 """
 
 from __future__ import annotations
@@ -74,13 +74,13 @@ _logger = get_logger(__name__)
 
 
 class TrainingRun(Generic[ConfigT]):
-    """Builds what a run needs, runs the loop, and closes it.
+    """Builds the parts of a run, runs the loop, and closes them.
 
     Args:
-        trainer: What is trained, and how.
-        callbacks: Hooks, called in this order.
-        pool: Keeps the worker processes for the next trainer.
-        claim: The folder of the run, where its maker has written what the run is.
+        trainer: Trainer of the run.
+        callbacks: Callbacks, called in this order.
+        pool: Pool that keeps the worker processes for the next trainer.
+        claim: Claimed folder of the run, if its owner has already written its record.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class TrainingRun(Generic[ConfigT]):
         self._hooks = RunHooks(CallbackList(callbacks), trainer)
         self._signals, self._closing = SignalGuard(), ExitStack()
         self._loop: TrainingLoop[ConfigT] | None = None
-        """There once all is built."""
+        """Set once everything is built."""
 
     def fit(
         self,
@@ -117,7 +117,7 @@ class TrainingRun(Generic[ConfigT]):
                 self._signals.hold()
                 if self._claim is None:
                     # Before the data are read, which may take minutes: a folder that is
-                    # taken is known at once.
+                    # already taken should be reported at once.
                     RunPlace.check(trainer.config, resume=resume, overwrite=overwrite)
                 self._prepare(dataset, val_dataset, reward_fn, environment)
                 outputs, loop = self._open(resume, overwrite)
@@ -132,8 +132,8 @@ class TrainingRun(Generic[ConfigT]):
                 self._report_exception(ending)
                 raise ending from None
             except BaseException as error:
-                # Whatever a call of a lost cluster raises, the loss is what is to be
-                # told.
+                # Calls into a lost cluster raise all kinds of errors; the loss itself
+                # is the one to report.
                 if isinstance(error, Exception) and (lost := self._lost()) is not None:
                     self._report_exception(lost)
                     raise lost from error
@@ -154,7 +154,7 @@ class TrainingRun(Generic[ConfigT]):
         reward_fn: RewardFns | None,
         environment: EnvironmentInterface[Any] | None,
     ) -> None:
-        """Load the data, and find what can be known to be wrong before a start."""
+        """Load the data, and find every error that can be found before the start."""
         trainer = self._trainer
         trainer.state, trainer.history = TrainerState(), History()
         self._closing.enter_context(WarningKeeper(trainer.state.warnings))
@@ -168,8 +168,8 @@ class TrainingRun(Generic[ConfigT]):
         trainer.components = with_tokenizer(trainer.given, config)
         self._loaders = trainer._load_data(dataset, val_dataset)
         if reward_fn is not None and trainer.sample_prompt is not None:
-            # A reward function that fails would fail after the first answers, minutes
-            # from now.
+            # Otherwise a broken reward function would fail only after the first
+            # answers, minutes from now.
             try_reward_fn(reward_fn, trainer.sample_prompt)
         self._signals.raise_pending()
         self._scored_by_function = reward_fn is not None
@@ -182,20 +182,21 @@ class TrainingRun(Generic[ConfigT]):
     def _open(
         self, resume: Resume, overwrite: bool
     ) -> tuple[RunOutputs, TrainingLoop[ConfigT]]:
-        """Take the folder of the run, and start what it needs."""
+        """Claim the folder of the run, and start its components."""
         trainer = self._trainer
         checkpoint = self._take_folder(resume, overwrite)
         outputs = RunOutputs(
             trainer.config, trainer.run_dir, trainer.algorithm, self._closing
         )
-        # Before workers start: a damaged checkpoint is known in a second.
+        # Before workers start, so that a damaged checkpoint is reported in a second.
         info = None if checkpoint is None else outputs.checkpoints.load(checkpoint)
         updates = LiveConfig(
             trainer, outputs, self._signals, self._plan_run, self._follow
         )
         trainer._updates = updates
         control = RunControl(trainer, updates, outputs, self._hooks, self._signals)
-        # Entered before what it lets go of, so that it runs after that is closed.
+        # Registered before the parts that it releases, so that it runs after they
+        # close.
         self._closing.callback(self._let_go)
         control.begin(self._closing)
         updates.begin(info, self._closing)
@@ -213,7 +214,7 @@ class TrainingRun(Generic[ConfigT]):
             pool=self._pool,
         )
         self._signals.raise_pending()
-        # Before what was started is closed, as it was registered later.
+        # Registered after the components, so that it runs before they close.
         self._closing.callback(trainer._close)
         self._tools = _equip(trainer, self._hooks, self._signals)
         loop = TrainingLoop(
@@ -233,19 +234,20 @@ class TrainingRun(Generic[ConfigT]):
         return outputs, loop
 
     def _take_folder(self, resume: Resume, overwrite: bool) -> Path | None:
-        """Own the folder of the run; return the checkpoint to go on from."""
+        """Claim the folder of the run; return the checkpoint to resume, if any."""
         trainer = self._trainer
         config, name = trainer.config, trainer.run_name
         if self._claim is not None:
             trainer.run_dir = self._claim.path
             return RunPlace.of(self._claim, config, resume=resume).checkpoint
         place = RunPlace.find(config, name, resume=resume, overwrite=overwrite)
-        # Owned before anything of another one could be cut off or removed.
+        # Claimed before anything is cut off or removed, which may belong to another
+        # run.
         trainer.run_dir = self._closing.enter_context(place.claim).path
         self._closing.enter_context(keeping_log(trainer.run_dir / "logs" / "run.jsonl"))
         for warning in trainer.state.warnings:
-            # It was said before there was a file; at this level only that shows it.
-            _logger.info("warned of before: %s", warning)
+            # Logged before the file existed; at this level only the file shows it.
+            _logger.info("earlier warning: %s", warning)
         if place.checkpoint is None:
             source = {"kind": "trainer", "name": name, "config": config.to_dict()}
             write_run_record(trainer.run_dir, source)
@@ -254,10 +256,10 @@ class TrainingRun(Generic[ConfigT]):
     # Plan ------------------------------------------------------------------------
 
     def _plan_run(self) -> RunPlan:
-        """Say when to validate and to end, and that validations measure what they must.
+        """Return when to validate and to end, and check that validations are possible.
 
         Raises:
-            ConfigError: They do not, or the run would never end.
+            ConfigError: A metric would never be measured, or the run would never end.
         """
         trainer, (loader, val_loader) = self._trainer, self._loaders
         config, schedule = trainer.config, trainer._validation_schedule()
@@ -282,7 +284,7 @@ class TrainingRun(Generic[ConfigT]):
         return RunPlan(schedule, patience, total_steps, unranked)
 
     def _follow(self, plan: RunPlan) -> None:
-        """Go on by this plan."""
+        """Follow a plan from now on."""
         self._plan = plan
         state = self._trainer.state
         state.total_steps = plan.total_steps
@@ -292,7 +294,7 @@ class TrainingRun(Generic[ConfigT]):
     # End -------------------------------------------------------------------------
 
     def _keep_checkpoint(self, *, can_save: bool = True) -> Path | None:
-        """Return the newest checkpoint, after saving what an interrupted run reached.
+        """Save the progress of an interrupted run; return the newest checkpoint.
 
         Args:
             can_save: Whether the workers can be reached.
@@ -304,34 +306,34 @@ class TrainingRun(Generic[ConfigT]):
         return Path(last) if last else None
 
     def _let_go(self) -> None:
-        """Leave no circle of references behind: see `RunHooks`."""
+        """Break reference cycles: see `RunHooks`."""
         self._trainer._updates = self._loop = None
 
     def _where(self) -> str:
-        """Say what the run was doing, for the error that ended it."""
+        """Return what the run was doing, for the error that ended it."""
         if self._loop is None:
             return "before the first step: while the run was being set up"
         phase = self._tools.phase_name.replace("_", " ")
         return f"in step {self._trainer.state.step + 1}: {phase}"
 
     def _notice_loss(self, loss: ClusterLoss) -> None:
-        """Say at once what Ray may not leave time to say later; end the run.
+        """Log the loss at once, and end the run.
 
         Called in the thread of the watch.
         """
         last = self._trainer.state.last_checkpoint or "none"
-        # Logged here: Ray may end this process before the loop gets to say it.
+        # Logged here, because Ray may end this process before the loop gets to it.
         _logger.error("%s. The run ends now; newest checkpoint: %s", loss, last)
         self._signals.interrupt()
 
     def _lost(self) -> ClusterLostError | None:
-        """Keep a checkpoint and return what to raise, if the Ray cluster is lost."""
+        """Save a checkpoint and return the error to raise, if the cluster is lost."""
         loss = find_loss()
         if loss is None:
             return None
         self._signals.acknowledge()
-        # Workers that do not answer cannot save; waiting for them would use up the time
-        # that is left.
+        # Workers that do not answer cannot save, and waiting for them would use up the
+        # time left.
         kept = self._keep_checkpoint(can_save=loss.workers_answer)
         return cluster_lost_error(loss, self._trainer.state.step, kept)
 
@@ -339,19 +341,19 @@ class TrainingRun(Generic[ConfigT]):
         try:
             self._hooks.call("on_exception", error)
         except Exception:
-            # What a hook raises must not hide why the run ended.
+            # An exception in a hook must not hide why the run ended.
             _logger.exception("a callback failed in on_exception")
 
 
 def start_alone(
     trainer: Algorithm[ConfigT], closing: ExitStack, pool: KeptWorkers | None
 ) -> None:
-    """Start what a step needs, where it is called without `fit`.
+    """Start the components of a step that is called without `fit`.
 
     Args:
-        trainer: Whose step it is.
-        closing: Gets the calls that close what is started.
-        pool: Keeps the worker processes for the next trainer.
+        trainer: Trainer of the step.
+        closing: Exit stack that closes them.
+        pool: Pool that keeps the worker processes for the next trainer.
     """
     trainer.needs = trainer._needs(has_environment=False)
     check_components(trainer.config, trainer.given, trainer.needs, None)
@@ -373,7 +375,7 @@ def start_alone(
 def _equip(
     trainer: Algorithm[ConfigT], hooks: RunHooks, signals: SignalGuard
 ) -> StepTools:
-    """Give a trainer whose workers are there what its steps use."""
+    """Create the tools of a trainer's steps, once its workers exist."""
     throughput = Throughput.of(trainer.config, trainer.components.policy)
     tools = StepTools(trainer, hooks, signals, throughput)
     trainer._equip(tools)

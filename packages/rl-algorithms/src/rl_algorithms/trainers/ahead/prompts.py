@@ -28,9 +28,9 @@ class PromptSource:
     def __init__(self, loader: Loader, num_prompts: int) -> None:
         if not isinstance(loader, BatchedDataLoader):
             raise ConfigError(
-                "asynchronous takes prompts by their place in the data: got "
-                f"{type(loader).__name__}, which has none; use data that are no "
-                "stream, or set asynchronous to null"
+                "asynchronous takes prompts by their position in the data: got "
+                f"{type(loader).__name__}, which has none; use data that are not "
+                "streamed, or set asynchronous to null"
             )
         left = loader.num_rows % num_prompts
         if left and not loader.drops_last:

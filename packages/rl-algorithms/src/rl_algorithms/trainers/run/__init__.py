@@ -1,1 +1,1 @@
-"""The folder, record, result and figures of a run."""
+"""The folder, record, result and key figures of a run."""

@@ -1,4 +1,4 @@
-"""What a run ends with when a process of Ray itself has ended."""
+"""The error that ends a run when a process of Ray itself has died."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ __all__ = ["cluster_lost_error"]
 def cluster_lost_error(
     loss: ClusterLoss, step: int, kept: Path | None
 ) -> ClusterLostError:
-    """Return the error that says what was lost, and what was not.
+    """Return an error that says what was lost and what was saved.
 
     Args:
-        loss: The process of Ray.
-        step: Steps that the run has done.
-        kept: The newest whole checkpoint, if there is one.
+        loss: The lost process of Ray.
+        step: Number of completed steps.
+        kept: The newest complete checkpoint, if there is one.
     """
     error = ClusterLostError(f"{loss}. {_describe_kept(step, kept)}")
     error.loss = loss
@@ -26,7 +26,7 @@ def cluster_lost_error(
 
 
 def _describe_kept(step: int, kept: Path | None) -> str:
-    """Say which checkpoint a run can be resumed from after this many steps."""
+    """Describe the checkpoint from which the run can be resumed."""
     if kept is None:
         return f"No checkpoint was kept of the {step} steps done"
     saved = kept.name.removeprefix("step_")

@@ -1,6 +1,6 @@
-"""Asking a run that another process carries out to pause, go on, save or end.
+"""Requests to a run in another process: pause, resume, checkpoint, stop.
 
-Imports nothing heavy, so that a command which only asks is quick.
+Nothing heavy is imported, so that a command that only sends a request is quick.
 """
 
 from __future__ import annotations
@@ -15,18 +15,17 @@ from rl_distributed.runs.requests import send_request
 __all__ = ["ControlAction", "ControlAnswer", "control_run"]
 
 ControlAction = Literal["pause", "resume", "checkpoint", "stop"]
-"""What can be asked of a run, besides a change of its configuration."""
+"""Requests besides a change of the configuration."""
 
 
 @dataclass(frozen=True)
 class ControlAnswer:
-    """Answer of a run that has done what it was asked."""
+    """Answer of a run to a request that it has carried out."""
 
     step: int
-    """Steps that were done then."""
+    """Number of completed steps at that time."""
     checkpoint: Path | None = None
-    """Newest checkpoint of the run, after `checkpoint` and `stop`; None: it has none.
-    """
+    """Newest checkpoint of the run, after `checkpoint` and `stop`; None without one."""
 
 
 def control_run(
@@ -36,28 +35,28 @@ def control_run(
     by: str | None = None,
     deadline_s: float = 600.0,
 ) -> ControlAnswer:
-    """Have a run that another process carries out pause, resume, save or stop.
+    """Pause, resume, save or stop a run in another process.
 
     ```python
     rl_algorithms.control_run("runs/grpo-001", "checkpoint").checkpoint
     ```
 
-    The run looks between its steps, and while it is paused. A paused run keeps its
-    workers; a stopped one ends as by its own limits, and can be resumed.
+    The run serves requests between its steps and while it is paused. A paused run keeps
+    its workers. A stopped run ends as if it had reached a limit, and can be resumed.
 
     Args:
         run_dir: The folder of the run.
         action: `pause`, `resume`, `checkpoint` or `stop`.
-        by: The person or program, as it is recorded; None: `user@machine`.
-        deadline_s: How long to wait; longer than a step of the run, with its validation
+        by: Name of the person or program for the records; None for `user@machine`.
+        deadline_s: Seconds to wait; must exceed a step of the run with its validation
             and checkpoint.
 
     Returns:
-        The answer, when it is done.
+        The answer, once the request is carried out.
 
     Raises:
-        ConfigError: The run refuses, such as a pause of one that is paused. Or no
-            process carries the run out, or it is another user's.
+        ConfigError: The run rejects the request, such as a pause while it is paused; no
+            process is running it; or it belongs to another user.
         DeadlineExceededError: The run did not answer in time.
     """
     answer = send_request(run_dir, action, {}, by=by, deadline_s=deadline_s)

@@ -1,4 +1,4 @@
-"""The curves of a run as a picture: rewards and accuracy, or losses, over the steps."""
+"""Learning curves as a picture: rewards and accuracy, or losses, over the steps."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rl_algorithms.trainers.run.history import History, optional_module
 
 __all__ = ["Mark", "draw_curves"]
 
-# Curves with this many points are drawn thin, with their mean on top.
+# From this number of points on, single steps are drawn thin below a moving average.
 _SMOOTH_FROM = 40
 _WIDTH_IN, _HEIGHT_IN, _DPI = 8.0, 3.4, 130
 _COLOURS = {"train": "tab:orange", "val": "tab:blue", "performance": "tab:green"}
@@ -36,12 +36,12 @@ _ENDINGS = (
 
 @dataclass(frozen=True)
 class Mark:
-    """Where the best checkpoint of a run is."""
+    """Position of the best checkpoint of a run."""
 
     stage: str
-    """Name of its stage."""
+    """Name of the stage."""
     step: int
-    """Its step within the stage."""
+    """Step within the stage."""
 
 
 def draw_curves(
@@ -52,18 +52,18 @@ def draw_curves(
     metrics: Iterable[str] | None = None,
     best: Mark | None = None,
 ) -> Path | None:
-    """Draw curves into a picture, the stages one behind the other.
+    """Draw curves into a picture, with the stages one after another.
 
     Args:
         stages: Histories by the name of their stage.
         path: The file; its ending gives the format.
-        title: Above the picture.
-        metrics: Names, each drawn by itself; None: rewards and what was validated, or
-            the losses where nothing was rewarded.
-        best: The checkpoint to mark.
+        title: Title of the picture.
+        metrics: Names, each drawn separately; None for rewards and validation metrics,
+            or for losses if nothing was rewarded.
+        best: Checkpoint to mark.
 
     Returns:
-        The path; None where no history has any of the metrics.
+        The path, or None if no history has any of the metrics.
 
     Raises:
         RegistryError: matplotlib is not installed.
@@ -71,7 +71,7 @@ def draw_curves(
     panels = _panels(stages, metrics)
     if not panels:
         return None
-    # The object interface draws without a display and leaves no global state behind.
+    # Not pyplot, which needs a display and keeps global state.
     figure = optional_module("matplotlib.figure").Figure(
         figsize=(_WIDTH_IN, _HEIGHT_IN * len(panels) + 0.6), layout="constrained"
     )
@@ -92,14 +92,14 @@ def draw_curves(
 def _panels(
     stages: Mapping[str, History], metrics: Iterable[str] | None
 ) -> list[list[str]]:
-    """Return the names that are drawn, those that share a scale together."""
+    """Return the names to draw, grouped by common scale."""
     present = {name for history in stages.values() for r in history for name in r}
     if metrics is not None:
         return [[name] for name in metrics if name in present]
     rewards: list[str] = [n for n in ("train:reward", "val:reward") if n in present]
     shares: list[str] = [n for n in ("train:accuracy", "val:accuracy") if n in present]
     for share in list(shares):
-        # A reward of 0 or 1 for a wrong or a right answer is the accuracy.
+        # With rewards of 0 and 1 both curves are the same: draw one.
         reward = share.replace("accuracy", "reward")
         if _shows(stages, share, reward):
             rewards = [name for name in rewards if name != reward]
@@ -114,7 +114,7 @@ def _panels(
 
 
 def _shows(stages: Mapping[str, History], one: str, other: str) -> bool:
-    """Whether one curve has all points of another one."""
+    """Return whether one curve contains all points of another."""
     return all(
         set(zip(*history.column(other), strict=True))
         <= set(zip(*history.column(one), strict=True))
@@ -168,7 +168,7 @@ def _draw_curve(ax: Any, name: str, stages: Mapping[str, History]) -> None:
 
 
 def _draw_mark(ax: Any, name: str, stages: Mapping[str, History], best: Mark) -> None:
-    """Mark the best checkpoint: a line, and a star where the curve has a value."""
+    """Mark the best checkpoint with a line, and a star if the curve has a value."""
     offset = 0
     for stage, history in stages.items():
         if stage == best.stage:
@@ -212,7 +212,7 @@ def _kind(name: str) -> str:
 
 
 def _axis_label(names: Sequence[str]) -> str:
-    """Return the quantity and its unit."""
+    """Return the quantity with its unit."""
     if len({_kind(name) for name in names}) > 1:
         if all(_kind(name) in ("reward", "accuracy") for name in names):
             return "reward, accuracy (mean per answer)"
@@ -228,7 +228,7 @@ def _axis_label(names: Sequence[str]) -> str:
 
 
 def _smooth(values: Sequence[float]) -> list[float]:
-    """Return the mean over a window of a twentieth of the curve around each point."""
+    """Return the moving average over a twentieth of the curve."""
     half = max(len(values) // 40, 1)
     windows = [values[max(i - half, 0) : i + half + 1] for i in range(len(values))]
     return [sum(window) / len(window) for window in windows]

@@ -1,4 +1,4 @@
-"""A run in a few figures: what it measured at the start, at best and at the end."""
+"""A run in a few figures: its main measure at the start, at best and at the end."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _MEASURES = (
     "train:reward",
     "train:loss",
 )
-"""The most telling first: held-out data before training data; a reward function has no
-notion of a right answer, and what imitates samples none."""
+"""Most telling first: held-out data before training data. Runs with a reward function
+have no accuracy, and runs that imitate have no rewards."""
 
 
 def measure_of(names: Iterable[str]) -> str | None:
@@ -29,7 +29,7 @@ def measure_of(names: Iterable[str]) -> str | None:
 
 
 def format_measure(measure: str, value: float | None) -> str:
-    """Return a value of a measure for people; "" where there is none."""
+    """Return a value of a measure in readable form, or "" for None."""
     if value is None:
         return ""
     return f"{value:.1%}" if measure.endswith("accuracy") else f"{value:.4g}"
@@ -37,22 +37,22 @@ def format_measure(measure: str, value: float | None) -> str:
 
 @dataclass(frozen=True)
 class Figures:
-    """How one measure went in a run; all are None where nothing was measured."""
+    """Development of one measure in a run; all fields are None if there is none."""
 
     measure: str | None = None
-    """What was measured, such as `val:accuracy`."""
+    """Name of the measure, such as `val:accuracy`."""
     start: float | None = None
-    """Its first value."""
+    """First value."""
     start_step: int | None = None
-    """Step of the first value; 0: before training."""
+    """Step of the first value; 0 for before training."""
     best: float | None = None
-    """Its best value: the lowest of a loss, the highest of anything else."""
+    """Best value: the lowest of a loss, the highest of anything else."""
     best_step: int | None = None
     """Step of the best value."""
     end: float | None = None
-    """Its last value."""
+    """Last value."""
     nothing_learnt: str | None = None
-    """A sentence, where the measure never became better than at the start."""
+    """A sentence for the user, if the measure never improved on its start."""
 
     @classmethod
     def of(cls, history: History) -> Self:
@@ -79,17 +79,18 @@ class Figures:
 
 
 def _nothing_learnt(measure: str, sign: float, values: Sequence[float]) -> str | None:
-    """Return the sentence that says so, or None where something was learnt."""
+    """Return a sentence if nothing was learned, otherwise None."""
     if len(values) < 2:
         return None
     if measure.startswith("val:"):
         before, after = values[0], max(values[1:], key=lambda value: sign * value)
         when = "at the start", "at best afterwards"
     else:
-        # Each step has other data, so that single steps say little.
+        # Each step has other data, so single steps are too noisy: compare halves.
         half = len(values) // 2
         before, after = _mean(values[:half]), _mean(values[half:])
         when = "in the first half of the steps", "in the second"
+    # `not <=`, so that NaN is not taken for a lack of progress.
     if not sign * after <= sign * before:
         return None
     shown = format_measure(measure, before), format_measure(measure, after)

@@ -1,4 +1,4 @@
-"""Where a run writes: a folder of its own, or that of the run it resumes."""
+"""The folder of a run: a new one, or that of the run to resume."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from rl_distributed.runs.requests import REQUESTS
 __all__ = ["CHECKPOINTS", "Resume", "RunPlace", "find_resume"]
 
 Resume = bool | str | Path
-"""False: a new run. True: the newest checkpoint of `output_dir`, an error where there
-is none. "auto": the same, but a new run where there is none. A path: that checkpoint,
-or the newest one of that run folder."""
+"""False for a new run. True for the newest checkpoint of `output_dir`, which must
+exist; "auto" for the same, or a new run if there is none. A path for that checkpoint,
+or for the newest one of that run folder."""
 
 _STEP = re.compile(r"step_\d+")
 _ROOT = Path("runs")
@@ -44,16 +44,16 @@ _WRITES = (
 
 @dataclass(frozen=True)
 class RunPlace:
-    """The folder of a run and the checkpoint it goes on from."""
+    """The folder of a run and the checkpoint that it resumes."""
 
     claim: RunClaim
-    """What owns the folder until the run ends."""
+    """Claim on the folder until the run ends."""
     checkpoint: Path | None = None
     """The checkpoint to resume from; None for a new run."""
 
     @staticmethod
     def check(config: TrainerConfig, *, resume: Resume, overwrite: bool) -> None:
-        """Find what `find` would refuse, before anything is loaded.
+        """Raise the errors of `find`, before anything is loaded.
 
         Raises:
             ConfigError: See `find`.
@@ -72,7 +72,7 @@ class RunPlace:
 
     @classmethod
     def of(cls, claim: RunClaim, config: TrainerConfig, *, resume: Resume) -> RunPlace:
-        """Take a folder that its maker owns, and the checkpoint to go on from."""
+        """Return a folder that is already claimed, with the checkpoint to resume."""
         checkpoint = find_resume(claim.path, resume, config.checkpointing)
         return cls(claim, checkpoint)
 
@@ -80,17 +80,18 @@ class RunPlace:
     def find(
         cls, config: TrainerConfig, name: str, *, resume: Resume, overwrite: bool
     ) -> RunPlace:
-        """Make the folder of a new run, or find that of the run to go on with; own it.
+        """Create the folder of a new run, or find that of a run to resume; claim it.
 
         Args:
-            config: Names the folder; where it names none it is `runs/<name>-NNN`.
-            name: Of the run.
-            resume: Which run to go on with.
+            config: Configuration that may name the folder; otherwise it is
+                `runs/<name>-NNN`.
+            name: Name of the run.
+            resume: Run to resume.
             overwrite: Whether a new run may remove another one from `output_dir`.
 
         Raises:
-            ConfigError: There is nothing to resume from, the folder holds progress of
-                another run, another process uses it, or it cannot be written.
+            ConfigError: There is nothing to resume, the folder holds the progress of
+                another run, another process uses it, or it is not writable.
         """
         cls.check(config, resume=resume, overwrite=overwrite)
         output_dir = config.output_dir
@@ -104,7 +105,7 @@ class RunPlace:
                 path = new_run_folder(_ROOT.absolute(), name)
             except OSError as error:
                 raise ConfigError(
-                    f"output_dir: no folder can be made in {_ROOT.absolute()}: "
+                    f"output_dir: no folder can be created in {_ROOT.absolute()}: "
                     f"{error}; name one that you may write to"
                 ) from error
         claim = begin_run(
@@ -120,16 +121,16 @@ def find_resume(
     *,
     name: str = "run",
 ) -> Path | None:
-    """Find the checkpoint to go on from, or None when a new run shall begin.
+    """Return the checkpoint to resume, or None for a new run.
 
     Args:
-        output_dir: Folder of the run; None: the newest `runs/<name>-NNN`.
-        resume: Which run to go on with.
-        checkpointing: Which checkpoints count.
-        name: Of the run.
+        output_dir: Folder of the run; None for the newest `runs/<name>-NNN`.
+        resume: Run to resume.
+        checkpointing: Settings of the checkpoints.
+        name: Name of the run.
 
     Raises:
-        ConfigError: There is nothing to resume from.
+        ConfigError: There is nothing to resume.
     """
     if resume is False:
         return None
@@ -163,7 +164,7 @@ def find_resume(
 
 
 def _folder_of(checkpoint: Path, config: TrainerConfig, name: str) -> Path:
-    """Return the folder of the run that has written a checkpoint."""
+    """Return the folder of the run that wrote a checkpoint."""
     above = checkpoint.parent
     elsewhere = config.checkpointing.checkpoint_dir
     if elsewhere is not None and above == Path(elsewhere).absolute():
@@ -179,9 +180,10 @@ def _newest(folder: Path, checkpointing: CheckpointingConfig) -> Path | None:
 
 
 def _candidates(output_dir: str | Path | None, name: str) -> list[Path]:
-    """Return the folders of the runs to go on with, the newest first."""
+    """Return the folders of runs that may be resumed, newest first."""
     if output_dir is not None:
         return [Path(output_dir).expanduser().absolute()]
+    # Sorted as numbers: as text, run 10 would come before run 9.
     numbered = []
     for path in _ROOT.absolute().glob(f"{name}-*"):
         number = path.name.removeprefix(f"{name}-")

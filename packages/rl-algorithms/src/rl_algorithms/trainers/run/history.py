@@ -1,4 +1,4 @@
-"""The history of a run's metrics, in memory and as its file has it."""
+"""The history of a run's metrics, in memory and from its file."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _PREFIXES = {
     "performance": "performance",
     "timing": "timing/train",
 }
-"""What names begin with, and how files of earlier versions have it: `train/loss`."""
+"""Prefixes of names, and their form in files of earlier versions: `train/loss`."""
 
 
 def metric_name(written: str) -> str | None:
-    """Return the name of a metric in a file, or None for one of another kind."""
+    """Return the current name of a metric in a file, or None for other metrics."""
     prefix, colon, rest = written.partition(":")
     if colon and rest and prefix in _PREFIXES:
         return written
@@ -35,7 +35,7 @@ def metric_name(written: str) -> str | None:
 class History(list[dict[str, float]]):
     """One record per step: `{"step": 3, "train:loss": 0.5, "val:accuracy": 0.7, ...}`.
 
-    It is a plain list; `to_pandas` makes a data frame of it.
+    It is a plain list; `to_pandas` converts it to a data frame.
     """
 
     def __repr__(self) -> str:
@@ -43,13 +43,14 @@ class History(list[dict[str, float]]):
         return f"History({len(self)} records, {len(names)} metrics)"
 
     def add(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Put metrics into the record of a step, which is made if need be."""
+        """Add metrics to the record of a step, which is created if necessary."""
         if not self or self[-1]["step"] != step:
             self.append({"step": step})
         self[-1].update(metrics)
 
     def at(self, step: int) -> dict[str, float]:
-        """Return the metrics of a step; {} where it has none."""
+        """Return the metrics of a step, or {} if it has none."""
+        # From the end: callers ask about the latest steps, and records are ordered.
         for record in reversed(self):
             if record["step"] <= step:
                 found = record if record["step"] == step else {}
@@ -64,7 +65,7 @@ class History(list[dict[str, float]]):
     def to_pandas(self) -> Any:
         """Return a pandas data frame: a row per step (its index), a column per metric.
 
-        What a step did not measure is NaN.
+        Metrics that a step lacks are NaN.
 
         Raises:
             RegistryError: pandas is not installed.
@@ -81,11 +82,11 @@ class History(list[dict[str, float]]):
 
     @classmethod
     def read(cls, path: Path, *, up_to: int) -> History:
-        """Read the file of the JSONL sink up to a step; a step done again counts last.
+        """Read the file of the JSONL sink up to a step; of repeated steps, the last.
 
         Args:
-            path: The file; a missing one gives an empty history.
-            up_to: The last step to take.
+            path: The file; if it is missing, the history is empty.
+            up_to: Last step to read.
         """
         history = cls()
         if not path.is_file():
@@ -93,7 +94,7 @@ class History(list[dict[str, float]]):
         records: dict[int, dict[str, float]] = {}
         for step, metrics in read_metrics(path):
             named = {n: v for key, v in metrics.items() if (n := metric_name(key))}
-            # Samples of the machine's load are metrics too, but none of the training.
+            # The file also has samples of the machine's load, which belong to no step.
             if named and step <= up_to:
                 records.setdefault(step, {"step": step}).update(named)
         history.extend(records[step] for step in sorted(records))

@@ -1,4 +1,4 @@
-"""What a run was started by and on: the command line and the machine."""
+"""The command line and the machine that a run was started with."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _GPUS = Path("/proc/driver/nvidia/gpus")
 def command_line(arguments: Sequence[str] | None = None) -> str:
     """Return the command that started this process, as a shell reads it.
 
-    Secrets are hidden: values of options and keys that are named like one, what looks
-    like one, and what the environment holds.
+    Secrets are hidden: values of options and keys with the name of a secret, values
+    that look like one, and those that the process environment holds.
 
     Args:
-        arguments: The program and what it was given; default those of this process.
+        arguments: The program and its arguments; by default those of this process.
     """
     program, *rest = sys.argv if arguments is None else arguments
     shown = [Path(program).name or "python", *_without_secrets(rest)]
@@ -50,10 +50,10 @@ def _without_secrets(arguments: Sequence[str]) -> Iterator[str]:
 def machine_facts(gpus: Path = _GPUS) -> dict[str, Any]:
     """Return `system`, `cores` that may be used, `memory_bytes` and names of `gpus`.
 
-    It is the machine of the process that asks; workers may run on others.
+    They describe the machine of this process; workers may run on others.
 
     Args:
-        gpus: Where the driver of the GPUs describes them; none where it is missing.
+        gpus: Folder in which the driver describes the GPUs; missing without GPUs.
     """
     return {
         "system": platform.platform(),
@@ -64,7 +64,7 @@ def machine_facts(gpus: Path = _GPUS) -> dict[str, Any]:
 
 
 def _model(path: Path) -> str:
-    # Read from the driver's files: a library would open every GPU for its name.
+    # From the driver's files: asking a library would open a context on every GPU.
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

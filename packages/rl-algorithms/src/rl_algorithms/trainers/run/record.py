@@ -1,4 +1,4 @@
-"""`run.json` and `config.yaml`: what a run is, so that people and commands know it."""
+"""`run.json` and `config.yaml`: the description of a run, for people and commands."""
 
 from __future__ import annotations
 
@@ -35,14 +35,15 @@ _PACKAGES = (
 
 
 def write_run_record(folder: Path, source: Mapping[str, Any]) -> None:
-    """Write what a run is into its folder, without secrets.
+    """Write the description of a run into its folder, without secrets.
+
+    The record adds to `source` the keys `hidden` (keys whose values are secrets),
+    `started`, `versions`, `command`, `machine` and `audit_log` (a file or null).
 
     Args:
         folder: The folder of the run.
-        source: `kind` (`trainer`, where Python made the run), `name`, `config`, and
-            what else makes the run again. The keys whose values are secrets are listed
-            as `hidden`; `started`, `versions`, `command` and `machine` say how it
-            began, `audit_log` is the file of its audit log, or null.
+        source: `kind` (`trainer` for a run started from Python), `name`, `config`, and
+            anything else needed to repeat the run.
 
     Raises:
         AuditError: `RL_AUDIT_LOG` names a file that cannot be written.
@@ -65,7 +66,7 @@ def write_run_record(folder: Path, source: Mapping[str, Any]) -> None:
 
 
 def installed_versions() -> dict[str, str]:
-    """Return the versions of what a run depends on; what is not there is left out."""
+    """Return the versions of the installed packages that a run depends on."""
     found = {"python": platform.python_version()}
     for name in _PACKAGES:
         try:

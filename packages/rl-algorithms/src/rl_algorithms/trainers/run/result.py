@@ -1,4 +1,4 @@
-"""What a run gives back."""
+"""The result of a run."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ def result_record(
     warnings: Iterable[str] = (),
     stopped_by: str | None = None,
 ) -> dict[str, Any]:
-    """Return the content of `result.json`: what a person wants to know first.
+    """Return the content of `result.json`, the most important facts first.
 
     Args:
-        figures: Of the run, or of its last stage.
-        steps: Steps of the run, or of its last stage.
+        figures: Key figures of the run, or of its last stage.
+        steps: Number of steps of the run, or of its last stage.
         wall_s: Wall time in seconds.
         best_checkpoint: Folder of the checkpoint to use.
         stop_reason: Why the run ended.
         run_dir: Folder of the run.
         model: Hugging Face folder of that checkpoint's weights.
         seed: Seed of the run.
-        metrics: Newest value of every metric.
-        warnings: What the run was warned of.
-        stopped_by: The person or program that asked for the end.
+        metrics: Latest value of every metric.
+        warnings: Warnings of the run.
+        stopped_by: The person or program that requested the end.
     """
     return {
         **figures.to_dict(),
@@ -64,7 +64,7 @@ def result_record(
 
 
 def write_result(run_dir: Path, record: Mapping[str, Any]) -> None:
-    """Write `result.json` into the folder of a run, whole or not at all."""
+    """Write `result.json` into the folder of a run, atomically."""
     text = json.dumps(plain_tree(record), indent=1, ensure_ascii=False) + "\n"
     write_private_text(run_dir / RESULT, text)
 
@@ -78,25 +78,25 @@ class TrainResult:
     """The outcome of `fit` and `train`."""
 
     metrics: dict[str, float]
-    """Newest value of every metric, such as `train:reward` and `val:accuracy`."""
+    """Latest value of every metric, such as `train:reward` and `val:accuracy`."""
     history: History
     """All metrics, one record per step."""
     checkpoint_path: Path | None
-    """The checkpoint to use: the best by `checkpointing.metric_name`, else the newest;
-    None when checkpoints are off."""
+    """The checkpoint to use: the best by `checkpointing.metric_name`, or the newest
+    without one; None if checkpoints are disabled."""
     run_dir: Path
-    """Folder of the run: its configuration, metrics and checkpoints."""
+    """Folder of the run, with configuration, metrics and checkpoints."""
     steps: int
-    """Steps done, those of earlier processes of a resumed run included."""
+    """Number of completed steps, including earlier processes of a resumed run."""
     stop_reason: str
     """Why the run ended."""
     wall_s: float = 0.0
-    """Wall time of this process's part of the run, in seconds."""
+    """Wall time of this process's part of the run in seconds."""
     warnings: tuple[str, ...] = ()
-    """What the run was warned of, each once, as it stands in the log."""
+    """Warnings of the run, each once, as logged."""
     stopped_by: str | None = None
-    """The person or program that asked for the end (`control_run`); a resume goes on
-    from there. None: nobody."""
+    """The person or program that requested the end (`control_run`), from where a resume
+    continues; None for nobody."""
 
     def __repr__(self) -> str:
         lines = [f"TrainResult: {self.steps} steps, {self.stop_reason or 'no end'}"]
@@ -124,10 +124,10 @@ class TrainResult:
         """Draw curves into a picture.
 
         Args:
-            path: The file; its ending gives the format. Default `curve.png` in the run
-                folder.
-            metrics: Names, each drawn by itself; default rewards and what was
-                validated, or the losses where nothing was rewarded.
+            path: The file; its ending gives the format. By default, `curve.png` in the
+                run folder.
+            metrics: Names, each drawn separately; by default rewards and validation
+                metrics, or losses if nothing was rewarded.
 
         Raises:
             RegistryError: matplotlib is not installed.
@@ -155,7 +155,7 @@ class TrainResult:
         return Figures.of(self.history)
 
     def to_dict(self, *, seed: int) -> dict[str, Any]:
-        """Return what `result.json` has."""
+        """Return the content of `result.json`."""
         return result_record(
             self.figures,
             steps=self.steps,

@@ -1,4 +1,4 @@
-"""Stopping a run by a signal without losing it.
+"""`SignalGuard`: stops a run on a signal without losing its progress.
 
 ```
 signal --> SignalGuard --(abortable phase)--> raises Interrupted at once
@@ -12,21 +12,22 @@ second SIGHUP ------------------------------> nothing
 | handler         | the signal    | Interrupted | nothing   | -                |
 | protected phase | -             | -           | its work  | a second signal  |
 
-A phase is protected while the weights or the files of the run are being changed:
-between its begin and its end there is no state that could be saved. So is the start,
-because neither an import nor the start of Ray survives an exception in its middle; it
-asks between its parts, and while it waits. Everything else (rollouts, validation) may
-be abandoned, because the run then still is in the state that the last step left.
+A phase is protected while the weights or the files of the run change: between its start
+and its end there is no consistent state to save. The start of a run is protected as
+well, because neither an import nor the start of Ray survives an exception in the
+middle; it checks for signals between its parts and while it waits. Everything else
+(rollouts, validation) may be abandoned, because the run is then still in the state that
+the last step left.
 
-An exception that a handler raises can get lost: the interrupted code may be a
-finalizer, or an import under a bare `except`. So a signal stays pending until somebody
-acknowledges it, and `check()` raises it again. Guards may be nested; what reaches the
-inner one too late is passed on to the outer one.
+An exception raised by a handler can get lost: the interrupted code may be a finalizer,
+or an import under a bare `except`. A signal therefore stays pending until it is
+acknowledged, and `check()` raises it again. Guards may be nested: a signal that reaches
+the inner one too late is passed on to the outer one.
 
-SIGHUP says that the terminal is gone. Nobody sends it: the kernel does, to the process
-group in the foreground and to the shell, and the shell once more to its jobs. So a
-further one is nobody's wish to leave at once, and none is taken where the program was
-started to outlive its terminal (`nohup`).
+SIGHUP means that the terminal is gone. The kernel sends it to the foreground process
+group and to the shell, and the shell sends it once more to its jobs. A second SIGHUP is
+therefore no request to stop at once, and SIGHUP is ignored if the program was started
+to outlive its terminal (`nohup`).
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 
 
 class Interrupted(KeyboardInterrupt):
-    """A signal ended the run; what it had reached is in `checkpoint_path`.
+    """A signal ended the run; its progress is in `checkpoint_path`.
 
     It is a KeyboardInterrupt, so that no `except Exception` on the way swallows it.
     """
@@ -57,15 +58,15 @@ class Interrupted(KeyboardInterrupt):
         self.signum = signum
         """Number of the signal."""
         self.checkpoint_path = Path(checkpoint_path) if checkpoint_path else None
-        """The checkpoint to resume from, or None when there was nothing to save."""
+        """The checkpoint to resume from, or None if there was nothing to save."""
 
     @property
     def exit_code(self) -> int:
-        """What a shell expects of a process that this signal ended: 130, 143, ..."""
+        """Exit code by the convention of shells for this signal: 130, 143, ..."""
         return 128 + self.signum
 
     def with_checkpoint(self, path: Path | None) -> Interrupted:
-        """Return the same interruption with the checkpoint that was kept."""
+        """Return the same interruption with the saved checkpoint."""
         return Interrupted(self.signum, str(path) if path else None)
 
     def __str__(self) -> str:
@@ -78,8 +79,8 @@ class Interrupted(KeyboardInterrupt):
 class SignalGuard:
     """Turns SIGINT, SIGTERM, SIGUSR1 and SIGHUP into `Interrupted` while it is entered.
 
-    In another thread than the main one Python allows no handlers; the guard then does
-    nothing but answer to `request()`.
+    Python allows signal handlers in the main thread only; in any other thread the guard
+    reacts to nothing but `request()`.
     """
 
     def __init__(self) -> None:
@@ -88,7 +89,7 @@ class SignalGuard:
         self._closing = False
         self._hung_up = False
         self.pending: int | None = None
-        """Number of the signal that came and has not been acknowledged."""
+        """Number of the pending signal, or None."""
 
     def __enter__(self) -> SignalGuard:
         self.install()
@@ -104,11 +105,12 @@ class SignalGuard:
             for number, handler in self._previous.items():
                 signal.signal(number, handler)
             if self.pending is not None and kind is None and self._previous:
+                # Too late for this run, but the outer guard or the program may want it.
                 signal.raise_signal(self.pending)
         self._previous = {}
 
     def install(self) -> None:
-        """Set the handlers; again after a library (Ray) has set its own."""
+        """Set the handlers; to be repeated after a library (Ray) has set its own."""
         if threading.current_thread() is not threading.main_thread():
             return
         for number in _SIGNALS:
@@ -118,7 +120,7 @@ class SignalGuard:
             self._previous.setdefault(number, previous)
 
     def request(self, signum: int = signal.SIGINT) -> None:
-        """Ask for an interruption at the next `check()`, from any thread."""
+        """Request an interruption at the next `check()`, from any thread."""
         self.pending = int(signum)
 
     def interrupt(self) -> None:
@@ -126,22 +128,22 @@ class SignalGuard:
         if self._closing or self.pending is not None:
             return
         if self._previous:
-            # To the main thread, which may be waiting for something.
+            # A real signal, because it also wakes the main thread from a wait.
             os.kill(os.getpid(), signal.SIGTERM)
         else:
             self.request(signal.SIGTERM)
 
     def acknowledge(self) -> None:
-        """Say that the signal was dealt with: it is not raised again."""
+        """Mark the pending signal as handled, so that it is not raised again."""
         self.pending = None
 
     def close(self) -> None:
-        """Begin the shutdown: a signal is only remembered until a second one comes."""
+        """Begin the shutdown, during which only a second signal raises."""
         self._closing = True
         self.pending = None
 
     def check(self) -> None:
-        """Raise Interrupted when a signal came that nobody acknowledged.
+        """Raise Interrupted if a signal is pending and no phase is protected.
 
         Raises:
             Interrupted: A signal came.
@@ -150,7 +152,7 @@ class SignalGuard:
             self.raise_pending()
 
     def raise_pending(self) -> None:
-        """Do the same in a protected stretch, at a point that is safe.
+        """Raise Interrupted if a signal is pending, even within a protected phase.
 
         Raises:
             Interrupted: A signal came.
@@ -159,11 +161,11 @@ class SignalGuard:
             raise Interrupted(self.pending)
 
     def hold(self) -> None:
-        """Begin a stretch that must come to its end before a signal takes effect."""
+        """Begin a protected phase: signals take effect only at its end."""
         self._protected = True
 
     def release(self) -> None:
-        """End that stretch.
+        """End the protected phase.
 
         Raises:
             Interrupted: A signal came meanwhile.
@@ -173,12 +175,12 @@ class SignalGuard:
 
     @property
     def held(self) -> bool:
-        """Whether such a stretch is open."""
+        """Whether a phase is protected."""
         return self._protected
 
     @contextmanager
     def protected(self) -> Iterator[None]:
-        """Let a block come to its end before a signal takes effect.
+        """Protect a block: signals take effect only at its end.
 
         Raises:
             Interrupted: A signal came meanwhile.
@@ -198,8 +200,8 @@ class SignalGuard:
             self._hung_up = True
         self.pending = signum
         if first and (self._protected or self._closing):
-            # Neither print nor logging may be used in a signal handler; and after a
-            # SIGHUP there is no terminal to write to.
+            # Neither print nor logging is safe in a signal handler. After a SIGHUP
+            # there is no terminal to write to, hence the OSError.
             with suppress(OSError):
                 os.write(2, _NOTICE)
             return

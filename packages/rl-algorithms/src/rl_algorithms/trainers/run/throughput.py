@@ -1,13 +1,13 @@
-"""Figures per second of a step, and the share of the hardware's peak that training got.
+"""Throughput of a step, and the model FLOPs utilization (MFU) of training.
 
-The operations of a training step are those that the model needs, whatever was computed
-twice or padded (model FLOPs, PaLM, Chowdhery et al., arXiv:2204.02311, appendix B):
+The operations of a training step are those that the model needs, regardless of
+recomputation and padding (PaLM, Chowdhery et al., arXiv:2204.02311, appendix B):
 
     sum over rows of  6 N n + 12 L H Q n^2
 
-with n tokens in the row, N parameters that a token is multiplied with (the embedding
-table is only read), L layers, H heads of Q dimensions. The utilisation divides them by
-the time of `policy_training` and by the peak of all training workers.
+with n tokens in the row, N parameters that take part in a matrix product (the embedding
+table is only read), L layers, and H heads of Q dimensions. The utilization divides them
+by the time of `policy_training` and by the peak rate of all training workers.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ __all__ = ["PEAK_TFLOPS", "ModelFlops", "Throughput", "peak_tflops"]
 
 _logger = get_logger(__name__)
 
-# Dense bfloat16 peaks from the vendors' data sheets; the first name that the device's
-# name contains counts.
+# Dense bfloat16 peaks from the vendors' data sheets. The first key contained in the
+# device's name counts, so longer names precede their prefixes ("H100 PCIe", "H100").
 PEAK_TFLOPS = {
     "GB300": 2500.0,
     "GB200": 2500.0,
@@ -59,16 +59,16 @@ _EXPERTS = {"mixtral", "qwen3_moe"}
 
 @dataclass(frozen=True)
 class ModelFlops:
-    """Operations of a training step of a decoder."""
+    """Number of operations of a training step of a decoder."""
 
     matmul_parameters: int
-    """Parameters that every token is multiplied with, the chosen experts' only."""
+    """Number of parameters multiplied with each token; of experts, the active ones."""
     attention_width: int
     """Layers x heads x dimensions of a head."""
 
     @classmethod
     def of(cls, config: Any) -> ModelFlops | None:
-        """Read a Hugging Face configuration; None for architectures not known here."""
+        """Read a Hugging Face configuration; return None for unknown architectures."""
         kind = str(config.model_type)
         if kind not in _GATED | _EXPERTS:
             return None
@@ -83,18 +83,21 @@ class ModelFlops:
             experts = getattr(config, "num_experts", None) or config.num_local_experts
             inner = getattr(config, "moe_intermediate_size", None) or inner
             mlp = 3 * hidden * inner * config.num_experts_per_tok + hidden * experts
+        # The last term is the output layer; an input embedding is looked up, not
+        # multiplied.
         total = layers * (attention + mlp) + hidden * config.vocab_size
         return cls(total, layers * heads * head_dim)
 
     def training(self, lengths: Any) -> float:
         """Return the operations, forward and backward, for rows of these lengths."""
+        # float64, because sums of squared lengths exceed what float32 holds exactly.
         lengths_B = torch.as_tensor(lengths, dtype=torch.float64)
         tokens, squares = float(lengths_B.sum()), float(lengths_B.square().sum())
         return 6 * self.matmul_parameters * tokens + 12 * self.attention_width * squares
 
 
 def peak_tflops(config: TrainerConfig) -> float | None:
-    """Return the peak of one worker that is given, or that of the GPU here, or None."""
+    """Return the configured peak rate of a worker, that of the local GPU, or None."""
     if config.peak_tflops_per_worker is not None:
         return config.peak_tflops_per_worker
     if config.policy.precision != "bfloat16" or not torch.cuda.is_available():
@@ -104,12 +107,12 @@ def peak_tflops(config: TrainerConfig) -> float | None:
 
 
 class Throughput:
-    """Counts what a run's steps train on, and makes figures per second of it.
+    """Counts the trained tokens of a run's steps and computes rates per second.
 
     Args:
-        num_workers: Training workers.
-        flops: Operations of the model; None leaves the utilisation out.
-        peak: Peak of one worker in 10^12 operations per second.
+        num_workers: Number of training workers.
+        flops: Operations of the model; None for no utilization.
+        peak: Peak rate of one worker in 10^12 operations per second.
     """
 
     def __init__(
@@ -124,7 +127,7 @@ class Throughput:
 
     @classmethod
     def of(cls, config: TrainerConfig, policy: object) -> Throughput:
-        """Read the model's shape, where a peak to compare with is known."""
+        """Create the counter; the model's shape is read only if its peak is known."""
         num_workers = getattr(policy, "num_ranks", config.num_workers)
         peak = peak_tflops(config)
         if peak is None:
@@ -140,7 +143,7 @@ class Throughput:
         return cls(num_workers, flops, peak)
 
     def note_trained(self, rows: Mapping[str, Any]) -> None:
-        """Count rows that were trained on; those that were only filled in do not."""
+        """Count trained rows, without padding rows."""
         if self._flops is not None:
             lengths_B = rows["input_lengths"][rows["sample_mask"] != 0]
             self._operations += self._flops.training(lengths_B)
@@ -148,10 +151,10 @@ class Throughput:
     def take(
         self, metrics: Mapping[str, float], timing: Mapping[str, float]
     ) -> dict[str, float]:
-        """Return the figures of a step, and begin the next one.
+        """Return the rates of a step, and begin the next one.
 
         Args:
-            metrics: Those of the step, without prefix.
+            metrics: Metrics of the step, without prefix.
             timing: Seconds of its phases.
         """
         operations, self._operations = self._operations, 0.0

@@ -1,4 +1,4 @@
-"""What a run was warned of: said in the log at once, and kept for its result."""
+"""The warnings of a run: logged at once, and kept for its result."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _MOST = 20
 
 
 class WarningKeeper(logging.Handler):
-    """Keeps the warnings that our packages log while it is entered, each once.
+    """Collects the warnings that our packages log while it is entered, each once.
 
     Args:
-        kept: Where they go; beyond twenty further ones are only logged.
+        kept: List to append to; after twenty, further warnings are only logged.
     """
 
     def __init__(self, kept: list[str]) -> None:
@@ -27,11 +27,14 @@ class WarningKeeper(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Keep a warning."""
         if record.levelno == logging.WARNING and len(self.kept) < _MOST:
+            # Formatted now: the arguments may be large objects, which should not be
+            # kept.
             text = record.getMessage()
             if text not in self.kept:
                 self.kept.append(text)
         if not self._is_heard(record) and logging.lastResort is not None:
-            # Where a program configures nothing, this handler would be the only one.
+            # In a program that configures no logging, this handler would be the only
+            # one and suppress logging's own last resort.
             logging.lastResort.handle(record)
 
     def _is_heard(self, record: logging.LogRecord) -> bool:

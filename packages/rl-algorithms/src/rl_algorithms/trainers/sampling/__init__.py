@@ -1,1 +1,1 @@
-"""Validation and checks of what was sampled."""
+"""Validation, records and checks of sampled answers."""

@@ -1,4 +1,4 @@
-"""Tables of answers for trackers: those of a training step, and of a validation."""
+"""Tables of answers of training steps and validations, for experiment trackers."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ __all__ = ["ROLLOUTS_TABLE", "VALIDATION_TABLE", "AnswerTables"]
 
 ROLLOUTS_TABLE = "train/rollouts"
 VALIDATION_TABLE = "val/samples"
-# In the order of the columns; one that is empty in all rows is left out. Tokens and
-# their log-probs stay in the run folder: no tracker shows them well.
+# Columns in their order; a column without any value is left out. Tokens and their
+# log-probs are not included, because no tracker shows them well.
 _COLUMNS = (
     "dataset",
     "group",
@@ -31,23 +31,23 @@ _COLUMNS = (
 
 
 class AnswerTables:
-    """Logs answers that the run folder holds as tables too, where a sink shows them.
+    """Logs the answers in the run folder as tables, too, if a sink can show them.
 
     Args:
         metrics: The sinks.
-        every: Steps between two tables of training steps; 0: no table, of validations
-            neither.
+        every: Number of steps between two tables of training steps; 0 for no tables at
+            all, including those of validations.
     """
 
     def __init__(self, metrics: LoggerFacade, every: int) -> None:
         self._metrics, self._every = metrics, every
 
     def add_rollouts(self, step: int, answers: Sequence[Mapping[str, Any]]) -> None:
-        """Log answers of a training step, if it is the first or its turn has come.
+        """Log answers of a training step, if it is the first or a table is due.
 
         Args:
             step: Number of the step, from 1.
-            answers: Records as `KeptAnswers` makes them.
+            answers: Records of `KeptAnswers`.
         """
         if self._every and (step == 1 or step % self._every == 0):
             self._log(ROLLOUTS_TABLE, step, answers)
@@ -56,8 +56,8 @@ class AnswerTables:
         """Log answers of a validation.
 
         Args:
-            step: Number of the step behind which it was.
-            samples: Records as `ValidationSamples` writes them.
+            step: Number of steps before the validation.
+            samples: Records of `ValidationSamples`.
         """
         if self._every:
             self._log(VALIDATION_TABLE, step, samples)

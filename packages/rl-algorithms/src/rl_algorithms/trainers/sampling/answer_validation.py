@@ -1,4 +1,4 @@
-"""Validation by sampling: answers to held-out prompts, scored by the environment."""
+"""Validation by sampling answers to held-out prompts and scoring them."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from rl_distributed.metrics.values import Mean, MetricValue
 
 __all__ = ["validate_by_answers"]
 
-# Validation samples with the noise of this step number, which no training step has: the
-# same noise each time, so that two validations differ by the policy only.
+# Validations use the seeds of this step number, which no training step has. They are
+# the same each time, so that two validations differ only by the policy.
 _VALIDATION_STEP = -1
 _NUM_SAMPLES = 8
 
@@ -36,18 +36,17 @@ def validate_by_answers(
     """Sample answers to all prompts of a loader.
 
     Args:
-        engine: Plays them.
+        engine: Rollout engine.
         loader: Batches of prompts.
         num_generations: Answers per prompt.
         seed: The run's seed.
-        greedy: Take the most likely token each time.
-        sampling: How to sample otherwise.
-        accuracy_threshold: Reward from which on an answer is right; None: only what the
-            environment calls accuracy is.
+        greedy: Whether to always take the most likely token.
+        sampling: Sampling parameters otherwise.
+        accuracy_threshold: Minimum reward of a right answer; None for the environment's
+            own accuracy.
 
     Returns:
-        The metrics of the rollouts, with `accuracy` where that is known, and a few
-        answers.
+        The metrics of the rollouts, with `accuracy` if it is known, and a few answers.
     """
     metrics: list[dict[str, MetricValue]] = []
     samples: list[dict[str, Any]] = []
@@ -71,13 +70,13 @@ def validate_by_answers(
 
 
 def _shown(sample: RolloutSample) -> dict[str, Any]:
-    """Return what a person reads of an answer, the right one too where it is known."""
+    """Return an answer in readable form, with the right answer if it is known."""
     shown: dict[str, Any] = {
         "prompt": sample.prompt,
         "response": sample.response,
         "reward": sample.reward,
     }
-    # Whatever its column is called, rows of prompts have it under this name.
+    # Prompt rows have the right answer under this name, whatever its column.
     expected = sample.extra_env_info.get("answer")
     if isinstance(expected, str | int | float):
         shown["expected"] = expected
@@ -87,7 +86,7 @@ def _shown(sample: RolloutSample) -> dict[str, Any]:
 def _with_accuracy(
     result: RolloutResult, threshold: float | None
 ) -> dict[str, MetricValue]:
-    """Return the metrics of a rollout, and how many of its answers were right."""
+    """Return the metrics of a rollout, including the share of right answers."""
     metrics = dict(result.metrics)
     if threshold is not None:
         scored = result.rows["outcome"] <= int(Outcome.TRUNCATED)

@@ -1,10 +1,10 @@
-"""`KeptAnswers`: a few answers of a training step as records for people.
+"""`KeptAnswers`: a few answers of each training step as readable records.
 
 ```
 RolloutResult -> best and worst of some groups -> records <- advantages -> take
 ```
-Groups are drawn by the run's seed and the step: the same for an unbroken run and for
-one that was resumed, and not those that look best.
+Groups are drawn by the run's seed and the step, not by their looks. An interrupted and
+resumed run keeps the same answers as an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -24,31 +24,31 @@ from rl_distributed.batch.batched_data_dict import BatchedDataDict
 __all__ = ["ROW_NUMBER", "KeptAnswers"]
 
 ROW_NUMBER = "row_number"
-"""Column [N] of the place of a row among all that a step has sampled."""
+"""Column [N] with the index of a row among all rows sampled in a step."""
 _DIGITS = 4
 _TEXT_KEYS = ("name", "tool_call_id")
 _UNKNOWN = "\ufffd"
-"""Stands in a text for bytes that are no whole character."""
+"""Replacement character of a text for bytes that are not a complete character."""
 _LONGEST_CHARACTER = 4
-"""Tokens that one character may be spread over."""
+"""Maximum number of tokens of one character (bytes in UTF-8)."""
 
 
 class KeptAnswers:
-    """Keeps answers of the step that goes on.
+    """Keeps some answers of the current step.
 
-    A record has `reward`, `group` (place of the prompt in the step), `prompt`,
+    A record has `reward`, `group` (index of the prompt in the step), `prompt`,
     `response`, `outcome`, `length` (sampled tokens), `versions` (runs of `[version of
-    the weights, number of sampled tokens]`), and where they are known
+    the weights, number of sampled tokens]`) and, if known,
 
     - `rewards`: the parts of the reward by name,
-    - `advantage`, or `advantages` where those of the sampled tokens differ,
-    - `messages`: the whole conversation, where it is more than prompt and response,
+    - `advantage`, or `advantages` if those of the sampled tokens differ,
+    - `messages`: the whole conversation, if it has more than prompt and response,
     - `expected`: the right answer,
-    - `tokens` and `logprobs`: text and log-prob of the sampler of each sampled token.
+    - `tokens` and `logprobs`: text and the sampler's log-prob of each sampled token.
 
     Args:
-        tokenizer: Writes tokens as text.
-        num_kept: Answers per step; 0: none.
+        tokenizer: The policy's tokenizer.
+        num_kept: Number of answers per step; 0 for none.
         seed: The run's seed.
     """
 
@@ -59,11 +59,11 @@ class KeptAnswers:
         self._texts: dict[int, str] = {}
 
     def choose(self, result: RolloutResult, step: int) -> None:
-        """Keep answers of a rollout; of several rollouts of a step, of the first.
+        """Keep answers of a rollout; with several rollouts per step, of the first.
 
         Args:
-            result: The rollout; its rows get the column `row_number`, by which
-                `note_advantages` finds them again.
+            result: The rollout, whose rows get the column `row_number` for
+                `note_advantages`.
             step: Number of steps before this one.
         """
         rows = result.rows
@@ -78,16 +78,18 @@ class KeptAnswers:
             self._records[row] = self._record(result, row)
 
     def note_advantages(self, rows: BatchedDataDict[Any]) -> None:
-        """Note the advantages of the answers that are kept and trained on.
+        """Add the advantages of kept answers that are trained on.
 
         Args:
             rows: Columns `advantages` ([R] or [R, S]), `token_mask` and `row_number`,
-                which is taken off. Of a conversation that is several rows, the one with
-                its end counts.
+                which is removed. Of a conversation with several rows, the one with its
+                end counts.
         """
         if ROW_NUMBER not in rows:
             return
         numbers = rows.pop(ROW_NUMBER).tolist()
+        # Reversed, so that the first row of a number wins: branches are appended after
+        # the rows with the ends of conversations.
         places = {number: i for i, number in reversed(list(enumerate(numbers)))}
         for number, record in self._records.items():
             place = places.get(number)
@@ -96,7 +98,7 @@ class KeptAnswers:
                 record |= _advantages(rows["advantages"][place], mask, record)
 
     def take(self) -> list[dict[str, Any]]:
-        """Return the records of the step, and begin another one."""
+        """Return the records of the step, and begin the next one."""
         records = list(self._records.values())
         self._records, self._num_rows = {}, 0
         return records
@@ -148,7 +150,7 @@ class KeptAnswers:
         return sampled
 
     def _shown(self, ids: Sequence[int]) -> Iterator[str]:
-        """Yield the text of each token; that of a character comes with its first."""
+        """Yield the text of each token; a split character goes to its first token."""
         place = 0
         while place < len(ids):
             text, width = self._text(ids[place]), 1
@@ -163,7 +165,8 @@ class KeptAnswers:
             place += width
 
     def _text(self, token: int) -> str:
-        # One token at a time costs more than the rest of a record; few are new.
+        # Decoding tokens one by one costs more than the rest of a record, and most
+        # tokens have been seen before.
         if token not in self._texts:
             self._texts[token] = str(self._tokenizer.decode([token]))
         return self._texts[token]
@@ -172,9 +175,9 @@ class KeptAnswers:
 def _chosen(
     rows: BatchedDataDict[Any], num_kept: int, seed: int, step: int
 ) -> list[int]:
-    """Return the rows of the best and the worst answer of some groups.
+    """Return the rows with the best and the worst answers of some groups.
 
-    Answers that were not scored come last: there is nothing to see in most.
+    Unscored answers come last, because most of them show nothing.
     """
     outcome, rewards = rows["outcome"], rows["rewards"]
     groups: dict[int, list[int]] = {}
@@ -208,7 +211,7 @@ def _advantages(values: Tensor, mask: Tensor, record: dict[str, Any]) -> dict[st
     found = values[mask].tolist()
     if len(set(found)) == 1:
         return {"advantage": _short(found[0])}
-    # Those of earlier parts of the conversation are in other rows.
+    # A branched conversation has the advantages of its earlier parts in other rows.
     is_whole = len(found) == len(record["tokens"])
     return {"advantages": [_short(value) for value in found]} if is_whole else {}
 
@@ -242,5 +245,5 @@ def _runs(versions: Sequence[int]) -> list[list[int]]:
 
 
 def _short(value: float) -> float:
-    """Return a number with as many digits as a person looks at."""
+    """Round a number to the digits that a person looks at."""
     return round(value, _DIGITS)

@@ -1,9 +1,10 @@
-"""Telemetry of every training step: do sampler and trainer compute the same?
+"""Monitoring of the mismatch between sampler and trainer in every training step.
 
-Both give log-probs of the same tokens, by different code and maybe at other precisions.
-What differs weights every token wrongly, and weights that did not arrive show here in
-the first step. The loss reports the log-ratios of its tokens before it clips anything;
-here they become quantiles, and a limit.
+Both compute log-probs of the same tokens, with different code and possibly different
+precision. A difference gives every token a wrong importance weight, and weights that
+did not arrive show here in the first step. The loss reports the log-ratios of its
+tokens before it clips anything; here they become quantiles, which are checked against a
+limit.
 """
 
 from __future__ import annotations
@@ -26,17 +27,17 @@ _QUANTILES = (50, 90, 99)
 
 
 class MismatchMonitor:
-    """Turns what the loss reports into metrics, and watches the limit."""
+    """Turns the log-ratios of the loss into metrics, and checks the limit."""
 
     def __init__(self, config: MismatchConfig) -> None:
         self._config = config
         self._num_above = 0
 
     def report(self, metrics: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the metrics of a step with quantiles in place of the log-ratios.
+        """Return the metrics of a step, with quantiles in place of the log-ratios.
 
         Raises:
-            MismatchError: A step is above the limit, and `action` is `stop`.
+            MismatchError: The step exceeds the limit, and `action` is `stop`.
         """
         found = mismatch_metrics(metrics)
         self._watch(found)
@@ -51,7 +52,7 @@ class MismatchMonitor:
             return
         self._num_above += 1
         what = (
-            f"{num_bad:.0f} tokens have a log-prob that is no finite number"
+            f"{num_bad:.0f} tokens have a log-prob that is not finite"
             if num_bad
             else f"the {statistic} of the difference between the log-probs of trainer "
             f"and sampler is {value:.3g} (mismatch.limit is {limit:g})"
@@ -66,15 +67,15 @@ class MismatchMonitor:
 
 
 def mismatch_metrics(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """Quantiles of the mismatch, of all tokens and by position in the row.
+    """Return quantiles of the mismatch, over all tokens and by position in the row.
 
     Args:
-        metrics: What the loss reported, merged over a step; names that begin with
+        metrics: Metrics of the loss, merged over a step; names that begin with
             `mismatch/log_ratio/` hold distributions of `log p_trainer - log p_sampler`.
 
     Returns:
-        `mismatch/logprob_diff/*`: of its absolute value; `mismatch/ratio/*`: of
-        `p_trainer / p_sampler`, not clipped; both with the buckets of positions below.
+        `mismatch/logprob_diff/*` for its absolute value and `mismatch/ratio/*` for
+        `p_trainer / p_sampler`, not clipped; both also by bucket of positions.
     """
     buckets = {
         name.removeprefix(f"{LOG_RATIO}/"): value
@@ -96,7 +97,7 @@ def _is_log_ratio(name: str) -> bool:
 
 
 def _numbers(log_ratio: Distribution, below: str) -> dict[str, float]:
-    """Quantiles of |x| and of e^x, whose order is that of x."""
+    """Return quantiles of |x|, and of e^x by those of x, as it is monotonic."""
     if not log_ratio.count:
         return {}
     size = _absolute(log_ratio)
@@ -138,4 +139,5 @@ def _mean_exp(values: Distribution) -> float:
 
 
 def _exp(value: float) -> float:
+    # e^709 is the largest that a float holds; beyond that, exp raises.
     return math.exp(min(value, 700.0))

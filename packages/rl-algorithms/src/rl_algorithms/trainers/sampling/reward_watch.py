@@ -1,4 +1,4 @@
-"""Notices that the rewards of a run say nothing about which answers are better."""
+"""`RewardWatch`: detects rewards without any learning signal."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NUM_STEPS = 5
 _REMEDY = (
     "look at answers and their rewards: the reward function may miss what it looks for "
     "(check the format that it expects and max_new_tokens), or the tasks are all too "
-    "hard or too easy for the model (give credit for parts, take other tasks, or train "
+    "hard or too easy for the model (give partial credit, take other tasks, or train "
     "on demonstrations first)"
 )
 
@@ -28,15 +28,15 @@ class _Step:
     num_answers: int = 0
     num_groups: int = 0
     ranges: dict[str, tuple[float, float]] = field(default_factory=dict)
-    """Lowest and highest reward, of each where there are several."""
+    """Lowest and highest value of each reward, by name."""
     varies_in_group: bool = False
 
 
 class RewardWatch:
-    """Watches the rewards of a run, and speaks once.
+    """Watches the rewards of a run, and warns at most once.
 
     Args:
-        compares_groups: Answers are compared with others to the same prompt only.
+        compares_groups: Whether answers are only compared within their group.
     """
 
     def __init__(self, *, compares_groups: bool = False) -> None:
@@ -46,7 +46,7 @@ class RewardWatch:
         self._has_spoken = False
 
     def note(self, rows: Mapping[str, Any]) -> None:
-        """Take in the answers of a step, or of a part of it.
+        """Add the answers of a step, or of a part of it.
 
         Args:
             rows: Columns of `RolloutResult.rows`.
@@ -69,7 +69,7 @@ class RewardWatch:
             now.varies_in_group |= _varies(rewards, groups[scored])
 
     def end_step(self) -> str | None:
-        """Note the end of a step; return what to warn of, None: nothing."""
+        """End a step; return a warning or None."""
         now, self._now = self._now, _Step()
         self._steps.append(now)
         full = len(self._steps) == _NUM_STEPS
@@ -105,7 +105,7 @@ def _joined(a: tuple[float, float], b: tuple[float, float]) -> tuple[float, floa
 
 
 def _varies(rewards: Tensor, groups: Tensor) -> bool:
-    """Whether two answers of one group differ."""
+    """Return whether two answers of one group have different rewards."""
     kinds: Tensor = torch.unique(groups)
     numbers = torch.searchsorted(kinds, groups)
     num_groups = int(numbers.max()) + 1

@@ -2,10 +2,11 @@
 
 ```
 rollouts/part-00000.jsonl  part-00001.jsonl ... part-00041.jsonl   lines, by step
-         stays             thinned out              is appended to
+         kept              thinned out              is appended to
 ```
-Where all parts are too big, one between the first and the newest goes: that whose
-neighbours are nearest, so that what is left is spread over the whole run.
+When the parts together exceed their limit, one between the first and the newest is
+removed: the one with the nearest neighbors, so that the rest stays spread over the
+whole run.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _PART = re.compile(r"part-(\d{5,})\.jsonl")
 
 
 def rollout_parts(run_dir: Path) -> list[Path]:
-    """Return the files of a run's answers in their order; [] where it has none."""
+    """Return the files of a run's answers in order, or [] without any."""
     folder = run_dir / ROLLOUTS
     if not folder.is_dir():
         return []
@@ -46,14 +47,14 @@ def rollout_parts(run_dir: Path) -> list[Path]:
 
 
 class RolloutFiles:
-    """Files of answers: one JSON line each, which begins with its step.
+    """Files of answers, with one JSON line per answer that begins with its step.
 
-    `rl_algorithms.trainers.sampling.kept_answers` says what else a line holds. A file
-    that cannot be written to ends the keeping with a warning, and not the run.
+    `rl_algorithms.trainers.sampling.kept_answers` describes the other keys. A write
+    error ends the keeping of answers with a warning, but not the run.
 
     Args:
-        run_dir: The run folder; the folder in it is made with the first answer.
-        max_bytes: Size of all files from which on some are removed.
+        run_dir: The run folder; the subfolder is created with the first answer.
+        max_bytes: Total size above which files are removed.
     """
 
     def __init__(self, run_dir: Path, max_bytes: int) -> None:
@@ -68,7 +69,7 @@ class RolloutFiles:
 
         Args:
             step: Number of the step, from 1.
-            answers: What their lines hold besides.
+            answers: Records of the answers.
         """
         if not answers or self._is_broken:
             return
@@ -78,7 +79,7 @@ class RolloutFiles:
         except OSError as error:
             self._is_broken = True
             _logger.warning(
-                "answers of training steps are no longer kept, as %s cannot be "
+                "answers of training steps are no longer kept, because %s cannot be "
                 "written: %s",
                 self._run_dir / ROLLOUTS,
                 error.strerror or error,
@@ -87,13 +88,14 @@ class RolloutFiles:
     def _append(self, lines: bytes) -> None:
         path = self._part()
         with open(path, "ab", opener=private_opener) as file:
-            # A killed writer may have left a torn line, which nobody goes on with.
+            # A killed process may have left a torn line. Start a new line after it, or
+            # the first new record would be lost as well.
             is_torn = path != self._begun and not _ends_whole(path)
             file.write(b"\n" + lines if is_torn else lines)
         self._begun = path
 
     def _part(self) -> Path:
-        """Return the file to append to; begin another one where it is full."""
+        """Return the file to append to, and start a new one if it is full."""
         parts = rollout_parts(self._run_dir)
         if parts and parts[-1].stat().st_size < self._part_bytes:
             return parts[-1]
@@ -116,20 +118,21 @@ class RolloutFiles:
             del sizes[path]
 
     def resume_at(self, step: int) -> None:
-        """Drop the answers of later steps, which come again, and a torn line."""
+        """Remove answers of later steps, which will be repeated, and a torn line."""
         for path in reversed(rollout_parts(self._run_dir)):
             lines = path.read_bytes().splitlines(keepends=True)
             kept = [line for line in lines if _is_up_to(line, step)]
             if len(kept) == len(lines):
                 return
             if kept:
-                # Through another file and a rename: a kill must not cost the rest.
+                # Through a temporary file and a rename, so that a kill cannot lose the
+                # lines to keep.
                 write_bytes_durably(path, b"".join(kept))
                 return
             path.unlink()
 
     def read(self) -> Iterator[dict[str, Any]]:
-        """Read the records, oldest first; a torn line of a killed run is skipped."""
+        """Read the records, oldest first, skipping a torn line of a killed run."""
         for path in rollout_parts(self._run_dir):
             for line in path.read_bytes().splitlines():
                 record = _record(line)

@@ -1,4 +1,4 @@
-"""The search for rows that an environment cannot judge, before anything starts."""
+"""Check for rows that an environment cannot judge, before a run starts."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ def check_rows(
     rows: Iterable[Mapping[str, Any]],
     name: str,
 ) -> None:
-    """Ask an environment whether it can judge all rows.
+    """Check that an environment can judge all rows.
 
     Args:
-        environment: What judges the answers to the rows.
+        environment: Environment that judges the answers.
         rows: Processed prompts.
-        name: What to call the dataset in messages.
+        name: Name of the dataset in messages.
 
     Raises:
-        DataError: It cannot judge some of them, whatever the answer.
+        DataError: The environment cannot judge some rows, whatever the answer.
     """
     indices, metadata = [], []
     for row in rows:
@@ -42,5 +42,5 @@ def check_rows(
     more = f"; and {len(found) - _MAX_NAMED} more" if len(found) > _MAX_NAMED else ""
     raise DataError(
         f"dataset {name}: {len(found)} of {len(indices)} rows cannot be judged by the "
-        f"environment: {named}{more}. Mend these rows, or leave them out"
+        f"environment: {named}{more}. Correct these rows, or remove them"
     )

@@ -1,4 +1,4 @@
-"""What a validation finds, on one held-out set or on several."""
+"""The result of a validation, on one or several held-out sets."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ class ValidationResult:
     metrics: Mapping[str, Any]
     """Numbers by name, without the prefix `val:`."""
     samples: list[dict[str, Any]] = field(default_factory=list)
-    """Records with `prompt`, `response`, `reward` and, where the right answer is known,
-    `expected`; where answers were sampled. The run folder keeps them."""
+    """Records with `prompt`, `response`, `reward` and, if the right answer is known,
+    `expected`; empty if no answers were sampled. The run folder keeps them."""
 
 
 def validate_parts(
     loader: Loader | ValidationParts, validate: Callable[[Loader], ValidationResult]
 ) -> ValidationResult:
-    """Validate; where there are several held-out sets, each by itself.
+    """Validate on a held-out set, or separately on each of several.
 
     Args:
-        loader: What `_load_data` returned; a `ValidationParts` has several.
-        validate: Measures one of them.
+        loader: Loader from `_load_data`; a `ValidationParts` holds several.
+        validate: Function that measures one of them.
 
     Returns:
-        With several sets every metric twice: by itself as `<set>/<name>`, and over all
-        sets as `<name>`. Typed values merge by their type; plain numbers are averaged,
-        weighted by the rows of the sets.
+        With several sets, every metric twice: per set as `<set>/<name>` and over all
+        sets as `<name>`. Typed values are merged by their type; plain numbers are
+        averaged, weighted by the number of rows of each set.
     """
     if not isinstance(loader, ValidationParts):
         return validate(loader)

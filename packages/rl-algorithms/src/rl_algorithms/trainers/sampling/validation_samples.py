@@ -1,4 +1,4 @@
-"""Answers of every validation in a file of the run folder, for people to read."""
+"""Sample answers of every validation in a file of the run folder."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ VALIDATION_SAMPLES = "validation_samples.jsonl"
 
 
 class ValidationSamples:
-    """The file of answers: one JSON line each, with the step of its validation.
+    """The file of answers, with one JSON line per answer.
 
     Lines are `{"step": 20, "prompt": ..., "response": ..., "reward": 1.0}`, with
-    `expected` where the right answer is known, and `dataset` where there are several.
+    `expected` if the right answer is known, and `dataset` if there are several.
 
     Args:
-        run_dir: The run folder; the file is made with the first answer.
+        run_dir: The run folder; the file is created with the first answer.
     """
 
     def __init__(self, run_dir: Path) -> None:
@@ -38,14 +38,14 @@ class ValidationSamples:
             file.write(lines)
 
     def resume_at(self, step: int) -> None:
-        """Drop the answers of later steps, which come again, and a torn line."""
+        """Remove answers of later steps, which will be repeated, and a torn line."""
         if not self.path.is_file():
             return
         kept = [json_line(record) for record in self.read() if record["step"] <= step]
         write_bytes_durably(self.path, b"".join(kept))
 
     def read(self) -> Iterator[dict[str, Any]]:
-        """Read the records, oldest first; a torn line of a killed run is skipped."""
+        """Read the records, oldest first, skipping a torn line of a killed run."""
         for line in self.path.read_bytes().splitlines():
             try:
                 record = json.loads(line)

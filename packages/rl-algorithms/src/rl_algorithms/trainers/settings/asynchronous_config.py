@@ -13,28 +13,30 @@ __all__ = ["AsynchronousConfig", "check_asynchronous"]
 
 
 class AsynchronousConfig(Config):
-    """Sampling for later steps while an earlier one is trained."""
+    """Section `asynchronous`: sampling for later steps while an earlier one trains."""
 
     max_staleness: int = Field(default=1, ge=0)
-    """Steps that the oldest token of an answer may lie behind the step that trains on
-    it; 0: nothing is sampled ahead, and the run is that without this section."""
+    """Maximum number of steps by which the oldest token of an answer may lag behind the
+    step that trains on it. With 0, nothing is sampled ahead, as without this section.
+    """
     max_groups: int | None = Field(default=None, gt=0)
-    """Prompts that are sampled, wait for their step or are trained on at a time; null:
-    as many as `max_staleness` can use, (max_staleness + 1) x num_prompts_per_step."""
+    """Maximum number of prompts being sampled, waiting for their step or in training;
+    null for as many as `max_staleness` can use, (max_staleness + 1) x
+    num_prompts_per_step."""
     max_tries: int = Field(default=3, ge=1)
-    """How often an answer that is overdue is tried before its prompt is left out."""
+    """Number of attempts at an overdue answer before its prompt is dropped."""
     answer_limit_s: float = Field(default=1800.0, gt=0)
-    """Seconds that an answer may take from its request on, with all turns of its
+    """Deadline in seconds for an answer, from its request to the last turn of its
     conversation."""
     score_limit_s: float = Field(default=900.0, gt=0)
-    """Seconds that an answer may wait for its reward."""
+    """Deadline in seconds for the reward of an answer."""
     progress_limit_s: float = Field(default=14400.0, gt=0)
-    """Seconds without a further step, validations and checkpoints included, after which
-    the run ends and says what it waited for."""
+    """Seconds without another step, including validations and checkpoints, after which
+    the run ends and reports what it was waiting for."""
     event_log: bool = False
-    """Write each event and decision to `asynchronous/events_*.jsonl` in the run's
-    folder, about 1.5 KB per answer, for `rl_algorithms.asynchronous.event_log.replay`.
-    """
+    """Whether to write all events and decisions to `asynchronous/events_*.jsonl` in the
+    run folder, about 1.5 KB per answer, for
+    `rl_algorithms.asynchronous.event_log.replay`."""
 
 
 def check_asynchronous(
@@ -48,13 +50,13 @@ def check_asynchronous(
 
     Args:
         asynchronous: The section.
-        num_prompts: Prompts per step.
-        rollout: What is done about failures.
+        num_prompts: Number of prompts per step.
+        rollout: Handling of failures.
         loss: The policy's loss.
-        data: Where prompts come from.
+        data: Source of the prompts.
 
     Raises:
-        ValueError: They do not.
+        ValueError: A setting excludes it.
     """
     age, groups = asynchronous.max_staleness, asynchronous.max_groups
     if groups is not None and groups < num_prompts:
@@ -66,7 +68,7 @@ def check_asynchronous(
     if age > 0 and not loss.use_importance_sampling_correction:
         raise ValueError(
             f"asynchronous.max_staleness={age} trains on answers of older weights, "
-            "which the loss must weigh by policy over sampler: set "
+            "which the loss must weight by policy over sampler: set "
             "loss_fn.use_importance_sampling_correction=true, or max_staleness=0"
         )
     if age > 0 and loss.force_on_policy_ratio:
@@ -77,9 +79,9 @@ def check_asynchronous(
         )
     if rollout.max_staleness is not None:
         raise ValueError(
-            "rollout.max_staleness leaves out rows that are too old, and with "
-            f"asynchronous none are: got {rollout.max_staleness}; leave it out (null), "
-            "and set asynchronous.max_staleness"
+            "rollout.max_staleness drops rows that are too old, and with asynchronous "
+            f"there are none: got {rollout.max_staleness}; leave it out (null), and "
+            "set asynchronous.max_staleness"
         )
     if rollout.retry.max_attempts > 1 and rollout.retry.resample == "group":
         raise ValueError(
@@ -88,12 +90,12 @@ def check_asynchronous(
         )
     if data.pass_rate_filter is not None:
         raise ValueError(
-            "asynchronous asks for prompts before the answers to earlier ones are "
-            "rewarded, by which data.pass_rate_filter decides: leave it out (null), or "
+            "asynchronous draws prompts before the answers to earlier ones are "
+            "rewarded, which data.pass_rate_filter needs: leave it out (null), or "
             "set asynchronous to null"
         )
     if data.streaming:
         raise ValueError(
-            "asynchronous takes prompts by their place in the data, which a stream "
+            "asynchronous takes prompts by their position in the data, which a stream "
             "does not have: set data.streaming=false, or asynchronous to null"
         )

@@ -1,4 +1,4 @@
-"""The one meaning of the batch sizes, worked out before a model is loaded."""
+"""`BatchPlan`: the batch sizes of a step, checked before a model is loaded."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ __all__ = ["BatchPlan"]
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """How the rows of a step are divided into optimizer steps, ranks and micro-batches.
+    """Division of a step's rows into optimizer steps, ranks and micro-batches.
 
     Raises:
         ConfigError: The sizes do not divide.
     """
 
     num_prompts: int
-    """Rows that the dataloader gives per step."""
+    """Number of rows that the data loader returns per step."""
     num_generations: int
-    """Answers per row; 1 where nothing is sampled."""
+    """Number of answers per row; 1 if nothing is sampled."""
     global_batch_size: int
-    """Rows per optimizer step, over all ranks."""
+    """Number of rows per optimizer step, over all ranks."""
     num_ranks: int
-    """Data-parallel training workers."""
+    """Number of data-parallel training workers."""
     micro_batch_size: int
-    """Rows per forward pass on one rank."""
+    """Number of rows per forward pass on one rank."""
 
     def __post_init__(self) -> None:
         samples, size = self.num_samples, self.global_batch_size
@@ -47,12 +47,12 @@ class BatchPlan:
 
     @property
     def num_samples(self) -> int:
-        """Rows of a step that are trained on."""
+        """Number of rows to train on per step."""
         return self.num_prompts * self.num_generations
 
     @property
     def num_optimizer_steps(self) -> int:
-        """Optimizer steps per step of the algorithm."""
+        """Number of optimizer steps per step of the algorithm."""
         return self.num_samples // self.global_batch_size
 
     def rows_for(self, num_rows: int) -> tuple[int, int]:
@@ -60,10 +60,10 @@ class BatchPlan:
 
         A step may have fewer rows than planned: at the end of an epoch, or because
         groups were dropped. The number of optimizer steps stays the same as long as
-        each gets a row, so that schedules do not depend on how many were dropped.
+        each gets a row, so that learning rate schedules do not depend on drops.
 
         Args:
-            num_rows: Rows that there are, at least one.
+            num_rows: Actual number of rows, at least one.
         """
         steps = min(self.num_optimizer_steps, num_rows)
         per_step = -(-num_rows // steps)
@@ -71,7 +71,7 @@ class BatchPlan:
         return per_step * steps, per_step
 
     def describe(self) -> str:
-        """Say in one line what the sizes mean."""
+        """Return a one-line description of the sizes."""
         per_rank = self.global_batch_size // self.num_ranks
         micro = -(-per_rank // self.micro_batch_size)
         return (

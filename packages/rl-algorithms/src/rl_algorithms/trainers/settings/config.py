@@ -1,4 +1,4 @@
-"""What the configurations of all algorithms share."""
+"""Configuration shared by all algorithms."""
 
 from __future__ import annotations
 
@@ -33,24 +33,24 @@ _OF_CHECKPOINTS = tuple(
 
 
 class EnvConfig(Config):
-    """Section `env`: which environment rewards the answers."""
+    """Section `env`: the environment that rewards the answers."""
 
     name: str
     """Name of a registered environment."""
     settings: dict[str, Any] = Field(default_factory=dict)
     """Arguments of the environment's class."""
     num_workers: int = Field(1, gt=0)
-    """Processes that share the rows."""
+    """Number of processes that share the rows."""
     num_cpus: float = Field(0.0, ge=0)
-    """CPUs that Ray sets aside for each; 0 fits into a full cluster."""
+    """Number of CPUs that Ray reserves for each process; 0 fits into a full cluster."""
     deadline_s: float = Field(600.0, gt=0)
-    """A call of the environment that has not ended by then is reported."""
+    """Deadline in seconds for a call of the environment; a later one is an error."""
     pass_env: list[str] = Field(default_factory=list)
-    """Names of variables of the program's environment that its processes get, such as
-    the key of a judge that they ask; they have no other secrets of it."""
+    """Names of environment variables of this program to pass to the processes, such as
+    the key of a judge model. They get no other secrets."""
     max_restarts: int = Field(3, ge=0)
-    """How often in a row processes of the environment that died are replaced and their
-    rows sent again; 0: the first death is an infrastructure error."""
+    """Maximum number of times in a row that dead processes are replaced and their rows
+    sent again; with 0, the first death is an infrastructure error."""
 
     def passed(self) -> dict[str, str]:
         """Return the variables of `pass_env` with their values.
@@ -73,68 +73,69 @@ class EarlyStopConfig(Config):
     patience: int = Field(gt=0, json_schema_extra=changeable())
     """Number of validations without a new best value after which the run ends."""
     metric: str | None = None
-    """Name such as `val:accuracy`; null: `checkpointing.metric_name`."""
+    """Name such as `val:accuracy`; null for `checkpointing.metric_name`."""
     min_delta: float = Field(0.0, ge=0, json_schema_extra=changeable())
-    """A value counts as better when it exceeds the best one by more than this."""
+    """Minimum improvement over the best value that counts."""
     goal: Literal["max", "min"] | None = None
-    """Whether the metric shall rise or fall; null: as `checkpointing.higher_is_better`
-    says of the same metric, else a loss shall fall and anything else rise."""
+    """Whether higher or lower values are better. null for
+    `checkpointing.higher_is_better` if it is about the same metric; otherwise lower is
+    better for a loss and higher for anything else."""
 
 
 class FaultToleranceConfig(Config):
-    """Section `fault_tolerance`: what happens when training workers are lost.
+    """Section `fault_tolerance`: recovery from the loss of training workers.
 
-    Lost generators and environments are replaced by the settings of their sections.
+    Lost generators and environments are replaced as set in their own sections.
     """
 
     max_restarts: int = Field(3, ge=0)
-    """How often in a row training workers that die or hang are started again. The run
-    then goes back to its newest checkpoint, or to its start, and does the steps since
-    then again. A step beyond the one that failed resets the count. 0: the first loss
-    ends the run. Needs `checkpointing.enabled` and a policy that the run has started
-    itself; not with `asynchronous`."""
+    """Maximum number of times in a row that training workers that die or hang are
+    restarted. The run then goes back to its newest checkpoint, or to its start, and
+    repeats the steps since then. A step beyond the one that failed resets the count.
+    With 0, the first loss ends the run. Requires `checkpointing.enabled` and a policy
+    started by the run itself; not available with `asynchronous`."""
 
 
 class TrainerConfig(Config):
-    """Everything that one run needs; each algorithm adds a section of its own."""
+    """The whole configuration of a run; each algorithm adds a section of its own."""
 
     data_kind: ClassVar[DataKind | None] = None
-    """What rows are read as; None: the trainer reads them in its own way."""
+    """Kind of the data rows; None if the trainer reads them in its own way."""
 
     rates_prompts: ClassVar[bool] = False
-    """Whether the trainer tells `data.pass_rate_filter` how prompts were solved."""
+    """Whether the trainer reports pass rates to `data.pass_rate_filter`."""
 
     seed: int = Field(42, ge=0)
     """Seed of everything random: data order, sampling, dropout."""
     output_dir: str | None = None
-    """Folder of the run, and of no other one; null: a new folder `runs/NAME-NNN`."""
+    """Folder of this run alone; null for a new folder `runs/NAME-NNN`."""
     policy: PolicyConfig
-    """The model, how it is trained, and how it samples."""
+    """The model, its training and its sampling."""
     data: DataConfig = Field(default_factory=DataConfig)
-    """Where the data come from."""
+    """Training and validation data."""
     env: EnvConfig | None = None
-    """The environment; null where a reward function or an object is handed in."""
+    """The environment; null if a reward function or an environment object is passed."""
     cluster: ClusterConfig = Field(default_factory=ClusterConfig)
     """The machines."""
     checkpointing: CheckpointingConfig = Field(default_factory=CheckpointingConfig)
-    """When the run is saved."""
+    """Schedule, ranking and retention of checkpoints."""
     early_stop: EarlyStopConfig | None = None
-    """When a run that no longer improves is ended; null: never."""
+    """End of a run that no longer improves; null for never."""
     fault_tolerance: FaultToleranceConfig = Field(default_factory=FaultToleranceConfig)
-    """How the run goes on without workers that it has lost."""
+    """Recovery from the loss of training workers."""
     peak_tflops_per_worker: float | None = Field(None, gt=0)
-    """Peak rate of one training worker's device in the precision that it computes in,
-    in 10^12 operations per second, for `performance:train_fp_utilization`; null: that
-    of the GPU where its name is known, else no such metric."""
+    """Peak rate of one training worker's device at its precision, in 10^12 operations
+    per second, for `performance:train_fp_utilization`. null for the peak of the GPU if
+    its name is known, and no such metric otherwise."""
     logger: LoggerConfig = Field(default_factory=LoggerConfig)
-    """Where metrics go."""
+    """Sinks of the metrics, and logging."""
 
     def unread(self) -> tuple[str, ...]:
-        """Return the keys that the algorithm does not read; set, they are refused."""
+        """Return the keys that the algorithm does not read; setting one is an error."""
         return ()
 
     def idle(self) -> tuple[Idle, ...]:
-        """Return what is turned off; keys of it that are set are named in the log."""
+        """Return the features that are disabled; keys set for them are logged."""
         return tuple(
             Idle(cause, keys)
             for cause, is_off, keys in (
@@ -153,7 +154,7 @@ class TrainerConfig(Config):
         )
 
     def kind_of_data(self) -> DataKind | None:
-        """Return what rows are read as."""
+        """Return the kind of the data rows."""
         return self.data_kind
 
     def plan_batches(self) -> BatchPlan:
@@ -167,13 +168,13 @@ class TrainerConfig(Config):
         return BatchPlan(size, 1, size, self.data_parallel_size, micro)
 
     def check_scorer(self, *, is_given: bool) -> None:
-        """Check that something scores answers where that is needed.
+        """Check that answers can be scored, if the algorithm needs that.
 
         Args:
-            is_given: Whether there is a reward function or an environment.
+            is_given: Whether a reward function or an environment is given.
 
         Raises:
-            ConfigError: There is none.
+            ConfigError: They cannot be scored.
         """
 
     @model_validator(mode="after")
@@ -184,12 +185,12 @@ class TrainerConfig(Config):
 
     @property
     def num_workers(self) -> int:
-        """Training workers of each policy."""
+        """Number of training workers of each policy."""
         return self.cluster.num_nodes * self.cluster.workers_per_node
 
     @property
     def data_parallel_size(self) -> int:
-        """Shares that the rows of a training batch are cut into.
+        """Number of data-parallel shares of a training batch.
 
         Raises:
             ConfigError: `policy.parallelism` does not fit the number of workers.

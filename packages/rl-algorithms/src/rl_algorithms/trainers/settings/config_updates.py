@@ -1,12 +1,12 @@
-"""Updates of a run's configuration: what they are, their file, and sending one.
+"""Updates of a run's configuration: their records, their file, and sending one.
 
 ```
 RUN/updates.jsonl   one line per update, in the order in which they took effect
-RUN/requests/       what other processes ask; empty but for an instant
+RUN/requests/       requests of other processes; almost always empty
 ```
-A checkpoint has the updates that were in force when it was written. What a resumed run
-finds in the file beyond those took effect after that checkpoint, and does so again in
-the same place.
+A checkpoint has the updates that were in force when it was written. Further updates in
+the file took effect after that checkpoint; a resumed run applies them again at the same
+points.
 """
 
 from __future__ import annotations
@@ -29,29 +29,29 @@ UPDATES = "updates.jsonl"
 """Name of the file, in the folder of the run."""
 
 Moment = Literal["step_end", "step_begin"]
-"""Where an update took effect: before the validation and the checkpoint that follow a
-step, or after them and before the next step."""
+"""Point at which an update took effect: before the validation and the checkpoint that
+follow a step, or after them and before the next step."""
 _MOMENTS = ("step_end", "step_begin")
 
 
 @dataclass(frozen=True)
 class ConfigUpdate:
-    """One update of the configuration; all of its keys changed at the same time."""
+    """One update of the configuration, whose keys all change at the same time."""
 
     number: int
-    """The update of the run, from 1 on."""
+    """Number of the update within the run, from 1."""
     step: int
-    """Steps that were done when it took effect."""
+    """Number of completed steps when it took effect."""
     moment: Moment
-    """Where, after that step."""
+    """Point after that step."""
     by: str
-    """The person or the program that asked for it."""
+    """The person or program that requested it."""
     time: str
-    """When it took effect."""
+    """Time at which it took effect."""
     changes: dict[str, Any]
-    """The new values, by dotted key."""
+    """New values by dotted key."""
     before: dict[str, Any] = field(default_factory=dict)
-    """The values that they took the place of."""
+    """Previous values by dotted key."""
 
     @classmethod
     def now(
@@ -62,17 +62,17 @@ class ConfigUpdate:
         changes: Mapping[str, Any],
         before: Mapping[str, Any],
     ) -> Self:
-        """Make one that takes effect now, at a step and a moment."""
+        """Create an update that takes effect now, at a step and a moment."""
         time = datetime.now(UTC).isoformat(timespec="seconds")
         return cls(number, *place, by, time, dict(changes), dict(before))
 
     def is_due(self, step: int, moment: Moment) -> bool:
-        """Return whether it has its effect at this place, or an earlier one."""
+        """Return whether it takes effect at this point or an earlier one."""
         mine = (self.step, _MOMENTS.index(self.moment))
         return mine <= (step, _MOMENTS.index(moment))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as JSON values."""
+        """Return the update as JSON values."""
         return asdict(self)
 
     @classmethod
@@ -80,7 +80,7 @@ class ConfigUpdate:
         """Read what `to_dict` returned.
 
         Raises:
-            TypeError: Something is missing, or is too much.
+            TypeError: A key is missing or unknown.
         """
         return cls(**data)
 
@@ -103,9 +103,9 @@ class UpdateFile:
         self.path = run_dir / UPDATES
 
     def read(self) -> list[ConfigUpdate]:
-        """Return the updates; a last line that was not written to its end is cut off.
+        """Return the updates, and remove an incomplete last line.
 
-        It had no effect yet: an update is written before its first step.
+        Such an update never took effect, because it is written before its first step.
 
         Raises:
             CheckpointError: Another line is damaged.
@@ -129,12 +129,14 @@ class UpdateFile:
                 ) from error
 
     def append(self, update: ConfigUpdate) -> None:
-        """Write one so that it outlasts a crash.
+        """Write an update durably.
 
         Raises:
-            OSError: It cannot be written; the file is what it was.
+            OSError: It cannot be written; the file is unchanged.
         """
         line = json.dumps(update.to_dict()).encode() + b"\n"
+        # Unbuffered, so that the number of written bytes is known, and a partial line
+        # can be taken back.
         with open(self.path, "ab", buffering=0, opener=private_opener) as file:
             size = file.seek(0, os.SEEK_END)
             try:
@@ -153,27 +155,27 @@ def update_run(
     by: str | None = None,
     deadline_s: float = 600.0,
 ) -> ConfigUpdate:
-    """Change the configuration of a run that another process carries out.
+    """Change the configuration of a run in another process.
 
     ```python
     rl_algorithms.update_run("runs/grpo-001", {"lr": 5e-6, "max_num_steps": 400})
     ```
 
-    The run looks between its steps, validates the update as it did its configuration,
-    and applies all of its keys or none.
+    The run checks for updates between its steps, validates an update like its
+    configuration, and applies either all of its keys or none.
 
     Args:
         run_dir: The folder of the run.
         changes: New values by key, as `trainer.update_config` takes them.
-        by: The person or program, as it is recorded; None: `user@machine`.
-        deadline_s: How long to wait; longer than a step of the run.
+        by: Name of the person or program for the records; None for `user@machine`.
+        deadline_s: Seconds to wait; must exceed a step of the run.
 
     Returns:
-        The update as it was recorded, with its step.
+        The recorded update, with its step.
 
     Raises:
-        ConfigError: The run refuses: a key is unknown or cannot change, or a value is
-            wrong. Or no process carries the run out.
+        ConfigError: The run rejects the update, because a key is unknown or cannot
+            change, or a value is wrong; or no process is running it.
         DeadlineExceededError: The run did not answer in time.
     """
     answer = send_request(

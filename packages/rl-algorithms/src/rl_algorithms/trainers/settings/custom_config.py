@@ -1,4 +1,4 @@
-"""Configuration of an algorithm that declares none."""
+"""Default configuration of a trainer that declares none."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ __all__ = ["CustomConfig"]
 
 
 class CustomConfig(TrainerConfig):
-    """What a run of a trainer without a `config_class` of its own needs."""
+    """Configuration of a trainer without a `config_class` of its own."""
 
     data_kind: ClassVar[DataKind | None] = "demonstrations"
 
     training: RunSettings = Field(default_factory=RunSettings)
-    """How long to train, and when to validate."""
+    """Limits of the run and schedule of validations."""

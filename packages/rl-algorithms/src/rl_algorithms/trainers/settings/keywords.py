@@ -1,4 +1,4 @@
-"""From keyword arguments to a configuration: `lr=1e-5` finds its section."""
+"""Configuration from keyword arguments: `lr=1e-5` finds its section."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ __all__ = [
 ConfigT = TypeVar("ConfigT", bound=Config)
 
 _OPTIMIZER_KWARGS = "policy.optimizer.kwargs"
-# A plain name that several sections have, and that means one of them.
+# Plain names that exist in several sections but mean one of them.
 _MEANINGS = {"backend": "policy.backend"}
-# The teacher is frozen, and a critic does not sample.
+# Keys without effect during a run: a teacher is frozen, and a critic does not sample.
 _FROZEN = ("teacher.", "critic.generation.")
 _ALIASES = {name: f"{_OPTIMIZER_KWARGS}.{name}" for name in ("lr", "weight_decay")}
 
@@ -45,20 +45,20 @@ def _paths(cls: type[Config]) -> dict[str, tuple[str, ...]]:
 
 
 def route(cls: type[Config], name: str) -> str:
-    """Return the dotted path that a setting means.
+    """Return the dotted path of a setting.
 
-    A field of the class itself comes first, then the one section that has the name;
-    `backend` is the training backend. A dotted path means itself.
+    A field of the class itself comes first, then the only section with that name;
+    `backend` is the training backend. A dotted path is returned unchanged.
 
     Raises:
-        ConfigError: No section has the name, or more than one.
+        ConfigError: No section has the name, or several have it.
     """
     if "." in name or name in cls.model_fields:
         return name
     paths = _paths(cls).get(name, ())
     if _MEANINGS.get(name) in paths:
         return _MEANINGS[name]
-    # Where there is a second model, a plain name means the one that is trained.
+    # With a second model, a plain name refers to the policy.
     own = [path for path in paths if path.startswith("policy.")]
     others = {path.removeprefix("policy.") for path in own}
     if len(own) == 1 and all(path.partition(".")[2] in others for path in paths):
@@ -83,13 +83,13 @@ def build_config(
     base: Config | Mapping[str, Any] | None = None,
     source: str = "the settings",
 ) -> ConfigT:
-    """Make a configuration of settings.
+    """Build a configuration from settings.
 
     Args:
-        cls: The class.
+        cls: Class of the configuration.
         settings: Values by name or dotted path.
-        base: What to start from; default the defaults of the class.
-        source: What messages call the settings.
+        base: Configuration to start from; by default the defaults of the class.
+        source: Name of the settings in messages.
 
     Raises:
         ConfigError: A name is unknown or ambiguous, or a value is wrong.
@@ -98,7 +98,7 @@ def build_config(
 
 
 def is_setting(cls: type[Config], name: str) -> bool:
-    """Return whether `route` knows a name, or a dotted path begins with a section."""
+    """Return whether `route` accepts a name, or a dotted path begins with a section."""
     first, dot, _ = name.partition(".")
     return first in cls.model_fields or (not dot and name in _paths(cls))
 
@@ -109,7 +109,7 @@ def build_tree(
     *,
     base: Config | Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Return what `build_config` validates."""
+    """Return the tree that `build_config` validates."""
     tree: dict[str, Any] = _copy(base.to_dict() if isinstance(base, Config) else base)
     for name, value in settings.items():
         path = route(cls, name).split(".")
@@ -131,10 +131,10 @@ def build_tree(
 
 
 def changeable_settings(config: Config) -> list[str]:
-    """Return the dotted keys of a run's configuration that may change while it runs.
+    """Return the dotted keys of a configuration that may change during a run.
 
-    They are marked in their classes; those of models that neither learn nor sample, and
-    those that the algorithm does not read, are left out.
+    They are marked in their classes. Keys of models that neither learn nor sample, and
+    keys that the algorithm does not read, are left out.
     """
     unread: tuple[str, ...] = getattr(config, "unread", tuple)()
     left_out = tuple(f"{key}." for key in unread)
@@ -143,19 +143,19 @@ def changeable_settings(config: Config) -> list[str]:
 
 
 def changeable_in(cls: type[Config]) -> list[str]:
-    """Return the same for a class, whatever its algorithm's settings turn off."""
+    """Return the dotted keys of a class that may change, whatever its values."""
     return [key for key in changeable_keys(cls) if not key.startswith(_FROZEN)]
 
 
 def changed_config(
     config: ConfigT, changes: Mapping[str, Any], *, by: str
 ) -> tuple[ConfigT, dict[str, Any]]:
-    """Return a validated copy of a running run's configuration, and what has changed.
+    """Return a validated copy of a run's configuration with changes.
 
     Args:
-        config: The configuration; it stays as it is.
-        changes: Values by name, dotted path or section, as `build_config` takes them.
-        by: What messages call the changes.
+        config: The configuration, which is not modified.
+        changes: Values by name, dotted path or section, as for `build_config`.
+        by: Name of the changes in messages.
 
     Returns:
         The copy, and the changes by dotted path.
@@ -185,7 +185,7 @@ def changed_config(
 
 
 def _keep_optimizer_defaults(cls: type[Config], tree: dict[str, Any]) -> None:
-    """Keep the optimizer's other default arguments where `lr` is set alone."""
+    """Keep the optimizer's other default arguments if only `lr` is set."""
     keys = tuple(_OPTIMIZER_KWARGS.split("."))
     place = tree
     for key in keys[:-1]:

@@ -12,11 +12,11 @@ __all__ = ["MismatchConfig"]
 
 
 class MismatchConfig(Config):
-    """Section `mismatch`: what log-probs of sampler and trainer may differ by."""
+    """Section `mismatch`: limit on the difference of log-probs between both sides."""
 
     statistic: Literal["mean", "p50", "p90", "p99", "max"] = "p99"
-    """Which statistic of `|log p_trainer - log p_sampler|` of a step is limited."""
+    """Statistic of `|log p_trainer - log p_sampler|` over a step that is limited."""
     limit: float | None = Field(1.0, gt=0)
-    """Its largest value; null: none."""
+    """Largest value of the statistic; null for no limit."""
     action: Literal["warn", "stop"] = "warn"
-    """What happens above the limit: a warning, or the end of the run."""
+    """Reaction to a larger value: a warning, or the end of the run."""

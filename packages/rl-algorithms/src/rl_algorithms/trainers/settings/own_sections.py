@@ -1,7 +1,7 @@
 """Sections that a trainer adds to its configuration as plain mappings.
 
-What `_build_config_from_pretrained` puts there without settings says which keys a
-section has, of which type, and what their defaults are.
+The result of `_build_config_from_pretrained` without settings determines the keys of a
+section, their types and their defaults.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _TYPES: dict[type, Any] = {bool: bool, int: int | float, float: float, str: str}
 
 @cache
 def config_class_of(trainer: Any) -> type[TrainerConfig]:
-    """Return the class of a trainer's configuration, with the sections it adds.
+    """Return the class of a trainer's configuration, including added sections.
 
     Raises:
-        ConfigError: What it adds is no mapping of keys to defaults.
+        ConfigError: An added section is not a mapping of keys to defaults.
     """
     declared: type[TrainerConfig] = trainer.config_class
     if not trainer.adds_sections():
@@ -40,7 +40,7 @@ def config_class_of(trainer: Any) -> type[TrainerConfig]:
             continue
         if not isinstance(values, Mapping):
             raise ConfigError(
-                f"{name}._build_config_from_pretrained must give the section "
+                f"{name}._build_config_from_pretrained must return the section "
                 f"{section!r} as a mapping of keys to values: got "
                 f"{type(values).__name__}"
             )
@@ -58,8 +58,8 @@ def _checked_tree(name: str, tree: Any) -> dict[str, Any]:
     if isinstance(tree, Mapping):
         return dict(tree)
     raise ConfigError(
-        f"{name}._build_config_from_pretrained must return the configuration that "
-        f"super() gives: got {type(tree).__name__}"
+        f"{name}._build_config_from_pretrained must return the configuration of "
+        f"super(), with additions: got {type(tree).__name__}"
     )
 
 
@@ -69,12 +69,12 @@ def build_with_sections(
     base: Config | Mapping[str, Any] | None,
     settings: Mapping[str, Any],
 ) -> TrainerConfig:
-    """Return the configuration that a trainer builds with sections of its own.
+    """Return the configuration of a trainer with sections of its own.
 
     Args:
-        trainer: The class.
+        trainer: Class of the trainer.
         model: Folder or hub name.
-        base: What to start from.
+        base: Configuration to start from.
         settings: Values by name or dotted path.
 
     Raises:
@@ -88,7 +88,8 @@ def build_with_sections(
     tree = _checked_tree(trainer.__name__, built)
     own = set(cls.model_fields) - set(trainer.config_class.model_fields)
     start = base.to_dict() if isinstance(base, Config) else dict(base or {})
-    # The method fills its sections from plain names only.
+    # The method takes plain names only, so values of its sections in `base` would be
+    # lost without this.
     for section in own & set(start):
         kept = {k: v for k, v in start[section].items() if k not in settings}
         tree[section] = {**tree.get(section, {}), **kept}

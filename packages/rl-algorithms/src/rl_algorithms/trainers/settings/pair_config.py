@@ -1,4 +1,4 @@
-"""What the settings of all algorithms that learn from pairs have in common."""
+"""Settings shared by the algorithms that learn from pairs."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ __all__ = ["PairSettings", "PairTrainerConfig"]
 
 
 class PairSettings(RunSettings):
-    """For how long pairs are learned, and how it is measured."""
+    """Limits of the run and schedule of validations on pairs."""
 
     val_global_batch_size: int = Field(32, gt=0)
-    """Pairs per validation batch."""
+    """Number of pairs per validation batch."""
     val_batches: int | None = Field(None, gt=0)
-    """Validate on only that many batches, the first ones; null: on all rows."""
+    """Number of validation batches to use, from the first; null for all rows."""
 
 
 class PairTrainerConfig(TrainerConfig):
-    """A run that learns from pairs, and samples nothing."""
+    """Configuration of a run that learns from pairs and samples nothing."""
 
     data_kind: ClassVar[DataKind | None] = "preferences"
 
     def unread(self) -> tuple[str, ...]:
-        """Return the keys of algorithms that sample or imitate."""
+        """Return the keys read only by algorithms that sample or imitate."""
         columns = ("data.output_key", "data.messages_key", "data.text_key")
         return ("env", "policy.generation", *columns, *OF_CONVERSATIONS)

@@ -1,4 +1,4 @@
-"""What the configurations of GRPO and PPO have in common."""
+"""Configuration shared by GRPO and PPO."""
 
 from __future__ import annotations
 
@@ -29,25 +29,26 @@ __all__ = ["PolicyGradientConfig", "PolicyGradientSettings", "with_answer_length
 
 
 class PolicyGradientSettings(SamplingSettings):
-    """How rewards become what advantages are computed from."""
+    """Preparation of rewards for the advantages, and sampling ahead."""
 
     reward_scaling: RewardScalingConfig | None = None
-    """Map rewards to another range first; null: leave them."""
+    """Mapping of rewards to another range; null for none."""
     reward_shaping: RewardShapingConfig | None = None
-    """Penalties for long answers; null: none."""
+    """Penalties for long answers; null for none."""
     overlong_filtering: bool = False
-    """Leave answers out of the loss that the length limit cut off."""
+    """Whether to exclude answers cut off by the length limit from the loss."""
     asynchronous: AsynchronousConfig | None = None
-    """Sample for later steps while an earlier one is trained; null: in turns."""
+    """Sampling for later steps while an earlier one trains; null for the synchronous
+    order."""
 
     @property
     def compares_group(self) -> bool:
-        """Whether an answer learns only by comparison with others to its prompt."""
+        """Whether an answer is judged only relative to others to its prompt."""
         return False
 
 
 class PolicyGradientConfig(RolloutTrainerConfig):
-    """A run that trains the policy on its own answers, weighted by advantages."""
+    """Configuration of a run that trains on the policy's own answers by advantages."""
 
     trains_branches: ClassVar[bool] = True
     rates_prompts: ClassVar[bool] = True
@@ -55,10 +56,10 @@ class PolicyGradientConfig(RolloutTrainerConfig):
     loss_fn: ClippedPGLossConfig = Field(default_factory=ClippedPGLossConfig)
     """The policy's loss."""
     mismatch: MismatchConfig = Field(default_factory=MismatchConfig)
-    """What log-probs of sampler and trainer may differ by."""
+    """Limit on the difference of log-probs between sampler and trainer."""
 
     def idle(self) -> tuple[Idle, ...]:
-        """Return what is turned off, besides what is for every algorithm."""
+        """Return the disabled features, including those of every algorithm."""
         found = []
         if not self.loss_fn.needs_reference_logprobs:
             found.append(Idle("loss_fn.reference_policy_kl_penalty=0", OF_KL))
@@ -75,7 +76,7 @@ class PolicyGradientConfig(RolloutTrainerConfig):
 
     @property
     def asynchronous(self) -> AsynchronousConfig | None:
-        """How answers are sampled ahead of training; None: in turns with it."""
+        """Settings of sampling ahead of training; None for the synchronous order."""
         section = self.sampling
         assert isinstance(section, PolicyGradientSettings)
         return section.asynchronous
@@ -94,7 +95,7 @@ class PolicyGradientConfig(RolloutTrainerConfig):
 
 
 def with_answer_lengths(data: Any) -> Any:
-    """Fill in the longest answer as `with_generation`, and what follows from it."""
+    """Fill in the longest answer like `with_generation`, and values derived from it."""
     filled = with_generation(data)
     if not isinstance(filled, Mapping):
         return filled

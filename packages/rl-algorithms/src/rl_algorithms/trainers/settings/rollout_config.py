@@ -1,4 +1,4 @@
-"""What the configurations of all algorithms that sample have in common."""
+"""Configuration shared by the algorithms that sample."""
 
 from __future__ import annotations
 
@@ -32,60 +32,61 @@ _LONGEST_UNASKED = 256
 
 
 class SamplingSettings(RunSettings):
-    """How many prompts and answers, for how long, and how it is measured."""
+    """Numbers of prompts and answers, limits of the run, and validation."""
 
     num_prompts_per_step: int = Field(32, gt=0)
-    """Prompts per step."""
+    """Number of prompts per step."""
     num_generations_per_prompt: int = Field(8, gt=0)
-    """Answers that are sampled to each prompt: the group."""
+    """Number of answers sampled for each prompt, which form its group."""
     max_rollout_turns: int = Field(1, gt=0)
-    """Answers per conversation, where the environment goes on."""
+    """Maximum number of answers per conversation, if the environment continues it."""
     val_batch_size: int = Field(256, gt=0)
-    """Prompts per call of the generator in a validation."""
+    """Number of prompts per call of the generator in a validation."""
     max_val_samples: int | None = Field(None, gt=0)
-    """Validate on only that many held-out prompts, the first ones; null: on all."""
+    """Number of held-out prompts to use, from the first; null for all."""
     val_num_generations_per_prompt: int = Field(1, gt=0)
-    """Answers per held-out prompt."""
+    """Number of answers per held-out prompt."""
     val_greedy: bool = True
-    """Take the most probable token in a validation instead of sampling."""
+    """Whether to take the most likely token in a validation instead of sampling."""
     accuracy_threshold: float | None = None
-    """A held-out answer is right if its reward is at least this, and `val:accuracy` is
-    the share of right ones; null: `val:accuracy` is what the environment calls
-    accuracy, and missing where it calls nothing so, as a reward function does."""
+    """Minimum reward of a right answer, for `val:accuracy`, the share of right answers
+    to held-out prompts. With null, `val:accuracy` is the environment's own accuracy, if
+    it reports one; a reward function does not."""
 
 
 class TrainingRolloutSettings(RolloutSettings):
-    """Section `rollout` of a training run: besides, what is kept of it for people."""
+    """Section `rollout` of a training run: adds the answers kept for people to read."""
 
     kept_per_step: int = Field(4, ge=0)
-    """Answers of each training step that are kept in the folder `rollouts` of the run,
-    for `rl report` and `rl watch`: the best and the worst of some groups. 0: none."""
+    """Number of answers per training step to keep in the folder `rollouts` of the run,
+    for `rl report` and `rl watch`: the best and the worst of some groups. 0 for none.
+    """
     kept_max_bytes: int = Field(1 << 29, ge=1 << 20)
-    """Size of that folder from which on answers of steps between the first and the
-    newest ones are removed, spread over the run."""
+    """Size of that folder above which answers of steps between the first and the newest
+    are removed, evenly over the run."""
     tables_every: int = Field(10, ge=0)
-    """Steps between two tables of the answers that are kept, for the sinks that show
-    tables: tensorboard, wandb, mlflow. Prompts and answers go where the sink writes;
-    with them go those of every validation. 0: no tables."""
+    """Number of steps between two tables of kept answers, for the sinks that show
+    tables: tensorboard, wandb, mlflow. Prompts and answers are sent to the sink, as are
+    those of every validation. 0 for no tables."""
 
 
 class RolloutTrainerConfig(TrainerConfig):
-    """A run that samples answers with `policy.generation`."""
+    """Configuration of a run that samples answers with `policy.generation`."""
 
     trains_branches: ClassVar[bool] = False
-    """Whether the algorithm can train on conversations of several rows."""
+    """Whether the algorithm can train on conversations that span several rows."""
 
     data_kind: ClassVar[DataKind | None] = "prompts"
 
     rollout: TrainingRolloutSettings = Field(default_factory=TrainingRolloutSettings)
-    """What to do about conversations that do not go as planned, and what is kept."""
+    """Handling of conversations that do not go as planned, and of answers to keep."""
 
     def unread(self) -> tuple[str, ...]:
-        """Return the keys of algorithms that imitate, or learn from pairs."""
+        """Return the keys read only by algorithms that imitate or learn from pairs."""
         return ("data.add_eos", *OF_CONVERSATIONS, *OF_PAIRS)
 
     def idle(self) -> tuple[Idle, ...]:
-        """Return what is turned off, besides what is for every algorithm."""
+        """Return the disabled features, including those of every algorithm."""
         found = [*super().idle()]
         if self.rollout.retry.max_attempts == 1:
             names = ("outcomes", "resample", "deadline_s")
@@ -98,12 +99,12 @@ class RolloutTrainerConfig(TrainerConfig):
 
     @property
     def sampling(self) -> SamplingSettings:
-        """The algorithm's section."""
+        """The algorithm's own section."""
         values = (getattr(self, name) for name in type(self).model_fields)
         return next(value for value in values if isinstance(value, SamplingSettings))
 
     def plan_batches(self) -> BatchPlan:
-        """Return the batch sizes: a step has a group of answers to each prompt."""
+        """Return the batch sizes; a step has a group of answers for each prompt."""
         prompts = self.sampling.num_prompts_per_step
         group = self.sampling.num_generations_per_prompt
         return BatchPlan(
@@ -128,8 +129,8 @@ class RolloutTrainerConfig(TrainerConfig):
     def _check_branches(self) -> Self:
         if self.rollout.on_template_rewrite == "branch" and not self.trains_branches:
             raise ValueError(
-                "rollout.on_template_rewrite=branch makes several training rows of a "
-                "conversation, which this algorithm cannot train on: use a chat "
+                "rollout.on_template_rewrite=branch splits a conversation into several "
+                "training rows, which this algorithm cannot train on: use a chat "
                 "template that leaves earlier messages alone, or another algorithm"
             )
         return self
@@ -146,10 +147,10 @@ class RolloutTrainerConfig(TrainerConfig):
 
 
 def check_generation(policy: PolicyConfig) -> None:
-    """Check that answers can be sampled, and fit behind a prompt.
+    """Check that answers can be sampled and leave room for a prompt.
 
     Raises:
-        ValueError: They cannot.
+        ValueError: They cannot be sampled, or are too long.
     """
     if policy.generation is None:
         raise ValueError(
@@ -167,10 +168,10 @@ def check_generation(policy: PolicyConfig) -> None:
 
 
 def check_second_length(name: str, second: PolicyConfig, policy: PolicyConfig) -> None:
-    """Check that a second model takes the rows of the first one.
+    """Check that a second model can process the rows of the policy.
 
     Raises:
-        ValueError: It does not.
+        ValueError: Its rows are shorter.
     """
     longest, own = policy.max_total_sequence_length, second.max_total_sequence_length
     if longest is not None and own is not None and own < longest:
@@ -181,10 +182,10 @@ def check_second_length(name: str, second: PolicyConfig, policy: PolicyConfig) -
 
 
 def with_generation(data: Any) -> Any:
-    """Sample answers of half of what fits into a row, unless told otherwise.
+    """Fill in the longest answer: by default, half of a row.
 
-    Where the length of rows is left to the model, they have at most 256 tokens: half a
-    context of today is more than anybody waits for unasked.
+    If the row length is the model's own, the default is at most 256 tokens, because
+    half the context of a current model takes longer than anyone wants to wait for.
     """
     if not isinstance(data, Mapping) or not isinstance(data.get("policy"), Mapping):
         return data
@@ -207,7 +208,7 @@ def with_generation(data: Any) -> Any:
 
 
 def with_row_length(data: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Fill in the longest row that all models of a run hold, if none is named.
+    """Fill in the longest row that fits all models of a run, if none is set.
 
     Args:
         data: A whole configuration, with a section `policy`.

@@ -1,4 +1,4 @@
-"""How long a run trains and when it validates: the same keys for every algorithm."""
+"""Limits of a run and its validations: the same keys for every algorithm."""
 
 from __future__ import annotations
 
@@ -12,31 +12,32 @@ __all__ = ["RunSettings"]
 
 
 class RunSettings(Config):
-    """Base of the section of an algorithm; the trainer loop reads these keys."""
+    """Base of an algorithm's section, with the keys that the training loop reads."""
 
     max_num_epochs: int | None = Field(None, gt=0, json_schema_extra=changeable())
-    """Passes over the data; null: no limit where `max_num_steps` is set, else 1."""
+    """Maximum number of passes over the data; null for no limit if `max_num_steps` is
+    set, and 1 otherwise."""
     max_num_steps: int | None = Field(None, gt=0, json_schema_extra=changeable())
-    """Steps; null: no limit."""
+    """Maximum number of steps; null for no limit."""
     val_period: int = Field(10, ge=0, json_schema_extra=changeable())
-    """Steps between two validations; 0: none."""
+    """Number of steps between two validations; 0 for none."""
     val_start_at: int = Field(-1, json_schema_extra=changeable())
-    """No periodic validation before this step."""
+    """First step for a periodic validation; -1 for no such limit."""
     val_at_start: bool = False
-    """Also validate before the first step."""
+    """Whether to validate before the first step."""
     val_at_end: bool = Field(False, json_schema_extra=changeable())
-    """Also validate after the last step."""
+    """Whether to validate after the last step."""
     stop_at_validation_metric: str | None = Field(None, json_schema_extra=changeable())
-    """Name such as `val:accuracy` or `val:val_loss` whose goal ends the run; null:
-    none."""
+    """Metric that ends the run when it reaches its threshold, such as `val:accuracy` or
+    `val:val_loss`; null for none."""
     stop_at_validation_threshold: float | None = Field(
         None, json_schema_extra=changeable()
     )
-    """The goal; a loss must fall to it, anything else must rise to it."""
+    """Threshold of that metric; a loss must fall to it, anything else rise to it."""
 
     @property
     def epoch_limit(self) -> int | None:
-        """Passes over the data after which the run ends; None: no limit."""
+        """Maximum number of passes over the data; None for no limit."""
         if self.max_num_epochs is None and self.max_num_steps is None:
             return 1
         return self.max_num_epochs

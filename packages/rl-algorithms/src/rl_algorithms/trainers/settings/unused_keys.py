@@ -1,12 +1,12 @@
-"""Keys that a configuration has and an algorithm does not read.
+"""Keys that are set in a configuration but not read by the algorithm.
 
-| key | what happens |
+| key | reaction |
 |---|---|
-| of another algorithm, or of something that is not there | refused |
-| of something that another key turns off (`enabled: false`, a weight of 0) | logged |
+| of another algorithm, or of an absent component | error |
+| of a feature that another key disables (`enabled: false`, a weight of 0) | logged |
 
-The second kind is not refused, so that one override can turn off what a recipe or a
-preset has set in detail.
+The second kind is no error, so that a single override can disable what a recipe or a
+preset configures in detail.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ __all__ = [
 ]
 
 OF_PAIRS = ("data.chosen_key", "data.rejected_key")
-"""Keys of data that only those read that learn from pairs of answers."""
+"""Data keys read only by algorithms that learn from pairs."""
 OF_CONVERSATIONS = ("data.roles_to_train_on", "data.only_unmask_final")
-"""Keys of data that only those read that imitate."""
+"""Data keys read only by algorithms that imitate."""
 
 OF_KL = (
     "loss_fn.reference_policy_kl_type",
@@ -43,17 +43,17 @@ OF_KL = (
     "loss_fn.use_on_policy_kl_approximation",
     "loss_fn.use_kl_in_reward",
 )
-"""Keys that say how a KL divergence is measured that may have no weight."""
+"""Keys about a KL divergence, which may have no weight."""
 
 
 @dataclass(frozen=True)
 class Idle:
-    """Keys that say how something is done, and what turns it off."""
+    """Keys of a disabled feature, and the setting that disables it."""
 
     cause: str
-    """Such as `checkpointing.enabled=false`."""
+    """The setting, such as `checkpointing.enabled=false`."""
     keys: tuple[str, ...]
-    """Dotted paths."""
+    """Dotted paths of the keys."""
 
 
 def of_validation(config: Config) -> Idle:
@@ -63,7 +63,7 @@ def of_validation(config: Config) -> Idle:
         section = getattr(config, name)
         if isinstance(section, RunSettings):
             found = (k for k in type(section).model_fields if _is_of_validation(k))
-            # That there is none every 0 steps goes without saying.
+            # val_period=0 asks for no validation, so it is not without effect.
             skipped = () if section.val_period else ("val_period",)
             keys += [f"{name}.{key}" for key in found if key not in skipped]
     return Idle("there are no held-out data", tuple(keys))
@@ -74,29 +74,29 @@ def _is_of_validation(key: str) -> bool:
 
 
 def idle_lines(config: Config, idle: Iterable[Idle]) -> Iterator[str]:
-    """Tell of each key that is set although what it belongs to is turned off.
+    """Yield a message for each disabled feature with keys that are set.
 
     Args:
         config: The whole configuration.
-        idle: What is turned off.
+        idle: The disabled features.
     """
     for part in idle:
         named = [
             f"{key}={show(value)}" for key, value, _ in _changed(config, part.keys)
         ]
         if named:
-            yield f"without effect, as {part.cause}: {', '.join(named)}"
+            yield f"without effect, because {part.cause}: {', '.join(named)}"
 
 
 def refuse_unread(config: Config, keys: Iterable[str]) -> None:
-    """Check that keys that are not read are not set.
+    """Check that unread keys are not set.
 
     Args:
         config: The whole configuration.
-        keys: Their dotted paths; a section stands for all its keys.
+        keys: Dotted paths; a section stands for all of its keys.
 
     Raises:
-        ValueError: One has another value than its default.
+        ValueError: A key has another value than its default.
     """
     for key, value, default in _changed(config, keys):
         raise ValueError(
@@ -106,7 +106,7 @@ def refuse_unread(config: Config, keys: Iterable[str]) -> None:
 
 
 def _changed(config: Config, keys: Iterable[str]) -> Iterator[tuple[str, Any, Any]]:
-    """Those keys that have another value than their default, with both."""
+    """Yield the keys that differ from their default, with value and default."""
     schema = SchemaNode.of(type(config))
     for key in keys:
         path = tuple(key.split("."))

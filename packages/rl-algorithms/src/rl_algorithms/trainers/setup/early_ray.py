@@ -1,4 +1,4 @@
-"""Starting Ray while the libraries of a training are imported.
+"""Start of Ray while the libraries of a training are imported.
 
 ```
 this thread  | Ray ............ | adopts Ray, or ends it
@@ -10,10 +10,10 @@ imports      | torch, trainer ..... |
 | this thread | the section `cluster` | Ray | Ray's processes, then the imports | both |
 | imports | nothing | what `load` returns | nothing | - |
 
-Ray is started by the main thread: one that another thread has started takes seconds to
-end. A start mostly waits for other processes, an import computes, so side by side they
-take as long as the longer one. The trainer that needs Ray adopts it, and closes it with
-its other parts; otherwise it ends with the block, whatever ended that.
+The main thread starts Ray, because a Ray started by another thread takes seconds to
+shut down. A start mostly waits for other processes while an import computes, so in
+parallel they take as long as the longer one. The trainer that needs Ray adopts it and
+closes it with its other parts; otherwise it ends with the block, however that ends.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ LoadedT = TypeVar("LoadedT")
 
 @dataclass
 class _EarlyRay:
-    """A cluster that was started ahead of what uses it."""
+    """A cluster that was started before its user."""
 
     is_adopted: bool = False
 
@@ -51,23 +51,24 @@ _early: ContextVar[_EarlyRay | None] = ContextVar("rl_early_ray", default=None)
 def loaded_beside_ray(
     load: Callable[[], LoadedT], cluster: ClusterConfig, signals: SignalGuard
 ) -> Iterator[LoadedT]:
-    """Import libraries, and start Ray meanwhile where that saves time.
+    """Import libraries, and start Ray meanwhile if that saves time.
 
-    It does where torch is still to be imported, and Ray is to be started here.
+    It does if torch is not imported yet and a local Ray has to be started.
 
     Args:
-        load: Imports them; called in another thread then.
-        cluster: How Ray is to be started.
-        signals: Holds signals back; set again after Ray has set its own handlers.
+        load: Imports the libraries; then called in another thread.
+        cluster: Settings for the start of Ray.
+        signals: Signal guard, installed again after Ray has set its own handlers.
 
     Raises:
-        UserError: Ray cannot be started like this.
+        UserError: The settings of Ray are impossible.
         DistributedError: Ray does not start.
     """
     if not _saves_time():
         yield load()
         return
-    # Imported first: two threads that import the same modules can meet half of one.
+    # Imported before the thread starts: when two threads import the same modules, one
+    # may see a half-initialized one.
     from rl_distributed.cluster.start import init_ray, shutdown_ray  # noqa: PLC0415
 
     threads = ThreadPoolExecutor(1, thread_name_prefix="imports")
@@ -87,9 +88,9 @@ def loaded_beside_ray(
 
 
 def adopt_early_ray() -> bool:
-    """Take over the cluster that was started early; False where there is none.
+    """Take over the cluster that was started early; return False if there is none.
 
-    Who takes it over closes it.
+    The caller then has to close it.
     """
     early = _early.get()
     if early is None or early.is_adopted:

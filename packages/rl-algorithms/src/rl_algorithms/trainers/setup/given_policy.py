@@ -1,4 +1,4 @@
-"""What a policy that already exists says about the run that it is given to."""
+"""Configuration of a run from a policy that already exists."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["checked_config", "told_apart", "with_ranks"]
 
 ConfigT = TypeVar("ConfigT", bound=TrainerConfig)
 
-# Fields of the section that the trainer reads, and not the policy's workers.
+# Fields of the section that only the trainer reads, not the policy's workers.
 _OF_TRAINER = ("generation", "tokenizer", "train_global_batch_size")
 _LENGTH = "max_total_sequence_length"
 
@@ -28,15 +28,15 @@ def told_apart(
     config: Config | Mapping[str, Any] | PolicyInterface | None,
     policy: PolicyInterface | None,
 ) -> tuple[Config | Mapping[str, Any] | None, PolicyInterface | None]:
-    """Return the configuration and the policy, of which either may come first.
+    """Tell configuration and policy apart, either of which may be the first argument.
 
     Args:
-        trainer: What messages call the trainer.
+        trainer: Name of the trainer in messages.
         config: A configuration, a policy, or None.
         policy: A policy or None.
 
     Raises:
-        ConfigError: There is neither, or what comes first is neither.
+        ConfigError: Both are missing, or the first argument is neither.
     """
     if config is not None and not isinstance(config, Mapping | Config):
         if policy is not None:
@@ -56,7 +56,7 @@ def told_apart(
 
 
 def _check_policy_object(trainer: str, policy: object, *, stands_alone: bool) -> None:
-    # Modules of torch, which may stand alone by mistake, have a method `train` as well.
+    # A torch module, passed alone by mistake, has a method `train` as well.
     methods = ("train", "shutdown") if stands_alone else ("train",)
     has_all = all(callable(getattr(policy, name, None)) for name in methods)
     if has_all and not isinstance(policy, type):
@@ -81,10 +81,10 @@ def checked_config(
     """Return the configuration of a trainer.
 
     Args:
-        trainer: What messages call the trainer.
+        trainer: Name of the trainer in messages.
         cls: Class of the configuration.
-        config: One, a mapping, or None.
-        policy: Its own config is the section `policy`, where `config` has none.
+        config: A configuration, a mapping, or None.
+        policy: Policy whose config becomes the section `policy`, if `config` has none.
         settings: Values by name or dotted path, see `build_config`.
 
     Raises:
@@ -96,7 +96,7 @@ def checked_config(
             raise ConfigError(
                 f"{trainer} takes a {cls.__name__}: got {type(config).__name__}"
             )
-        # Each class of a run's configuration has a section `policy`.
+        # Complete in itself, as every such class has a section `policy`.
         if not settings:
             return config
         return build_config(cls, settings, base=config, source=source)
@@ -136,9 +136,9 @@ def _config_for(
 
 
 def _section_of(own: PolicyConfig) -> dict[str, Any]:
-    """Return the section; a length that is the model's own is left to the model.
+    """Return the section, without a row length that is the model's default.
 
-    Then answers get the length that they have in a run without a given policy.
+    Answers then get the same default length as in a run without a given policy.
     """
     section = own.to_dict()
     unset = {name: value for name, value in section.items() if name != _LENGTH}
@@ -148,7 +148,7 @@ def _section_of(own: PolicyConfig) -> dict[str, Any]:
 
 
 def _check_unchanged(trainer: str, own: PolicyConfig, asked: PolicyConfig) -> None:
-    """Refuse settings that a policy which already exists cannot take over."""
+    """Reject settings that an existing policy cannot adopt."""
     before, after = own.to_dict(), asked.to_dict()
     changed = [n for n in after if n not in _OF_TRAINER and before[n] != after[n]]
     longest = asked.max_total_sequence_length
@@ -159,15 +159,15 @@ def _check_unchanged(trainer: str, own: PolicyConfig, asked: PolicyConfig) -> No
     if changed:
         names = ", ".join(f"policy.{name}" for name in changed)
         raise ConfigError(
-            f"{trainer}: {names} cannot be set for a policy that already exists: give "
-            f"it to the policy when it is made, or leave it out"
+            f"{trainer}: {names} cannot be set for a policy that already exists: set "
+            f"it when the policy is created, or leave it out"
         )
 
 
 def with_ranks(
     config: ConfigT, policy: PolicyInterface | None, cluster: RayVirtualCluster | None
 ) -> ConfigT:
-    """Count the workers of a given policy or cluster, unless a section does."""
+    """Set the number of workers from a given policy or cluster, unless configured."""
     if "cluster" in config.model_fields_set:
         return config
     ranks = getattr(policy, "num_ranks", None)

@@ -1,4 +1,4 @@
-"""Processes that one training leaves to the next."""
+"""`KeptWorkers`: worker processes that one training leaves to the next."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ __all__ = ["KeptWorkers"]
 class KeptWorkers:
     """Keeps Ray and the worker processes of a training for the one after it.
 
-    A process that has imported torch and transformers is worth seconds. The next
-    trainer with the same cluster loads its own model and settings into the processes
-    that are there; with another cluster, or other models, it starts new ones.
+    A process that has already imported torch and transformers saves seconds. The next
+    trainer with the same cluster loads its own model and settings into the existing
+    processes; with another cluster or other models, it starts new ones.
 
     ```python
     with KeptWorkers() as pool:
@@ -25,15 +25,15 @@ class KeptWorkers:
         GRPOTrainer(grpo_config, pool=pool).fit()
     ```
 
-    Closing it ends, in this order: environment, generation, policy, cluster, and Ray if
-    it was started here.
+    Closing shuts down environment, generation, policy, cluster, and Ray if it was
+    started here, in this order.
     """
 
     def __init__(self) -> None:
         self.closing = ExitStack()
-        """Gets the calls that close what is kept."""
+        """Exit stack that closes the kept components."""
         self.parts: dict[str, Any] = {}
-        """What is kept, by the names of `Components`; always the same dictionary."""
+        """Kept components, by the names in `Components`; always the same dictionary."""
         self._key: tuple[Config, tuple[str, ...]] | None = None
         self._env: EnvConfig | None = None
 
@@ -49,13 +49,13 @@ class KeptWorkers:
         self.close()
 
     def kept_for(self, cluster: Config, groups: tuple[str, ...]) -> dict[str, Any]:
-        """Return what is kept for such a cluster, and close what is for another.
+        """Return the components kept for such a cluster; close those for another.
 
-        What the next trainer is to find is put into the result.
+        The caller adds components for the next trainer to the returned dictionary.
 
         Args:
-            cluster: The section of the configuration.
-            groups: Names of the worker groups that share it.
+            cluster: Section `cluster` of the configuration.
+            groups: Names of the worker groups that share the cluster.
         """
         key = (cluster, groups)
         if self._key is not None and self._key != key:
@@ -64,7 +64,7 @@ class KeptWorkers:
         return self.parts
 
     def keeps_environment(self, env: EnvConfig | None) -> bool:
-        """Tell whether the environment that is kept is the one of this section."""
+        """Return whether the kept environment has this section; close it otherwise."""
         same = env is not None and env == self._env and "environment" in self.parts
         if not same and "environment" in self.parts:
             self.parts.pop("environment").shutdown()
@@ -72,11 +72,11 @@ class KeptWorkers:
         return same
 
     def release(self) -> None:
-        """End what is kept."""
+        """Shut down the kept components."""
         self.parts.clear()
         self._key = self._env = None
         self.closing.close()
 
     def close(self) -> None:
-        """End what is kept, and Ray if it was started for it."""
+        """Shut down the kept components, and Ray if it was started here."""
         self.release()

@@ -1,4 +1,4 @@
-"""Which settings of a run make its workers use less memory."""
+"""Hint at the settings that reduce the memory of a run's workers."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ __all__ = ["memory_hint"]
 
 
 def memory_hint(config: TrainerConfig, error: BaseException) -> str | None:
-    """Name the settings to turn down, if a run ended because memory ran out.
+    """Name the settings to lower, if a run ended because memory ran out.
 
     Args:
-        config: Of the run.
-        error: What ended it.
+        config: Configuration of the run.
+        error: Error that ended the run.
     """
-    # Replicas and environments tell it in errors of their own.
+    # Only errors of ours: they have classified the death of a worker, while the words
+    # could mean anything in an exception of the user's code.
     if not isinstance(error, DistributedError) or OUT_OF_MEMORY not in str(error):
         return None
     policy, cluster = config.policy, config.cluster
@@ -40,4 +41,4 @@ def memory_hint(config: TrainerConfig, error: BaseException) -> str | None:
     named = ", ".join(
         f"{name} ({value})" for name, value in settings.items() if value is not None
     )
-    return f"To use less memory turn down what fits of: {named}"
+    return f"To use less memory, lower some of: {named}"

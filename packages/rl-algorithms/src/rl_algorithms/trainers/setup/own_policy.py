@@ -1,8 +1,8 @@
-"""A policy of a program's own, which trains and samples in the driver's process.
+"""`OwnPolicy`: a user's own policy, which trains and samples in the driver's process.
 
-Such a policy may have two methods, `generate(batch)` and `train(batch, loss_fn)`. A run
-calls more than that; `OwnPolicy` stands between: it makes one call per optimizer step,
-counts versions of the weights, and checks what comes back.
+Such a policy may have just two methods, `generate(batch)` and `train(batch, loss_fn)`.
+A run needs more than that. `OwnPolicy` adapts it: it makes one call per optimizer step,
+counts weight versions, and checks the results.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _SAMPLED = (
 
 
 def samples_itself(policy: object) -> bool:
-    """Tell a policy that samples and cannot send its weights to a generator."""
+    """Return whether a policy samples and cannot send its weights to a generator."""
     return _has(policy, "generate") and not _has(policy, "start_weight_export")
 
 
 def check_own_policy(config: TrainerConfig, policy: object, *, reference: bool) -> None:
-    """Refuse a run that asks a policy for methods that it does not have.
+    """Reject a run that needs methods which the policy does not have.
 
     Args:
         config: The run's configuration.
@@ -46,7 +46,8 @@ def check_own_policy(config: TrainerConfig, policy: object, *, reference: bool) 
         reference: Whether the run compares with the initial weights.
 
     Raises:
-        UnsupportedModelError: It does; the message names each method and a remedy.
+        UnsupportedModelError: Methods are missing; the message names each one with a
+            remedy.
     """
     asked = {
         "get_reference_policy_logprobs": (
@@ -65,17 +66,17 @@ def check_own_policy(config: TrainerConfig, policy: object, *, reference: bool) 
     ]
     if missing:
         raise UnsupportedModelError(
-            f"this run asks {type(policy).__name__} for {' and '.join(missing)}: "
+            f"this run needs {' and '.join(missing)} of {type(policy).__name__}: "
             "implement it, or change the setting"
         )
 
 
 class OwnPolicy:
-    """The policy of a run and its generator at once, so that no weights are sent.
+    """The policy and the generator of a run in one, so that no weights are sent.
 
     Args:
-        policy: What trains and samples. Any other of its methods can be called here.
-        sampling: Settings that it samples by where a call names none.
+        policy: The user's policy. Its other methods are available here as well.
+        sampling: Sampling parameters for calls without any.
     """
 
     def __init__(self, policy: PolicyInterface, sampling: SamplingParams) -> None:
@@ -85,8 +86,8 @@ class OwnPolicy:
         self._num_steps = 0
 
     def __getattr__(self, name: str) -> Any:
-        """Return what else the policy has."""
-        if name == "policy":  # not set yet, as when it is copied
+        """Return any other attribute of the policy."""
+        if name == "policy":  # not set yet, while being copied or unpickled
             raise AttributeError(name)
         return getattr(self.policy, name)
 
@@ -96,9 +97,9 @@ class OwnPolicy:
         return int(getattr(self.policy, "weight_version", self._num_steps))
 
     def go_on_at(self, version: int) -> None:
-        """Count on from the version of the weights that a checkpoint had.
+        """Continue counting from the weight version of a checkpoint.
 
-        A policy with a count of its own keeps that count in what it saves.
+        A policy with its own count saves that count itself.
         """
         self._num_steps = version
 
@@ -112,11 +113,11 @@ class OwnPolicy:
         micro_batch_size: int | None = None,
         timer: Timer | None = None,
     ) -> dict[str, Any]:
-        """Train; without `global_batch_size`, a policy is called for each step.
+        """Train; a policy that takes no `global_batch_size` is called once per step.
 
         Raises:
-            UnsupportedModelError: `eval_mode` is asked for, and it has none.
-            BatchError: It returns no loss.
+            UnsupportedModelError: `eval_mode` is requested, but not supported.
+            BatchError: The policy returns no loss.
         """
         optional = {
             "global_batch_size": global_batch_size,
@@ -158,11 +159,11 @@ class OwnPolicy:
         *,
         sampling: SamplingParams | None = None,
     ) -> BatchedDataDict[Any]:
-        """Sample; rows say the version of the weights where the policy does not.
+        """Sample; add the weight version to rows of a policy that does not.
 
         Raises:
-            UnsupportedModelError: The call names settings that it cannot take.
-            BatchError: Columns are missing in what it returns.
+            UnsupportedModelError: The call has settings that the policy cannot take.
+            BatchError: Columns are missing in the result.
         """
         arguments: dict[str, Any] = {}
         if greedy:
@@ -202,13 +203,13 @@ class OwnPolicy:
     def _require(self, method: str, parameter: str, remedy: str) -> None:
         if not _takes(getattr(self.policy, method), parameter):
             raise UnsupportedModelError(
-                f"{self._name}.{method} takes no {parameter}, which this run asks "
-                f"for: {remedy}, or give the method a parameter {parameter}"
+                f"{self._name}.{method} takes no {parameter}, which this run needs: "
+                f"{remedy}, or give the method a parameter {parameter}"
             )
 
 
 def _has(policy: object, name: str) -> bool:
-    """Whether a policy has a method of its own, not the one that only refuses."""
+    """Return whether a policy implements a method, instead of inheriting a refusal."""
     found = getattr(type(policy), name, None)
     return callable(found) and found is not getattr(PolicyInterface, name, None)
 

@@ -1,4 +1,4 @@
-"""What can be known to be wrong about a configuration before anything is loaded."""
+"""Checks of a configuration before anything is loaded."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ __all__ = ["check_names", "check_start"]
 
 
 def check_start(config: TrainerConfig) -> None:
-    """Check all that can be known to be wrong about a run before anything is loaded.
+    """Find all mistakes in a run that can be found before anything is loaded.
 
-    For a run that nothing but its configuration describes: no data, reward function or
-    environment is handed in.
+    This is for a run described by its configuration alone, without data, a reward
+    function or an environment passed in from Python.
 
     Raises:
-        UserError: What `check_names` finds; a size; there are no data, or a column of
-            them is missing; nothing scores the answers.
+        UserError: Any error of `check_names`; an impossible size; data or one of their
+            columns are missing; nothing scores the answers.
     """
     check_names(config)
     config.plan_batches()
@@ -35,15 +35,15 @@ def check_start(config: TrainerConfig) -> None:
 
 
 def check_names(config: TrainerConfig) -> None:
-    """Find names that nothing has, and settings that do not fit what they are for.
+    """Find unknown names and settings that do not fit their component.
 
-    It loads no model, starts nothing and imports neither torch nor Ray where the
-    settings are those of this project, so a mistake is told at once, also one of the
-    last stage of several.
+    No model is loaded, nothing is started, and for settings of this project neither
+    torch nor Ray is imported. A mistake is therefore reported at once, even in the last
+    of several stages.
 
     Raises:
         UserError: A model folder, a backend, an optimizer, a schedule, an environment,
-            a world of tasks or a data file.
+            a world of tasks or a data file is wrong.
     """
     for section in _policies(config):
         check_model_folder(section.model_name)

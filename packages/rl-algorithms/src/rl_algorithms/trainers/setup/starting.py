@@ -1,4 +1,4 @@
-"""How each component of a run is started, and how several start at the same time."""
+"""Start of each component of a run, several at the same time."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ _POLL_S = 0.05
 
 
 Scorer = RewardFns | EnvironmentInterface[Any] | EnvConfig
-"""What can score answers: reward functions, an environment, or the section `env`."""
+"""Anything that scores answers: reward functions, an environment, or section `env`."""
 
 
 class Starter:
-    """Starts components and registers how each is closed."""
+    """Starts components and registers their shutdown."""
 
     def __init__(self, config: TrainerConfig, closing: ExitStack) -> None:
         self._config = config
         self._closing = closing
 
     def close_later(self, name: str, close: Callable[[], Any]) -> None:
-        """Close a component at the end, whatever happens to the others."""
+        """Register the shutdown of a component, independent of errors in others."""
 
         def close_quietly() -> None:
             try:
@@ -59,7 +59,7 @@ class Starter:
         self._closing.callback(close_quietly)
 
     def cluster(self, num_groups: int, signals: SignalGuard) -> RayVirtualCluster:
-        """Start Ray if it is not up, and section off a cluster."""
+        """Start Ray if it is not running, and reserve a cluster."""
         started = adopt_early_ray()
         if not ray.is_initialized():
             signals.raise_pending()
@@ -82,7 +82,7 @@ class Starter:
         checkpoint: Path | None,
         kept: rl_models.TrainingPolicy | None,
     ) -> PolicyInterface:
-        """Start the training workers, or load the model into those that are there."""
+        """Start the training workers, or load the model into kept ones."""
         weights, optimizer = resume_paths(checkpoint)
         settings: dict[str, Any] = {
             "init_reference_model": reference,
@@ -124,7 +124,7 @@ class Starter:
         cluster: RayVirtualCluster,
         kept: rl_models.GenerationPolicy | None,
     ) -> GenerationInterface:
-        """Start the generation workers, or load the model into those that are there."""
+        """Start the generation workers, or load the model into kept ones."""
         policy = self._config.policy
         assert policy.generation is not None
         settings: dict[str, Any] = {
@@ -132,7 +132,7 @@ class Starter:
             "tokenizer_name": policy.tokenizer.name,
             "hf_config_overrides": policy.hf_config_overrides,
             "adapter": policy.sent_adapter,
-            # The first weights come from the trainer, like all others.
+            # The first sync brings the weights, so reading them here would be wasted.
             "load_weights": False,
         }
         if kept is not None:
@@ -143,7 +143,7 @@ class Starter:
         return generation
 
     def environment_here(self, chosen: Scorer) -> EnvironmentInterface[Any]:
-        """Make an environment of reward functions in this process."""
+        """Create an environment from reward functions in this process."""
         if is_environment(chosen):
             return chosen
         environment = rl_envs.FunctionalRewardWrapper(cast("RewardFns", chosen))
@@ -151,7 +151,7 @@ class Starter:
         return environment
 
     def environment(self, chosen: Scorer | None) -> EnvironmentInterface[Any]:
-        """Start the environment in an actor; an object is used where it is."""
+        """Start the environment in workers; an environment object is used in place."""
         if is_environment(chosen):
             return chosen
         settings = self._config.env
@@ -173,7 +173,7 @@ class Starter:
 
 
 def section_of(config: TrainerConfig, name: str) -> PolicyConfig:
-    """Return the section of a further model."""
+    """Return the section of a second model."""
     section: PolicyConfig = getattr(config, name)
     return section
 
@@ -187,14 +187,14 @@ def resume_paths(
     optimizer = checkpoint / name / "optimizer"
     if not optimizer.exists():
         _logger.warning(
-            "%s has no optimizer state: the optimizer starts afresh", checkpoint
+            "%s has no optimizer state: the optimizer starts from scratch", checkpoint
         )
         return checkpoint / name / "weights", None
     return checkpoint / name / "weights", optimizer
 
 
 def is_environment(chosen: object) -> TypeGuard[EnvironmentInterface[Any]]:
-    """Tell an environment object (by its method) from a function and a section."""
+    """Return whether an object is an environment, by its method `step`."""
     return callable(getattr(chosen, "step", None)) and not isinstance(chosen, type)
 
 
@@ -203,10 +203,10 @@ def run_all(
     signals: SignalGuard,
     abandon: list[Callable[[], object]],
 ) -> dict[str, Any]:
-    """Run jobs at the same time; the first error wins, after all have ended.
+    """Run jobs in parallel; raise the first error after all have ended.
 
-    A signal calls all of `abandon`, which makes the jobs fail; they are waited for,
-    because a thread that is left behind would use what is closed next.
+    A signal calls all of `abandon`, which makes the jobs fail. They are still waited
+    for, because a thread left behind would use components that are closed next.
     """
     if not jobs:
         return {}

@@ -1,4 +1,4 @@
-"""A loss made of a plain function."""
+"""`StaticLoss`: a loss from a plain function."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ __all__ = ["StaticLoss"]
 
 
 class StaticLoss:
-    """A token-level `LossFunction` of the log-probs of the tokens.
+    """A token-level `LossFunction` computed from the log-probs of the tokens.
 
     Args:
-        function: Gets the micro-batch, the two global counts, and
-            `next_token_logprobs` [B, S-1]; returns the share of the loss and metrics.
+        function: Takes the micro-batch, the two global counts, and
+            `next_token_logprobs` [B, S-1]; returns the micro-batch's share of the loss
+            and metrics.
     """
 
     loss_type = LossType.TOKEN_LEVEL

@@ -1,4 +1,4 @@
-"""How a trainer and a generator that share devices take turns on their memory.
+"""`MemoryTurns`: alternating use of memory by training and generation.
 
 ```
 finish_training -> (weight sync) -> prepare_for_generation -> generate
@@ -16,11 +16,11 @@ __all__ = ["MemoryTurns", "Turn", "generation_turn"]
 
 
 class Turn:
-    """One side: what it calls before it works, and what frees its memory afterwards.
+    """One side of the alternation.
 
     Args:
-        prepare: Called when its turn begins.
-        finish: Called when its turn ends.
+        prepare: Calls at the start of the turn, which take memory.
+        finish: Calls at the end of the turn, which free it.
     """
 
     def __init__(
@@ -30,8 +30,8 @@ class Turn:
     ) -> None:
         self._prepare, self._finish = tuple(prepare), tuple(finish)
         self._is_ready = False
-        # A model holds memory as soon as it is loaded, and so does one that an earlier
-        # run left in the middle of a turn.
+        # A model holds memory as soon as it is loaded, or when an earlier run left it
+        # in the middle of a turn.
         self._holds_memory = True
 
     @property
@@ -48,7 +48,7 @@ class Turn:
         """Begin the turn, unless it has begun."""
         if not self.must_prepare:
             return
-        # Before the calls: one that fails may have taken memory as well.
+        # Set before the calls, because one that fails may have taken memory as well.
         self._holds_memory = True
         for call in self._prepare:
             call()
@@ -65,12 +65,12 @@ class Turn:
 
 
 class MemoryTurns:
-    """The turns of training and generation; empty where no memory is shared.
+    """The turns of training and generation; empty if they share no memory.
 
     Args:
-        policy: The model that is trained.
-        generation: The model that samples, or None.
-        critic: A second model that is trained, or None.
+        policy: Model that is trained.
+        generation: Model that samples, or None.
+        critic: Second model that is trained, or None.
     """
 
     def __init__(
@@ -99,17 +99,17 @@ def generation_turn(generators: Sequence[GenerationInterface]) -> Turn:
 
 
 def share_devices(policy: object, generation: object) -> bool:
-    """Tell whether two models take memory from the same devices.
+    """Return whether two models use memory of the same devices.
 
-    A model without workers of its own, such as one in this process, names no cluster;
-    whether it has anything to free is then for its own methods to decide.
+    A model without workers of its own, such as one in this process, has no cluster. Its
+    own methods then decide whether there is anything to free.
     """
     places = [getattr(model, "cluster", None) for model in (policy, generation)]
     return None in places or places[0] is places[1]
 
 
 def _calls(models: Iterable[object], method: str) -> list[Callable[[], None]]:
-    """Return a method of those models that do something in it."""
+    """Return a method of each model that overrides the empty default."""
     found = [getattr(model, method, None) for model in models]
     nothing = getattr(PolicyInterface, method, None)
     return [

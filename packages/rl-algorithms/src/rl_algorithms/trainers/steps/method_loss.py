@@ -1,4 +1,4 @@
-"""A loss made of a trainer's method, which runs in the training workers."""
+"""`MethodLoss`: a loss from a trainer's method, run in the training workers."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ __all__ = ["MethodLoss"]
 
 
 class MethodLoss:
-    """The mean over rows that `trainer._compute_loss(batch, outputs)` gives.
+    """The mean over rows returned by `trainer._compute_loss(batch, outputs)`.
 
-    The workers get the class and those attributes of the trainer that its own code has
-    set, with their values of that moment; workers, data and callbacks stay behind. A
-    micro-batch weighs as its share of the rows that count.
+    The workers receive the class and the attributes that the subclass's own code has
+    set, with their current values, but not workers, data or callbacks. A micro-batch is
+    weighted by its share of the valid rows.
 
     Args:
-        trainer: Has the method.
-        names: Attributes that its own code has set.
+        trainer: Trainer with the method.
+        names: Attributes set by the subclass's own code.
     """
 
     loss_type = LossType.SEQUENCE_LEVEL
@@ -35,8 +35,9 @@ class MethodLoss:
         self._missing: Mapping[str, str] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Send what the method can use, and the reasons why it lacks the rest."""
-        # Where it is sent, Ray is there; it is slow to import for all others.
+        """Send the attributes that can be pickled, and reasons for the others."""
+        # Imported late: only a process that sends the loss has Ray, and it loads
+        # slowly.
         from ray import cloudpickle  # noqa: PLC0415
 
         values: dict[str, Any] = {"config": self._trainer.config}
@@ -61,13 +62,15 @@ class MethodLoss:
         """Return the share of this micro-batch."""
         logprobs = inputs["next_token_logprobs"]
         rows = (data["sample_mask"] != 0).nonzero().flatten()
-        if not len(rows):  # only rows that fill up the batch
+        if not len(rows):  # padding rows only; the graph must still reach all weights
             return logprobs.sum() * 0.0, {}
         if len(rows) < len(logprobs):
             data, logprobs = data.select_indices(rows.tolist()), logprobs[rows]
-        # As the tokens are: the first one has no log-prob.
+        # Aligned with the tokens, of which the first has no log-prob.
         outputs = {"logprobs": torch.nn.functional.pad(logprobs, (1, 0))}
         loss = self._call(data, outputs)
+        # The method returns a mean over this micro-batch; the sum of these shares over
+        # all micro-batches and ranks is the mean over the whole batch.
         return loss * (len(rows) / global_valid_seqs), {}
 
     def _call(
@@ -97,6 +100,7 @@ class MethodLoss:
 def _rebuild(
     cls: type[Any], values: Mapping[str, Any], missing: Mapping[str, str]
 ) -> MethodLoss:
+    # Not `__init__`, which would set up a run.
     trainer = object.__new__(cls)
     vars(trainer).update(values)
     loss = MethodLoss(trainer, ())

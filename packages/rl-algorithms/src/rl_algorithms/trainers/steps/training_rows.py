@@ -1,4 +1,4 @@
-"""Rows on their way into `PolicyInterface.train`, and the metrics on their way out."""
+"""Rows for `PolicyInterface.train`, and the metrics that it returns."""
 
 from __future__ import annotations
 
@@ -17,24 +17,27 @@ __all__ = ["count_tokens", "join_outputs", "pad_to_plan", "train_metrics"]
 def pad_to_plan(
     rows: BatchedDataDict[Any], plan: BatchPlan, rows_per_sample: int = 1
 ) -> tuple[BatchedDataDict[Any], int]:
-    """Add rows that do not count, so that optimizer steps and ranks divide them.
+    """Pad a batch so that optimizer steps and ranks divide it evenly.
 
     Args:
         rows: The rows of a step.
         plan: The batch sizes, in samples.
-        rows_per_sample: Rows that follow each other and must stay together: 2 where a
-            sample is a pair.
+        rows_per_sample: Number of consecutive rows kept together; 2 if a sample is a
+            pair.
 
     Returns:
-        The rows, and how many go into one optimizer step.
+        The rows, and the number of rows per optimizer step.
     """
     num_rows = rows.size
     num_samples = num_rows // rows_per_sample
     padded, per_step = plan.rows_for(num_samples)
     if padded == num_samples:
         return rows, per_step * rows_per_sample
+    # Copies of real rows, masked: made-up rows could have lengths or values that a
+    # model cannot process.
     extra = [*range(rows_per_sample)] * (padded - num_samples)
     rows = rows.select_indices([*range(num_rows), *extra])
+    # A clone: the caller's rows may share this tensor.
     sample_mask = rows["sample_mask"].clone()
     sample_mask[num_rows:] = 0
     rows["sample_mask"] = sample_mask
@@ -42,7 +45,8 @@ def pad_to_plan(
 
 
 def count_tokens(rows: Mapping[str, Any]) -> dict[str, float]:
-    """Return the counters of a step: rows, tokens, and tokens that are trained on."""
+    """Return the counters of a step: rows, tokens, and trained tokens."""
+    # The first token of a row is never predicted, so it is not trained on.
     mask = rows["token_mask"][:, 1:] * rows["sample_mask"].unsqueeze(1)
     return {
         "num_samples": float(rows["sample_mask"].sum()),
@@ -52,9 +56,9 @@ def count_tokens(rows: Mapping[str, Any]) -> dict[str, float]:
 
 
 def join_outputs(outputs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Put what several calls of `train` return together, as if it had been one.
+    """Join the results of several calls of `train` as if it had been one.
 
-    What not all of them say is left out, but for the loss, which they must.
+    Values that some calls lack are omitted, except for the loss, which is required.
     """
     joined: dict[str, Any] = {
         name: torch.cat([torch.as_tensor(output[name]).flatten() for output in outputs])
@@ -69,11 +73,12 @@ def join_outputs(outputs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def train_metrics(output: Mapping[str, Any]) -> dict[str, Any]:
-    """Reduce what `train` returns to one number per name.
+    """Reduce the result of `train` to one number per name.
 
-    Typed values reduce by their type; plain ones are shares of a global batch, so they
-    add up, and are averaged over the optimizer steps of the call.
+    Typed values are reduced by their type. Plain numbers are shares of a global batch:
+    they are summed, and averaged over the optimizer steps of the call.
     """
+    # float64, because sums over thousands of micro-batches lose digits in float32.
     losses = torch.as_tensor(output["loss"], dtype=torch.float64)
     num_steps = max(losses.numel(), 1)
     metrics: dict[str, Any] = {}
