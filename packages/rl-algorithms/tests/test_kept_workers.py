@@ -10,7 +10,8 @@ import pytest
 import rl_algorithms as rl
 from rl_algorithms.trainers.run.signals import SignalGuard
 from rl_algorithms.trainers.settings.config import EnvConfig
-from rl_algorithms.trainers.setup.components import Components, Needs, start_components
+from rl_algorithms.trainers.setup.component_start import start_components
+from rl_algorithms.trainers.setup.components import Components, Needs
 from rl_distributed import ClusterConfig
 
 ROWS = [{"prompt": f"{a}+1=", "answer": str(a + 1)} for a in range(8)]

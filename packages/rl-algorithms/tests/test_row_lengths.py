@@ -9,7 +9,8 @@ import pytest
 
 from rl_algorithms import algorithm_names
 from rl_algorithms.registry import get_config_class
-from rl_algorithms.trainers.setup.components import Components, with_row_lengths
+from rl_algorithms.trainers.setup.component_checks import with_row_lengths
+from rl_algorithms.trainers.setup.components import Components
 from rl_distributed.errors import ConfigError
 
 

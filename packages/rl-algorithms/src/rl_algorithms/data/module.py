@@ -185,9 +185,9 @@ class DataModule:
             return
         if is_stream:
             raise ConfigError(
-                "data.pass_rate_filter knows prompts by their position in the data, which "
-                "a stream does not have: give rows instead of a function, or leave it "
-                "out (null)"
+                "data.pass_rate_filter knows prompts by their position in the data, "
+                "which a stream does not have: give rows instead of a function, or "
+                "leave it out (null)"
             )
         if self._kind != "prompts":
             raise ConfigError(

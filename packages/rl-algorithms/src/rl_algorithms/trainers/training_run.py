@@ -49,13 +49,13 @@ from rl_algorithms.trainers.schedule import (
     unranked_warning,
 )
 from rl_algorithms.trainers.settings.unused_keys import idle_lines, of_validation
-from rl_algorithms.trainers.setup.components import (
+from rl_algorithms.trainers.setup.component_checks import (
     check_components,
     choose_environment,
-    start_components,
     with_row_lengths,
     with_tokenizer,
 )
+from rl_algorithms.trainers.setup.component_start import start_components
 from rl_algorithms.trainers.setup.kept_workers import KeptWorkers
 from rl_algorithms.trainers.setup.memory_hint import memory_hint
 from rl_algorithms.trainers.setup.reward_trial import try_reward_fn
