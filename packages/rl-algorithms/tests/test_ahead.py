@@ -395,7 +395,7 @@ class TestRefusals:
                 "set it to row",
             ),
             ({"data.streaming": True}, "data.streaming=false"),
-            ({"data.pass_rate_filter": {}}, "decides: leave it out"),
+            ({"data.pass_rate_filter": {}}, "pass_rate_filter needs: leave it out"),
         ],
     )
     def test_what_cannot_be_asynchronous(self, settings, core):

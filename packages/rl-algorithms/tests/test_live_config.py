@@ -237,7 +237,7 @@ class TestRefusals:
             fit(trainer, At(2, change({"lr": 1.0})))
 
     def test_nothing_runs(self, run):
-        with pytest.raises(ConfigError, match="none does"):
+        with pytest.raises(ConfigError, match="there is none"):
             live.make(run).update_config({"lr": 1.0})
 
     def test_another_thread(self, run):
