@@ -269,7 +269,7 @@ def test_killed_workers_of_every_kind_are_replaced(
     process.send_signal(signal.SIGTERM)
     _, err = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 128 + signal.SIGTERM, err
-    assert "its rows are sent again (1 of 3)" in err
+    assert "resending its rows (1 of 3)" in err
     assert "and are started again (1 of 3 in a row); the run goes back to" in err
 
 
