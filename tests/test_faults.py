@@ -292,8 +292,8 @@ def test_a_run_that_restarts_nothing_names_the_way_on(
     _, err = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 1, err
     assert "fault_tolerance.max_restarts=0 restarts in a row are used up" in err
-    command = next(line for line in err.splitlines() if "Go on with: " in line)
-    name, *arguments = shlex.split(command.partition("Go on with: ")[2])
+    command = next(line for line in err.splitlines() if "Continue with: " in line)
+    name, *arguments = shlex.split(command.partition("Continue with: ")[2])
     assert [name, *arguments] == ["rl", "train", path, "--resume", str(out)]
     resumed = start(*arguments)
     goes_on(resumed, out)

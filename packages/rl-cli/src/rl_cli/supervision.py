@@ -235,7 +235,7 @@ def _shell_code(code: int) -> int:
 
 def _how_it_ended(code: int) -> str:
     if code < 0:
-        return f"was killed by {signal.Signals(-code).name}"
+        return f"was ended by {signal.Signals(-code).name}"
     return f"failed with exit code {code}"
 
 
