@@ -312,7 +312,7 @@ CASES = (
     BadInput(
         "eval with too few answers",
         "eval model --data rows.jsonl --env sorting -k 8",
-        "-k 8 needs as many answers per prompt",
+        "-k 8 needs at least 8 answers per prompt",
     ),
     BadInput(
         "two datasets of one name",
@@ -330,7 +330,7 @@ CASES = (
     BadInput(
         "options that exclude each other",
         "env prune --all --unused-days 3",
-        "--all and --unused-days exclude each other",
+        "--all and --unused-days are mutually exclusive",
     ),
     BadInput(
         "report of no run", "report nothing", "'nothing' is not the folder of a run"

@@ -80,8 +80,8 @@ def test_the_loss_of_a_process_of_ray_ends_a_run_in_plain_words(
     if name == "gcs_server":
         # The workers could still write it.
         assert f"The checkpoint of step {last_step(out)}, the last one done" in error
-    command = next(line for line in err.splitlines() if "Go on with: " in line)
-    words = shlex.split(command.partition("Go on with: ")[2])
+    command = next(line for line in err.splitlines() if "Continue with: " in line)
+    words = shlex.split(command.partition("Continue with: ")[2])
     assert words == ["rl", "train", path, "--resume", str(out)]
     wait_until(
         lambda: not any(map(is_running, session_processes(process))),

@@ -73,7 +73,7 @@ def test_a_run_is_paused_changed_saved_and_stopped(
         finally:
             kill_session(process)
     shown = (tmp_path / "output").read_text()
-    assert "Stopped by alice.\nGo on with: rl train small.yaml --resume" in shown
+    assert "Stopped by alice.\nContinue with: rl train small.yaml --resume" in shown
     result = json.loads((run / "result.json").read_text())
     assert (result["steps"], result["stopped_by"]) == (stopped["step"], "alice")
     # It goes on with this stage, and the next one has not begun.

@@ -269,7 +269,7 @@ def test_killed_workers_of_every_kind_are_replaced(
     process.send_signal(signal.SIGTERM)
     _, err = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 128 + signal.SIGTERM, err
-    assert "its rows are sent again (1 of 3)" in err
+    assert "resending its rows (1 of 3)" in err
     assert "and are started again (1 of 3 in a row); the run goes back to" in err
 
 
@@ -292,8 +292,8 @@ def test_a_run_that_restarts_nothing_names_the_way_on(
     _, err = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 1, err
     assert "fault_tolerance.max_restarts=0 restarts in a row are used up" in err
-    command = next(line for line in err.splitlines() if "Go on with: " in line)
-    name, *arguments = shlex.split(command.partition("Go on with: ")[2])
+    command = next(line for line in err.splitlines() if "Continue with: " in line)
+    name, *arguments = shlex.split(command.partition("Continue with: ")[2])
     assert [name, *arguments] == ["rl", "train", path, "--resume", str(out)]
     resumed = start(*arguments)
     goes_on(resumed, out)

@@ -40,7 +40,7 @@ def test_a_driver_that_is_killed_goes_on_from_its_checkpoint(tmp_path: Path) -> 
             kill_session(supervisor)
     shown = (tmp_path / "output").read_text()
     assert code == 0, shown[-3000:]
-    assert "The run was ended by SIGKILL; it is started again" in shown
+    assert "The run was ended by SIGKILL; restarting it" in shown
     restarts = (tmp_path / "mine" / "logs" / "restarts.jsonl").read_text().splitlines()
     assert [json.loads(line)["ended"] for line in restarts] == ["was ended by SIGKILL"]
     assert json.loads((tmp_path / "mine" / "result.json").read_text())["steps"] == 4

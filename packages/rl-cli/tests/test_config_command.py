@@ -73,7 +73,7 @@ def test_the_default_of_a_preset_is_shown(capsys: pytest.CaptureFixture[str]) ->
 def test_keys_that_may_change_meanwhile_say_so(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    words = "may change while the run goes on"
+    words = "may change during a run"
     assert words in explained(capsys, "grpo", "grpo.val_period")[1]
     kwargs = " ".join(explained(capsys, "grpo", "policy.optimizer.kwargs"))
     assert f"lr, weight_decay {words}" in " ".join(kwargs.split())

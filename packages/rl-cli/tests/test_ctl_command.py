@@ -54,7 +54,7 @@ def reader(tmp_path: Path) -> Iterator[Reader]:
     ("action", "out", "err"),
     [
         ("pause", "", "paused, after step 7\n"),
-        ("resume", "", "goes on, after step 7\n"),
+        ("resume", "", "resumed, after step 7\n"),
         ("checkpoint", "checkpoints/step_7\n", "saved, after step 7\n"),
         ("stop", "checkpoints/step_7\n", "stopped, after step 7\n"),
     ],

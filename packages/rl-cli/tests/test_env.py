@@ -117,7 +117,7 @@ def test_empty(
     [
         (["build", "package.workr"], "did you mean 'package.worker'"),
         (["build", "rl-models[vlm-cpu]"], "did you mean 'vllm-cpu'"),
-        (["prune", "--all", "--unused-days", "3"], "exclude each other"),
+        (["prune", "--all", "--unused-days", "3"], "mutually exclusive"),
         (["prune", "--unused-days", "-3"], "--unused-days"),
         (["forge"], "forge"),
     ],

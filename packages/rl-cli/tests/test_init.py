@@ -151,7 +151,7 @@ def test_what_cannot_be_is_refused_before_anything_is_written(
 def test_nothing_is_overwritten(place: Path, capsys: Capture) -> None:
     (place / "reward.py").write_text("mine\n")
     assert _run(["init", "--yes"], False) == 2
-    assert "reward.py exists already" in capsys.readouterr().err
+    assert "reward.py already exists" in capsys.readouterr().err
     assert (place / "reward.py").read_text() == "mine\n"
     assert not (place / "run.yaml").exists()
 

@@ -85,7 +85,7 @@ def test_an_interruption_tells_how_to_go_on(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     error = Interrupted(2, "/x/step_4")
-    error.add_note("Go on with: rl train quickstart --resume /x")
+    error.add_note("Continue with: rl train quickstart --resume /x")
     _Raising(monkeypatch, error)
     assert _run(["doctor"], False) == 130
     assert capsys.readouterr().err.endswith("rl train quickstart --resume /x\n")

@@ -228,7 +228,7 @@ def test_a_run_folder_keeps_no_secrets_and_asks_for_them_again(here: Path) -> No
     with pytest.raises(ConfigError, match=f"give again {KEY}=VALUE {args}=VALUE"):
         find_place(name, None, [], str(folder.path))
     given = [f"{KEY}={SECRET}", f"{args}=[--token={SECRET},-v]"]
-    with pytest.raises(ConfigError, match=r"leave the overrides \(seed=3\) away"):
+    with pytest.raises(ConfigError, match=r"drop the overrides \(seed=3\)"):
         find_place(name, None, [*given, "seed=3"], str(folder.path))
     found = find_place(name, None, given, str(folder.path))
     assert found is not None

@@ -39,7 +39,7 @@ def test_an_interrupted_run_names_the_command_that_goes_on(
             as_json=False,
             debug=False,
         )
-    command = f"Go on with: rl train quickstart --resume {folder}"
+    command = f"Continue with: rl train quickstart --resume {folder}"
     assert notes_of(caught.value) == ([command] if saved else [])
 
 
@@ -83,10 +83,10 @@ def test_an_error_names_the_command_that_goes_on(
     start = [f"output_dir={folder}"]
     with pytest.raises(type(error)) as caught, SignalGuard() as guard:
         running.run_and_report("quickstart", None, start, guard, found=None, **options)
-    commands = [n for n in notes_of(caught.value) if n.startswith("Go on with: ")]
+    commands = [n for n in notes_of(caught.value) if n.startswith("Continue with: ")]
     assert len(commands) == tells
     for command in commands:
-        words = shlex.split(command.removeprefix("Go on with: "))
+        words = shlex.split(command.removeprefix("Continue with: "))
         assert words == ["rl", "train", "quickstart", "--resume", str(folder)]
         with find_place(words[2], None, [], words[4]) as found:  # type: ignore[union-attr]
             assert found.path == folder.resolve()
@@ -109,5 +109,5 @@ def test_an_error_of_the_report_names_the_command_that_makes_it_again(
     with pytest.raises(OSError, match="No space") as caught, SignalGuard() as guard:
         running.run_and_report("quickstart", None, start, guard, found=None, **options)
     assert notes_of(caught.value) == [
-        f"Go on with: rl train quickstart --resume {tmp_path / 'out'}"
+        f"Continue with: rl train quickstart --resume {tmp_path / 'out'}"
     ]

@@ -146,7 +146,7 @@ def test_ctrl_c_while_it_starts_ends_it(
     )
     assert _run(["serve", "m"], False) == 130
     captured = capsys.readouterr()
-    assert captured.err.splitlines()[-1] == "stopped before it served"
+    assert captured.err.splitlines()[-1] == "stopped before the server was ready"
     assert captured.out == ""
     assert FakeServer.made.calls == ["bind", "stop 0.0"]
 

@@ -91,7 +91,7 @@ def test_a_run_that_gets_nowhere_is_given_up(tmp_path: Path) -> None:
     code, said = outcome(run)
     assert code == 1
     assert run.starts == 3
-    assert said[-1].endswith("3 times without new progress; given up.")
+    assert said[-1].endswith("3 times without new progress; giving up.")
 
 
 def test_what_kills_a_run_for_good_is_its_exit_code(tmp_path: Path) -> None:
@@ -235,7 +235,7 @@ def test_the_same_command_goes_on_with_its_run(
     keep(folder)
     run = make("quickstart", f"output_dir={folder}")
     assert arguments(run) == ["quickstart", "--resume", str(folder)]
-    with pytest.raises(ConfigError, match="holds another run than the one asked for"):
+    with pytest.raises(ConfigError, match="contains a run with another configuration"):
         make("quickstart", f"output_dir={folder}", "seed=9")
 
 

@@ -177,7 +177,7 @@ class TestObservations:
 
     def test_rows_that_go_on_do(self):
         result = ended(3, terminateds=[True, False, False])
-        with pytest.raises(EnvironmentContractError, match=r"2 of 3 rows go on"):
+        with pytest.raises(EnvironmentContractError, match=r"2 of 3 rows continue"):
             as_columns(result)
         assert any("observations" in problem for problem in check_return(result, 3))
 

@@ -220,7 +220,7 @@ def test_closing_fails_what_waits(tmp_path: Path) -> None:
     for error in (judged.exception(WAIT_S), waiting.exception(WAIT_S), *blocked):
         assert isinstance(error, WorkerDiedError)
     assert len(blocked) == 1
-    with pytest.raises(WorkerDiedError, match="was shut down; make a new pool"):
+    with pytest.raises(WorkerDiedError, match="was shut down; create a new pool"):
         pool.submit("a", says("ok"), row())
     pool.close()
 

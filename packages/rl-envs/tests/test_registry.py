@@ -34,7 +34,7 @@ def test_a_class_without_a_config_is_made_with_keywords() -> None:
     environment = create_env("plain_for_test", {"size": 3})
     assert isinstance(environment, Plain)
     assert environment.size == 3
-    with pytest.raises(ConfigError, match=r"'plain_for_test' cannot be made with"):
+    with pytest.raises(ConfigError, match=r"'plain_for_test' cannot be created with"):
         create_env("plain_for_test", {"siez": 3})
 
 

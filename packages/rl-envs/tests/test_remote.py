@@ -239,7 +239,7 @@ def test_a_killed_worker_is_replaced_and_its_rows_are_sent_again(
             worker.wait(60)
         assert worker_of(remote, rows).pid not in pids
     assert len(pids) == 2
-    assert caplog.text.count("its rows are sent again (1 of 1)") == 2
+    assert caplog.text.count("resending its rows (1 of 1)") == 2
 
 
 def test_a_worker_killed_at_work_costs_no_row(tmp_path: Path) -> None:

@@ -169,7 +169,7 @@ def test_it_fulfils_the_contract(world: CodeEnvironment) -> None:
         ({"tests": []}, "must have tests"),
         ({"tests": [{"input": 1, "output": "2"}]}, "'input' and 'output'"),
         ({"tests": {"inputs": ["1"], "outputs": []}}, "an output for each input"),
-        ({"test_list": ["assert f(1) =="]}, "is no Python"),
+        ({"test_list": ["assert f(1) =="]}, "is not Python"),
         ({"test_list": ["x = f(1)"]}, "must be an assertion"),
         ({"test_list": ["assert 1 == 1"]}, "calls nothing"),
         ({"test_list": ["assert f(1) ** 9 == 1"]}, "operator Pow"),

@@ -131,7 +131,7 @@ def test_an_expected_value_is_compared_as_json(
         '{"a": [1, true, null], "b": "1.5"}',
     ):
         score, said = judge(environment, other, row)
-        assert (score, said) == (0.5, "incorrect: it is another value than asked for")
+        assert (score, said) == (0.5, "incorrect: it differs from the expected value")
 
 
 def test_without_credit_there_is_nothing_for_an_attempt() -> None:
@@ -173,11 +173,11 @@ def test_rows_without_a_meaning_are_named(environment: JsonSchemaEnvironment) ->
     ]
     found = environment.unusable_rows(rows)
     assert list(found) == [2, 3, 4, 5, 6, 7, 8, 9]
-    assert "no JSON schema" in found[2]
+    assert "not a JSON schema" in found[2]
     assert "does not satisfy its schema" in found[4]
     # It is named, and not asked for over the network.
-    assert "refers to what is not in it" in found[8]
-    with pytest.raises(SolutionError, match=r"metadata\[0\]: the schema is no JSON"):
+    assert "has a reference that it does not contain" in found[8]
+    with pytest.raises(SolutionError, match=r"metadata\[0\]: the schema is not JSON"):
         judge(environment, "{}", {"schema": "{"})
     with pytest.raises(MessageLogError, match="or set schema_file"):
         judge(environment, "{}", {})

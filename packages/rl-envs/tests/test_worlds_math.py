@@ -255,7 +255,7 @@ def test_unusable_rows_are_found_before_training(environment: MathEnvironment) -
     short.shutdown()
     assert list(found) == [1, 2, 4]
     assert "must have the column 'ground_truth' or 'answer'" in found[1]
-    assert "'x +* 3' has no meaning" in found[2]
+    assert "'x +* 3' cannot be read" in found[2]
     assert "too long or too much memory" in found[4]
     letters = MathEnvironment({"verifier_type": "english_multichoice"})
     assert list(letters.unusable_rows([{"answer": "(B)"}, {"answer": "Paris"}])) == [1]
@@ -283,7 +283,7 @@ def test_a_missing_library_is_named(
 def test_a_judge_that_does_not_come_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
     environment = MathEnvironment()
-    with pytest.raises(DeadlineExceededError, match="did not come up"):
+    with pytest.raises(DeadlineExceededError, match="did not start"):
         environment.step([log_of("1")], [{"answer": "2"}])
 
 

@@ -102,7 +102,7 @@ def test_an_expression_must_match_all_and_reject_all(
     assert rewards == [1.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0]
     assert said[1] == "incorrect: it matches 'cut'"
     assert said[2] == "incorrect: it does not match 'cot'"
-    assert "it is no regular expression" in said[3]
+    assert "it is not a regular expression" in said[3]
     assert "at most 1000 characters: got 1001" in said[5]
 
 

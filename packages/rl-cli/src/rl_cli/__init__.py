@@ -1,7 +1,7 @@
 """The `rl` command: recipes, runs and run reports.
 
-`rl --help` lists the commands. From Python, use `rl_algorithms`; this package is the
-shell around it.
+`rl --help` lists the commands. From Python, use `rl_algorithms`; this package is only
+its command line.
 """
 
 from importlib.metadata import version

@@ -1,4 +1,4 @@
-"""Replies of a model behind an address that speaks chat completions as text."""
+"""Client of a server with chat completions."""
 
 from __future__ import annotations
 
@@ -19,48 +19,48 @@ __all__ = ["ChatServer", "Reply"]
 
 _ROLES = frozenset({"system", "user", "assistant"})
 _SHOWN = 200
-# Between two tries of a request: doubled each time, up to the second.
+# Pause between two attempts, doubled each time up to the second.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.25, 8.0
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What the server said to one conversation."""
+    """Reply of the server to one conversation."""
 
     text: str | None
-    """None: there was no reply."""
+    """Text of the reply; None: there was none."""
     is_truncated: bool = False
-    """Whether it ended at the token limit."""
+    """True if it was cut off at the token limit."""
     num_tokens: int | None = None
-    """As the server counts; None: it does not say."""
+    """Number of tokens reported by the server; None: not reported."""
     time_s: float = 0.0
-    """From the first try to the reply."""
+    """Seconds from the first attempt to the reply."""
     problem: str = ""
-    """Why there was none."""
+    """Reason for a missing reply."""
 
 
 @dataclass(frozen=True)
 class ChatServer:
-    """A server and how it is asked.
+    """A server and the settings of requests to it.
 
     Raises:
-        ConfigError: The address is none.
+        ConfigError: The address is invalid.
     """
 
     address: str
-    """Such as `http://127.0.0.1:8000`, with or without `/v1`."""
+    """Address such as `http://127.0.0.1:8000`, with or without `/v1`."""
     model: str
-    """Name that requests give the model."""
+    """Name of the model in requests."""
     key: str | None = field(default=None, repr=False)
-    """Sent with every request; None: none is sent."""
+    """API key sent with every request; None: no key."""
     temperature: float = 1.0
     max_new_tokens: int = 256
     deadline_s: float = 120.0
-    """Seconds that one try of a request may take, its whole reply included."""
+    """Time limit of one attempt, including the whole reply, in seconds."""
     num_attempts: int = 3
-    """Tries of a request that finds no server, or a server that fails."""
+    """Number of attempts if the server cannot be reached or fails."""
     max_requests: int = 16
-    """Requests in progress at a time."""
+    """Maximum number of concurrent requests."""
 
     def __post_init__(self) -> None:
         parts = urlsplit(self.address)
@@ -79,13 +79,13 @@ class ChatServer:
         """Ask for the next message of each conversation, and wait for all.
 
         Args:
-            conversations: Messages; roles that chat models do not know become `user`.
-            stops: By conversation, texts that end the reply.
-            seeds: By conversation, the seed of its sample, which a server may ignore.
+            conversations: Messages; roles unknown to chat models become `user`.
+            stops: Strings that stop the reply, for each conversation.
+            seeds: Seed for each conversation, which a server may ignore.
 
         Raises:
             ConfigError: The server refuses a request: its key, model or size is wrong.
-            GenerationError: No conversation had a reply.
+            GenerationError: No conversation got a reply.
         """
         replies = asyncio.run(self._ask_all(conversations, stops, seeds))
         if replies and all(reply.text is None for reply in replies):
@@ -114,7 +114,7 @@ class ChatServer:
                     for each in zip(conversations, stops, seeds, strict=True)
                 ]
         except* ConfigError as refusals:
-            # A refusal concerns all requests: the first has ended the others.
+            # A refusal concerns all requests; the first has cancelled the others.
             raise refusals.exceptions[0] from None
         return [task.result() for task in tasks]
 
@@ -145,6 +145,7 @@ class ChatServer:
     ) -> Reply:
         problem = ""
         async with room:
+            # Timed from here: waiting for a free slot is not the server's delay.
             began = time.perf_counter()
             for attempt in range(self.num_attempts):
                 if attempt:
@@ -158,6 +159,7 @@ class ChatServer:
                 except aiohttp.ClientError as error:
                     problem = f"no connection: {error}"
                     continue
+                # Overload and failures of the server may pass; other errors will not.
                 if status >= 500 or status == 429:
                     problem = f"status {status}"
                     continue
@@ -176,7 +178,7 @@ class ChatServer:
             return answer.status, (await answer.read()).decode(errors="replace")
 
     def _read(self, status: int, text: str, time_s: float) -> Reply:
-        """Read a reply; a refusal concerns all requests, so it ends the run."""
+        """Parse a reply; a refusal concerns all requests, so it raises."""
         if status >= 400:
             raise ConfigError(
                 f"{self.address} refuses a request with status {status}: "

@@ -1,4 +1,4 @@
-"""What keys of configurations mean, found by their path or by a part of it."""
+"""Explanations of configuration keys, found by their path or the end of it."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ _INDENT = (0, 0, 0, 4)
 
 @dataclass(frozen=True)
 class Entry:
-    """A key, and whose key it is."""
+    """A key and its owners."""
 
     row: ConfigRow
     owners: tuple[str, ...]
-    """Algorithms, or stages of a recipe."""
+    """Algorithms, or stages of a recipe, that have the key."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as JSON values."""
+        """Return the entry as JSON values."""
         row = self.row
         return {
             "path": row.path,
@@ -53,12 +53,12 @@ class Entry:
 
 
 def find_entries(names: Sequence[str]) -> list[Entry]:
-    """Find what is to be explained.
+    """Find the entries to explain.
 
     Args:
-        names: An algorithm, a preset or a recipe, or keys, or the one and then the
-            others. A key is its path, or the end of it, such as `optimizer.name`; that
-            of a section stands for all below it.
+        names: An algorithm, preset or recipe, followed by keys, or keys alone. A key is
+            given by its path, or the end of it, such as `optimizer.name`; a section
+            stands for all keys below it.
 
     Raises:
         UserError: There is no such algorithm or key.
@@ -92,12 +92,12 @@ def _rows_of(name: str) -> list[ConfigRow]:
 
 
 def _is_above(path: str, keys: Sequence[str]) -> bool:
-    """Tell whether a path is one of these keys, or the mapping that holds one."""
+    """Return True if a path is one of these keys, or a mapping that contains one."""
     return any(f"{key}.".startswith(f"{path}.") for key in keys)
 
 
 def _default(row: ConfigRow, preset: Mapping[str, Any]) -> str:
-    """Return a key's default, that of the preset if it has one."""
+    """Return the default of a key, from the preset if it has one."""
     value: Any = preset
     for key in row.path.split("."):
         if not isinstance(value, Mapping) or key not in value:
@@ -107,7 +107,7 @@ def _default(row: ConfigRow, preset: Mapping[str, Any]) -> str:
 
 
 def _merged(rows: Mapping[str, Sequence[ConfigRow]]) -> list[Entry]:
-    """Join what several owners have alike."""
+    """Merge rows that are equal for several owners."""
     found: dict[ConfigRow, list[str]] = {}
     for owner, own in rows.items():
         for row in own:
@@ -133,11 +133,11 @@ def _of_key(key: str, entries: Sequence[Entry]) -> list[Entry]:
 
 
 class Explained:
-    """Keys one below the other: a path is never broken into lines.
+    """A listing of keys, in which no path is broken into lines.
 
     Args:
-        entries: What to show.
-        with_owners: Say whose keys they are.
+        entries: The entries to show.
+        with_owners: Also show the owners of each key.
     """
 
     def __init__(self, entries: Sequence[Entry], *, with_owners: bool) -> None:
@@ -146,7 +146,7 @@ class Explained:
     def __rich_console__(
         self, console: Console, options: ConsoleOptions
     ) -> Iterator[RenderableType]:
-        """Draw them."""
+        """Render the keys one below the other."""
         for entry in self._entries:
             yield Text(entry.row.path, style="bold", overflow="fold")
             for line in self._lines(entry):
@@ -163,7 +163,7 @@ class Explained:
             facts.append(f"default {row.default}")
         if row.changes:
             what = "" if row.changes == "yes" else f"{row.changes} "
-            facts.append(f"{what}may change while the run goes on")
+            facts.append(f"{what}may change during a run")
         yield "; ".join(facts)
         if row.doc:
             yield row.doc

@@ -1,4 +1,4 @@
-"""JSON Schema of the files that `rl train` takes."""
+"""JSON Schema of the files that `rl train` accepts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rl_distributed.config.json_schema import (
 __all__ = ["RECIPE", "schema_of"]
 
 RECIPE = "recipe"
-"""Stands for every recipe: they have one schema."""
+"""Name that stands for every recipe, as they share one schema."""
 
 
 def schema_of(name: str) -> dict[str, Any]:
@@ -36,11 +36,11 @@ def schema_of(name: str) -> dict[str, Any]:
 
 
 def _recipe_schema() -> dict[str, Any]:
-    """Return the schema of recipes: `algorithm` says which keys a stage has."""
+    """Return the schema of recipes, where `algorithm` decides the keys of a stage."""
     classes = {name: get_config_class(name) for name in algorithm_names()}
     definitions = json_schemas([RecipeConfig, *classes.values()])
     schema = definitions.pop(RecipeConfig.__name__)
-    choices = {"enum": list(classes), "description": "What trains in this stage."}
+    choices = {"enum": list(classes), "description": "Algorithm of this stage."}
     for cls in classes.values():
         definitions[cls.__name__]["properties"]["algorithm"] = choices
     schema["properties"]["stages"]["additionalProperties"] = {

@@ -1,7 +1,7 @@
-"""All that `rl` prints but the progress of a run: messages and tables.
+"""Output of `rl` except for the progress of a run: messages and tables.
 
-Results go to standard output, everything about progress to standard error, so that a
-program can read the one and a person the other.
+Results go to standard output and progress to standard error, so that programs can read
+the former and people the latter.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["Listing", "Terminal", "table"]
 
 _INDENT = (0, 0, 0, 4)
 _LEAST_TEXT = 24
-"""Columns that a longer text gets before a table gives way to a list."""
+"""Width reserved for long text before a table is replaced by a list."""
 
 
 class Terminal:
@@ -34,7 +34,7 @@ class Terminal:
 
     def __init__(self, *, quiet: bool = False) -> None:
         self.quiet = quiet
-        # What `sys.stdout` is at each line, as rich itself looks it up.
+        # Looked up for each line, like rich does: notebooks and tests replace it.
         out = cast("IO[str]", TerminalStream(lambda: sys.stdout))
         err = cast("IO[str]", TerminalStream(lambda: sys.stderr))
         self.out = Console(file=out, highlight=False, soft_wrap=True)
@@ -49,16 +49,16 @@ class Terminal:
         self.out.print(renderable, soft_wrap=isinstance(renderable, str))
 
     def raw(self, text: str) -> None:
-        """Print text to standard output exactly as it is."""
+        """Print text to standard output unchanged."""
         self.out.file.write(text + "\n")
         self.out.file.flush()
 
 
 class Listing:
-    """Rows under names of columns: a table, or where that is too wide a list.
+    """Rows with named columns, shown as a table or, if that is too wide, as a list.
 
-    No cell but those of the last column is broken into lines: half a name cannot be
-    typed. Numbers are aligned to the right.
+    Only cells of the last column are broken into lines, so that names can be copied.
+    Numbers are aligned to the right.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Listing:
     def __rich_console__(
         self, console: Console, options: ConsoleOptions
     ) -> Iterator[RenderableType]:
-        """Draw the table, or the list."""
+        """Render the table or the list."""
         if self._least_width() <= options.max_width:
             yield self._table()
         else:
@@ -84,7 +84,8 @@ class Listing:
         widths = []
         for index, column in enumerate(self.columns):
             cells = [column, *(row[index] for row in self.rows)]
-            if index == len(self.columns) - 1:  # its words may stand below each other
+            # The last column may be broken between words.
+            if index == len(self.columns) - 1:
                 cells = [word for cell in cells for word in cell.split()]
             widths.append(max(map(cell_len, cells), default=0))
         last = max(widths[-1], min(_LEAST_TEXT, self._text_width()))
@@ -118,11 +119,11 @@ class Listing:
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Listing:
-    """Build a table; numbers are aligned to the right.
+    """Build a table with numbers aligned to the right.
 
     Args:
         title: Text above the table.
-        columns: Names of the columns; texts that may be broken stand in the last one.
+        columns: Names of the columns; long texts belong in the last one.
         rows: Values, one sequence per row.
     """
     return Listing(title, columns, rows)

@@ -1,4 +1,4 @@
-"""The Python environment of an engine: built before it is needed, and told about."""
+"""Builds the Python environment of an engine ahead of its use, with progress."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ _TELL_EVERY_S = 10.0
 def prepare_engine(
     name: str, terminal: Terminal, *, tell_every_s: float = _TELL_EVERY_S
 ) -> None:
-    """Have the environment of an engine ready, and say so while that takes time.
+    """Make sure that the environment of an engine exists, showing progress.
 
     Args:
-        name: What the environment is declared for: a class, module or package.
-        terminal: Where progress is shown.
-        tell_every_s: Seconds between two lines about it.
+        name: Class, module or package with the declared environment.
+        terminal: Terminal for the progress.
+        tell_every_s: Seconds between two progress lines.
 
     Raises:
-        ActorEnvironmentError: It cannot be built, or is not fit for a worker.
+        ActorEnvironmentError: It cannot be built, or does not suit a worker.
     """
     try:
         found = find_environment(name).resolve()
@@ -50,7 +50,7 @@ def prepare_engine(
         )
         terminal.note(
             f"{found.label} has no environment on this machine yet: {doing} it in "
-            f"{store.root}, once; that takes minutes where packages are downloaded"
+            f"{store.root}, once; this takes minutes if packages must be downloaded"
         )
         with _clock(terminal, found.label, tell_every_s):
             prepared = found.prepare()
@@ -58,15 +58,15 @@ def prepare_engine(
         terminal.note(f"{found.label} is ready ({seconds:.0f} s)")
     except ActorEnvironmentError as error:
         raise ActorEnvironmentError(
-            f"{name} runs in an environment of its own, which cannot be had here: "
-            f'{error}\nMend that and try it alone with: rl env build "{name}"; or '
-            "name a Python that has the engine in the file of RL_ENV_CONFIG."
+            f"{name} runs in an environment of its own, which cannot be built here: "
+            f'{error}\nFix this and try again with: rl env build "{name}"; or name a '
+            "Python that has the engine in the file of RL_ENV_CONFIG."
         ) from error
 
 
 @contextmanager
 def _clock(terminal: Terminal, label: str, every_s: float) -> Iterator[None]:
-    """Tell how long it has taken, until the block ends."""
+    """Print the elapsed time regularly until the block ends."""
     ended, start = threading.Event(), time.monotonic()
 
     def tell() -> None:

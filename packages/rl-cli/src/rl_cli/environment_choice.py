@@ -1,4 +1,4 @@
-"""Which environment a command of `rl envs` means, and which tasks it is given."""
+"""Choice of the environment and tasks of a command of `rl envs`."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ _DEFAULT_FUNCTION = "reward"
 
 @dataclass(frozen=True)
 class EnvironmentChoice:
-    """An environment with its settings, and where its tasks come from."""
+    """An environment with its settings and the source of its tasks."""
 
     name: str
-    """As it was given."""
+    """Name as given."""
     spec: EnvironmentSpec
     settings: Mapping[str, Any]
     """Settings of the environment."""
     make_source: Callable[[int], TaskSource] | None
-    """Makes the task source with a seed; None: there is none."""
+    """Function that creates the task source from a seed; None: there is none."""
     data: str | None
     """File with rows."""
 
@@ -53,21 +53,21 @@ class EnvironmentChoice:
         """Return rows of the file, or tasks that are never trained on.
 
         Args:
-            num_tasks: How many at most; None: all of a file.
+            num_tasks: Maximum number; None: all rows of a file.
             seed: Seed of the task source.
-            unique: Whether no prompt may come twice.
+            unique: Exclude duplicate prompts.
 
         Raises:
             ConfigError: There is neither a file nor a task source.
             DataError: The file cannot be read.
-            TaskError: The task source cannot make them.
+            TaskError: The task source cannot generate them.
         """
         if self.data is not None:
             return _rows_of(self.data, num_tasks)
         if self.make_source is None:
             raise ConfigError(
                 f"{self.name} has no tasks: there is no task source of that name; "
-                "give rows by --data FILE, or a task source by --world"
+                "give rows with --data FILE, or a task source with --world"
             )
         source = self.make_source(seed)
         return source.held_out(1 if num_tasks is None else num_tasks, unique=unique)
@@ -81,22 +81,22 @@ def choose_environment(
     world: str | None = None,
     data: str | None = None,
 ) -> EnvironmentChoice:
-    """Find an environment, and check its settings.
+    """Find an environment and check its settings.
 
     Args:
-        name: A registered name, or `FILE.py:NAME`: an environment class or a reward
-            function of a Python file; without `:NAME` the function `reward`.
-        config: YAML file with settings, those of the task source below `tasks`.
-        overrides: `key=value`; keys of the task source begin with `tasks.`.
+        name: A registered name, or `FILE.py:NAME`: an environment class or reward
+            function in a Python file; without `:NAME`, the function `reward`.
+        config: YAML file with settings; those of the task source are under `tasks`.
+        overrides: `key=value`; keys of the task source start with `tasks.`.
         world: Task source: a registered name, or `FILE.py:CLASS`; None: the
             environment's name.
         data: File with rows.
 
     Raises:
-        UserError: There is no such environment, or a setting does not fit.
+        UserError: There is no such environment, or a setting is invalid.
     """
     if data is not None and world is not None:
-        raise ConfigError("--data and --world exclude each other: give one")
+        raise ConfigError("--data and --world are mutually exclusive: give one")
     base = {} if config is None else dict(load_config(config))
     of_tasks = base.pop(_TASKS, None) or {}
     if not isinstance(of_tasks, Mapping):
@@ -111,7 +111,7 @@ def choose_environment(
     if source is None and task_settings:
         raise ConfigError(
             f"tasks.{next(iter(task_settings))} has no effect: {name} has no task "
-            "source; name one by --world"
+            "source; name one with --world"
         )
     spec = EnvironmentSpec.of(found, settings)
     return EnvironmentChoice(name, spec, settings, source, data)
@@ -152,7 +152,7 @@ def _split(overrides: Sequence[Override]) -> tuple[list[Override], list[Override
 
 
 def _forced(overrides: Sequence[Override]) -> list[Override]:
-    """Return overrides that may add keys, where no class says which there are."""
+    """Let overrides add keys, since there is no class that defines them."""
     return [
         dataclasses.replace(each, action="force") if each.action == "set" else each
         for each in overrides
@@ -184,7 +184,7 @@ def _made(world: str, factory: Any, settings: Mapping[str, Any]) -> TaskSource:
         source = _noted(lambda: factory(**settings))
     except TypeError as error:
         raise ConfigError(
-            f"the task source {world} cannot be made with {sorted(settings)}: {error}"
+            f"the task source {world} rejects {sorted(settings)}: {error}"
         ) from error
     if not isinstance(source, TaskSource):
         raise ConfigError(
@@ -194,7 +194,7 @@ def _made(world: str, factory: Any, settings: Mapping[str, Any]) -> TaskSource:
 
 
 def _noted(make: Callable[[], TaskSource]) -> TaskSource:
-    """Make a task source; an error says how its settings are given here."""
+    """Create a task source, adding a note on its settings to errors."""
     try:
         return make()
     except (TaskError, ConfigError) as error:
@@ -203,7 +203,7 @@ def _noted(make: Callable[[], TaskSource]) -> TaskSource:
 
 
 def _rows_of(data: str, num_rows: int | None) -> list[dict[str, Any]]:
-    # Reading rows needs the package of algorithms; tasks of a world do not.
+    # Only needed to read rows; importing rl_algorithms takes a while.
     from rl_algorithms.data.loading import load_sources  # noqa: PLC0415
 
     (source,) = load_sources(data, None)

@@ -1,4 +1,4 @@
-"""From the arguments of `rl envs run` to what a model is worth."""
+"""Measuring a model on an environment, as in `rl envs run`."""
 
 from __future__ import annotations
 
@@ -24,19 +24,20 @@ _TURNS = 10
 
 @dataclass(frozen=True)
 class Measurement:
-    """What a model earned on tasks of an environment."""
+    """Results of a model on tasks of an environment."""
 
     model: str
-    """Who answered."""
+    """Name of the model."""
     found: DatasetEvaluation
     """Metrics and conversations."""
     time_s: float
-    """Seconds of all, from the first prompt to the last reward."""
+    """Seconds from the first prompt to the last reward."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON value without the conversations."""
         metrics = {
-            name: value if value == value else None  # JSON has no NaN
+            # JSON has no NaN.
+            name: value if value == value else None
             for name, value in self._metrics().items()
         }
         return {
@@ -47,7 +48,7 @@ class Measurement:
         }
 
     def rows(self) -> list[tuple[Any, ...]]:
-        """Return rows of a table: metric, value, and the ends of its interval."""
+        """Return rows of a table: metric, value, and its confidence interval."""
         metrics = self._metrics()
         rows: list[tuple[Any, ...]] = [
             ("tasks", str(self.found.num_prompts), "", ""),
@@ -62,7 +63,7 @@ class Measurement:
         return rows
 
     def save(self, path: Path) -> None:
-        """Write the conversations, one JSON object per line; the folder is made."""
+        """Write the conversations as JSON lines, creating the folder."""
         path.parent.mkdir(parents=True, exist_ok=True)
         lines = (json.dumps(s, ensure_ascii=False) for s in self.found.samples)
         path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
@@ -81,12 +82,12 @@ class Measurement:
 def measure(
     environment: str, overrides: Sequence[str], options: Mapping[str, Any]
 ) -> Measurement:
-    """Measure a model folder, or a server.
+    """Measure a model folder or a server.
 
     Args:
-        environment: As `choose_environment` takes it.
-        overrides: The same.
-        options: Those of the command, by their names.
+        environment: Name for `choose_environment`.
+        overrides: Overrides for `choose_environment`.
+        options: Options of the command, by name.
 
     Raises:
         UserError: An option, the environment, the tasks or the model is wrong.
@@ -115,13 +116,15 @@ def measure(
 def _check_who(options: Mapping[str, Any]) -> None:
     address, model = options["address"], options["model"]
     if (address is None) == (model is None):
-        raise ConfigError("give either --model or --address: who is to answer?")
+        raise ConfigError("give either --model or --address, to choose what answers")
     if address is not None and options["served_model"] is None:
-        raise ConfigError("--address needs --served-model: its name for the model")
+        raise ConfigError(
+            "--address needs --served-model, the server's name of the model"
+        )
     for name in ("served_model", "key_file"):
         if address is None and options[name] is not None:
             option = name.replace("_", "-")
-            raise ConfigError(f"--{option} belongs to --address, which is not given")
+            raise ConfigError(f"--{option} requires --address")
 
 
 def _eval_config(
@@ -156,7 +159,7 @@ def _of_folder(
     configure_logging("warning")
     folder = model_of_run(model)
     check_model_folder(find_target(folder).model)
-    # What is wrong is said before this is imported, which takes seconds.
+    # Imported last, which takes seconds: mistakes are reported at once.
     from rl_algorithms.evaluation import evaluate  # noqa: PLC0415
 
     began = time.perf_counter()
@@ -175,6 +178,7 @@ def _of_address(
     from rl_cli.environment_run import measure_address  # noqa: PLC0415
     from rl_distributed.extras import leave_torch_out  # noqa: PLC0415
 
+    # Nothing here needs torch, whose import takes seconds.
     leave_torch_out()
     server = ChatServer(
         options["address"],
@@ -190,7 +194,7 @@ def _of_address(
 
 
 def _key_of(file: Path | None) -> str | None:
-    """Return the key in a file; the key itself is never part of a message."""
+    """Read a key from a file; the key itself never appears in a message."""
     if file is None:
         return None
     try:
@@ -198,5 +202,5 @@ def _key_of(file: Path | None) -> str | None:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"--key-file {file} cannot be read: {error}") from error
     if not key or not key.isascii() or len(key.split()) != 1:
-        raise ConfigError(f"--key-file {file} must hold one key and nothing else")
+        raise ConfigError(f"--key-file {file} must contain one key and nothing else")
     return key

@@ -1,10 +1,10 @@
-"""A person in place of a model: tasks shown, answers read, rewards told.
+"""Playing an environment by hand: shows tasks, reads answers, shows rewards.
 
 ```
-task -> prompt shown -> answer read -> step --goes on--> observation shown -+
-                             ^                                              |
-                             +----------------------------------------------+
-                                        --ends--> reward and score shown
+task -> show prompt -> read answer -> step --continues--> show observation -+
+                            ^                                               |
+                            +-----------------------------------------------+
+                                       --ends--> show reward and score
 ```
 """
 
@@ -30,17 +30,17 @@ __all__ = ["EnvironmentPlayer", "Score"]
 
 @dataclass(slots=True)
 class Score:
-    """What was earned so far."""
+    """Score so far."""
 
     num_tasks: int = 0
-    """Conversations that ended, the ones without a score included."""
+    """Finished conversations, including unscored ones."""
     num_full: int = 0
-    """Those that earned the full reward."""
+    """Conversations with the full reward."""
     num_scored: int = 0
     total: float = 0.0
 
     def add(self, reward: float, full_reward: float) -> None:
-        """Count a conversation; NaN: it was not scored."""
+        """Count a conversation; NaN: it is not scored."""
         self.num_tasks += 1
         if math.isnan(reward):
             return
@@ -49,7 +49,7 @@ class Score:
         self.num_full += reward >= full_reward
 
     def __str__(self) -> str:
-        """Return it in words."""
+        """Describe the score in one line."""
         mean = self.total / self.num_scored if self.num_scored else 0.0
         return (
             f"{self.num_full} of {self.num_tasks} with the full reward, "
@@ -62,13 +62,13 @@ class EnvironmentPlayer:
 
     Args:
         env: The environment.
-        terminal: Where prompts, observations and rewards go.
-        answers: Where answers come from; a prompt sign is shown where it is a terminal.
-        full_reward: Least reward of a right answer.
-        max_turns: Most answers in a conversation.
-        one_line: Whether each line is an answer; None: where the gold answer is of one
-            line, and answers are not run as programs. Else an empty line ends it.
-        show_answer: Show the gold answer of a task that has ended.
+        terminal: Terminal for prompts, observations and rewards.
+        answers: Input with the answers; a terminal gets a prompt sign.
+        full_reward: Minimum reward of a right answer.
+        max_turns: Maximum number of answers per conversation.
+        one_line: True if each line is an answer; False if an empty line ends one; None:
+            one line if the gold answer has one and answers are not run as programs.
+        show_answer: Show the gold answer at the end of a task.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class EnvironmentPlayer:
         self.score = Score()
 
     def play(self, rows: Sequence[Mapping[str, Any]]) -> Score:
-        """Play tasks in order, until the last or the end of the input.
+        """Play tasks in order until the last one or the end of the input.
 
         Raises:
             TaskError: A row has no prompt.
@@ -101,7 +101,7 @@ class EnvironmentPlayer:
         return self.score
 
     def _play_one(self, row: Mapping[str, Any], number: int) -> bool:
-        """Play a conversation to its end; False: the input ended before."""
+        """Play a conversation to its end; return False if the input ends first."""
         log = prompt_messages(row, number)
         gold = gold_of(row)
         for message in log:
@@ -129,7 +129,7 @@ class EnvironmentPlayer:
         return True
 
     def _of_group(self, log: Sequence[Mapping[str, Any]], columns: Any) -> float:
-        """Return what the conversation earns as the only one of its task."""
+        """Return the group reward of the conversation, as the only one of its task."""
         groups = self.env.score_groups([[log]], [[columns]])
         return 0.0 if groups is None else float(to_numpy(total_reward(groups[0]))[0])
 
@@ -153,7 +153,7 @@ class EnvironmentPlayer:
             self.terminal.raw(f"[{message.get('role')}] {message['content']}")
 
     def _read(self, one_line: bool) -> str | None:
-        """Read an answer; None: there is nothing more to read."""
+        """Read an answer; return None at the end of the input."""
         lines: list[str] = []
         while True:
             if self.answers.isatty():

@@ -1,9 +1,9 @@
-"""A model behind an address, measured on the tasks of an environment.
+"""Measuring a model on a server with the tasks of an environment.
 
 ```
 tasks x samples -> conversations --ask--> replies --step--> rewards, observations
                         ^                                        |
-                        +------------- those that go on ---------+
+                        +------------- those that continue -------+
 ```
 """
 
@@ -48,7 +48,7 @@ class _Conversation:
     problem: str = ""
     is_open: bool = True
     counts_tokens: bool = field(default=True)
-    """Whether the server said how many tokens each reply has."""
+    """True if the server reported the number of tokens of each reply."""
 
     def hear(self, reply: Reply) -> None:
         """Append a reply; without one the conversation ends and is not scored."""
@@ -72,23 +72,23 @@ def measure_address(
     rows: Sequence[Mapping[str, Any]],
     config: EvalConfig,
 ) -> DatasetEvaluation:
-    """Let a server answer tasks, and judge its answers.
+    """Have a server answer tasks, and score its answers.
 
     Args:
-        server: Who answers.
+        server: The server.
         env: The environment.
         rows: Tasks.
-        config: Read are `num_generations`, `seed`, `max_rollout_turns`, `ks` and
-            `pass_threshold`.
+        config: Settings, of which `num_generations`, `seed`, `max_rollout_turns`, `ks`
+            and `pass_threshold` are used.
 
     Returns:
-        Metrics as of `rl eval`, and samples with `messages`, `num_chars`, `time_s` and
-        `problem` (why an answer is missing) beside. `mean_response_tokens` is left out
-        where the server does not count tokens.
+        Metrics as in `rl eval`, and samples with additional `messages`, `num_chars`,
+        `time_s` and `problem` (the reason for a missing answer). Without
+        `mean_response_tokens` if the server does not report tokens.
 
     Raises:
         ConfigError: The server refuses a request.
-        GenerationError: No request had a reply.
+        GenerationError: No request got a reply.
         TaskError: A row has no prompt.
     """
     rounds = _begin(rows, config)
@@ -107,7 +107,7 @@ def measure_address(
     _add_rewards_of_groups(env, rounds)
     samples = [_sample(each, config.pass_threshold) for each in rounds]
     if all(sample["answer"] is None for sample in samples):
-        # The environment reads no answers: whole responses vote.
+        # The environment extracts no answers, so whole responses vote.
         samples = [{**s, "answer": s["response"].strip()} for s in samples]
     found = DatasetEvaluation.of(
         "tasks", samples, config.num_generations, config.all_ks(), _own(env, rounds)

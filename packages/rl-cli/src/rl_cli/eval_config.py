@@ -1,4 +1,4 @@
-"""From the arguments of `rl eval` to what is evaluated and how."""
+"""Configuration of an evaluation from the arguments of `rl eval`."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def eval_config(
     options: Mapping[str, Any],
     overrides: Sequence[str],
 ) -> EvalConfig:
-    """Put the settings of the run, the options and the overrides together.
+    """Combine the settings of the run, the options and the overrides.
 
     Args:
-        model: What `trained_model.model_of_run` returned.
-        sources: `PATH` or `NAME=PATH`; they replace the run's.
-        env: Name of an environment; it replaces the run's.
-        options: Keys of `EvalConfig`, alone or with their path.
+        model: Result of `trained_model.model_of_run`.
+        sources: `PATH` or `NAME=PATH`, in place of the run's data.
+        env: Name of an environment, in place of the run's.
+        options: Keys of `EvalConfig`, with or without their path.
         overrides: `key=value`, `+key=value` or `~key`.
 
     Raises:
@@ -48,13 +48,13 @@ def eval_config(
 
 
 def _check_ks(options: Mapping[str, Any], tree: Mapping[str, Any]) -> None:
-    """Check `-k` in the words of the command line."""
+    """Check `-k` here, so that errors name options of the command line."""
     count = options.get("num_generations") or tree.get("num_generations") or 1
     most = max(options.get("ks") or [0])
     if isinstance(count, int) and most > count:
         raise ConfigError(
-            f"-k {most} needs as many answers per prompt, and there are {count}: give "
-            f"-n {most}, or a smaller -k."
+            f"-k {most} needs at least {most} answers per prompt: got {count}; give -n "
+            f"{most}, or a smaller -k."
         )
 
 

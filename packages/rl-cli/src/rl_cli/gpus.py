@@ -1,4 +1,4 @@
-"""The option `--gpus`: which GPUs a run is planned for."""
+"""The option `--gpus`, which names the GPUs to plan for."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import click
 __all__ = ["Gpus", "GpusType", "parse_gpus"]
 
 _GIB = 1 << 30
-# What the driver, its context and the communication library take, and what is lost
-# between blocks of different sizes.
+# Memory of the driver, its context and the communication library, and the share that
+# fragmentation leaves usable.
 _DRIVER_BYTES, _USABLE = 1 << 30, 0.95
 _PATTERN = re.compile(r"(?:(\d+)x)?(\d+)x(\d+(?:\.\d+)?)(?:gi?b?)?", re.IGNORECASE)
 
@@ -23,20 +23,20 @@ class Gpus:
     num_nodes: int
     per_node: int
     gib: float
-    """Memory of each, as its maker says it."""
+    """Nominal memory of each, in GiB."""
 
     @property
     def count(self) -> int:
-        """All GPUs."""
+        """Total number of GPUs."""
         return self.num_nodes * self.per_node
 
     @property
     def usable_bytes(self) -> int:
-        """Memory that is left for a run."""
+        """Memory available to a run, per GPU."""
         return round(self.gib * _GIB * _USABLE) - _DRIVER_BYTES
 
     def describe(self) -> str:
-        """Name them in one line."""
+        """Describe the GPUs in one line."""
         nodes = f" on each of {self.num_nodes} nodes" if self.num_nodes > 1 else ""
         return f"{self.per_node} GPU(s) of {self.gib:g} GiB{nodes}"
 
@@ -45,7 +45,7 @@ def parse_gpus(text: str) -> Gpus:
     """Read `8x80GB`, or `2x8x80GB` for two nodes.
 
     Raises:
-        ValueError: It is neither, or a GPU has no memory left for a run.
+        ValueError: The text is neither, or leaves a run no memory.
     """
     found = _PATTERN.fullmatch(text.replace(" ", ""))
     if found is not None:

@@ -1,4 +1,4 @@
-"""A Grafana dashboard of the runs that a Prometheus server scrapes.
+"""A Grafana dashboard of runs scraped by a Prometheus server.
 
 ```
 PANELS -> queries by the names that the sink `prometheus` exposes -> dashboard's JSON
@@ -14,7 +14,7 @@ from rl_distributed.metrics.sinks.prometheus import prometheus_name
 
 __all__ = ["PANELS", "Panel", "grafana_dashboard"]
 
-# Of Grafana 10; newer releases bring it up to their own when it is imported.
+# Schema of Grafana 10; newer releases upgrade it on import.
 _SCHEMA_VERSION = 38
 _WIDTH, _HEIGHT, _COLUMNS = 8, 7, 3
 _DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
@@ -26,10 +26,10 @@ class Panel:
     """A chart of a few metrics over time.
 
     Args:
-        title: What is above it.
-        metrics: Names as runs log them; `*` stands for a number, as of a GPU.
+        title: Title of the chart.
+        metrics: Names of logged metrics; `*` stands for a number, such as a GPU's.
         unit: Grafana's name of the unit; "short" for a plain number.
-        row: Heading that it stands under.
+        row: Heading of its row.
     """
 
     title: str
@@ -113,7 +113,7 @@ PANELS = (
 
 
 def grafana_dashboard(namespace: str = "run") -> dict[str, Any]:
-    """Return the dashboard, as Grafana imports it.
+    """Return the dashboard in the form that Grafana imports.
 
     Args:
         namespace: `logger.sink_settings.prometheus.namespace` of the runs.
@@ -192,7 +192,7 @@ def _chart(
 
 
 def _target(exposed: str, name: str, ref: str) -> dict[str, Any]:
-    # Two names may become one in Prometheus; the label keeps them apart.
+    # Different names may map to the same one in Prometheus; the label tells them apart.
     of_name = f', metric="{name}"' if name else ""
     return {
         "refId": ref,
@@ -204,7 +204,7 @@ def _target(exposed: str, name: str, ref: str) -> dict[str, Any]:
 
 def _target_of_any(namespace: str, name: str, ref: str) -> dict[str, Any]:
     before, after = name.split(_ANY)
-    # From the whole name: the ends of a part alone would be stripped.
+    # Convert the whole name, as the ends of a part would be stripped.
     exposed = prometheus_name(namespace, f"{before}0{after}")
     head = prometheus_name(namespace, before)
     pattern = f"{head}[0-9]+{exposed[len(head) + 1 :]}"

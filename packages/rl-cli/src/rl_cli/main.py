@@ -1,7 +1,7 @@
-"""Entry point of the `rl` command: finds the command, and turns errors into messages.
+"""Entry point of the `rl` command: dispatches commands and reports errors.
 
 Commands are imported when they are called, so that `rl --help` is instant. Exit codes:
-0 done, 1 it failed, 2 the input was wrong, 128 + signal when it was interrupted.
+0 success, 1 failure, 2 wrong input, 128 + signal if interrupted.
 """
 
 from __future__ import annotations
@@ -22,39 +22,39 @@ from rl_cli import __version__
 
 EXIT_GRACE_S, SIGNAL_CODES = 10.0, 128
 COMMANDS = {
-    "audit": ("rl_cli.commands.audit:audit", "Check an audit log."),
+    "audit": ("rl_cli.commands.audit:audit", "Verify an audit log."),
     "checkpoint": (
         "rl_cli.commands.checkpoint:checkpoint",
-        "Look into a checkpoint, or convert it.",
+        "Inspect or convert a checkpoint.",
     ),
-    "cluster": ("rl_cli.commands.cluster:cluster", "Write files for batch systems."),
+    "cluster": ("rl_cli.commands.cluster:cluster", "Generate files for batch systems."),
     "config": ("rl_cli.commands.config:config", "Show, check or explain a run."),
     "ctl": ("rl_cli.commands.ctl:ctl", "Pause, save, stop or change a run."),
     "dashboard": (
         "rl_cli.commands.dashboard:dashboard",
         "Print a Grafana dashboard of runs.",
     ),
-    "doctor": ("rl_cli.commands.doctor:doctor", "Check that this machine can run."),
+    "doctor": ("rl_cli.commands.doctor:doctor", "Check that this machine is ready."),
     "env": ("rl_cli.commands.env:env", "Show, build or check actor environments."),
     "envs": (
         "rl_cli.commands.envs:envs",
-        "List, check, play or measure environments.",
+        "List, test, play or measure environments.",
     ),
-    "eval": ("rl_cli.commands.eval:evaluate", "Measure a model on held-out prompts."),
-    "generate": ("rl_cli.commands.generate:generate", "Sample from a model folder."),
-    "init": ("rl_cli.commands.init:init", "Write a run file to begin with."),
-    "plan": ("rl_cli.commands.plan:plan", "Tell what memory and layout a run needs."),
+    "eval": ("rl_cli.commands.eval:evaluate", "Evaluate a model on held-out prompts."),
+    "generate": ("rl_cli.commands.generate:generate", "Sample answers from a model."),
+    "init": ("rl_cli.commands.init:init", "Create a run file to start from."),
+    "plan": ("rl_cli.commands.plan:plan", "Estimate memory and layout of a run."),
     "recipes": ("rl_cli.commands.recipes:recipes", "List recipes, or print one."),
     "report": ("rl_cli.commands.report:report", "Write an HTML page of a run."),
-    "runs": ("rl_cli.commands.runs:runs", "List runs and how they stand."),
+    "runs": ("rl_cli.commands.runs:runs", "List runs and their state."),
     "serve": ("rl_cli.commands.serve:serve", "Serve a model over HTTP."),
-    "train": ("rl_cli.commands.train:train", "Train by a recipe or an algorithm."),
-    "watch": ("rl_cli.commands.watch:watch", "Show a run live, on a page or here."),
+    "train": ("rl_cli.commands.train:train", "Train with a recipe or an algorithm."),
+    "watch": ("rl_cli.commands.watch:watch", "Show a run live, in a browser or here."),
 }
 
 
 class LazyGroup(click.Group):
-    """A group whose commands are imported only when they are called."""
+    """A group that imports its commands only when they are called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of all commands."""
@@ -71,7 +71,7 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command that is called; of an unknown one, name the nearest."""
+        """Find the command, suggesting the nearest one for an unknown name."""
         name = args[0]
         if name not in COMMANDS and not name.startswith("-"):
             near = difflib.get_close_matches(name, COMMANDS, n=1)
@@ -80,22 +80,22 @@ class LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Call a command; an interruption leaves as `Abort`.
+        """Call a command, turning an interruption into `Abort`.
 
-        click would do the same, but not before it has written to a terminal that may
-        have been closed.
+        click does the same, but first writes to a terminal that may have been closed.
         """
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt as error:
             with contextlib.suppress(OSError):
-                click.echo(err=True)  # behind the ^C
+                # Ends the line on which the terminal has shown ^C.
+                click.echo(err=True)
             raise click.exceptions.Abort from error
 
     def format_commands(
         self, ctx: click.Context, formatter: click.HelpFormatter
     ) -> None:
-        """Write the list of commands without importing any."""
+        """Write the list of commands without importing them."""
         with formatter.section("Commands"):
             rows = [(name, COMMANDS[name][1]) for name in self.list_commands(ctx)]
             formatter.write_dl(rows)
@@ -115,13 +115,13 @@ def cli(ctx: click.Context, debug: bool) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run the command line and leave with its exit code.
+    """Run the command line and exit with its code.
 
     Args:
-        argv: The arguments without the program's name; default those of the process.
+        argv: Arguments without the program's name; None: those of the process.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
-    # `--debug` may stand anywhere: people append it to the command that just failed.
+    # Accept `--debug` anywhere: people append it to the command that just failed.
     debug = "--debug" in arguments
     if debug:
         arguments = ["--debug", *(a for a in arguments if a != "--debug")]
@@ -131,7 +131,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
-        except OSError:  # the terminal is closed
+        except OSError:
+            # The terminal is closed.
             _discard(stream)
     sys.exit(code)
 
@@ -148,6 +149,7 @@ def _run(arguments: list[str], debug: bool) -> int:
         _hint_at_key(error)
         return error.exit_code
     except BrokenPipeError:
+        # 128 + SIGPIPE, like programs that do not catch it, as in `rl ... | head`.
         _discard(sys.stdout)
         return 141
     except Exception as error:
@@ -156,7 +158,7 @@ def _run(arguments: list[str], debug: bool) -> int:
 
 
 def _hint_at_key(error: click.ClickException) -> None:
-    """Say how a key is set, to whoever tries it as an option."""
+    """Explain how to set a key that was given as an option."""
     if not isinstance(error, click.NoSuchOption) or error.possibilities:
         return
     command = error.ctx.command if error.ctx is not None else None
@@ -167,7 +169,7 @@ def _hint_at_key(error: click.ClickException) -> None:
 
 
 def _report_interruption(error: BaseException | None) -> int:
-    """Say what was kept; the exit code is the one of the signal."""
+    """Report what was saved, and return the exit code of the signal."""
     code = getattr(error, "exit_code", 130)
     said = str(error) if error is not None else ""
     _say(f"{said[:1].upper()}{said[1:]}." if said else "Interrupted.")
@@ -177,9 +179,9 @@ def _report_interruption(error: BaseException | None) -> int:
 
 
 def _leave_at_the_latest(code: int) -> None:
-    """End the process even where an interrupted library keeps it from ending.
+    """Exit even if an interrupted library keeps the process alive.
 
-    Ray ends its processes by itself once this one is gone.
+    Ray stops its processes by itself once this one is gone.
     """
     timer = threading.Timer(EXIT_GRACE_S, os._exit, [code])
     timer.daemon = True
@@ -187,7 +189,7 @@ def _leave_at_the_latest(code: int) -> None:
 
 
 def _report(error: Exception, debug: bool) -> int:
-    """Show one clear message for an error and return the exit code that it means."""
+    """Show one clear message for an error and return its exit code."""
     from rl_distributed.errors import DistributedError, UserError  # noqa: PLC0415
 
     if debug:
@@ -209,12 +211,13 @@ def _say(message: str) -> None:
         return
     try:
         click.echo(message, err=True)
-    except OSError:  # the terminal is closed, and the exit code has to tell
+    except OSError:
+        # The terminal is closed, so only the exit code can tell.
         _discard(sys.stderr)
 
 
 def _discard(stream: TextIO) -> None:
-    """Drop what is still to be written; at its own end Python would fail on it."""
+    """Drop unwritten output, on which Python would fail when it exits."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 

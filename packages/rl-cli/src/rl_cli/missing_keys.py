@@ -1,4 +1,4 @@
-"""Keys of a configuration that have no default, and are not set yet."""
+"""Required keys of a configuration that are not set yet."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from rl_distributed.config import merge_configs
 __all__ = ["UNSET", "fill_required", "how_to_set", "mark_required"]
 
 UNSET = "???"
-"""Stands in a shown configuration where the user has to set a value."""
+"""Placeholder in a shown configuration for a value that the user must set."""
 
 
 def fill_required(
     schema: type[Config], data: Mapping[str, Any]
 ) -> tuple[dict[str, Any], list[str]]:
-    """Put `UNSET` where a key is required and not set.
+    """Set required keys without a value to `UNSET`.
 
-    What a configuration class fills in by itself is left to it: a section that it takes
-    over from another one is not required.
+    Values that the configuration class derives by itself, such as a section copied from
+    another one, are not required.
 
     Args:
         schema: The class of the configuration.
         data: The tree of settings.
 
     Returns:
-        The tree, and the dotted paths of the keys that are not set.
+        The tree, and the dotted paths of the missing keys.
     """
     tree = merge_configs({}, data)
     paths = list(_required(schema))
@@ -36,6 +36,7 @@ def fill_required(
     for path in paths:
         if path in missing or _value(tree, path) is not None:
             continue
+        # The class may derive the rest, so ask it before adding more.
         if _is_valid(schema, tree):
             break
         section: dict[str, Any] = {}
@@ -50,19 +51,19 @@ def fill_required(
 
 
 def how_to_set(paths: list[str]) -> str:
-    """Return overrides that set these keys, as one line to copy."""
+    """Return overrides that set these keys, as a line to copy."""
     examples = {"model_name": "path/to/model"}
     keys = [(path, path.rpartition(".")[2]) for path in paths]
     return " ".join(f"{path}={examples.get(key, 'VALUE')}" for path, key in keys)
 
 
 def mark_required(text: str) -> str:
-    """Say in YAML, beside each value that is not set, that it is required."""
+    """Mark each missing value in YAML as required."""
     return re.sub(rf": {re.escape(UNSET)}$", r"\g<0>  # required", text, flags=re.M)
 
 
 def _required(schema: type[Config], prefix: str = "") -> Iterator[str]:
-    """Every required key; of a required section, those that it requires."""
+    """Yield all required keys, including those of required sections."""
     for name, field in schema.model_fields.items():
         if not field.is_required():
             continue

@@ -1,4 +1,4 @@
-"""Types of options, whose messages say what must be and what was given."""
+"""Option types whose messages state the rule and the value."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import click
 __all__ = ["LARGEST", "LARGEST_SEED", "Number", "Whole"]
 
 LARGEST = 2**31 - 1
-"""No option counts anything that there could be more of."""
+"""Default maximum, beyond which no count makes sense."""
 LARGEST_SEED = 2**63 - 1
 
 
@@ -18,8 +18,8 @@ class Whole(click.ParamType[int]):
     """An integer between two limits.
 
     Args:
-        least: The smallest one.
-        most: The largest one.
+        least: Minimum.
+        most: Maximum.
     """
 
     name = "integer"
@@ -42,12 +42,12 @@ class Whole(click.ParamType[int]):
 
 
 class Number(click.ParamType[float]):
-    """A finite number above, or from, a lower limit.
+    """A finite number within limits.
 
     Args:
-        above: It must exceed this; None: see `least`.
-        least: It must be at least this.
-        most: It must be at most this; None: no limit.
+        above: Exclusive minimum; None: see `least`.
+        least: Inclusive minimum.
+        most: Inclusive maximum; None: no limit.
     """
 
     name = "number"

@@ -1,4 +1,4 @@
-"""Which other layouts fit, and which settings make a stage fit."""
+"""Advice of `rl plan`: other layouts, and settings that make a stage fit."""
 
 from __future__ import annotations
 
@@ -16,42 +16,44 @@ __all__ = ["Remedies", "find_remedies", "other_layouts"]
 
 _MOST = 4
 _FREE = ("policy.precision=bfloat16", "policy.generation.precision=bfloat16")
-"""Settings that also make a run on GPUs faster."""
+"""Settings that also make a run on GPUs faster, and so are never dropped."""
 _MOST_WEIGHTS = 0.7
-"""Share of what vLLM may take that its weights should not exceed."""
+"""Maximum share of weights in vLLM's memory, so that the cache has enough room."""
 Change = Callable[[PolicyConfig], PolicyConfig]
 
 
 @dataclass(frozen=True, slots=True)
 class Remedies:
-    """Settings that save memory, as overrides."""
+    """Overrides that save memory."""
 
     overrides: tuple[str, ...]
     plan: StagePlan
-    """The stage with them."""
+    """Plan of the stage with these settings."""
 
 
 def find_remedies(plan: StagePlan, shapes: Shapes) -> Remedies | None:
-    """Return the settings with which a stage fits, none of them without need.
+    """Return a minimal set of settings with which a stage fits.
 
     Args:
-        plan: What does not fit.
+        plan: A plan that does not fit.
         shapes: Sizes of the stage's models.
 
     Returns:
-        The settings; where not even all of them suffice, all of them with that plan.
-        None where there is none to change.
+        The settings; if even all of them do not suffice, all of them. None if there is
+        nothing to change.
     """
     changes = dict(_changes(plan))
     chosen: list[str] = []
     best = plan
-    for text in changes:  # what costs least first
+    # In order of their cost in speed.
+    for text in changes:
         if best.fits:
             break
         chosen.append(text)
         best = _changed(plan, shapes, [changes[name] for name in chosen])
     if not chosen:
         return None
+    # A later setting may have made an earlier one unnecessary.
     for text in [name for name in reversed(chosen) if name not in _FREE]:
         fewer = [name for name in chosen if name != text]
         tried = _changed(plan, shapes, [changes[name] for name in fewer])
@@ -69,7 +71,7 @@ def _changed(plan: StagePlan, shapes: Shapes, changes: Sequence[Change]) -> Stag
 
 
 def _changes(plan: StagePlan) -> Iterator[tuple[str, Change]]:
-    """Yield what can be changed, what costs least first."""
+    """Yield possible changes, the cheapest first."""
     policy, generation = plan.config.policy, plan.config.policy.generation
     if policy.precision == "float32":
         yield "policy.precision=bfloat16", lambda p: p.replace(precision="bfloat16")
@@ -128,7 +130,7 @@ def _of(policy: PolicyConfig) -> GenerationConfig:
 
 
 def _generator_ranks(plan: StagePlan) -> int:
-    """Return how many ranks of a node should share a replica; 1: as many as do."""
+    """Return the number of ranks that should share a replica; 1: no change."""
     generation, generator = plan.config.policy.generation, plan.generator
     device, shape = plan.place.device_bytes, plan.shape
     if generation is None or generator is None or device is None:
@@ -168,12 +170,13 @@ def _can_sleep(plan: StagePlan) -> bool:
 
 
 def other_layouts(plan: StagePlan, shapes: Shapes) -> list[StagePlan]:
-    """Return the best layouts of the same ranks, the one that was asked for included.
+    """Return the best layouts of the same ranks, including the requested one.
 
-    What runs in this version comes first, then what fits, then what talks least.
+    Supported layouts come first, then those that fit, then those that communicate
+    least.
 
     Args:
-        plan: The stage as it was asked for.
+        plan: The stage with the requested layout.
         shapes: Sizes of its models.
     """
     found = [plan]
@@ -189,7 +192,8 @@ def other_layouts(plan: StagePlan, shapes: Shapes) -> list[StagePlan]:
         try:
             found.append(plan_stage(plan.name, plan.config, shapes, layout, place))
         except ConfigError:
-            continue  # its batches do not divide
+            # Its batch sizes are not divisible.
+            continue
     found.sort(key=_order)
     own = [p for p in found if not p.layout.missing][:_MOST]
     later = [p for p in found if p.layout.missing and p.fits is not False][:_MOST]
@@ -207,7 +211,7 @@ def _order(plan: StagePlan) -> tuple[bool, bool, float, int]:
 
 
 def _traffic(layout: Layout) -> float:
-    """Weigh how much ranks talk and wait: within layers most, between stages least."""
+    """Estimate communication: most within layers, least between stages."""
     return (
         2.0 * log2(layout.tensor)
         + 1.5 * log2(layout.pipeline)

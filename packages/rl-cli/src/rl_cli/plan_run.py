@@ -1,4 +1,4 @@
-"""The plans of all stages of a run, with what else would do."""
+"""Plans of all stages of a run, with alternatives."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ __all__ = ["Planned", "plan_run"]
 
 @dataclass(frozen=True)
 class Planned:
-    """One stage."""
+    """The plan of one stage."""
 
     plan: StagePlan
     layouts: list[StagePlan]
-    """Other layouts of the same ranks, the best first."""
+    """Other layouts of the same ranks, best first."""
     remedies: Remedies | None
-    """Settings with which it fits, where it does not."""
+    """Settings with which it fits, if it does not."""
 
 
 def plan_run(run: Run, gpus: Gpus | None, generator_ranks: int) -> list[Planned]:
@@ -39,11 +39,11 @@ def plan_run(run: Run, gpus: Gpus | None, generator_ranks: int) -> list[Planned]
 
     Args:
         run: The run.
-        gpus: What to plan for; None: the ranks of the section `cluster`.
-        generator_ranks: Ranks that only sample.
+        gpus: GPUs to plan for; None: the ranks of the section `cluster`.
+        generator_ranks: Number of ranks that only sample.
 
     Raises:
-        ConfigError: A layout or batch size does not divide.
+        ConfigError: A layout or batch size is not divisible.
         ModelLoadError: The sizes of a model cannot be read.
     """
     found: list[Planned] = []
@@ -63,7 +63,7 @@ def plan_run(run: Run, gpus: Gpus | None, generator_ranks: int) -> list[Planned]
 def _shapes(
     run: Run, config: TrainerConfig, first: PolicyConfig
 ) -> dict[str, ModelShape]:
-    """Return the sizes of a stage's models; later stages train the first one's."""
+    """Return the sizes of a stage's models; later stages use the first one's."""
     own = config.policy.model_name
     sections = {"policy": config.policy}
     for name in ("critic", "teacher"):
@@ -98,13 +98,13 @@ def _place(config: TrainerConfig, gpus: Gpus | None, generator_ranks: int) -> Pl
         return Place(gpus, nodes, per_node)
     if config.policy.generation is None:
         raise ConfigError(
-            f"--generator-gpus must be 0 where nothing samples: got {generator_ranks}"
+            f"--generator-gpus must be 0 if nothing samples: got {generator_ranks}"
         )
     left = nodes * per_node - generator_ranks
     if left < 1:
         raise ConfigError(
-            f"--generator-gpus must leave some of the {nodes * per_node} GPUs to train "
-            f"on: got {generator_ranks}"
+            f"--generator-gpus must leave some of the {nodes * per_node} GPUs for "
+            f"training: got {generator_ranks}"
         )
     if left >= per_node and left % per_node:
         below = generator_ranks - (per_node - left % per_node)
@@ -117,7 +117,7 @@ def _place(config: TrainerConfig, gpus: Gpus | None, generator_ranks: int) -> Pl
 
 
 def _layout(policy: PolicyConfig, num_ranks: int) -> Layout:
-    """Return the layout that the section `policy` asks for."""
+    """Return the layout configured in the section `policy`."""
     asked = policy.parallelism
     return Layout(
         data=asked.data_size(num_ranks),

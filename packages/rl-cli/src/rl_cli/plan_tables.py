@@ -1,4 +1,4 @@
-"""What `rl plan` prints: tables for people, one object for programs."""
+"""Output of `rl plan`: tables for people, one object for programs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _GIB, _MIB = 1 << 30, 1 << 20
 _UNITS = ((1 << 40, "TiB"), (_GIB, "GiB"), (_MIB, "MiB"), (1 << 10, "KiB"))
 _LARGE = 8 * _GIB
 _WHOLE = 100
-"""Numbers of a table from here on have no decimals."""
+"""Numbers of a table from here on are shown without decimals."""
 
 
 def print_stage(
@@ -36,10 +36,10 @@ def print_stage(
     """Print the plan of one stage.
 
     Args:
-        terminal: Where to.
+        terminal: The terminal.
         plan: The plan.
         layouts: Other layouts of the same ranks.
-        remedies: What would make it fit, where it does not.
+        remedies: Settings that would make it fit, if it does not.
     """
     terminal.result(Padding(Text(_headline(plan), style="bold"), 0))
     terminal.result(_memory_table(plan))
@@ -54,7 +54,7 @@ def print_stage(
 
 
 def _remedy(remedies: Remedies) -> str:
-    """Say what makes a stage fit; overrides stay on one line, to be copied."""
+    """Describe how to make a stage fit, with overrides on one line to copy."""
     changes = " ".join(remedies.overrides)
     peak = _size(remedies.plan.memory.peak().total)
     if remedies.plan.fits:
@@ -80,7 +80,7 @@ def _headline(plan: StagePlan) -> str:
 
 
 def _trained(plan: StagePlan) -> int:
-    """Return how many parameters have gradients."""
+    """Return the number of trained parameters."""
     shape, lora = plan.shape, plan.config.policy.lora
     if lora is None:
         return shape.num_parameters
@@ -97,7 +97,7 @@ def _memory_table(plan: StagePlan) -> Listing:
         for part in PARTS
         if any(phase.parts.get(part) for phase in phases)
     ]
-    rows.append(["together", *(_cell(phase.total / unit) for phase in phases)])
+    rows.append(["total", *(_cell(phase.total / unit) for phase in phases)])
     size = plan.place.device_bytes
     if size is not None:
         free = [_cell((size - phase.total) / unit) for phase in phases]
@@ -145,7 +145,7 @@ def _step_rows(plan: StagePlan) -> Iterator[tuple[str, str]]:
         )
     if isinstance(plan.config, RolloutTrainerConfig):
         yield "staleness", _staleness(batches.optimizer_steps)
-    yield "loading", f"{_size(plan.host_bytes)} of memory of each node, at most"
+    yield "loading", f"at most {_size(plan.host_bytes)} of memory per node"
 
 
 def _is_by_tokens(plan: StagePlan) -> bool:
@@ -155,10 +155,10 @@ def _is_by_tokens(plan: StagePlan) -> bool:
 
 def _staleness(steps: int) -> str:
     if steps == 1:
-        return "on-policy: each answer is trained on once, with the weights it is from"
+        return "on-policy: each answer is used once, by the weights that sampled it"
     return (
-        f"{steps} optimizer steps on each batch: the last one trains on answers of "
-        f"weights that are {steps - 1} step(s) older"
+        f"{steps} optimizer steps per batch: the last one trains on answers of weights "
+        f"that are {steps - 1} step(s) older"
     )
 
 
@@ -179,23 +179,23 @@ def _reason(plan: StagePlan) -> str:
     layout = plan.layout
     missing = layout.missing
     if missing:
-        return f"{' and '.join(missing)} cannot be run by {layout.backend}"
+        return f"{layout.backend} does not support {' and '.join(missing)}"
     generator = plan.generator
     if generator is not None and not generator.holds_a_row:
-        return "the cache holds no row of full length"
+        return "the cache cannot hold a row of full length"
     return _traffic(layout)
 
 
 def _traffic(layout: Layout) -> str:
     if layout.num_ranks == 1:
-        return "nothing is sent between ranks"
+        return "no communication between ranks"
     if layout.tensor > 1:
-        return "ranks talk in every layer: keep them in a node"
-    return "ranks talk once per layer of weights"
+        return "communication in every layer: keep the ranks in a node"
+    return "communication once per layer of weights"
 
 
 def remarks(plan: StagePlan) -> list[str]:
-    """Return what a reader of the plan should know."""
+    """Return remarks for readers of the plan."""
     return list(_remarks(plan))
 
 
@@ -204,43 +204,43 @@ def _remarks(plan: StagePlan) -> Iterator[str]:
     missing = plan.layout.missing
     if missing:
         backend = plan.layout.backend
-        yield f"{' and '.join(missing)}: {backend} cannot run it for this model"
+        yield f"{' and '.join(missing)}: not supported by {backend} for this model"
     if policy.backend not in ("dtensor", "megatron"):
-        yield f"counted as if {policy.backend} shared weights as dtensor does"
+        yield f"assuming that {policy.backend} shards weights like dtensor"
     if not shape.is_known:
         yield _unknown_family(shape)
     if not optimizer_copies(policy.optimizer)[1]:
         yield (
-            f"the state of {policy.optimizer.name} is not known: two numbers per "
-            "parameter are assumed, as AdamW has"
+            f"the state of {policy.optimizer.name} is unknown: assuming two numbers "
+            "per parameter, as in AdamW"
         )
     whole = 4 * plan.layout.parameters_of_rank(shape)
     several = plan.batches.num_micro_batches > 1
     if several and plan.layout.data > 1 and whole > _LARGE:
         yield (
-            f"gradients stay whole ({_size(whole)}) on every rank between "
-            "micro-batches: with one micro-batch per optimizer step they are sharded"
+            f"gradients stay unsharded ({_size(whole)}) on every rank between "
+            "micro-batches; with one micro-batch per optimizer step they are sharded"
         )
     if plan.memory.peak().name == "start" and plan.fits is False:
         yield (
-            "each rank holds the whole model in float32 while it is loaded; "
-            "policy.dtensor.cpu_offload=true loads it in the memory of the machine"
+            "each rank holds the whole model in float32 while loading; "
+            "policy.dtensor.cpu_offload=true loads it in host memory"
         )
     if plan.place.gpus is not None and policy.precision == "float32":
-        yield "policy.precision=bfloat16 computes faster on GPUs, in less memory"
+        yield "policy.precision=bfloat16 is faster on GPUs and needs less memory"
     if plan.place.generator_ranks:
         yield (
-            "a generator with GPUs of its own is made in Python, with a cluster of "
-            "its own; `rl train` shares the GPUs"
+            "a generator with its own GPUs must be created in Python, with its own "
+            "cluster; `rl train` shares the GPUs"
         )
     if plan.place.gpus is not None:
-        yield "of each GPU 5 % and 1 GiB are left to the driver and to fragmentation"
+        yield "5 % and 1 GiB of each GPU are reserved for fragmentation and the driver"
 
 
 def _unknown_family(shape: ModelShape) -> str:
     return (
-        f"the family {shape.family!r} is not known here: its parameters are counted as "
-        "a Llama's of these sizes"
+        f"the family {shape.family!r} is unknown: its parameters are counted as those "
+        "of a Llama of these sizes"
     )
 
 

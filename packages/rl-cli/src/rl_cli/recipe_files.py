@@ -1,6 +1,6 @@
-"""Where recipes lie, those of this package and those given by path; what they are for.
+"""Files of recipes, in this package or given by path, and their summaries.
 
-Imports nothing heavy: a command looks here before it loads anything.
+Imports nothing heavy, as commands look here before they load anything.
 """
 
 from __future__ import annotations
@@ -28,14 +28,13 @@ __all__ = [
 
 
 class AboutConfig(Config):
-    """Section `about` of a recipe: what it takes, for lists and plans."""
+    """Section `about` of a recipe: its requirements, for lists and plans."""
 
     gpus: str | None = None
-    """GPUs that its sizes are chosen for, as `rl plan --gpus` takes them: `8x80GB`, or
-    `4x8x80GB` for four nodes; a plan is for these unless it is told others. null: it
-    needs none."""
+    """GPUs for which its sizes are chosen, in the form of `rl plan --gpus`: `8x80GB`,
+    or `4x8x80GB` for four nodes; the default of `rl plan`. null: no GPU needed."""
     time: str = Field("not known", min_length=1)
-    """How long it takes there, and whether that was measured."""
+    """Duration on that hardware, with a note whether it was measured."""
 
     @field_validator("gpus")
     @classmethod
@@ -46,12 +45,12 @@ class AboutConfig(Config):
 
     @property
     def planned_for(self) -> Gpus | None:
-        """The GPUs; None: it needs none."""
+        """The GPUs; None: no GPU needed."""
         return None if self.gpus is None else parse_gpus(self.gpus)
 
     @property
     def hardware(self) -> str:
-        """The GPUs in words."""
+        """Description of the GPUs."""
         gpus = self.planned_for
         if gpus is None:
             return "no GPU"
@@ -66,13 +65,13 @@ class RecipeSummary:
 
     name: str
     algorithm: str
-    """Those of its stages, in order."""
+    """Algorithms of its stages, in order."""
     model: str
-    """What the first stage trains."""
+    """Model trained by the first stage."""
     hardware: str
     time: str
     purpose: str
-    """Its title."""
+    """Title of the recipe."""
 
     def to_dict(self) -> dict[str, str]:
         """Return the fields by name."""
@@ -91,14 +90,14 @@ def found_recipe(name: str) -> Path:
     path, known = recipe_path(name), recipe_names()
     if path is None:
         raise ConfigError(
-            f"{name!r} is no recipe{did_you_mean(name, known) or '.'} Recipes: "
-            f"{', '.join(known)}; one of your own is given by its path, ending in .yaml"
+            f"{name!r} is not a recipe{did_you_mean(name, known) or '.'} Recipes: "
+            f"{', '.join(known)}; give your own recipe by its path, ending in .yaml"
         )
     return path
 
 
 def summarize(name: str) -> RecipeSummary:
-    """Read what a recipe says of itself; nothing of it is checked but `about`.
+    """Summarize a recipe from its file, validating only the section `about`.
 
     Args:
         name: Name of a recipe, or path of a recipe file.
@@ -132,14 +131,14 @@ def _model_of(data: dict[str, Any]) -> str:
 
 
 def recipe_names() -> list[str]:
-    """Return the names of the recipes that come with this package."""
+    """Return the names of the recipes in this package."""
     folder = resources.files("rl_cli") / "recipes"
     names = [entry.name for entry in folder.iterdir()]
     return sorted(n.removesuffix(".yaml") for n in names if n.endswith(".yaml"))
 
 
 def recipe_path(name: str) -> Path | None:
-    """Return the file of a recipe; None where it is no recipe's name.
+    """Return the file of a recipe; None if the name is not that of a recipe.
 
     Raises:
         ConfigError: It is a path, and there is no such file.

@@ -1,12 +1,12 @@
-"""What a run is: a recipe with stages, or one algorithm, with overrides applied.
+"""Configuration of a run: a recipe with stages or one algorithm, with overrides.
 
 ```
 recipe YAML (package data or a file) ─┐
 ALGORITHM [--config FILE] ────────────┼─> overrides ─> Run: stages, each with its
 key=value ... ────────────────────────┘                algorithm's own config
 ```
-`common` is merged beneath the configuration of every stage. Everything is validated
-here, before a model is built.
+`common` provides defaults for the configuration of every stage. Everything is validated
+here, before any model is built.
 """
 
 from __future__ import annotations
@@ -56,35 +56,35 @@ __all__ = [
 
 
 class ReportConfig(Config):
-    """What is shown when a recipe has ended."""
+    """Report at the end of a recipe."""
 
     num_samples: int = Field(4, ge=0)
-    """Held-out prompts that are answered before and after, side by side."""
+    """Number of held-out prompts shown with answers from before and after training."""
     plot: bool = True
-    """Draw the curve into `curve.png` in the run folder."""
+    """Plot of the learning curve, in `curve.png` of the run folder."""
 
 
 class RecipeConfig(Config):
-    """A recipe: a model and the stages that train it, one after the other."""
+    """A recipe: a model and the stages that train it in sequence."""
 
     title: str
-    """One line that says what the recipe does."""
+    """One-line description of the recipe."""
     about: AboutConfig = Field(default_factory=AboutConfig)
-    """What it takes: `rl recipes` lists it, and `rl plan` plans for these GPUs."""
+    """Requirements, listed by `rl recipes` and used by `rl plan`."""
     seed: int = Field(0, ge=0)
-    """Seed of the model's first weights and of every stage."""
+    """Seed of the model's initial weights and of every stage."""
     output_dir: str | None = None
-    """The run folder. null: a new folder `runs/<recipe>-NNN` in the current one."""
+    """Run folder. null: a new folder `runs/<recipe>-NNN` in the current one."""
     model: ModelBuildConfig | None = None
-    """A model with random weights that is built first; the first stage trains it.
-    null: the first stage names its own in `policy.model_name`."""
+    """Model with random weights, built for the first stage. null: the first stage names
+    its model in `policy.model_name`."""
     common: dict[str, Any] = Field(default_factory=dict)
-    """Keys that every stage's configuration begins with."""
+    """Default keys of every stage's configuration."""
     stages: dict[str, dict[str, Any]]
     """Configuration of each stage by name, in order, with `algorithm` beside its keys.
-    A stage begins with the weights that the one before it kept."""
+    Each stage starts from the weights kept by the one before it."""
     report: ReportConfig = Field(default_factory=ReportConfig)
-    """What is shown at the end."""
+    """Report at the end."""
 
 
 @dataclass(frozen=True)
@@ -109,9 +109,9 @@ class Run:
     stages: tuple[Stage, ...]
     report: ReportConfig
     about: AboutConfig
-    """What it takes."""
+    """Requirements of the recipe."""
     source: dict[str, Any]
-    """What `run_from_dict` makes this run of again."""
+    """Input from which `run_from_dict` recreates the run."""
 
 
 def load_run(
@@ -124,12 +124,11 @@ def load_run(
     """Find a recipe or an algorithm, apply overrides and validate everything.
 
     Args:
-        name: Name of a recipe, path of a recipe file, name of an algorithm or of a
-            preset.
+        name: Name of a recipe, algorithm or preset, or path of a recipe file.
         config: A YAML file for an algorithm (not for a recipe).
         overrides: `key=value`, `+key=value` or `~key`.
-        complete: Refuse an algorithm whose required keys are not all set; False: they
-            are `UNSET` then.
+        complete: Reject an algorithm with missing required keys; False: set them to
+            `UNSET`.
 
     Raises:
         ConfigError: The name, the file, a key or a value is wrong.
@@ -138,7 +137,7 @@ def load_run(
     if path is not None:
         if config is not None:
             raise ConfigError(
-                f"--config belongs to an algorithm, and {name!r} is a recipe: copy the "
+                f"--config is for algorithms, and {name!r} is a recipe: copy the "
                 f"recipe (`rl config show {name} --source > my.yaml`), change it, and "
                 f"run `rl train my.yaml`."
             )
@@ -157,8 +156,8 @@ def load_run(
             f"{name!r} is neither a recipe nor an algorithm"
             f"{suggest_algorithm(name, recipe_names()) or '.'} Recipes: "
             f"{', '.join(recipe_names())}. Algorithms: {', '.join(known)}. Presets: "
-            f"{', '.join(preset_names())}. A recipe of your own is given by its path, "
-            f"ending in .yaml."
+            f"{', '.join(preset_names())}. Give your own recipe by its path, ending in "
+            f".yaml."
         )
     data = load_config(config) if config is not None else {}
     output_dir = given_output_dir(data, overrides)
@@ -169,7 +168,7 @@ def load_run(
 
 
 def check_run(run: Run) -> None:
-    """Check every stage, the last one too, before the first one begins.
+    """Check every stage before the first one starts.
 
     Raises:
         UserError: A stage cannot start: no data, no reward, a size, no such backend ...
@@ -184,11 +183,11 @@ def check_run(run: Run) -> None:
 
 
 def run_from_dict(source: Mapping[str, Any], overrides: Sequence[str] = ()) -> Run:
-    """Make a run again of `Run.source`, as it lies in a run folder.
+    """Recreate a run from `Run.source`, as stored in a run folder.
 
     Args:
-        source: What was kept of it.
-        overrides: Values that were not.
+        source: The stored settings.
+        overrides: Values that were not stored, such as secrets.
     """
     name, data, place = source["name"], dict(source["config"]), "the run folder"
     if source["kind"] == "recipe":
@@ -202,19 +201,19 @@ def run_from_dict(source: Mapping[str, Any], overrides: Sequence[str] = ()) -> R
 def _override_recipe(
     recipe: dict[str, Any], overrides: Sequence[str]
 ) -> ConfigDocument:
-    """Apply overrides; those of a stage are checked against its algorithm's config."""
+    """Apply overrides, checking those of a stage against its algorithm's config."""
     own: list[Override] = []
     of_stage: dict[str, list[Override]] = {}
     for override in parse_overrides(overrides):
         first, *below = override.path
         if first == "stages" and len(below) > 1 and below[1] != "algorithm":
             _check_stage(below[0], override.text, recipe["stages"])
-            # In messages it stays as it was written.
+            # Only the path changes; messages quote the override as written.
             inside = replace(override, path=override.path[2:])
             of_stage.setdefault(below[0], []).append(inside)
             continue
         if first == "common" and below and override.action == "set":
-            # What it may hold is decided by the stages.
+            # Which keys are valid is decided by the stages, when they are merged.
             override = replace(override, action="force")
         own.append(override)
     _suggest_stage(own, recipe)
@@ -241,7 +240,7 @@ def _check_stage(name: str, override: str, stages: Mapping[str, Any]) -> None:
 
 
 def _suggest_stage(overrides: Sequence[Override], recipe: Mapping[str, Any]) -> None:
-    """Fail helpfully on `grpo.x=1` where `stages.grpo.grpo.x=1` is meant."""
+    """Raise a helpful error for `grpo.x=1` in place of `stages.grpo.grpo.x=1`."""
     for override in overrides:
         section, key, text = override.path[0], ".".join(override.path), override.text
         if section in RecipeConfig.model_fields:
@@ -288,19 +287,19 @@ def _from_recipe(name: str, data: Mapping[str, Any], source: str) -> Run:
 def _set_model(
     merged: dict[str, Any], stage: str, source: str, context: int | None
 ) -> None:
-    """Mark the model of a stage as the one that the run hands on.
+    """Set the model of a stage to the one that the run hands on.
 
     Args:
-        merged: The stage's configuration.
-        stage: Its name.
-        source: Where it was written.
-        context: Longest row of that model, where it is known.
+        merged: Configuration of the stage.
+        stage: Name of the stage.
+        source: Origin of the configuration, for messages.
+        context: Maximum row length of the model, if known.
     """
     policy = merged.setdefault("policy", {})
     if policy.get("model_name"):
         raise ConfigError(
             f"{source}: stages.{stage}.policy.model_name must not be set: the stage "
-            f"trains what the run hands on; remove it."
+            f"trains the model of the run; remove it."
         )
     policy["model_name"] = "(handed on)"
     if context is not None and policy.get("max_total_sequence_length") is None:
@@ -322,7 +321,7 @@ def _from_algorithm(
         raise ConfigError(
             f"{name} needs {' and '.join(missing)}: add {how_to_set(missing)}"
         )
-    # A folder that the user does not name is a new one, as that of a recipe's run.
+    # The user's output_dir, not a generated one: a rerun must get a new folder.
     saved = {"kind": "algorithm", "name": name, "output_dir": output_dir,
              "config": config.to_dict()}  # fmt: skip
     return Run(name, f"{name} on {config.policy.model_name}", config.seed,

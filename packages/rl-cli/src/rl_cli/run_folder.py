@@ -1,20 +1,21 @@
-"""The folder of a run: what lies where, so that a run can be resumed and read.
+"""The folder of a run, with everything that is needed to resume and read it.
 
 ```
 runs/quickstart-001/    readable by its owner only
-  run.json              what the run is, without secrets; with it the run is made again
+  run.json              settings from which the run is recreated, without secrets
   config.yaml           the same for people, resolved
   model/                the model with random weights, when the run builds one
-  checkpoints/ metrics.jsonl validation_samples.jsonl rollouts/     of the trainer
+  checkpoints/ metrics.jsonl validation_samples.jsonl rollouts/     by the trainer
   updates.jsonl requests/                                 likewise
-  stages/<name>/        a recipe's: these of each stage's trainer, and its result.json
-  stages/<name>.json    result of a stage that has ended
-  logs/run.jsonl        log lines of this process; worker files lie beside it
+  stages/<name>/        in a recipe: files of each stage's trainer, and its result.json
+  stages/<name>.json    result of a finished stage
+  logs/run.jsonl        log of this process; those of the workers are beside it
   result.json curve.png samples.json     the report
 ```
-`rl_distributed.runs.folder` says whose the folder is, and when a run may begin there.
+`rl_distributed.runs.folder` handles ownership of the folder, and decides whether a run
+may start there.
 
-Imports nothing heavy: what is wrong with a folder is said before anything is loaded.
+Imports nothing heavy, so that problems with a folder are reported immediately.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ from rl_distributed.runs.folder import (
 
 __all__ = ["RunFolder", "check_output_dir", "check_writable", "to_yaml"]
 
-# Names that people use as well.
+# Names written by a run. In a folder with other files, they may be the user's.
 _WRITES = (
     "config.yaml",
     "run.json",
@@ -63,7 +64,7 @@ class RunFolder:
     """Paths and small files of one run.
 
     Args:
-        path: The folder; it exists.
+        path: The existing folder.
     """
 
     def __init__(self, path: Path) -> None:
@@ -79,16 +80,16 @@ class RunFolder:
         *,
         overwrite: bool = False,
     ) -> RunFolder:
-        """Make the folder of a new run, own it, and write what the run is.
+        """Create and claim the folder of a new run, and write its settings.
 
         Args:
-            name: Of the recipe or algorithm.
-            output_dir: The folder; None: a new one below `runs`.
-            source: What `run_from_dict` makes the run of again.
-            overwrite: Delete the run that `output_dir` holds, if it holds one.
+            name: Name of the recipe or algorithm.
+            output_dir: The folder; None: a new one in `runs`.
+            source: Input from which `run_from_dict` recreates the run.
+            overwrite: Delete a run that already exists in `output_dir`.
 
         Raises:
-            ConfigError: The folder holds a run already, or cannot be written.
+            ConfigError: The folder already contains a run, or cannot be written.
         """
         path = None
         if output_dir is not None:
@@ -131,18 +132,18 @@ class RunFolder:
                 f"There is no run of {name!r} under runs/ to resume; start one without "
                 f"--resume, or give its folder: --resume FOLDER."
             )
-        # One that failed before it got anywhere is no run to go on with.
+        # Prefer runs with progress: one that failed at its start is not worth resuming.
         newest = max(
             found, key=lambda p: (has_progress(p.parent), p.stat().st_mtime_ns)
         )
         return cls(newest.parent)
 
     def own(self) -> None:
-        """Own the folder until this process ends, or leaves it as a context manager.
+        """Claim the folder until this process ends or exits the context manager.
 
         Raises:
-            ConfigError: Another process carries the run out; the message names it. Or
-                the folder cannot be written.
+            ConfigError: Another process owns the run, as named in the message; or the
+                folder cannot be written.
         """
         self._claim = own_run_folder(self.path)
 
@@ -159,70 +160,70 @@ class RunFolder:
             self._claim.__exit__(kind, error, trace)
 
     def source(self, name: str, overrides: Sequence[str]) -> dict[str, Any]:
-        """Return what the run is, as it lies in the folder.
+        """Return the stored settings of the run.
 
         Args:
-            name: The recipe or algorithm that the caller takes it for.
-            overrides: What the caller gives for keys whose values were not kept.
+            name: The recipe or algorithm expected by the caller.
+            overrides: Values of keys that were not stored, such as secrets.
 
         Raises:
-            ConfigError: It is another one's run, a value is missing, or other keys are
-                to be changed.
+            ConfigError: The run has another name, a value is missing, or an override
+                would change another key.
         """
         source = self.read("run.json")
         if source["kind"] == "trainer":
             raise ConfigError(
-                f"{self.path} is a run that Python has made: go on with it there, by "
+                f"{self.path} is a run started from Python: continue it there, with "
                 "resume=True of rl.train() or of the trainer's fit()"
             )
         if source["name"] != Path(name).stem:
             raise ConfigError(
-                f"{self.path} is a run of {source['name']!r}, not of {name!r}; name "
-                "that one."
+                f"{self.path} is a run of {source['name']!r}, not of {name!r}; use the "
+                "former."
             )
         hidden = source.get("hidden", [])
         given = [text.partition("=")[0] for text in overrides]
         others = [text for text in overrides if text.partition("=")[0] not in hidden]
         if others:
             raise ConfigError(
-                "--resume goes on with a run as it was configured: leave the overrides "
-                f"({', '.join(others)}) away, or start a new run."
+                "--resume continues a run with its original configuration: drop the "
+                f"overrides ({', '.join(others)}), or start a new run."
             )
         missing = [key for key in hidden if key not in given]
         if missing:
             raise ConfigError(
-                f"{self.path / 'run.json'} keeps no secrets: give again "
-                f"{' '.join(f'{key}=VALUE' for key in missing)}"
+                f"{self.path / 'run.json'} does not store secrets: give "
+                f"{' '.join(f'{key}=VALUE' for key in missing)} again"
             )
         return source
 
     def resume_command(self, name: str) -> str:
-        """Return the command that goes on with the run, to be copied."""
+        """Return the command that continues the run, for copying."""
         hidden = self.read("run.json").get("hidden", [])
         parts = ["rl", "train", name, "--resume", str(self.path)]
         return " ".join([*map(shlex.quote, parts), *(f"{key}=VALUE" for key in hidden)])
 
     @property
     def model(self) -> Path:
-        """Folder of the model that the run builds."""
+        """Folder of the model built by the run."""
         return self.path / "model"
 
     def stage(self, name: str) -> Path:
-        """Run folder of a stage's trainer: the run's own where it has no stages."""
+        """Return the run folder of a stage's trainer, or the run's without stages."""
         return self.path / "stages" / name if self.has_stages else self.path
 
     @property
     def has_stages(self) -> bool:
-        """Whether the run is a recipe's; older runs of an algorithm have one stage."""
+        """True for runs of a recipe, and for older runs of an algorithm."""
         return (self.path / "stages").is_dir()
 
     @property
     def claim(self) -> RunClaim | None:
-        """What owns the folder, for the trainer of a run without stages."""
+        """Claim of the folder, for the trainer of a run without stages."""
         return None if self.has_stages else self._claim
 
     def stage_result(self, name: str) -> dict[str, Any] | None:
-        """Return the result of a stage, or None when it has not ended."""
+        """Return the result of a stage; None if it has not finished."""
         path = self.path / "stages" / f"{name}.json"
         if path.exists():
             return dict(json.loads(path.read_text()))
@@ -239,26 +240,27 @@ class RunFolder:
         }
 
     def end_stage(self, name: str, result: Mapping[str, Any]) -> None:
-        """Keep the result of a stage; without stages the trainer has done so."""
+        """Store the result of a stage; without stages, the trainer has done so."""
         if self.has_stages:
             self.write(f"stages/{name}.json", result)
 
     def has_progress(self) -> bool:
-        """Whether there is anything that a resume goes on from."""
+        """Return True if there is anything to resume from."""
         return has_progress(self.path)
 
     def read(self, name: str) -> dict[str, Any]:
-        """Read a JSON file of the folder."""
+        """Read a JSON file in the folder."""
         data: dict[str, Any] = json.loads((self.path / name).read_text())
         return data
 
     def write(self, name: str, data: Mapping[str, Any]) -> None:
-        """Write a JSON file of the folder, whole or not at all."""
+        """Write a JSON file in the folder atomically."""
         self.write_text(name, json.dumps(data, indent=1) + "\n")
 
     def write_text(self, name: str, text: str) -> None:
-        """Write a file of the folder, whole or not at all, for its owner alone."""
+        """Write a file in the folder atomically, readable by its owner only."""
         path = self.path / name
+        # Renamed into place: a reader or a crash must never see half a file.
         temporary = path.with_name(path.name + ".tmp")
         with open(temporary, "w", opener=private_opener) as file:
             file.write(text)
@@ -266,11 +268,11 @@ class RunFolder:
 
 
 def check_output_dir(output_dir: str, *, overwrite: bool = False) -> Path:
-    """Check that a folder can become that of a new run, by writing there.
+    """Check that a folder can be used for a new run, by writing to it.
 
     Raises:
-        ConfigError: It holds a run already and may not be overwritten, it is no run's
-            and something of somebody would be lost, or it cannot be written.
+        ConfigError: It already contains a run that may not be overwritten, it contains
+            other files that would be lost, or it cannot be written.
     """
     path = Path(output_dir)
     check_run_folder(path, overwrite=overwrite, writes=_WRITES)
@@ -279,7 +281,7 @@ def check_output_dir(output_dir: str, *, overwrite: bool = False) -> Path:
 
 
 def check_writable(path: Path) -> None:
-    """Check that a folder can be written, or made, and leave no trace.
+    """Check that a folder can be written or created, without leaving a trace.
 
     Raises:
         ConfigError: It cannot.
@@ -292,6 +294,7 @@ def check_writable(path: Path) -> None:
             if not folder.exists():
                 folder.mkdir()
                 made.append(folder)
+        # Actually written: permission bits say little about quotas and network disks.
         probe = path / f".probe-{os.getpid()}"
         probe.touch(exist_ok=False)
         probe.unlink()
@@ -304,12 +307,12 @@ def check_writable(path: Path) -> None:
 
 def _not_writable(path: Path, error: OSError) -> ConfigError:
     return ConfigError(
-        f"the run folder {path} cannot be written: {error.strerror or error}; name one "
-        "that you may write to, as in output_dir=FOLDER"
+        f"the run folder {path} cannot be written: {error.strerror or error}; name a "
+        "writable one, as in output_dir=FOLDER"
     )
 
 
 def to_yaml(data: Mapping[str, Any]) -> str:
-    """Write a mapping as YAML, keys in their order."""
+    """Format a mapping as YAML, keeping the order of keys."""
     text: str = yaml.safe_dump(dict(data), sort_keys=False, allow_unicode=True)
     return text

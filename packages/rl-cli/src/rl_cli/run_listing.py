@@ -1,7 +1,7 @@
-"""Runs below a folder and how they stand, without loading anything heavy.
+"""Runs below a folder and their state, found without heavy imports.
 
-Of a long metrics file only validations and the last lines are read: enough for the best
-value and the newest step.
+Only validations and the last lines of long metrics files are parsed, which is enough
+for the best value and the newest step.
 """
 
 from __future__ import annotations
@@ -23,51 +23,51 @@ __all__ = ["RunSummary", "find_runs", "summarize_run"]
 
 _MOST_DEPTH = 4
 _WHOLE_BYTES = 1 << 21
-"""Metrics files up to this size are read as a whole."""
+"""Size up to which metrics files are parsed completely."""
 _TAIL_BYTES = 1 << 17
 
 
 @dataclass(frozen=True)
 class RunSummary:
-    """A run in one line."""
+    """One-line summary of a run."""
 
     folder: str
-    """The folder, below the one that was searched."""
+    """Folder, relative to the searched one."""
     name: str
     """Name of the recipe, the algorithm or the trainer."""
     state: RunState
-    """How it stands."""
+    """State of the run."""
     stage: str | None
-    """The stage that began last; None where the run has no stages."""
+    """Latest stage; None if the run has no stages."""
     steps: int
-    """Steps of all stages that have begun."""
+    """Total number of steps of all stages so far."""
     measure: str | None
-    """What tells most about the last stage, such as `val:accuracy`."""
+    """Most informative metric of the latest stage, such as `val:accuracy`."""
     best: float | None
-    """The best value of the measure."""
+    """Best value of the measure."""
     best_step: int | None
-    """Step of the last stage with the best value."""
+    """Step of the best value in the latest stage."""
     started: str | None
-    """When the run began, in UTC, as ISO 8601."""
+    """Start of the run, in UTC, as ISO 8601."""
     age_s: float | None
     """Seconds since then."""
     reason: str | None
-    """Why it failed or was interrupted, where the run could say so."""
+    """Reason of a failure or interruption, if recorded."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as JSON values."""
+        """Return the summary as JSON values."""
         return asdict(self)
 
     @property
     def shown_best(self) -> str:
-        """The best value for people; "" where nothing was measured."""
+        """Best value in readable form; "" if nothing was measured."""
         if self.measure is None:
             return ""
         return f"{self.measure} {format_measure(self.measure, self.best)}"
 
     @property
     def shown_age(self) -> str:
-        """The age for people: `40 s`, `5 min`, `3 h`, `12 d`; "" if it is unknown."""
+        """Age in readable form: `40 s`, `5 min`, `3 h`, `12 d`; "" if unknown."""
         if self.age_s is None:
             return ""
         for size, unit in ((86400.0, "d"), (3600.0, "h"), (60.0, "min")):
@@ -77,10 +77,10 @@ class RunSummary:
 
 
 def find_runs(root: Path) -> Iterator[Path]:
-    """Yield the folders of runs in a folder, or that folder itself, by name.
+    """Yield the folders of runs in a folder, or the folder itself, sorted by name.
 
-    What lies inside of a run (its stages, its checkpoints) is not searched, and neither
-    are hidden folders; runs may lie at most four levels below.
+    Folders inside of a run (its stages, its checkpoints) and hidden folders are not
+    searched; runs may be nested up to four levels deep.
     """
     yield from _runs(root, _MOST_DEPTH)
 
@@ -93,7 +93,8 @@ def _runs(folder: Path, depth: int) -> Iterator[Path]:
         return
     try:
         entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
-    except OSError:  # somebody else's, or removed since
+    except OSError:
+        # Not readable by this user, or removed in the meantime.
         return
     for entry in entries:
         if not entry.name.startswith(".") and entry.is_dir(follow_symlinks=False):
@@ -101,12 +102,12 @@ def _runs(folder: Path, depth: int) -> Iterator[Path]:
 
 
 def summarize_run(folder: Path, root: Path, now: datetime | None = None) -> RunSummary:
-    """Return a run in one line.
+    """Summarize a run.
 
     Args:
-        folder: The folder of the run; whatever is missing or torn is left out.
-        root: The folder that was searched.
-        now: The time that ages are reckoned from; default: now.
+        folder: Folder of the run; missing or truncated files are tolerated.
+        root: The searched folder.
+        now: Reference time for ages; None: the current time.
     """
     record = read_json(folder / "run.json")
     state = run_state(folder)
@@ -153,7 +154,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _records(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the records of a file; of a long one validations and the last lines."""
+    """Yield the records of a file, or only the relevant ones of a long file."""
     try:
         size = path.stat().st_size
         with open(path, "rb") as file:
@@ -161,6 +162,7 @@ def _records(path: Path) -> Iterator[dict[str, Any]]:
             for line in file:
                 place += len(line)
                 is_near_end = size <= _WHOLE_BYTES or place > size - _TAIL_BYTES
+                # A search in bytes is many times faster than parsing each line.
                 if not is_near_end and b'"val:' not in line:
                     continue
                 try:

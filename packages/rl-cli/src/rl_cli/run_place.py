@@ -1,7 +1,7 @@
-"""Where a run is going to be, found out before anything heavy is imported.
+"""The folder of a run, determined before anything heavy is imported.
 
-What is wrong with a folder is then said at once, and not after the libraries of the
-training have been loaded, which takes many seconds.
+Problems with a folder are then reported at once, rather than after loading the training
+libraries, which takes many seconds.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ def find_place(
         config: YAML file of an algorithm.
         overrides: Overrides of keys.
         resume: None for a new run, "" for the newest of that name, else a folder.
-        overwrite: A new run may delete the one that its folder holds.
+        overwrite: Allow a new run to delete the one in its folder.
 
     Returns:
-        The folder of the run to resume, which this process owns then; None for a new
-        run, which can be made where it is asked for.
+        The folder of the run to resume, now owned by this process; None for a new run,
+        whose folder can be created.
 
     Raises:
-        UserError: There is no run to resume, somebody else carries it out, or a folder
+        UserError: There is no run to resume, another process owns it, or a folder
             cannot be written.
     """
     if os.environ.get("RAY_ADDRESS", "local") == "local":
@@ -53,8 +53,8 @@ def find_place(
     if resume is not None:
         if config is not None:
             raise ConfigError(
-                "--resume goes on with a run as it was configured: leave --config "
-                f"({config}) away, or start a new run."
+                "--resume continues a run with its original configuration: drop "
+                f"--config ({config}), or start a new run."
             )
         folder = RunFolder.find(name, resume)
         folder.source(name, overrides)
@@ -74,10 +74,10 @@ def find_place(
 
 
 def given_output_dir(data: Mapping[str, Any], overrides: Sequence[str]) -> str | None:
-    """Return the run folder that a user names; None: a new one below `runs`.
+    """Return the run folder named by the user; None: a new one in `runs`.
 
     Args:
-        data: What a recipe or the file of an algorithm holds.
+        data: Contents of a recipe or of an algorithm's file.
         overrides: Overrides of keys.
 
     Raises:

@@ -1,4 +1,4 @@
-"""What one stage of a run needs: memory, batches, time of weight syncs, layouts.
+"""Plan of one stage of a run: memory, batches, weight syncs, layouts.
 
 ```
 configuration + config.json -> shape, layout -> batches -> memory by phase -> fits?
@@ -42,47 +42,47 @@ _GIB = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a run is planned for."""
+    """Hardware for which a run is planned."""
 
     gpus: Gpus | None
-    """None: GPUs or CPUs whose memory is not known."""
+    """GPUs; None: devices with unknown memory."""
     num_nodes: int
     ranks_per_node: int
-    """Training ranks on each node."""
+    """Number of training ranks per node."""
     generator_ranks: int = 0
-    """Ranks that only sample; 0: the generator shares the trainer's."""
+    """Number of ranks that only sample; 0: the generator shares the trainer's."""
 
     @property
     def num_ranks(self) -> int:
-        """Training ranks."""
+        """Number of training ranks."""
         return self.num_nodes * self.ranks_per_node
 
     @property
     def device_bytes(self) -> int | None:
-        """Memory of one device, where it is known."""
+        """Memory of one device; None: unknown."""
         return None if self.gpus is None else self.gpus.usable_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Batches:
-    """The sizes of one step."""
+    """Batch sizes of one step."""
 
     plan: BatchPlan
     passes: int
-    """Passes over the samples of a step."""
+    """Number of passes over the samples of a step."""
     rows_per_rank: int
-    """Rows of an optimizer step on one data-parallel rank."""
+    """Number of rows per optimizer step on one data-parallel rank."""
     num_micro_batches: int
-    """Of an optimizer step on one rank: at most, where they are made by tokens."""
+    """Micro-batches per optimizer step on one rank; a maximum if split by tokens."""
     training: MicroBatch
     passing: MicroBatch
     row_length: int
     answer_length: int
-    """Tokens of a row that are trained on, at most."""
+    """Maximum number of trained tokens per row."""
 
     @property
     def optimizer_steps(self) -> int:
-        """Optimizer steps on the samples of one step."""
+        """Number of optimizer steps on the samples of one step."""
         return self.plan.num_optimizer_steps * self.passes
 
 
@@ -100,13 +100,13 @@ class StagePlan:
     generator: GeneratorMemory | None
     sync: SyncPlan | None
     host_bytes: int
-    """Memory of one node that its ranks take while they load the model."""
+    """Host memory of a node used by its ranks while loading the model."""
     others: tuple[str, ...] = field(default=())
-    """Further models of the run."""
+    """Other models of the run."""
 
     @property
     def fits(self) -> bool | None:
-        """Whether every phase fits into a device; None: not known."""
+        """True if every phase fits into a device; None: unknown."""
         size = self.place.device_bytes
         if size is None:
             return None
@@ -114,20 +114,20 @@ class StagePlan:
         return has_cache and not self.memory.overflowing(size)
 
     def refusal(self) -> str:
-        """Say what does not fit."""
+        """Describe what does not fit."""
         size = self.place.device_bytes or 0
         over = self.memory.overflowing(size)
         if not over:
             return (
-                f"{self.name} does not fit: the generator's cache holds no row of "
+                f"{self.name} does not fit: the generator's cache cannot hold a row of "
                 f"{self.batches.row_length} tokens; raise "
                 "policy.generation.vllm.gpu_memory_utilization, or lower "
                 "policy.max_total_sequence_length"
             )
         worst = max(over, key=lambda phase: phase.total)
         return (
-            f"{self.name} does not fit: {worst.name} needs {_in_gib(worst.total)} on "
-            f"each rank, and {_in_gib(size)} of a GPU can be used"
+            f"{self.name} does not fit: {worst.name} needs {_in_gib(worst.total)} per "
+            f"rank, but only {_in_gib(size)} of a GPU are usable"
         )
 
 
@@ -136,23 +136,23 @@ def _in_gib(num_bytes: int) -> str:
 
 
 Shapes = Mapping[str, ModelShape]
-"""Sizes by name: `policy`, and `critic` or `teacher` where the run has them."""
+"""Sizes by name: `policy`, and `critic` or `teacher` if the run has them."""
 
 
 def plan_stage(
     name: str, config: TrainerConfig, shapes: Shapes, layout: Layout, place: Place
 ) -> StagePlan:
-    """Work out what a stage needs.
+    """Plan a stage.
 
     Args:
         name: Name of the stage.
         config: Its configuration.
         shapes: Sizes of its models.
-        layout: Who shares the policy; its problems are checked by others.
-        place: Where it runs.
+        layout: Layout of the policy, already checked.
+        place: Hardware.
 
     Raises:
-        ConfigError: Batch sizes do not divide.
+        ConfigError: Batch sizes are not divisible.
     """
     shape, policy = shapes["policy"], config.policy
     batches = _batches(config, config.policy, layout)
@@ -207,9 +207,9 @@ def plan_stage(
 def _others(
     config: TrainerConfig, shapes: Shapes, memory_of: Callable[..., ModelMemory]
 ) -> list[OtherModel]:
-    """Return the models beside the policy that the trainers make."""
+    """Return the models that the trainer creates in addition to the policy."""
     found = []
-    # With adapters the reference is the policy with its adapters off.
+    # With LoRA, the reference is the policy with its adapters switched off.
     if _keeps_reference(config) and config.policy.lora is None:
         memory = memory_of(shapes["policy"], config.policy, is_trained=False)
         found.append(OtherModel("reference model", memory))
@@ -224,7 +224,7 @@ def _others(
 
 def _keeps_reference(config: TrainerConfig) -> bool:
     if config.policy.lora is not None:
-        return False  # the model with its adapters off
+        return False
     if isinstance(config, GRPOConfig | PPOConfig):
         return config.loss_fn.needs_reference_logprobs
     if isinstance(config, DPOConfig):
@@ -233,7 +233,7 @@ def _keeps_reference(config: TrainerConfig) -> bool:
 
 
 def _batches(config: TrainerConfig, policy: PolicyConfig, layout: Layout) -> Batches:
-    """Return the sizes of a step; each data-parallel rank counts as one worker."""
+    """Return the batch sizes of a step, counting data-parallel ranks as workers."""
     ranks = config.cluster.replace(num_nodes=1, workers_per_node=layout.data)
     alone = config.policy.replace(parallelism=ParallelismConfig())
     plan = config.replace(cluster=ranks, policy=alone).plan_batches()
@@ -291,7 +291,8 @@ def _generator(
         replicas = config.policy.parallelism.data_size(place.num_ranks)
     rows = batches.plan.num_samples
     if not isinstance(config, RolloutTrainerConfig):
-        rows = batches.plan.global_batch_size  # only validations sample
+        # Only validations sample.
+        rows = batches.plan.global_batch_size
     found = generator_memory(
         shape,
         generation,
@@ -303,7 +304,7 @@ def _generator(
     )
     if not shares:
         return found
-    # The weights are the trainer's, whose ranks have parts of each row's cache as well.
+    # The weights are the trainer's, and its ranks share the cache of each row.
     parts = place.num_ranks // replicas
     each = max(1, found.cache_bytes_per_token // parts)
     cache = found.cache // parts
@@ -311,7 +312,7 @@ def _generator(
 
 
 def _chosen_backend(config: GenerationConfig, *, on_gpu: bool) -> GenerationConfig:
-    """Return the config with what `auto` means where everything is installed."""
+    """Return the config with `auto` resolved as if every engine were installed."""
     if config.backend != "auto":
         return config
     name = "vllm" if on_gpu else "huggingface"

@@ -1,8 +1,8 @@
-"""Carries out a run: builds the model, trains stage after stage, writes the report.
+"""Execution of a run: builds the model and trains one stage after another.
 
-A stage that has ended is never trained again: its result lies in the run folder, and
-the next stage begins with the weights that it kept, in the same processes. A stage that
-was interrupted goes on from its own last checkpoint.
+A finished stage is never trained again: its result is in the run folder, and the next
+stage starts from the weights that it kept, in the same processes. An interrupted stage
+continues from its own last checkpoint.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = ["RunOutcome", "carry_out"]
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """What a run came to."""
+    """Result of a run."""
 
     run_dir: Path
     checkpoint: Path
@@ -39,11 +39,11 @@ class RunOutcome:
     wall_s: float
     """Wall time of this process's part of the run, in seconds."""
     stages: dict[str, dict[str, Any]]
-    """Metrics, checkpoint, steps and stop reason of every stage that was trained."""
+    """Metrics, checkpoint, steps and stop reason of every trained stage."""
 
     @property
     def stopped_by(self) -> str | None:
-        """The person or program that asked for the end of the run; None: nobody."""
+        """Person or program that requested the end of the run; None: nobody."""
         by: str | None = next(reversed(self.stages.values())).get("stopped_by")
         return by
 
@@ -61,17 +61,17 @@ def carry_out(
     *,
     resume: bool,
 ) -> RunOutcome:
-    """Train every stage that has not ended yet, until somebody stops the run.
+    """Train every unfinished stage, until the run is stopped.
 
     Args:
-        run: What to do.
-        folder: Where; results of ended stages are found there.
-        display: Shows the progress.
-        guard: Asked between the stages whether a signal came.
-        resume: Go on from the last checkpoint of an interrupted stage.
+        run: The run.
+        folder: Its folder, with results of finished stages.
+        display: Progress display.
+        guard: Signal guard, checked between stages.
+        resume: Continue an interrupted stage from its last checkpoint.
 
     Raises:
-        Interrupted: A signal came; it names the newest checkpoint of the run.
+        Interrupted: A signal arrived; it names the newest checkpoint of the run.
     """
     began_s = time.monotonic()
     results: dict[str, dict[str, Any]] = {}
@@ -91,22 +91,23 @@ def carry_out(
                 kept = Path(result["checkpoint"])
                 model = Path(result["model"])
                 if result.get("stopped_by") is not None:
-                    # No stage follows, and a resume goes on with this one.
+                    # Later stages must not start, as a resume continues this one.
                     break
     except Interrupted as error:
         if error.checkpoint_path is None:
             raise error.with_checkpoint(kept) from None
         raise
-    assert model is not None  # there is at least one stage
+    # There is at least one stage.
+    assert model is not None
     return RunOutcome(folder.path, model, time.monotonic() - began_s, results)
 
 
 def _built_model(run: Run, folder: RunFolder) -> Path | None:
-    """Build the run's model once; a half-built one is made again."""
+    """Build the run's model once, discarding an unfinished one."""
     if run.model is None:
         return None
     if not folder.model.exists():
-        # It imports the code of models, which a run of a ready model leaves to workers.
+        # Imports modeling code, which other runs need in the workers only.
         from rl_models import build_model  # noqa: PLC0415
 
         temporary = folder.model.with_name("model.tmp")
@@ -130,7 +131,7 @@ def _trainer(
 
 
 def _with_model(data: dict[str, Any], model: str) -> dict[str, Any]:
-    """Put the model handed on into each section that has the policy's, as a critic."""
+    """Set the model in each section that uses the policy's, such as a critic."""
     name = data["policy"]["model_name"]
     return {
         key: {"model_name": model}

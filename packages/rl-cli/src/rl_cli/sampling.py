@@ -1,4 +1,4 @@
-"""Answers of a model folder to prompts, in this process and without Ray."""
+"""Sampling from a model folder in this process, without Ray."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class Sample:
     prompt: str
     response: str
     num_tokens: int
-    """Sampled tokens, the stop token included."""
+    """Number of sampled tokens, including the stop token."""
     logprob: float | None
-    """Sum of the tokens' log-probabilities; None: the backend gives none."""
+    """Sum of the tokens' log-probabilities; None: not provided by the backend."""
     truncated: bool
-    """Whether it ended at the token limit."""
+    """True if it was cut off at the token limit."""
 
 
 def sample(
@@ -53,12 +53,11 @@ def sample(
     Args:
         model: Folder or hub name.
         prompts: Texts.
-        config: How to sample.
-        greedy: Take the most probable token.
-        num_samples: Answers per prompt.
+        config: Sampling settings.
+        greedy: Pick the most probable tokens.
+        num_samples: Number of answers per prompt.
         chat: Format prompts with the chat template; None: if the model has one.
-        shorten: Let answers be shorter than `config` says where the context of the
-            model leaves less.
+        shorten: Reduce the maximum answer length to the rest of the model's context.
     """
     check_model_folder(model)
     tokenizer = load_tokenizer(model)
@@ -102,9 +101,9 @@ def sample(
 
 
 def _warn_of_unknown_characters(tokenizer: Any, prompts: Sequence[str]) -> None:
-    """Say which characters the model does not see: they change what is asked."""
+    """Warn about characters that the model cannot see, which alters the prompt."""
     left_out, unknown = [], []
-    # Many tokenizers join white space to what follows it.
+    # Without whitespace, which many tokenizers join to the following character.
     for character in dict.fromkeys("".join("".join(prompts).split())):
         ids = tokenizer(character, add_special_tokens=False)["input_ids"]
         if not ids:

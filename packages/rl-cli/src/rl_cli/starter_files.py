@@ -1,10 +1,10 @@
-"""What `rl init` writes: a run file, example rows and a reward function.
+"""Files written by `rl init`: a run file, example rows and a reward function.
 
 ```
 Answers -> section by section -> run.yaml
-        -> rows.jsonl, held_out.jsonl, reward.py where the answers need them
+        -> rows.jsonl, held_out.jsonl, reward.py if the answers need them
 ```
-Pure: texts by the names of files. Imports nothing heavy.
+Pure functions that return texts by file name. Imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -45,30 +45,30 @@ _NUM_HELD_OUT = 64
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """What the five questions were answered with."""
+    """Answers to the five questions."""
 
     model: str
-    """Folder or hub name; `small`: one that the run builds."""
+    """Folder or hub name; `small`: built by the run."""
     data: str
-    """File, folder, hub name or name of a data format; `example`: rows made here."""
+    """File, folder, hub name or data format; `example`: generated rows."""
     task: Task
     machine: str
     """`cpu`, or GPUs such as `8x80GB`."""
     steps: int
-    """The budget: how many steps are trained."""
+    """Budget: the number of training steps."""
     data_format: str | None = None
-    """Name of the format, where `data` is one."""
+    """Name of the data format, if `data` is one."""
     answer_column: str | None = "answer"
-    """Column of the final answer, which a reward can ask for; None: there is none."""
+    """Column of the final answer, for a reward function; None: there is none."""
 
     @property
     def algorithm(self) -> str:
-        """What trains it."""
+        """Algorithm for the task."""
         return _ALGORITHMS[self.task]
 
     @property
     def is_sampled(self) -> bool:
-        """Whether the model's own answers are trained on."""
+        """True if the model is trained on its own answers."""
         return self.algorithm == "grpo"
 
 
@@ -76,8 +76,8 @@ def starter_files(answers: Answers, folder: Path) -> dict[str, str]:
     """Return the texts to write, by name.
 
     Args:
-        answers: What was answered.
-        folder: Where they will lie; paths of data and model are told from there.
+        answers: Answers to the questions.
+        folder: Destination; paths of data and model become relative to it.
     """
     files = {"run.yaml": _run_file(answers, folder)}
     if answers.task == "reward":
@@ -142,7 +142,7 @@ model:
 
 
 def _is_tiny_talk(answers: Answers) -> bool:
-    """Return whether prompts and answers are a few digits."""
+    """Return True if prompts and answers are just a few digits."""
     return answers.data == EXAMPLE and answers.task != "code"
 
 
@@ -251,7 +251,7 @@ def _machine(answers: Answers) -> str:
 
 
 def _place(name: str, folder: Path) -> str:
-    """Return a path as it is told from the folder; a name on the hub stays."""
+    """Return a path relative to the folder; leave a name on the hub unchanged."""
     path = Path(name).expanduser()
     if not path.exists():
         return name

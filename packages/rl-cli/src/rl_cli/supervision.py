@@ -1,7 +1,7 @@
-"""`rl train --supervise N`: a run in a process of its own, started again when it dies.
+"""`rl train --supervise N`: a run in a child process that is restarted when it dies.
 
 ```
-start --> child: rl train ... --ended: 0, 2, or stopped by a signal--> its exit code
+start --> child: rl train ... --exit: 0, 2, or stopped by a signal--> its exit code
   ^                   |
   |                  died (killed, or exit code 1)
   +--- pause <--- fewer than N times without new progress; else exit code 1
@@ -12,8 +12,8 @@ start --> child: rl train ... --ended: 0, 2, or stopped by a signal--> its exit 
 | supervisor | signals, the child's end | children | child, pause | its end, a signal |
 | child | forwarded signals | checkpoints | its work | a signal |
 
-The child is a process group of its own, so that a signal reaches it once, through the
-supervisor: for a run a second one means to leave at once.
+The child has a process group of its own, so that a signal reaches it only once, through
+the supervisor: to a run, a second signal means to exit immediately.
 """
 
 from __future__ import annotations
@@ -49,19 +49,19 @@ _DONE, _USER_ERROR, _SIGNALLED = 0, 2, 128
 
 
 class SupervisedRun:
-    """The run that is started again and again: its folder, and the next command.
+    """A supervised run: its folder and the command of its next start.
 
     Args:
         name: Recipe or algorithm.
         config: YAML file of an algorithm.
         overrides: Overrides of keys.
         resume: As for `rl train --resume`.
-        overwrite: A new run may delete the one that its folder holds.
-        flags: Options that every start gets.
+        overwrite: Allow a new run to delete the one in its folder.
+        flags: Options of every start.
 
     Raises:
-        UserError: The folder cannot be used; see `find_place`. Or it holds another run
-            than the one that is asked for.
+        UserError: The folder cannot be used, see `find_place`, or contains a run other
+            than the requested one.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class SupervisedRun:
         if resume is not None:
             found = find_place(name, config, overrides, resume)
             assert found is not None
-            # The child is going to own it.
+            # Release it, as the child must own it.
             found.__exit__(None, None, None)
             self.folder = found.path
             self._resumes = True
@@ -103,13 +103,13 @@ class SupervisedRun:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """Remove the folder again where no run has begun in it."""
+        """Remove the folder if no run has started in it."""
         if self._has_made_folder:
             with suppress(OSError):
                 self.folder.rmdir()
 
     def command(self) -> list[str]:
-        """Return the arguments of the next start: a new run, or the one there is."""
+        """Return the command of the next start, of a new run or to resume this one."""
         start = [sys.executable, "-m", "rl_cli", "train", self._name]
         if self._resumes or (self._has_begun() and has_progress(self.folder)):
             self._resumes = True
@@ -121,18 +121,18 @@ class SupervisedRun:
         return [*start, *self._overrides, *config, *again, *self._flags]
 
     def _has_begun(self) -> bool:
-        """Whether the run of this supervisor has written what it is."""
+        """Return True if this supervisor's run has written its record."""
         try:
             return (self.folder / "run.json").stat().st_mtime_ns >= self._began_ns
         except FileNotFoundError:
             return False
 
     def progress(self) -> frozenset[str]:
-        """Return what the run has kept so far."""
+        """Return the progress saved by the run so far."""
         return kept_progress(self.folder)
 
     def record(self, event: dict[str, Any]) -> None:
-        """Add a line to `logs/restarts.jsonl` of the run."""
+        """Append a line to `logs/restarts.jsonl` of the run."""
         make_private_folder(self.folder / "logs")
         now = datetime.now(UTC).isoformat(timespec="seconds")
         path = self.folder / "logs" / "restarts.jsonl"
@@ -141,15 +141,15 @@ class SupervisedRun:
 
 
 def supervise(run: SupervisedRun, tries: int, say: Callable[[str], None]) -> int:
-    """Carry a run out, and start it again when it dies.
+    """Carry out a run, restarting it when it dies.
 
     Args:
         run: The run.
-        tries: Restarts in a row without new progress, after which it is given up.
-        say: Shows a message to the user.
+        tries: Maximum number of consecutive restarts without new progress.
+        say: Function that shows a message to the user.
 
     Returns:
-        The exit code of the last child; 128 + signal where a signal ended it.
+        The exit code of the last child; 128 + signal if a signal killed it.
     """
     failed = 0
     with run, _forwarding() as stop:
@@ -163,12 +163,12 @@ def supervise(run: SupervisedRun, tries: int, say: Callable[[str], None]) -> int
             failed = 1 if run.progress() != before else failed + 1
             how = _how_it_ended(code)
             if failed > tries:
-                say(f"The run {how}, {failed} times without new progress; given up.")
+                say(f"The run {how}, {failed} times without new progress; giving up.")
                 return _shell_code(code)
             pause_s = min(_FIRST_PAUSE_S * 2 ** (failed - 1), _LONGEST_PAUSE_S)
             say(
-                f"The run {how}; it is started again in {pause_s:g} s (restart "
-                f"{failed} of {tries} without new progress)."
+                f"The run {how}; restarting it in {pause_s:g} s (restart {failed} of "
+                f"{tries} without new progress)."
             )
             run.record({"ended": how, "restart": failed})
             if stop.pause(pause_s):
@@ -176,7 +176,7 @@ def supervise(run: SupervisedRun, tries: int, say: Callable[[str], None]) -> int
 
 
 class _Child:
-    """The process that is running now, and the signal that is to end it."""
+    """The running process, and the signal that stops it."""
 
     def __init__(self) -> None:
         self.signum: int | None = None
@@ -184,14 +184,14 @@ class _Child:
         self._process: subprocess.Popen[bytes] | None = None
 
     def run(self, command: Sequence[str]) -> int:
-        """Start a process and wait for its end; signals end it."""
-        # Between the start and the assignment a signal would find no child.
+        """Start a process and wait for its end, forwarding signals."""
+        # A signal between the start and the assignment would find no child.
         signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)
         try:
             self._process = subprocess.Popen(
                 command,
                 process_group=0,
-                # The mask is inherited, and the child must hear.
+                # The child inherits the mask, but must receive signals.
                 preexec_fn=_hear,
             )
         finally:
@@ -199,7 +199,7 @@ class _Child:
         return self._process.wait()
 
     def pause(self, seconds: float) -> bool:
-        """Wait; return whether a signal came."""
+        """Wait, and return True if a signal arrived."""
         return self._stop.wait(seconds)
 
     def forward(self, signum: int, _: FrameType | None) -> None:
@@ -219,7 +219,7 @@ def _forwarding() -> Iterator[_Child]:
     before = {
         signum: signal.signal(signum, child.forward)
         for signum in _STOPS
-        # What is ignored (nohup, background jobs of a shell) is nobody's wish to stop.
+        # Signals ignored from outside (nohup, background jobs) must stay ignored.
         if signal.getsignal(signum) is not signal.SIG_IGN
     }
     try:
@@ -251,10 +251,10 @@ def _given_folder(
 def _check_same_run(
     name: str, config: Path | None, overrides: Sequence[str], folder: Path
 ) -> None:
-    """Check that a folder holds the run that is asked for.
+    """Check that a folder contains the requested run.
 
     Raises:
-        ConfigError: Its configuration is another one.
+        ConfigError: Its configuration differs.
     """
     from rl_cli.run_config import load_run  # noqa: PLC0415 - loads the algorithms
 
@@ -263,7 +263,7 @@ def _check_same_run(
     held = RunFolder(folder).read("run.json")
     if held["name"] != run.source["name"] or held["config"] != asked:
         raise ConfigError(
-            f"output_dir {str(folder)!r} holds another run than the one asked for, "
-            "which therefore cannot go on with it: go on with that one (--resume "
-            f"{folder}), delete it (--overwrite), or name another folder"
+            f"output_dir {str(folder)!r} contains a run with another configuration, "
+            f"which cannot be continued: resume that one (--resume {folder}), delete "
+            "it (--overwrite), or name another folder"
         )

@@ -1,4 +1,4 @@
-"""Which weights the folder of a run stands for."""
+"""The model for which the folder of a run stands."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ __all__ = ["model_of_run"]
 
 
 def model_of_run(name: str) -> str:
-    """Return what to evaluate: of a run's folder, the last stage that has weights.
+    """Return the model to evaluate; for a run's folder, that of its latest stage.
 
-    A stage that has ended is worth its best checkpoint; one that was interrupted is
-    worth what it has saved.
+    A finished stage stands for its best checkpoint, an interrupted one for its newest.
 
     Raises:
         ConfigError: The run has trained nothing yet.
@@ -21,7 +20,7 @@ def model_of_run(name: str) -> str:
     path = Path(name).expanduser()
     if not (path / "run.json").is_file():
         return name
-    # What only names a model is found without these.
+    # Not needed for the name of a model, which is the usual case.
     from rl_cli.run_config import run_from_dict  # noqa: PLC0415
     from rl_cli.run_folder import RunFolder  # noqa: PLC0415
 

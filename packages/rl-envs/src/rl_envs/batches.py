@@ -1,4 +1,4 @@
-"""Batches of columns, as `generate` gives them, as conversations for an environment."""
+"""Conversion of batches returned by `generate` to conversations for an environment."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from rl_envs.errors import MessageLogError
 
 __all__ = ["conversations_of", "takes_batches"]
 
-# Of a `step` that takes batches already.
+# Set on a `step` that already takes batches, so that subclasses do not wrap it twice.
 _MARK = "_takes_batches"
-# What `generate` needs and adds; none of it is a column of the data set.
+# Inputs and outputs of `generate`; none of them is a column of the data set.
 _OF_GENERATION = frozenset(
     {
         "input_ids",
@@ -38,13 +38,13 @@ _OF_GENERATION = frozenset(
 def conversations_of(
     batch: Mapping[str, Any],
 ) -> tuple[list[list[dict[str, Any]]], list[Any]]:
-    """Return message logs and metadata of a batch, as `step` takes them.
+    """Return the message logs and metadata of a batch, as arguments of `step`.
 
     Args:
-        batch: Columns of equal length. `response`, the answers as texts, and before
-            them `message_log`, conversations, or `prompt`, texts or conversations. The
-            metadata of a row are its entry of `extra_env_info`, or a mapping of all
-            other columns but those of the generation.
+        batch: Columns of equal length: `response`, the texts to score, and either
+            `message_log`, conversations, or `prompt`, texts or conversations. A row's
+            metadata is its entry of `extra_env_info` or, without that column, a mapping
+            of all columns that do not belong to the generation.
 
     Raises:
         MessageLogError: A column is missing, is empty, or has another length.
@@ -70,7 +70,7 @@ def conversations_of(
 
 
 def takes_batches(step: Callable[..., Any]) -> Callable[..., Any]:
-    """Let the `step` of an environment also be called with a batch alone."""
+    """Wrap the `step` of an environment so that it also accepts a single batch."""
     if getattr(step, _MARK, False):
         return step
 
@@ -123,6 +123,7 @@ def _metadata(batch: Mapping[str, Any], size: int) -> list[Any]:
     columns = {
         name: _rows(name, column, size)
         for name, column in batch.items()
+        # Arrays hold tokens or numbers per token; metadata travels to other processes.
         if name not in _OF_GENERATION and not is_array(column)
     }
     return [
@@ -131,7 +132,7 @@ def _metadata(batch: Mapping[str, Any], size: int) -> list[Any]:
 
 
 def _rows(name: str, column: Any, size: int | None = None) -> Sequence[Any]:
-    """Return a column of a batch after a look at it."""
+    """Return a column of a batch after checking its type and length."""
     if not isinstance(column, list | tuple):
         raise MessageLogError(
             f"{name} must be a list with one entry per row: got "

@@ -1,4 +1,4 @@
-"""All registered environments, described; one that is broken does not hide others."""
+"""Descriptions of all registered environments, including those that fail to import."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ class CatalogEntry:
 
     name: str
     package: str
-    """The package that offers it; empty: it was registered in this process."""
+    """Package that provides it; empty: registered in this process."""
     description: str = ""
     """First line of its docstring."""
     makes_tasks: bool = False
-    """Whether there is a task source of its name (`rl.tasks`)."""
+    """True if a task source of the same name exists (`rl.tasks`)."""
     turns: Literal["one", "many", ""] = ""
-    """Responses per conversation; empty: the class does not say."""
+    """Responses per conversation; empty: not declared by the class."""
     extra: str = ""
-    """What to install for it, such as `rl-envs[math]`; empty: nothing more."""
+    """Extra to install for it, such as `rl-envs[math]`; empty: none."""
     extra_installed: bool = True
-    """Whether every package of the extra is installed."""
+    """True if every package of the extra is installed."""
     runs_programs: bool = False
-    """Whether it runs responses as programs, in the sandbox."""
+    """True if it runs responses as programs, in the sandbox."""
     problem: str = ""
-    """Why it cannot be used; empty: it can be imported."""
+    """Error raised by its import; empty: it can be imported."""
 
 
 def list_environments() -> list[CatalogEntry]:
-    """Describe all registered environments, by name.
+    """Describe all registered environments, in order of their names.
 
-    Each is imported. What its import raises, whatever it is, becomes its `problem`.
+    Each is imported. Any exception raised by the import becomes its `problem`.
     """
     return [_entry(name) for name in env_registry.names()]
 
@@ -54,7 +54,7 @@ def _entry(name: str) -> CatalogEntry:
         if makes_tasks:
             task_registry.get(name)
     except Exception as error:
-        # A plugin of another package may raise anything.
+        # A plugin may raise anything, and must not hide the other environments.
         return CatalogEntry(
             name,
             package,
@@ -77,7 +77,7 @@ def _entry(name: str) -> CatalogEntry:
 
 
 def _first_line(thing: Any) -> str:
-    """Return the first sentence's line; an inherited docstring describes another."""
+    """Return the first line of a docstring, unless it is inherited."""
     own = vars(thing).get("__doc__") if hasattr(thing, "__dict__") else None
     text = (own or "").strip()
     return text.splitlines()[0].strip() if text else ""
@@ -86,7 +86,7 @@ def _first_line(thing: Any) -> str:
 def _extra_of(name: str, point: EntryPoint | None) -> tuple[str, bool]:
     """Return the extra of an entry point, and whether it is installed.
 
-    It is the one that the entry point names, or one that is called like it.
+    Taken from the entry point itself, or else the extra with the environment's name.
     """
     if point is None or point.dist is None:
         return "", True
@@ -100,6 +100,7 @@ def _extra_of(name: str, point: EntryPoint | None) -> tuple[str, bool]:
 
 def _is_installed(dist: Distribution, extra: str) -> bool:
     for requirement in dist.requires or []:
+        # By regular expression: `packaging` is not a dependency of this package.
         package = re.match(r"[\w.-]+", requirement)
         of = re.search(r"extra\s*==\s*['\"]([^'\"]+)", requirement)
         if package is None or of is None or _normal(of.group(1)) != _normal(extra):

@@ -23,43 +23,44 @@ __all__ = ["Abilities", "DriverNames", "EnvironmentHost"]
 
 @dataclass(frozen=True, slots=True)
 class Abilities:
-    """What an environment does besides judging rows."""
+    """Optional methods that an environment implements beside `step`."""
 
     post_processes: bool
-    """It looks at finished batches."""
+    """It overrides `global_post_process_and_metrics`."""
     scores_groups: bool
-    """It judges the conversations of a prompt together."""
+    """It overrides `score_groups`."""
     checks_rows: bool
-    """It finds rows that it cannot judge."""
+    """It overrides `unusable_rows`."""
     tools: list[dict[str, Any]]
-    """The tools that it offers."""
+    """Schemas of the tools that it offers."""
     is_function: bool = False
-    """It is a reward function: its answers hold numpy arrays, because its process has
-    no need of torch, and its metrics are those of the rewards."""
+    """It is a reward function. Its replies hold numpy arrays, as its process does not
+    import torch, and its metrics are computed from the rewards by the caller."""
 
 
 @dataclass(frozen=True, slots=True)
 class DriverNames:
-    """What the driver's program has registered, beyond installed packages."""
+    """Names registered by the driver's program, beyond those of installed packages."""
 
     environments: Sequence[Registration] = ()
     task_sources: Sequence[Registration] = ()
 
     def adopt(self) -> None:
-        """Make them known in this process."""
+        """Register them in this process."""
         env_registry.adopt(self.environments)
         task_registry.adopt(self.task_sources)
 
 
 class EnvironmentHost:
-    """Makes one environment and calls it.
+    """Creates one environment and calls it.
 
     Args:
-        spec_pickle: How to make it.
-        names: What the driver has registered: an environment may make another by name.
+        spec_pickle: The pickled `EnvironmentSpec`.
+        names: The driver's registrations, as an environment may create another by name.
     """
 
     def __init__(self, spec_pickle: bytes, names: DriverNames | None = None) -> None:
+        # Before the spec is unpickled: creating its environment may look names up.
         if names is not None:
             names.adopt()
         try:
@@ -67,20 +68,20 @@ class EnvironmentHost:
             self._environment = spec.make()
         except ImportError as error:
             error.add_note(
-                "What an environment or reward function needs must be importable in "
-                "its process: install it, define it in the script itself, or have the "
-                "environment's class declare an actor_environment"
+                "The imports of an environment or reward function must be available in "
+                "its process: install the package, define the code in the script "
+                "itself, or declare an actor_environment on the environment's class"
             )
             raise
-        # A subclass may do with tensors what it likes.
+        # Not isinstance: a subclass may use tensors, and then needs torch.
         self._is_function = type(self._environment) is FunctionalRewardWrapper
         if not self._is_function:
-            # Answers hold tensors where there is torch. Its import takes seconds: they
-            # pass while other workers start, and not within the first step.
+            # Replies hold tensors if torch is installed. Importing it takes seconds, so
+            # do it now, while other workers start, rather than in the first step.
             installed_torch()
 
     def abilities(self) -> Abilities:
-        """Return what a caller must know of the environment."""
+        """Return which optional methods the environment implements."""
         made, base = type(self._environment), EnvironmentInterface
         post_process = base.global_post_process_and_metrics
         return Abilities(
@@ -94,7 +95,7 @@ class EnvironmentHost:
     def step(
         self, message_logs: Sequence[MessageLog], metadata: Sequence[Any]
     ) -> EnvironmentReturn[Any]:
-        """Judge rows."""
+        """Score rows."""
         if isinstance(self._environment, FunctionalRewardWrapper) and self._is_function:
             return self._environment.plain_step(message_logs, metadata)
         return self._environment.step(message_logs, metadata)
@@ -104,17 +105,17 @@ class EnvironmentHost:
         message_logs: Sequence[Sequence[MessageLog]],
         metadata: Sequence[Sequence[Any]],
     ) -> list[Rewards] | None:
-        """Judge the conversations of each prompt together."""
+        """Score the conversations of each prompt together."""
         return self._environment.score_groups(message_logs, metadata)
 
     def unusable_rows(self, metadata: Sequence[Any]) -> dict[int, str]:
-        """Find rows that the environment cannot judge."""
+        """Find rows that the environment cannot score."""
         return self._environment.unusable_rows(metadata)
 
     def global_post_process_and_metrics(
         self, batch: MutableMapping[str, Any]
     ) -> tuple[MutableMapping[str, Any], dict[str, float]]:
-        """Look at a finished batch."""
+        """Post-process a finished batch."""
         return self._environment.global_post_process_and_metrics(batch)
 
     def shutdown(self) -> None:

@@ -1,12 +1,12 @@
 """`EnvironmentWorkers`: the worker group of an environment, and its calls.
 
 The group (`rl_distributed.workers`) watches its processes, explains their failures and
-starts them again. Decided here is which calls are made again: an environment keeps
-nothing between calls, so the rows of a worker that died are sent to the one that
-replaces it, `max_restarts` times in a row. One that misses the deadline is ended,
-reported, and replaced for the next call.
+restarts them. This module decides which calls are repeated: an environment keeps no
+state between calls, so the rows of a dead worker are sent to its replacement,
+`max_restarts` times in a row. A worker that misses the deadline is terminated,
+reported, and replaced before the next call.
 
-Calls may come from several threads: each takes workers that are idle.
+Calls may come from several threads; each uses idle workers.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ __all__ = ["EnvironmentWorkers", "worker_builder", "worker_cluster"]
 _logger = get_logger(__name__)
 _HOST = "rl_envs.environment_host.EnvironmentHost"
 _SHUTDOWN_S = 5.0
-# What ends a process, and not only a call: the rows are sent to its successor.
+# Failures of the process rather than the call: the rows are sent to its replacement.
 _DEATHS = (WorkerDiedError, WorkerHungError)
 
 
@@ -52,17 +52,17 @@ class EnvironmentWorkers:
     """Workers that each hold the same environment.
 
     Args:
-        spec: How to make the environment.
-        num_workers: Processes.
-        num_cpus: CPUs that Ray sets aside for each.
-        deadline_s: Seconds that a call may take.
-        start_deadline_s: Seconds that the workers may take to start.
+        spec: How to create the environment.
+        num_workers: Number of processes.
+        num_cpus: CPUs that Ray reserves for each.
+        deadline_s: Time limit of a call, in seconds.
+        start_deadline_s: Time limit for the workers to start, in seconds.
         env_vars: Environment variables of the workers.
-        max_restarts: How often in a row dead workers are replaced.
+        max_restarts: Number of consecutive times that dead workers are replaced.
 
     Raises:
-        WorkerStartError: A worker does not come up.
-        ActorEnvironmentError: The declared environment cannot be made.
+        WorkerStartError: A worker does not start.
+        ActorEnvironmentError: The declared environment cannot be built.
     """
 
     def __init__(
@@ -80,11 +80,12 @@ class EnvironmentWorkers:
         self._num_workers = num_workers
         self._deadline_s = deadline_s
         self._max_restarts = max_restarts
-        # Deaths since the last call that succeeded; those at one time count once.
+        # Attempts with deaths since the last call that succeeded. Simultaneous deaths
+        # count once, so that a machine out of memory does not use up all restarts.
         self._num_deaths = 0
-        # Workers whose end was reported, and which the next call starts again.
+        # Workers whose end was reported, and which the next call restarts.
         self._ended: set[int] = set()
-        # Held while workers are started again, which two calls must not do at once.
+        # Held while workers restart: two threads must not restart the same one.
         self._replacing = threading.Lock()
         self._idle = set(range(num_workers))
         self._idle_changed = threading.Condition()
@@ -105,20 +106,22 @@ class EnvironmentWorkers:
         return self._num_workers
 
     def health(self) -> list[WorkerHealth]:
-        """Return how each worker is, or why it is gone."""
+        """Return the state of each worker, or the reason why it is gone."""
         return self._group.health()
 
     def shutdown(self) -> None:
-        """Shut the environments down and end their processes; may be called again."""
+        """Shut the environments down and stop their processes; safe to call again."""
         if self._closed:
             return
         self._closed = True
         with ExitStack() as closing:
+            # In reverse order: environments close, processes stop, bundles are freed.
             closing.callback(self._cluster.shutdown)
             closing.callback(self._group.shutdown, force=True)
+            # The driver may have shut Ray down already, and the workers with it.
             if ray.is_initialized():
                 up = [h.rank for h in self._group.health() if h.failure is None]
-                # An environment that raises or hangs now is ended like the others.
+                # Best effort: an environment that raises or hangs here is killed next.
                 self._attempt({index: {} for index in up}, "shutdown", _SHUTDOWN_S)
 
     def _label(self, index: int) -> str:
@@ -126,16 +129,16 @@ class EnvironmentWorkers:
 
     @contextmanager
     def taken(self, most: int) -> Iterator[list[int]]:
-        """Have idle workers for oneself; wait for the first of them.
+        """Reserve idle workers for the caller, waiting until there is at least one.
 
         Args:
-            most: How many are of use.
+            most: Number of workers that the caller can use.
 
         Yields:
-            Their indices, in order; all that are idle, up to `most`.
+            Their indices in order: all idle workers, up to `most`.
 
         Raises:
-            DeadlineExceededError: Calls of other threads have kept all of them.
+            DeadlineExceededError: Other threads kept all workers busy.
         """
         end_s = time.monotonic() + self._deadline_s
         with self._idle_changed:
@@ -143,9 +146,11 @@ class EnvironmentWorkers:
             if not self._idle_changed.wait_for(lambda: bool(self._idle), left_s):
                 raise DeadlineExceededError(
                     f"environment {self._name!r}: all {self._num_workers} workers were "
-                    f"busy for {self._deadline_s:g} s; raise env.num_workers, or bound "
-                    "what the environment waits for"
+                    f"busy for {self._deadline_s:g} s; raise env.num_workers, or limit "
+                    "how long the environment waits"
                 )
+            # All idle workers now, rather than a wait for more: a caller that waited
+            # for a full set could starve while others keep taking single ones.
             taken = sorted(self._idle)[: max(1, most)]
             self._idle -= set(taken)
         try:
@@ -161,22 +166,22 @@ class EnvironmentWorkers:
         method: str,
         deadline_s: float | None = None,
     ) -> list[Any]:
-        """Call a method of some workers; calls of those that die are made again.
+        """Call a method of some workers, repeating the calls of those that die.
 
         Args:
-            arguments: Of the method, by the index of the worker.
-            method: Which method of `EnvironmentHost`.
-            deadline_s: How long it may take; None: as the constructor was told.
+            arguments: Arguments of the method, by the index of the worker.
+            method: Name of a method of `EnvironmentHost`.
+            deadline_s: Time limit in seconds; None: the constructor's.
 
         Returns:
-            The answers in the order of `arguments`.
+            The replies in the order of `arguments`.
 
         Raises:
             As `RemoteEnvironment.step`.
         """
         if self._closed:
             raise WorkerDiedError(
-                f"environment {self._name!r} was shut down; make a new one"
+                f"environment {self._name!r} was shut down; create a new one"
             )
         deadline_s = self._deadline_s if deadline_s is None else deadline_s
         values: dict[int, Any] = {}
@@ -189,16 +194,19 @@ class EnvironmentWorkers:
             late = [
                 i for i, e in errors.items() if isinstance(e, DeadlineExceededError)
             ]
-            # Noted with the group even where it has not found out itself.
+            # The caller may learn of a death before the group's watch does; a worker
+            # that the group believes alive would not be restarted.
             self._group.end(list(deaths), f"its process failed during {method}")
-            self._group.end(late, f"it had no answer to {method} in time")
+            self._group.end(late, f"it did not reply to {method} in time")
             with self._replacing:
                 self._ended |= {*deaths, *late}
+            # Not repeated, unlike a death: rows that are slow once are slow again, and
+            # the caller has already waited for the whole deadline.
             if late:
                 raise DeadlineExceededError(
                     f"{', '.join(map(self._label, late))}: no answer to {method} "
-                    f"within {deadline_s:g} s; the process was ended. Bound what "
-                    "the environment waits for, or raise the deadline"
+                    f"within {deadline_s:g} s; the process was terminated. Limit how "
+                    "long the environment waits, or raise the deadline"
                 )
             for index, error in errors.items():
                 if index not in deaths:
@@ -209,7 +217,7 @@ class EnvironmentWorkers:
         return [values[index] for index in arguments]
 
     def _replace_ended(self) -> None:
-        """Start the workers again whose end was reported."""
+        """Restart the workers whose end was reported."""
         with self._replacing:
             if self._ended:
                 self._group.restart(sorted(self._ended))
@@ -221,7 +229,7 @@ class EnvironmentWorkers:
         method: str,
         deadline_s: float,
     ) -> tuple[dict[int, Any], dict[int, DistributedError]]:
-        """Make the calls once; return the answers, and the errors of other workers."""
+        """Make each call once; return the replies and the errors by worker."""
         values: dict[int, Any] = {}
         errors: dict[int, DistributedError] = {}
         sent: dict[int, Any] = {}
@@ -231,7 +239,7 @@ class EnvironmentWorkers:
                     method, index, common_kwargs=kwargs
                 )
             except _DEATHS as error:
-                # It died between two calls.
+                # It died between two calls. The other workers still get their rows.
                 errors[index] = error
         future = MultiWorkerFuture(
             list(sent.values()), None, list(sent), method, self._group
@@ -246,7 +254,7 @@ class EnvironmentWorkers:
     def _named(
         self, error: DistributedError, index: int, method: str
     ) -> DistributedError:
-        """Return the error of a method with the environment's name; others as is."""
+        """Add the environment's name to a method's error; return others unchanged."""
         failure = getattr(error, "failure", None)
         if not isinstance(error, WorkerMethodError) or failure is None:
             return error
@@ -260,7 +268,7 @@ class EnvironmentWorkers:
     def _report_deaths(
         self, deaths: Mapping[int, DistributedError], method: str
     ) -> None:
-        """Log that dead workers are replaced, or raise once that happened too often."""
+        """Log that dead workers are replaced, or raise if it happened too often."""
         self._num_deaths += 1
         labels = ", ".join(map(self._label, deaths))
         first = next(iter(deaths.values()))
@@ -270,12 +278,13 @@ class EnvironmentWorkers:
         if self._num_deaths > self._max_restarts:
             error = WorkerDiedError(
                 f"{said}. It was replaced {self._num_deaths - 1} times in a row "
-                "(max_restarts); look for what ends it (memory, a crash in native code)"
+                "(max_restarts); find out why it dies (out of memory, or a crash in "
+                "native code)"
             )
             error.failure = failure
             raise error from first
         _logger.warning(
-            "%s. It is replaced, and its rows are sent again (%d of %d)",
+            "%s. Replacing it and resending its rows (%d of %d)",
             said,
             self._num_deaths,
             self._max_restarts,
@@ -285,13 +294,13 @@ class EnvironmentWorkers:
 def worker_cluster(
     name: str, *, num_workers: int, num_cpus: float, start_deadline_s: float
 ) -> RayVirtualCluster:
-    """Return a place for each worker of an environment.
+    """Reserve a bundle for each worker of an environment.
 
     Args:
-        name: The environment's.
-        num_workers: How many.
-        num_cpus: CPUs that Ray sets aside for each.
-        start_deadline_s: Seconds that it may take.
+        name: Name of the environment.
+        num_workers: Number of workers.
+        num_cpus: CPUs that Ray reserves for each.
+        start_deadline_s: Time limit of the reservation, in seconds.
     """
     return RayVirtualCluster(
         [num_workers],
@@ -299,19 +308,21 @@ def worker_cluster(
         max_colocated_worker_groups=1,
         name=f"environment {name!r}",
         deadline_s=start_deadline_s,
-        # The workers need not be on one node.
+        # Workers do not talk to each other, so they may be spread over nodes.
         unified=True,
-        # Ray takes no empty bundle, and every node has a byte of memory left.
+        # Ray rejects empty bundles; a byte of memory is free on every node.
         bundle_resources={"CPU": num_cpus, "memory": 1.0},
     )
 
 
 def worker_builder(spec: EnvironmentSpec) -> RayWorkerBuilder:
-    """Return how to make a worker, in the Python environment that is declared.
+    """Return a builder of workers, in the Python environment that is declared.
 
     Raises:
         ConfigError: The environment cannot be sent to another process.
     """
+    # A worker is a new process: it knows installed packages, not the driver's own
+    # names.
     names = DriverNames(env_registry.registrations(), task_registry.registrations())
     builder = RayWorkerBuilder(_HOST, _pickle(spec), names)
     declared = declared_environment(spec.declares)
@@ -329,8 +340,8 @@ def _start(
     """Start a worker on each bundle, in the Python environment that is declared.
 
     Raises:
-        WorkerStartError: A worker does not come up.
-        ActorEnvironmentError: The declared environment cannot be made.
+        WorkerStartError: A worker does not start.
+        ActorEnvironmentError: The declared environment cannot be built.
     """
     declared = declared_environment(spec.declares)
     try:
@@ -340,7 +351,7 @@ def _start(
             name_prefix=f"environment-{spec.name}",
             env_vars=env_vars,
             start_deadline_s=start_deadline_s,
-            # Workers do not talk to each other; which rows go where is decided above.
+            # Workers are independent: one failure must not stop the others' calls.
             failure_policy=FailFast(release="tied"),
         )
     except ActorEnvironmentError as error:
@@ -357,11 +368,12 @@ def _start(
 
 def _pickle(spec: EnvironmentSpec) -> bytes:
     try:
+        # cloudpickle, since reward functions may be lambdas or defined in the script.
         pickled: bytes = cloudpickle.dumps(spec)
     except Exception as error:
         raise ConfigError(
             f"environment {spec.name!r} cannot be sent to another process: {error}; "
-            "make locks, files and connections when they are first used, or pass the "
-            "class in place of the object"
+            "create locks, files and connections on first use, or pass the class "
+            "instead of an object"
         ) from error
     return pickled

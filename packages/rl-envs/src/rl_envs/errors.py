@@ -5,28 +5,28 @@ EnvsError                     (a rl_distributed.DistributedError)  root of all o
 ├── RewardError               UserError, ValueError   a reward function is wrong
 │   ├── RewardSignatureError  TypeError     its parameters cannot be filled
 │   ├── RewardCallError       RuntimeError  it raised, or did not finish in time
-│   └── RewardValueError                    what it returned is no reward
-├── EnvironmentContractError  UserError, ValueError   its interface is broken
-├── MessageLogError           UserError, ValueError   a conversation lacks a part
-├── SolutionError             UserError, ValueError   solutions of rows cannot be read
-├── SandboxError              UserError, RuntimeError  it cannot confine as asked
+│   └── RewardValueError                    its result is not a valid reward
+├── EnvironmentContractError  UserError, ValueError   an interface is broken
+├── MessageLogError           UserError, ValueError   a conversation is incomplete
+├── SolutionError             UserError, ValueError   reference solutions are unreadable
+├── SandboxError              UserError, RuntimeError  the level cannot be reached
 ├── JudgeError                UserError, RuntimeError  a judge does not answer
-├── TaskError                 UserError, ValueError   tasks cannot be made as asked
+├── TaskError                 UserError, ValueError   a request for tasks is invalid
 ├── ToolError                 UserError, ValueError   a function cannot be a tool
 ├── PythonFileError           UserError, ImportError  (python_file)
-├── ToolArgumentError         what a model passed does not fit (tools.functions)
-├── Unreadable                ValueError    a text is no answer (mathematics.values)
+├── ToolArgumentError         a model passed invalid arguments (tools.functions)
+├── Unreadable                ValueError    a text is not an answer (mathematics.values)
 ├── NotJsonError              ValueError    a text is not one JSON value (json_checks)
-├── UnusableSchemaError       ValueError    a schema has no meaning (json_checks)
-├── ExpressionError           ValueError    a text is no arithmetic (worlds.countdown)
-├── CellUndoneError           RuntimeError  a cell met a limit (worlds.code_interpreter)
+├── UnusableSchemaError       ValueError    a schema is invalid (json_checks)
+├── ExpressionError           ValueError    a text is not arithmetic (worlds.countdown)
+├── CellUndoneError           RuntimeError  a cell hit a limit (worlds.code_interpreter)
 ├── BoardError                ValueError    a text is no board (worlds.sliding_puzzle)
-└── ToolUnavailableError      RuntimeError  a tool cannot work, whatever the call
+└── ToolUnavailableError      RuntimeError  a tool does not work, whatever the call
 ```
 
-`UserError` marks input that the caller can mend (exit code 2 in the CLI).
-All can be pickled, because they cross processes. A worker that dies or a wait that ends
-are errors of rl-distributed.
+`UserError` marks input that the caller can fix (exit code 2 in the CLI). All errors can
+be pickled, because they cross processes. Dead workers and exceeded deadlines are errors
+of rl-distributed.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class EnvsError(DistributedError):
 
 
 class RewardError(EnvsError, UserError, ValueError):
-    """Something is wrong with a reward function."""
+    """A reward function is wrong."""
 
 
 class RewardSignatureError(RewardError, TypeError):
@@ -67,7 +67,7 @@ class RewardCallError(RewardError, RuntimeError):
 
 
 class RewardValueError(RewardError):
-    """What a reward function returned is no reward: NaN, a wrong type or length."""
+    """A reward function returned an invalid reward: NaN, a wrong type or length."""
 
 
 class EnvironmentContractError(EnvsError, UserError, ValueError):
@@ -79,19 +79,19 @@ class MessageLogError(EnvsError, UserError, ValueError):
 
 
 class SolutionError(EnvsError, UserError, ValueError):
-    """The solutions of rows have no meaning for the environment that compares them."""
+    """Reference solutions of rows cannot be read by the environment."""
 
 
 class SandboxError(EnvsError, UserError, RuntimeError):
-    """The sandbox cannot be had at the level that is asked for, or cannot be used."""
+    """The requested sandbox level is not available, or the sandbox is closed."""
 
 
 class JudgeError(EnvsError, UserError, RuntimeError):
-    """A language model that judges is not there, refuses, or may not be asked."""
+    """A judge model cannot be reached, refuses, or may not be called."""
 
 
 class TaskError(EnvsError, UserError, ValueError):
-    """Tasks cannot be made as asked."""
+    """A request for tasks is invalid."""
 
 
 class ToolError(EnvsError, UserError, ValueError):
@@ -99,8 +99,8 @@ class ToolError(EnvsError, UserError, ValueError):
 
 
 class ToolUnavailableError(EnvsError, RuntimeError):
-    """A tool cannot work, through no fault of the call: its service is down.
+    """A tool does not work, through no fault of the call, as when its service is down.
 
-    Raised by a tool, it ends the conversation without a score, so that the policy is
-    neither rewarded nor blamed for it.
+    A tool that raises it ends the conversation without a score, so that the policy is
+    neither rewarded nor penalized.
     """

@@ -1,4 +1,4 @@
-"""What an environment is.
+"""The interface of environments.
 
 Shapes: B rows in a batch. A row is one conversation.
 """
@@ -48,71 +48,71 @@ __all__ = [
 
 Message: TypeAlias = Mapping[str, Any]
 """One message: `role` and `content`, both text; `truncated` is true in a response that
-a length limit cut off; other keys belong to others."""
+a length limit cut off; other keys belong to other components."""
 MessageLog: TypeAlias = Sequence[Message]
 """A conversation, oldest message first."""
 Observation: TypeAlias = dict[str, str] | list[dict[str, str]]
-"""What a conversation goes on with: one message, or several in order."""
+"""The continuation of a conversation: one message, or several in order."""
 Rewards: TypeAlias = "torch.Tensor | dict[str, torch.Tensor]"
-"""[B] float32 rewards, or several by `reward/<name>`; see `EnvironmentReturn`."""
+"""[B] float32 rewards, or one tensor per `reward/<name>`; see `EnvironmentReturn`."""
 MetadataT = TypeVar("MetadataT")
 
 TRUNCATED_KEY = "truncated"
-"""Key of a response that was cut off, see `Message`."""
+"""Message key that marks a response as cut off; see `Message`."""
 _REWARD_PREFIX = "reward/"
 
 
 class EnvironmentReturn(NamedTuple, Generic[MetadataT]):
-    """What an environment answers to a batch of B conversations.
+    """The reply of an environment to a batch of B conversations.
 
-    An environment may give `rewards` and `terminateds` as tensors, numpy arrays or
-    lists. The environments here give tensors where torch is installed, and numpy arrays
-    where it is not; `as_columns` makes the same of any answer.
+    `rewards` and `terminateds` may be tensors, numpy arrays or lists. The built-in
+    environments return tensors if torch is installed and numpy arrays otherwise;
+    `as_columns` converts any reply to that form.
     """
 
     observations: Sequence[Observation]
-    """A list with one message (`role`, `content`) per row, or several messages, which
-    the conversation goes on with unless the row is terminated. Where all rows are, it
-    may be empty."""
+    """One message (`role`, `content`) per row, or a list of messages, appended to the
+    conversation unless the row is terminated. May be empty if all rows are."""
     metadata: list[MetadataT]
-    """What the environment wants back with the row's next turn."""
+    """Values passed back to the environment with each row's next turn."""
     next_stop_strings: list[list[str] | None] | list[None]
-    """Texts that end the row's next response; None: no change."""
+    """Strings that stop the row's next response; None keeps the current ones."""
     rewards: Rewards | Any
     """[B] float32 rewards of this turn, or several by name, each name beginning with
-    `reward/`. NaN means that the row was not scored: it is left out of training and
-    counted, not taken for a reward of zero. Of several rewards one that is NaN does not
-    apply to the row; the row is not scored where all of them are NaN."""
+    `reward/`. NaN means that the row was not scored: it is counted and left out of
+    training rather than given a reward of zero. With several rewards, a NaN means that
+    this one does not apply to the row; the row is unscored only if all are NaN."""
     terminateds: torch.Tensor | Any
-    """[B] bool: whether the conversation ends here."""
+    """[B] bool: True where the conversation ends here."""
     answers: list[str | None] | None
-    """The answer found in each response, for logs; None: not applicable."""
+    """The answer extracted from each response, for logs; None: not applicable."""
 
 
 class EnvironmentInterface(ABC, Generic[MetadataT]):
-    """Judges responses and, over several turns, answers them.
+    """Scores responses and, over several turns, replies to them.
 
-    An environment is a plain class: it runs where it is made, or in a process of its
+    An environment is a plain class: it runs where it is created, or in a process of its
     own through `RemoteEnvironment`. `check_environment` tests an implementation.
 
-    `step` of every environment also takes one argument, a batch as `generate` gives it:
+    `step` can also be called with a single batch as returned by `generate`:
     `environment.step(generations)`. See `conversations_of` for the columns.
     """
 
     many_turns: ClassVar[bool | None] = None
-    """Whether a conversation may go on after a response; None: it does not say. It is
-    shown to people, and checked; each row ends where `step` says so."""
+    """True if a conversation may continue after a response; None: undeclared. Shown to
+    users and checked by `check_environment`; `step` alone decides when a row ends."""
     runs_programs: ClassVar[bool] = False
-    """Whether responses are run as programs, in `rl_envs.sandbox`."""
+    """True if responses are run as programs, in `rl_envs.sandbox`."""
     calls_at_once: int = 1
-    """Calls that the object takes at the same time, from as many threads. A run that
-    samples ahead of training (`grpo.asynchronous`) makes so many, each for the
-    conversations that wait; any other run makes one after the other."""
+    """Number of concurrent calls, one per thread, that the object supports. A run that
+    samples ahead of training (`grpo.asynchronous`) makes up to this many, each for the
+    conversations then waiting; any other run makes one call after another."""
 
     def __init_subclass__(cls, **settings: Any) -> None:
-        """Let `step` be called with a batch alone."""
+        """Wrap `step` so that it also accepts a single batch."""
         super().__init_subclass__(**settings)
-        step = inspect.getattr_static(cls, "step", None)  # it may be of a mixin
+        # Not cls.__dict__: `step` may be inherited from a mixin that is no environment.
+        step = inspect.getattr_static(cls, "step", None)
         if inspect.isfunction(step):
             cls.step = takes_batches(step)  # type: ignore[method-assign]
 
@@ -122,48 +122,48 @@ class EnvironmentInterface(ABC, Generic[MetadataT]):
         message_log_batch: Sequence[MessageLog],
         metadata: Sequence[MetadataT],
     ) -> EnvironmentReturn[MetadataT]:
-        """Judge the last response of each conversation.
+        """Score the last response of each conversation.
 
-        Rows are independent: the answer to a row does not depend on its neighbours. The
-        arguments must not be changed. Both may be empty. A call that raised may be made
-        again for some of its rows.
+        Rows are independent: the result for one must not depend on its neighbours. Do
+        not modify the arguments. Both may be empty. A call that raised may be repeated
+        for some of its rows.
 
         Args:
             message_log_batch: B conversations, each ending with the response. A
-                response that a length limit (`max_new_tokens`) cut off has `truncated`
-                true, and the conversation goes on after it like after any other, unless
+                response cut off by a length limit (`max_new_tokens`) has `truncated`
+                set; the conversation continues after it like after any other, unless
                 it is terminated.
-            metadata: B values: columns of the data set in the first turn, then what the
-                previous turn returned.
+            metadata: B values: columns of the data set in the first turn, then the
+                metadata returned by the previous turn.
         """
 
     def global_post_process_and_metrics(
         self, batch: MutableMapping[str, Any]
     ) -> tuple[MutableMapping[str, Any], dict[str, float]]:
-        """Look at all finished rows of a step at once.
+        """Post-process all finished rows of a training step together.
 
         Args:
             batch: Columns of equal length; `rewards` is [N], the sum over turns.
 
         Returns:
-            The batch, changed or not, and metrics by name.
+            The batch, possibly modified, and metrics by name.
         """
         return batch, {}
 
     def unusable_rows(self, metadata: Sequence[MetadataT]) -> dict[int, str]:
-        """Look at rows of a data set before anything is trained on them.
+        """Find data set rows that this environment cannot score, before training.
 
         Args:
             metadata: Columns of rows, as in the first turn of `step`.
 
         Returns:
-            Of the rows that this environment cannot judge, by their index, the reason:
-            a column, what it must be, and what it is.
+            A reason for each unusable row, by its index: the column, the rule that it
+            breaks, and its value.
         """
         return {}
 
     def tool_schemas(self) -> list[dict[str, Any]]:
-        """Return the tools that a policy may call, as its chat template takes them.
+        """Return the tools that a policy may call, in the form chat templates expect.
 
         One mapping per tool: `{"type": "function", "function": {"name": ...,
         "description": ..., "parameters": JSON schema}}`.
@@ -175,23 +175,23 @@ class EnvironmentInterface(ABC, Generic[MetadataT]):
         message_logs: Sequence[Sequence[MessageLog]],
         metadata: Sequence[Sequence[MetadataT]],
     ) -> list[Rewards] | None:
-        """Judge all finished conversations of each prompt together.
+        """Score all finished conversations of each prompt together.
 
-        What comes back is added to the rewards of the turns. Conversations that failed
-        are not among those of their prompt.
+        The returned rewards are added to those of the turns. Failed conversations are
+        left out of their prompt's group.
 
         Args:
-            message_logs: By prompt, the finished conversations.
-            metadata: What the last turn of each returned.
+            message_logs: For each prompt, its finished conversations.
+            metadata: For each prompt, the metadata of each conversation's last turn.
 
         Returns:
-            By prompt, rewards of its conversations as in `EnvironmentReturn`; None:
-            this environment judges each conversation by itself.
+            For each prompt, the rewards of its conversations as in
+            `EnvironmentReturn`; None if this environment does not score groups.
         """
         return None
 
     def shutdown(self) -> None:
-        """Give back what the environment holds; calling it again does nothing."""
+        """Release the environment's resources; calling it again does nothing."""
         return
 
 
@@ -199,7 +199,7 @@ def num_rows(message_log_batch: Sequence[MessageLog], metadata: Sequence[Any]) -
     """Return the size of a batch.
 
     Raises:
-        MessageLogError: There is not one entry of metadata for each conversation.
+        MessageLogError: The number of metadata entries differs.
     """
     size = len(message_log_batch)
     if len(metadata) != size:
@@ -228,12 +228,12 @@ def last_response(message_log: MessageLog, *, row: int = 0) -> str:
 def prompt_text(
     message_log: MessageLog, *, row: int = 0, end: int | None = None
 ) -> str:
-    """Return the text before the last assistant message; messages join by newlines.
+    """Return the text before the last assistant message, joined by newlines.
 
     Args:
         message_log: The conversation.
-        row: Its place in the batch, for messages.
-        end: Number of messages of the prompt; None: those before that message.
+        row: Its index in the batch, for error messages.
+        end: Number of messages in the prompt; None: all before that message.
     """
     if end is None:
         end = len(message_log)
@@ -257,10 +257,10 @@ def _content(message: Message, row: int) -> str:
 
 
 def log_as_text(message_log: MessageLog) -> list[dict[str, Any]]:
-    """Return a conversation with `role` and `content` of its messages alone.
+    """Return a conversation reduced to the `role` and `content` of its messages.
 
-    That is what travels to another process: what a policy keeps with a message, such as
-    tokens, stays with it.
+    Only these are sent to other processes; anything else that a policy attaches to a
+    message, such as its tokens, stays in this one.
     """
     return [
         {"role": message.get("role"), "content": message.get("content")}
@@ -274,28 +274,31 @@ def observation_messages(observation: Observation) -> list[dict[str, str]]:
 
 
 def as_rewards(rewards: Any) -> Rewards:
-    """Return rewards as the environments here give them.
+    """Convert rewards to the form that the built-in environments return.
 
     Args:
-        rewards: A tensor, which stays as it is, a numpy array or a list of numbers; or
-            several by name.
+        rewards: A tensor, which is returned unchanged, a numpy array or a list of
+            numbers; or a mapping of these by name.
 
     Raises:
-        EnvironmentContractError: They are no numbers.
+        EnvironmentContractError: They are not numbers.
     """
     if isinstance(rewards, Mapping):
+        # float32 whatever the environment computes in: rewards are stacked with those
+        # of others, and a mix of dtypes would depend on which environment came first.
         return {name: _as_column(name, r, "float32") for name, r in rewards.items()}
     return _as_column("rewards", rewards, "float32")
 
 
 def as_columns(result: EnvironmentReturn[MetadataT]) -> EnvironmentReturn[MetadataT]:
-    """Return an answer with rewards and ends as the environments here give them.
+    """Convert the columns of a reply to the form of the built-in environments.
 
-    Where all rows have ended, observations that were left out are none for each row.
+    If all rows have ended, missing observations become one empty list per row.
 
     Raises:
-        EnvironmentContractError: They are neither tensors, nor arrays or lists of one
-            number per row; a row that goes on has no observation; or it is no answer.
+        EnvironmentContractError: The reply is not an `EnvironmentReturn`; rewards or
+            terminateds are not tensors, arrays or lists of one number per row; or a row
+            that continues has no observation.
     """
     if not isinstance(result, EnvironmentReturn):
         raise EnvironmentContractError(
@@ -314,15 +317,16 @@ def as_columns(result: EnvironmentReturn[MetadataT]) -> EnvironmentReturn[Metada
 def _observations(
     given: Sequence[Observation] | None, ends: torch.Tensor
 ) -> Sequence[Observation]:
-    """Return one observation per row; those that have ended need none."""
+    """Return one observation per row; rows that have ended need none."""
     if given is not None and (len(given) or not len(ends)):
         return given
-    going_on = (~to_numpy(ends).astype(bool)).nonzero()[0].tolist()
-    if going_on:
+    continuing = (~to_numpy(ends).astype(bool)).nonzero()[0].tolist()
+    if continuing:
         raise EnvironmentContractError(
             "observations must have one entry per row, as "
-            f"{len(going_on)} of {len(ends)} rows go on (row {going_on[0]} first): got "
-            "none; return what each conversation goes on with, or terminated rows"
+            f"{len(continuing)} of {len(ends)} rows continue (row {continuing[0]} "
+            "first): got none; return the next message of each conversation, or "
+            "terminate the rows"
         )
     return [[] for _ in range(len(ends))]
 
@@ -342,25 +346,26 @@ def _as_column(name: str, values: Any, dtype: str) -> torch.Tensor:
 
 
 def total_reward(rewards: Rewards | Any) -> torch.Tensor:
-    """Return [B] rewards: several rewards add up.
+    """Return [B] rewards, summing several rewards into one.
 
-    One that is NaN does not apply and adds nothing; where all are NaN, so is the sum.
+    A NaN does not apply to its row and adds nothing; if all are NaN, so is the sum.
 
     Args:
         rewards: As in `EnvironmentReturn`.
 
     Raises:
-        EnvironmentContractError: They are no numbers.
+        EnvironmentContractError: They are not numbers.
     """
     given = as_rewards(rewards)
     if not isinstance(given, dict):
         return given
     columns = np.stack([to_numpy(column) for column in given.values()])
     total = np.nansum(columns, axis=0)
+    # nansum of nothing but NaN is 0, which would train an unscored row as a failure.
     total[np.isnan(columns).all(axis=0)] = np.nan
     return from_numpy(total)
 
 
 def scored_mask(rewards: Rewards | Any) -> torch.Tensor:
-    """Return [B] bool: which rows were scored."""
+    """Return [B] bool: True where a row was scored."""
     return from_numpy(~np.isnan(to_numpy(total_reward(rewards))))

@@ -1,4 +1,4 @@
-"""Answers to consecutive chunks of a batch, put together again."""
+"""Concatenation of the replies to consecutive chunks of a batch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["join_returns"]
 def join_returns(
     parts: Sequence[EnvironmentReturn[Any]],
 ) -> EnvironmentReturn[Any]:
-    """Put the answers to consecutive chunks of a batch together.
+    """Concatenate the replies to consecutive chunks of a batch.
 
     Raises:
         EnvironmentContractError: The chunks have different rewards.
@@ -52,6 +52,8 @@ def _join_rewards(parts: Sequence[EnvironmentReturn[Any]]) -> Rewards:
     columns: list[dict[str, torch.Tensor]] = []
     for part in parts:
         values = part.rewards
+        # A chunk without a scored row may not have seen the names; its one column says
+        # the same under each of them.
         if not isinstance(values, dict) and _knows_no_name(values, part):
             values = dict.fromkeys(names, values)
         if not isinstance(values, dict) or set(values) != set(names):
@@ -65,6 +67,6 @@ def _join_rewards(parts: Sequence[EnvironmentReturn[Any]]) -> Rewards:
 
 
 def _knows_no_name(rewards: torch.Tensor, part: EnvironmentReturn[Any]) -> bool:
-    """Whether no row of a chunk was scored: all failed, or go on without a reward."""
+    """Return True if no row was scored: each failed, or continues unrewarded."""
     values, ended = to_numpy(rewards), to_numpy(part.terminateds)
     return bool((np.isnan(values) | (~ended & (values == 0))).all())

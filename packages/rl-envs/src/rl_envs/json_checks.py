@@ -1,4 +1,7 @@
-"""JSON against a schema, read strictly; `worlds.json_schema` runs it in a process."""
+"""Strict checks of JSON texts against a schema.
+
+`worlds.json_schema` runs them in a separate process, as a schema may take forever.
+"""
 
 from __future__ import annotations
 
@@ -19,15 +22,15 @@ class NotJsonError(EnvsError, ValueError):
 
 
 def check_json(request: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return how far a text got.
+    """Return the last stage of checks that a text passed.
 
     Args:
-        request: `schema`, a JSON text; perhaps `value`, the JSON text of the expected
-            value; and perhaps `text`, what is checked.
+        request: `schema`, a JSON text; optionally `value`, the JSON text of the
+            expected value; and optionally `text`, the text to check.
 
     Returns:
-        `unreadable`, the reason, where schema or value have no meaning; else `stage`
-        (`none`, `json`, `schema` or `value`) and `reason`, why it got no further.
+        `unreadable`, the reason, if the schema or value is invalid; otherwise `stage`
+        (`none`, `json`, `schema` or `value`) and `reason`, why it failed the next one.
     """
     try:
         validator = _validator(request["schema"])
@@ -44,16 +47,17 @@ def check_json(request: Mapping[str, Any]) -> Mapping[str, Any]:
     if reason is not None:
         return {"stage": "json", "reason": reason}
     if wanted and not equal(found, wanted[0]):
-        return {"stage": "schema", "reason": "it is another value than asked for"}
+        return {"stage": "schema", "reason": "it differs from the expected value"}
     return {"stage": "value", "reason": ""}
 
 
 class UnusableSchemaError(EnvsError, ValueError):
-    """A schema, or the value that is expected, has no meaning."""
+    """A schema, or the expected value, is invalid."""
 
 
 @lru_cache(maxsize=64)
 def _validator(schema_text: str) -> Any:
+    # An optional dependency, imported only in the process that checks.
     from jsonschema.exceptions import SchemaError  # noqa: PLC0415
     from jsonschema.validators import validator_for  # noqa: PLC0415
     from referencing import Registry  # noqa: PLC0415
@@ -61,26 +65,26 @@ def _validator(schema_text: str) -> Any:
     try:
         schema = read_json(schema_text)
     except NotJsonError as error:
-        raise UnusableSchemaError(f"the schema is no JSON: {error}") from None
+        raise UnusableSchemaError(f"the schema is not JSON: {error}") from None
     made = validator_for(schema)
     try:
         made.check_schema(schema)
     except SchemaError as error:
         raise UnusableSchemaError(
-            f"the schema is no JSON schema: {_shown(error)}"
+            f"the schema is not a JSON schema: {_shown(error)}"
         ) from None
-    # With a registry of its own, references to other documents are not downloaded.
+    # An empty registry: the default one downloads the documents that a schema names.
     return made(schema, registry=Registry(), format_checker=made.FORMAT_CHECKER)
 
 
 def _wanted(validator: Any, value_text: str | None) -> list[Any]:
-    """Return the expected value, if there is one, in a list."""
+    """Return a list of the expected value, empty if there is none."""
     if value_text is None:
         return []
     try:
         value = read_json(value_text)
     except NotJsonError as error:
-        raise UnusableSchemaError(f"the expected value is no JSON: {error}") from None
+        raise UnusableSchemaError(f"the expected value is not JSON: {error}") from None
     reason = _violation(validator, value)
     if reason is not None:
         raise UnusableSchemaError(
@@ -90,7 +94,7 @@ def _wanted(validator: Any, value_text: str | None) -> list[Any]:
 
 
 def _violation(validator: Any, value: Any) -> str | None:
-    """Return what is wrong first; None: the value satisfies the schema."""
+    """Return the most relevant violation; None: the value satisfies the schema."""
     from jsonschema.exceptions import best_match  # noqa: PLC0415
     from referencing.exceptions import Unresolvable  # noqa: PLC0415
 
@@ -99,7 +103,7 @@ def _violation(validator: Any, value: Any) -> str | None:
     except Unresolvable as unresolvable:
         said = f"{unresolvable}"[:_REASON_CHARACTERS]
         raise UnusableSchemaError(
-            f"the schema refers to what is not in it: {said}"
+            f"the schema has a reference that it does not contain: {said}"
         ) from None
     return None if error is None else _shown(error)
 
@@ -130,7 +134,7 @@ def read_json(text: str) -> Any:
 def _object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        # Readers differ in which one they take: one value would hide another.
+        # Parsers disagree on which one counts, so one value could hide another.
         raise NotJsonError("an object has a key twice")
     return found
 
@@ -140,7 +144,8 @@ def _no_constant(name: str) -> Any:
 
 
 def equal(a: Any, b: Any) -> bool:
-    """Return whether two JSON values are equal; true is not 1, and 1.0 is 1."""
+    """Return True if two JSON values are equal; true is not 1, but 1.0 is 1."""
+    # In Python True == 1, in JSON they are different types.
     if isinstance(a, bool) or isinstance(b, bool):
         return a is b
     if isinstance(a, dict) and isinstance(b, dict):

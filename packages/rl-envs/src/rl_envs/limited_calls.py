@@ -1,11 +1,11 @@
-"""`LimitedCalls`: requests to processes that may be ended at any time.
+"""`LimitedCalls`: requests to processes that may be killed at any time.
 
 ```
 requests --one thread per process--> script (limited_server), with an alarm
-        no reply in time, or its end: no answer, and another process takes over
+        no reply in time, or it dies: no answer, and a new process takes over
 ```
-A comparison of formulas, or a search by a regular expression, may take forever or all
-memory, and cannot be interrupted within a process that has other work.
+Comparing formulas or matching a regular expression may take forever or exhaust memory,
+and cannot be interrupted safely in a process that has other work.
 """
 
 from __future__ import annotations
@@ -30,33 +30,33 @@ __all__ = ["LimitedCalls", "Server"]
 Reply: TypeAlias = dict[str, Any]
 
 _START_S = 120.0
-# Beyond the limit of the process's own alarm.
+# On top of the process's own alarm, which usually ends it first.
 _GRACE_S = 2.0
-# One with much memory takes a while to be gone.
+# The kernel takes a while to free a process with much memory.
 _END_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """Which script answers, and how messages speak of it."""
+    """The script that answers requests, and the wording of its error messages."""
 
     script: Path
     """A Python file that calls `rl_envs.limited_server.run_server`."""
     purpose: str
-    """What it does: "a process that <purpose> did not come up"."""
+    """Its purpose, as in "a process that <purpose> did not start"."""
     missing: str = ""
-    """What to say where an import fails: who needs which package."""
+    """Message for a failed import, naming the missing package and its user."""
     remedy: str = ""
-    """What to do then."""
+    """Remedy for a failed import."""
 
 
 class LimitedCalls:
-    """Asks a fixed number of processes, started when needed.
+    """Sends requests to a fixed number of processes, started on demand.
 
     Args:
-        server: What they run.
-        num_processes: How many.
-        limit_s: Seconds that one request may take.
+        server: The script that they run.
+        num_processes: Number of processes.
+        limit_s: Time limit of one request, in seconds.
     """
 
     def __init__(self, server: Server, num_processes: int, limit_s: float) -> None:
@@ -66,16 +66,18 @@ class LimitedCalls:
     def ask(self, requests: Sequence[Mapping[str, Any]]) -> list[Reply | None]:
         """Return the reply to each request, in order.
 
-        None: it took too long or too much memory, or raised.
+        A reply is None if the request took too long or too much memory, or raised.
 
         Args:
-            requests: What the script takes; values that JSON has.
+            requests: Requests for the script, of JSON values.
 
         Raises:
             ConfigError: A package is missing.
-            DeadlineExceededError: A process does not come up.
+            DeadlineExceededError: A process does not start.
         """
         results: list[Reply | None] = [None] * len(requests)
+        # One call at a time, as each process serves one thread; a process that waits
+        # for its next request costs nothing.
         with self._one_call:
             left = iter(range(len(requests)))
             processes = self._processes[: len(requests)]
@@ -91,7 +93,7 @@ class LimitedCalls:
         return results
 
     def close(self) -> None:
-        """End the processes; a later call starts others."""
+        """Stop the processes; a later call starts new ones."""
         with self._one_call:
             for process in self._processes:
                 process.end()
@@ -117,12 +119,12 @@ class _Process:
     def ask(self, request: Mapping[str, Any]) -> Reply | None:
         line = (json.dumps({**request, "limit_s": self._limit_s}) + "\n").encode()
         if not self._write(line):
-            # It ended between two requests, so this one is not to blame.
+            # It died between two requests, so this one is not to blame.
             self._start()
             self._write(line)
         reply = self._read(self._limit_s + _GRACE_S)
         if reply is None or "failed" in reply:
-            # Also after an exception: what it leaves behind is unknown.
+            # Also after an exception, which may leave the process in an unknown state.
             self.end()
             return None
         return reply
@@ -162,7 +164,7 @@ class _Process:
 
     def _start(self) -> None:
         self.end()
-        # -P: the folder of the script holds modules that are not for it.
+        # -P: modules in the script's folder must not shadow those that it imports.
         self._process = subprocess.Popen(
             [sys.executable, "-P", str(self._server.script)],
             stdin=subprocess.PIPE,
@@ -174,7 +176,7 @@ class _Process:
             code = self._process.poll()
             self.end()
             raise DeadlineExceededError(
-                f"a process that {self._server.purpose} did not come up within "
+                f"a process that {self._server.purpose} did not start within "
                 f"{_START_S:g} s"
                 + ("" if code is None else f": it ended with exit code {code}")
             )
@@ -192,7 +194,7 @@ class _Process:
         process.kill()
         for pipe in (process.stdin, process.stdout):
             if pipe is not None:
-                # What is left in the buffer has no reader any more.
+                # Closing flushes the buffer, whose reader is gone.
                 try:
                     pipe.close()
                 except BrokenPipeError:

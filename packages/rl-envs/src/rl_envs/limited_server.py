@@ -1,11 +1,11 @@
-"""The process of `LimitedCalls`: it answers requests, one line of JSON each.
+"""The process of `LimitedCalls`, which answers requests of one line of JSON each.
 
-A script calls `run_server`. It is run with `-P` and imports little, so that it is up
-quickly and never imports the program that asks. Each line of its input is a JSON object
-with `limit_s`, in seconds, and what the script's function takes; each reply is the
-object that the function returned, or has `failed` where it raised. A request may take
-forever, or all memory: the process is ended by its own alarm, and its memory is
-limited, so that it outlives neither its limit nor its parent.
+A script calls `run_server`. It runs with `-P` and imports little, so that it starts
+quickly and never imports the calling program. Each line of its input is a JSON object
+with `limit_s`, in seconds, and the input of the script's function; each reply is the
+object returned by the function, or has `failed` if it raised. As a request may take
+forever or exhaust memory, an alarm ends the process at its limit, its memory is
+limited, and it exits when its input closes.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from typing import Any, TextIO, TypeAlias
 __all__ = ["Answerer", "answer_request", "run_server", "serve"]
 
 Answerer: TypeAlias = Callable[[Mapping[str, Any]], Mapping[str, Any]]
-"""Returns the reply to a request; both hold what JSON has."""
+"""Function from a request to its reply, both of JSON values."""
 
 
 def answer_request(request: Mapping[str, Any], answer: Answerer) -> Mapping[str, Any]:
-    """Return the reply to one request; whatever is raised is a failure.
+    """Return the reply to one request, turning any exception into a failure.
 
     Args:
         request: One line of the input.
-        answer: Makes the reply.
+        answer: Function that computes the reply.
     """
     signal.setitimer(signal.ITIMER_REAL, request["limit_s"])
     try:
         return answer(request)
     except Exception as error:
-        # A response may be made to fail here: that must never be worth a reward.
+        # A response may provoke an exception on purpose; it must never earn a reward.
         return {"failed": type(error).__name__}
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0.0)
@@ -44,13 +44,13 @@ def answer_request(request: Mapping[str, Any], answer: Answerer) -> Mapping[str,
 def serve(
     requests: TextIO, replies: TextIO, answer: Answerer, example: Mapping[str, Any]
 ) -> None:
-    """Answer one line after the other until there are no more.
+    """Answer the lines of the input one by one until it ends.
 
     Args:
         requests: The input.
         replies: The output.
-        answer: Makes a reply.
-        example: A request that is tried first: it imports what is needed.
+        answer: Function that computes a reply.
+        example: A request to try first, which triggers all imports.
     """
 
     def say(reply: Mapping[str, Any]) -> None:
@@ -70,16 +70,19 @@ def serve(
 def run_server(
     answer: Answerer, example: Mapping[str, Any], *, memory_bytes: int
 ) -> None:
-    """Answer the requests of standard input, within limits.
+    """Answer the requests on standard input, within limits.
 
     Args:
-        answer: Makes a reply.
+        answer: Function that computes a reply.
         example: As for `serve`.
         memory_bytes: Address space of the process.
     """
-    # Ctrl-C is for the program that asks; this one ends with its input.
+    # Ctrl-C is handled by the caller; this process ends when its input closes.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # The default action kills the process even inside native code, where a Python
+    # handler would not run until the call returns.
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
+    # Standard output carries replies only, and nobody reads the log of this process.
     logging.disable()
     serve(sys.stdin, sys.stdout, answer, example)

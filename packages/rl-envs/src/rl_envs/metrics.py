@@ -1,4 +1,4 @@
-"""Metrics of finished batches, as plain functions of columns."""
+"""Metrics of finished batches, computed from their columns."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def calculate_pass_rate_per_prompt(
     """Return the share of distinct prompts with at least one correct response.
 
     Args:
-        prompts: [N] texts or group indices; equal ones are one prompt. A tensor or
-            numpy array of tokens, [N, S], has one prompt per distinct row.
+        prompts: [N] texts or group indices; equal entries are the same prompt. In a
+            tensor or numpy array of tokens, [N, S], each distinct row is a prompt.
         is_correct: [N] bool: a tensor, a numpy array or a list.
 
     Raises:
@@ -46,15 +46,15 @@ def calculate_pass_rate_per_prompt(
 
 
 def reward_metrics(batch: Mapping[str, Any]) -> dict[str, float]:
-    """Return mean, extremes and the share of unscored rows of `batch["rewards"]`.
+    """Return the mean, minimum, maximum and unscored share of `batch["rewards"]`.
 
-    Rewards may be a tensor, a numpy array or a list.
-
-    Rows whose reward is NaN were not scored, and enter only that share.
+    Rewards may be a tensor, a numpy array or a list. Rows with a NaN reward were not
+    scored; they count only in the unscored share.
     """
     rewards = batch.get("rewards", batch.get("total_reward"))
     if rewards is None or len(rewards) == 0:
         return {}
+    # float64: the mean of many float32 rewards would lose digits.
     values = to_numpy(rewards).astype(np.float64)
     scored = values[~np.isnan(values)]
     metrics = {"unscored_fraction": 1.0 - len(scored) / len(values)}

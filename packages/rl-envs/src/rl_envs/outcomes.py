@@ -1,8 +1,8 @@
-"""Why a conversation ended, as the environment sees it.
+"""Outcomes of conversations, as reported by the environment.
 
-The environment puts a `ConversationOutcome` into the row's metadata under `outcome`
-with the turn that ends the conversation. Whether a row can be trained on is another
-question, which the rollout answers.
+With the turn that ends a conversation, the environment stores a `ConversationOutcome`
+in the row's metadata under `outcome`. Whether the row can be trained on is decided
+separately, by the rollout.
 """
 
 from __future__ import annotations
@@ -14,28 +14,28 @@ from typing import Any
 __all__ = ["OUTCOME_KEY", "ConversationOutcome", "outcome_metrics", "outcome_of"]
 
 OUTCOME_KEY = "outcome"
-"""Key of the metadata that holds a `ConversationOutcome` once a conversation ended."""
+"""Metadata key of the `ConversationOutcome` of a finished conversation."""
 _UNFINISHED = "unfinished"
 
 
 class ConversationOutcome(StrEnum):
-    """How a conversation ended."""
+    """Outcome of a conversation."""
 
     SOLVED = "solved"
-    """The task is solved, or the game won."""
+    """The task was solved, or the game won."""
     LOST = "lost"
-    """The task can no longer be solved, or the opponent has won."""
+    """The task can no longer be solved, or the opponent won."""
     OUT_OF_TURNS = "out_of_turns"
-    """The environment's own limit of turns came first."""
+    """The environment's own limit on turns was reached."""
     ILLEGAL = "illegal"
-    """As many responses as are allowed broke the rules or could not be read."""
+    """Too many responses broke the rules or could not be read."""
 
 
 def outcome_of(metadata: Any) -> ConversationOutcome | None:
-    """Return how a conversation ended; None if it goes on, or nothing says so.
+    """Return the outcome of a conversation; None if it has none (yet).
 
     Args:
-        metadata: What an environment returned for the row.
+        metadata: The metadata that an environment returned for the row.
     """
     value = metadata.get(OUTCOME_KEY) if isinstance(metadata, Mapping) else None
     if isinstance(value, str) and value in set(ConversationOutcome):
@@ -46,11 +46,11 @@ def outcome_of(metadata: Any) -> ConversationOutcome | None:
 def outcome_metrics(metadata: Iterable[Any]) -> dict[str, float]:
     """Return the share of conversations with each outcome, as `outcome/<name>`.
 
-    Those without one, because a limit of the rollout came first, are
-    `outcome/unfinished`. The shares add up to 1; no conversations have no metrics.
+    Conversations without one, such as those cut off by a limit of the rollout, count as
+    `outcome/unfinished`. The shares add up to 1; without conversations there are none.
 
     Args:
-        metadata: What the last turn of each conversation returned.
+        metadata: The metadata returned by the last turn of each conversation.
     """
     found = [outcome_of(row) for row in metadata]
     names: list[tuple[str, ConversationOutcome | None]] = [

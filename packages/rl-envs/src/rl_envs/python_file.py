@@ -1,4 +1,4 @@
-"""Objects of a Python file that belongs to no package, such as a user's reward."""
+"""Loading objects from standalone Python files, such as a user's reward function."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class PythonFileError(EnvsError, UserError, ImportError):
     """A Python file cannot be run, or lacks a name.
 
     Args:
-        message: What is wrong.
-        is_name: Whether only the name is wrong.
+        message: The error message.
+        is_name: True if the file is fine and only the name is wrong.
     """
 
     def __init__(self, message: str, *, is_name: bool = False) -> None:
@@ -35,9 +35,9 @@ def load_from_file(file: str | Path, name: str, *, kind: str, thing: str) -> Any
 
     Args:
         file: Path of the file.
-        name: What to return.
-        kind: What messages call the file; it is part of the module's name.
-        thing: What messages call the object.
+        name: Name of the object.
+        kind: Kind of file, for messages and the module's name.
+        thing: Kind of object, for messages.
 
     Raises:
         PythonFileError: The file cannot be run, or has no such object.
@@ -60,12 +60,12 @@ def load_from_file(file: str | Path, name: str, *, kind: str, thing: str) -> Any
 
 
 def load_module(name: str, file: str | Path, *, kind: str) -> ModuleType:
-    """Run a Python file as a module; modules beside it can be imported.
+    """Run a Python file as a module that can import the modules beside it.
 
     Args:
         name: Name of the module.
         file: Path of the file.
-        kind: What messages call the file.
+        kind: Kind of file, for messages.
 
     Raises:
         PythonFileError: The file cannot be run.
@@ -75,9 +75,10 @@ def load_module(name: str, file: str | Path, *, kind: str) -> ModuleType:
     if spec is None or spec.loader is None:
         raise PythonFileError(f"{path} must be a Python file: its name ends with .py")
     module = importlib.util.module_from_spec(spec)
-    # As for a script: what lies beside it can be imported, also when it is called.
+    # As for a script. Appended, not removed afterwards: it may import when called.
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))
+    # Before it runs: dataclasses and pickle look the module up by name.
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
@@ -91,8 +92,8 @@ def load_module(name: str, file: str | Path, *, kind: str) -> ModuleType:
 
 
 def loaded_files() -> dict[str, str]:
-    """Return the files that were loaded in this process, by the names of modules.
+    """Return the files loaded in this process, by module name.
 
-    Another process has to load them before it can unpickle what they define.
+    Another process must load them before it can unpickle objects that they define.
     """
     return dict(_loaded)

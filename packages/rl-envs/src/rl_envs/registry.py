@@ -1,4 +1,4 @@
-"""Environments by name, from here and from other packages."""
+"""Registries of environments and task sources, from this and other packages."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ EnvFactory: TypeAlias = Callable[..., EnvironmentInterface[Any]]
 EnvSettings: TypeAlias = Mapping[str, Any] | Config | None
 
 env_registry: Registry[EnvFactory] = Registry("rl.environments", "environment")
-"""Environments by name; other packages use the entry-point group `rl.environments`."""
+"""Environments by name; plugins use the entry-point group `rl.environments`."""
 
 task_registry: Registry[Callable[..., TaskSource]] = Registry("rl.tasks", "task source")
-"""Task sources by the name of their world; entry-point group `rl.tasks`."""
+"""Task sources by the name of their world; plugins use the group `rl.tasks`."""
 
 
 def register_task_source(name: str) -> Callable[[EnvT], EnvT]:
@@ -47,7 +47,7 @@ def register_task_source(name: str) -> Callable[[EnvT], EnvT]:
 
 
 def create_task_source(world: str, settings: Mapping[str, Any]) -> TaskSource:
-    """Make the task source of a world.
+    """Create the task source of a world.
 
     Args:
         world: A registered name.
@@ -55,9 +55,11 @@ def create_task_source(world: str, settings: Mapping[str, Any]) -> TaskSource:
 
     Raises:
         RegistryError: The name is unknown, or its package is missing.
-        ConfigError: The settings do not fit.
+        ConfigError: The settings are not accepted.
     """
     factory = task_registry.get(world)
+    # Bound first, so that a TypeError raised inside the constructor is not mistaken for
+    # wrong settings.
     try:
         inspect.signature(factory).bind(**settings)
     except TypeError as error:
@@ -69,10 +71,10 @@ def create_task_source(world: str, settings: Mapping[str, Any]) -> TaskSource:
 
 
 def register_env(name: str) -> Callable[[EnvT], EnvT]:
-    """Register a class, or a function that makes an environment, under a name.
+    """Register a class, or a function that creates an environment, under a name.
 
-    A class with an attribute `config_class`, a subclass of `Config`, is made with one
-    such object; any other is made with the configuration's keys as arguments.
+    A class with a `config_class` attribute, a subclass of `Config`, is created with one
+    such object; any other is created with the configuration's keys as arguments.
 
     Raises:
         RegistryError: The name is taken.
@@ -88,12 +90,12 @@ def _as_dict(settings: EnvSettings) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentSpec:
-    """How to make an environment, here or in another process."""
+    """Recipe for creating an environment, in this or another process."""
 
     name: str
-    """What messages call it."""
+    """Name used in messages."""
     factory: EnvFactory
-    """A class or function that makes it."""
+    """Class or function that creates it."""
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] | None = None
 
@@ -103,16 +105,16 @@ class EnvironmentSpec:
         env: str | EnvFactory | EnvironmentInterface[Any] | RewardFns,
         config: EnvSettings = None,
     ) -> EnvironmentSpec:
-        """Make a spec and check the settings.
+        """Create a spec, checking the settings.
 
         Args:
-            env: A registered name, a class, an environment, or a reward function or
-                several.
-            config: Settings of a name or class.
+            env: A registered name, a class, an environment, or one or more reward
+                functions.
+            config: Settings for a name or class.
 
         Raises:
             RegistryError: The name is unknown, or its package is missing.
-            ConfigError: The settings do not fit, or go with a finished environment.
+            ConfigError: The settings are not accepted, or `env` already exists.
         """
         if isinstance(env, str):
             return cls._of_factory(env, env_registry.get(env), config)
@@ -123,8 +125,8 @@ class EnvironmentSpec:
             return cls(wrapper.name, _Existing(wrapper))
         if config:
             raise ConfigError(
-                f"settings cannot be given with a {type(env).__name__} that exists "
-                "already; pass the class or a registered name"
+                f"settings cannot be applied to a {type(env).__name__} that already "
+                "exists; pass the class or a registered name"
             )
         return cls(type(env).__name__, _Existing(env))
 
@@ -135,6 +137,7 @@ class EnvironmentSpec:
         config_class: type[Config] | None = getattr(factory, "config_class", None)
         if config_class is None:
             return cls(name, factory, kwargs=_as_dict(settings))
+        # Parsed in the driver: wrong settings fail here, before a process starts.
         config = settings
         if not isinstance(config, config_class):
             config = config_class.from_dict(
@@ -144,23 +147,24 @@ class EnvironmentSpec:
 
     @property
     def declares(self) -> EnvFactory:
-        """The class or function that may declare an `actor_environment`."""
+        """Class or function that may declare an `actor_environment`."""
         if isinstance(self.factory, _Existing):
             return type(self.factory.environment)
         return self.factory
 
     def make(self) -> EnvironmentInterface[Any]:
-        """Make the environment.
+        """Create the environment.
 
         Raises:
-            ConfigError: The settings do not fit, or it is no environment.
+            ConfigError: The settings are not accepted, or the result is not an
+                environment.
         """
         kwargs = dict(self.kwargs or {})
         try:
             environment = self.factory(*self.args, **kwargs)
         except TypeError as error:
             raise ConfigError(
-                f"environment {self.name!r} cannot be made with {sorted(kwargs)}: "
+                f"environment {self.name!r} cannot be created with {sorted(kwargs)}: "
                 f"{error}"
             ) from error
         if not isinstance(environment, EnvironmentInterface):
@@ -173,7 +177,7 @@ class EnvironmentSpec:
 
 @dataclass(frozen=True, slots=True)
 class _Existing:
-    """A factory that hands out what is there; in another process, a copy."""
+    """A factory that returns an existing object; in another process, a copy."""
 
     environment: EnvironmentInterface[Any]
 
@@ -184,7 +188,7 @@ class _Existing:
 def create_env(
     env_name: str, env_config: EnvSettings = None
 ) -> EnvironmentInterface[Any]:
-    """Make an environment by name, in this process.
+    """Create an environment by name, in this process.
 
     Args:
         env_name: A registered name.
@@ -192,6 +196,6 @@ def create_env(
 
     Raises:
         RegistryError: The name is unknown, or its package is missing.
-        ConfigError: The settings do not fit.
+        ConfigError: The settings are not accepted.
     """
     return EnvironmentSpec.of(env_name, env_config).make()

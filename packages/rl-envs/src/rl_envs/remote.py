@@ -6,11 +6,11 @@ step(B rows) --chunks--> RayWorkerGroup of EnvironmentHost --> EnvironmentReturn
 
 | part | consumes | produces | waits for | is unblocked by |
 |---|---|---|---|---|
-| caller | rows | the result | all workers | their answers, a death, the deadline |
-| worker | a chunk | its answer | the environment | the environment, or being killed |
+| caller | rows | the result | all workers | their replies, a death, the deadline |
+| worker | a chunk | its reply | the environment | the environment, or being killed |
 
-`EnvironmentWorkers` has the group and says what a death costs. Calls from several
-threads share the workers: each takes those that are idle.
+`EnvironmentWorkers` owns the group and decides what happens after a death. Calls from
+several threads share the workers: each uses those that are idle.
 """
 
 from __future__ import annotations
@@ -44,27 +44,28 @@ _ROWS_PER_CHECK = 256
 class RemoteEnvironment(EnvironmentInterface[Any]):
     """Runs an environment in a group of workers, behind the same interface.
 
-    Ray is started on this machine if it is not up. Only `role` and `content` of the
-    messages travel. Where the class of the environment declares an `actor_environment`
-    (or one is declared for it), its workers run there, with the packages that it needs.
+    Ray is started on this machine if it is not running. Only the `role` and `content`
+    of messages are sent. If the environment's class declares an `actor_environment` (or
+    one is declared for it), its workers run there, with the packages that it needs.
 
     Args:
         env: A registered name, an environment class, an environment (each worker gets
             a copy), or a reward function (or several), which may be a lambda.
-        config: Settings of a name or class; arguments of the wrapper of a function.
-        num_workers: Processes that share the rows of a batch.
-        num_cpus: CPUs that Ray sets aside for each; 0 fits into a full cluster.
-        deadline_s: Seconds that a call may take.
-        start_deadline_s: Seconds that the workers may take to start.
-        env_vars: Environment variables of the workers. Those with the name of a secret
-            reach them before the environment is made, and no log of Ray.
-        max_restarts: How often in a row dead workers are replaced and their rows sent
-            again; a call that succeeds begins a new count. 0: a death is an error.
+        config: Settings for a name or class; for a function, arguments of its wrapper.
+        num_workers: Number of processes that share the rows of a batch.
+        num_cpus: CPUs that Ray reserves for each; 0 fits into a full cluster.
+        deadline_s: Time limit of a call, in seconds.
+        start_deadline_s: Time limit for the workers to start, in seconds.
+        env_vars: Environment variables of the workers. Those whose names look like
+            secrets are set before the environment is created and never reach a Ray log.
+        max_restarts: Number of consecutive failed attempts after which a death is
+            raised; until then dead workers are replaced and their rows resent. A call
+            that succeeds resets the count. 0: the first death is an error.
 
     Raises:
         UserError: The name, settings or function are wrong, or the class declares an
-            environment that cannot be made.
-        WorkerStartError: A worker does not come up.
+            environment that cannot be built.
+        WorkerStartError: A worker does not start.
     """
 
     def __init__(
@@ -101,6 +102,7 @@ class RemoteEnvironment(EnvironmentInterface[Any]):
             max_restarts=max_restarts,
         )
         try:
+            # Asked once, of one worker: all hold the same environment.
             [abilities] = self._workers.call({0: {}}, "abilities", start_deadline_s)
         except BaseException:
             self.shutdown()
@@ -109,7 +111,7 @@ class RemoteEnvironment(EnvironmentInterface[Any]):
 
     @property
     def calls_at_once(self) -> int:  # type: ignore[override]
-        """One for each worker: each call takes those that are idle."""
+        """Number of concurrent calls: one per worker, as each uses the idle ones."""
         return len(self._workers)
 
     # Calls ----------------------------------------------------------------------
@@ -117,20 +119,20 @@ class RemoteEnvironment(EnvironmentInterface[Any]):
     def step(
         self, message_log_batch: Sequence[MessageLog], metadata: Sequence[Any]
     ) -> EnvironmentReturn[Any]:
-        """Judge a batch, split among the workers.
+        """Score a batch, split among the workers.
 
         Raises:
-            UserError: As the environment raised it.
-            WorkerMethodError: The environment raised anything else; the message holds
+            UserError: The environment raised it.
+            WorkerMethodError: The environment raised anything else; the message has
                 the worker's own traceback.
-            WorkerDiedError: The process of a worker ended, as did those that replaced
-                it.
+            WorkerDiedError: A worker's process died, and so did its replacements.
             WorkerStartError: A dead worker could not be replaced.
-            DeadlineExceededError: A worker did not answer in time.
+            DeadlineExceededError: A worker did not reply in time.
         """
         num_rows(message_log_batch, metadata)
         logs = [log_as_text(log) for log in message_log_batch]
         joined = join_returns(self._call_in_chunks("step", logs, list(metadata)))
+        # Processes of reward functions run without torch; convert in this one.
         return as_columns(joined) if self._abilities.is_function else joined
 
     def score_groups(
@@ -138,7 +140,7 @@ class RemoteEnvironment(EnvironmentInterface[Any]):
         message_logs: Sequence[Sequence[MessageLog]],
         metadata: Sequence[Sequence[Any]],
     ) -> list[Rewards] | None:
-        """Judge the conversations of each prompt, prompts split among the workers.
+        """Score the conversations of each prompt, prompts split among the workers.
 
         Raises:
             As `step`.
@@ -148,12 +150,12 @@ class RemoteEnvironment(EnvironmentInterface[Any]):
         groups = [[log_as_text(log) for log in group] for group in message_logs]
         parts = self._call_in_chunks("score_groups", groups, [*map(list, metadata)])
         if any(part is None for part in parts):
-            # A wrapper has the method, and the environment inside does not.
+            # A wrapper implements the method, but the environment inside it does not.
             return None
         return [rewards for part in parts for rewards in part]
 
     def unusable_rows(self, metadata: Sequence[Any]) -> dict[int, str]:
-        """Look at rows of a data set, split among the workers.
+        """Find unusable rows of a data set, split among the workers.
 
         Raises:
             As `step`.
@@ -162,7 +164,7 @@ class RemoteEnvironment(EnvironmentInterface[Any]):
         if not self._abilities.checks_rows:
             return found
         size = len(self._workers)
-        # A call has a deadline: each worker gets few rows at a time.
+        # A call has a deadline, a data set no size limit: send few rows at a time.
         for first in range(0, len(metadata), size * _ROWS_PER_CHECK):
             rows = metadata[first : first + size * _ROWS_PER_CHECK]
             parts = [rows[index::size] for index in range(min(size, len(rows)))]
@@ -171,20 +173,23 @@ class RemoteEnvironment(EnvironmentInterface[Any]):
                 "unusable_rows",
             )
             for index, answer in enumerate(answers):
+                # Worker i got every size-th row from i on; undo that.
                 for place, reason in answer.items():
                     found[first + index + place * size] = reason
         return dict(sorted(found.items()))
 
     def tool_schemas(self) -> list[dict[str, Any]]:
-        """Return what the environment said when its workers started."""
+        """Return the tools that the environment reported when its workers started."""
         return list(self._abilities.tools)
 
     def _call_in_chunks(
         self, method: str, rows: list[Any], metadata: list[Any]
     ) -> list[Any]:
-        """Call a method with consecutive parts of the rows, one per idle worker."""
+        """Call a method with consecutive chunks of the rows, one per idle worker."""
         with self._workers.taken(len(rows)) as workers:
             num_chunks = len(workers)
+            # Bounds by multiplication, not a fixed chunk size: sizes differ by at most
+            # one row, so no worker idles while another has twice its share.
             bounds = [
                 len(rows) * place // num_chunks for place in range(num_chunks + 1)
             ]
@@ -201,11 +206,13 @@ class RemoteEnvironment(EnvironmentInterface[Any]):
     def global_post_process_and_metrics(
         self, batch: MutableMapping[str, Any]
     ) -> tuple[MutableMapping[str, Any], dict[str, float]]:
-        """Let the first idle worker look at the whole batch, if its environment does.
+        """Post-process the whole batch in one idle worker, if its environment can.
 
         Raises:
             As `step`.
         """
+        # Decided here where possible: the batch of a step is large, and most
+        # environments would send it back unchanged.
         if self._abilities.is_function:
             return batch, reward_metrics(batch)
         if not self._abilities.post_processes:
@@ -218,7 +225,7 @@ class RemoteEnvironment(EnvironmentInterface[Any]):
         return processed, metrics
 
     def shutdown(self) -> None:
-        """Shut the environments down and end their processes; may be called again."""
+        """Shut the environments down and stop their processes; safe to call again."""
         self._workers.shutdown()
 
     def __enter__(self) -> RemoteEnvironment:

@@ -1,4 +1,4 @@
-"""The environment `reward`: a reward function of your own, in a Python file."""
+"""The environment `reward`: a reward function from a Python file of the user."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class FileRewardConfig(Config):
     """Settings of the environment `reward`."""
 
     file: str
-    """Python file that defines the function; modules beside it can be imported."""
+    """Python file that defines the function; it can import modules beside it."""
     function: str = "reward"
     """Name of the function in the file."""
 
@@ -35,11 +35,13 @@ class FileRewardConfig(Config):
                 if not path.exists()
                 else f"must be a Python file: {value!r} is a folder"
             )
-        # Workers may run in another folder.
+        # Absolute, as workers may run in another folder.
         return str(path)
 
     @model_validator(mode="after")
     def _check_function(self) -> Self:
+        # With the rest of the configuration, so that a mistake in the function is
+        # reported before any model is loaded.
         try:
             make_reward_call(load_reward(self.file, self.function))
         except RewardError as error:
@@ -48,7 +50,7 @@ class FileRewardConfig(Config):
 
 
 def load_reward(file: str, function: str) -> Any:
-    """Run a Python file and return a function of it.
+    """Run a Python file and return one of its functions.
 
     Args:
         file: Path of the file.
@@ -66,9 +68,9 @@ def load_reward(file: str, function: str) -> Any:
 
 @register_env("reward")
 class FileReward(FunctionalRewardWrapper):
-    """Scores each response by a function of a Python file.
+    """Scores each response with a function from a Python file.
 
-    The function is one that `FunctionalRewardWrapper` takes.
+    The function is any that `FunctionalRewardWrapper` accepts.
 
     Args:
         config: The settings.

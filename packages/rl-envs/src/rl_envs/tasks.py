@@ -1,8 +1,8 @@
-"""Generated tasks with a train and a held-out part that never overlap.
+"""Generated tasks with train and held-out splits that never overlap.
 
-Which part a task belongs to is a property of the task itself: a stable hash of its key
-falls below a threshold or not. So the parts are disjoint for all seeds, sizes,
-processes and releases, and nobody has to keep lists.
+The split of a task is a property of the task itself: whether a stable hash of its key
+is below a threshold. The splits are therefore disjoint for all seeds, sizes, processes
+and releases, without any stored lists.
 """
 
 from __future__ import annotations
@@ -19,11 +19,13 @@ from rl_envs.errors import TaskError
 
 __all__ = ["Split", "Task", "TaskSource", "split_of", "stable_fraction"]
 
+# Enough for a nearly exhausted split; beyond it the sample is impossible, and an
+# endless loop would hide that.
 _TRIES_PER_TASK = 200
 
 
 class Split(StrEnum):
-    """A part of all tasks of a world."""
+    """Split of the tasks of a world."""
 
     TRAIN = "train"
     HELD_OUT = "held_out"
@@ -31,19 +33,20 @@ class Split(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A question that a program can check the answer of."""
+    """A question whose answer can be checked by a program."""
 
     prompt: str
     answer: str
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
     def to_row(self) -> dict[str, Any]:
-        """Return a row of a data set: `prompt`, `answer` and the metadata's columns."""
+        """Return a data set row: `prompt`, `answer` and the columns of the metadata."""
         return {"prompt": self.prompt, "answer": self.answer, **self.metadata}
 
 
 def stable_fraction(key: str, *, salt: str = "") -> float:
-    """Map a text to [0, 1), evenly, the same on every machine and in every process."""
+    """Map a text to [0, 1), uniformly and the same on every machine and process."""
+    # Not `hash`, which is randomized per process.
     digest = hashlib.blake2b(
         key.encode(), digest_size=8, key=hashlib.blake2b(salt.encode()).digest()
     ).digest()
@@ -51,20 +54,20 @@ def stable_fraction(key: str, *, salt: str = "") -> float:
 
 
 def split_of(key: str, *, held_out_fraction: float, salt: str = "") -> Split:
-    """Return the part that a task with this key belongs to."""
+    """Return the split that a task with this key belongs to."""
     below = stable_fraction(key, salt=salt) < held_out_fraction
     return Split.HELD_OUT if below else Split.TRAIN
 
 
 class TaskSource(ABC):
-    """Makes tasks of one world.
+    """Generates tasks of one world.
 
-    A subclass says how a random task is made (`propose`) and what makes two tasks the
-    same for the split (`key`). All results depend on the arguments only.
+    Subclasses define how a random task is created (`propose`) and which tasks must
+    share a split (`key`). All results depend on the arguments only.
 
     Args:
-        world: The world's name; it salts the split.
-        seed: Which of the possible samples is drawn.
+        world: Name of the world; it salts the split.
+        seed: Seed of the samples.
         held_out_fraction: Share of all keys that are held out.
 
     Raises:
@@ -85,18 +88,18 @@ class TaskSource(ABC):
 
     @abstractmethod
     def propose(self, rng: random.Random) -> Task:
-        """Make a random task of either part."""
+        """Create a random task of either split."""
 
     def key(self, task: Task) -> str:
-        """Return what the split looks at; tasks of one key fall into one part."""
+        """Return the key for the split; tasks with equal keys share a split."""
         return task.prompt
 
     def identity(self, task: Task) -> str:
-        """Return what makes two tasks of a sample the same where `unique` is asked."""
+        """Return the text by which tasks are compared if a sample must be `unique`."""
         return task.prompt
 
     def split_of(self, task: Task) -> Split:
-        """Return the part that a task belongs to."""
+        """Return the split that a task belongs to."""
         return split_of(
             self.key(task), held_out_fraction=self.held_out_fraction, salt=self.world
         )
@@ -109,19 +112,19 @@ class TaskSource(ABC):
         stream: str = "",
         unique: bool = True,
     ) -> list[Task]:
-        """Draw tasks of one part.
+        """Draw tasks of one split.
 
-        A longer sample begins with the shorter one of the same arguments.
+        With otherwise equal arguments, a longer sample begins with the shorter one.
 
         Args:
-            split: The part.
-            num_tasks: How many.
-            stream: Name of an independent sequence; the same name, the same tasks.
-            unique: Whether no task may come twice; tasks are told apart by their
-                prompt, unless the world overrides `identity`.
+            split: The split.
+            num_tasks: Number of tasks.
+            stream: Name of an independent sequence; the same name gives the same tasks.
+            unique: Exclude duplicates. Tasks are compared by their prompt, unless the
+                world overrides `identity`.
 
         Raises:
-            TaskError: The number is negative, or the part unknown or too small.
+            TaskError: The number is negative, or the split unknown or too small.
         """
         try:
             part = Split(split)
@@ -131,7 +134,7 @@ class TaskSource(ABC):
             ) from None
         if num_tasks < 0:
             raise TaskError(f"num_tasks must not be negative: got {num_tasks}")
-        # Text seeds go through SHA-512, which no hash randomisation touches.
+        # Random hashes text seeds with SHA-512, so they do not depend on the process.
         rng = random.Random(f"{self.world}/{self.seed}/{part}/{stream}")
         tasks: list[Task] = []
         seen: set[str] = set()
@@ -139,7 +142,7 @@ class TaskSource(ABC):
         while len(tasks) < num_tasks:
             if tries > _TRIES_PER_TASK * (num_tasks + 10) / self.held_out_fraction:
                 raise TaskError(
-                    f"the {part} part of {self.world!r} has too few different tasks: "
+                    f"the {part} split of {self.world!r} has too few different tasks: "
                     f"found {len(tasks)} of {num_tasks}; ask for fewer, make the tasks "
                     "larger, or pass unique=False"
                 )
@@ -153,13 +156,13 @@ class TaskSource(ABC):
         return tasks
 
     def train(self, num_tasks: int, *, unique: bool = True) -> list[dict[str, Any]]:
-        """Return rows to train on by sampling: prompts with a checkable answer."""
+        """Return rows for training by sampling: prompts with a checkable answer."""
         return self._rows(Split.TRAIN, num_tasks, "train", unique)
 
     def demonstrations(
         self, num_tasks: int, *, unique: bool = True
     ) -> list[dict[str, Any]]:
-        """Return rows to imitate, drawn from the train part on their own."""
+        """Return rows to imitate, drawn independently from the train split."""
         return self._rows(Split.TRAIN, num_tasks, "demonstrations", unique)
 
     def held_out(self, num_tasks: int, *, unique: bool = True) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""`rl audit`: whether the record of who did what is whole."""
+"""`rl audit`: verify the integrity of an audit log."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 @click.group()
 def audit() -> None:
-    """Check the audit log, which RL_AUDIT_LOG=FILE turns on.
+    """Verify audit logs, which RL_AUDIT_LOG=FILE enables.
 
     \b
     Examples:
@@ -30,14 +30,14 @@ def audit() -> None:
     """
 
 
-@audit.command(short_help="Check that an audit log is whole.")
+@audit.command(short_help="Verify that an audit log is intact.")
 @click.argument("log", metavar="FILE|RUN", type=click.Path(path_type=Path))
 @click.option("--key", type=click.Path(path_type=Path), envvar="RL_AUDIT_KEY_FILE",
-              help="The key of its lines; default: RL_AUDIT_KEY_FILE.")  # fmt: skip
+              help="File with the log's key; default: RL_AUDIT_KEY_FILE.")  # fmt: skip
 @click.option("--last-digest", metavar="SHA256",
-              help="Of an earlier check; that line must be there.")  # fmt: skip
+              help="Digest of an earlier check, whose line must exist.")  # fmt: skip
 @click.option("--min-entries", default=0, type=Whole(0),
-              help="How many entries an earlier check found.")  # fmt: skip
+              help="Number of entries found by an earlier check.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def verify(
     log: Path,
@@ -46,12 +46,12 @@ def verify(
     min_entries: int,
     as_json: bool,
 ) -> int:
-    """Check that no line of an audit log was changed, moved or taken out.
+    """Verify that no line of an audit log was changed, moved or removed.
 
-    FILE is the log; of a RUN, the log is taken that it was started with. Leaves with
-    1 at the first line that is wrong. Without --key, whoever may write the file can
-    compute the chain again; lines taken from the end show by --last-digest or
-    --min-entries alone.
+    FILE is the log; a RUN stands for the log that it was started with. Exits with 1 at
+    the first broken line. Without --key, anyone who can write the file could recompute
+    the chain; lines removed from the end are detected only with --last-digest or
+    --min-entries.
 
     \b
     Examples:
@@ -63,7 +63,7 @@ def verify(
 
     if last_digest is not None and not _DIGEST.fullmatch(last_digest):
         raise click.BadParameter(
-            f"must be the 64 hexadecimal digits of a check: got {last_digest}",
+            f"must be 64 hexadecimal digits, as printed by a check: got {last_digest}",
             param_hint="--last-digest",
         )
     path = _readable(_log_of(log), "audit log")
@@ -75,7 +75,7 @@ def verify(
             path, key_file=key, last_digest=last_digest, min_entries=min_entries
         )
     except AuditError as error:
-        if error.reason is None:  # not read, such as for a key that is none
+        if error.reason is None:  # it was not read, as with an invalid key
             raise ConfigError(str(error)) from None
         _tell_broken(terminal, path, error, as_json)
         return 1
@@ -84,10 +84,10 @@ def verify(
 
 
 def _log_of(log: Path) -> Path:
-    """Return the file, of a run the one that it was started with.
+    """Return the log file; for a run, the one that it was started with.
 
     Raises:
-        ConfigError: There is no run, or it wrote no audit log.
+        ConfigError: There is no such run, or it has no audit log.
     """
     from rl_distributed.errors import ConfigError  # noqa: PLC0415
 
@@ -98,36 +98,34 @@ def _log_of(log: Path) -> Path:
         named = record.get("audit_log")
     except (OSError, ValueError, AttributeError):
         raise ConfigError(
-            f"{str(log)!r} is not the folder of a run (it has no run.json that can be "
-            "read): give that of a run, or the file of an audit log"
+            f"{str(log)!r} is not the folder of a run (it has no readable run.json): "
+            "give the folder of a run, or the file of an audit log"
         ) from None
     if not isinstance(named, str):
         raise ConfigError(
-            f"the run in {log} names no audit log: it was started without one; set "
-            "RL_AUDIT_LOG=FILE for the next, or give the file of a log"
+            f"the run in {log} was started without an audit log; set RL_AUDIT_LOG=FILE "
+            "for the next one, or give the file of a log"
         )
     return Path(named)
 
 
 def _readable(path: Path, what: str) -> Path:
-    """Return a file that can be read.
+    """Return a path after checking that it is a readable file.
 
     Raises:
         ConfigError: It cannot.
     """
     from rl_distributed.errors import ConfigError  # noqa: PLC0415
 
-    reason = "it is no file"
+    reason = "it is not a file"
     try:
-        # Asked first: opening a pipe would wait for its writer.
+        # Checked first, because opening a named pipe would wait for a writer.
         if path.exists() is path.is_file():
             with path.open("rb"):
                 return path
     except OSError as error:
         reason = str(error.strerror)
-    raise ConfigError(
-        f"{what} {path} cannot be read: {reason}; give a file that you may read"
-    )
+    raise ConfigError(f"{what} {path} cannot be read: {reason}; give a readable file")
 
 
 def _tell_broken(

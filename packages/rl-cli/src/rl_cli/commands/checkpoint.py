@@ -1,4 +1,4 @@
-"""`rl checkpoint`: what a checkpoint holds, and a plain model folder made of it."""
+"""`rl checkpoint`: inspect checkpoints and convert them to model folders."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ FOLDER = click.argument("folder", type=click.Path(path_type=Path))
 
 @click.group()
 def checkpoint() -> None:
-    """Look into the training state of a checkpoint, or make a model folder of it.
+    """Inspect the training state of a checkpoint, or convert it to a model folder.
 
-    FOLDER is a checkpoint (step_N), its policy/optimizer, or a run, whose newest
-    checkpoint is taken. The state may be of the backend dtensor or megatron, in any
-    layout.
+    FOLDER is a checkpoint (step_N), its policy/optimizer, or a run, which stands for
+    its newest checkpoint. States of the backends dtensor and megatron are supported, in
+    any layout.
 
     \b
     Examples:
@@ -32,13 +32,13 @@ def checkpoint() -> None:
     """
 
 
-@checkpoint.command(short_help="Show what a checkpoint holds.")
+@checkpoint.command(short_help="Show the contents of a checkpoint.")
 @FOLDER
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def inspect(folder: Path, as_json: bool) -> int:
-    """Show format, ranks, parameters, optimizer state and gaps of a checkpoint.
+    """Show the format, ranks, parameters, optimizer state and gaps of a checkpoint.
 
-    Only indices are read, no weights. Leaves with 1 where a part is missing or
+    Only indices are read, not the weights. Exits with 1 if a part is missing or
     damaged.
 
     \b
@@ -65,7 +65,7 @@ def inspect(folder: Path, as_json: bool) -> int:
             ("optimizer state", ", ".join(found.slots) or "none"),
             ("size", f"{found.num_bytes / MIB:.1f} MiB"),
             ("gaps", ", ".join(found.gaps) or "none"),
-            ("other files", damage or "whole, by their sizes"),
+            ("other files", damage or "complete, by their sizes"),
         ]
         terminal.result(table(str(state), ["what", "value"], rows))
     return 1 if found.gaps or damage else 0
@@ -77,8 +77,8 @@ def inspect(folder: Path, as_json: bool) -> int:
 @click.option(
     "--model",
     type=click.Path(path_type=Path),
-    help="Model folder with the configuration, and the base of adapters; default: "
-    "the checkpoint's policy/weights, for a state without adapters.",
+    help="Model folder with the configuration, and the base model of adapters; "
+    "default: the checkpoint's policy/weights, if the state has no adapters.",
 )
 @click.option(
     "--adapter",
@@ -90,14 +90,14 @@ def inspect(folder: Path, as_json: bool) -> int:
     "--precision",
     type=click.Choice(["float32", "bfloat16", "float16"]),
     default="float32",
-    help="Data type of the weights; default: float32, as they are trained.",
+    help="Data type of the weights; default: float32, as in training.",
 )
 def convert(
     folder: Path, output: Path, model: Path | None, adapter: Path | None, precision: str
 ) -> None:
-    """Write a Hugging Face folder OUTPUT from the training state in FOLDER.
+    """Convert the training state in FOLDER to a Hugging Face folder OUTPUT.
 
-    One weight is in memory at a time. Adapters are merged into the weights of --model.
+    Only one weight is in memory at a time. Adapters are merged into --model.
 
     \b
     Examples:
@@ -116,15 +116,15 @@ def convert(
         model = state.parent / "weights"
         if inspect_state(state).has_adapters:
             raise ConfigError(
-                f"the training state {state} holds adapters, and they are merged into "
-                "the base that they were trained on; give it by --model"
+                f"the training state {state} holds adapters, which must be merged into "
+                "the base model that they were trained on; give it with --model"
             )
     convert_state(state, model, output, precision=precision, adapter=adapter)
     Terminal().raw(str(output))
 
 
 def _state_of(folder: Path) -> Path:
-    """Return the training state of a checkpoint, of a run the newest one."""
+    """Return the training state of a checkpoint, or of the newest one of a run."""
     from rl_distributed.checkpoint import (  # noqa: PLC0415
         CheckpointingConfig,
         CheckpointManager,
@@ -136,7 +136,7 @@ def _state_of(folder: Path) -> Path:
     if stages:
         raise ConfigError(
             f"FOLDER must be one checkpoint or one run: {folder} is the run of a "
-            f"recipe; give one of {', '.join(map(str, stages))}"
+            f"recipe with several stages; give one of {', '.join(map(str, stages))}"
         )
     if (folder / CHECKPOINTS).is_dir():
         manager = CheckpointManager(CheckpointingConfig(), folder / CHECKPOINTS)
@@ -151,7 +151,7 @@ def _state_of(folder: Path) -> Path:
 
 
 def _damage_of(state: Path) -> str:
-    """Say which file of the checkpoint is missing or cut off; empty: none is."""
+    """Name a missing or truncated file of the checkpoint; empty: there is none."""
     from rl_distributed.checkpoint import verify  # noqa: PLC0415
     from rl_distributed.errors import CheckpointError  # noqa: PLC0415
 
@@ -159,6 +159,7 @@ def _damage_of(state: Path) -> str:
     if not (root / "manifest.json").is_file():
         return ""
     try:
+        # Sizes only: digests would read all weights.
         verify(root, digests=False)
     except CheckpointError as error:
         return str(error).rpartition(": ")[2]

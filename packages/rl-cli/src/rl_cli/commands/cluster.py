@@ -1,4 +1,4 @@
-"""`rl cluster`: files that start a Ray cluster elsewhere."""
+"""`rl cluster`: generate files that start a Ray cluster elsewhere."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CONFIG = click.option(
 
 @click.group()
 def cluster() -> None:
-    """Write files that start a Ray cluster elsewhere, and a program on it.
+    """Generate files that start a Ray cluster elsewhere, and a program on it.
 
     \b
     Examples:
@@ -38,7 +38,7 @@ def cluster() -> None:
 @OVERRIDES
 @CONFIG
 def slurm(overrides: tuple[str, ...], path: Path | None) -> None:
-    """Print a batch script for Slurm; the keys are those of SlurmConfig.
+    """Print a batch script for Slurm, with the keys of SlurmConfig.
 
     \b
     Examples:
@@ -55,7 +55,7 @@ def slurm(overrides: tuple[str, ...], path: Path | None) -> None:
 @OVERRIDES
 @CONFIG
 def kuberay(overrides: tuple[str, ...], path: Path | None) -> None:
-    """Print a manifest for KubeRay; the keys are those of KubeRayConfig.
+    """Print a manifest for KubeRay, with the keys of KubeRayConfig.
 
     \b
     Examples:

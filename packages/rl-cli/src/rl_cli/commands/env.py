@@ -1,4 +1,4 @@
-"""`rl env`: the Python environments that actor classes run in."""
+"""`rl env`: manage the Python environments of actor classes."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class Row:
     """One environment, as `rl env list` shows it."""
 
     name: str
-    """What declares it: a class, a module, an extra; empty: nothing does any more."""
+    """Class, module or extra that declares it; empty: no longer declared."""
     way: str
     state: str
-    """"ready", "building", "broken", "absent", or "wrong": it cannot be resolved."""
+    """"ready", "building", "broken", "absent", or "wrong" if it cannot be resolved."""
     key: str = ""
     path: str = ""
     size_bytes: int = 0
@@ -55,8 +55,8 @@ def env() -> None:
     """Show, build, check or remove the Python environments of actor classes.
 
     A NAME is an extra, such as "rl-models[vllm-cpu]", or the path of a class or module
-    that an environment is declared for. They are kept in RL_ENV_ROOT, or else in the
-    user's cache folder; RL_ENV_CONFIG names a file that chooses others.
+    with a declared environment. Environments are stored in RL_ENV_ROOT or, by default,
+    in the user's cache folder; RL_ENV_CONFIG names a file that overrides declarations.
 
     \b
     Examples:
@@ -70,7 +70,7 @@ def env() -> None:
 @env.command("list")
 @JSON
 def list_(as_json: bool) -> None:
-    """List what is declared, and what is there.
+    """List declared and existing environments.
 
     \b
     Examples:
@@ -107,9 +107,9 @@ def list_(as_json: bool) -> None:
 def build(names: tuple[str, ...], as_json: bool) -> None:
     """Build environments ahead of their first use, and check them.
 
-    Without a NAME: all that are declared. One that is there is only checked. Workers
-    build what is missing by themselves; this is for images and for nodes that lose
-    their network later.
+    Without a NAME, all declared environments are built. Existing ones are only checked.
+    Workers build missing environments themselves; use this command for images, and for
+    nodes that will have no network.
 
     \b
     Examples:
@@ -134,15 +134,15 @@ def build(names: tuple[str, ...], as_json: bool) -> None:
     _show(rows, f"Environments in {store.root}", as_json)
 
 
-@env.command(short_help="Check that environments fit this one.")
+@env.command(short_help="Check that environments match this one.")
 @NAMES
-@click.option("--import", "imports", multiple=True, help="A module that must be there.")
+@click.option("--import", "imports", multiple=True, help="A required module.")
 @JSON
 def check(names: tuple[str, ...], imports: tuple[str, ...], as_json: bool) -> int:
-    """Check that environments fit this one: Python, Ray, rl-distributed, imports.
+    """Check that environments match this one: Python, Ray, rl-distributed, imports.
 
-    Without a NAME: all that are declared and built. Nothing is built. Leaves with 0
-    when all fit, with 1 otherwise.
+    Without a NAME, all declared and built environments are checked. Nothing is built.
+    Exits with 0 if all match, with 1 otherwise.
 
     \b
     Examples:
@@ -166,17 +166,18 @@ def check(names: tuple[str, ...], imports: tuple[str, ...], as_json: bool) -> in
 @click.option(
     "--unused-days",
     type=Number(),
-    help="Remove also those that were not used for this number of days.",
+    help="Also remove environments unused for this number of days.",
 )
-@click.option("--all", "everything", is_flag=True, help="Remove all that are free.")
+@click.option("--all", "everything", is_flag=True, help="Remove all that are unused.")
 @click.option("--dry-run", is_flag=True, help="Only show what would be removed.")
 @JSON
 def prune(
     unused_days: float | None, everything: bool, dry_run: bool, as_json: bool
 ) -> None:
-    """Remove what interrupted builds left, and environments out of use.
+    """Remove remains of interrupted builds, and unused environments.
 
-    One that any process runs in stays. Without options only remains are removed.
+    Environments in use by any process are kept. Without options, only remains are
+    removed.
 
     \b
     Examples:
@@ -187,7 +188,7 @@ def prune(
     from rl_distributed.actor_environments import EnvironmentStore  # noqa: PLC0415
 
     if everything and unused_days is not None:
-        raise click.UsageError("--all and --unused-days exclude each other.")
+        raise click.UsageError("--all and --unused-days are mutually exclusive.")
     store = EnvironmentStore()
     there = len(store.environments())
     removed = store.prune(0.0 if everything else unused_days, dry_run=dry_run)
@@ -210,7 +211,7 @@ def prune(
 
 
 def _row(name: str, store: EnvironmentStore) -> Row:
-    """Return what is declared by a name, and its state here."""
+    """Return the environment declared for a name, and its state here."""
     from rl_distributed.actor_environments import (  # noqa: PLC0415
         BuiltEnvironment,
         find_environment,

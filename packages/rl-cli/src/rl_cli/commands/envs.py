@@ -1,4 +1,4 @@
-"""`rl envs`: the environments that judge answers, and what they are worth."""
+"""`rl envs`: list, test, play and measure environments."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OVERRIDES = click.argument("overrides", nargs=-1, metavar="[KEY=VALUE ...]")
 CONFIG = click.option(
     "--config",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="YAML file with settings, those of the task source below `tasks`.",
+    help="YAML file with settings; those of the task source are under `tasks`.",
 )
 DATA = click.option(
     "--data", metavar="FILE", help="Rows to use instead of tasks of a task source."
@@ -30,7 +30,7 @@ DATA = click.option(
 WORLD = click.option(
     "--world",
     metavar="NAME|FILE.py:CLASS",
-    help="Task source; default: the one of the environment's name.",
+    help="Task source; default: the one with the environment's name.",
 )
 SEED = click.option("--seed", type=Whole(0, LARGEST_SEED - 1), default=0,
                     show_default=True, help="Seed of the tasks.")  # fmt: skip
@@ -39,10 +39,10 @@ JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON obje
 
 @click.group()
 def envs() -> None:
-    """List, check, play or measure the environments that judge answers.
+    """List, test, play or measure the environments that score answers.
 
-    A NAME is one of `rl envs list`, or a class or a reward function of a Python file.
-    The Python environments of actors are shown by `rl env`.
+    A NAME is one of `rl envs list`, or a class or reward function in a Python file. For
+    the Python environments of actors, see `rl env`.
 
     \b
     Examples:
@@ -55,9 +55,9 @@ def envs() -> None:
 @envs.command("list")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON list.")
 def list_(as_json: bool) -> None:
-    """List all registered environments, those of other packages too.
+    """List all registered environments, including those of other packages.
 
-    What cannot be imported is shown with the reason.
+    Environments that cannot be imported are listed with the reason.
 
     \b
     Examples:
@@ -88,7 +88,7 @@ def _cells(entry: CatalogEntry, sandbox: str) -> tuple[str, ...]:
         entry.name,
         entry.package,
         "yes" if entry.makes_tasks else "no",
-        entry.turns or "not said",
+        entry.turns or "unknown",
         entry.extra + state,
         sandbox if entry.runs_programs else "",
         f"broken: {entry.problem}" if entry.problem else entry.description,
@@ -96,7 +96,7 @@ def _cells(entry: CatalogEntry, sandbox: str) -> tuple[str, ...]:
 
 
 def _sandbox_level() -> str:
-    """Return the name of the level that programs reach here, or why there is none."""
+    """Return the name of the sandbox level available here, or why there is none."""
     from rl_envs.errors import SandboxError  # noqa: PLC0415
     from rl_envs.sandbox import reachable_level  # noqa: PLC0415
 
@@ -119,14 +119,14 @@ def _sandbox_level() -> str:
               help="Column with a right answer; default: answer or ground_truth.",
               )  # fmt: skip
 @click.option("--full-reward", type=float, default=1.0, show_default=True,
-              help="Least reward of a right answer.")  # fmt: skip
+              help="Minimum reward of a right answer.")  # fmt: skip
 @click.option("--max-accepted", type=Number(most=1), default=0.05, show_default=True,
-              help="Share of gold answers with one changed character that may be right "
-              "too.")  # fmt: skip
+              help="Maximum share of gold answers with one changed character that may "
+              "be right, too.")  # fmt: skip
 @click.option("--max-row-s", type=Number(above=0), default=1.0, show_default=True,
-              help="Longest mean time of a row, in seconds.")  # fmt: skip
-@click.option("--chance", is_flag=True, help="Chance is meant: results may differ.")
-@click.option("--allow-unscored", is_flag=True, help="Rewards may be NaN.")
+              help="Maximum mean time per row, in seconds.")  # fmt: skip
+@click.option("--chance", is_flag=True, help="Random by design: results may differ.")
+@click.option("--allow-unscored", is_flag=True, help="Allow NaN rewards.")
 @JSON
 def check(
     environment: str,
@@ -138,12 +138,12 @@ def check(
     as_json: bool,
     **limits: Any,
 ) -> int:
-    """Test whether an environment rewards right answers, and only those, reliably.
+    """Test that an environment reliably rewards right answers, and only those.
 
-    Right and wrong answers to tasks are judged: gold answers, empty ones, garbage, the
-    prompt, and gold answers with one character changed; once more, in other orders and
-    batches, and in another process. KEY=VALUE sets a key of the environment, and
-    tasks.KEY=VALUE one of the task source. Leaves with 0 when all checks pass, with 1
+    Right and wrong answers to tasks are scored: gold answers, empty ones, garbage, the
+    prompt, and gold answers with one character changed; then again in other orders and
+    batches, and in another process. KEY=VALUE sets a key of the environment,
+    tasks.KEY=VALUE one of the task source. Exits with 0 if all checks pass, with 1
     otherwise.
 
     \b
@@ -206,7 +206,7 @@ def check(
 @click.option("--max-turns", type=Whole(most=100_000), default=50, show_default=True,
               help="Most answers in a conversation.")  # fmt: skip
 @click.option("--full-reward", type=float, default=1.0, show_default=True,
-              help="Least reward of a right answer.")  # fmt: skip
+              help="Minimum reward of a right answer.")  # fmt: skip
 def play(
     environment: str,
     overrides: tuple[str, ...],
@@ -217,11 +217,11 @@ def play(
     seed: int,
     **manner: Any,
 ) -> None:
-    """Answer tasks of an environment yourself, to see what a policy is asked.
+    """Answer tasks of an environment yourself, to see what a policy sees.
 
-    The prompt is shown, then each answer is judged, until the conversation ends. An
-    answer of several lines ends with an empty line. Answers may be piped in; the end of
-    the input ends the game.
+    The prompt is shown, then each answer is scored, until the conversation ends. An
+    answer of several lines ends with an empty line. Answers may be piped in; the
+    session ends with the input.
 
     \b
     Examples:
@@ -253,14 +253,14 @@ def play(
 @NAME
 @OVERRIDES
 @click.option("--model", metavar="FOLDER|RUN",
-              help="Model folder, hub name, checkpoint or run that answers.",
+              help="Model folder, hub name, checkpoint or run to measure.",
               )  # fmt: skip
 @click.option("--address", metavar="URL",
-              help="Server of chat completions that answers instead.")  # fmt: skip
+              help="Chat completions server to measure instead.")  # fmt: skip
 @click.option("--served-model", metavar="NAME",
-              help="What the server calls the model.")  # fmt: skip
+              help="The server's name of the model.")  # fmt: skip
 @click.option("--key-file", type=click.Path(path_type=Path, dir_okay=False),
-              help="File with the key that the server wants.")  # fmt: skip
+              help="File with the server's API key.")  # fmt: skip
 @CONFIG
 @DATA
 @WORLD
@@ -269,16 +269,16 @@ def play(
 @click.option("-n", "--num-generations", type=Whole(most=1_000_000), default=1,
               show_default=True, help="Answers per task.")  # fmt: skip
 @click.option("--temperature", type=Number(above=0), default=1.0, show_default=True,
-              help="Logits are divided by it.")  # fmt: skip
+              help="Sampling temperature.")  # fmt: skip
 @click.option("--max-new-tokens", type=Whole(), default=256, show_default=True,
-              help="Longest answer, in tokens.")  # fmt: skip
+              help="Maximum answer length in tokens.")  # fmt: skip
 @click.option("--max-turns", type=Whole(most=100_000),
-              help="Most answers in a conversation; default: 1 where the environment "
-              "has one turn, else 10.")  # fmt: skip
+              help="Maximum number of answers per conversation; default: 1 for "
+              "single-turn environments, else 10.")  # fmt: skip
 @click.option("--full-reward", type=float, default=1.0, show_default=True,
-              help="Least reward of a right answer.")  # fmt: skip
+              help="Minimum reward of a right answer.")  # fmt: skip
 @click.option("--deadline-s", type=Number(above=0), default=120.0, show_default=True,
-              help="Longest time of a request to the server, in seconds.")  # fmt: skip
+              help="Time limit of a request to the server, in seconds.")  # fmt: skip
 @SEED
 @click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False),
               help="File for the conversations, one JSON object per line.",
@@ -287,8 +287,8 @@ def play(
 def run(environment: str, overrides: tuple[str, ...], **options: Any) -> int:
     """Measure a model on held-out tasks: rewards, pass@k, length and time.
 
-    A model folder answers as in `rl eval`, or a server by its address. KEY=VALUE sets a
-    key of the environment, and tasks.KEY=VALUE one of the task source.
+    Either a model folder is measured, as in `rl eval`, or a server. KEY=VALUE sets a
+    key of the environment, tasks.KEY=VALUE one of the task source.
 
     \b
     Examples:

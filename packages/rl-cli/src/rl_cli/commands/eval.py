@@ -1,4 +1,4 @@
-"""`rl eval`: measure a model on held-out prompts."""
+"""`rl eval`: evaluate a model on held-out prompts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 SHOWN = ("reward", "pass@", "cons@", "truncation_rate", "env/")
 
 
-@click.command("eval", short_help="Measure a model on held-out prompts.")
+@click.command("eval", short_help="Evaluate a model on held-out prompts.")
 @click.argument("model", metavar="MODEL|RUN")
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE ...]")
 @click.option(
@@ -24,7 +24,7 @@ SHOWN = ("reward", "pass@", "cons@", "truncation_rate", "env/")
     "sources",
     multiple=True,
     metavar="[NAME=]PATH",
-    help="Prompts: a file, a folder or a hub name; may be repeated.",
+    help="Prompts: a file, folder or hub name; may be repeated.",
 )
 @click.option("--env", metavar="NAME", help="Environment that scores the answers.")
 @click.option("-n", "--num-generations", type=Whole(most=1_000_000),
@@ -34,17 +34,19 @@ SHOWN = ("reward", "pass@", "cons@", "truncation_rate", "env/")
 @click.option("--greedy/--sample", default=None,
               help="Default: greedy for one answer per prompt.")  # fmt: skip
 @click.option("--temperature", type=Number(above=0),
-              help="Logits are divided by it; default 1, or the run's.")  # fmt: skip
-@click.option("--max-new-tokens", type=Whole(), help="Longest answer, in tokens.")
+              help="Sampling temperature; default 1, or the run's.")  # fmt: skip
+@click.option(
+    "--max-new-tokens", type=Whole(), help="Maximum answer length, in tokens."
+)
 @click.option("--max-samples", type=Whole(),
-              help="At most this number of prompts of each dataset.")  # fmt: skip
+              help="Maximum number of prompts per dataset.")  # fmt: skip
 @click.option("--seed", type=Whole(0, LARGEST_SEED),
               help="Seed of the samples; default 0.")  # fmt: skip
 @click.option(
     "-o",
     "--output",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="JSON file for results and every answer.",
+    help="JSON file for the results and all answers.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def evaluate(
@@ -57,10 +59,10 @@ def evaluate(
     as_json: bool,
     **options: Any,
 ) -> int:
-    """Measure MODEL, a model folder, hub name or checkpoint, or the folder of a RUN.
+    """Evaluate MODEL, a model folder, hub name or checkpoint, or the folder of a RUN.
 
-    Of a run the best checkpoint of its last stage is taken, and its validation data,
-    environment and way of sampling, unless they are given. KEY=VALUE sets any key of
+    A run stands for the best checkpoint of its last stage; its validation data,
+    environment and sampling settings are used unless given. KEY=VALUE sets any key of
     the configuration: data.input_key, generation.top_p, env.settings.x, cluster...
 
     \b
@@ -87,7 +89,7 @@ def evaluate(
     check_evaluation(config)
     terminal = Terminal(quiet=as_json)
     terminal.note(f"{target}: {', '.join(config.datasets)}")
-    # What is wrong is said before this is imported, which takes seconds.
+    # Imported last, which takes seconds: mistakes are reported at once.
     from rl_algorithms.evaluation import evaluate as run  # noqa: PLC0415
 
     result = run(target, config=config, output=output)

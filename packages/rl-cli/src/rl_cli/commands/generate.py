@@ -1,4 +1,4 @@
-"""`rl generate`: sample from a model folder."""
+"""`rl generate`: sample answers from a model."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ _LONGEST_ANSWER = 128
 @click.option("-n", "--num-samples", type=Whole(most=1_000_000), default=1,
               show_default=True, help="Answers per prompt.")  # fmt: skip
 @click.option("--max-new-tokens", type=Whole(),
-              help="Longest answer, in tokens; default: 128, or what the context of "
-              "the model leaves.")  # fmt: skip
-@click.option("--greedy", is_flag=True, help="Take the most probable token.")
+              help="Maximum answer length, in tokens; default: 128, or the rest of the "
+              "model's context.")  # fmt: skip
+@click.option("--greedy", is_flag=True, help="Pick the most probable tokens.")
 @click.option("--temperature", type=Number(above=0), default=1.0, show_default=True,
-              help="Logits are divided by it.")  # fmt: skip
+              help="Sampling temperature.")  # fmt: skip
 @click.option("--top-p", type=Number(above=0, most=1), default=1.0, show_default=True,
-              help="Sample from the most probable tokens that together have this "
+              help="Sample from the most probable tokens up to this total "
               "probability.")  # fmt: skip
 @click.option("--top-k", type=Whole(),
-              help="Sample from this number of most probable tokens; default all.",
+              help="Sample from this number of most probable tokens; default: all.",
               )  # fmt: skip
 @click.option(
-    "--stop", multiple=True, help="Text that ends an answer; may be repeated."
+    "--stop", multiple=True, help="String that stops an answer; may be repeated."
 )
 @click.option("--seed", type=Whole(0, LARGEST_SEED), default=0, show_default=True,
               help="Seed of the samples.")  # fmt: skip
 @click.option("--chat/--no-chat", default=None,
-              help="Use the chat template; default: if there is one.")  # fmt: skip
+              help="Use the chat template; default: if one exists.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per answer.")
 def generate(
     model: str,
@@ -56,11 +56,11 @@ def generate(
     as_json: bool,
     **sampling: Any,
 ) -> None:
-    """Sample answers from MODEL, a folder or a hub name, or from what a RUN trained.
+    """Sample answers from MODEL, a folder or hub name, or from the model of a RUN.
 
     Prompts come from the arguments, from --file, or from standard input, one per line.
     MODEL may be a checkpoint of a run (its folder `policy/weights`, or the checkpoint).
-    Of a RUN, its folder, the best checkpoint of the last stage is taken.
+    RUN, the folder of a run, stands for the best checkpoint of its last stage.
 
     \b
     Examples:
@@ -77,10 +77,11 @@ def generate(
     config = GenerationConfig.from_dict(sampling, source="the command line")
     folder = _model_folder(model)
     check_model(folder)
-    # What is wrong is said before these are imported, which takes seconds.
+    # Imported last, which takes seconds: mistakes are reported at once.
     from rl_cli.console import Terminal  # noqa: PLC0415
     from rl_distributed.process.gc_pause import collections_paused  # noqa: PLC0415
 
+    # Imports create many long-lived objects; collecting meanwhile only costs time.
     with collections_paused():
         from rl_cli.sampling import sample  # noqa: PLC0415
 
@@ -112,7 +113,7 @@ def _prompts(prompts: tuple[str, ...], file: Path | None) -> list[str]:
 
 
 def _model_folder(model: str) -> str:
-    """Find the model within the folder of a run or of a checkpoint."""
+    """Find the model in the folder of a run or of a checkpoint."""
     from rl_cli.trained_model import model_of_run  # noqa: PLC0415
 
     path = Path(model_of_run(model))
@@ -121,7 +122,8 @@ def _model_folder(model: str) -> str:
         for folder in path.glob("checkpoints/step_*")
         if (number := folder.name.removeprefix("step_")).isdigit()
     }
-    if steps:  # a stage that has not ended: its newest checkpoint
+    # An unfinished stage: use its newest checkpoint.
+    if steps:
         path = steps[max(steps)]
     inner = path / "policy" / "weights"
     if inner.is_dir():

@@ -1,4 +1,4 @@
-"""`rl init`: five questions, and a run that is ready to be changed."""
+"""`rl init`: create a run file from five questions."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _DEFAULTS: dict[str, Any] = {
 
 
 class _Machine(GpusType):
-    """`cpu`, or what `GpusType` takes; stays text."""
+    """`cpu`, or a text that `GpusType` accepts; kept as text."""
 
     name = "machine"
 
@@ -72,19 +72,20 @@ def _question(name: str) -> Callable[[Any], Any]:
     return click.option(f"--{name}", type=kind, metavar=metavar, help=text)
 
 
-@click.command(short_help="Write a run file and a reward to begin with.")
+@click.command(short_help="Create a run file and a reward to start from.")
 @click.argument("folder", default=".", type=click.Path(path_type=Path, file_okay=False))
 @_question("model")
 @_question("data")
 @_question("task")
 @_question("machine")
 @_question("budget")
-@click.option("--yes", is_flag=True, help="Ask nothing: take the defaults of the rest.")
+@click.option("--yes", is_flag=True, help="Ask nothing; use defaults for the rest.")
 def init(folder: Path, *, yes: bool, **given: Any) -> None:
-    """Ask five questions, and write a run file, with a reward where one is needed.
+    """Ask five questions, and write a run file, with a reward function if needed.
 
-    The files go into FOLDER; default: the current one. None is overwritten. Each
-    question is an option too. What was written is checked as by `rl config validate`.
+    The files are written to FOLDER, by default the current one, without overwriting
+    any. Each question is also an option. The result is checked like by
+    `rl config validate`.
 
     \b
     Examples:
@@ -99,7 +100,7 @@ def init(folder: Path, *, yes: bool, **given: Any) -> None:
     present = [name for name in files if (folder / name).exists()]
     if present:
         raise ConfigError(
-            f"{folder / present[0]} exists already, and nothing is overwritten: give "
+            f"{folder / present[0]} already exists and is not overwritten: give "
             "another folder, as in rl init my-run, or remove it"
         )
     folder.mkdir(parents=True, exist_ok=True)
@@ -114,10 +115,10 @@ def init(folder: Path, *, yes: bool, **given: Any) -> None:
 
 
 def _answers(given: dict[str, Any], *, yes: bool) -> Answers:
-    """Ask what was not given.
+    """Ask the questions whose options were not given.
 
     Raises:
-        ConfigError: There is nobody to ask, or an answer has no meaning.
+        ConfigError: There is no terminal to ask in, or an answer is invalid.
     """
     from rl_distributed.errors import ConfigError  # noqa: PLC0415
 
@@ -147,10 +148,10 @@ def _ask(name: str) -> Any:
 
 
 def _look_at(data: str, task: str) -> tuple[str | None, str | None]:
-    """Return the format that data name, and the column of the answers, where needed.
+    """Return the data format named by `data`, and the column of answers, if needed.
 
     Raises:
-        DataError: There are no such data, or they cannot be read.
+        DataError: The data do not exist or cannot be read.
     """
     from rl_algorithms.data.formats import data_formats  # noqa: PLC0415
     from rl_algorithms.data.preflight import answers_of  # noqa: PLC0415
@@ -163,10 +164,10 @@ def _look_at(data: str, task: str) -> tuple[str | None, str | None]:
 
 
 def _check(folder: Path) -> None:
-    """Check the run as it will be run: in its folder.
+    """Check the run in its folder, as paths in the file are relative to it.
 
     Raises:
-        UserError: Something does not fit, such as a column; the files stay.
+        UserError: A key or column is wrong; the files are kept.
     """
     from contextlib import chdir  # noqa: PLC0415
 
@@ -178,7 +179,7 @@ def _check(folder: Path) -> None:
             check_run(load_run("run.yaml", None, []))
     except UserError as error:
         error.add_note(
-            f"the files are written; correct {folder / 'run.yaml'}, and check it by "
+            f"the files are written; correct {folder / 'run.yaml'}, and check it with "
             "rl config validate run.yaml in that folder"
         )
         raise

@@ -1,4 +1,4 @@
-"""`rl plan`: what a run needs, before anything of it is started."""
+"""`rl plan`: estimate the memory and layout of a run before starting it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rl_cli.gpus import Gpus, GpusType
 from rl_cli.options import Whole
 
 
-@click.command(short_help="Tell what memory and layout a run needs.")
+@click.command(short_help="Estimate the memory and layout of a run.")
 @click.argument("name", metavar="RECIPE|ALGORITHM|PRESET")
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE ...]")
 @CONFIG_OPTION
@@ -21,15 +21,15 @@ from rl_cli.options import Whole
     "--gpus",
     type=GpusType(),
     metavar="[NODESx]GPUSxMEMORY",
-    help="GPUs to plan for, such as 8x80GB; default: those that the recipe names, else "
-    "the section cluster and any memory.",
+    help="GPUs to plan for, such as 8x80GB; default: those named by the recipe, or "
+    "else the section cluster with any memory.",
 )
 @click.option(
     "--generator-gpus",
     type=Whole(0, 1 << 16),
     default=0,
     metavar="N",
-    help="That many of the GPUs only sample; default: all train and sample in turn.",
+    help="Number of GPUs that only sample; default: all train and sample in turn.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def plan(
@@ -40,11 +40,11 @@ def plan(
     generator_gpus: int,
     as_json: bool,
 ) -> int:
-    """Tell what memory a run needs by phase, its batches, and which layouts fit.
+    """Estimate a run's memory by phase, its batches, and the layouts that fit.
 
-    It reads configurations and the model's config.json, no weights: a folder with that
-    file alone will do. Needs no GPU. Leaves with 2 where a size does not divide, or
-    the run does not fit into the GPUs that are planned for.
+    Only configurations and the model's config.json are read, not the weights: a folder
+    with just that file is enough. No GPU is needed. Exits with 2 if a size is not
+    divisible, or if the run does not fit into the planned GPUs.
 
     \b
     Examples:

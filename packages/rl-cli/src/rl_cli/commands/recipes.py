@@ -1,4 +1,4 @@
-"""`rl recipes`: which recipes there are, and what is in them."""
+"""`rl recipes`: list recipes and print their files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rl_cli.console import Terminal, table
 def recipes(ctx: click.Context, as_json: bool) -> None:
     """List the recipes with their algorithm, model, hardware and time.
 
-    `rl plan NAME` tells what one needs, `rl config validate NAME` checks it and
+    `rl plan NAME` estimates the memory of one, `rl config validate NAME` checks it and
     `rl train NAME` runs it. To change more than a few keys, copy its file.
 
     \b
@@ -41,9 +41,9 @@ def recipes(ctx: click.Context, as_json: bool) -> None:
 @recipes.command(short_help="Print the file of a recipe.")
 @click.argument("name", metavar="RECIPE")
 def show(name: str) -> None:
-    """Print the file of a recipe as it was written, comments included.
+    """Print the file of a recipe as written, including comments.
 
-    `rl config show RECIPE` prints it with every default instead.
+    `rl config show RECIPE` prints it with all defaults instead.
 
     \b
     Examples:

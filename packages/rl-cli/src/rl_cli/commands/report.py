@@ -1,4 +1,4 @@
-"""`rl report`: one HTML page of a run, or of several beside each other."""
+"""`rl report`: write an HTML page that shows or compares runs."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from rl_cli.console import Terminal
     "-o",
     "--output",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="The file; default: report.html in the folder of the first run.",
+    help="HTML file; default: report.html in the folder of the first run.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def report(runs: tuple[Path, ...], output: Path | None, as_json: bool) -> None:
-    """Write one HTML page that shows a run, or several over each other.
+    """Write one HTML page that shows a run, or compares several.
 
-    RUN is the folder of a run: one that has ended, goes on, or failed. The page has the
-    curves, the answers that the run kept, where the time went, what may be wrong, and
-    the configuration; it needs no network. Answers that are too many for one file lie
-    in a folder NAME_files beside the page: keep the two together.
+    RUN is the folder of a run, whether finished, in progress or failed. The page shows
+    curves, the answers kept by the run, where the time went, possible problems, and the
+    configuration; it needs no network. If there are too many answers for one file, they
+    are stored in a folder NAME_files beside the page: keep the two together.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""`rl runs`: which runs there are, and how they stand."""
+"""`rl runs`: list runs and their state."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import click
 from rl_cli.console import Terminal, table
 
 
-@click.command(short_help="List runs and how they stand.")
+@click.command(short_help="List runs and their state.")
 @click.argument(
     "folder", required=False, default="runs", type=click.Path(path_type=Path)
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON list.")
 def runs(folder: Path, as_json: bool) -> None:
-    """List the runs in FOLDER, the oldest first; default: runs.
+    """List the runs in FOLDER, oldest first; default: runs.
 
-    A run is running while a process carries it out; finished when it came to its end;
-    failed when an error ended it; interrupted when a signal did, or when its process
-    was killed.
+    A run is running while its process is alive; finished if it reached its end; failed
+    if it ended with an error; interrupted if a signal stopped it or its process was
+    killed.
 
     \b
     Examples:
@@ -33,8 +33,8 @@ def runs(folder: Path, as_json: bool) -> None:
 
     if not folder.is_dir():
         raise ConfigError(
-            f"there is no folder {str(folder)!r} to look for runs in: give the folder "
-            "that holds them, as in rl runs FOLDER"
+            f"there is no folder {str(folder)!r}: give the folder that contains the "
+            "runs, as in rl runs FOLDER"
         )
     found = [summarize_run(path, folder) for path in find_runs(folder)]
     found.sort(key=lambda run: (run.started or "", run.folder))

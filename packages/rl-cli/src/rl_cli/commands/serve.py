@@ -1,4 +1,4 @@
-"""`rl serve`: a model behind OpenAI's HTTP interface."""
+"""`rl serve`: serve a model with OpenAI's HTTP interface."""
 
 from __future__ import annotations
 
@@ -17,36 +17,37 @@ if TYPE_CHECKING:
 _LOOK_EVERY_S = 1.0
 
 
-@click.command(short_help="Serve a model by OpenAI's HTTP interface.")
+@click.command(short_help="Serve a model with OpenAI's HTTP interface.")
 @click.argument("model")
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE ...]")
 @click.option("--host", help="Address to listen on; default 127.0.0.1.")
 @click.option("--port", type=Whole(0, 65_535),
-              help="Port; default 8000, 0 takes any that is free.")  # fmt: skip
+              help="Port; default 8000, 0 for any free one.")  # fmt: skip
 @click.option("--api-key", envvar="RL_API_KEY", metavar="KEY",
-              help="What clients must send; set RL_API_KEY where others may see the "
-              "arguments. Made and printed if --host is not loopback.")  # fmt: skip
+              help="Key that clients must send; set RL_API_KEY instead if others may "
+              "see the arguments. Generated and printed if --host is not loopback.",
+              )  # fmt: skip
 @click.option("--weights-key", envvar="RL_WEIGHTS_KEY", metavar="KEY",
-              help="What POST /rl/weights needs, never the API key; set "
-              "RL_WEIGHTS_KEY where others may see the arguments. Without it the "
-              "route is off.")  # fmt: skip
+              help="Key of POST /rl/weights, distinct from the API key; set "
+              "RL_WEIGHTS_KEY instead if others may see the arguments. Without a key "
+              "the route is off.")  # fmt: skip
 @click.option("--weights-root", metavar="FOLDER",
-              help="Folder below which those weights must lie.")  # fmt: skip
-@click.option("--name", "model_name", help="What requests call the model.")
+              help="Folder that must contain those weights.")  # fmt: skip
+@click.option("--name", "model_name", help="Name of the model in requests.")
 @click.option("--replicas", "num_replicas", type=Whole(most=1_000_000),
               help="Copies of the model that share the requests.")  # fmt: skip
 @click.option("--max-model-len", type=Whole(),
-              help="Longest prompt and answer together, in tokens.")  # fmt: skip
+              help="Maximum length of prompt plus answer, in tokens.")  # fmt: skip
 @click.option("--dtype", type=click.Choice(["auto", "float32", "bfloat16", "float16"]),
               help="Data type of weights and cache; auto: the model's.")  # fmt: skip
 @click.option("--engine", type=click.Choice(["auto", "vllm", "huggingface"]),
-              help="What samples; auto: vllm where it is installed, else "
+              help="Inference engine; auto: vllm if it is installed, else "
               "huggingface.")  # fmt: skip
 @click.option("--tool-call-parser", metavar="NAME",
-              help="How the model writes tool calls, by vLLM's name (hermes, "
-              "llama3_json, ...); switches them on.")  # fmt: skip
+              help="Syntax of the model's tool calls, by vLLM's name (hermes, "
+              "llama3_json, ...); enables tool calls.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True,
-              help="Print one JSON object when it is ready.")  # fmt: skip
+              help="Print one JSON object once the server is ready.")  # fmt: skip
 @click.option("--quiet", is_flag=True, help="Show no progress.")
 @click.pass_obj
 def serve(
@@ -60,9 +61,9 @@ def serve(
 ) -> int:
     """Serve MODEL (a folder, a checkpoint or a hub name) until Ctrl-C.
 
-    It speaks OpenAI's HTTP interface: /v1/chat/completions, /v1/completions and
-    /v1/models, with streams, log-probs and token ids. With --weights-key and
-    --weights-root, POST /rl/weights gives it other weights while it serves. KEY=VALUE
+    The server implements OpenAI's HTTP interface: /v1/chat/completions, /v1/completions
+    and /v1/models, with streaming, log-probs and token ids. With --weights-key and
+    --weights-root, POST /rl/weights replaces the weights while it is serving. KEY=VALUE
     sets any field of ServeConfig. Ctrl-C waits for requests in progress, a second one
     does not.
 
@@ -80,7 +81,7 @@ def serve(
     )
 
     terminal = Terminal(quiet=quiet)
-    # Neither an import nor the start of Ray survives an exception in its middle.
+    # Signals wait: an exception inside an import or the start of Ray leaves a mess.
     with SignalGuard() as guard:
         guard.hold()
         from rl_distributed.logs import configure_logging  # noqa: PLC0415
@@ -92,7 +93,7 @@ def serve(
         try:
             return _run(server, guard, terminal, as_json)
         except Interrupted as error:
-            terminal.note("stopped before it served")
+            terminal.note("stopped before the server was ready")
             return error.exit_code
         finally:
             guard.close()
@@ -118,7 +119,7 @@ def _server(model: str, settings: dict[str, Any], overrides: tuple[str, ...]) ->
     document = merge_configs(given, changes)
     config = ServeConfig.from_dict(document, source="the command line")
     check_model(within_checkpoint(model))
-    # What is wrong is said before this is imported, which takes seconds.
+    # Imported last, which takes seconds: mistakes are reported at once.
     from rl_models.serving import Server  # noqa: PLC0415
 
     return Server(model, config)
@@ -132,12 +133,14 @@ def _run(server: Server, guard: SignalGuard, terminal: Terminal, as_json: bool) 
     from rl_distributed import init_ray  # noqa: PLC0415
     from rl_models.serving.config import ENGINE  # noqa: PLC0415
 
+    # Before the model is loaded, so that a port in use is reported at once.
     server.bind()
     count = server.config.num_replicas
     terminal.note(
         f"starting {count} replica{'s' if count > 1 else ''} of {server.model}"
     )
     local = os.environ.get("RAY_ADDRESS", "local") == "local"
+    # At least one CPU per replica, or Ray would not start them all on a small machine.
     init_ray(max(os.cpu_count() or 1, count) if local else None)
     guard.install()
     guard.release()
@@ -152,15 +155,15 @@ def _run(server: Server, guard: SignalGuard, terminal: Terminal, as_json: bool) 
         guard.acknowledge()
         terminal.note(
             f"stopping; requests in progress have {server.config.drain_deadline_s:g} s "
-            "(a second Ctrl-C ends them)"
+            "to finish (a second Ctrl-C cancels them)"
         )
         return 0 if server.stop() else error.exit_code
-    terminal.note("no replica is left; the lines above say why")
+    terminal.note("no replica is left; see the reason above")
     return 1
 
 
 def _tell(server: Server, terminal: Terminal, as_json: bool) -> None:
-    """Say where it listens; whoever reads JSON waits for this line."""
+    """Print the address; programs that read JSON wait for this line."""
     ready = {"url": server.url, "model": server.model_name}
     if server.has_generated_key:
         ready["api_key"] = str(server.api_key)

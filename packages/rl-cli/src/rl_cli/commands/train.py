@@ -1,4 +1,4 @@
-"""`rl train`: train by a recipe or by an algorithm's configuration."""
+"""`rl train`: train with a recipe or an algorithm's configuration."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ OVERRIDES_HELP = (
 
 @click.command(
     context_settings={"ignore_unknown_options": False},
-    short_help="Train by a recipe or an algorithm.",
+    short_help="Train with a recipe or an algorithm.",
 )
 @click.argument("name", metavar="RECIPE|ALGORITHM|PRESET")
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE ...]")
@@ -30,19 +30,19 @@ OVERRIDES_HELP = (
     flag_value="",
     default=None,
     metavar="[FOLDER]",
-    help="Go on with an interrupted run: the newest one of this name, or that folder.",
+    help="Continue an interrupted run: the newest of this name, or the given folder.",
 )
 @click.option(
     "--overwrite",
     is_flag=True,
-    help="Delete the run that output_dir holds, if it holds one, and begin again.",
+    help="Delete the run in output_dir, if there is one, and start over.",
 )
 @click.option(
     "--supervise",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Start the run again from its last checkpoint when it dies, at most N times "
-    "in a row without new progress.",
+    help="Restart the run from its last checkpoint when it dies, at most N times in a "
+    "row without new progress.",
 )
 @click.option("--json", "as_json", is_flag=True, help="End with one JSON object.")
 @click.option("--quiet", is_flag=True, help="Show no progress.")
@@ -59,19 +59,19 @@ def train(
     as_json: bool,
     quiet: bool,
 ) -> int:
-    """Train by a RECIPE (a name or a .yaml file), an ALGORITHM or a PRESET of one.
+    """Train with a RECIPE (a name or a .yaml file), an ALGORITHM or a PRESET of one.
 
     KEY=VALUE changes a key of the configuration, +KEY=VALUE adds one to a mapping, ~KEY
     removes one. `rl config show NAME` lists them all. With --json the last line of
     standard output is one JSON object: measure, start, best, end, steps, wall_s,
     best_checkpoint and more, as in result.json.
-    A run without output_dir gets a new folder runs/NAME-NNN. A folder that is named
-    is used for one run: a second one goes on with it (--resume), deletes it
-    (--overwrite), or is refused.
-    With --supervise the run is a process of its own. It goes on after a crash, never
-    after a mistake in its configuration, and not after a signal that stops it. An
-    output_dir that holds this same run, unfinished, is gone on with: so the same
-    command serves a job that its batch system starts again.
+    A run without output_dir gets a new folder runs/NAME-NNN. A named folder belongs to
+    a single run: another command must continue it (--resume) or delete it
+    (--overwrite), and is refused otherwise.
+    With --supervise the run is a separate process. It is restarted after a crash, but
+    not after a mistake in its configuration or a signal that stops it. If output_dir
+    has the same run, unfinished, it is continued, so that the same command works for a
+    job that its batch system restarts.
 
     \b
     Examples:
@@ -101,7 +101,7 @@ def train(
     began_s = time.monotonic()
     from rl_algorithms.trainers.run.signals import SignalGuard  # noqa: PLC0415
 
-    # Neither an import nor the start of Ray survives an exception in its middle.
+    # Signals wait: an exception inside an import or the start of Ray leaves a mess.
     with SignalGuard() as guard:
         guard.hold()
         from rl_cli.run_place import find_place  # noqa: PLC0415

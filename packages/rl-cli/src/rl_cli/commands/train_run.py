@@ -1,4 +1,4 @@
-"""What `rl train` does once its arguments are known."""
+"""The work of `rl train`, once its arguments are known."""
 
 from __future__ import annotations
 
@@ -37,26 +37,26 @@ def run_and_report(
     as_json: bool,
     debug: bool,
 ) -> dict[str, Any]:
-    """Carry out a run and show what it came to.
+    """Carry out a run and show its result.
 
     Args:
         name: Recipe or algorithm.
         config: YAML file of an algorithm.
         overrides: Overrides of keys.
-        guard: Asked between the parts of the run whether a signal came.
-        found: The folder of the run to resume; None for a new run.
-        overwrite: A new run may delete the one that its folder holds.
-        terminal: Where the progress and the report are shown.
-        as_json: A program reads standard output; show the report elsewhere.
+        guard: Signal guard, checked between the parts of the run.
+        found: Folder of the run to resume; None for a new run.
+        overwrite: Allow a new run to delete the one in its folder.
+        terminal: Terminal for the progress and the report.
+        as_json: Keep standard output free for a program; show the report elsewhere.
         debug: Log everything.
 
     Returns:
-        What `result.json` has: the figures of the last stage, then everything else.
+        The contents of `result.json`: figures of the last stage, then everything else.
 
     Raises:
-        Interrupted: A signal came; where something was saved, a note tells the command
-            that goes on.
-        Exception: The run failed; a note tells that command as well.
+        Interrupted: A signal arrived; if anything was saved, a note has the command
+            that continues the run.
+        Exception: The run failed; a note has that command as well.
     """
     began_s = time.monotonic()
     configure_logging("debug" if debug else "warning")
@@ -71,7 +71,7 @@ def run_and_report(
         terminal.note(f"{run.title}\nrun folder {folder.path}")
         display = ProgressDisplay(terminal.err)
         resume = found is not None
-        # What is wrong is said before this, which takes seconds.
+        # Loaded last, which takes seconds: mistakes are reported at once.
         first = run.stages[0]
         load = functools.partial(_carry_out, first.algorithm)
         with loaded_beside_ray(load, first.config.cluster, guard) as carry_out:
@@ -80,14 +80,14 @@ def run_and_report(
                 outcome = carry_out(run, folder, display, guard, resume=resume)
         if outcome.stopped_by is not None:
             terminal.note(f"Stopped by {outcome.stopped_by}.")
-            terminal.note(f"Go on with: {folder.resume_command(name)}")
-            # The report is about the stages that there are.
+            terminal.note(f"Continue with: {folder.resume_command(name)}")
+            # Later stages have not run, so there is nothing to report about them.
             run = replace(run, stages=run.stages[: len(outcome.stages)])
         return _report(run, folder, outcome, terminal, guard, began_s, aside=as_json)
 
 
 def _carry_out(algorithm: str) -> Callable[..., RunOutcome]:
-    """Import what carries out a run, and the trainer that it begins with."""
+    """Import the code that carries out a run, and its first trainer."""
     from rl_cli.run_stages import carry_out  # noqa: PLC0415
 
     get_algorithm(algorithm)
@@ -104,7 +104,7 @@ def _report(
     *,
     aside: bool,
 ) -> dict[str, Any]:
-    """Show what a run came to, and keep it in its folder."""
+    """Show the result of a run, and store it in its folder."""
     from rl_cli.report import curve, samples, summary  # noqa: PLC0415
 
     figures = curve.stage_figures(run, folder)
@@ -120,19 +120,19 @@ def _report(
 
 @contextmanager
 def _naming_the_resume(name: str, folder: RunFolder) -> Iterator[None]:
-    """Add the command that goes on with the run to whatever ends it."""
+    """Add the command that continues the run to any exception that ends it."""
     try:
         yield
     except BaseException as error:
         if _can_be_resumed(error, folder):
-            error.add_note(f"Go on with: {folder.resume_command(name)}")
+            error.add_note(f"Continue with: {folder.resume_command(name)}")
         raise
 
 
 def _can_be_resumed(error: BaseException, folder: RunFolder) -> bool:
     if isinstance(error, Interrupted):
         return error.checkpoint_path is not None
-    # What has got nowhere has nothing to go on from.
+    # Without any progress, there is nothing to continue from.
     return folder.has_progress()
 
 

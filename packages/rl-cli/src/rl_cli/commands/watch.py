@@ -1,4 +1,4 @@
-"""`rl watch`: the page of a run, live, in a browser or on the terminal."""
+"""`rl watch`: a live view of a run, in a browser or on the terminal."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ _NICE = 10
     type=click.Path(path_type=Path),
 )
 @click.option("--port", default=_PORT, show_default=True, type=Whole(0, 65_535),
-              help="Port on 127.0.0.1; 0 takes any that is free.")  # fmt: skip
+              help="Port on 127.0.0.1; 0 for any free one.")  # fmt: skip
 @click.option("--poll-s", default=2.0, show_default=True, type=Number(least=0.1),
-              help="Seconds between two looks at the files.")  # fmt: skip
+              help="Seconds between reads of the files.")  # fmt: skip
 @click.option("--terminal", "on_terminal", is_flag=True,
-              help="Show the essentials here, as over ssh; serve no page.")  # fmt: skip
+              help="Show a summary here, as over ssh, and serve no page.")  # fmt: skip
 @click.option("--once", is_flag=True,
-              help="Show them here once, and end.")  # fmt: skip
+              help="Show the summary once, and exit.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True,
               help="Print the address as one JSON object.")  # fmt: skip
 def watch(
@@ -48,10 +48,10 @@ def watch(
 ) -> None:
     """Show the page of `rl report` live, until Ctrl-C.
 
-    RUN is the folder of a run, which may go on, or have ended. The page is served on
-    127.0.0.1 to whoever has the token in the address that is printed; from another
-    machine, forward the port first: ssh -L 8790:127.0.0.1:8790 HOST. The files of the
-    run are only read.
+    RUN is the folder of a run, in progress or finished. The page is served on 127.0.0.1
+    to anyone who has the printed address, which contains a token; from another machine,
+    forward the port first: ssh -L 8790:127.0.0.1:8790 HOST. The run's files are only
+    read.
 
     \b
     Examples:
@@ -62,10 +62,10 @@ def watch(
     from rl_cli.report.live_runs import LiveRuns  # noqa: PLC0415
 
     if as_json and (on_terminal or once):
-        raise click.UsageError("--json is for the page: leave out --terminal, --once.")
+        raise click.UsageError("--json is for the page: drop --terminal or --once.")
     live = LiveRuns(runs, poll_s=poll_s)
     if not once:
-        # Where cores are scarce, training goes first.
+        # If cores are scarce, training comes first.
         with contextlib.suppress(OSError):
             os.nice(_NICE)
     terminal = Terminal()
@@ -88,7 +88,9 @@ def _serve(live: LiveRuns, port: int, terminal: Terminal, as_json: bool) -> None
         watch_app,
     )
 
+    # Other users of this machine can connect to the port, too.
     token = secrets.token_urlsafe(24)
+    # Bound before the loop starts, as port 0 gets its number here.
     listener = bound_socket(port)
     url = f"http://{HOST}:{listener.getsockname()[1]}/?token={token}"
 
@@ -97,6 +99,6 @@ def _serve(live: LiveRuns, port: int, terminal: Terminal, as_json: bool) -> None
             terminal.raw(json.dumps({"url": url}))
         else:
             terminal.raw(url)
-            terminal.note("Whoever has this address sees the run. Ctrl-C ends it.")
+            terminal.note("Anyone with this address can see the run. Ctrl-C to stop.")
 
     asyncio.run(serve(watch_app(live, token), listener, ready))

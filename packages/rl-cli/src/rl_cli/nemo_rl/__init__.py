@@ -1,1 +1,1 @@
-"""What comes along from NeMo RL: its recipes, and imports in scripts."""
+"""Migration from NeMo RL: its recipes, and imports in scripts."""

@@ -25,7 +25,7 @@ _COLUMNS = {
 
 @dataclass(frozen=True, slots=True)
 class _HubDataset:
-    """A dataset that a name of theirs stands for."""
+    """A dataset on the hub behind one of their names."""
 
     path: str
     columns: Mapping[str, str] = field(default_factory=dict)
@@ -55,8 +55,8 @@ def data_section(recipe: TheirRecipe, *, is_sampled: bool) -> dict[str, Any]:
     """Return our section `data`.
 
     Args:
-        recipe: Theirs.
-        is_sampled: Whether answers are sampled, so that a prompt needs room for one.
+        recipe: Their recipe.
+        is_sampled: True if answers are sampled, so that prompts must leave room.
     """
     ours: dict[str, Any] = {}
     for name in ("shuffle", "add_bos", "add_eos"):
@@ -80,7 +80,7 @@ def data_section(recipe: TheirRecipe, *, is_sampled: bool) -> dict[str, Any]:
 
 
 def _entries(recipe: TheirRecipe, part: str) -> list[tuple[str, dict[str, Any]]]:
-    """Return the data sets of a part, with the defaults beneath them."""
+    """Return the data sets of a part, with their defaults merged in."""
     given = recipe.peek(f"data.{part}")
     default = recipe.peek("data.default", {})
     if given is None:
@@ -142,7 +142,7 @@ def _source(
 
 
 def _resolved(recipe: TheirRecipe, path: str) -> str:
-    """Return a path that may be relative to the recipe, or a name on the hub."""
+    """Resolve a path relative to the recipe; leave a name on the hub unchanged."""
     beside = recipe.folder / path
     return str(beside) if not Path(path).exists() and beside.exists() else path
 
@@ -150,7 +150,7 @@ def _resolved(recipe: TheirRecipe, path: str) -> str:
 def _prompts(
     recipe: TheirRecipe, place: str, entry: Mapping[str, Any], ours: dict[str, Any]
 ) -> None:
-    """Carry over the texts around prompts, from their files."""
+    """Carry over the prompt templates from their files."""
     for key, our_key in (
         ("prompt_file", "prompt_template"),
         ("system_prompt_file", "system_prompt"),
@@ -161,18 +161,18 @@ def _prompts(
         at = f"{place}.{key}" if recipe.has(f"{place}.{key}") else f"data.default.{key}"
         file = Path(_resolved(recipe, str(path)))
         if not file.is_file():
-            recipe.leave(at, f"the file is not there; set data.{our_key} to its text")
+            recipe.leave(at, f"the file does not exist; set data.{our_key} to its text")
             continue
         recipe.take(at)
         text = file.read_text(encoding="utf-8")
         if our_key == "prompt_template":
-            # Theirs is filled in by place.
+            # Their placeholder is positional, ours has a name.
             text = text.replace("{}", "{prompt}", 1)
         ours[our_key] = text
 
 
 def env_section(recipe: TheirRecipe) -> dict[str, Any] | None:
-    """Return our section `env`; None where the environment is not here."""
+    """Return our section `env`; None if there is no such environment."""
     names = {
         entry.get("env_name")
         for part in ("train", "validation")

@@ -1,4 +1,4 @@
-"""Keys that mean the same there and here, and keys that have no place here."""
+"""Keys with the same meaning in both, and keys without a counterpart here."""
 
 from __future__ import annotations
 
@@ -136,4 +136,4 @@ LEFT_OUT: Mapping[str, str] = {
     "policy.generation.real_quant_export_cpu_offload": "there is no quantisation",
     "policy.generation.mcore_generation_config": "Megatron samples by its own layers",
 }
-"""Keys and sections that are left out whatever their value, and why."""
+"""Keys and sections that are always dropped, with the reason."""

@@ -23,13 +23,13 @@ def put(section: dict[str, Any], path: str, value: Any) -> None:
 def copy_keys(
     recipe: TheirRecipe, theirs: str, names: tuple[str, ...], ours: dict[str, Any]
 ) -> None:
-    """Carry over keys that mean the same, where they are set.
+    """Copy keys with the same meaning if they are set.
 
     Args:
-        recipe: Where they are taken from.
+        recipe: Their recipe.
         theirs: Path of their section.
-        names: The keys in it.
-        ours: The section that gets them.
+        names: Keys to copy.
+        ours: Our section.
     """
     for name in names:
         value = recipe.take(f"{theirs}.{name}")
@@ -38,7 +38,7 @@ def copy_keys(
 
 
 def policy_section(recipe: TheirRecipe, at: str = "policy") -> dict[str, Any]:
-    """Return our section of a model that is trained, or that teaches."""
+    """Return our section for a trained model or a teacher."""
     ours: dict[str, Any] = {}
     copy_keys(recipe, at, POLICY, ours)
     precision = recipe.peek(f"{at}.precision", "float32")
@@ -186,7 +186,7 @@ def _token_batches(recipe: TheirRecipe, at: str, ours: dict[str, Any]) -> None:
 
 
 def _scheduler(recipe: TheirRecipe, at: str, ours: dict[str, Any]) -> None:
-    """Carry over a warm-up with what follows it, or a single schedule."""
+    """Carry over a single schedule, or a warm-up followed by one."""
     place = f"{at}.scheduler"
     given = recipe.peek(place)
     if given is None:
@@ -261,7 +261,7 @@ def _vllm(recipe: TheirRecipe, at: str, ours: dict[str, Any]) -> None:
 
 
 def _max_new_tokens(recipe: TheirRecipe, policy: dict[str, Any]) -> int:
-    """Return the length of an answer; a prompt needs room beside it."""
+    """Return the maximum answer length, leaving room for a prompt."""
     longest = policy.get("max_total_sequence_length")
     path = "policy.generation.max_new_tokens"
     given = recipe.peek(path, longest or 256)

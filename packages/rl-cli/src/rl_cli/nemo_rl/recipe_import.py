@@ -1,4 +1,4 @@
-"""Turns a recipe of NeMo RL into a run file of ours."""
+"""Conversion of a NeMo RL recipe to a run file."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ _SAMPLED = ("grpo", "distillation")
 
 @dataclass(frozen=True)
 class ImportedRecipe:
-    """A run file, and what is not in it."""
+    """A run file, and the keys missing from it."""
 
     algorithm: str
     run: dict[str, Any]
     """A recipe with one stage."""
     left_out: list[LeftOut]
-    """Keys that are left out, or have another value or meaning here."""
+    """Keys that were dropped, or have another value or meaning here."""
 
 
 def import_recipe(path: Path) -> ImportedRecipe:
-    """Turn a recipe of NeMo RL into a recipe of ours with one stage.
+    """Convert a NeMo RL recipe to a recipe with one stage.
 
     Args:
-        path: Its YAML file; `defaults` are read too.
+        path: Its YAML file; `defaults` are followed.
 
     Raises:
-        ConfigError: It is no recipe of an algorithm that can be imported, or what is
-            carried over does not fit together.
+        ConfigError: It is not the recipe of a supported algorithm, or the result is
+            invalid.
     """
     recipe = TheirRecipe.read(path)
     algorithm = _algorithm(recipe, path)
@@ -70,7 +70,7 @@ def import_recipe(path: Path) -> ImportedRecipe:
             recipe.leave(place, why)
     recipe.leave_rest()
     stage = {name: section for name, section in stage.items() if section != {}}
-    # What is wrong with it is said here, with the keys of the run file.
+    # Validated here, so that errors name keys of the run file.
     get_config_class(algorithm).from_dict(stage, source=f"{path}, imported")
     run = {
         "title": f"{algorithm} imported from {path.name} of NeMo RL",
@@ -86,13 +86,13 @@ def _algorithm(recipe: TheirRecipe, path: Path) -> str:
         return found[0]
     got = "ppo" if recipe.has("ppo") else ", ".join(found) or "none of them"
     raise ConfigError(
-        f"{path} must have one of the sections {', '.join(_OWN_SECTIONS)}, by which an "
-        f"algorithm is known: got {got}"
+        f"{path} must have one of the sections {', '.join(_OWN_SECTIONS)}, which "
+        f"determines the algorithm: got {got}"
     )
 
 
 def _count_rows(recipe: TheirRecipe, policy: dict[str, Any]) -> None:
-    """Turn micro-batches of pairs into micro-batches of rows."""
+    """Convert micro-batch sizes from pairs to rows."""
     for name in ("train_micro_batch_size", "logprob_batch_size"):
         if name in policy:
             pairs, policy[name] = policy[name], 2 * policy[name]
@@ -140,7 +140,7 @@ def _shaping(recipe: TheirRecipe, place: str) -> dict[str, Any]:
     section = {k: v for k, v in recipe.peek(place).items() if k != "enabled"}
     section = {k: v for k, v in section.items() if v is not None}
     if section.get("stop_properly_penalty_coef") is not None:
-        # The others are ignored there.
+        # NeMo RL ignores the other keys then.
         section = {k: v for k, v in section.items() if k.startswith("stop_")}
     elif "max_response_length" in section:
         recipe.change(
@@ -167,7 +167,7 @@ def _estimator(recipe: TheirRecipe) -> dict[str, Any]:
             ours[key] = value
     baseline = recipe.take(f"{at}.minus_baseline", True)
     if name == "reinforce_plus_plus":
-        # There it is always the mean of the whole group.
+        # In NeMo RL the baseline is always the mean of the whole group.
         ours |= {"minus_baseline": baseline, "use_leave_one_out_baseline": False}
     if name == "gdpo":
         why = "set grpo.adv_estimator.reward_weights by the names of the rewards"
@@ -196,7 +196,7 @@ def _policy_loss(recipe: TheirRecipe) -> dict[str, Any]:
     recipe.take(weight)
     for name in ("kl_input_clamp_value", "kl_output_clamp_value"):
         if recipe.peek("loss_fn") and name in recipe.peek("loss_fn"):
-            # null: no clamp, and not the default.
+            # null means no clamp, unlike a missing key, which means the default.
             loss.setdefault(name, None)
     return loss
 
@@ -219,7 +219,7 @@ def _dpo(recipe: TheirRecipe) -> dict[str, Any]:
 
 def _distillation(recipe: TheirRecipe) -> dict[str, Any]:
     section: dict[str, Any] = {"val_greedy": False}
-    # The default there.
+    # The default of NeMo RL.
     loss: dict[str, Any] = {"kl_type": "mixed"}
     names = (*keys.GRPO, "topk_logits_k")
     copy_keys(recipe, "distillation", names, section)

@@ -1,9 +1,9 @@
-"""Rewrites the imports of a script that was written for NeMo RL.
+"""Rewriting the imports of scripts written for NeMo RL.
 
-A name that is the same here is imported from its place. One that takes other arguments
-here is imported from `rl_algorithms.compat.nemo_rl`, where it takes theirs, so that the
-script computes what it did; a note says what to change before it is imported from its
-place. What is not here stays, and is named.
+Names with the same interface are imported from their place here. Names with other
+arguments are imported from `rl_algorithms.compat.nemo_rl`, which accepts the original
+arguments, so that the script behaves as before; a note explains how to switch to the
+native one. Names without a counterpart are left alone and reported.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ class RewrittenScript:
     before: str
     after: str
     notes: list[str] = field(default_factory=list)
-    """What to mind of names that were rewritten."""
+    """Notes on rewritten names."""
     remaining: list[str] = field(default_factory=list)
-    """What still needs `nemo_rl`, and what to do about it."""
+    """Remaining uses of `nemo_rl`, with remedies."""
 
     def diff(self) -> str:
-        """Return the changes as a unified diff; empty: there are none."""
+        """Return the changes as a unified diff; empty if there are none."""
         lines = difflib.unified_diff(
             self.before.splitlines(keepends=True),
             self.after.splitlines(keepends=True),
@@ -57,16 +57,16 @@ class RewrittenScript:
 
 
 def rewrite_imports(path: Path) -> RewrittenScript:
-    """Rewrite the imports of a script; the file itself stays.
+    """Rewrite the imports of a script without changing the file.
 
     Args:
         path: The script.
 
     Raises:
-        ConfigError: It cannot be read, or is no Python.
+        ConfigError: It cannot be read, or is not Python.
     """
     try:
-        # As it lies there: the ends of its lines stay.
+        # In bytes, so that line endings are preserved.
         text = path.read_bytes().decode("utf-8")
         tree = ast.parse(text.removeprefix(_MARK), str(path))
     except SyntaxError as error:
@@ -83,13 +83,13 @@ class _Rewriter:
         self._result = RewrittenScript(path, text, text)
         self._tree = tree
         self._names: NameMap = read_name_map()
-        # As Python counts them: a form feed or the like ends no line.
+        # Split like Python does; `splitlines` would also split at form feeds.
         self._lines = _LINE.findall(text)
         first = self._lines[0] if self._lines else "\n"
         self._newline = "\r\n" if first.endswith("\r\n") else "\n"
 
     def rewritten(self) -> RewrittenScript:
-        """Replace one statement after the other, the last one first."""
+        """Replace the statements from last to first, to keep line numbers valid."""
         lines = list(self._lines)
         found = [node for node in ast.walk(self._tree) if _is_theirs(node)]
         found.sort(key=lambda node: getattr(node, "lineno", 0))
@@ -103,7 +103,7 @@ class _Rewriter:
         return self._result
 
     def _statements(self, node: ast.AST) -> list[str] | None:
-        """Return what takes the place of an import; None: it stays."""
+        """Return the replacement of an import; None: it stays."""
         if isinstance(node, ast.Import):
             for alias in node.names:
                 if _root(alias.name) == ROOT:
@@ -129,7 +129,7 @@ class _Rewriter:
         return [_import(home, names, node.col_offset) for home, names in groups.items()]
 
     def _place(self, node: ast.stmt, module: str, name: str) -> str | None:
-        """Return where a name is imported from now; None: it stays."""
+        """Return the new place of a name; None: it stays."""
         entry = self._names.find(module, name)
         if entry is None and self._names.has_module(f"{module}.{name}"):
             self._stays(node, f"{module}.{name}", "import its names")
@@ -147,8 +147,8 @@ class _Rewriter:
         line = f"line {node.lineno}: {entry.name}: {entry.differs}"
         if entry.via:
             line = (
-                f"line {node.lineno}: {entry.name} takes its old arguments; before you "
-                f"import {entry.ours}: {entry.differs}"
+                f"line {node.lineno}: {entry.name} takes its old arguments; to switch "
+                f"to {entry.ours}: {entry.differs}"
             )
         self._result.notes.append(line)
 
@@ -159,14 +159,14 @@ class _Rewriter:
         )
 
     def _stands_alone(self, node: ast.stmt) -> bool:
-        """Whether nothing but a comment shares lines with a statement."""
+        """Return True if only a comment shares the lines of a statement."""
         last = (node.end_lineno or node.lineno) - 1
         before = self._lines[node.lineno - 1].encode()[: node.col_offset].decode()
         after = self._lines[last].encode()[node.end_col_offset :].decode()
         return not before.strip() and after.strip()[:1] in ("", "#")
 
     def _put(self, node: ast.stmt, statements: list[str]) -> Iterator[str]:
-        """Yield the lines of statements, below the comments of the one they replace."""
+        """Yield the new statements, below the comments of the replaced one."""
         last = node.end_lineno or node.lineno
         text = "".join(self._lines[node.lineno - 1 : last])
         indent = text[: len(text) - len(text.lstrip(" \t"))]
@@ -177,15 +177,15 @@ class _Rewriter:
                 yield f"{indent}{line}{self._newline}"
 
     def _name_texts(self) -> None:
-        """Name texts that are paths of theirs, as of worker classes."""
+        """Report strings that name their classes, such as worker classes."""
         for node in ast.walk(self._tree):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 module, _, name = node.value.rpartition(".")
                 entry = self._names.find(module, name)
                 if entry is not None:
                     self._result.remaining.append(
-                        f"line {node.lineno}: the text {node.value!r} names a class "
-                        f"of theirs: {entry.ours or entry.absent}"
+                        f"line {node.lineno}: the text {node.value!r} names a class of "
+                        f"NeMo RL: {entry.ours or entry.absent}"
                     )
 
 
@@ -211,6 +211,6 @@ def _import(home: str, names: list[str], indent: int) -> str:
 
 def _comments(text: str) -> list[str]:
     """Return the comments in the text of a statement."""
-    # Indented as it may be, it is no complete program.
+    # Tokenized alone, an indented statement would be an error.
     tokens = tokenize.generate_tokens(io.StringIO(text.lstrip()).readline)
     return [token.string for token in tokens if token.type == tokenize.COMMENT]

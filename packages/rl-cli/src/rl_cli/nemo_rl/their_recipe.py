@@ -1,4 +1,4 @@
-"""A recipe of NeMo RL, each key of which is taken once or accounted for."""
+"""A NeMo RL recipe whose keys must each be used or accounted for."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _SHOWN = 60
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """A key, or a whole section, that is not in the result as it was."""
+    """A key or section that was dropped or changed."""
 
     key: str
-    """Its path."""
+    """Path of the key."""
     value: Any
-    """What it was set to; of a section, its number of keys."""
+    """Its value; for a section, the number of its keys."""
     why: str
-    """Why, and what is to be done where something is."""
+    """Reason and, if there is one, a remedy."""
 
     def __str__(self) -> str:
         value = self.value
@@ -36,11 +36,11 @@ class LeftOut:
 
 
 class TheirRecipe:
-    """The keys of a recipe, resolved, and which of them were looked at.
+    """The resolved keys of a recipe, with a record of those not used yet.
 
     Args:
         data: The whole recipe.
-        folder: Where its file lies; paths in it may be relative to that.
+        folder: Folder of its file, to which paths in it may be relative.
     """
 
     def __init__(self, data: Mapping[str, Any], folder: Path) -> None:
@@ -51,33 +51,33 @@ class TheirRecipe:
 
     @classmethod
     def read(cls, path: Path) -> TheirRecipe:
-        """Read a YAML file with its `defaults`; `${...}` are resolved.
+        """Read a YAML file with its `defaults`, resolving `${...}`.
 
         Raises:
-            ConfigError: It cannot be read, or refers to what is not there.
+            ConfigError: It cannot be read, or has a dangling reference.
         """
         return cls(plain_copy(load_config(path)), path.resolve().parent)
 
     def has(self, path: str) -> bool:
-        """Whether there is such a key or section, and it is not null."""
+        """Return True if the key or section exists and is not null."""
         return self._find(path) is not None
 
     def peek(self, path: str, default: Any = None) -> Any:
-        """Return the value at a path without taking it."""
+        """Return the value at a path without marking it as used."""
         found = self._find(path)
         return default if found is None else found
 
     def take(self, path: str, default: Any = None) -> Any:
-        """Return the value at a path; it and what is below count as carried over."""
+        """Return the value at a path, marking it and all keys below as used."""
         found = self._find(path)
         for key in self._below(path):
             del self._open[key]
         return default if found is None else found
 
     def leave(self, path: str, why: str) -> None:
-        """Account for a key, or for what is still open of a section.
+        """Drop a key, or the unused keys of a section, with a reason.
 
-        Values that ask for nothing, such as false and null, are not named.
+        Values without an effect, such as false and null, are not reported.
         """
         keys = self._below(path)
         asking = [key for key in keys if not _asks_nothing(self._open[key])]
@@ -90,12 +90,12 @@ class TheirRecipe:
             del self._open[key]
 
     def change(self, path: str, why: str) -> None:
-        """Take a key whose value or meaning is another one here."""
+        """Mark a key as used whose value or meaning differs here."""
         self.left_out.append(LeftOut(path, self.peek(path), why))
         self.take(path)
 
     def leave_rest(self) -> None:
-        """Account for what nothing has looked at."""
+        """Report all unused keys."""
         for key, value in self._open.items():
             if not _asks_nothing(value):
                 self.left_out.append(LeftOut(key, value, NO_COUNTERPART))
@@ -114,7 +114,7 @@ class TheirRecipe:
 
 
 def _asks_nothing(value: Any) -> bool:
-    """Whether a value switches something off, or is not there."""
+    """Return True if a value is missing or switches something off."""
     return value is None or value is False or value == {} or value == []
 
 

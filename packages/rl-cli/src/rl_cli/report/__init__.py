@@ -1,1 +1,1 @@
-"""What is shown when a run has ended: a table, a curve, answers before and after."""
+"""Reports of runs: tables, curves, answers before and after, and HTML pages."""

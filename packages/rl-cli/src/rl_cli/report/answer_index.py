@@ -1,13 +1,13 @@
-"""Where answers of a run lie in its files, by step and by chunk.
+"""Index of the answers in a run's files, by step and by chunk.
 
 ```
 rollouts/part-*.jsonl      -- new lines --> step, reward --> rows of steps, places of
 validation_samples.jsonl                                     chunks of about 256 KiB
                                                                       |
-                     a page asks for a chunk --> its lines --> checked records
+                      request for a chunk --> its lines --> checked records
 ```
-The trainer goes on appending, and a resumed run cuts off what it does again: an update
-reads what is new, and begins from the start where a file has gone or was replaced.
+The trainer keeps appending, and a resumed run truncates steps that it repeats: an
+update reads new lines, and starts over if a file was removed or replaced.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from rl_cli.report.sample_records import checked_record
 __all__ = ["KINDS", "AnswerIndex", "answer_files"]
 
 KINDS = ("training", "held-out")
-"""Kinds of answers, the one that most people look for first."""
+"""Kinds of answers, the most interesting first."""
 _HELD_OUT = "validation_samples.jsonl"
 _CHUNK_BYTES = 1 << 18
-# What a trainer writes: its first fields are enough, and a line may be long.
+# The start of a line as written by a trainer, since parsing long lines is slow.
 _BEGIN = re.compile(rb'\{"step":(\d{1,15}),"reward":(-?\d{1,15}(?:\.\d{1,17})?),')
 
 
 def answer_files(folder: Path, kind: str) -> list[Path]:
-    """Return the files of a stage that hold its answers, in their order.
+    """Return the files with the answers of a stage, in order.
 
     Args:
-        folder: Of the stage.
+        folder: Folder of the stage.
         kind: One of `KINDS`.
     """
     if kind == "training":
@@ -48,7 +48,7 @@ def answer_files(folder: Path, kind: str) -> list[Path]:
 
 @dataclass
 class _Step:
-    """Where the answers of one step lie."""
+    """Location of the answers of one step."""
 
     step: int
     first_chunk: int
@@ -70,7 +70,7 @@ class _Step:
 
 @dataclass
 class _File:
-    """How far a file was read."""
+    """A file and the number of bytes read so far."""
 
     path: Path
     inode: int
@@ -79,7 +79,7 @@ class _File:
 
 @dataclass
 class _Chunk:
-    """Lines of a file that are loaded together."""
+    """Consecutive lines of a file that are loaded together."""
 
     path: Path
     start: int
@@ -92,29 +92,29 @@ class _Chunk:
 
 @dataclass
 class AnswerIndex:
-    """The answers of one kind of a stage."""
+    """Index of the answers of one kind in a stage."""
 
     folder: Path
     """Folder of the stage."""
     kind: str
     """One of `KINDS`."""
     generation: int = 0
-    """How often it began from the start; numbers of chunks mean others then."""
+    """Number of restarts, after each of which chunk numbers have a new meaning."""
     _files: list[_File] = field(default_factory=list)
     _chunks: list[_Chunk] = field(default_factory=list)
     _steps: list[_Step] = field(default_factory=list)
 
     @property
     def num_chunks(self) -> int:
-        """Chunks so far; the last one may grow."""
+        """Number of chunks so far; the last one may grow."""
         return len(self._chunks)
 
     def rows(self) -> list[list[float | int | None]]:
-        """Return step, answers, mean reward, first and last chunk of each step."""
+        """Return [step, count, mean reward, first chunk, last chunk] of each step."""
         return [step.row() for step in self._steps]
 
     def update(self) -> None:
-        """Read what was written since the last time; a torn line is left for later."""
+        """Read lines written since the last update, except for an incomplete one."""
         paths = answer_files(self.folder, self.kind)
         if not self._goes_on(paths):
             self.generation += 1
@@ -123,7 +123,7 @@ class AnswerIndex:
             self._read(path)
 
     def _goes_on(self, paths: list[Path]) -> bool:
-        """Whether the files are those that were read, with more behind them."""
+        """Return True if the files are those read before, possibly with more data."""
         if [file.path for file in self._files] != paths[: len(self._files)]:
             return False
         for file in self._files:
@@ -148,7 +148,8 @@ class AnswerIndex:
                         return
                     self._add(line, file)
                     file.num_bytes += len(line)
-        except OSError:  # thinned out since it was listed
+        except OSError:
+            # Deleted by the trainer's limit on files since it was listed.
             return
 
     def _add(self, line: bytes, file: _File) -> None:
@@ -173,17 +174,18 @@ class AnswerIndex:
             entry.total_reward += reward
 
     def chunk(self, number: int) -> Iterator[dict[str, Any]]:
-        """Yield the records of a chunk, with the fields that a page shows.
+        """Yield the records of a chunk, with the fields shown on a page.
 
         Args:
-            number: From 0; less than `num_chunks`.
+            number: Index, less than `num_chunks`.
         """
         chunk = self._chunks[number]
         try:
             with open(chunk.path, "rb") as file:
                 file.seek(chunk.start)
                 data = file.read(chunk.end - chunk.start)
-        except OSError:  # removed since the update
+        except OSError:
+            # Removed since the last update.
             return
         for line in data.splitlines():
             record = checked_record(_parsed(line))

@@ -1,4 +1,4 @@
-"""The configuration of a stage as rows: key, value, default, and where it was set."""
+"""The configuration of a stage as rows of key, value, default and origin."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ class ConfigValue:
     """One key of a configuration."""
 
     key: str
-    """The dotted key."""
+    """Dotted key."""
     value: str
-    """Its value as YAML."""
+    """Value as YAML."""
     default: str | None
-    """Its default as YAML; None where it has none, or the class is not known here."""
+    """Default as YAML; None if it has none, or the class is unknown here."""
     origin: str
-    """Where it was set: `default`, `preset`, `stage`, `common`, `set`, or `run` for
-    what the run itself decides; `updated` if it changed while the run went on."""
+    """Origin of the value: `default`, `preset`, `stage`, `common`, `set`, or `run` if
+    decided by the run itself; `updated` if it changed during the run."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as JSON values."""
+        """Return the value as JSON values."""
         return asdict(self)
 
 
 def config_values(run: ReadRun, stage: ReadStage) -> list[ConfigValue]:
-    """Return the resolved configuration of a stage, secrets concealed."""
+    """Return the resolved configuration of a stage, with secrets redacted."""
     defaults = _defaults(stage.algorithm)
     preset = _preset(stage.algorithm)
     written = _written(run.record, stage.name)
@@ -61,7 +61,7 @@ def config_values(run: ReadRun, stage: ReadStage) -> list[ConfigValue]:
 
 
 def recipe_values(run: ReadRun) -> list[ConfigValue]:
-    """Return the keys of a recipe that belong to no stage; [] of another run."""
+    """Return the keys of a recipe outside of its stages; [] for other runs."""
     config = run.record.get("config")
     if run.record.get("kind") != "recipe" or not isinstance(config, Mapping):
         return []
@@ -73,7 +73,7 @@ def recipe_values(run: ReadRun) -> list[ConfigValue]:
 
 
 def _resolved(run: ReadRun, stage: ReadStage) -> Mapping[str, Any]:
-    """Return what the metrics file has; before that, what the run folder has."""
+    """Return the configuration from the metrics file, or else from the run folder."""
     if stage.metrics.config:
         return redacted(stage.metrics.config)  # type: ignore[no-any-return]
     config = run.record.get("config")
@@ -84,7 +84,7 @@ def _resolved(run: ReadRun, stage: ReadStage) -> Mapping[str, Any]:
 
 @functools.cache
 def _defaults(algorithm: str | None) -> dict[str, str]:
-    """Return the defaults of an algorithm's keys; {} for one not installed here."""
+    """Return the defaults of an algorithm's keys; {} if it is not installed here."""
     try:
         rows = explain_config(get_config_class(algorithm or ""))
     except UserError:
@@ -108,7 +108,7 @@ def _default(
 
 
 def _written(record: Mapping[str, Any], stage: str) -> dict[str, Any] | None:
-    """Return what a recipe says of a stage, by who says it; None: it is no recipe."""
+    """Return a recipe's settings of a stage, by origin; None: it is not a recipe."""
     config = record.get("config")
     if record.get("kind") != "recipe" or not isinstance(config, Mapping):
         return None
@@ -138,11 +138,11 @@ def _at(tree: Any, key: str) -> Any:
 
 
 def _changed(stage: ReadStage) -> dict[str, Any]:
-    """Return the values of keys that were changed while the stage ran."""
+    """Return the values of keys that changed during the stage."""
     found: dict[str, Any] = {}
     for update in stage.updates:
         changes = update.get("changes")
-        # A value is concealed by the name of its key, as in the configuration.
+        # Redaction depends on the name of a key, so keep the name with the value.
         for key, value in changes.items() if isinstance(changes, Mapping) else ():
             last = str(key).rpartition(".")[2]
             found[str(key)] = redacted({last: value})[last]

@@ -1,4 +1,4 @@
-"""The curve of a run as a picture."""
+"""The learning curve of a run as an image."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["draw", "stage_figures", "stage_history"]
 
 
 def stage_history(folder: RunFolder, name: str) -> History:
-    """Read the history of a stage that has ended."""
+    """Read the history of a finished stage."""
     result = folder.stage_result(name)
     if result is None:
         return History()
@@ -24,15 +24,15 @@ def stage_history(folder: RunFolder, name: str) -> History:
 
 
 def stage_figures(run: Run, folder: RunFolder) -> dict[str, Figures]:
-    """Return how the most telling measure of each stage went."""
+    """Return figures of the most informative measure of each stage."""
     return {s.name: Figures.of(stage_history(folder, s.name)) for s in run.stages}
 
 
 def draw(run: Run, folder: RunFolder) -> Path | None:
-    """Draw what was rewarded and validated in all stages, on one axis of steps.
+    """Draw rewards and validations of all stages on a common axis of steps.
 
     Returns:
-        Path of `curve.png`, or None when the run has nothing to draw.
+        Path of `curve.png`, or None if there is nothing to draw.
     """
     last = run.stages[-1].name
     result = folder.stage_result(last)

@@ -1,14 +1,14 @@
-"""Runs that are read again and again while they are written.
+"""Incremental reading of runs while they are being written.
 
 ```
-files --stat--> the same? --> the page as it was
+files --stat--> unchanged? --> the same page
                    | no, and it is time
                    v
-        new lines of metrics, new answers, small files --> the page, a version on
+        new lines of metrics, new answers, small files --> next version of the page
 ```
-What was read stays in memory, so that a look costs what is new. A look takes place at
-most every `poll_s` seconds, and so seldom that all of them together take less than one
-hundredth of one core: whoever watches does not slow down what is watched.
+Data stays in memory, so that an update only reads what is new. Updates are at least
+`poll_s` seconds apart, and rare enough to take less than one hundredth of a core in
+all: watching a run must not slow it down.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from rl_distributed.runs.ending import ENDED, run_state
 __all__ = ["LiveRuns"]
 
 _REST = 200.0
-"""Rest after a look, in times of what it took; requests come on top."""
+"""Pause after an update, as a multiple of its own time; requests are extra."""
 _LONGEST_REST_S = 60.0
 _CHUNK_NAME = re.compile(r"([a-z0-9]{1,40})-([0-9]{1,9})")
 _RUN_FILES = ("run.json", "result.json", "samples.json", ENDED)
@@ -47,14 +47,14 @@ _STAGE_FILES = ("metrics.jsonl", "updates.jsonl", "result.json", "checkpoints")
 
 
 class _GrowingTable:
-    """The metrics of a file that is appended to."""
+    """The metrics in a file that is being appended to."""
 
     def __init__(self) -> None:
         self.table = MetricTable()
         self._inode = self._num_bytes = 0
 
     def update(self, path: Path) -> MetricTable:
-        """Read new lines; all, where a resumed run has replaced the file."""
+        """Read new lines, or all lines if a resumed run has replaced the file."""
         try:
             with open(path, "rb") as file:
                 status = os.fstat(file.fileno())
@@ -63,11 +63,13 @@ class _GrowingTable:
                     self._inode = status.st_ino
                 file.seek(self._num_bytes)
                 for line in file:
+                    # A line without its end is still being written.
                     if not line.endswith(b"\n"):
-                        break  # it is being written
+                        break
                     self._num_bytes += len(line)
                     self._add(line)
-        except OSError:  # not there yet
+        except OSError:
+            # Not there yet.
             pass
         return self.table
 
@@ -81,17 +83,17 @@ class _GrowingTable:
 
 
 class LiveRuns:
-    """The page of runs that go on, and the answers behind it.
+    """The page of runs in progress, and the answers behind it.
 
-    Its methods may be called by several threads.
+    Its methods may be called from several threads.
 
     Args:
-        folders: Of the runs.
-        poll_s: Seconds between two looks at the least.
-        now_s: Clock for them.
+        folders: Folders of the runs.
+        poll_s: Minimum number of seconds between updates.
+        now_s: Clock for the updates.
 
     Raises:
-        ConfigError: One is not the folder of a run.
+        ConfigError: A folder is not that of a run.
     """
 
     def __init__(
@@ -103,9 +105,9 @@ class LiveRuns:
     ) -> None:
         self.poll_s = poll_s
         self.runs: list[ReadRun] = []
-        """As they were at the last look."""
+        """State of the runs at the last update."""
         self.version = 0
-        """Number of the page; it grows with each change."""
+        """Version of the page, increased with each change."""
         self._folders, self._now_s = list(folders), now_s
         self._lock = threading.Lock()
         self._tables: dict[Path, _GrowingTable] = {}
@@ -118,9 +120,9 @@ class LiveRuns:
         self._look()
 
     def page(self) -> tuple[int, dict[str, Any]]:
-        """Return the version of the page and what it shows; look again if it is time.
+        """Return the version of the page and its data, after an update if it is time.
 
-        See `page_data`; `chunks` is empty, as a page asks for them.
+        See `page_data`; `chunks` is empty, since the page requests them.
         """
         with self._lock:
             if self._now_s() >= self._next_s:
@@ -128,7 +130,7 @@ class LiveRuns:
             return self.version, self._page
 
     def page_text(self) -> tuple[int, list[str], str]:
-        """Return the same as JSON for a page, with the names of the runs before it."""
+        """Return the version, the names of the runs, and the data as JSON."""
         with self._lock:
             if self._now_s() >= self._next_s:
                 self._look()
@@ -136,10 +138,10 @@ class LiveRuns:
             return self.version, names, self._text
 
     def chunk(self, name: str) -> str | None:
-        """Return the answers of a chunk as JSON; None where there is none of the name.
+        """Return the answers of a chunk as JSON; None if there is no such chunk.
 
         Args:
-            name: `KEY-NUMBER`, with a key that the page has.
+            name: `KEY-NUMBER`, with a key from the page.
         """
         match = _CHUNK_NAME.fullmatch(name)
         if match is None:
@@ -152,10 +154,10 @@ class LiveRuns:
             return f"[{','.join(script_json(r) for r in index.chunk(number))}]"
 
     def newest_answers(self, most: int) -> list[dict[str, Any]]:
-        """Return the last answers of the stage that began last, the newest first.
+        """Return the latest answers of the latest stage, newest first.
 
         Args:
-            most: How many at most.
+            most: Maximum number of answers.
         """
         with self._lock:
             for run in self.runs[-1:]:
@@ -168,6 +170,7 @@ class LiveRuns:
         return []
 
     def _look(self) -> None:
+        # CPU time of this thread: waiting for a disk does not load the machine.
         began_s = time.thread_time()
         seen = [mark for folder in self._folders for mark in _marks(folder)]
         if seen != self._seen:
@@ -176,7 +179,7 @@ class LiveRuns:
             except ConfigError:
                 if not self.version:
                     raise
-                # It is begun again at this moment: what was there stays until then.
+                # The run is just being restarted: keep the old page until then.
             else:
                 self._page = {**page_data(self.runs, self._answers), "files": None}
                 self._page["chunks"] = {}
@@ -184,8 +187,9 @@ class LiveRuns:
                 self._seen = seen
                 self.version += 1
         rest_s = min(_REST * (time.thread_time() - began_s), _LONGEST_REST_S)
+        # The first update imports modules and reads everything, which is not repeated.
         if self._next_s == float("-inf"):
-            rest_s = 0.0  # the first look imports and reads all, which comes only once
+            rest_s = 0.0
         self._next_s = self._now_s() + max(self.poll_s, rest_s)
 
     def _read_metrics(self, path: Path) -> MetricTable:
@@ -198,7 +202,7 @@ class LiveRuns:
                 (stage.folder, kind), AnswerIndex(stage.folder, kind)
             )
             index.update()
-            # A chunk of an index that began again is another one of the same number.
+            # After a restart of the index, the same number means another chunk.
             name = f"{key}{kind[0]}{index.generation}"
             for old in [k for k, held in self._by_key.items() if held is index]:
                 del self._by_key[old]
@@ -208,7 +212,7 @@ class LiveRuns:
 
 
 def _marks(folder: Path) -> Iterator[Any]:
-    """Yield what changes where a run has written something."""
+    """Yield values that change whenever a run writes to its files."""
     yield run_state(folder)
     record = read_json(folder / "run.json")
     paths = [folder / name for name in _RUN_FILES]

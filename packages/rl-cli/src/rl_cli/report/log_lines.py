@@ -1,4 +1,4 @@
-"""Warnings and errors of the log files of a run, equal ones together."""
+"""Warnings and errors in the log files of a run, with repetitions merged."""
 
 from __future__ import annotations
 
@@ -12,55 +12,55 @@ from typing import Any
 __all__ = ["LogNote", "LogNotes"]
 
 _LEVELS = ("WARNING", "ERROR", "CRITICAL")
-# Most lines are of other levels; these are not parsed.
+# Only matching lines are parsed, as most have other levels.
 _STARTED, _DATA = "rl_distributed.workers.journal", "rl_algorithms.data.module"
 _WANTED = re.compile(
     rf'"level": ?"(?:WARNING|ERROR|CRITICAL)"|"{_STARTED}"|"{_DATA}"'.encode()
 )
 _NUMBER = re.compile(r"\d+(\.\d+)?")
 _MOST = 200
-"""Different messages that are kept of a run; beyond that they are only counted."""
+"""Maximum number of distinct messages; further ones are only counted."""
 _LONGEST = 4000
 
 
 @dataclass
 class LogNote:
-    """A warning or an error, as often as it was logged with other numbers in it."""
+    """A warning or error; messages that differ in numbers only are merged."""
 
     level: str
     logger: str
     message: str
-    """As it was logged first."""
+    """Text of its first occurrence."""
     actor: str
-    """Who logged it first: the program (`driver`) or a group of workers."""
+    """Source of its first occurrence: the program (`driver`) or a worker group."""
     step: int | None
-    """The step of the first one, where it was in one."""
+    """Step of its first occurrence, if it was within one."""
     first: str
-    """When it was logged first, in UTC, as ISO 8601."""
+    """Time of its first occurrence, in UTC, as ISO 8601."""
     last: str
-    """When it was logged last."""
+    """Time of its last occurrence."""
     count: int = 1
-    """How often."""
+    """Number of occurrences."""
     traceback: str | None = None
-    """Of the exception that it was logged with."""
+    """Traceback of the logged exception."""
 
 
 @dataclass
 class LogNotes:
-    """What the log files of a run say."""
+    """Relevant lines of the log files of a run."""
 
     notes: list[LogNote] = field(default_factory=list)
-    """In the order of their first appearance."""
+    """Warnings and errors in order of their first occurrence."""
     num_left_out: int = 0
-    """Messages beyond the number that is kept."""
+    """Number of messages beyond the maximum."""
     workers: list[str] = field(default_factory=list)
-    """Starts of worker processes: where, and with which versions."""
+    """Starts of worker processes, with their place and versions."""
     data: list[str] = field(default_factory=list)
-    """What was said about the data: rows, and those that are too long."""
+    """Messages about the data, such as numbers of rows and overlong ones."""
 
     @classmethod
     def read(cls, folder: Path) -> LogNotes:
-        """Read all log files of a folder; what is missing or torn is left out."""
+        """Read all log files of a folder, skipping missing or truncated parts."""
         notes = cls()
         known: dict[tuple[str, str, str], LogNote] = {}
         found = [line for path in _files(folder) for line in _wanted_lines(path)]
@@ -70,7 +70,7 @@ class LogNotes:
             elif line.get("logger") == _DATA:
                 notes.data.append(str(line.get("message"))[:_LONGEST])
             else:
-                # The settings behind the versions stand in the configuration.
+                # Without the settings, which are shown with the configuration.
                 said = str(line.get("message")).partition("; settings:")[0]
                 actor = f"{line.get('actor')}[{line.get('rank')}]"
                 notes.workers.append(f"{actor}: {said}")
@@ -82,6 +82,7 @@ class LogNotes:
     ) -> None:
         level, logger = str(line["level"]), str(line.get("logger", ""))
         message, time = str(line.get("message", "")), str(line.get("time", ""))
+        # Without numbers: "step 17" and "step 18" are the same message.
         key = (level, logger, _NUMBER.sub("0", message))
         if key in known:
             known[key].count += 1
@@ -103,7 +104,7 @@ class LogNotes:
             )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as JSON values."""
+        """Return the notes as JSON values."""
         return asdict(self)
 
 
@@ -112,7 +113,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _wanted_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield lines of warnings and errors, and of the starts of workers."""
+    """Yield lines with warnings, errors, worker starts and data messages."""
     with open(path, "rb") as file:
         for raw in file:
             if not _WANTED.search(raw):

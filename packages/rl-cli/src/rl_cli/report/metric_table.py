@@ -1,4 +1,4 @@
-"""The metrics of a stage as columns, from a file that may still be written."""
+"""The metrics of a stage as columns, from a file that may still grow."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from rl_distributed.metrics.sinks.jsonl import read_records
 __all__ = ["MetricTable", "Points", "thinned"]
 
 Points = tuple[list[int], list[float]]
-"""Steps in their order, and the value at each of them."""
+"""Steps in order, and the value at each."""
 
 
 @dataclass
 class MetricTable:
-    """All metrics of one stage by name, each with its steps."""
+    """All metrics of a stage by name and step."""
 
     columns: dict[str, dict[int, float]] = field(default_factory=dict)
-    """Values by step, by name of the metric; only finite ones."""
+    """Finite values by step, by name of the metric."""
     times: dict[int, float] = field(default_factory=dict)
-    """When a step was logged last, in seconds since the epoch."""
+    """Time at which each step was last logged, in seconds since the epoch."""
     num_nonfinite: dict[str, int] = field(default_factory=dict)
-    """How often a metric was NaN or infinite."""
+    """Number of NaN or infinite values by metric."""
     config: dict[str, Any] = field(default_factory=dict)
-    """The resolved configuration of the newest start; {} where no sink wrote it."""
+    """Resolved configuration of the latest start; {} if no sink wrote it."""
     num_starts: int = 0
-    """How often a process began the stage or went on with it."""
+    """Number of times that a process started or resumed the stage."""
 
     @classmethod
     def read(cls, path: Path) -> MetricTable:
-        """Read the file of the JSONL sink; of a step done again the last value counts.
+        """Read the file of the JSONL sink; of repeated steps, the last value counts.
 
         Args:
-            path: The file; a missing one gives an empty table.
+            path: The file; if it is missing, the table is empty.
         """
         table = cls()
         if path.is_file():
@@ -46,10 +46,10 @@ class MetricTable:
         return table
 
     def add(self, record: Mapping[str, Any]) -> None:
-        """Add what a line of the file holds; of an odd one what can be read.
+        """Add the contents of a line, ignoring malformed parts.
 
         Args:
-            record: The line, parsed.
+            record: The parsed line.
         """
         config, metrics = record.get("hyperparams"), record.get("metrics")
         if isinstance(config, dict):
@@ -65,7 +65,8 @@ class MetricTable:
 
     def _put(self, name: str, step: int, value: Any) -> None:
         try:
-            number = float(value)  # a text where it is not finite
+            # Non-finite values are stored as texts, since JSON has none.
+            number = float(value)
         except (TypeError, ValueError):
             return
         if math.isfinite(number):
@@ -75,17 +76,17 @@ class MetricTable:
 
     @property
     def last_step(self) -> int:
-        """The newest step that has metrics; 0 where none has."""
+        """Latest step with metrics; 0 if there is none."""
         return max(self.times, default=0)
 
     def points(self, name: str) -> Points:
-        """Return the steps of a metric in their order, and its values."""
+        """Return the steps of a metric in order, and its values."""
         column = self.columns.get(name, {})
         steps = sorted(column)
         return steps, [column[step] for step in steps]
 
     def total(self, name: str) -> float | None:
-        """Return the sum of a metric over all steps; None where it was not logged."""
+        """Return the sum of a metric over all steps; None if it was not logged."""
         column = self.columns.get(name)
         return None if column is None else math.fsum(column.values())
 
@@ -93,12 +94,13 @@ class MetricTable:
 def thinned(points: Points, limit: int) -> Points:
     """Return at most `limit` points with the same outline.
 
-    The points fall into buckets of equal number; of each the lowest and the highest
-    one stay, so that a spike of one step is still seen. First and last point stay.
+    Points are divided into equal buckets, of which the lowest and the highest are kept,
+    so that even a spike of a single step remains visible. The first and the last point
+    are kept, too.
 
     Args:
         points: Steps and values.
-        limit: At least 4.
+        limit: Maximum number of points, at least 4.
     """
     steps, values = points
     if len(steps) <= limit:
@@ -108,7 +110,7 @@ def thinned(points: Points, limit: int) -> Points:
 
 
 def _extremes(values: list[float], num_buckets: int) -> Iterator[int]:
-    """Yield the places of the lowest and the highest value of each bucket."""
+    """Yield the indices of the lowest and the highest value of each bucket."""
     for bucket in range(num_buckets):
         start = bucket * len(values) // num_buckets
         end = (bucket + 1) * len(values) // num_buckets

@@ -1,8 +1,8 @@
-"""The page of a report: one HTML file with its style, its program and its data.
+"""The page of a report: one HTML file with its style, script and data.
 
-Whatever a model, a data set or a log has written is data: it stands in the page as
-escaped JSON, the program shows it as text only, and the policy in the page's head lets
-no script run but the page's own, known by its hash, and the files that this one loads.
+Text from a model, a data set or a log is data: it is embedded as escaped JSON, the
+script displays it as text only, and the policy in the page's head permits only the
+page's own script, identified by its hash, and the files that it loads.
 """
 
 from __future__ import annotations
@@ -41,14 +41,15 @@ _SCRIPTS = (
 
 
 def write_page(runs: Sequence[ReadRun], path: Path) -> ChunkStore:
-    """Write the page of one run, or of several to be compared.
+    """Write the page of a run, or of several runs to compare.
 
     Args:
-        runs: At least one.
-        path: The file. Answers that are too many for it go into `files_folder(path)`.
+        runs: At least one run.
+        path: The file. If there are too many answers for it, they are written to
+            `files_folder(path)`.
 
     Returns:
-        Where the answers are.
+        The store of the answers.
 
     Raises:
         ConfigError: The file or the folder beside it cannot be written.
@@ -58,7 +59,7 @@ def write_page(runs: Sequence[ReadRun], path: Path) -> ChunkStore:
         store = ChunkStore(files_folder(path))
         data = page_data(runs, store.put)
         data["files"] = store.folder.name if store.in_files else None
-        # The chunks are JSON already: they are joined, and not written again.
+        # The chunks are JSON already; serializing them again would double the memory.
         chunks = ",".join(
             f"{script_json(name)}:{text}" for name, text in store.inline.items()
         )
@@ -73,7 +74,7 @@ def write_page(runs: Sequence[ReadRun], path: Path) -> ChunkStore:
 
 
 def files_folder(path: Path) -> Path:
-    """Return the folder beside a page for what it loads when it is looked at."""
+    """Return the folder beside a page for files that it loads on demand."""
     return path.with_name(f"{path.stem}_files")
 
 
@@ -81,9 +82,9 @@ def render_page(data: str, names: Sequence[str], *, may_ask: bool = False) -> st
     """Return the text of a page.
 
     Args:
-        data: What it shows, as `script_json` writes it.
-        names: Of the runs.
-        may_ask: Whether its program may ask the server that it came from for more.
+        data: Data of the page, from `script_json`.
+        names: Names of the runs.
+        may_ask: Allow its script to request more from its own server.
     """
     style, script = _assets(_STYLES), _assets(_SCRIPTS)
     policy = (
@@ -97,7 +98,7 @@ def render_page(data: str, names: Sequence[str], *, may_ask: bool = False) -> st
         "data": data,
         "script": script,
     }
-    # Split before anything is put in: no text that comes in is looked at for a place.
+    # Split first and fill in afterwards: inserted text must not be parsed for marks.
     pieces = _PLACE.split(_asset("report.html"))
     return "".join(
         parts[piece] if index % 2 else piece for index, piece in enumerate(pieces)

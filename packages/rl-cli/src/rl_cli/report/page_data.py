@@ -1,4 +1,4 @@
-"""What the page of a report shows, as JSON values."""
+"""Data of the page of a report, as JSON values."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from rl_distributed.redaction import redacted
 __all__ = ["Answers", "page_data"]
 
 Answers = Callable[[ReadStage, str], list[dict[str, Any]]]
-"""Returns where the answers of a stage lie, by kind; the text begins their names."""
+"""Function of a stage and a name prefix that returns where its answers are."""
 
 _MOST_NUMBERS = 150_000
-"""Points of all curves of a page; about ten bytes each."""
+"""Maximum number of points of all curves of a page, about ten bytes each."""
 _MOST_POINTS, _LEAST_POINTS = 2000, 120
 _MOST_TIMES = 1000
 _DIGITS = 6
 
 
 def page_data(runs: Sequence[ReadRun], answers: Answers) -> dict[str, Any]:
-    """Return all that the page has but the answers themselves.
+    """Return all data of the page except for the answers.
 
     Args:
-        runs: The first one is what the others are compared with.
-        answers: Says where they are.
+        runs: The runs; the others are compared with the first one.
+        answers: Function that locates the answers of a stage.
     """
     num_curves = sum(len(s.metrics.columns) for run in runs for s in run.stages)
     limit = _MOST_NUMBERS // max(num_curves, 1)
@@ -50,7 +50,7 @@ def page_data(runs: Sequence[ReadRun], answers: Answers) -> dict[str, Any]:
 
 
 def _names(runs: Sequence[ReadRun]) -> list[str]:
-    """Return a name for each run: that of its folder, with those above if need be."""
+    """Return the name of each run's folder, with as many parents as needed."""
     folders = [run.folder.resolve() for run in runs]
     depth = 1
     while depth < max(len(folder.parts) for folder in folders):
@@ -124,7 +124,7 @@ def _stage(
 
 
 def _version_spread(table: MetricTable) -> float | None:
-    """Return the most versions between the weights that sampled one step."""
+    """Return the maximum spread of weight versions that sampled a step."""
     newest = table.columns.get("train:weight_version_max", {})
     oldest = table.columns.get("train:weight_version_min", {})
     both = newest.keys() & oldest.keys()
@@ -132,7 +132,7 @@ def _version_spread(table: MetricTable) -> float | None:
 
 
 def _mismatch_limit(config: Mapping[str, Any]) -> float | None:
-    """Return `mismatch.limit`, where it is a limit of the 99th percentile."""
+    """Return `mismatch.limit` if it applies to the 99th percentile."""
     section = config.get("mismatch")
     if not isinstance(section, Mapping) or section.get("statistic") != "p99":
         return None
@@ -141,18 +141,18 @@ def _mismatch_limit(config: Mapping[str, Any]) -> float | None:
 
 
 def _is_count(name: str) -> bool:
-    """Whether the sum of a metric over the steps means something."""
+    """Return True if the sum of a metric over the steps is meaningful."""
     last = name.rpartition(":")[2]
     return last.startswith("num_") or last in ("skipped_steps",)
 
 
 def _figures(run: ReadRun) -> dict[str, Any]:
-    """Return how the most telling measure of each stage went."""
+    """Return figures of the most informative measure of each stage."""
     return {stage.name: asdict(stage_figures(stage.metrics)) for stage in run.stages}
 
 
 def stage_figures(table: MetricTable) -> Figures:
-    """Return how the most telling measure of a stage went."""
+    """Return figures of the most informative measure of a stage."""
     history = History()
     records: dict[int, dict[str, float]] = {}
     for name, column in table.columns.items():
@@ -175,7 +175,7 @@ def _answers(run: ReadRun) -> list[dict[str, str]]:
 
 
 def _command(run: ReadRun, name: str) -> str | None:
-    """Return the command that goes on with the run; None: it ended, or is Python's."""
+    """Return the command that continues the run; None for runs from Python."""
     if run.record.get("kind") not in ("recipe", "algorithm"):
         return None
     return f"rl train {run.record.get('name')} --resume {name}"
@@ -188,7 +188,7 @@ def _best_step(stage: ReadStage) -> int | None:
 
 
 def _times(table: MetricTable) -> list[list[float]]:
-    """Return steps and when they were logged; few, as a page draws lines between."""
+    """Return a sample of steps with their times; the page interpolates."""
     steps = sorted(table.times)
     stride = max(math.ceil(len(steps) / _MOST_TIMES), 1)
     kept = sorted({*steps[::stride], *steps[-1:]})
@@ -211,13 +211,13 @@ def _rounded_tree(value: Any) -> Any:
 
 
 def _short(value: float) -> float:
-    """Return a number with the digits that a screen can show."""
+    """Return a number rounded to the digits that a screen can show."""
     rounded = float(f"{value:.{_DIGITS}g}")
     return int(rounded) if rounded.is_integer() and abs(rounded) < 1e15 else rounded
 
 
 def _machine(value: Any) -> str | None:
-    """Return what the machine was, in one line."""
+    """Describe the machine in one line."""
     if not isinstance(value, Mapping):
         return None
     cores, memory, gpus = (value.get(k) for k in ("cores", "memory_bytes", "gpus"))

@@ -1,12 +1,12 @@
-"""What the folder of a run says about it, whole or half written.
+"""Reading the folder of a run, even if it is incomplete.
 
 ```
 run.json, result.json, .run.ended          of the run
   metrics.jsonl updates.jsonl checkpoints/ of each stage: stages/<name>/, or the run
 logs/*.jsonl                               warnings and errors
 ```
-Whatever is missing or torn is left out: a run that goes on, was killed or was made by
-an older version can be looked at too.
+Missing or truncated files are tolerated, so that runs in progress, killed runs and runs
+of older versions can be read.
 """
 
 from __future__ import annotations
@@ -33,46 +33,46 @@ _STEP = re.compile(r"step_(\d+)")
 
 @dataclass(frozen=True)
 class ReadStage:
-    """One stage of a run, or a run that has none."""
+    """One stage of a run, or a whole run without stages."""
 
     name: str
-    """Its name; that of the algorithm where the run has no stages."""
+    """Name of the stage, or of the algorithm if the run has no stages."""
     algorithm: str | None
-    """Name of the algorithm or preset, where it is known."""
+    """Name of the algorithm or preset, if known."""
     folder: Path
-    """Where its files lie."""
+    """Folder of its files."""
     metrics: MetricTable
-    """All that was logged."""
+    """All logged metrics."""
     offset: int
-    """Steps of the stages before it."""
+    """Number of steps in earlier stages."""
     result: Mapping[str, Any]
-    """Its `result.json`; {} while it goes on."""
+    """Contents of its `result.json`; {} while it is in progress."""
     checkpoints: tuple[int, ...]
-    """Steps of the checkpoints that are kept."""
+    """Steps of the existing checkpoints."""
     updates: tuple[Mapping[str, Any], ...]
-    """Changes of the configuration while it ran."""
+    """Changes of the configuration during the stage."""
 
     @property
     def num_steps(self) -> int:
-        """Steps done so far."""
+        """Number of steps so far."""
         return self.metrics.last_step
 
 
 @dataclass(frozen=True)
 class ReadRun:
-    """A run, as far as its folder tells."""
+    """A run as read from its folder."""
 
     folder: Path
     record: Mapping[str, Any]
-    """What `run.json` holds: `kind`, `name`, `config`, `versions`, `started`."""
+    """Contents of `run.json`: `kind`, `name`, `config`, `versions`, `started`."""
     state: RunState
-    """How it stands."""
+    """State of the run."""
     reason: str | None
-    """Why it stopped before its end."""
+    """Reason of a premature end."""
     result: Mapping[str, Any]
-    """What `result.json` holds; {} without it."""
+    """Contents of `result.json`; {} if it is missing."""
     stages: tuple[ReadStage, ...]
-    """In their order; those that have begun."""
+    """Stages that have started, in order."""
     logs: LogNotes = field(default_factory=LogNotes)
     """Warnings and errors."""
 
@@ -83,17 +83,17 @@ def read_run(
     """Read the folder of a run.
 
     Args:
-        folder: It has a `run.json`, as the run printed it at its start.
-        read_metrics: Reads the metrics file of a stage, which may be missing.
+        folder: Folder with a `run.json`, as printed by the run at its start.
+        read_metrics: Function that reads the metrics file of a stage, if it exists.
 
     Raises:
-        ConfigError: It is no run's folder.
+        ConfigError: It is not the folder of a run.
     """
     record = read_json(folder / "run.json")
     if not record:
         raise ConfigError(
-            f"{str(folder)!r} is not the folder of a run (it has no run.json that can "
-            "be read): give the folder that the run printed at its start; `rl runs` "
+            f"{str(folder)!r} is not the folder of a run (it has no readable "
+            "run.json): give the folder that the run printed at its start; `rl runs` "
             "lists those below runs/"
         )
     ending = read_ending(folder)
@@ -110,7 +110,7 @@ def read_run(
 
 
 def stage_folders(folder: Path, record: Mapping[str, Any]) -> dict[str, Path]:
-    """Return the folders of the stages that have begun, in their order, by name."""
+    """Return the folders of the stages that have started, by name, in order."""
     name = str(record.get("name", folder.name))
     if not (folder / "stages").is_dir():
         return {name: folder}
@@ -122,7 +122,7 @@ def stage_folders(folder: Path, record: Mapping[str, Any]) -> dict[str, Path]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON file that holds a mapping; {} where it is missing or torn."""
+    """Read a JSON file with a mapping; return {} if it is missing or truncated."""
     try:
         found = json.loads(path.read_text(encoding="utf-8", errors="replace"))
     except (OSError, ValueError):

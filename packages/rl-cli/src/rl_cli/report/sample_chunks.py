@@ -1,13 +1,13 @@
-"""Answers of a run in chunks that a page loads when somebody looks at them.
+"""Answers of a run in chunks that a page loads on demand.
 
 ```
 files of answers --> AnswerIndex --> chunks of about 256 KiB --+
                           |                                    |
-                    index by step        inside the page, while all are small;
+                    index by step        inside the page if small in total,
                                          else NAME_files/*.js
 ```
-A page that is opened as a file may not read other files, but it may load scripts: a
-chunk is one call of the function that the page has for it.
+A page opened as a local file may not read other files, but it may load scripts: each
+chunk is a script with a single call of a function of the page.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from rl_distributed.private_files import make_private_folder, private_opener
 __all__ = ["ChunkStore", "script_json", "where_answers_are"]
 
 _INLINE_BYTES = 1 << 20
-# A search that finds little is far quicker than `str.translate` of every character.
+# Matches are rare, so a search is far faster than `str.translate`.
 _UNSAFE = re.compile("[<>&\u2028\u2029]")
 
 
 def script_json(value: Any) -> str:
-    """Return JSON that may stand inside of a script of an HTML page.
+    """Return JSON that is safe inside a script element of an HTML page.
 
-    Nothing in it can end the script, begin a comment of HTML, or break a line.
+    It cannot end the script, start an HTML comment, or contain a line break.
     """
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     return _UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 class ChunkStore:
-    """Keeps chunks in memory while they are few, and else in a folder.
+    """Keeps chunks in memory while they are small, and in a folder otherwise.
 
     Args:
-        folder: Where the files go; it is made with the first one.
-        inline_bytes: Size of all chunks from which on they are files.
+        folder: Folder of the files, created with the first one.
+        inline_bytes: Total size above which chunks become files.
     """
 
     def __init__(self, folder: Path, inline_bytes: int = _INLINE_BYTES) -> None:
@@ -52,16 +52,17 @@ class ChunkStore:
         self._num_bytes = 0
         self._held: dict[str, str] = {}
         self.in_files = False
-        """Whether the chunks are files."""
+        """True if the chunks are files."""
+        # Left by an earlier page of the same name.
         for path in folder.glob("chunk-*.js"):
-            path.unlink()  # of an earlier page of this name
+            path.unlink()
 
     def add(self, name: str, records: list[str]) -> None:
-        """Put a chunk away.
+        """Add a chunk.
 
         Args:
-            name: Unique; letters, digits and dashes.
-            records: JSON texts, as `script_json` writes them.
+            name: Unique name of letters, digits and dashes.
+            records: JSON texts from `script_json`.
 
         Raises:
             OSError: The folder cannot be written.
@@ -76,11 +77,11 @@ class ChunkStore:
             self._held.clear()
 
     def put(self, stage: ReadStage, key: str) -> list[dict[str, Any]]:
-        """Put the answers of a stage into chunks; return where those of a step lie.
+        """Add the answers of a stage as chunks, and return their locations by step.
 
         Args:
             stage: The stage.
-            key: Begins the names of the chunks.
+            key: Prefix of the names of the chunks.
 
         Raises:
             OSError: The folder cannot be written.
@@ -97,7 +98,7 @@ class ChunkStore:
 
     @property
     def inline(self) -> Mapping[str, str]:
-        """The chunks that stand inside the page, as JSON texts."""
+        """Chunks to embed in the page, as JSON texts."""
         return self._held
 
     def _write(self, name: str, text: str) -> None:
@@ -108,12 +109,12 @@ class ChunkStore:
 
 
 def where_answers_are(index: AnswerIndex, stage: str, key: str) -> list[dict[str, Any]]:
-    """Return what a page needs to find answers: one value, or none without answers.
+    """Return the locations of answers for a page; [] if there are none.
 
     Args:
-        index: The answers.
+        index: Index of the answers.
         stage: Name of the stage.
-        key: Begins the names of the chunks.
+        key: Prefix of the names of the chunks.
     """
     rows = index.rows()
     where = {"kind": index.kind, "stage": stage, "key": key, "steps": rows}

@@ -1,4 +1,4 @@
-"""Answers of a run as a page shows them: known fields only, each of the right type."""
+"""Validated answers of a run: only known fields with the right types."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _BY_TOKEN = ("logprobs", "advantages")
 
 
 def checked_record(record: Any) -> dict[str, Any] | None:
-    """Return the fields of a line that a page shows.
+    """Return the fields of a line that are shown on a page.
 
     Args:
-        record: What was parsed of the line; whatever is odd in it is left out.
+        record: The parsed line; malformed fields are ignored.
 
     Returns:
-        `step` and what there is of the texts `prompt`, `response`, `expected`,
-        `dataset`, `outcome` and `answer`, the numbers `reward`, `group`, `length` and
-        `advantage`, `rewards` by name, `messages` as [role, text] and `tokens` with
-        `logprobs`, `advantages` and `versions`. None where it has no step.
+        `step` and, if present, the texts `prompt`, `response`, `expected`, `dataset`,
+        `outcome` and `answer`, the numbers `reward`, `group`, `length` and `advantage`,
+        `rewards` by name, `messages` as [role, text] and `tokens` with `logprobs`,
+        `advantages` and `versions`. None if there is no step.
     """
     if not isinstance(record, Mapping):
         return None
@@ -72,7 +72,7 @@ def _message(message: Mapping[str, Any]) -> list[str]:
 
 
 def _tokens(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return sampled tokens with what is known of each, where the numbers fit."""
+    """Return sampled tokens with their columns that have matching lengths."""
     tokens = record.get("tokens")
     if not isinstance(tokens, list) or not tokens:
         return {}
@@ -80,7 +80,7 @@ def _tokens(record: Mapping[str, Any]) -> dict[str, Any]:
     for name in _BY_TOKEN:
         values = record.get(name)
         if isinstance(values, list) and len(values) == len(tokens):
-            # Plain floats first: a run has millions of them.
+            # Check for plain floats first, as a run has millions of them.
             known[name] = [
                 v if (type(v) is float and isfinite(v)) or _is_number(v) else None
                 for v in values
@@ -91,7 +91,7 @@ def _tokens(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _versions(runs: Any, num_tokens: int) -> list[list[int]] | None:
-    """Return runs of [version, number of tokens] that make up all tokens."""
+    """Return runs of [version, number of tokens] if they cover all tokens."""
     if not isinstance(runs, list):
         return None
     for run in runs:

@@ -1,4 +1,4 @@
-"""Held-out prompts with the answers before and after training, side by side."""
+"""Held-out prompts with answers from before and after training."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class Answer:
 
 
 def answer(run: Run, folder: RunFolder, outcome: RunOutcome) -> list[Answer]:
-    """Answer the first held-out prompts of the last stage; write `samples.json`.
+    """Answer the first held-out prompts of the last stage, and write `samples.json`.
 
     Returns:
-        [] when the last stage has no held-out prompts, does not sample, or no model
-        was there before it.
+        The answers; [] if the last stage has no held-out prompts, does not sample, or
+        there is no local model from before it.
     """
     if not run.report.num_samples:
         return []

@@ -1,4 +1,4 @@
-"""Where the time of the steps went, by phase."""
+"""Time of the steps by phase."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["PhaseTimes", "phase_times"]
 
 _TIMING = "timing:"
 _TOTAL = "total_step_time"
-# These lie between the steps, and not within `total_step_time`.
+# Between the steps, so not included in `total_step_time`.
 _BETWEEN = ("validation", "checkpointing")
 _OTHER = "other"
 _MOST_BUCKETS = 240
@@ -20,25 +20,25 @@ _MOST_BUCKETS = 240
 
 @dataclass(frozen=True)
 class PhaseTimes:
-    """Seconds by phase, over consecutive steps together where there are many."""
+    """Seconds by phase, with consecutive steps merged if there are many."""
 
     steps: list[int]
-    """The last step of each bucket."""
+    """Last step of each bucket."""
     phases: dict[str, list[float]]
-    """Mean seconds of a step in each bucket, by phase: disjoint parts, which add up to
-    all the time; `other` is what no phase measured."""
+    """Mean seconds per step in each bucket, by phase: disjoint parts that add up to the
+    total; `other` is the unmeasured rest."""
     totals: dict[str, float]
-    """Seconds of the whole stage, by phase."""
+    """Total seconds of the stage, by phase."""
     parts: dict[str, float]
-    """Seconds of the whole stage, by part of a phase (`generation/sampling`)."""
+    """Total seconds of the stage, by part of a phase (`generation/sampling`)."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as JSON values."""
+        """Return the times as JSON values."""
         return asdict(self)
 
 
 def phase_times(table: MetricTable) -> PhaseTimes | None:
-    """Return where the time of a stage went; None: it was not measured."""
+    """Return the times of a stage by phase; None: they were not measured."""
     columns = {
         name.removeprefix(_TIMING): column
         for name, column in table.columns.items()
@@ -47,7 +47,7 @@ def phase_times(table: MetricTable) -> PhaseTimes | None:
     whole = columns.pop(_TOTAL, None)
     if not whole:
         return None
-    # A part of a phase is named below it; some phases have parts only.
+    # Parts are named PHASE/PART; some phases have only parts.
     parts = {name: column for name, column in columns.items() if "/" in name}
     phases = {name: column for name, column in columns.items() if "/" not in name}
     for name, column in parts.items():

@@ -19,7 +19,7 @@ __all__ = ["result_of", "show", "warnings_of"]
 def result_of(
     run: Run, outcome: RunOutcome, figures: Mapping[str, Figures], wall_s: float
 ) -> dict[str, Any]:
-    """Return what `result.json` has: the figures of the last stage come first."""
+    """Return the contents of `result.json`, starting with figures of the last stage."""
     name, last = list(outcome.stages.items())[-1]
     return result_record(
         figures[name],
@@ -37,12 +37,13 @@ def result_of(
 
 
 def warnings_of(outcome: RunOutcome) -> list[str]:
-    """Return what the stages were warned of; with several, each says which one."""
+    """Return the warnings of the stages, with their names if there are several."""
     several = len(outcome.stages) > 1
     return [
         f"{name}: {warning}" if several else warning
         for name, stage in outcome.stages.items()
-        for warning in stage.get("warnings", ())  # an older run kept none
+        # Runs of older versions have none.
+        for warning in stage.get("warnings", ())
     ]
 
 
@@ -56,16 +57,16 @@ def show(
     *,
     aside: bool,
 ) -> None:
-    """Print stages, answers before and after, and where everything is.
+    """Print stages, answers from before and after, and the locations of files.
 
     Args:
-        terminal: Where it is shown.
-        outcome: What the run came to.
-        result: The same for a program.
-        figures: How each stage's measure went.
+        terminal: The terminal.
+        outcome: Result of the run.
+        result: The same for programs.
+        figures: Figures of each stage's measure.
         answers: Held-out prompts with their answers.
-        plot: The picture of the curve.
-        aside: Print to standard error, because a program reads standard output.
+        plot: Image of the curve.
+        aside: Print to standard error, to keep standard output free for a program.
     """
     rows = []
     for name, stage in outcome.stages.items():
@@ -98,7 +99,7 @@ def show(
 
 
 def _best(figures: Figures) -> list[str]:
-    """Return the best value of a stage, and whether anything was learnt."""
+    """Return lines with the best value of a stage, and whether it learnt anything."""
     if figures.measure is None:
         return []
     value = format_measure(figures.measure, figures.best)

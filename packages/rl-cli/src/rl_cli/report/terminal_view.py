@@ -1,4 +1,4 @@
-"""The essentials of a run on a terminal, once or drawn in place until Ctrl-C."""
+"""Summary of a run on a terminal, printed once or updated in place until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def show(live: LiveRuns, console: Console, *, once: bool) -> None:
 
     Args:
         live: The runs.
-        console: Where.
-        once: Print them and return; else draw them in place until Ctrl-C.
+        console: The console.
+        once: Print the summary and return; False: update it in place until Ctrl-C.
     """
     if once:
         console.print(essentials(live), soft_wrap=False)
@@ -60,11 +60,12 @@ def show(live: LiveRuns, console: Console, *, once: bool) -> None:
                 if live.version != before:
                     screen.update(essentials(live), refresh=True)
     except KeyboardInterrupt:
-        pass  # what was drawn last stays
+        # The usual way out; the last summary stays on the screen.
+        pass
 
 
 def essentials(live: LiveRuns) -> RenderableType:
-    """Return state, step, metrics, warnings and the newest answers of the runs."""
+    """Return the state, step, metrics, warnings and latest answers of the runs."""
     parts = [part for run in live.runs for part in _run(run)]
     return Group(*parts, *_answers(live.newest_answers(_NUM_ANSWERS)))
 
@@ -89,7 +90,7 @@ def _run(run: ReadRun) -> Iterator[RenderableType]:
 
 
 def _progress(run: ReadRun, stage: ReadStage) -> str:
-    """Return how far a stage is: steps, rate, and the time that is left."""
+    """Describe the progress of a stage: steps, speed and remaining time."""
     table = stage.metrics
     total = _total_steps(table.config)
     parts = [f"step {stage.num_steps:,}" + (f" of {total:,}" if total else "")]
@@ -106,7 +107,7 @@ def _progress(run: ReadRun, stage: ReadStage) -> str:
 
 
 def _total_steps(config: Mapping[str, Any]) -> int | None:
-    """Return the limit of steps, which one section of a configuration has."""
+    """Return the step limit, a key of one section of the configuration."""
     for section in config.values():
         if isinstance(section, Mapping) and "max_num_steps" in section:
             limit = section["max_num_steps"]
@@ -151,5 +152,6 @@ def _answers(answers: list[dict[str, Any]]) -> Iterator[RenderableType]:
 
 
 def plain(text: str) -> str:
-    """Return a text of a model or a log in one line that no terminal obeys."""
+    """Return a text as one line without control characters for the terminal."""
+    # A model's text may contain escape sequences that reprogram a terminal.
     return "".join(c if c.isprintable() else " " for c in text)

@@ -1,14 +1,14 @@
-"""The page of runs over HTTP, for one person on this machine.
+"""HTTP server of the page of runs, for one user of this machine.
 
-| route | what it gives |
+| route | response |
 |---|---|
-| `/?token=T` | the page as it is now |
-| `/data?seen=N` | what the page shows, where that is newer than version N; else 204 |
+| `/?token=T` | the current page |
+| `/data?seen=N` | data of the page if newer than version N, otherwise 204 |
 | `/chunk?name=C` | answers |
 
 Every request needs the token, in its address or as `Authorization: Bearer T`, and must
-be meant for this machine: a page of another origin, or one that has given itself the
-name of this address (DNS rebinding), is refused. No path of a file comes from outside.
+be addressed to this machine: requests by pages of other origins, or through another
+name for this address (DNS rebinding), are refused. No request contains a file path.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def refusal(request: web.Request, digest: bytes) -> str | None:
 
     Args:
         request: The request.
-        digest: Of the token.
+        digest: Digest of the token.
     """
     try:
         name = urlsplit(f"//{request.headers.get('Host', '')}").hostname
@@ -58,16 +58,16 @@ def refusal(request: web.Request, digest: bytes) -> str | None:
     except ValueError:
         is_own = False
     if not is_own:
-        return "ask for 127.0.0.1 or localhost: the page is for this machine only"
+        return "use 127.0.0.1 or localhost: the page is for this machine only"
     origin = request.headers.get("Origin")
     if origin is not None and origin != f"http://{request.headers['Host']}":
-        return "a page of another origin may not ask"
+        return "requests from pages of other origins are refused"
     if request.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
-        return "a page of another origin may not ask"
+        return "requests from pages of other origins are refused"
     scheme, _, token = request.headers.get("Authorization", "").partition(" ")
     if scheme.lower() != "bearer":
         token = request.query.get("token", "")
-    # Digests have one length, and their comparison takes one time.
+    # Constant-time comparison of equal lengths, so that timing reveals nothing.
     if not hmac.compare_digest(_digest(token), digest):
         return "the token is missing or wrong: open the address that rl watch printed"
     return None
@@ -81,8 +81,8 @@ def watch_app(runs: LiveRuns, token: str) -> web.Application:
     """Return the application.
 
     Args:
-        runs: What it shows.
-        token: What every request must have.
+        runs: The runs to show.
+        token: Token required in every request.
     """
     digest = _digest(token)
 
@@ -101,6 +101,7 @@ def watch_app(runs: LiveRuns, token: str) -> web.Application:
         return response
 
     async def page(request: web.Request) -> web.Response:
+        # In a thread: reading a long run's files would block other requests.
         version, names, shown = await asyncio.to_thread(runs.page_text)
         live = {"version": version, "token": token, "poll_s": runs.poll_s}
         data = f'{shown[:-1]},"live":{script_json(live)}}}'
@@ -132,7 +133,7 @@ def bound_socket(port: int) -> socket.socket:
     """Return a socket that listens on this machine only.
 
     Args:
-        port: The port; 0: any that is free.
+        port: The port; 0: any free one.
 
     Raises:
         ConfigError: Another program listens there, or this user may not.
@@ -145,13 +146,13 @@ def bound_socket(port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         remedy = (
-            "another program listens there; end it, or take another port"
+            "another program is listening there; stop it, or use another port"
             if error.errno == errno.EADDRINUSE
-            else "take another port"
+            else "use another port"
         )
         raise ConfigError(
             f"cannot listen on {HOST}:{port} ({error.strerror}): {remedy}, as in "
-            "--port 0, which takes any that is free"
+            "--port 0 for any free one"
         ) from error
     return listener
 
@@ -162,15 +163,15 @@ async def serve(
     """Serve until Ctrl-C or SIGTERM.
 
     Args:
-        app: From `watch_app`.
-        listener: From `bound_socket`; it is closed.
-        ready: Called when requests are answered.
+        app: Result of `watch_app`.
+        listener: Result of `bound_socket`; closed at the end.
+        ready: Called once requests are accepted.
     """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
-    # Without a log of requests: their addresses hold the token.
+    # No access log, because the addresses contain the token.
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=_CLOSE_S)
     await runner.setup()
     try:

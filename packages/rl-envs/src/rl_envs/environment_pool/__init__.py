@@ -1,4 +1,4 @@
-"""Conversations judged one by one, by many instances of several environments."""
+"""Conversations scored one by one by many instances of several environments."""
 
 from __future__ import annotations
 

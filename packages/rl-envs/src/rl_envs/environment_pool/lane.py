@@ -1,4 +1,4 @@
-"""`Lane`: the instances of one environment, and the rows that wait for them.
+"""`Lane`: the instances of one environment and the queue of rows in front of them.
 
 ```
 submit --slot--> queue --thread per instance--> WorkerPool --> Future of each row
@@ -8,10 +8,10 @@ submit --slot--> queue --thread per instance--> WorkerPool --> Future of each ro
 |---|---|---|---|---|
 | caller | a slot | a row | a free slot, its result | a result, `close` |
 | thread | rows, up to a limit | their results | the queue, its call | a row, `close` |
-| worker | a call | an answer | the environment | the environment, its end |
+| worker | a call | a reply | the environment | the environment, its death |
 
-A thread takes all rows that wait, up to a limit, and waits for no further ones: under
-little load a row goes alone, under much load rows share calls.
+A thread takes all waiting rows, up to a limit, without waiting for more: under light
+load each row gets a call of its own, under heavy load rows share calls.
 """
 
 from __future__ import annotations
@@ -49,28 +49,27 @@ _END_S = 60.0
 
 
 class LaneConfig(Config):
-    """How an environment of an `EnvironmentPool` runs."""
+    """Settings of one environment of an `EnvironmentPool`."""
 
     num_workers: int = Field(1, ge=1)
-    """Processes that each hold an instance."""
+    """Number of processes, each with its own instance."""
     num_cpus: float = Field(0.0, ge=0.0)
-    """CPUs that Ray sets aside for each; 0 fits into a full cluster."""
+    """CPUs that Ray reserves for each; 0 fits into a full cluster."""
     rows_per_call: int = Field(32, ge=1)
-    """Most conversations that an instance is given at a time."""
+    """Maximum number of conversations per call of an instance."""
     max_pending: int = Field(1024, ge=1)
-    """Most conversations that wait or are judged at a time; further ones wait with
-    their caller."""
+    """Maximum number of conversations waiting or being scored; more callers block."""
     deadline_s: float = Field(60.0, gt=0.0)
-    """Seconds that a call may take; a worker that exceeds it is ended and replaced."""
+    """Time limit of a call in seconds; a worker that exceeds it is replaced."""
     attempts: int = Field(2, ge=1)
-    """How often a conversation is tried alone, where workers die or hang of it."""
+    """Number of attempts for a single conversation on which workers die or hang."""
     start_deadline_s: float = Field(120.0, gt=0.0)
-    """Seconds that the workers may take to start."""
+    """Time limit for the workers to start, in seconds."""
 
 
 @dataclass(slots=True)
 class _Row:
-    """A conversation that waits for its verdict."""
+    """A conversation waiting for its result."""
 
     log: list[dict[str, Any]]
     metadata: Any
@@ -79,15 +78,15 @@ class _Row:
 
 
 class Lane:
-    """Judges conversations of one environment, each by itself.
+    """Scores conversations with one environment, each independently of the others.
 
     Args:
-        spec: How to make the environment.
-        config: How it runs.
+        spec: How to create the environment.
+        config: Settings of the lane.
 
     Raises:
-        WorkerStartError: A worker does not come up.
-        ActorEnvironmentError: The declared environment cannot be made.
+        WorkerStartError: A worker does not start.
+        ActorEnvironmentError: The declared environment cannot be built.
     """
 
     def __init__(self, spec: EnvironmentSpec, config: LaneConfig) -> None:
@@ -98,9 +97,9 @@ class Lane:
         self._retry = Retry(config.attempts)
         self._metrics = LaneMetrics()
         self._closed = False
-        # Between the look at `_closed` and the queue: no row is left behind.
+        # Makes the check of `_closed` and the queueing one step: no row is left behind.
         self._closing = threading.Lock()
-        # Unbounded by itself: each row in it holds a slot.
+        # Needs no bound of its own, since each row in it holds a slot.
         self._queue: queue.SimpleQueue[_Row | None] = queue.SimpleQueue()
         self._cluster = worker_cluster(
             spec.name,
@@ -118,6 +117,7 @@ class Lane:
         except BaseException:
             self._cluster.shutdown()
             raise
+        # A daemon must not keep the program alive if nobody closes the pool.
         self._threads = [
             threading.Thread(
                 target=self._work, name=f"environment-{spec.name}-{index}", daemon=True
@@ -128,7 +128,7 @@ class Lane:
             thread.start()
 
     def put(self, log: list[dict[str, Any]], metadata: Any) -> Future[Result]:
-        """Let a conversation be judged; its slot is freed with its result.
+        """Queue a conversation; its slot is freed together with its result.
 
         Raises:
             WorkerDiedError: The lane is closed.
@@ -142,16 +142,16 @@ class Lane:
         return row.result
 
     def metrics(self) -> dict[str, float]:
-        """Return what was counted, and how many conversations there are now."""
+        """Return the counts so far and the number of pending conversations."""
         return self._metrics.to_dict() | {
             "pending": float(self.slots.taken),
             "pending_max": float(self.slots.peak),
         }
 
     def close(self) -> None:
-        """End the workers; conversations that wait, or are being judged, fail.
+        """Stop the workers; conversations that wait or are being scored fail.
 
-        First no row comes in, then waiting rows and callers have an error, then the
+        New rows are refused first, then waiting rows and callers get an error, then the
         environments shut down, and the threads end with their calls.
         """
         with self._closing:
@@ -159,6 +159,7 @@ class Lane:
                 return
             self._closed = True
         self.slots.close(self._closed_error())
+        # Before the end markers, so that threads do not start on waiting rows.
         self._drain()
         for _ in self._threads:
             self._queue.put(None)
@@ -168,16 +169,17 @@ class Lane:
             self._pool.close()
             for thread in self._threads:
                 thread.join(_END_S)
+            # A thread that did not end in time may have left rows behind.
             self._drain()
             self._cluster.shutdown()
 
     def _closed_error(self) -> WorkerDiedError:
         return WorkerDiedError(
-            f"environment {self.name!r} of a pool was shut down; make a new pool"
+            f"environment {self.name!r} of a pool was shut down; create a new pool"
         )
 
     def _drain(self) -> None:
-        """Fail the rows that wait; the ends of threads stay in the queue."""
+        """Fail the waiting rows; end markers of threads stay in the queue."""
         ends = 0
         while True:
             try:
@@ -192,11 +194,11 @@ class Lane:
             self._queue.put(None)
 
     def _shut_down_environments(self) -> None:
-        """Shut down the environments of the workers that have nothing to do."""
+        """Shut down the environments of idle workers."""
         if not ray.is_initialized():
             return
         calls: list[dict[str, Any]] = [{} for _ in range(self._pool.num_idle)]
-        # An environment that raises or hangs now is ended like the others.
+        # Best effort: an environment that raises or hangs here is killed next.
         with suppress(DistributedError):
             for _ in self._pool.map(
                 "shutdown", calls, retries=Retry(1), call_deadline_s=_SHUTDOWN_S
@@ -209,21 +211,21 @@ class Lane:
                 try:
                     self._judge(rows)
                 except Exception as error:
-                    # No worker is left, or Ray is gone: nobody else would say so. What
-                    # is raised while the workers are ended means no more than that.
+                    # No worker is left, or Ray is gone, and only these rows can report
+                    # it. While closing, any error just means that the pool was closed.
                     said = self._closed_error() if self._closed else error
                     for row in rows:
                         self._fail(row, said)
 
     def _take(self) -> list[_Row] | None:
-        """Wait for a row, and take those behind it; None: the lane is closed."""
+        """Wait for a row and take those behind it; None: the lane is closed."""
         found = self._queue.get()
         rows: list[_Row] = []
         while found is not None:
             if found.result.set_running_or_notify_cancel():
                 rows.append(found)
             else:
-                # Its caller waits no longer.
+                # Its caller has cancelled it.
                 self.slots.give()
             if len(rows) == self._rows_per_call:
                 return rows
@@ -232,25 +234,25 @@ class Lane:
             except queue.Empty:
                 return rows
         if rows:
-            # The end is for a later call of this, or another thread's.
+            # Keep the end marker for the next call, by this thread or another.
             self._queue.put(None)
             return rows
         return None
 
     def _judge(self, rows: Sequence[_Row]) -> None:
-        """Judge rows together; where that fails, each alone, as one may be to blame."""
+        """Score rows together; if that fails, alone, as one row may be at fault."""
         if len(rows) > 1 and self._try(rows, Retry(1)) is None:
             return
         for row in rows:
             if not row.result.done():
                 error = self._try([row], self._retry)
                 if error is not None:
-                    # Before the caller has it: then the numbers are up to date.
+                    # Before the result: callers may read the counts once they have it.
                     self._metrics.add_rows(1, failed=True)
                     self._fail(row, error)
 
     def _try(self, rows: Sequence[_Row], retries: Retry) -> Exception | None:
-        """Make one call, and give the rows their results; return why it failed."""
+        """Make one call and set the rows' results; return the error if it failed."""
         begin_s = time.monotonic()
         item = {
             "message_logs": [row.log for row in rows],
@@ -271,12 +273,13 @@ class Lane:
             return error
         self._metrics.add_rows(len(rows), failed=False)
         for row, result in zip(rows, results, strict=True):
+            # Before the result, so that its caller can submit the next row at once.
             self.slots.give()
             row.result.set_result(result)
         return None
 
     def _fail(self, row: _Row, error: BaseException) -> None:
-        """Give a row an error, unless it has a result already."""
+        """Set an error on a row, unless it already has a result."""
         if row.result.done() and not row.result.cancelled():
             return
         self.slots.give()
@@ -289,10 +292,10 @@ class Lane:
 
 
 def _by_row(result: Any, num_rows: int) -> list[Result]:
-    """Return the answer to a batch as one answer per row.
+    """Split the reply to a batch into one reply per row.
 
     Raises:
-        EnvironmentContractError: There is not one of each per row.
+        EnvironmentContractError: A column does not have one entry per row.
     """
     whole = as_columns(result)
     rewards = whole.rewards if isinstance(whole.rewards, dict) else {"": whole.rewards}

@@ -1,4 +1,4 @@
-"""What a lane counts."""
+"""Counters of a lane."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["LaneMetrics"]
 
 
 class LaneMetrics:
-    """Counts of one environment; any thread may add."""
+    """Counters of one environment, shared by its threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -17,11 +17,11 @@ class LaneMetrics:
         self._wait_s = self._max_wait_s = self._call_s = self._max_call_s = 0.0
 
     def add_call(self, call_s: float, waits_s: Sequence[float]) -> None:
-        """Note a call.
+        """Record a call.
 
         Args:
-            call_s: What it took, in seconds.
-            waits_s: How long each of its rows had waited for it, in seconds.
+            call_s: Duration of the call, in seconds.
+            waits_s: Time that each of its rows spent in the queue, in seconds.
         """
         with self._lock:
             self._num_calls += 1
@@ -31,19 +31,20 @@ class LaneMetrics:
             self._max_wait_s = max(self._max_wait_s, *waits_s, 0.0)
 
     def add_rows(self, num_rows: int, *, failed: bool) -> None:
-        """Note rows that were judged, or failed."""
+        """Record rows that were scored or failed."""
         with self._lock:
             self._num_rows += num_rows
             self._num_failed += num_rows if failed else 0
 
     def add_losses(self, number: int) -> None:
-        """Note workers that died or hung."""
+        """Record workers that died or hung."""
         with self._lock:
             self._num_losses += number
 
     def to_dict(self) -> dict[str, float]:
         """Return the counts so far, times in seconds."""
         with self._lock:
+            # All counts under one lock: means stay consistent while threads add.
             calls, rows = max(1, self._num_calls), max(1, self._num_rows)
             return {
                 "rows": float(self._num_rows),

@@ -1,9 +1,9 @@
-"""`EnvironmentPool`: conversations that never wait for a batch.
+"""`EnvironmentPool`: scores conversations without collecting them into batches.
 
 ```
-step(name, conversation) --> Lane of the environment --> its answer
+step(name, conversation) --> Lane of the environment --> its reply
 ```
-`lane` has the queue and the instances, `slots` who waits for room.
+`lane` has the queue and the instances, `slots` the callers waiting for capacity.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ Result: TypeAlias = EnvironmentReturn[Any]
 
 
 class EnvironmentPool:
-    """Judges conversations one by one, with several instances of each environment.
+    """Scores conversations one by one, with several instances of each environment.
 
-    Each environment has processes of its own, a bound on the conversations that it
-    holds, and counts. A conversation is judged as soon as an instance is free, together
-    with those that wait at that moment. A worker that dies or exceeds its deadline is
-    replaced while the others go on, and its conversations are tried again, each alone;
-    one that ends every worker it meets fails by itself. Only `role` and `content` of
-    messages travel.
+    Each environment has its own processes, its own limit on pending conversations, and
+    its own metrics. A conversation is scored as soon as an instance is free, together
+    with the others waiting at that moment. A worker that dies or exceeds its deadline
+    is replaced while the others continue, and its conversations are retried one by one;
+    a conversation that kills every worker fails alone. Only the `role` and `content`
+    of messages are sent.
 
     Args:
-        environments: By the name for `step`: a registered name, a class, an
+        environments: By the name used in `step`: a registered name, a class, an
             environment, a reward function, or an `EnvironmentSpec`.
-        config: How each runs; None: `LaneConfig()`.
-        configs: How some run, by name, in place of `config`.
+        config: Settings of each; None: `LaneConfig()`.
+        configs: Settings of individual environments, by name, in place of `config`.
 
     Raises:
-        UserError: A name or settings are wrong.
-        WorkerStartError: A worker does not come up.
+        UserError: A name or setting is wrong.
+        WorkerStartError: A worker does not start.
     """
 
     def __init__(
@@ -68,6 +68,7 @@ class EnvironmentPool:
             for name, env in environments.items()
         }
         self._lanes: dict[str, Lane] = {}
+        # If one lane fails to start, stop the processes of those before it.
         with ExitStack() as undo:
             undo.callback(self.close)
             for name, spec in specs.items():
@@ -83,22 +84,22 @@ class EnvironmentPool:
         *,
         timeout_s: float | None = None,
     ) -> Future[Result]:
-        """Let a conversation be judged; wait while the environment holds too many.
+        """Queue a conversation, blocking while the environment is at its limit.
 
         Args:
-            name: Which environment.
-            message_log: The conversation, which ends with the response.
-            metadata: Columns of the data set in the first turn, then what the last turn
-                returned.
-            timeout_s: Seconds to wait for room; None: no limit.
+            name: Name of the environment.
+            message_log: The conversation, ending with the response.
+            metadata: Columns of the data set in the first turn, then the metadata
+                returned by the last turn.
+            timeout_s: Seconds to wait for a free slot; None: no limit.
 
         Returns:
-            The answer to be, of one row: `EnvironmentReturn` with B = 1, or what the
+            A future of an `EnvironmentReturn` with B = 1, or of the exception that the
             environment raised.
 
         Raises:
             ConfigError: There is no environment of that name.
-            DeadlineExceededError: There was no room in time.
+            DeadlineExceededError: No slot became free in time.
             WorkerDiedError: The pool is closed.
         """
         lane = self._lane(name)
@@ -108,25 +109,25 @@ class EnvironmentPool:
         except TimeoutError:
             lane.slots.abandon(ticket)
             raise DeadlineExceededError(
-                f"environment {name!r} held {lane.slots.taken} conversations for "
-                f"{timeout_s:g} s, and had no room for another: take more workers, or "
-                "raise max_pending"
+                f"environment {name!r} had {lane.slots.taken} pending conversations, "
+                f"its maximum, for {timeout_s:g} s: use more workers, or raise "
+                "max_pending"
             ) from None
         return lane.put(log_as_text(message_log), metadata)
 
     async def step(self, name: str, message_log: MessageLog, metadata: Any) -> Result:
-        """Judge a conversation; the loop goes on meanwhile.
+        """Score a conversation without blocking the event loop.
 
         Args:
-            name: Which environment.
-            message_log: The conversation, which ends with the response.
+            name: Name of the environment.
+            message_log: The conversation, ending with the response.
             metadata: As for `submit`.
 
         Raises:
             ConfigError: There is no environment of that name.
-            WorkerDiedError: The pool is closed, or the workers that judge the
-                conversation die.
-            DistributedError: As the environment raised it, or its worker failed.
+            WorkerDiedError: The pool is closed, or each worker that tried the
+                conversation died.
+            DistributedError: The environment raised it, or its worker failed.
         """
         lane = self._lane(name)
         ticket = lane.slots.take()
@@ -138,11 +139,11 @@ class EnvironmentPool:
         return await asyncio.wrap_future(lane.put(log_as_text(message_log), metadata))
 
     def metrics(self) -> dict[str, float]:
-        """Return what was counted since the start, as `<environment>/<count>`.
+        """Return metrics since the start, as `<environment>/<metric>`.
 
         `rows` and `failed_rows`; `calls` and `rows_per_call`; `lost_workers` that died
-        or hung; `wait_s_mean` and `wait_s_max`, what rows waited for an instance;
-        `call_s_mean` and `call_s_max`; `pending` conversations now, and `pending_max`.
+        or hung; `wait_s_mean` and `wait_s_max`, time in the queue; `call_s_mean` and
+        `call_s_max`; `pending` conversations now, and their maximum, `pending_max`.
         """
         return {
             f"{name}/{count}": value
@@ -151,7 +152,8 @@ class EnvironmentPool:
         }
 
     def close(self) -> None:
-        """End all workers; conversations that wait fail. It may be called again."""
+        """Stop all workers; waiting conversations fail. Safe to call again."""
+        # An ExitStack closes the other lanes even if one raises.
         with ExitStack() as closing:
             for lane in self._lanes.values():
                 closing.callback(lane.close)

@@ -1,12 +1,12 @@
-"""`Slots`: how many rows may be in a lane, and who waits for one to leave.
+"""`Slots`: the limit on rows in a lane, and the callers waiting for a free slot.
 
 | part | consumes | produces | waits for | is unblocked by |
 |---|---|---|---|---|
 | caller | a slot | a row | a free slot | `give`, `close`, its own deadline |
 | lane | a row | a free slot | - | - |
 
-Callers are served in their order, threads and coroutines alike: each waits for a
-`Future`, which is done when the slot is its own.
+Callers, threads and coroutines alike, are served in order of arrival: each waits for a
+`Future` that completes when the slot is granted.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Slots:
     """A fixed number of slots.
 
     Args:
-        number: How many.
+        number: Number of slots.
     """
 
     def __init__(self, number: int) -> None:
@@ -32,7 +32,7 @@ class Slots:
         self._waiting: deque[Future[None]] = deque()
         self._closed: BaseException | None = None
         self.peak = 0
-        """Most slots that were taken at a time."""
+        """Maximum number of slots taken at the same time."""
 
     @property
     def taken(self) -> int:
@@ -40,11 +40,12 @@ class Slots:
         return self._number - self._free
 
     def take(self) -> Future[None]:
-        """Return a ticket that is done once a slot is the caller's."""
+        """Return a ticket that completes once the caller holds a slot."""
         ticket: Future[None] = Future()
         with self._lock:
             if self._closed is not None:
                 ticket.set_exception(self._closed)
+            # A newcomer must not overtake those already waiting.
             elif self._free and not self._waiting:
                 self._grant(ticket)
             else:
@@ -52,19 +53,19 @@ class Slots:
         return ticket
 
     def give(self) -> None:
-        """Free a slot, for the caller that has waited longest."""
+        """Free a slot and grant it to the caller that has waited longest."""
         with self._lock:
             self._free += 1
             while self._free and self._waiting:
                 self._grant(self._waiting.popleft())
 
     def abandon(self, ticket: Future[None]) -> None:
-        """Wait no longer; a slot that was granted meanwhile is free again."""
+        """Give up a ticket; free its slot if it was granted in the meantime."""
         if not ticket.cancel() and ticket.exception() is None:
             self.give()
 
     def close(self, error: BaseException) -> None:
-        """Let all who wait, and all who come, have an error."""
+        """Fail all waiting and all future callers with an error."""
         with self._lock:
             self._closed = error
             while self._waiting:
@@ -73,7 +74,7 @@ class Slots:
                     ticket.set_exception(error)
 
     def _grant(self, ticket: Future[None]) -> None:
-        # False: its caller waits no longer.
+        # False: the caller has given up, so the slot goes to the next one.
         if ticket.set_running_or_notify_cancel():
             self._free -= 1
             self.peak = max(self.peak, self.taken)

@@ -1,8 +1,8 @@
-"""Mathematical answers: found in a response, read, and compared by what they mean.
+"""Extraction, parsing and comparison of mathematical answers by their meaning.
 
 ```
 response --extraction--> text --tokens, reader--> value --equality--> same or not
 ```
-`judging` puts these together. Nothing here imports more than sympy, so that the
-processes that compare are up quickly.
+`judging` combines these. Only sympy is imported here, so that the processes that
+compare answers start quickly.
 """

@@ -1,8 +1,8 @@
-"""`is_same`: whether an answer means the same as the solution.
+"""`is_same`: compares the meaning of an answer with that of the solution.
 
-The solution decides what counts: for one without a unit, `5 cm` is 5; for `x = 5`, 5 is
-enough. Brackets, order in points, units that both have, and names on both sides must
-agree.
+The solution decides how strict to be: without a unit in it, `5 cm` equals 5, and 5
+suffices for `x = 5`. Brackets, the order of coordinates, units given by both, and names
+on both sides must agree.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ _FLIPPED = {"<": ">", "<=": ">=", ">": "<", ">=": "<=", "=": "=", "!=": "!="}
 _NO_SOLUTIONS = frozenset(
     ["no solution", "no solutions", "none", "empty set", "no real solution"]
 )
+# Matching without order is quadratic, and each comparison may be slow.
 _MAX_UNORDERED = 64
 _UNIT_LETTERS = {"m": "m", "second": "s", "g": "g", "hour": "h", "liter": "l"}
 
@@ -48,7 +49,7 @@ def is_same(gold: Value, answer: Value) -> bool:
 
 
 def _simple(value: Value) -> Value:
-    """Unwrap a single value, and name the sets that have several spellings."""
+    """Unwrap a single value, and normalize sets with several spellings."""
     while isinstance(value, Group) and len(value.items) == 1:
         [value] = value.items
     if isinstance(value, Words) and value.text in _NO_SOLUTIONS:
@@ -62,6 +63,7 @@ def _simple(value: Value) -> Value:
 
 
 def _is_same_words(gold: Value, answer: Value) -> bool:
+    # "the winner = Alice" answers "Alice".
     if isinstance(answer, Relation):
         answer = _assigned(answer) or answer
     return bool(gold == answer)
@@ -77,6 +79,7 @@ def _is_same_quantity(gold: Value, answer: Value) -> bool:
     if isinstance(a, Group) or isinstance(b, Group):
         return False
     unit = unit_a or unit_b
+    # With the percent sign on one side only, both 50 and 0.5 are meant as 50 %.
     if unit == "%" and _is_number(a) and _is_number(b):
         with_unit, without = (a, b) if unit_a else (b, a)
         return is_same(with_unit, without) or is_same(with_unit / 100, without)
@@ -84,7 +87,7 @@ def _is_same_quantity(gold: Value, answer: Value) -> bool:
         return True
     if not _is_number(a if unit_a else b):
         return False
-    # A letter behind a number may be a unit or a variable.
+    # A letter after a number may be a unit or a variable, as in 5 m.
     factor = sympy.pi / 180 if unit == "degree" else _unit_product(unit)
     if factor is None:
         return False
@@ -129,14 +132,15 @@ def _is_same_group(gold: Value, answer: Value) -> bool:
     if len(gold.items) != len(answer.items):
         return False
     names = [{_name(item) for item in group.items} for group in (gold, answer)]
-    # Without their names, values of several variables are told apart by their order.
+    # Values of several variables without their names are distinguished by order only.
     is_named = [None not in found and len(found) > 1 for found in names]
     brackets = {gold.bracket, answer.bracket}
     if brackets <= {"", "{}"} and is_named[0] == is_named[1]:
         return _is_same_unordered(gold.items, answer.items)
+    # `1, 2` is a common spelling of the point (1, 2), but not of an interval.
     if len(brackets) == 1 or brackets <= {"", "()"}:
         return all(map(is_same, gold.items, answer.items))
-    # `{2, 1}` for `x = 2, y = 1` says which is which no better than `1, 2`.
+    # `{2, 1}` does not say which is which of `x = 2, y = 1`.
     return False
 
 
@@ -144,6 +148,7 @@ def _is_same_unordered(gold: Sequence[Value], answer: Sequence[Value]) -> bool:
     left = list(answer)
     if len(left) > _MAX_UNORDERED:
         return list(gold) == left
+    # Greedy is enough: equality of values is transitive up to rounding.
     for item in gold:
         place = next((i for i, other in enumerate(left) if is_same(item, other)), None)
         if place is None:
@@ -161,6 +166,7 @@ def _is_same_operation(gold: Value, answer: Value) -> bool:
     first, second = _flat(gold), _flat(answer)
     if len(first) != len(second):
         return False
+    # Union and intersection commute, a difference does not.
     if gold.name == "difference":
         return all(map(is_same, first, second))
     return _is_same_unordered(first, second)
@@ -218,6 +224,7 @@ def _is_same_relation(gold: Value, answer: Value) -> bool:
     else:
         relation, other = answer, gold
     value = _assigned(relation)
+    # Only an answer may show its work; as a solution `2 + 3 = 5` is an equation.
     if value is None and relation is answer:
         value = _calculated(relation)
     if value is None:
@@ -237,7 +244,7 @@ def _assigned(relation: Relation) -> Value | None:
 
 
 def _calculated(relation: Relation) -> Value | None:
-    """Return the value of an answer that shows its way: `48/2 = 24`, `x + y = 5`."""
+    """Return the value of an answer that shows its work: `48/2 = 24`, `x + y = 5`."""
     if set(relation.signs) != {"="}:
         return None
     first, last = relation.sides[0], relation.sides[-1]
@@ -249,13 +256,13 @@ def _calculated(relation: Relation) -> Value | None:
 
 
 def _agree(relation: Relation, *, start: int = 1) -> bool:
-    """Whether the sides of a chain are the same from one on."""
+    """Return True if the sides of a chain are the same from `start` on."""
     last = relation.sides[-1]
     return all(is_same(last, side) for side in relation.sides[start:-1])
 
 
 def _name(value: Value) -> str | None:
-    """Return the name that a relation gives a value to."""
+    """Return the name to which a relation assigns a value."""
     if not isinstance(value, Relation) or value.signs[0] not in ("=", "in"):
         return None
     if set(value.signs) != {value.signs[0]}:
@@ -300,6 +307,8 @@ def _are_same_chains(gold: Relation, answer: Relation) -> bool:
             continue
         if not all(isinstance(side, sympy.Expr) for pair in sides for side in pair):
             return False
+        # x + y = 2 and 2 x + 2 y = 4 are the same equation; for inequalities a negative
+        # factor would turn the sign.
         a, b = (pair[0] - pair[1] for pair in sides)
         if not are_proportional(a, b, positive=sign not in ("=", "!=")):
             return False
@@ -307,7 +316,7 @@ def _are_same_chains(gold: Relation, answer: Relation) -> bool:
 
 
 def _as_interval(value: Value) -> Group | None:
-    """Return the numbers that a relation leaves to one variable."""
+    """Return the interval of a relation in one variable; None: it is none."""
     if not isinstance(value, Relation) or not set(value.signs) <= _ORDERS:
         return None
     relation = value
@@ -343,7 +352,8 @@ _BRACKET: dict[tuple[bool, bool], Bracket] = {
     (True, False): "(]",
     (False, True): "[)",
 }
-# The first that either value is of decides.
+# Ordered: the first class to which either value belongs decides, since a set may
+# contain groups, a group quantities, and so on.
 _COMPARISONS: tuple[tuple[type, Callable[[Value, Value], bool]], ...] = (
     (SetOperation, _is_same_operation),
     (Group, _is_same_group),

@@ -1,7 +1,7 @@
-"""Whether two expressions are the same function of their variables.
+"""Equality of two expressions as functions of their variables.
 
-They are compared at a few points, with many digits: different expressions do not agree
-there, and no rewriting is needed, which may take forever.
+Expressions are evaluated at a few points with many digits. Different expressions do not
+agree there, and this avoids symbolic simplification, which may take forever.
 """
 
 from __future__ import annotations
@@ -14,21 +14,22 @@ __all__ = ["are_proportional", "are_same_expressions"]
 
 _DIGITS = 40
 _TOLERANCE = sympy.Float("1e-25", _DIGITS)
-# Below it a sum of terms that cancel is zero.
+# Below this, a sum of cancelling terms counts as zero.
 _ZERO = sympy.Float("1e-30", _DIGITS)
 _MIN_SIGNIFICANT_DIGITS = 6
 _MIN_DECIMALS = 6
 _NUM_POINTS = 6
+# One point may be a coincidence, and some points are outside of a domain.
 _MIN_POINTS = 2
-# Of no pattern that an expression may have, positive and negative ones.
+# Positive and negative fractions of primes, at which no identity holds by accident.
 _SEEDS = ((37, 23), (-71, 43), (113, 61), (-29, 31), (17, 59), (-149, 47), (83, 37))
 
 
 def are_same_expressions(gold: Any, answer: Any) -> bool:
     """Compare two expressions of sympy.
 
-    A decimal number also equals an exact one that it is rounded from, if it has six
-    significant digits at least.
+    A decimal number also equals an exact number that rounds to it, provided that it has
+    at least six significant digits.
     """
     if gold == answer:
         return True
@@ -43,7 +44,7 @@ def are_same_expressions(gold: Any, answer: Any) -> bool:
 
 
 def are_proportional(gold: Any, answer: Any, *, positive: bool) -> bool:
-    """Whether one expression is a constant, other than zero, times the other."""
+    """Return True if one expression is a nonzero constant times the other."""
     if gold.free_symbols != answer.free_symbols:
         return False
     pairs = _at_points(gold, answer)
@@ -68,15 +69,16 @@ def _are_same_constants(gold: Any, answer: Any) -> bool:
 
 
 def _is_rounded(exact: Any, decimal: Any) -> bool:
-    """Whether a decimal number is the other one, rounded to its digits."""
+    """Return True if a decimal number is the exact one, rounded to its digits."""
     num_decimals = _num_decimals(decimal)
     if not num_decimals:
         return False
     first_digits = abs(decimal.p) * 10**num_decimals // decimal.q
+    # 0.3 is not an acceptable rounding of 1/3.
     if first_digits < 10 ** (_MIN_SIGNIFICANT_DIGITS - 1):
         return False
     if exact.is_Rational:
-        # Two decimal numbers differ on purpose, unless only digits far behind do.
+        # Two decimals differ on purpose, unless one just has more digits.
         others = _num_decimals(exact)
         if others is not None and not _MIN_DECIMALS <= num_decimals < others:
             return False
@@ -85,7 +87,7 @@ def _is_rounded(exact: Any, decimal: Any) -> bool:
 
 
 def _num_decimals(number: Any) -> int | None:
-    """Return the number of digits behind the point; None if they never end."""
+    """Return the number of decimal places; None if they never end."""
     rest, twos, fives = int(number.q), 0, 0
     while rest % 2 == 0:
         rest, twos = rest // 2, twos + 1
@@ -95,7 +97,7 @@ def _num_decimals(number: Any) -> int | None:
 
 
 def _at_points(gold: Any, answer: Any) -> list[tuple[Any, Any]]:
-    """Return both values at points where both have one."""
+    """Return both values at points where both are defined."""
     symbols = sorted(gold.free_symbols | answer.free_symbols, key=str)
     pairs = []
     for point in range(_NUM_POINTS):
@@ -108,6 +110,7 @@ def _at_points(gold: Any, answer: Any) -> list[tuple[Any, Any]]:
         )
         if _is_finite(a) and _is_finite(b):
             pairs.append((a, b))
+        # Their domains differ: log(x^2) is not 2 log(x).
         elif _is_finite(a) != _is_finite(b):
             return []
     return pairs
@@ -118,5 +121,6 @@ def _is_finite(value: Any) -> bool:
 
 
 def _is_same(a: Any, b: Any) -> bool:
+    # Relative, so that tiny and huge values are compared alike.
     size = max(abs(a), abs(b))
     return bool(size == 0 or abs(a - b) <= _TOLERANCE * size)

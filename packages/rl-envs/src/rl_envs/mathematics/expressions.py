@@ -1,4 +1,4 @@
-"""Sums, products and powers: from tokens to sympy."""
+"""Parsing of sums, products and powers from tokens to sympy."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ _OVER = ("/", r"\div")
 class ExpressionReader(FactorReader):
     """Reads sums.
 
-    `double_sign` is what `\\pm` means now, 1 or -1; `num_double_signs` counts them.
+    `double_sign` is the current meaning of `\\pm`, 1 or -1; `num_double_signs` counts
+    such signs.
     """
 
     def __init__(self, tokens: Sequence[Token], *, python: bool) -> None:
@@ -47,6 +48,7 @@ class ExpressionReader(FactorReader):
         if not self.accept(r"\pm", r"\mp"):
             return None
         self.num_double_signs += 1
+        # `a \pm b \mp c` takes the upper signs together, and then the lower ones.
         upper = self.before().text == r"\pm"
         return self.double_sign if upper else -self.double_sign
 
@@ -91,10 +93,11 @@ class ExpressionReader(FactorReader):
         return token.kind in ("number", "letter", "name", "begin")
 
     def side_by_side(self, value: Value) -> Any:
-        """Multiply, or add the fraction of a mixed number."""
+        """Multiply adjacent factors, or add the fraction of a mixed number."""
         before, token = self.before(), self.peek()
         after_number = before.kind == "number" and isinstance(value, sympy.Integer)
         if token.kind == "number":
+            # `1 2/3` is a mixed number; any other pair of numbers is an error.
             fraction = after_number and self.peek(1).text == "/"
             if not fraction or self.peek(2).kind != "number":
                 raise Unreadable("two numbers stand side by side")
@@ -106,6 +109,7 @@ class ExpressionReader(FactorReader):
         return self.scalar(value) * factor
 
     def _mixed(self, whole: Any, fraction: Any) -> Any:
+        # `2 \frac{3}{2}` cannot be a mixed number, so it is a product.
         if not 0 < fraction < 1:
             return whole * fraction
         return whole + fraction
@@ -125,23 +129,24 @@ class ExpressionReader(FactorReader):
                 return value
 
     def _raised(self, base: Any, exponent: Any) -> Any:
+        # sympy would return zoo, which compares in surprising ways.
         if base == 0 and exponent.is_negative:
             raise Unreadable("it divides by zero")
         return base**exponent
 
     def exponent(self) -> Any:
-        """Read what follows `^`."""
+        """Read the exponent after `^`."""
         if self.peek().text == "{":
             return self.scalar(self._braced())
         if self.accept("-"):
             return -self.exponent()
         if self.accept("+"):
             return self.exponent()
-        # A tower is read from the top.
+        # Powers associate to the right: 2^3^2 is 2^9.
         return self.scalar(self.power())
 
     def is_degree(self) -> bool:
-        """Whether a sign of degrees is next."""
+        """Return True if a degree sign is next."""
         if self.peek().text != "^":
             return False
         if self.peek(1).text in (r"\circ", r"\degree"):
@@ -149,7 +154,7 @@ class ExpressionReader(FactorReader):
         return self.peek(1).text == "{" and self.peek(2).text == r"\circ"
 
     def take_degree(self) -> None:
-        """Move past a sign of degrees."""
+        """Consume a degree sign."""
         self.take()
         if self.accept("{"):
             self.take()

@@ -1,4 +1,4 @@
-"""Where the answer stands in a response: the texts to read, the best first."""
+"""Finding the answer in a response: candidate texts, the best first."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 __all__ = ["answers_in", "boxed_answer"]
 
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*(?=\{)")
-# Between two boxes that make one answer.
+# Text between two boxes that form one answer.
 _JOINED = re.compile(r"[\s$.]*(?:,|;|and|or|\\text\{\s*(?:and|or)\s*\})[\s$]*|[\s$]*")
 _MARK = re.compile(r"####|(?i:\banswer(?:\s+is\b|\s*[:=]|\s+would be\b)\s*:?)")
 _FORMULA = re.compile(
@@ -25,22 +25,24 @@ _NUMBER = re.compile(
     r"(?<![\w.])[-+\u2212]?(?:[$€£]\s?)?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)?(?:\.?\d+)"
     r"(?:\s*[-+*/^\u00d7\u00f7]\s*\d+(?:\.\d+)?|[eE][-+]?\d+)*\s*(?:%|percent\b)?"
 )
+# Limits for hostile responses: the work stays linear in their length.
 _MAX_LINE = 200
 _MAX_BOXES = 100
 
 
 def answers_in(response: str) -> Iterator[tuple[str, bool]]:
-    """Yield texts that may be the answer, and whether words count as one there.
+    """Yield candidate texts, each with True if words count as an answer there.
 
-    An answer in a box is the only one. Otherwise that after "answer is", the last
-    formula, the whole of a short response, and its last number, in this order.
+    A boxed answer is the only candidate. Otherwise the candidates are the text after
+    "answer is" or, without it, a short response as a whole and the last formula or, if
+    there is none, the last number.
     """
     boxed = boxed_answer(response)
     if boxed is not None:
         yield boxed, True
         return
     if _BOX.search(response):
-        # It was cut off within its box.
+        # The response was cut off within its box, so there is no final answer.
         return
     marks = list(_MARK.finditer(response))
     if marks:
@@ -59,7 +61,7 @@ def answers_in(response: str) -> Iterator[tuple[str, bool]]:
 
 
 def boxed_answer(text: str) -> str | None:
-    """Return what the last box holds, joined with boxes right before it."""
+    """Return the content of the last box, joined with those directly before it."""
     starts = list(_BOX.finditer(text))[-_MAX_BOXES:]
     boxes = [box for start in starts if (box := _box_at(text, start)) is not None]
     if not boxes:
@@ -69,11 +71,12 @@ def boxed_answer(text: str) -> str | None:
     while first and _JOINED.fullmatch(text[boxes[first - 1][1] : boxes[first][0]]):
         first -= 1
         contents.insert(0, boxes[first][2])
-    # A box repeated is one answer.
+    # A repeated box is one answer.
     return ", ".join(dict.fromkeys(contents))
 
 
 def _box_at(text: str, start: re.Match[str]) -> tuple[int, int, str] | None:
+    # By counting, as a regular expression cannot match nested braces.
     depth = 0
     for place in range(start.end(), len(text)):
         if text[place] in "{}" and text[place - 1] != "\\":
@@ -84,7 +87,7 @@ def _box_at(text: str, start: re.Match[str]) -> tuple[int, int, str] | None:
 
 
 def _after_mark(rest: str) -> Iterator[tuple[str, bool]]:
-    """Yield what follows "answer is": the line, its sentence, its clause, a number."""
+    """Yield the text after "answer is" as line, sentence, clause and number."""
     rest = rest.strip().lstrip("*:").strip()
     line = rest.partition("\n")[0].strip().strip("*").strip()
     sentence = _SENTENCE_END.split(line, maxsplit=1)[0]
@@ -107,6 +110,7 @@ def _last_formula(text: str) -> str | None:
     ]
     if not found:
         return None
+    # "$x = 1$ and $y = 2$" is one answer.
     first = len(found) - 1
     contents = [found[first][2]]
     while first and _PAIR_JOIN.fullmatch(text[found[first - 1][1] : found[first][0]]):

@@ -1,4 +1,4 @@
-"""Factors: numbers, variables, functions, brackets and matrices."""
+"""Parsing of factors: numbers, variables, functions, brackets and matrices."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ BARS = {
     r"\lceil": r"\rceil",
 }
 _OPENING = ("(", "[", "]", r"\{", r"\lbrace", r"\langle")
-# `]1, 2[` is an interval without its ends.
+# `]1, 2[` is an open interval.
 _CLOSING: dict[str, tuple[str, ...]] = {
     "(": (")", "]"),
     "[": (")", "]", "["),
@@ -65,6 +65,7 @@ class FactorReader(TokenReader):
         """Read a factor without its powers."""
         token = self.peek()
         if token.kind == "number":
+            # Exact: a float would make 0.1 + 0.2 differ from 0.3.
             return sympy.Rational(self.take().text)
         if token.kind == "letter":
             return self._letter()
@@ -84,13 +85,14 @@ class FactorReader(TokenReader):
         raise Unreadable(f"{got} is where a value must be")
 
     def divided(self, top: Value, bottom: Value) -> Any:
-        """Divide, but not by zero."""
+        """Divide, refusing to divide by zero."""
         divisor = self.scalar(bottom)
         if divisor == 0:
             raise Unreadable("it divides by zero")
         return self.scalar(top) / divisor
 
     def _letter(self) -> Any:
+        # With an index or prime, e and i are variables: e_1, i'.
         name = self.take().text
         if self.peek().text not in ("_", "'"):
             if name == "e" or (name == "E" and self.python):
@@ -103,6 +105,7 @@ class FactorReader(TokenReader):
         """Return a variable with its index and primes."""
         if self.accept("_"):
             name = f"{name}_{self.raw_group()}"
+        # `x2`, as programs print it, is x_2.
         elif self.peek().kind == "number" and not self.peek().spaced:
             name = f"{name}_{self.take().text}"
         while self.accept("'"):
@@ -132,7 +135,7 @@ class FactorReader(TokenReader):
         raise Unreadable(f"{token.text} is not known")
 
     def _command(self, text: str, name: str) -> Value | None:
-        """Read what only LaTeX has; None: it is no such command."""
+        """Read a command that only LaTeX has; return None for any other."""
         if text in FRACTIONS:
             return self.divided(self._argument(first=True), self._argument())
         if name in ("binom", "dbinom", "tbinom"):
@@ -146,6 +149,7 @@ class FactorReader(TokenReader):
     def _accented(self, name: str) -> Any:
         if self.peek().text == "{":
             return self._symbol(f"{name} {self.raw_group()}")
+        # `\angle ABC` and `\overline AB` name objects by a few letters.
         letters = ""
         while self.peek().kind in ("letter", "words") and len(letters) < len("ABCD"):
             letters += self.take().text
@@ -159,7 +163,7 @@ class FactorReader(TokenReader):
         if token.text == "{":
             return self.scalar(self._braced())
         if token.kind == "number" and first and len(token.text) > 1:
-            # \frac12: each argument is one digit.
+            # In \frac12 each argument is one digit.
             return self.split_digit()
         return self.scalar(self.primary())
 
@@ -173,6 +177,7 @@ class FactorReader(TokenReader):
         return root(self._argument())
 
     def _function(self, name: str) -> Any:
+        # Twice, as `\log_2^3` may have both, in either order.
         base, power = None, None
         for _ in range(2):
             if self.accept("_"):
@@ -180,6 +185,7 @@ class FactorReader(TokenReader):
             elif self.peek().text == "^":
                 self.take()
                 power = self.exponent()
+        # sin^{-1} is the inverse, although sin^2 is a power.
         if power == -1 and name in _INVERSES:
             name, power = _INVERSES[name], None
         arguments = self._arguments()
@@ -199,7 +205,7 @@ class FactorReader(TokenReader):
                 found = [self.scalar(item) for item in self.items(closing)]
                 self.expect(closing)
                 return found
-        # `\sin 2x` goes as far as numbers and variables do.
+        # The argument in `\sin 2x` extends over numbers and variables.
         value = self.scalar(self.power())
         while self.peek().kind in ("number", "letter") or self._is_letter_command():
             value = self.scalar(self.side_by_side(value))
@@ -219,6 +225,7 @@ class FactorReader(TokenReader):
         return found[0] if len(found) == 1 else Group("{}", tuple(found))
 
     def _bracketed(self) -> Value:
+        # Within brackets a bar opens again: |x (|y|)|.
         opening = self.take().text
         bars, self.bars = self.bars, []
         found = self.items(*_CLOSING[opening])
@@ -230,6 +237,7 @@ class FactorReader(TokenReader):
             return found[0]
         if opening == "[" and closing == "]" and _are_rows(found):
             return _matrix([item.items for item in found])
+        # Only intervals have different brackets, and two ends.
         kind = (opening in ("(", "]", r"\langle"), closing in (")", "[", r"\rangle"))
         if kind[0] != kind[1] and len(found) != 2:
             raise Unreadable("its brackets do not match")
@@ -250,7 +258,7 @@ class FactorReader(TokenReader):
         return sympy.Abs(value)
 
     def _environment(self) -> Value:
-        """Read a matrix, or lines of values."""
+        """Read a matrix or an aligned list of values."""
         name = self.take().text
         rows: list[list[Value]] = [[]]
         while self.peek().kind != "finish":
@@ -271,7 +279,7 @@ class FactorReader(TokenReader):
     # Names of sympy ----------------------------------------------------------------
 
     def is_call(self) -> bool:
-        """Whether a name of sympy is next, with its arguments."""
+        """Return True if a sympy class with arguments is next."""
         token = self.peek()
         return token.text in SYMPY_NAMES and self.peek(1).text in ("(", ".")
 
@@ -307,7 +315,7 @@ class FactorReader(TokenReader):
             if self.accept(","):
                 opened[place] = self.take().text == "True"
         self.expect(")")
-        # sympy leaves it out where an end is infinite.
+        # sympy omits the flags if an end is infinite.
         kind = (opened[0] or ends[0] == -sympy.oo, opened[1] or ends[1] == sympy.oo)
         return Group(_BRACKETS.get(kind, "()"), tuple(ends))  # type: ignore[arg-type]
 
@@ -330,7 +338,7 @@ def _matrix(rows: Sequence[Sequence[Value]]) -> Any:
     if len({len(row) for row in rows}) != 1:
         raise Unreadable("the rows of a matrix differ in length")
     if not all(isinstance(item, sympy.Expr) for row in rows for item in row):
-        raise Unreadable("a matrix holds what is no number")
+        raise Unreadable("a matrix has an entry that is not a number")
     return sympy.ImmutableMatrix(rows)
 
 

@@ -1,4 +1,4 @@
-"""`judge_answer`: whether the answer in a response is the solution.
+"""`judge_answer`: compares the answer in a response with the solution.
 
 ```
 solution --read_solution--> value ----------+
@@ -28,27 +28,27 @@ from rl_envs.mathematics.values import (
 __all__ = ["Verdict", "judge_answer", "read_solution"]
 
 _SHOWN_CHARACTERS = 200
-# The solutions of GSM8K end with it.
+# Marks the final answer in solutions of GSM8K.
 _GSM8K_MARK = "####"
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What became of one comparison."""
+    """Result of one comparison."""
 
     correct: bool
     answer: str | None
-    """What was found in the response."""
+    """Answer extracted from the response."""
 
 
 def read_solution(text: str) -> Value:
     """Read a solution: a number, LaTeX, plain or Python notation, or words.
 
-    Of a text with `####` the part behind the last one counts, of one with `\\boxed{}`
+    In a text with `####` the part after the last one counts, in one with `\\boxed{}`
     its content.
 
     Raises:
-        Unreadable: It has no meaning as a whole.
+        Unreadable: It cannot be read as a whole.
     """
     return read_answer(_solution_text(text))
 
@@ -57,12 +57,12 @@ def judge_answer(response: str, solution: str) -> Verdict:
     """Compare the last answer in a response with the solution.
 
     Args:
-        response: Text; an answer in `\\boxed{}` counts before others.
+        response: Text; an answer in `\\boxed{}` takes precedence.
         solution: See `read_solution`.
 
     Raises:
-        Unreadable: The solution has no meaning as a whole; an answer that has none
-            is wrong.
+        Unreadable: The solution cannot be read as a whole. An unreadable answer is just
+            wrong.
     """
     gold = read_solution(solution)
     shown: str | None = None
@@ -73,7 +73,7 @@ def judge_answer(response: str, solution: str) -> Verdict:
         if value is None:
             continue
         correct = is_same(gold, value)
-        # Prose may hold the answer further on, unless the solution is in words.
+        # Prose may be followed by the answer, unless the solution is in words.
         if correct or not _is_prose(value) or _has_words(gold):
             return Verdict(correct, _shown(value, text))
     return Verdict(False, shown or None)
@@ -93,12 +93,12 @@ def _read(text: str) -> Value | None:
 
 
 def _shown(value: Value, text: str) -> str:
-    """Return an answer in one spelling for many, so that answers can be counted."""
+    """Return a canonical spelling of an answer, so that answers can be counted."""
     if isinstance(value, Relation) and isinstance(value.sides[0], sympy.Symbol):
         value = value.sides[-1]
     if isinstance(value, Quantity):
         value = value.value
-    # Python does not write very long numbers.
+    # Python refuses to print very long integers.
     with suppress(ValueError):
         if isinstance(value, sympy.Expr):
             text = str(value)

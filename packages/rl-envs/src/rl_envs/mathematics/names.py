@@ -1,4 +1,4 @@
-"""Names with a meaning: functions, constants, letters, units."""
+"""Known names: functions, constants, letters, units."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _log(value: Any, base: Any = None) -> Any:
 
 def _root(value: Any, degree: Any = _TWO) -> Any:
     if degree.is_Integer and degree.is_odd and value.is_negative:
-        # The real root, as schools teach it.
+        # The real root, as taught in school; sympy returns the principal, complex one.
         return -sympy.root(-value, degree)
     return sympy.root(value, degree)
 
@@ -128,7 +128,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "Re": sympy.re,
     "Im": sympy.im,
 }
-# Marks over or before a letter that make a name of their own.
+# Marks over or before letters that form a separate name.
 ACCENTS = frozenset(
     [
         "overline",
@@ -146,7 +146,7 @@ ACCENTS = frozenset(
         "overset",
     ]
 )
-# Classes of sympy that an answer may be printed with.
+# Classes of sympy that occur in printed answers.
 SYMPY_NAMES = frozenset(
     [
         "Eq",
@@ -232,7 +232,7 @@ _UNITS = {
     "per": "per / a",
 }
 _UNIT_OF = {word: unit for unit, words in _UNITS.items() for word in words.split()}
-# Words of two or three letters, which are never products of variables.
+# Short words that must not be read as products of variables, such as c a t.
 SHORT_WORDS = frozenset(word for word in _UNIT_OF if word.isalpha() and len(word) > 1)
 SHORT_WORDS |= frozenset(
     [
@@ -277,12 +277,14 @@ SHORT_WORDS |= frozenset(
 
 
 def unit_name(words: list[str]) -> str:
-    """Return one spelling of a unit for all ways to write it."""
+    """Return the canonical spelling of a unit."""
     plain = []
     for word in words:
         known = _UNIT_OF.get(word) or _UNIT_OF.get(word.lower())
         if known is None:
             known = word.lower()
+            # A plural, so that "3 apples" and "1 apple" have one unit; not "gas" or
+            # "class".
             if len(known) > 3 and known.endswith("s") and not known.endswith("ss"):
                 known = known[:-1]
         plain.extend(known.split())
@@ -290,12 +292,13 @@ def unit_name(words: list[str]) -> str:
 
 
 def _as_power(words: list[str]) -> str:
-    """Return `cm ^2` for square cm, cm squared and cm^2."""
+    """Return `cm ^2` for "square cm", "cm squared" and "cm^2"."""
     parts: list[str] = []
     pending = ""
     for word in words:
         if word in ("square", "cubic"):
             power = "^2" if word == "square" else "^3"
+            # "cm squared" follows its unit, "square cm" precedes it.
             if parts and parts[-1] != "per" and not parts[-1].startswith("^"):
                 parts.append(power)
             else:

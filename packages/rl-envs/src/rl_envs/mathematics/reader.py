@@ -1,6 +1,6 @@
-"""`read_answer`: the value of an answer, all of it, or `Unreadable`.
+"""`read_answer`: parses an answer completely, or raises `Unreadable`.
 
-A recursive descent over the tokens, from loose to tight:
+A recursive descent over the tokens, from the loosest to the tightest binding:
 
 ```
 several   1, 2 and 3
@@ -9,8 +9,8 @@ side      A \\cup B        sets, or
 quantity  5\\text{ cm}     a sum with a unit
 sum, term, factor         see `ExpressionReader`
 ```
-Nothing is skipped: what has no meaning makes the whole answer unreadable, because half
-an answer may equal a solution that the whole does not.
+Nothing is skipped: a part without meaning makes the whole answer unreadable, because
+part of a wrong answer may equal the solution.
 """
 
 from __future__ import annotations
@@ -100,10 +100,10 @@ def read_answer(text: str) -> Value:
     """Read an answer in LaTeX, plain or Python notation, or in words.
 
     Args:
-        text: The answer and nothing else; delimiters such as `$` may be around it.
+        text: The answer and nothing else, with or without delimiters such as `$`.
 
     Raises:
-        Unreadable: It has no meaning as a whole.
+        Unreadable: It cannot be read as a whole.
     """
     text = _without_delimiters(text)
     if not text:
@@ -111,6 +111,7 @@ def read_answer(text: str) -> Value:
     words = _words_of(text)
     if words is not None:
         return words
+    # sympy prints E and I for constants that are variables in handwriting.
     python = "\\" not in text and bool(_PYTHON.search(text))
     reader = _AnswerReader(tokenize(text), python=python)
     value = reader.several()
@@ -120,6 +121,7 @@ def read_answer(text: str) -> Value:
 
 def _without_delimiters(text: str) -> str:
     text = text.strip().strip("*").strip()
+    # A single $ is a currency, a pair are delimiters.
     if text.count("$") - text.count(r"\$") == 1:
         text = re.sub(r"(?<!\\)\$", r"\\$", text)
     text = re.sub(r"(?<!\\)\$+", " ", text)
@@ -128,7 +130,7 @@ def _without_delimiters(text: str) -> str:
 
 
 def _words_of(text: str) -> Value | None:
-    """Return an answer made of words only; three letters or more make a word."""
+    """Return an answer of words only, with at least one of three letters or more."""
     plain = _PLAIN_TEXT.sub(r" \1 ", text).replace(r"\ ", " ").strip()
     if not _ALPHABETIC.fullmatch(plain):
         return None
@@ -139,6 +141,7 @@ def _words_of(text: str) -> Value | None:
 
 
 def _words(text: str) -> Words:
+    # Punctuation, case and a leading article do not change an answer in words.
     found = re.findall(r"\w+", re.sub("['\u2019]", "", text))
     folded = [word.casefold() for word in found]
     if len(folded) > 1 and folded[0] in ("the", "a", "an"):
@@ -147,20 +150,20 @@ def _words(text: str) -> Words:
 
 
 class _AnswerReader(ExpressionReader):
-    """Everything above a sum."""
+    """Reads everything that binds looser than a sum."""
 
     _depth = 0
 
     def several(self, *ends: str) -> Value:
-        """Read items up to one of the signs, or the end."""
+        """Read values up to one of the signs, or the end."""
         items = self.items(*ends)
         return items[0] if len(items) == 1 else Group("", tuple(items))
 
     def items(self, *ends: str) -> list[Value]:
-        """Read items that commas or words separate."""
+        """Read values separated by commas, "and" or "or"."""
         found: list[Value] = []
         self._depth += 1
-        # `[` may close an interval that is open on the right, but not begin with that.
+        # `[` closes an interval such as `]1, 2[`, but may also open a value.
         while self.peek().kind not in ("end", "finish") and (
             self.peek().text not in ends or self.peek().text == "["
         ):
@@ -182,20 +185,21 @@ class _AnswerReader(ExpressionReader):
             seen = True
 
     def _item(self) -> list[Value]:
-        """Read one item; with a sign such as `\\pm` it is two."""
+        """Read one value, or two if it has a sign such as `\\pm`."""
         if self._depth > 1:
-            # Within brackets it belongs to the item around them.
+            # Within brackets, a double sign belongs to the value around them.
             return [self._relation()]
         start, self.num_double_signs = self.place, 0
         first = self._relation()
         if not self.num_double_signs:
             return [first]
+        # Read the same tokens again with the lower signs.
         end, self.place = self.place, start
         self.double_sign = -1
         second = self._relation()
         self.double_sign, self.num_double_signs = 1, 0
         if self.place != end:
-            raise Unreadable("a double sign in it has no meaning")
+            raise Unreadable("it has a double sign in a wrong place")
         return [first, second]
 
     def _relation(self) -> Value:
@@ -212,7 +216,7 @@ class _AnswerReader(ExpressionReader):
         return Group(":", tuple(sides))
 
     def _labelled_side(self) -> Value:
-        """Read a side; `f(x)` before `=` is a name."""
+        """Read a side, taking `f(x)` before `=` as a name."""
         start = self.place
         if self.peek().kind == "letter" and self.peek(1).text == "(":
             name = self.take().text
@@ -220,6 +224,7 @@ class _AnswerReader(ExpressionReader):
                 name += self.take().text
             if self.accept(")") and self.peek().text == "=":
                 return sympy.Symbol(f"{name})")
+            # It was a product: go back and read it as one.
             self.place = start
         return self._side()
 
@@ -228,6 +233,7 @@ class _AnswerReader(ExpressionReader):
         while True:
             token = self.peek()
             name = _SET_SIGNS.get(token.text)
+            # Between sets, a capital U stands for the union.
             if token.text == "U" and isinstance(value, Group | SetOperation):
                 name = "union"
             if name is None:
@@ -257,7 +263,7 @@ class _AnswerReader(ExpressionReader):
         return value
 
     def _label(self) -> Value:
-        """Read words that begin an item: an answer in words, or a name before `=`."""
+        """Read leading words: an answer in words, or a name before `=`."""
         parts = []
         while self.peek().kind in ("text", "words", "letter", "number", "name"):
             if self.peek().text.strip(", ").lower() in _JOINERS:

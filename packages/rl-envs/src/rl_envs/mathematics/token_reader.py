@@ -1,4 +1,4 @@
-"""`TokenReader`: the place in the tokens, and what every part of reading needs."""
+"""`TokenReader`: the position in the tokens, and basic operations of parsing."""
 
 from __future__ import annotations
 
@@ -15,16 +15,20 @@ __all__ = ["TokenReader"]
 
 
 class TokenReader(ABC):
-    """Takes tokens one by one; the levels of the grammar build on one another.
+    """Consumes tokens one by one; base of the levels of the grammar.
+
+    The levels are split over subclasses; the abstract methods are those of a looser
+    level that a tighter one calls, as within brackets.
 
     Args:
-        tokens: Of the whole answer; the last is `end`.
-        python: `E` and `I` are constants, as sympy prints them.
+        tokens: Tokens of the whole answer; the last is `end`.
+        python: True if `E` and `I` are constants, as printed by sympy.
     """
 
     def __init__(self, tokens: Sequence[Token], *, python: bool) -> None:
         self._tokens, self.python = tokens, python
         self.place = 0
+        # The bars that are open: a bar has the same sign at both of its ends.
         self.bars: list[str] = []
 
     @abstractmethod
@@ -45,7 +49,7 @@ class TokenReader(ABC):
 
     @abstractmethod
     def exponent(self) -> Any:
-        """Read what follows `^`."""
+        """Read the exponent after `^`."""
 
     @abstractmethod
     def side_by_side(self, value: Value) -> Any:
@@ -54,11 +58,11 @@ class TokenReader(ABC):
     # Tokens -------------------------------------------------------------------
 
     def peek(self, ahead: int = 0) -> Token:
-        """Return a token without taking it."""
+        """Return a token without consuming it."""
         return self._tokens[min(self.place + ahead, len(self._tokens) - 1)]
 
     def take(self) -> Token:
-        """Return the next token and move past it."""
+        """Consume the next token and return it."""
         token = self.peek()
         if token.kind == "end":
             raise Unreadable("it ends too early")
@@ -66,14 +70,14 @@ class TokenReader(ABC):
         return token
 
     def accept(self, *texts: str) -> bool:
-        """Move past the next token if it is one of those."""
+        """Consume the next token if it is one of those."""
         if self.peek().kind == "end" or self.peek().text not in texts:
             return False
         self.place += 1
         return True
 
     def expect(self, *texts: str) -> str:
-        """Move past a token that must be one of those."""
+        """Consume the next token, which must be one of those."""
         token = self.peek()
         if not self.accept(*texts):
             got = repr(token.text) if token.text else "its end"
@@ -81,12 +85,12 @@ class TokenReader(ABC):
         return token.text
 
     def expect_end(self) -> None:
-        """Raise unless all has been read."""
+        """Raise unless all tokens have been consumed."""
         if self.peek().kind != "end":
-            raise Unreadable(f"{self.peek().text!r} has no meaning at its place")
+            raise Unreadable(f"{self.peek().text!r} is unexpected")
 
     def raw_group(self) -> str:
-        """Return the text between braces, or that of one token."""
+        """Consume a group in braces, or one token, and return its text."""
         if not self.accept("{"):
             return self.take().text
         depth, parts = 1, []
@@ -97,19 +101,19 @@ class TokenReader(ABC):
         return "".join(parts[:-1])
 
     def scalar(self, value: Value) -> Any:
-        """Return a value that can be calculated with."""
+        """Return a value as a number, expression or matrix."""
         if isinstance(value, Group) and len(value.items) == 1:
             return self.scalar(value.items[0])
         if isinstance(value, sympy.Expr | sympy.MatrixBase):
             return value
-        raise Unreadable("it calculates with what is no number")
+        raise Unreadable("it calculates with something other than a number")
 
     def before(self) -> Token:
-        """Return the token that was taken last."""
+        """Return the token consumed last."""
         return self._tokens[self.place - 1]
 
     def split_digit(self) -> Any:
-        """Take the first digit of the number that is next."""
+        """Consume only the first digit of the next number."""
         text = self.peek().text
         rest = Token("number", text[1:])
         self._tokens = [

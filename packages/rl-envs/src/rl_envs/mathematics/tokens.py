@@ -1,4 +1,4 @@
-"""From text to tokens: LaTeX, plain notation and that of Python look the same here."""
+"""Tokenizer shared by LaTeX, plain and Python notation."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from rl_envs.mathematics.values import Unreadable
 
 __all__ = ["Token", "tokenize"]
 
+# No answer is longer, and some of the expressions below are quadratic.
 _MAX_CHARACTERS = 4000
 _REPLACED = {
     "\N{MINUS SIGN}": "-",
@@ -48,7 +49,7 @@ _REPLACED = {
 _REPLACE = re.compile("|".join(map(re.escape, sorted(_REPLACED, key=len)[::-1])))
 _THOUSANDS = re.compile(r"(?<=\d)(?:\{,\}|,\\!|\\,|\\ )(?=\d{3}(?!\d))")
 _ROW = "¶"
-# What changes nothing about the meaning.
+# Commands without an effect on the meaning.
 _LAYOUT = re.compile(
     r"\\(?:left|right|big|Big|bigg|Bigg|bigl|bigr|Bigl|Bigr)(?![a-zA-Z])\.?"
     r"|\\(?:displaystyle|textstyle|quad|qquad|limits|nolimits)(?![a-zA-Z])"
@@ -72,21 +73,21 @@ _MAX_PRODUCT_LETTERS = 3
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A piece of text and what it is."""
+    """A piece of text and its kind."""
 
     kind: str
     """`number`, `letter` (one variable), `name` (a function or constant), `words` (no
     formula), `command`, `text`, `begin`, `finish`, `sign` or `end`."""
     text: str
     spaced: bool = False
-    """Whether space goes before it."""
+    """True if preceded by a space."""
 
 
 def tokenize(text: str) -> list[Token]:
     """Split an answer without delimiters into tokens; the last is `end`.
 
     Raises:
-        Unreadable: A character has no meaning here, or there are too many.
+        Unreadable: A character is unknown, or there are too many.
     """
     if len(text) > _MAX_CHARACTERS:
         raise Unreadable(f"it is longer than {_MAX_CHARACTERS} characters")
@@ -96,13 +97,13 @@ def tokenize(text: str) -> list[Token]:
     while place < len(text):
         found = _TOKEN.match(text, place)
         if found is None:
-            raise Unreadable(f"{text[place]!r} has no meaning in it")
+            raise Unreadable(f"{text[place]!r} is not known in an answer")
         kind, piece, place = found.lastgroup or "", found.group(), found.end()
         if kind == "space":
             spaced = True
             continue
         if kind == "number" and "," in piece:
-            # Between brackets a comma separates; outside it groups thousands.
+            # Within brackets a comma separates values; outside it groups thousands.
             if depth:
                 piece = piece.partition(",")[0]
                 place = found.start() + len(piece)
@@ -115,10 +116,11 @@ def tokenize(text: str) -> list[Token]:
 
 
 def _prepared(text: str) -> str:
+    # NFC and not NFKC, which would turn x² into x2.
     text = unicodedata.normalize("NFC", text)
     text = _THOUSANDS.sub(",", text)
     if r"\begin" not in text:
-        # Commands escaped once too often.
+        # Commands with a doubled backslash, as after two rounds of JSON escaping.
         text = re.sub(r"\\\\(?=[a-zA-Z])", lambda _: "\\", text)
     text = text.replace("\\\\", f" {_ROW} ")
     text = _REPLACE.sub(lambda match: _REPLACED[match.group()], text)
@@ -130,7 +132,7 @@ def _depth(piece: str, before: list[Token]) -> int:
         return 1
     if piece in _CLOSING:
         return -1
-    # A plain brace groups after a command, `^` or `_`, and is a set's otherwise.
+    # A plain brace is a group after a command, `^` or `_`, and a set otherwise.
     starts = not before or before[-1].text in (",", "=", "(", "[", "{", r"\in")
     return int(piece == "{" and starts)
 
@@ -146,7 +148,7 @@ def _classified(kind: str, piece: str, spaced: bool) -> list[Token]:
 
 
 def _text(piece: str) -> tuple[str, str]:
-    """Return kind and text of what a command sets upright."""
+    """Return the kind and the content of an upright text."""
     inner = piece[piece.index("{") + 1 : -1].strip()
     if inner in FUNCTIONS:
         return "name", inner
@@ -164,6 +166,6 @@ def _word(piece: str, spaced: bool) -> list[Token]:
         or piece in SYMPY_NAMES
     ):
         return [Token("words", piece, spaced)]
-    # Side by side, letters are variables that are multiplied.
+    # Adjacent letters are a product of variables.
     others = [Token("letter", letter) for letter in piece[1:]]
     return [Token("letter", piece[0], spaced), *others]

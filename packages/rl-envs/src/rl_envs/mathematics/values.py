@@ -1,4 +1,4 @@
-"""What an answer may be, once read: an expression of sympy, or one of these."""
+"""Values of parsed answers, beside expressions and matrices of sympy."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Bracket: TypeAlias = Literal["", "()", "[]", "(]", "[)", "{}", ":"]
 
 
 class Unreadable(EnvsError, ValueError):
-    """A text is no mathematical answer as a whole; says where reading ended."""
+    """A text cannot be read as a mathematical answer; the message says where."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Words:
 
 @dataclass(frozen=True, slots=True)
 class Quantity:
-    """A number or expression with a unit; `%` is one."""
+    """A number or expression with a unit, which may be `%`."""
 
     value: Value
     unit: str
@@ -46,7 +46,7 @@ class Group:
     """Several values: a point, a set, an interval, a ratio, or just several answers."""
 
     bracket: Bracket
-    """How it is written; "" without brackets, `[)` is open on the right."""
+    """Brackets of the group; "": none, `[)`: open on the right."""
     items: tuple[Value, ...]
 
 
@@ -63,5 +63,5 @@ class Relation:
     """A chain such as `a = b` or `1 < x <= 2`."""
 
     signs: tuple[str, ...]
-    """One fewer than sides: `=`, `!=`, `<`, `<=`, `>`, `>=` or `in`."""
+    """Signs between the sides: `=`, `!=`, `<`, `<=`, `>`, `>=` or `in`."""
     sides: tuple[Value, ...]

@@ -1,7 +1,7 @@
-"""Calling a reward function on a batch, and checking what it returns.
+"""Calling a reward function on a batch, and checking its results.
 
-Asynchronous functions run on an event loop of their own, in a thread where the caller
-already runs one:
+Asynchronous functions run on an event loop of their own, in a separate thread if the
+caller already runs one:
 
 | part | consumes | produces | waits for | is unblocked by |
 |---|---|---|---|---|
@@ -31,9 +31,9 @@ from rl_envs.rewards.signature import (
 __all__ = ["RewardCall", "Score"]
 
 Score: TypeAlias = float | dict[str, float | None] | None
-"""One row's reward, rewards by name (None where one does not apply to the row), or None
-where the row was not scored."""
-# What only TRL's trainer has; asking for it here is a mistake worth a hint.
+"""One row's reward, rewards by name (None if one does not apply to the row), or None if
+the row was not scored."""
+# Arguments that only TRL's trainer passes; a function that needs them gets a hint.
 _TRL_ONLY = frozenset(
     {"completion_ids", "completions_ids", "trainer_state", "log_extra"}
 )
@@ -51,14 +51,14 @@ def _where(error: BaseException) -> str:
 
 
 class RewardCall:
-    """A reward function together with what inspection found out about it.
+    """A reward function together with its inspected signature.
 
     Args:
         fn: The function.
-        name: Its name in messages and metrics; its own name if None.
-        batched: Whether it takes lists; None: found out by inspection.
-        deadline_s: Seconds that the asynchronous calls of one batch may take.
-        max_concurrency: Asynchronous calls that run at the same time.
+        name: Its name in messages and metrics; None: its own name.
+        batched: True if it takes lists; None: determined by inspection.
+        deadline_s: Time limit of the asynchronous calls of one batch, in seconds.
+        max_concurrency: Number of asynchronous calls that run at the same time.
 
     Raises:
         RewardSignatureError: Its parameters cannot be filled.
@@ -81,17 +81,17 @@ class RewardCall:
 
     @property
     def batched(self) -> bool:
-        """Whether the function takes lists."""
+        """True if the function takes lists."""
         return self.signature.batched
 
     @property
     def needs_messages(self) -> bool:
-        """Whether it may have to be given messages."""
+        """True if it may need messages instead of texts."""
         return self.signature.needs_messages
 
     @property
     def taken(self) -> frozenset[str]:
-        """Columns of the data set that it gets as prompt and response."""
+        """Columns of the data set that it receives as prompt and response."""
         names = {"response"} if self.signature.uses("response") else set()
         return frozenset(names if self.signature.needs_messages else names | {"prompt"})
 
@@ -99,8 +99,8 @@ class RewardCall:
         """Score a batch; one score per row.
 
         Raises:
-            RewardError: A column is missing, the function raised, or what it returned
-                is no reward; the message names the function and the row.
+            RewardError: A column is missing, the function raised, or it returned an
+                invalid reward; the message names the function and the row.
         """
         if not len(rows):
             return []
@@ -139,6 +139,7 @@ class RewardCall:
     def _score_rows(self, rows: RewardRows) -> list[Score]:
         roles = {role: column for role, column in rows.by_role().items() if len(column)}
         results = [self._call_row(rows, roles, row) for row in range(len(rows))]
+        # The type check first: nearly all results are floats, and inspection is slow.
         if any(
             type(result) is not float and inspect.isawaitable(result)
             for result in results
@@ -175,8 +176,8 @@ class RewardCall:
     def _raised(self, error: BaseException, what: str) -> RewardCallError:
         return RewardCallError(
             f"reward function {self.name!r} raised {type(error).__name__}: {error} for "
-            f"{what}{_where(error)}. Catch what may go wrong with a model's text, and "
-            "return None for a row that cannot be scored"
+            f"{what}{_where(error)}. Handle whatever a model may write, and return "
+            "None for a row that cannot be scored"
         )
 
     async def _await_one(self, awaitable: Awaitable[Any], what: str) -> Any:
@@ -203,10 +204,11 @@ class RewardCall:
                     for row, result in enumerate(results)
                 ]
         except BaseExceptionGroup as group_error:
+            # The first error cancels the rest; users expect it, not a group.
             raise group_error.exceptions[0] from None
         finally:
             for result in results:
-                # A coroutine that never began would warn when it is collected.
+                # A coroutine that was never awaited would warn on garbage collection.
                 if inspect.iscoroutine(result):
                     result.close()
         return [task.result() for task in tasks]
@@ -217,6 +219,7 @@ class RewardCall:
                 async with asyncio.timeout(self._deadline_s) as bound:
                     return await work
             except TimeoutError as error:
+                # The function itself may raise TimeoutError.
                 if not bound.expired():
                     raise
                 raise RewardCallError(
@@ -229,17 +232,20 @@ class RewardCall:
             asyncio.get_running_loop()
         except RuntimeError:
             return asyncio.run(bounded())
+        # The caller runs in an event loop, such as a notebook's, and a thread cannot
+        # have two. A daemon, since a function that blocks its loop cannot be stopped.
         outcome: list[Any] = []
 
         def run() -> None:
             try:
                 outcome.extend((True, asyncio.run(bounded())))
             except BaseException as error:
-                # Handed to the caller's thread, which raises it.
+                # Passed to the caller's thread, which raises it.
                 outcome.extend((False, error))
 
         thread = threading.Thread(target=run, name=f"reward-{self.name}", daemon=True)
         thread.start()
+        # Longer than the timeout inside, which has the better message.
         thread.join(self._deadline_s + 10.0)
         if not outcome:
             raise RewardCallError(
@@ -271,6 +277,7 @@ class RewardCall:
 
     def _number(self, raw: Any, rows: RewardRows, row: int, key: Any = None) -> float:
         part = "" if key is None else f" as {key!r}"
+        # numpy and torch scalars, without importing either.
         value = raw
         if not isinstance(raw, (bool, int, float)) and hasattr(raw, "tolist"):
             value = raw.tolist()
@@ -289,6 +296,7 @@ class RewardCall:
         try:
             number = float(value)
         except OverflowError:
+            # An int of arbitrary size.
             number = math.inf
         if not math.isfinite(number):
             raise RewardValueError(

@@ -1,4 +1,4 @@
-"""Environments made of reward functions: from anything that scores, and for groups."""
+"""Environments built from reward functions, for single responses and for groups."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Columns = Mapping[str, Any]
 
 
 def as_environment(given: Any) -> EnvironmentInterface[Any]:
-    """Return an environment as it is, and reward functions as an environment.
+    """Return an environment unchanged, and wrap reward functions in one.
 
     Raises:
         RewardError: It is neither.
@@ -32,17 +32,17 @@ def as_environment(given: Any) -> EnvironmentInterface[Any]:
 
 
 class GroupRewardWrapper(EnvironmentInterface[Columns | None]):
-    """Scores all responses to a prompt together: by rank, by vote, by what is new.
+    """Scores all responses to a prompt together, as by rank, vote or novelty.
 
     The function takes a batch, as for `FunctionalRewardWrapper`, and is called once per
     prompt: every list holds the finished conversations of one prompt, without those
-    that failed. Its rewards come on top of what the environment gave.
+    that failed. Its rewards are added to those of the environment.
 
     Args:
         fn: The reward function, or several.
-        environment: Plays and scores each conversation before; default: none does, and
+        environment: Environment that first plays and scores each conversation; None:
             the first response ends it.
-        deadline_s: Seconds that the asynchronous calls of one group may take.
+        deadline_s: Time limit of the asynchronous calls of one group, in seconds.
 
     Raises:
         RewardSignatureError: The function's parameters cannot be filled.
@@ -63,7 +63,7 @@ class GroupRewardWrapper(EnvironmentInterface[Columns | None]):
         message_log_batch: Sequence[MessageLog],
         metadata: Sequence[Columns | None],
     ) -> EnvironmentReturn[Columns | None]:
-        """Let the environment judge, or end each conversation with a reward of 0."""
+        """Step the environment, or end each conversation with a reward of 0."""
         if self._environment is not None:
             return self._environment.step(message_log_batch, metadata)
         size = len(message_log_batch)
@@ -84,7 +84,7 @@ class GroupRewardWrapper(EnvironmentInterface[Columns | None]):
         """Score the finished conversations of each prompt.
 
         Raises:
-            RewardError: The function raised, or returned no rewards.
+            RewardError: The function raised, or returned invalid rewards.
         """
         return [
             self._scorer.score(logs, rows)
@@ -92,7 +92,7 @@ class GroupRewardWrapper(EnvironmentInterface[Columns | None]):
         ]
 
     def unusable_rows(self, metadata: Sequence[Columns | None]) -> dict[int, str]:
-        """Return the rows that the environment cannot judge."""
+        """Return the rows that the environment cannot score."""
         inner = self._environment
         return {} if inner is None else inner.unusable_rows(metadata)
 

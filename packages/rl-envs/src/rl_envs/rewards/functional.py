@@ -1,4 +1,4 @@
-"""`FunctionalRewardWrapper`: a plain function becomes an environment."""
+"""`FunctionalRewardWrapper`: turns a plain function into an environment."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _columns_of(metadata: Sequence[Columns | None]) -> list[Columns]:
 
 
 def _plain_rewards(scores: Sequence[Score], name: str) -> PlainRewards:
-    """Make [B] float32 of scores; rows without one become NaN."""
+    """Convert scores to [B] float32; rows without one become NaN."""
     named = [score for score in scores if isinstance(score, dict)]
     plain = [score for score in scores if isinstance(score, float)]
     if named and plain:
@@ -93,19 +93,19 @@ class FunctionalRewardWrapper(EnvironmentInterface[Columns | None]):
     - a number or a bool: the reward;
     - a mapping of numbers: several rewards, each named `reward/<key>` in the result;
       None in place of a number: this reward does not apply to the row;
-    - None: the row is not scored. Its reward is NaN, training leaves it out, and
-      metrics count it. A batch of which no row is scored is an error, because it
-      nearly always means a forgotten `return`.
+    - None: the row is not scored. Its reward is NaN, training skips it, and metrics
+      count it. A batch without a single scored row is an error, because it nearly
+      always means a forgotten `return`.
 
-    Several functions, as a list or with weights, score each row one after the other;
-    see `RewardList`.
+    Several functions, as a list or with weights, score each row in turn; see
+    `RewardList`.
 
     Args:
         fn: The reward function, or several.
-        name: Its name in messages and metrics; its own name if None.
-        batched: Whether it takes lists; None: found out by inspection.
-        deadline_s: Seconds that the asynchronous calls of one batch may take.
-        max_concurrency: Asynchronous calls that run at the same time.
+        name: Its name in messages and metrics; None: its own name.
+        batched: True if it takes lists; None: determined by inspection.
+        deadline_s: Time limit of the asynchronous calls of one batch, in seconds.
+        max_concurrency: Number of asynchronous calls that run at the same time.
 
     Raises:
         RewardSignatureError: The function's parameters cannot be filled.
@@ -132,7 +132,7 @@ class FunctionalRewardWrapper(EnvironmentInterface[Columns | None]):
 
     @property
     def name(self) -> str:
-        """The function's name in messages and metrics."""
+        """Name of the function in messages and metrics."""
         return self._call.name
 
     def step(
@@ -143,9 +143,9 @@ class FunctionalRewardWrapper(EnvironmentInterface[Columns | None]):
         """Score the last response of each conversation.
 
         Raises:
-            RewardError: The function raised, or returned no reward.
-            MessageLogError: A conversation has no response, or there is not one
-                metadata per conversation.
+            RewardError: The function raised, or returned an invalid reward.
+            MessageLogError: A conversation has no response, or the number of metadata
+                entries differs.
         """
         return as_columns(self.plain_step(message_log_batch, metadata))
 
@@ -154,7 +154,7 @@ class FunctionalRewardWrapper(EnvironmentInterface[Columns | None]):
         message_log_batch: Sequence[MessageLog],
         metadata: Sequence[Columns | None],
     ) -> EnvironmentReturn[Columns | None]:
-        """Do the same with numpy arrays, which a process without torch can give.
+        """Score with numpy arrays as the result, as in a process without torch.
 
         Raises:
             RewardError: As `step`.
@@ -175,7 +175,7 @@ class FunctionalRewardWrapper(EnvironmentInterface[Columns | None]):
         message_log_batch: Sequence[MessageLog],
         metadata: Sequence[Columns | None],
     ) -> Rewards:
-        """Return the rewards alone.
+        """Return only the rewards.
 
         Raises:
             RewardError: As `step`.
@@ -188,6 +188,7 @@ class FunctionalRewardWrapper(EnvironmentInterface[Columns | None]):
         metadata: Sequence[Columns | None],
     ) -> PlainRewards:
         scores = self._call(self._rows(message_log_batch, metadata))
+        # A single row may well be unscorable; a whole batch points to a mistake.
         if len(scores) > 1 and all(map(_is_unscored, scores)):
             raise RewardValueError(
                 f"reward function {self.name!r} returned None for all {len(scores)} "
@@ -202,6 +203,7 @@ class FunctionalRewardWrapper(EnvironmentInterface[Columns | None]):
     ) -> RewardRows:
         logs = message_log_batch
         messages: list[list[dict[str, Any]]] = []
+        # Copied, as a function may change them, and only where they are needed.
         if self._call.needs_messages:
             messages = [[dict(message) for message in log] for log in logs]
         columns = _columns_of(metadata)
@@ -230,21 +232,21 @@ def check_reward_fn(
     prompt_messages: MessageLog | None = None,
     batched: bool | None = None,
 ) -> Score:
-    """Call a reward function once before a run, so that mistakes show at once.
+    """Call a reward function once before a run, to catch mistakes early.
 
     Args:
-        fn: The reward function, or several as `FunctionalRewardWrapper` takes them.
+        fn: The reward function, or several as for `FunctionalRewardWrapper`.
         sample: A row of the data set: `prompt`, text or messages, and further columns.
-        response: What to score; None: the row's `response` or `answer`, else no text.
-        prompt_messages: The prompt as the policy is given it; None: the row's `prompt`.
-        batched: Whether it takes lists; None: found out by inspection.
+        response: Text to score; None: the row's `response` or `answer`, or else "".
+        prompt_messages: The prompt as the policy sees it; None: the row's `prompt`.
+        batched: True if it takes lists; None: determined by inspection.
 
     Returns:
-        The score; None where the function leaves the row out.
+        The score; None if the function does not score the row.
 
     Raises:
         RewardError: The function's parameters cannot be filled, it raises, or returns
-            no reward; the message names the function and the sample.
+            an invalid reward; the message names the function and the sample.
     """
     call = make_reward_call(fn, batched=batched)
     messages = _prompt_messages(
@@ -255,7 +257,7 @@ def check_reward_fn(
         response = found if isinstance(found, str) else str(found)
     messages.append({"role": "assistant", "content": response})
     columns = {key: value for key, value in sample.items() if key not in call.taken}
-    # Two rows: a batch function that returns one number is found out.
+    # Two rows expose a batch function that returns one number for all.
     size = 2 if call.batched else 1
     rows = RewardRows(
         prompts=[prompt_text(messages)] * size,

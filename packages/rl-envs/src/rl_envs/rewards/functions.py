@@ -1,6 +1,6 @@
-"""Ready reward functions; each works with `FunctionalRewardWrapper` and by itself.
+"""Built-in reward functions, for `FunctionalRewardWrapper` or direct calls.
 
-Functions with settings are frozen objects, so they can be pickled and shown.
+Functions with settings are frozen objects, so that they can be pickled and printed.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ __all__ = [
     "numeric_match",
 ]
 
-# The digits of one number are bounded, so that no text makes the comparison slow.
+# Limits on digits keep the comparison fast, whatever the text.
 _NUMBER = re.compile(
     r"[-+]?(?:\d{1,3}(?:,\d{3}){1,20}|\d{1,60})(?:\.\d{1,60})?(?:[eE][-+]?\d{1,3})?"
     r"(?:\s?/\s?\d{1,60})?|[-+]?\.\d{1,60}"
 )
 
 _BOXED = re.compile(r"\\boxed\{([^{}]*)\}")
-# Signs of a formula, or a variable beside the number that 0 stands for.
+# Signs of a formula, or a variable next to the number, here replaced by 0.
 _FORMULA = re.compile(r"[*^=_<>+/()\[\]{}\\]|0\s?[A-Za-z]\b|\b[A-Za-z]\s?-?0|[-+]\s+0")
 
 
 def exact_match(response: str, answer: str) -> float:
-    """Return 1 if response and answer are the same text but for blanks around them."""
+    """Return 1 if response and answer are equal up to surrounding whitespace."""
     return float(response.strip() == answer.strip())
 
 
@@ -58,7 +58,7 @@ def extract_number(text: str) -> Decimal | None:
 
 
 def _answer_number(text: str) -> Decimal | None:
-    """Return the number that an answer is; None: it is something else, or several."""
+    """Return the number in an answer; None: it is no single number."""
     text = _BOXED.sub(r"\1", text.rpartition("####")[2]).replace("$", "")
     numbers = list(_NUMBER.finditer(text))
     if len(numbers) != 1 or _FORMULA.search(_NUMBER.sub("0", text)):
@@ -68,14 +68,14 @@ def _answer_number(text: str) -> Decimal | None:
 
 @dataclass(frozen=True, slots=True)
 class NumericMatch:
-    """Gives 1 if the last number of the response is the answer's.
+    """Returns 1 if the last number of the response is the answer's.
 
-    The answer is one number, with words or a unit around it, or follows `####` as in
-    GSM8K. The row is not scored where it is none: of `x**2 + 1`, 1 is not the answer.
+    The answer is a single number, possibly with words or a unit, or follows `####` as
+    in GSM8K. Otherwise the row is not scored: 1 is not the answer in `x**2 + 1`.
     """
 
     tolerance: float = 0.0
-    """Largest difference, relative to the answer, or absolute below 1."""
+    """Maximum difference, relative to the answer, or absolute if it is below 1."""
 
     def __call__(self, response: str, answer: str | float) -> float | None:
         """Score one response."""
@@ -85,6 +85,7 @@ class NumericMatch:
         found = extract_number(response)
         if found is None:
             return 0.0
+        # Decimal throughout: in floats 0.1 + 0.2 would not equal 0.3.
         limit = Decimal(str(self.tolerance)) * max(abs(expected), Decimal(1))
         return float(abs(found - expected) <= limit)
 
@@ -96,17 +97,17 @@ def numeric_match(response: str, answer: str | float) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class FormatReward:
-    """Gives 1 if the whole response, blanks around it aside, fits a pattern."""
+    """Returns 1 if the stripped response matches a pattern as a whole."""
 
     pattern: str
-    """A regular expression; a dot also matches a newline."""
+    """Regular expression; a dot also matches a newline."""
 
     def __post_init__(self) -> None:
         try:
             re.compile(self.pattern, re.DOTALL)
         except re.error as error:
             raise RewardError(
-                f"FormatReward.pattern is no regular expression: {error} in "
+                f"FormatReward.pattern is not a regular expression: {error} in "
                 f"{self.pattern!r}"
             ) from error
 
@@ -117,12 +118,12 @@ class FormatReward:
 
 @dataclass(frozen=True, slots=True)
 class LengthPenalty:
-    """Gives 0 up to a length, then falls linearly to -1."""
+    """Returns 0 up to a length, then falls linearly to -1."""
 
     free_chars: int
-    """Characters that cost nothing."""
+    """Number of characters without a penalty."""
     max_chars: int
-    """Characters from which on the reward is -1."""
+    """Number of characters at which the reward reaches -1."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.free_chars < self.max_chars:
@@ -138,7 +139,7 @@ class LengthPenalty:
 
 
 class CombinedReward:
-    """A weighted mean of reward functions; `combine_reward_functions` makes it."""
+    """Weighted mean of reward functions; created by `combine_reward_functions`."""
 
     def __init__(self, parts: Sequence[tuple[RewardCall, float]]) -> None:
         self._parts = list(parts)
@@ -150,7 +151,7 @@ class CombinedReward:
         """Score a batch.
 
         Raises:
-            RewardError: A part raised, or returned no single number.
+            RewardError: A part raised, or did not return a single number.
         """
         rows = RewardRows(
             prompts=prompts,
@@ -194,8 +195,8 @@ def combine_reward_functions(
 ) -> CombinedReward:
     """Combine reward functions of any kind into one.
 
-    The result is the weighted mean: weights are divided by their sum over the functions
-    that scored the row. A row that none scored is not scored.
+    The result is the weighted mean over the functions that scored the row. A row that
+    none of them scored is not scored.
 
     Args:
         reward_functions: Functions with their weights.

@@ -1,4 +1,4 @@
-"""Several reward functions as one, each a reward by its own name.
+"""Several reward functions called as one, each with a named reward.
 
 ```python
 FunctionalRewardWrapper([correct, (short, 0.1)])    # reward/correct, reward/short
@@ -21,17 +21,17 @@ __all__ = ["RewardFns", "RewardList", "make_reward_call"]
 RewardFns: TypeAlias = (
     RewardFn | Sequence[RewardFn | tuple[RewardFn, float]] | Mapping[RewardFn, float]
 )
-"""A function, a list of functions (each alone or with its weight), or weights by
+"""A function, a list of functions (each with or without a weight), or weights by
 function."""
 
 
 class RewardList:
     """Calls several reward functions on the same rows.
 
-    A row's score is a mapping: each function's name with its weight times what it gave;
-    `name.key` where a function gave several. So the sum over names is the weighted sum.
-    None stays None: that reward does not apply to the row, and where none applies, the
-    row is not scored. Two functions of one name are numbered.
+    A row's score maps each function's name to its weighted reward, or `name.key` if a
+    function returns several, so that the sum over names is the weighted sum. A None
+    means that this reward does not apply to the row; if none applies, the row is not
+    scored. Functions with the same name are numbered.
 
     Args:
         fns: The functions.
@@ -48,17 +48,17 @@ class RewardList:
 
     @property
     def batched(self) -> bool:
-        """Whether any function takes lists."""
+        """True if any function takes lists."""
         return any(call.batched for call, _ in self._parts.values())
 
     @property
     def needs_messages(self) -> bool:
-        """Whether any function may have to be given messages."""
+        """True if any function may need messages instead of texts."""
         return any(call.needs_messages for call, _ in self._parts.values())
 
     @property
     def taken(self) -> frozenset[str]:
-        """Columns that all functions get by other means."""
+        """Columns that all functions receive as prompt or response."""
         return frozenset.intersection(*(call.taken for call, _ in self._parts.values()))
 
     def __call__(self, rows: RewardRows) -> list[Score]:
@@ -70,6 +70,8 @@ class RewardList:
         results: list[dict[str, float | None]] = [{} for _ in range(len(rows))]
         for name, (call, weight) in self._parts.items():
             scores = call(rows)
+            # The keys of all rows: an unscored row must have the same names as the
+            # others.
             keys = dict.fromkeys(k for s in scores if isinstance(s, dict) for k in s)
             for result, score in zip(results, scores, strict=True):
                 result.update(_weighted(name, list(keys), score, weight))
@@ -79,7 +81,7 @@ class RewardList:
 def _weighted(
     name: str, keys: Sequence[str], score: Score, weight: float
 ) -> dict[str, float | None]:
-    """Return what one function gives one row, by name."""
+    """Return the rewards of one function for one row, by name."""
     if not keys and not isinstance(score, dict):
         return {name: None if score is None else weight * score}
     if isinstance(score, float):
@@ -128,11 +130,11 @@ def _named_parts(
 def make_reward_call(
     fn: RewardFns, name: str | None = None, **settings: Any
 ) -> RewardCall | RewardList:
-    """Make something that scores rows of a function, or of several.
+    """Create a callable that scores rows with one or more functions.
 
     Args:
         fn: The function or functions.
-        name: Name of a single one in messages and metrics; its own name if None.
+        name: Name in messages and metrics; None: derived from the functions.
         **settings: As for `RewardCall`.
 
     Raises:

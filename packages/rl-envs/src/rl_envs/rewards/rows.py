@@ -1,4 +1,4 @@
-"""`RewardRows`: a batch of responses as reward functions may want it."""
+"""`RewardRows`: a batch of responses in each form that reward functions accept."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ __all__ = ["RewardRows", "short"]
 
 @dataclass(frozen=True, slots=True)
 class RewardRows:
-    """The rows of a batch as a reward function may want them."""
+    """The rows of a batch in each form that a reward function may ask for."""
 
     prompts: Sequence[str]
     responses: Sequence[str]
     columns: Sequence[Mapping[str, Any]]
-    """Per row: the data set's columns."""
+    """Columns of the data set, per row."""
     messages: Sequence[Sequence[Mapping[str, Any]]] = ()
-    """Per row: the conversation; empty where no function asks for it."""
+    """Conversation per row; empty if no function asks for it."""
 
     @property
     def has_message_prompts(self) -> bool:
-        """Whether the data set's prompts are messages."""
+        """True if the data set's prompts are messages."""
         return bool(self.columns) and isinstance(self.columns[0].get("prompt"), list)
 
     def _split(self) -> list[int]:
-        """Return how many messages of each row come before the policy's first."""
+        """Return the number of messages in each row before the policy's first."""
         return [
             int(columns.get("num_prompt_messages", len(log) - 1))
             for log, columns in zip(self.messages, self.columns, strict=True)
@@ -36,7 +36,7 @@ class RewardRows:
         return len(self.responses)
 
     def by_role(self) -> dict[str, Sequence[Any]]:
-        """Return the lists by the role of the parameter that takes them."""
+        """Return the columns by the role of the parameter that takes them."""
         return {
             "prompt": self.prompts,
             "response": self.responses,
@@ -53,7 +53,7 @@ class RewardRows:
         }
 
     def describe(self, row: int) -> str:
-        """Show one row in a message."""
+        """Describe one row for a message."""
         return (
             f"row {row} (prompt {short(self.prompts[row])}, "
             f"response {short(self.responses[row])})"
@@ -61,5 +61,5 @@ class RewardRows:
 
 
 def short(text: str, limit: int = 60) -> str:
-    """Show the beginning of a text in a message."""
+    """Abbreviate a text for a message."""
     return repr(text if len(text) <= limit else f"{text[: limit - 3]}...")

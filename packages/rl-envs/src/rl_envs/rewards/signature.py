@@ -1,6 +1,6 @@
-"""How a reward function wants to be called, found out by inspection.
+"""Inspection of a reward function's signature, which decides how it is called.
 
-| parameter | is given |
+| parameter | receives |
 |---|---|
 | `prompt`, `response` (or `completion`) | one row's text: the function takes one row |
 | `prompts`, `responses` (or `completions`) | lists: the function takes the batch |
@@ -10,13 +10,13 @@
 | any other name | the data set's column of this name, one value or the list |
 | `**anything` | all columns that no parameter names |
 
-Names are enough for nearly all functions. Where a function has neither a prompt's nor a
-response's name, its first parameters are taken in the order (prompt, response), or as
-the response if there is one only, unless they are well-known names of columns.
+Names suffice for nearly all functions. If no parameter is named like a prompt or a
+response, the first ones are taken as (prompt, response), or a single one as the
+response, unless they have well-known names of columns.
 
-`prompts` and `completions` without annotation are what TRL passes: messages where the
-data set's column `prompt` holds messages, text elsewhere. With an annotation, it alone
-decides.
+Without annotations, `prompts` and `completions` follow TRL: they receive messages if
+the data set's column `prompt` holds messages, and texts otherwise. An annotation takes
+precedence.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ _BATCH_ROLES = {
     "metadatas": "metadata",
 }
 _MESSAGES = {"prompt": "prompt_messages", "response": "response_messages"}
-# Names whose form follows the data where no annotation tells it.
+# Names whose form follows the data unless they are annotated.
 _TRL_NAMES = frozenset({"prompts", "completions"})
-# Names that mean a column even in the first places of a signature.
+# Names that mean a column even at the start of a signature.
 _COLUMN_NAMES = frozenset(
     {"answer", "ground_truth", "label", "reference", "solution", "target"}
     | {f"{name}s" for name in ("answer", "label", "reference", "solution", "target")}
@@ -62,43 +62,43 @@ _POSITIONAL = (
 
 
 def fn_name(fn: RewardFn) -> str:
-    """Return a name for messages: of the function, or of the object's class."""
+    """Return the name of a function, or of a callable object's class, for messages."""
     return str(getattr(fn, "__name__", None) or type(fn).__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class RewardSignature:
-    """How to call one reward function."""
+    """Calling convention of one reward function."""
 
     batched: bool
-    """Whether it takes lists, and returns one."""
+    """True if it takes lists and returns one."""
     roles: Mapping[str, str]
     """Parameter name -> prompt, response, prompt_messages, response_messages, messages
     or metadata."""
     required_columns: tuple[str, ...]
     """Parameters without a default that are columns of the data set."""
     optional_columns: tuple[str, ...]
-    """Parameters with a default that are filled where the column exists."""
+    """Parameters with a default that are filled if the column exists."""
     all_columns: bool
-    """Whether it takes every other column by `**`."""
+    """True if it takes every other column by `**`."""
     positional: tuple[str, ...]
-    """Parameters that can only be passed by place, in order."""
+    """Positional-only parameters, in order."""
     follows_data: tuple[str, ...] = ()
-    """Parameters that take messages where the data set's prompts are messages."""
+    """Parameters that take messages if the data set's prompts are messages."""
 
     @property
     def needs_messages(self) -> bool:
-        """Whether a parameter may have to be given messages."""
+        """True if a parameter may need messages instead of texts."""
         roles = {"messages", *_MESSAGES.values()}
         return bool(self.follows_data) or not roles.isdisjoint(self.roles.values())
 
     def for_messages(self) -> RewardSignature:
-        """Return how to call it where the data set's prompts are messages."""
+        """Return the signature to use if the data set's prompts are messages."""
         changed = {name: _MESSAGES[self.roles[name]] for name in self.follows_data}
         return replace(self, roles={**self.roles, **changed})
 
     def uses(self, role: str) -> bool:
-        """Return whether a parameter has this role, as text or as messages."""
+        """Return True if a parameter has this role, as text or as messages."""
         return not {role, _MESSAGES.get(role)}.isdisjoint(self.roles.values())
 
     def bind(
@@ -107,8 +107,8 @@ class RewardSignature:
         """Return arguments for one call.
 
         Args:
-            values: By role: one row's values, or lists.
-            columns: By name: one row's values, or lists; each required one is there.
+            values: One row's values, or lists, by role.
+            columns: One row's values, or lists, by column; no required one is missing.
         """
         named = {name: values[role] for name, role in self.roles.items()}
         for name in (*self.required_columns, *self.optional_columns):
@@ -124,6 +124,8 @@ class RewardSignature:
 
 
 def _annotated_as_list(parameter: inspect.Parameter) -> bool:
+    # As text: annotations are strings under `from __future__ import annotations`, and
+    # may name types that cannot be resolved here.
     annotation = parameter.annotation
     text = annotation if isinstance(annotation, str) else repr(annotation)
     text = text.removeprefix("typing.").removeprefix("collections.abc.").lower()
@@ -139,7 +141,7 @@ def _annotated_as_messages(parameter: inspect.Parameter) -> bool:
 def _guess_by_place(
     fn: RewardFn, parameters: Sequence[inspect.Parameter], roles: dict[str, str]
 ) -> list[inspect.Parameter]:
-    """Give roles to leading parameters whose names say nothing."""
+    """Assign roles by position to leading parameters with unknown names."""
     if "response" in roles.values():
         return []
     unknown = [
@@ -172,7 +174,7 @@ def _signature_of(fn: RewardFn) -> inspect.Signature:
     try:
         return inspect.signature(fn)
     except (TypeError, ValueError):
-        # Some builtins have no signature; take them as fn(prompt, response).
+        # Some builtins have no signature; assume fn(prompt, response).
         kind = inspect.Parameter.POSITIONAL_ONLY
         return inspect.Signature(
             [inspect.Parameter(name, kind) for name in ("prompt", "response")]
@@ -202,12 +204,12 @@ def _is_batched(
 
 
 def inspect_reward_fn(fn: RewardFn, *, batched: bool | None = None) -> RewardSignature:
-    """Find out how a reward function wants to be called.
+    """Determine how to call a reward function.
 
     Args:
         fn: A function, method, coroutine function or callable object.
-        batched: Whether it takes lists; None: told from the names of its parameters,
-            then from annotations such as `list[str]`.
+        batched: True if it takes lists; None: decided by the names of its parameters,
+            then by annotations such as `list[str]`.
 
     Raises:
         RewardSignatureError: It takes no response, or mixes rows and batches.
@@ -219,7 +221,7 @@ def inspect_reward_fn(fn: RewardFn, *, batched: bool | None = None) -> RewardSig
         p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
     ]
     if open_places and not parameters:
-        # fn(*args, **kwargs), as decorators leave it behind.
+        # fn(*args, **kwargs), typically left behind by a decorator.
         kind = inspect.Parameter.POSITIONAL_ONLY
         parameters = [inspect.Parameter(name, kind) for name in ("prompt", "response")]
     known = {**_ROW_ROLES, **_BATCH_ROLES}
@@ -238,7 +240,7 @@ def inspect_reward_fn(fn: RewardFn, *, batched: bool | None = None) -> RewardSig
         elif name in _TRL_NAMES and parameter.annotation is empty:
             follows_data.append(name)
     if "completions" not in follows_data:
-        # Prompts alone say nothing: `responses` are always text.
+        # Without `completions` this is not TRL's convention, and prompts are text.
         follows_data = []
     return RewardSignature(
         batched=batched,

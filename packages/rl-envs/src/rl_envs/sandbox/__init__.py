@@ -1,9 +1,9 @@
-"""A sandbox for programs that a model wrote.
+"""A sandbox for programs written by a model.
 
 ```
 SandboxPool (pool) --> zygote, one process per slot --fork, layers--> one program
 ```
-`runs` has the level, the limits and the result, `hostile` programs that try to escape.
+`runs` defines levels, limits and results; `hostile` has programs that try to escape.
 """
 
 from rl_envs.sandbox.pool import SandboxPool, reachable_level

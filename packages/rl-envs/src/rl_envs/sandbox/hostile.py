@@ -1,7 +1,7 @@
-"""Hostile programs: a sandbox that runs them all unharmed is worth its name.
+"""Hostile programs, all of which a sandbox must survive.
 
-An attack prints `ESCAPED` where it succeeds. The others use up what they can, or print
-what a careless checker would reward; none works on its input.
+An attack prints `ESCAPED` if it succeeds. The others exhaust resources, or print
+output that a careless checker would reward; none solves the task in its input.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ import textwrap
 __all__ = ["ATTACKS", "ESCAPED", "HOSTILE", "NUISANCES"]
 
 ESCAPED = "ESCAPED"
-"""What an attack prints where it succeeds."""
+"""Output of an attack that succeeds."""
 
+# Direct system calls, for those that Python has no function for: a filter that only
+# covered the C library's wrappers would miss them.
 _SYSCALL = "import ctypes; c = ctypes.CDLL(None); assert c.syscall"
 _BODIES = {
     # Files
@@ -131,13 +133,14 @@ _BODIES = {
 }
 
 
+# A failed attempt is the expected outcome, and stays silent.
 def _attack(body: str) -> str:
     attempt = textwrap.indent(body.strip(), "    ")
     return f"try:\n{attempt}\n    print({ESCAPED!r})\nexcept Exception:\n    pass\n"
 
 
 ATTACKS: dict[str, str] = {name: _attack(body) for name, body in _BODIES.items()}
-"""Programs by name that print `ESCAPED` where the sandbox does not hold."""
+"""Programs by name that print `ESCAPED` if the sandbox does not hold."""
 
 NUISANCES: dict[str, str] = {
     "endless_loop": "while True: pass",
@@ -189,7 +192,7 @@ NUISANCES: dict[str, str] = {
     "not_python": "}{ this is no program",
     "null_byte": "print(1)\0",
 }
-"""Programs by name that use up what they can, or pretend to be right."""
+"""Programs by name that exhaust resources or pretend to be correct."""
 
 HOSTILE: dict[str, str] = {**ATTACKS, **NUISANCES}
-"""All of them."""
+"""All attacks and nuisances."""

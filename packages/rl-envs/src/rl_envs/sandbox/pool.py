@@ -1,8 +1,8 @@
-"""`SandboxPool`: programs of a model in confined processes that are forked when needed.
+"""`SandboxPool`: runs a model's programs in confined, freshly forked processes.
 
 ```
 run --a free slot--> zygote.py (own uid) --fork, layers.py--> the program
-        no reply in time, or the zygote's end: status "sandbox", another one takes over
+        no reply in time, or the zygote dies: status "sandbox", a new zygote takes over
 ```
 """
 
@@ -29,10 +29,14 @@ from rl_envs.sandbox.runs import SandboxLevel, SandboxLimits, SandboxResult
 
 __all__ = ["SandboxPool", "reachable_level"]
 
+# Generous, since a zygote imports its modules and probes each level on a machine that
+# may be starting many at once.
 _START_S = 60.0
+# The zygote enforces the program's limit; this margin covers its own work around it, so
+# that only a broken zygote is given up.
 _GRACE_S = 10.0
 _END_S = 60.0
-# Unused by Debian and systemd's static ranges; two pools rarely share one.
+# Outside the ranges of Debian and systemd. Two pools rarely share a uid.
 _FIRST_UID, _NUM_UIDS = 61184, 4000
 _PRELOAD = (
     *("array", "ast", "asyncio", "base64", "bisect", "collections", "copy", "csv"),
@@ -45,21 +49,21 @@ _PRELOAD = (
 
 
 class SandboxPool:
-    """Runs Python programs that are not trusted, several at a time.
+    """Runs untrusted Python programs, several at a time.
 
-    No program runs in the process that asks, and none sees what another left. Zygotes
-    are processes of this machine; close the pool, or use it as a context.
+    No program runs in the calling process, and none sees anything left by another.
+    Zygotes are local processes; close the pool, or use it as a context manager.
 
     Args:
-        num_slots: Programs that run at the same time.
-        level: Refuse to run below this level.
-        network_namespace: Enter a network namespace also (slower; sockets cannot be
-            made without it either).
-        preload: Modules that programs find loaded, beside common ones of the standard
-            library; they must be importable without site-packages.
+        num_slots: Number of programs that run at the same time.
+        level: Minimum level; the pool refuses to run below it.
+        network_namespace: Also enter a network namespace (slower; sockets are forbidden
+            without it, too).
+        preload: Modules loaded before a program starts, beside common ones of the
+            standard library; they must be importable without site-packages.
 
     Raises:
-        SandboxError: The level cannot be had here; it says why.
+        SandboxError: The level cannot be reached here; the message says why.
     """
 
     def __init__(
@@ -78,7 +82,7 @@ class SandboxPool:
             for number in range(num_slots)
         ]
         try:
-            # All start, then all are waited for.
+            # Launch all before waiting for any: they start in parallel.
             for slot in self._slots:
                 slot.launch()
             for slot in self._slots:
@@ -88,30 +92,31 @@ class SandboxPool:
             self.close()
             raise
         self.level = min(slot.level for slot in self._slots)
-        """The level that was reached."""
+        """The level reached by every slot."""
         self._asked = level
 
     def run(
         self, code: str, *, stdin: str = "", limits: SandboxLimits | None = None
     ) -> SandboxResult:
-        """Run a Python program as a main module; wait for a free slot before.
+        """Run a Python program as a main module, after waiting for a free slot.
 
         Args:
-            code: Its text.
-            stdin: What it reads.
-            limits: What it may use.
+            code: Source of the program.
+            stdin: Its standard input.
+            limits: Its resource limits.
 
         Raises:
-            SandboxError: The pool is closed, or a slot that failed does not come up
-                again.
+            SandboxError: The pool is closed, or a failed slot cannot be restarted.
         """
         if not self._slots:
-            raise SandboxError("the sandbox is closed; make another SandboxPool")
+            raise SandboxError("the sandbox is closed; create another SandboxPool")
         request = {"code": code, "stdin": stdin}
         limits = limits or SandboxLimits()
         request |= {name: getattr(limits, name) for name in limits.__slots__}
         slot = self._free.get()
         try:
+            # The level asked for, not the one reached at first: a restart must not fail
+            # because the machine now allows less than the maximum.
             if not slot.is_up:
                 slot.launch()
                 slot.wait_until_up(self._asked)
@@ -122,11 +127,11 @@ class SandboxPool:
     def run_all(
         self, programs: Sequence[tuple[str, str]], limits: SandboxLimits | None = None
     ) -> list[SandboxResult]:
-        """Run programs, as many at a time as there are slots.
+        """Run several programs, one per slot at a time.
 
         Args:
             programs: Code and standard input of each.
-            limits: What each may use.
+            limits: Resource limits of each.
 
         Raises:
             SandboxError: As `run`.
@@ -140,7 +145,7 @@ class SandboxPool:
             )
 
     def close(self) -> None:
-        """End all processes and remove the scratch folders."""
+        """Stop all processes and remove the scratch folders."""
         slots, self._slots = self._slots, []
         for slot in slots:
             slot.end()
@@ -158,13 +163,13 @@ class SandboxPool:
 
 
 def reachable_level(*, network_namespace: bool = True) -> SandboxLevel:
-    """Return how far programs can be confined here, by starting an empty sandbox.
+    """Return the highest level available here, found by starting an empty sandbox.
 
     Args:
         network_namespace: See `SandboxPool`.
 
     Raises:
-        SandboxError: Not even the lowest level can be had; it says why.
+        SandboxError: Not even the lowest level is available; the message says why.
     """
     slot = _Slot(0, network_namespace, ())
     try:
@@ -192,7 +197,7 @@ class _Slot:
 
     def launch(self) -> None:
         self._scratch = tempfile.mkdtemp(prefix="sandbox-")
-        # The program's uid finds its tmpfs here, which is of that uid alone.
+        # Other uids must be able to enter it; the tmpfs mounted here is private.
         os.chmod(self._scratch, 0o755)
         settings = {
             "scratch": self._scratch,
@@ -201,7 +206,7 @@ class _Slot:
             "preload": list(self._preload),
         }
         script = Path(__file__).with_name("zygote.py")
-        # An empty environment: what the zygote does not have, no program can read.
+        # An empty environment: programs cannot read variables that the zygote lacks.
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-S", str(script), json.dumps(settings)],
             stdin=subprocess.PIPE,
@@ -217,8 +222,8 @@ class _Slot:
         if reply is None:
             self.end()
             raise SandboxError(
-                f"a process of the sandbox did not come up within {_START_S:g} s; is "
-                "each module of preload importable without site-packages?"
+                f"a process of the sandbox did not start within {_START_S:g} s; check "
+                "that each module of preload can be imported without site-packages"
             )
         name = reply["level"].upper()
         reached = SandboxLevel[name] if name else None
@@ -237,6 +242,7 @@ class _Slot:
         if self._write(struct.pack("I", len(data)) + data):
             reply = self._read(time_s + _GRACE_S)
         if reply is None:
+            # A late reply would be taken for the next program's; start over instead.
             self.end()
             return SandboxResult("sandbox", "", "the zygote failed", None, None, 0.0, 0)
         return SandboxResult(**reply)
@@ -248,6 +254,7 @@ class _Slot:
         view = memoryview(data)
         try:
             while view:
+                # An unbuffered pipe may take only part of the data.
                 view = view[process.stdin.write(view) or 0 :]
         except BrokenPipeError:
             return False
@@ -282,7 +289,7 @@ class _Slot:
     def end(self) -> None:
         process, self._process = self._process, None
         if process is not None:
-            # Its program ends with it (PDEATHSIG).
+            # Its program dies with it (PDEATHSIG).
             process.kill()
             for pipe in (process.stdin, process.stdout):
                 if pipe is not None:

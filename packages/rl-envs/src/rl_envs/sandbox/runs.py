@@ -1,4 +1,4 @@
-"""What a sandbox is asked for, and what became of a program."""
+"""Levels, limits and results of sandboxed programs."""
 
 from __future__ import annotations
 
@@ -11,53 +11,54 @@ __all__ = ["SandboxLevel", "SandboxLimits", "SandboxResult", "SandboxStatus"]
 SandboxStatus: TypeAlias = Literal[
     "ok", "error", "signal", "time", "memory", "output", "sandbox"
 ]
-"""Why a program ended: exit code 0, another one, a signal, its limit of time, a
-MemoryError that it did not catch, its limit of output; or the sandbox failed, and the
-program is not to blame."""
+"""How a program ended: with exit code 0, with another code, by a signal, at its time
+limit, by an uncaught MemoryError, or at its output limit; "sandbox": the sandbox itself
+failed, and the program is not to blame."""
 
 
 class SandboxLevel(enum.IntEnum):
-    """How far a program is confined; each level has what those below it have."""
+    """Degree of confinement; each level includes those below it."""
 
     SECCOMP = 1
-    """A uid of its own where the caller is root, rlimits, no_new_privs and seccomp: no
-    other process, no socket, no file that can be written."""
+    """A separate uid if the caller is root, rlimits, no_new_privs and seccomp: no new
+    processes, no sockets, no writable files."""
     LANDLOCK = 2
-    """Files other than Python's own libraries cannot be read."""
+    """Only Python's own libraries can be read."""
     NAMESPACES = 3
-    """Own mounts, network and IPC; an empty scratch folder that can be written."""
+    """Separate mounts, network and IPC; an empty, writable scratch folder."""
 
 
 @dataclass(frozen=True, slots=True)
 class SandboxLimits:
-    """What one program may use."""
+    """Resource limits of one program."""
 
     time_s: float = 5.0
-    """Seconds from its start to its end."""
+    """Wall-clock seconds from start to end."""
     memory_bytes: int = 512 << 20
-    """Address space, that of the interpreter included."""
+    """Address space, including that of the interpreter."""
     output_bytes: int = 64 << 10
-    """Of standard output, and of errors; at this size the program is ended."""
+    """Size of standard output, and of standard error; at this size it is killed."""
     scratch_bytes: int = 16 << 20
-    """Of its scratch folder."""
+    """Size of its scratch folder."""
 
     def __post_init__(self) -> None:
         for name in self.__slots__:
             value = getattr(self, name)
+            # Not `value <= 0`: NaN must fail, too.
             if not value > 0:
                 raise ValueError(f"{name} must be above 0: got {value!r}")
 
 
 @dataclass(frozen=True, slots=True)
 class SandboxResult:
-    """What became of one program. All of it but `status` may be the program's lies."""
+    """Result of one program. Everything but `status` may be forged by the program."""
 
     status: SandboxStatus
     stdout: str
     stderr: str
     exit_code: int | None
-    """None: a signal ended it."""
+    """None: killed by a signal."""
     signal: int | None
     time_s: float
     memory_bytes: int
-    """Most memory in use at a time, that of the interpreter included."""
+    """Peak resident memory, including that of the interpreter."""

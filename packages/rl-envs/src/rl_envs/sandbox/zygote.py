@@ -1,8 +1,8 @@
-"""One slot of the sandbox: a process that forks a confined one for each program.
+"""One slot of the sandbox: a process that forks a confined child for each program.
 
 `SandboxPool` runs it as a script, with an empty environment; it never runs a program
-itself. Requests and replies are JSON objects, each after its length (4 bytes). The
-program has no file descriptor of this channel: only its input, output and errors.
+itself. Requests and replies are JSON objects, each preceded by its length (4 bytes).
+The program has no file descriptor of this channel, only its own standard streams.
 """
 
 from __future__ import annotations
@@ -24,12 +24,14 @@ import traceback
 import types
 from typing import Any, BinaryIO
 
+# Isolated mode (-I) leaves the script's folder out of the path.
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import layers  # type: ignore[import-not-found,unused-ignore]
 
 _LEVELS = ("seccomp", "landlock", "namespaces")
 _CANNOT_CONFINE = 120
 _READY = 3
+# F_SEAL_SEAL, SHRINK, GROW and WRITE: the input is read-only from then on.
 _SEALS = 0xF
 _CHUNK = 1 << 16
 
@@ -48,7 +50,7 @@ class _Zygote:
         self.level = ""
 
     def probe(self) -> str:
-        """Find the highest level that works here; return why a higher one does not."""
+        """Find the highest level that works here; return why higher ones do not."""
         problem = ""
         for level in reversed(_LEVELS):
             self.level = level
@@ -69,6 +71,8 @@ class _Zygote:
         return problem
 
     def run(self, request: dict[str, Any]) -> dict[str, Any]:
+        # A memory file, not a pipe: no writer is needed beside the program, and a long
+        # input cannot block. Sealed, as the program could write to it otherwise.
         stdin = os.memfd_create("stdin", os.MFD_ALLOW_SEALING)
         _write_all(stdin, request["stdin"].encode())
         os.lseek(stdin, 0, os.SEEK_SET)
@@ -92,7 +96,7 @@ class _Zygote:
             texts, over, wait_status, time.monotonic() - began, usage.ru_maxrss << 10
         )
         if not os.read(ready_read, 1):
-            # The program did not begin.
+            # The program never started, so its exit code says nothing about it.
             reply["status"] = "sandbox"
         os.close(ready_read)
         return reply
@@ -105,7 +109,7 @@ class _Zygote:
             os._exit(_CANNOT_CONFINE)
         os.write(_READY, b"1")
         os.close(_READY)
-        # Nothing after this line is trusted.
+        # Nothing below this line is trusted.
         code = 1
         try:
             code = _execute(request["code"])
@@ -122,23 +126,25 @@ class _Zygote:
             layers.enter_namespaces(
                 self.scratch, request["scratch_bytes"], self.uid, self.network
             )
-        # Before the uid: the interpreter may be below a home that only root may enter.
+        # Before dropping the uid: Python may live in a home that only root may enter.
         rules = None
         if self.level != "seccomp":
             writable = self.scratch if namespaces else None
             rules = layers.make_file_rules(self.readable, writable)
         layers.drop_uid(self.uid)
-        # Dropping the uid clears it, so it comes after.
+        # Changing the uid clears the death signal, so set it afterwards.
         layers.end_with_parent(parent)
         os.chdir(self.scratch if namespaces else "/")
         layers.set_limits(
             request["memory_bytes"],
+            # A backstop only: the zygote enforces the wall-clock limit.
             int(request["time_s"]) + 2,
             request["scratch_bytes"],
             threads=self.is_root,
         )
         if rules is not None:
             layers.confine_files(rules)
+        # Last, because the layers above need calls that it forbids.
         layers.confine_syscalls(writable=namespaces)
 
 
@@ -150,11 +156,12 @@ def _write_all(handle: int, data: bytes) -> None:
 
 def _become(handles: list[int]) -> None:
     """Make the handles 0, 1, 2 and 3, and close all others."""
-    # Above 3 first: one of them may be a target itself.
+    # Move them out of the way first: one of them may itself be a target.
     high = [fcntl.fcntl(handle, fcntl.F_DUPFD, 10) for handle in handles]
     for target, handle in enumerate(high):
         os.dup2(handle, target)
     os.closerange(len(handles), os.sysconf("SC_OPEN_MAX"))
+    # Python ignores SIGPIPE and the zygote SIGINT; programs expect the defaults.
     for number in (signal.SIGPIPE, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
 
@@ -182,11 +189,12 @@ def _execute(code: str) -> int:
 def _collect(
     pid: int, pipes: tuple[int, int], until: float, request: dict[str, Any]
 ) -> tuple[list[bytes], str]:
-    """Read both pipes to their end; kill the process at a limit, and say which."""
+    """Read both pipes to the end; kill the process at a limit, and return which."""
     texts = {pipe: bytearray() for pipe in pipes}
     over = _read_all(texts, until, request["output_bytes"])
+    # A pidfd can be polled with a timeout, unlike a wait for the child.
     ended = os.pidfd_open(pid)
-    # It may have closed its output and gone on.
+    # The program may have closed its output and still be running.
     if not over and not _ends(ended, until):
         over = "time"
     if over:
@@ -197,7 +205,7 @@ def _collect(
 
 
 def _read_all(texts: dict[int, bytearray], until: float, limit: int) -> str:
-    """Read each pipe into its text; return the limit that was met, or nothing."""
+    """Read each pipe into its text; return the limit reached, or an empty string."""
     poll = select.poll()
     for pipe in texts:
         poll.register(pipe, select.POLLIN)
@@ -235,6 +243,8 @@ def _describe(
         status = "time"
     elif code < 0:
         status = "signal"
+    # The kernel reports no reason for a failed allocation; the last line of the
+    # traceback is the only sign of the memory limit.
     elif code == 1 and stderr.rstrip().rpartition("\n")[2].startswith("MemoryError"):
         status = "memory"
     else:
@@ -253,7 +263,7 @@ def _describe(
 def _read_exactly(source: BinaryIO, size: int) -> bytes:
     data = source.read(size)
     if len(data) < size:
-        # The program that asks has gone.
+        # The pool's process is gone.
         sys.exit(0)
     return data
 
@@ -270,10 +280,10 @@ def _main() -> None:
 
     for name in settings["preload"]:
         importlib.import_module(name)
-    # The module `site`, which is not loaded, would define them; programs use them.
+    # Usually defined by the module `site`, which is not loaded here.
     builtins.exit = builtins.quit = sys.exit  # type: ignore[assignment]
     zygote = _Zygote(settings["scratch"], settings["uid"], settings["network"])
-    # A fork copies what the collector touches.
+    # Collecting in a child would write to, and so copy, every page it inherits.
     gc.collect()
     gc.freeze()
     problem = zygote.probe()

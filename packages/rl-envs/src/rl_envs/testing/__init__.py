@@ -1,4 +1,4 @@
-"""Checks of environments and tasks, to be called from tests.
+"""Checks of environments and tasks, for use in tests.
 
 ```python
 def test_my_environment():
@@ -6,8 +6,9 @@ def test_my_environment():
     assert_passed(examine_environment(MyEnvironment, rows))
     assert_passed(examine_tasks(lambda seed: MyTasks(seed=seed)))
 ```
-`contract` has the interface, `rewards` what is rewarded, `tasks` the rows of a task
-source, `processes` a copy in another process, `findings` what a check says.
+`contract` checks the interface, `rewards` the rewards of right and wrong responses,
+`tasks` the rows of a task source, `processes` a copy in another process; `findings`
+defines their results.
 """
 
 from __future__ import annotations

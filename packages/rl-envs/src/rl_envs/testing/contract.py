@@ -1,4 +1,4 @@
-"""`check_environment`: the contract of `EnvironmentInterface`, as a test."""
+"""`check_environment`: the contract test of `EnvironmentInterface`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["check_environment", "check_return", "example_message_logs"]
 
 
 def example_message_logs(num_rows: int = 3) -> list[list[dict[str, str]]]:
-    """Return conversations of a question and a response each."""
+    """Return conversations of one question and one response each."""
     return [
         [
             {"role": "user", "content": f"{row}+{row}="},
@@ -48,7 +48,7 @@ class _Report:
         try:
             return fn()
         except Exception as error:
-            # Whatever an implementation raises is a finding, not an end.
+            # Any exception is a finding; the remaining checks still run.
             self.problems.append(f"{what} raised {type(error).__name__}: {error}")
             return None
 
@@ -56,12 +56,12 @@ class _Report:
 def check_return(
     result: Any, num_rows: int, *, allow_unscored: bool = False
 ) -> list[str]:
-    """Return what is wrong with the result of a `step`; an empty list if nothing is.
+    """Return the problems of a result of `step`; an empty list if there are none.
 
     Args:
-        result: What the environment returned.
-        num_rows: Rows of the batch.
-        allow_unscored: Whether rewards may be NaN, for rows that are not scored.
+        result: The result returned by the environment.
+        num_rows: Number of rows in the batch.
+        allow_unscored: Allow NaN rewards, for rows that are not scored.
     """
     report = _Report()
     if not report.check(
@@ -70,7 +70,7 @@ def check_return(
     ):
         return report.problems
     with contextlib.suppress(EnvironmentContractError, TypeError):
-        # Rows that have ended may leave observations out.
+        # Observations may be left out if all rows have ended.
         result = result._replace(observations=as_columns(result).observations)
     for name in ("observations", "metadata", "next_stop_strings"):
         _check_list(report, name, getattr(result, name), num_rows)
@@ -148,7 +148,7 @@ def _check_column(
         array.shape == (num_rows,),
         f"{name} must have shape [{num_rows}]: got {list(array.shape)}",
     )
-    # numpy and Python compute with more than 32 bits: that is converted.
+    # Any width: numpy and Python default to 64 bits, and `as_columns` converts.
     kinds, rule = ("b", "bool") if dtype == "bool" else ("fiub", "real numbers")
     kind = report.check(
         array.dtype.kind in kinds, f"{name} must be {rule}: got {array.dtype}"
@@ -196,7 +196,7 @@ def _check_rewards(
         report.check(
             allow_unscored or not unscored,
             f"{name} is NaN, which means not scored, in rows {unscored}; if that is "
-            "meant, or the reward does not apply to them, pass allow_unscored=True",
+            "intended, or the reward does not apply to them, pass allow_unscored=True",
         )
 
 
@@ -220,7 +220,7 @@ def _equal_numbers(first: Any, second: Any) -> bool:
 
 
 def equal_values(first: Any, second: Any) -> bool:
-    """Compare trees that may hold arrays or objects without an order."""
+    """Compare nested values that may contain arrays or objects without equality."""
     if is_array(first) and is_array(second):
         return _equal_numbers(first, second)
     if isinstance(first, dict) and isinstance(second, dict):
@@ -236,7 +236,7 @@ def equal_values(first: Any, second: Any) -> bool:
 
 
 def select_row(result: Any, row: int) -> Any:
-    """Return one row of a result, as a result."""
+    """Return one row of a result as a result of its own."""
     rewards = result.rewards
     return EnvironmentReturn(
         observations=result.observations[row : row + 1],
@@ -267,9 +267,10 @@ class _Check:
         self.report = _Report()
 
     def _step(self, what: str, rows: Sequence[int]) -> Any:
-        """Step copies of some rows; None where that raised or is malformed."""
+        """Step copies of some rows; return None if that failed or is malformed."""
         logs = [copy.deepcopy(self.logs[row]) for row in rows]
         metadata = [copy.deepcopy(self.metadata[row]) for row in rows]
+        # Copies, so that arguments changed by one call do not affect the next.
         failures = len(self.report.problems)
         result = self.report.call(what, lambda: self.env.step(logs, metadata))
         if len(self.report.problems) > failures:
@@ -307,9 +308,10 @@ class _Check:
         )
         self.report.check(
             isinstance(unusable, dict) and not unusable,
-            "unusable_rows must return an empty dict for rows that step can judge: got "
+            "unusable_rows must return an empty dict for rows that step can score: got "
             f"{unusable!r:.80}",
         )
+        # Twice: owners may shut down both on an error and at the end.
         for _ in range(2):
             self.report.call("shutdown", self.env.shutdown)
         return self.report.problems
@@ -327,7 +329,7 @@ class _Check:
             self.report.check(
                 field is None,
                 f"two equal calls must have equal results: {field} differ; pass "
-                "deterministic=False if chance is meant",
+                "deterministic=False if the environment is random by design",
             )
 
     def _check_independence(self, whole: Any) -> None:
@@ -343,7 +345,7 @@ class _Check:
             )
 
     def _check_groups(self, whole: Any) -> None:
-        """Each conversation as the only answer to its prompt."""
+        """Check `score_groups` with each conversation as a group of its own."""
         groups = self.report.call(
             "score_groups",
             lambda: self.env.score_groups(
@@ -391,21 +393,21 @@ def check_environment(
 ) -> None:
     """Test an environment against the contract, and shut it down.
 
-    It checks types, lengths, dtypes, shapes and finite rewards of what `step` returns;
-    an empty batch; that the arguments are left alone; that equal calls have equal
-    results and rows do not depend on each other; that results can be pickled; what
-    `score_groups` and `tool_schemas` return; metrics; and that `shutdown` may be called
-    twice.
+    Checks the types, lengths, dtypes, shapes and finite rewards of the result of
+    `step`; an empty batch; that arguments are not modified; that equal calls have equal
+    results and rows do not depend on each other; that results can be pickled; the
+    results of `score_groups` and `tool_schemas`; metrics; and that `shutdown` can be
+    called twice.
 
     Args:
         env: The environment.
         message_log_batch: Conversations to step; None: short sums, one per metadata.
-        metadata: One per conversation; None: `{"answer": "0"}` and so on.
-        allow_unscored: Whether rewards may be NaN, for rows that are not scored.
-        deterministic: Whether equal calls must have equal results.
+        metadata: One entry per conversation; None: `{"answer": "0"}` and so on.
+        allow_unscored: Allow NaN rewards, for rows that are not scored.
+        deterministic: Require equal results of equal calls.
 
     Raises:
-        EnvironmentContractError: The message lists everything that is wrong.
+        EnvironmentContractError: The message lists all problems.
     """
     logs = message_log_batch
     if logs is None:

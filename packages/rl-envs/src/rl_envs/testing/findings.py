@@ -1,4 +1,4 @@
-"""What a check found, and how strict the checks are."""
+"""Findings of checks, and settings of their strictness."""
 
 from __future__ import annotations
 
@@ -15,45 +15,45 @@ __all__ = ["Examination", "Finding", "assert_passed"]
 
 
 class Examination(Config):
-    """How an environment is examined."""
+    """Settings of the examination of an environment."""
 
     seed: int = Field(0, ge=0)
-    """Seed of the wrong responses and of the orders that are tried."""
+    """Seed of the wrong responses and of the orders to try."""
     full_reward: float = 1.0
-    """A response is right if its reward is at least this."""
+    """Minimum reward of a right response."""
     gold_column: str | None = None
-    """Column with a response that is right; null: `answer`, else `ground_truth`."""
+    """Column with a right response; null: `answer`, else `ground_truth`."""
     changes_per_row: int = Field(3, gt=0)
-    """Number of gold answers with one changed character that are tried per row."""
+    """Number of gold answers with one changed character to try per row."""
     max_accepted_changes: float = Field(0.05, ge=0.0, le=1.0)
-    """Share of them that may earn the full reward: some tasks have several right
-    answers, and a changed one may be among them."""
+    """Maximum share of them that may earn the full reward; above 0, since a changed
+    answer may be another right one."""
     deterministic: bool = True
-    """Whether equal calls must have equal results."""
+    """Requirement that equal calls have equal results."""
     allow_unscored: bool = False
-    """Whether rewards may be NaN, for rows that are not scored."""
+    """Permission for NaN rewards, for rows that are not scored."""
     max_row_s: float = Field(1.0, gt=0.0)
-    """Longest mean time of a row in a batch, in seconds."""
+    """Maximum mean time per row of a batch, in seconds."""
     process_deadline_s: float = Field(120.0, gt=0.0)
-    """Seconds that a copy in another process has, from its start to its end."""
+    """Time limit of a copy in another process, from start to end, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What one check found."""
+    """Result of one check."""
 
     check: str
-    """Its name."""
+    """Name of the check."""
     status: Literal["pass", "fail", "skip"]
     reason: str = ""
-    """What is wrong, why it was skipped, or what was measured."""
+    """The problem, the reason for skipping, or the measurement."""
     row: int | None = None
-    """The first row that is at fault."""
+    """The first row at fault."""
     response: str | None = None
     """The response to it."""
 
     def __str__(self) -> str:
-        """Return one line."""
+        """Describe the finding in one line."""
         where = "" if self.row is None else f" (row {self.row}: {self.response!r:.80})"
         return f"{self.check}: {self.reason}{where}"
 

@@ -1,4 +1,4 @@
-"""A copy of an environment in another process, which must judge alike."""
+"""Scoring with a copy of an environment in another process."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _SHOWN_CHARACTERS = 400
 
 
 def says_it_pickles(env: EnvironmentInterface[Any]) -> bool:
-    """Return whether a class between `env` and the interface says how to pickle it."""
+    """Return True if a class of `env` below the interface defines how to pickle it."""
     ours = type(env).__mro__[: type(env).__mro__.index(EnvironmentInterface)]
     names = ("__reduce__", "__reduce_ex__", "__getstate__")
     return any(name in vars(cls) for cls in ours for name in names)
@@ -40,22 +40,23 @@ def rewards_in_another_process(
     metadata: Sequence[Any],
     deadline_s: float,
 ) -> list[float]:
-    """Let a new Python process unpickle an environment and judge conversations.
+    """Unpickle an environment in a new Python process and score conversations there.
 
     Args:
         pickled: The environment.
         logs: Conversations.
-        metadata: One per conversation.
-        deadline_s: Seconds from its start to its end.
+        metadata: One entry per conversation.
+        deadline_s: Time limit of the process, from start to end, in seconds.
 
     Raises:
-        EnvironmentContractError: It cannot be unpickled there, or does not judge.
+        EnvironmentContractError: It cannot be unpickled there, or fails to score.
     """
     with tempfile.TemporaryDirectory() as folder:
         asked, told = Path(folder) / "asked.pickle", Path(folder) / "told.pickle"
         has_torch = "torch" in sys.modules
         request = (loaded_files(), has_torch, pickled, list(logs), list(metadata))
         asked.write_bytes(pickle.dumps(request))
+        # The new process must find the same modules, including those of test folders.
         path = os.pathsep.join(entry for entry in sys.path if entry)
         try:
             done = subprocess.run(
@@ -68,12 +69,12 @@ def rewards_in_another_process(
             )
         except subprocess.TimeoutExpired:
             raise EnvironmentContractError(
-                f"it does not judge within {deadline_s:g} s in another process"
+                f"it does not score within {deadline_s:g} s in another process"
             ) from None
         if done.returncode or not told.exists():
             last = done.stderr.strip()[-_SHOWN_CHARACTERS:]
             raise EnvironmentContractError(
-                f"it does not judge in another process: exit code {done.returncode}: "
+                f"it does not score in another process: exit code {done.returncode}: "
                 f"{last.splitlines()[-1] if last else 'no message'}"
             )
         rewards: list[float] = pickle.loads(told.read_bytes())
@@ -81,14 +82,15 @@ def rewards_in_another_process(
 
 
 def judge_copy(asked: str, told: str) -> None:
-    """Do the other process's part: judge, and write the rewards.
+    """Score a request and write the rewards; runs in the other process.
 
     Args:
-        asked: File with what to judge.
-        told: File to write.
+        asked: File with the request.
+        told: File for the rewards.
     """
     request = pickle.loads(Path(asked).read_bytes())
     files, has_torch, pickled, logs, metadata = request
+    # Where the caller has not needed torch, its import would take most of the time.
     if not has_torch:
         leave_torch_out()
     for name, file in files.items():

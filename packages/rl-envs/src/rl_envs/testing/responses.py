@@ -1,4 +1,4 @@
-"""Right and wrong responses to rows, to see what an environment rewards."""
+"""Right and wrong responses to rows, for testing an environment's rewards."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _GARBAGE_CHARACTERS = 24
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A response to a row."""
+    """A response to try on a row."""
 
     kind: str
     """`gold`, `empty`, `garbage`, `prompt` or `change`."""
@@ -29,11 +29,11 @@ class Trial:
 
 
 def prompt_messages(columns: Mapping[str, Any], row: int) -> list[dict[str, Any]]:
-    """Return the conversation that a row begins with.
+    """Return the initial conversation of a row.
 
     Args:
         columns: The row; `prompt` or `messages` is a text or messages.
-        row: Its number, for messages.
+        row: Its index, for error messages.
 
     Raises:
         TaskError: It has no prompt.
@@ -44,7 +44,7 @@ def prompt_messages(columns: Mapping[str, Any], row: int) -> list[dict[str, Any]
             return [{"role": "user", "content": prompt}]
         if isinstance(prompt, Sequence) and prompt and not isinstance(prompt, str):
             messages = [dict(message) for message in prompt]
-            # A conversation that ends with its answer is cut before it.
+            # A complete conversation ends with the answer, which is no prompt.
             ends = len(messages) > 1 and messages[-1].get("role") == "assistant"
             return messages[:-1] if ends else messages
     raise TaskError(
@@ -58,7 +58,7 @@ def gold_of(columns: Mapping[str, Any], column: str | None = None) -> str | None
 
     Args:
         columns: The row.
-        column: Column that holds it; None: the first of the usual ones.
+        column: Column of the response; None: the first of the usual ones.
     """
     names = _GOLD_COLUMNS if column is None else (column,)
     for name in names:
@@ -71,16 +71,16 @@ def gold_of(columns: Mapping[str, Any], column: str | None = None) -> str | None
 
 
 def trials(rows: Sequence[Mapping[str, Any]], config: Examination) -> list[Trial]:
-    """Return the responses to try, the same for the same arguments.
+    """Return the responses to try, deterministically.
 
-    A wrong response that equals the right one is left out.
+    Wrong responses that happen to equal the right one are left out.
 
     Raises:
         TaskError: A row has no prompt.
     """
     found: list[Trial] = []
     for row, columns in enumerate(rows):
-        # Text seeds go through SHA-512, which no hash randomisation touches.
+        # Random hashes text seeds with SHA-512, so they do not depend on the process.
         rng = random.Random(f"examination/{config.seed}/{row}")
         gold = gold_of(columns, config.gold_column)
         if gold is not None:
@@ -98,7 +98,7 @@ def trials(rows: Sequence[Mapping[str, Any]], config: Examination) -> list[Trial
 
 
 def _changed(text: str, rng: random.Random) -> str:
-    """Put another character of the same kind in one place that is no blank."""
+    """Replace one visible character with another of the same kind."""
     places = [place for place, letter in enumerate(text) if not letter.isspace()]
     place = rng.choice(places)
     old = text[place]

@@ -1,4 +1,4 @@
-"""`examine_environment`: what an environment rewards, and whether it does so reliably.
+"""`examine_environment`: checks which responses earn rewards, and how reliably.
 
 ```
 rows -> right and wrong responses -> one batch -> rewards --+--> full where right only
@@ -35,7 +35,7 @@ __all__ = ["examine_environment"]
 Excuse = Callable[[Mapping[str, Any], str], bool]
 
 _ALONE = 8
-"""Rows that are also judged alone, which is slow."""
+"""Number of rows also scored one by one, which is slow."""
 _OF_CONTRACT = 4
 _WRONG = {
     "empty": "empty responses earn less",
@@ -55,23 +55,23 @@ def examine_environment(
     *,
     excuse: Excuse | None = None,
 ) -> list[Finding]:
-    """Try right and wrong responses to rows, and the contract of the interface.
+    """Try right and wrong responses to rows, and test the contract of the interface.
 
     Args:
         env: A registered name, a class, an environment, a reward function, or an
-            `EnvironmentSpec`. An environment that exists is shut down in the end.
+            `EnvironmentSpec`. An existing environment is shut down at the end.
         rows: Tasks: `prompt` or `messages`, and the columns that the environment reads.
-        config: How strict to be.
-        excuse: Called with a row and a response that is no gold answer and earns the
-            full reward: whether it is right too.
+        config: Strictness of the checks.
+        excuse: Function of a row and a response that earns the full reward without
+            being the gold answer; returns True if the response is right, too.
 
     Returns:
         One finding per check; `assert_passed` raises if one failed.
 
     Raises:
         TaskError: There are no rows, or one has no prompt.
-        ConfigError: The environment cannot be made.
-        SandboxError: It needs a sandbox that cannot be had here.
+        ConfigError: The environment cannot be created.
+        SandboxError: It needs a sandbox that is not available here.
     """
     if not rows:
         raise TaskError("an examination needs at least one row: got none")
@@ -85,13 +85,13 @@ def examine_environment(
 
 @dataclass(slots=True)
 class _Judged:
-    """What `step` said to some trials."""
+    """Scores of some trials by one call of `step`."""
 
     rewards: npt.NDArray[np.float64]
     ends: npt.NDArray[np.bool_]
     time_s: float
     changed: str | None
-    """The argument that was changed."""
+    """Name of the argument that `step` modified; None: neither."""
 
 
 class _Run:
@@ -153,19 +153,19 @@ class _Run:
     def _usable(self) -> Finding:
         unusable = self.env.unusable_rows([dict(row) for row in self.rows])
         for row, reason in sorted(unusable.items()):
-            more = f"{len(unusable)} of {len(self.rows)} rows cannot be judged; "
+            more = f"{len(unusable)} of {len(self.rows)} rows cannot be scored; "
             return Finding("rows can be judged", "fail", f"{more}{reason}", row)
         return Finding("rows can be judged", "pass", f"{len(self.rows)} rows")
 
     def _first_call(self) -> _Judged | Finding:
-        """Judge all trials; where that raises, find the one that is to blame."""
+        """Score all trials; if that raises, find the trial responsible."""
         try:
             return self.judge(range(len(self.trials)))
         except (ConfigError, SandboxError):
-            # The environment cannot work here at all: that is no finding about it.
+            # The environment cannot run here at all, which says nothing about it.
             raise
         except Exception as error:
-            # Whatever an implementation raises is a finding, not an end.
+            # Any exception is a finding; find the row that causes it.
             whole = error
         for index, trial in enumerate(self.trials):
             try:
@@ -186,7 +186,7 @@ class _Run:
             wanted = self.config.gold_column or "answer or ground_truth"
             return Finding(_GOLD, "skip", f"no row has a text in the column {wanted}")
         if not whole.ends[indices].any():
-            return Finding(_GOLD, "skip", "conversations go on after a gold answer")
+            return Finding(_GOLD, "skip", "conversations continue after a gold answer")
         full = whole.rewards[indices] >= self.config.full_reward
         if self.config.allow_unscored:
             full |= np.isnan(whole.rewards[indices])
@@ -220,7 +220,7 @@ class _Run:
         return self._failed(_CHANGE, reason, self.trials[accepted[0]])
 
     def _accepted(self, whole: _Judged, indices: Sequence[int]) -> list[int]:
-        """Return the wrong responses that earn the full reward and are not excused."""
+        """Return the wrong responses with full reward that are not excused."""
         full = [i for i in indices if whole.rewards[i] >= self.config.full_reward]
         excuse = self.excuse
         if excuse is None:
@@ -235,12 +235,12 @@ class _Run:
         if self.env.many_turns or whole.ends.all():
             return Finding(name, "pass")
         trial = self.trials[int(np.argmin(whole.ends))]
-        reason = "many_turns is False, and a conversation goes on"
+        reason = "many_turns is False, but a conversation continues"
         return self._failed(name, reason, trial)
 
     def _equal(self, whole: _Judged) -> Finding:
         if not self.config.deterministic:
-            return Finding(_EQUAL, "skip", "chance is meant")
+            return Finding(_EQUAL, "skip", "random by design")
         for what, batches in self._ways():
             for indices in batches:
                 try:
@@ -257,14 +257,14 @@ class _Run:
                     at = int(np.argmin(same))
                     reason = (
                         f"{what} the reward is {again.rewards[at]:g}, and was "
-                        f"{expected[at]:g}; set deterministic to false if chance is "
-                        "meant"
+                        f"{expected[at]:g}; set deterministic to false if the "
+                        "environment is random by design"
                     )
                     return self._failed(_EQUAL, reason, self.trials[indices[at]])
         return Finding(_EQUAL, "pass", f"{len(self.trials)} conversations")
 
     def _ways(self) -> Iterator[tuple[str, list[list[int]]]]:
-        """Ways to split all trials into batches."""
+        """Yield ways to split all trials into batches."""
         order = list(range(len(self.trials)))
         shuffled = random.Random(self.config.seed).sample(order, len(order))
         third = max(1, len(order) // 3)
@@ -283,7 +283,7 @@ class _Run:
         return Finding(_ARGUMENTS, "fail", reason)
 
     def _time(self) -> Finding:
-        """Take the time of a later call: the first one may start processes."""
+        """Time a later call, as the first one may start processes."""
         size = len(self.trials)
         row_s = self.judge(range(size)).time_s / size
         shown = f"{row_s * 1000:.3g} ms in a batch of {size}"
@@ -298,11 +298,13 @@ class _Run:
         try:
             pickled = pickle.dumps(self.env)
         except Exception as error:
+            # Most environments are never sent as objects; one that defines pickling
+            # claims that it can be.
             says = says_it_pickles(self.env)
             reason = f"it cannot be pickled: {_raised(error)}"
             return Finding(name, "fail" if says else "skip", reason)
         if not self.config.deterministic:
-            return Finding(name, "skip", "chance is meant")
+            return Finding(name, "skip", "random by design")
         try:
             rewards = rewards_in_another_process(
                 pickled,
@@ -318,7 +320,7 @@ class _Run:
         return Finding(name, "fail", f"rewards are {rewards} there, and {here} here")
 
     def _contract(self, whole: _Judged) -> Finding:
-        """Last, because it shuts the environment down."""
+        """Test the contract; the last check, because it shuts the environment down."""
         step = max(1, len(self.trials) // _OF_CONTRACT)
         indices = range(0, len(self.trials), step)
         unscored = bool(np.isnan(whole.rewards).any())

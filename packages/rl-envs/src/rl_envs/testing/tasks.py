@@ -1,4 +1,4 @@
-"""Checks of a task source: its seeds, its parts and its rows."""
+"""Checks of a task source: its seeds, splits and rows."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ __all__ = ["examine_tasks"]
 def examine_tasks(
     make_source: Callable[[int], TaskSource], num_tasks: int = 32, *, seed: int = 0
 ) -> list[Finding]:
-    """Look whether tasks depend on the seed alone, and parts do not overlap.
+    """Check that tasks depend on the seed alone, and that splits do not overlap.
 
     Args:
-        make_source: Makes the source with a seed.
-        num_tasks: Tasks of each part.
-        seed: The seed; the one after it must give other tasks.
+        make_source: Function that creates the source from a seed.
+        num_tasks: Number of tasks per split.
+        seed: The seed; `seed + 1` must give other tasks.
 
     Raises:
-        TaskError: There is no task, or a part is too small for the sample.
+        TaskError: There are no tasks, or a split is too small for the sample.
     """
     if num_tasks < 1:
         raise TaskError(f"num_tasks must be at least 1: got {num_tasks}")
@@ -60,7 +60,7 @@ def _same_seed(parts: Parts, again: Parts) -> Finding:
                 return Finding(
                     "same seed, same tasks",
                     "fail",
-                    f"two sources of one seed differ in the {part} part: "
+                    f"two sources with the same seed differ in the {part} split: "
                     f"{first!r:.80} and {second!r:.80}; draw from the rng of propose",
                     row,
                 )
@@ -73,14 +73,14 @@ def _other_seed(parts: Parts, other: Parts) -> Finding:
             return Finding(
                 "other seed, other tasks",
                 "fail",
-                f"two seeds give the same {len(tasks)} tasks of the {part} part; pass "
+                f"two seeds give the same {len(tasks)} tasks of the {part} split; pass "
                 "the seed on to TaskSource",
             )
     return Finding("other seed, other tasks", "pass")
 
 
 def _disjoint(source: TaskSource, parts: Parts, other: Parts) -> Finding:
-    """Keys of both seeds: what one run trains on must not be held out by another."""
+    """Compare keys across both seeds: splits must be disjoint between runs, too."""
     name = "train and held-out are disjoint"
     trained = {source.key(t) for t in (*parts[Split.TRAIN], *other[Split.TRAIN])}
     seen = {source.identity(t) for t in (*parts[Split.TRAIN], *other[Split.TRAIN])}
@@ -91,7 +91,7 @@ def _disjoint(source: TaskSource, parts: Parts, other: Parts) -> Finding:
                 name,
                 "fail",
                 f"the task {task.prompt!r:.80} with the key {source.key(task)!r:.80} "
-                "is in both parts; key must depend on the task alone",
+                "is in both splits; key must depend on the task alone",
                 row,
             )
     return Finding(name, "pass", f"{len(trained)} and {len(held_out)} tasks")
@@ -120,7 +120,7 @@ def _pickles(tasks: Sequence[Task]) -> Finding:
         try:
             same = pickle.loads(pickle.dumps(task.to_row())) == task.to_row()
         except Exception as error:
-            # Whatever pickling raises is the finding.
+            # Pickling may raise anything; it is the finding.
             reason = f"a row cannot be pickled: {type(error).__name__}: {error}"
             return Finding(name, "fail", reason, row)
         if not same:

@@ -1,4 +1,4 @@
-"""Calls of tools, found in what a model wrote."""
+"""Parsing tool calls from a model's response."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ __all__ = ["JsonToolCallParser", "ToolCall", "ToolCallParser"]
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """One call, or what was meant as one."""
+    """A tool call, possibly malformed."""
 
     name: str
-    """The tool's name; empty where it cannot be read."""
+    """Name of the tool; empty if it cannot be read."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
     error: str | None = None
-    """What is wrong with its form, for the model to read; None: nothing."""
+    """Syntax error, as shown to the model; None: well-formed."""
 
 
 class ToolCallParser(Protocol):
-    """Finds the calls in a response, in order; none means that it is an answer."""
+    """Parses the calls in a response, in order; none means that it is an answer."""
 
     def __call__(self, response: str) -> list[ToolCall]:
         """Return the calls; a malformed one has `error` set."""
@@ -34,9 +34,9 @@ class ToolCallParser(Protocol):
 class JsonToolCallParser:
     """Reads `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`.
 
-    That is how Hermes and Qwen models write. A last call without its closing tag counts
-    as well, because generation may stop there. What a model thinks, up to `</think>`,
-    calls nothing.
+    This is the format of Hermes and Qwen models. A final call without a closing tag
+    also counts, because generation may stop there. Calls within a model's thoughts, up
+    to `</think>`, are ignored.
     """
 
     opening: str = "<tool_call>"
@@ -56,6 +56,7 @@ def _read(text: str) -> ToolCall:
         call = json.loads(text)
         if not isinstance(call, dict):
             return ToolCall("", error="a call must be a JSON object")
+        # Llama models say "parameters"; some models encode the arguments as JSON text.
         arguments = call.get("arguments", call.get("parameters", {}))
         if isinstance(arguments, str):
             arguments = json.loads(arguments) if arguments.strip() else {}

@@ -1,14 +1,14 @@
 """`ToolEnvironment`: conversations in which the policy calls tools.
 
 ```
-response --parse--> calls? --yes--> run, each with a deadline --> tool messages, go on
+response --parse--> calls? --yes--> run, each with a deadline --> tool messages
                        |
                        no --> the judge scores the finished conversation
 ```
 
-What goes wrong in a call (its form, an unknown name, arguments, an exception, a
-deadline) is told to the policy, which may do better in its next turn. Only a tool that
-raises `ToolUnavailableError` ends the conversation: it is then not scored.
+Errors of a call (syntax, an unknown name, arguments, an exception, a deadline) are
+reported to the policy, which may do better in its next turn. Only a tool that raises
+`ToolUnavailableError` ends the conversation, which is then not scored.
 """
 
 from __future__ import annotations
@@ -49,19 +49,19 @@ _COUNTERS = ("num_tool_turns", "num_tool_calls", "num_tool_errors")
 
 
 class ToolLimits(Config):
-    """How much a policy may do with tools."""
+    """Limits on the use of tools by a policy."""
 
     max_calls_per_turn: int = Field(8, ge=1)
-    """Calls of one response that are run; further ones are answered by an error."""
+    """Maximum number of calls run per response; further ones get an error."""
     max_tool_turns: int | None = Field(None, ge=1)
-    """Responses of a conversation whose calls are run; the next one is judged as an
-    answer whatever it holds. null: the limit of turns alone."""
+    """Maximum number of responses per conversation whose calls are run; the next one is
+    scored as an answer regardless. null: only the limit on turns applies."""
     call_deadline_s: float = Field(10.0, gt=0)
-    """Seconds that one call may take."""
+    """Time limit of one call, in seconds."""
     max_concurrency: int = Field(16, ge=1)
-    """Calls of a batch that run at the same time."""
+    """Maximum number of calls of a batch that run at the same time."""
     max_result_chars: int = Field(4096, ge=1)
-    """Longer results are cut."""
+    """Length, in characters, beyond which results are cut off."""
 
 
 @dataclass(slots=True)
@@ -77,20 +77,21 @@ class _Turn:
 
 
 class ToolEnvironment(EnvironmentInterface[Columns | None]):
-    """Gives a policy tools, and lets a judge score the finished conversation.
+    """Provides a policy with tools, and has a judge score the finished conversation.
 
-    To the judge, and to reward functions as columns, each row also has
-    `num_tool_calls`, `num_tool_errors`, `num_tool_turns` and `num_prompt_messages`.
+    Judges and reward functions get additional columns for each row: `num_tool_calls`,
+    `num_tool_errors`, `num_tool_turns` and `num_prompt_messages`.
 
     Args:
         tools: Functions, or `Tool` objects.
-        judge: An environment, a reward function, or several of those with weights.
-        parser: Finds the calls in a response.
-        limits: Calls, time and length.
-        result_role: Role of the messages with results, as the chat template knows it.
+        judge: An environment, or one or more reward functions.
+        parser: Parser of the calls in a response.
+        limits: Limits on calls, time and length.
+        result_role: Role of messages with results, as in the chat template.
 
     Raises:
-        ToolError: There is no tool, two have one name, or one cannot be described.
+        ToolError: There are no tools, two have the same name, or one cannot be
+            described.
     """
 
     many_turns = True
@@ -125,11 +126,11 @@ class ToolEnvironment(EnvironmentInterface[Columns | None]):
         message_log_batch: Sequence[MessageLog],
         metadata: Sequence[Columns | None],
     ) -> EnvironmentReturn[Columns | None]:
-        """Run the calls of each last response, or judge it where it has none.
+        """Run the calls of each last response; score those without calls.
 
         Raises:
-            MessageLogError: A conversation has no response, or the metadata do not fit.
-            Exception: What the judge raises.
+            MessageLogError: A conversation has no response, or the metadata are wrong.
+            Exception: The judge raised it.
         """
         size = num_rows(message_log_batch, metadata)
         columns = [
@@ -163,7 +164,7 @@ class ToolEnvironment(EnvironmentInterface[Columns | None]):
     # Calls ----------------------------------------------------------------------
 
     def _run(self, turns: Sequence[_Turn]) -> None:
-        """Fill in the results of all calls; those of all rows run together."""
+        """Set the results of all calls, running those of all rows concurrently."""
         jobs: list[Job] = []
         plans: list[tuple[_Turn, ToolCall, Job | str]] = []
         for turn in turns:
@@ -187,7 +188,7 @@ class ToolEnvironment(EnvironmentInterface[Columns | None]):
                 turn.results.append(f"Error: {plan}")
 
     def _plan(self, turn: _Turn, place: int, call: ToolCall) -> Job | str:
-        """Return what to run, or what is wrong with the call."""
+        """Return the job to run, or the error of the call."""
         most = self.limits.max_calls_per_turn
         if place >= most:
             return f"only the first {most} calls of a turn are run"
@@ -196,6 +197,7 @@ class ToolEnvironment(EnvironmentInterface[Columns | None]):
         tool = self._tools.get(call.name)
         if tool is None:
             known = ", ".join(self._tools)
+            # A name is text of the model, and may have any length.
             return f"there is no tool {call.name[:80]!r}; the tools are: {known}"
         try:
             return Job(tool.fn, tool.bind(call.arguments, turn.columns))
@@ -224,6 +226,7 @@ class ToolEnvironment(EnvironmentInterface[Columns | None]):
         judged: Sequence[int],
         verdict: EnvironmentReturn[Any],
     ) -> EnvironmentReturn[Columns | None]:
+        # A judge may be anybody's environment, and return lists or numpy arrays.
         verdict = as_columns(verdict)
         ended = to_numpy(verdict.terminateds)
         observations: list[Observation] = [[] for _ in range(size)]
@@ -261,13 +264,13 @@ class ToolEnvironment(EnvironmentInterface[Columns | None]):
         message_logs: Sequence[Sequence[MessageLog]],
         metadata: Sequence[Sequence[Columns | None]],
     ) -> list[Rewards] | None:
-        """Let the judge score the conversations of each prompt together."""
+        """Score the conversations of each prompt together, if the judge can."""
         return self._judge.score_groups(message_logs, metadata)
 
     def global_post_process_and_metrics(
         self, batch: MutableMapping[str, Any]
     ) -> tuple[MutableMapping[str, Any], dict[str, float]]:
-        """Return the judge's metrics, and how much was called and failed."""
+        """Return the judge's metrics, with calls per sample and their error rate."""
         batch, metrics = self._judge.global_post_process_and_metrics(batch)
         rows = [
             row
@@ -292,6 +295,8 @@ def _with_counters(log: MessageLog, row: int, columns: Columns | None) -> Column
             f"metadata[{row}] must be a mapping of the data set's columns: got "
             f"{type(columns).__name__}"
         )
+    # Counters live in the metadata, not the environment: rows may move to another
+    # worker between turns.
     known = dict(columns or {})
     known.setdefault("num_prompt_messages", max(len(log) - 1, 0))
     for name in _COUNTERS:
@@ -312,7 +317,7 @@ def _spread_all(
 def _spread(
     values: Any, size: int, judged: Sequence[int], lost: Sequence[int]
 ) -> torch.Tensor:
-    """Put judged rows in their places; rows that go on have 0, lost ones NaN."""
+    """Scatter the scores of judged rows; others are 0 if they continue, NaN if lost."""
     rewards = np.zeros(size, dtype=np.float32)
     rewards[list(judged)] = to_numpy(values)
     rewards[list(lost)] = np.nan

@@ -1,4 +1,4 @@
-"""`Tool`: a Python function that a model may call, described by itself.
+"""`Tool`: a self-describing Python function that a model may call.
 
 ```python
 def search(query: str, limit: int = 3) -> list[str]:
@@ -10,8 +10,8 @@ Args:
     '''
 ```
 
-Its signature becomes a JSON schema, its docstring the description, and what a model
-passes is checked and converted before the function sees it.
+Its signature becomes a JSON schema and its docstring the description. Arguments passed
+by a model are checked and converted before the function sees them.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ _ARGUMENT = re.compile(r"^(\w+)\s*(?:\([^)]*\))?:\s*(.*)$")
 
 
 class ToolArgumentError(EnvsError):
-    """What a model passed does not fit; the text is meant for the model."""
+    """A model passed invalid arguments; the message is shown to the model."""
 
 
 class Tool:
-    """A function with its description.
+    """A function with a description for models.
 
-    A parameter called `row` is not the model's: it is given the data set's columns of
-    the conversation.
+    A parameter named `row` is hidden from the model and receives the data set's columns
+    for the conversation.
 
     Args:
-        fn: A function or coroutine function; each parameter is annotated.
-        name: What the model calls it; default: its own name.
-        description: What the model is told; default: its docstring.
+        fn: A function or coroutine function with annotated parameters.
+        name: Name shown to the model; None: the function's own.
+        description: Description shown to the model; None: the function's docstring.
 
     Raises:
         ToolError: It has no usable name, description or annotation.
@@ -75,14 +75,16 @@ class Tool:
                 "does: write one, or pass Tool(fn, description=...)"
             )
         self._wants_row = _ROW in inspect.signature(fn).parameters
+        # Built now, so that an unusable signature fails here and not in a rollout.
         _ = self._model
 
     def __reduce__(self) -> tuple[Any, ...]:
+        # The generated pydantic class cannot be pickled; the receiver builds its own.
         return Tool, (self.fn, self.name, self.description)
 
     @cached_property
     def _model(self) -> type[BaseModel]:
-        """The arguments as a model that checks them."""
+        """Pydantic model that checks the arguments."""
         hints = get_type_hints(
             self.fn if inspect.isroutine(self.fn) else type(self.fn).__call__,
             include_extras=True,
@@ -120,8 +122,9 @@ class Tool:
 
     @cached_property
     def schema(self) -> dict[str, Any]:
-        """The description that a chat template takes in `tools`."""
+        """Description in the form of an entry of a chat template's `tools`."""
         parameters = self._model.model_json_schema()
+        # Titles repeat the names and cost tokens in every prompt.
         parameters.pop("title", None)
         for part in parameters.get("properties", {}).values():
             part.pop("title", None)
@@ -139,14 +142,15 @@ class Tool:
     def bind(
         self, arguments: Mapping[str, Any], row: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """Check and convert what a model passed.
+        """Check and convert the arguments passed by a model.
 
         Raises:
-            ToolArgumentError: It does not fit.
+            ToolArgumentError: They are invalid.
         """
         try:
             model = self._model.model_validate(dict(arguments))
         except ValidationError as error:
+            # Without pydantic's URLs and echoes of the input, which only cost tokens.
             raise ToolArgumentError(
                 "; ".join(
                     f"argument {'.'.join(map(str, part['loc'])) or '?'}: {part['msg']}"
@@ -158,7 +162,7 @@ class Tool:
 
 
 def _parse_docstring(text: str) -> tuple[str, dict[str, str]]:
-    """Return what stands before the sections, and the entries of `Args:`."""
+    """Return the text before the first section, and the entries of `Args:`."""
     section = ""
     summary: list[str] = []
     arguments: dict[str, str] = {}
@@ -172,6 +176,7 @@ def _parse_docstring(text: str) -> tuple[str, dict[str, str]]:
         elif section in ("Args", "Arguments", "Parameters") and line.strip():
             entry = _ARGUMENT.match(line.strip())
             indent = len(line) - len(line.lstrip())
+            # A deeper line continues the entry above it, even if it contains a colon.
             if entry and indent <= 4:
                 last = entry[1]
                 arguments[last] = entry[2]

@@ -1,11 +1,11 @@
-"""Running tools at the same time, each with a deadline.
+"""Running tools concurrently, each with a deadline.
 
 | part | consumes | produces | waits for | is unblocked by |
 |---|---|---|---|---|
 | caller | jobs | results | finished jobs | a result, or the next deadline |
 | a thread per job | a job | its result | the tool | the tool |
 
-A thread cannot be ended from outside. One whose deadline has passed is left behind (it
+A thread cannot be stopped from outside. One whose deadline has passed is abandoned (it
 is a daemon) and its result is dropped; coroutines are cancelled.
 """
 
@@ -33,7 +33,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class ToolRun:
-    """What a job came to."""
+    """Result or error of a job."""
 
     value: Any = None
     error: Exception | None = None
@@ -42,12 +42,12 @@ class ToolRun:
 def run_jobs(
     jobs: Sequence[Job], *, deadline_s: float, max_concurrency: int
 ) -> list[ToolRun]:
-    """Run jobs in threads, and return what each came to, in order.
+    """Run jobs in threads, and return their results in order.
 
     Args:
-        jobs: What to run.
-        deadline_s: Seconds that each may take, from when it begins.
-        max_concurrency: How many run at the same time.
+        jobs: The jobs.
+        deadline_s: Time limit of each from its start, in seconds.
+        max_concurrency: Maximum number of jobs that run at the same time.
     """
     results: list[ToolRun | None] = [None] * len(jobs)
     done: queue.SimpleQueue[tuple[int, ToolRun]] = queue.SimpleQueue()
@@ -68,6 +68,7 @@ def run_jobs(
         except queue.Empty:
             finished = next(iter(ends))
             result = ToolRun(error=_late(deadline_s))
+        # A late result of an abandoned thread finds its entry gone, and is dropped.
         if ends.pop(finished, None) is not None:
             results[finished] = result
             missing -= 1
@@ -97,6 +98,7 @@ async def _bounded(value: Any, deadline_s: float) -> Any:
         async with asyncio.timeout(deadline_s) as bound:
             return await value
     except TimeoutError:
+        # The tool itself may raise TimeoutError.
         if not bound.expired():
             raise
         raise _late(deadline_s) from None

@@ -1,13 +1,13 @@
-"""Text games of many turns: what they share.
+"""Base of text games with many turns.
 
-An environment holds nothing between two calls. Where a game stands travels in the
-metadata of its row:
+An environment keeps no state between calls. The state of a game is part of the metadata
+of its row:
 
     row of the data set          metadata after a turn
     {"board": "12/.3", ...}  ->  {"board": "12/.3", ..., "game": {"turns": 1, ...}}
 
-So rows are independent, a call can be repeated, and one process or many play the same
-conversations.
+Rows are therefore independent, a call can be repeated, and a conversation is the same
+with one process or many.
 """
 
 from __future__ import annotations
@@ -53,41 +53,42 @@ __all__ = [
 Columns: TypeAlias = Mapping[str, Any]
 
 GAME_KEY = "game"
-"""Key of the metadata that holds where a game stands."""
+"""Metadata key of the state of a game."""
 _TAGGED = re.compile(r"<move>(.*?)(?:</move>|\Z)", re.DOTALL)
 
 
 class GameConfig(Config):
-    """Settings of all games."""
+    """Settings shared by all games."""
 
     max_turns: int = Field(50, ge=1)
-    """Responses in a conversation, legal or not; then it ends as `out_of_turns`. A
-    smaller `max_rollout_turns` of the trainer ends it first, without an outcome."""
+    """Maximum number of responses, legal or not, after which a conversation ends as
+    `out_of_turns`. A smaller `max_rollout_turns` of the trainer ends it first, without
+    an outcome."""
     max_illegal: int | None = Field(3, ge=1)
-    """Responses that break the rules, or cannot be read, at which the conversation ends
-    as `illegal`. null: any number, within `max_turns`."""
+    """Number of illegal or unreadable responses at which a conversation ends as
+    `illegal`. null: no limit, other than `max_turns`."""
 
 
 @dataclass(frozen=True, slots=True)
 class GameTurn:
-    """What a response did."""
+    """Effect of a response."""
 
     state: Mapping[str, Any]
-    """Where the game stands now; values that JSON has."""
+    """State of the game after it, of JSON values."""
     observation: str
     reward: float = 0.0
     outcome: ConversationOutcome | None = None
-    """How the game ended; None: it goes on."""
+    """Outcome of the game; None: it continues."""
     is_legal: bool = True
     answer: str | None = None
-    """What was read as the move, for logs."""
+    """The move as it was read, for logs."""
 
 
 class GameEnvironment(EnvironmentInterface[Columns]):
-    """Plays a game with each row: a subclass says how it begins and what a move does.
+    """Plays a game with each row; subclasses define its start and its moves.
 
-    Metrics are the outcomes of the conversations, `accuracy` (the share that is
-    solved), and turns and illegal responses per conversation.
+    Metrics are the outcomes of the conversations, `accuracy` (the share solved), and
+    turns and illegal responses per conversation.
 
     Args:
         config: The limits.
@@ -100,25 +101,25 @@ class GameEnvironment(EnvironmentInterface[Columns]):
 
     @abstractmethod
     def start(self, columns: Columns, row: int) -> Mapping[str, Any]:
-        """Return where the game of a row of the data set begins.
+        """Return the initial state of the game of a data set row.
 
         Args:
             columns: The row.
-            row: Its place in the batch, for messages.
+            row: Its index in the batch, for error messages.
 
         Raises:
-            MessageLogError: A column is missing or holds something else.
+            MessageLogError: A column is missing or has a wrong value.
         """
 
     @abstractmethod
     def play(
         self, columns: Columns, state: Mapping[str, Any], response: str
     ) -> GameTurn:
-        """Apply a response to a game; what can be said to the policy is not raised.
+        """Apply a response to a game, reporting its mistakes as an observation.
 
         Args:
             columns: The row.
-            state: What `start` or the last turn returned.
+            state: State returned by `start` or the last turn.
             response: Text of the policy.
         """
 
@@ -128,7 +129,7 @@ class GameEnvironment(EnvironmentInterface[Columns]):
         """Play the last response of each conversation.
 
         Raises:
-            MessageLogError: A conversation has no response, or a row no game.
+            MessageLogError: A conversation has no response, or a row cannot be played.
         """
         size = num_rows(message_log_batch, metadata)
         turns = [
@@ -152,7 +153,7 @@ class GameEnvironment(EnvironmentInterface[Columns]):
         )
 
     def unusable_rows(self, metadata: Sequence[Columns]) -> dict[int, str]:
-        """Return the rows that no game can begin with."""
+        """Return the rows with which no game can start."""
         found: dict[int, str] = {}
         for row, columns in enumerate(metadata):
             try:
@@ -164,7 +165,7 @@ class GameEnvironment(EnvironmentInterface[Columns]):
     def global_post_process_and_metrics(
         self, batch: MutableMapping[str, Any]
     ) -> tuple[MutableMapping[str, Any], dict[str, float]]:
-        """Return the batch unchanged, and how its conversations ended."""
+        """Return the batch unchanged, with metrics of its conversations' outcomes."""
         metrics = reward_metrics(batch)
         rows = [
             row
@@ -181,20 +182,21 @@ class GameEnvironment(EnvironmentInterface[Columns]):
         return batch, metrics
 
     def _turn(self, columns: Columns, response: str, row: int) -> GameTurn:
-        """Play one response, count it, and let the limits end the game."""
+        """Play and count one response, ending the game at a limit."""
         columns = columns if isinstance(columns, Mapping) else {}
         state = columns.get(GAME_KEY)
         if state is None:
             state = {"turns": 0, "illegal": 0, **self.start(columns, row)}
         elif not isinstance(state, Mapping) or not {"turns", "illegal"} <= set(state):
             raise MessageLogError(
-                f"metadata[{row}][{GAME_KEY!r}] must be what the last turn returned, "
-                f"or missing in the first turn: got {state!r:.80}; give a column of "
-                "your data set another name"
+                f"metadata[{row}][{GAME_KEY!r}] must be the state returned by the last "
+                f"turn, or missing in the first turn: got {state!r:.80}; rename that "
+                "column of your data set"
             )
         turn = self.play(columns, state, response)
         num_turns = state["turns"] + 1
         num_illegal = state["illegal"] + (not turn.is_legal)
+        # The game's own end takes precedence: a winning last move is a win.
         outcome = turn.outcome
         if outcome is None and num_illegal == self.limits.max_illegal:
             outcome = ConversationOutcome.ILLEGAL
@@ -216,8 +218,7 @@ def _advanced(columns: Columns, turn: GameTurn) -> dict[str, Any]:
 def said_move(response: str) -> str:
     """Return the part of a response that names the move.
 
-    It stands between `<move>` and `</move>`, the last such place, else it is the last
-    line.
+    This is the content of the last `<move>` tag or, without one, the last line.
     """
     tagged = _TAGGED.findall(response)
     lines = (tagged[-1] if tagged else response).strip().splitlines()
@@ -226,10 +227,10 @@ def said_move(response: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Playthrough:
-    """A conversation that was played to its end."""
+    """A conversation played to its end."""
 
     messages: list[dict[str, str]]
-    """The prompt, then responses and observations in turn; a response is the last."""
+    """The prompt, then responses and observations in turn, ending with a response."""
     reward: float
     """Sum over all turns."""
     outcome: ConversationOutcome | None
@@ -242,12 +243,12 @@ def played(
     row: Columns,
     player: Callable[[Columns], str],
 ) -> Playthrough:
-    """Play one conversation with a program in place of a model.
+    """Play one conversation with a function in place of a model.
 
     Args:
-        environment: The environment; it must end the conversation at some turn.
+        environment: The environment, which must end the conversation at some turn.
         row: A row with `prompt` and the columns of the environment.
-        player: Maps the metadata, the row itself in the first turn, to a response.
+        player: Function from the metadata (first the row itself) to a response.
     """
     messages = [{"role": "user", "content": str(row["prompt"])}]
     columns, reward = row, 0.0

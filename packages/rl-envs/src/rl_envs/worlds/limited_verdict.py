@@ -1,4 +1,4 @@
-"""Worlds of one verdict whose check may take forever: it has processes of its own."""
+"""Base of worlds whose checks may take forever, and run in separate processes."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ _MAX_NAMED = 5
 
 
 class LimitedConfig(Config):
-    """Settings of worlds that check in processes of their own."""
+    """Settings of worlds that check in separate processes."""
 
     num_workers: int = Field(1, ge=1)
-    """Processes that check responses."""
+    """Number of processes that check responses."""
     timeout_s: float = Field(1.0, gt=0.0)
-    """Seconds that the check of one response may take; then it earns nothing, and
-    counts in the metric `unverified_fraction`, as one does whose check fails."""
+    """Time limit of the check of one response, in seconds. A response whose check
+    exceeds it, or fails, earns nothing and counts in `unverified_fraction`."""
 
 
 class LimitedVerdictEnvironment(VerdictEnvironment[TaskT]):
-    """Checks responses in processes that are ended at a limit.
+    """Checks responses in processes that are killed at a limit.
 
-    A hostile response costs its own limit, and the start of another process. A subclass
-    says what to ask (`request`, and `row_request` for a row alone) and what a reply
-    means (`verdict`). A reply with `unreadable` says why the row has no meaning.
+    A hostile response costs only its own time limit and the start of a new process.
+    Subclasses build requests (`request`, and `row_request` for a row alone) and
+    interpret replies (`verdict`). A reply with `unreadable` rejects the row itself.
 
     Args:
         config: The settings.
-        server: What the processes run.
+        server: The script that the processes run.
     """
 
     def __init__(self, config: LimitedConfig, server: Server) -> None:
@@ -51,19 +51,20 @@ class LimitedVerdictEnvironment(VerdictEnvironment[TaskT]):
         self._calls = LimitedCalls(server, config.num_workers, config.timeout_s)
 
     def __reduce__(self) -> tuple[Any, ...]:
+        # Processes and locks cannot be pickled; a copy starts its own.
         return type(self), (self.config,)
 
     @abstractmethod
     def request(self, given: Given[TaskT]) -> Mapping[str, Any]:
-        """Return what a process is asked about a response."""
+        """Return the request to check a response."""
 
     @abstractmethod
     def row_request(self, task: TaskT) -> Mapping[str, Any] | None:
-        """Return what a process is asked about a row alone; None: nothing."""
+        """Return the request to check a row alone; None: none is needed."""
 
     @abstractmethod
     def verdict(self, given: Given[TaskT], reply: Mapping[str, Any]) -> Verdict:
-        """Return what the reply of a process means."""
+        """Return the verdict for the reply of a process."""
 
     def check(self, given: Given[TaskT]) -> Verdict:
         """Judge one response."""
@@ -73,9 +74,9 @@ class LimitedVerdictEnvironment(VerdictEnvironment[TaskT]):
         """Judge the responses of a batch.
 
         Raises:
-            SolutionError: A row has no meaning.
+            SolutionError: A row is invalid.
             ConfigError: A package is missing.
-            DeadlineExceededError: A process does not come up.
+            DeadlineExceededError: A process does not start.
         """
         replies = self._calls.ask([self.request(one) for one in given])
         bad = {
@@ -86,8 +87,8 @@ class LimitedVerdictEnvironment(VerdictEnvironment[TaskT]):
         if bad:
             named = [f"metadata[{row}]: {bad[row]}" for row in list(bad)[:_MAX_NAMED]]
             raise SolutionError(
-                f"{len(bad)} of {len(given)} rows have no meaning: {'; '.join(named)}; "
-                "mend these rows or leave them out"
+                f"{len(bad)} of {len(given)} rows are invalid: {'; '.join(named)}; "
+                "fix these rows or leave them out"
             )
         return [
             self._verdict_of(one, reply)
@@ -95,6 +96,8 @@ class LimitedVerdictEnvironment(VerdictEnvironment[TaskT]):
         ]
 
     def _verdict_of(self, given: Given[TaskT], reply: dict[str, Any] | None) -> Verdict:
+        # 0 and not NaN: otherwise a policy could avoid a bad score by writing answers
+        # that cannot be checked in time.
         if reply is None:
             reason = "incorrect: checking it took too long or too much memory"
             return Verdict(0.0, reason, columns={"verified": False})
@@ -103,11 +106,11 @@ class LimitedVerdictEnvironment(VerdictEnvironment[TaskT]):
         return Verdict(found.score, found.reason, found.answer, columns)
 
     def unusable_rows(self, metadata: Sequence[Columns]) -> dict[int, str]:
-        """Return the rows that cannot be read, or have no meaning.
+        """Return the rows that cannot be read or are invalid.
 
         Raises:
             ConfigError: A package is missing.
-            DeadlineExceededError: A process does not come up.
+            DeadlineExceededError: A process does not start.
         """
         found = super().unusable_rows(metadata)
         asked: dict[int, Mapping[str, Any]] = {}
@@ -125,5 +128,5 @@ class LimitedVerdictEnvironment(VerdictEnvironment[TaskT]):
         return dict(sorted(found.items()))
 
     def shutdown(self) -> None:
-        """End the processes; a later step starts others."""
+        """Stop the processes; a later step starts new ones."""
         self._calls.close()

@@ -1,4 +1,4 @@
-"""Worlds of one response and one verdict: what they share.
+"""Base of worlds with one response and one verdict.
 
     row of the data set --read_row--> task --+
     conversation --response, prompt----------+--check--> Verdict(score, reason)
@@ -54,69 +54,69 @@ _HIDDEN = frozenset({"Cc", "Cf"})
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a response is worth, and why."""
+    """Score of a response and its reason."""
 
     score: float
-    """The reward; 1 is right, NaN is not scored."""
+    """Reward; 1: correct, NaN: not scored."""
     reason: str
-    """What the conversation ends with."""
+    """Final message of the conversation."""
     answer: str | None = None
-    """The answer found in the response, for logs."""
+    """Answer extracted from the response, for logs."""
     columns: Mapping[str, Any] = field(default_factory=dict)
-    """Columns that the row's metadata gets beside `correct`."""
+    """Columns added to the row's metadata, beside `correct`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Given(Generic[TaskT]):
-    """What is judged."""
+    """A response to judge, with its task."""
 
     response: str
     """The last assistant message."""
     task: TaskT
-    """What `read_row` made of the row."""
+    """Result of `read_row` for the row."""
     message_log: MessageLog = ()
-    """The conversation, which ends with the response."""
+    """The conversation, ending with the response."""
     row: int = 0
-    """The row's place in the batch, for messages."""
+    """Index of the row in the batch, for error messages."""
 
     @property
     def prompt(self) -> str:
-        """Text before the response; several messages are joined by newlines.
+        """Text before the response, with messages joined by newlines.
 
         Raises:
-            MessageLogError: A message holds other things than text.
+            MessageLogError: The content of a message is not text.
         """
         return prompt_text(self.message_log, row=self.row)
 
 
 class VerdictEnvironment(EnvironmentInterface[Columns], Generic[TaskT]):
-    """Judges one response per conversation, which ends with it.
+    """Judges one response per conversation, and ends it.
 
-    A subclass reads rows (`read_row`) and judges responses (`check`, or `check_all`
-    where several are judged at a time). The metadata of a judged row has `correct`:
-    whether the score is 1.
+    Subclasses read rows (`read_row`) and judge responses (`check`, or `check_all` for
+    several at a time). The metadata of a judged row has `correct`, True if its score
+    is 1.
     """
 
     many_turns: ClassVar[bool | None] = False
 
     @abstractmethod
     def read_row(self, columns: Columns, row: int) -> TaskT:
-        """Return what `check` needs of a row.
+        """Return the task of a row, as needed by `check`.
 
         Args:
-            columns: The row's columns; no mapping where a row has none.
-            row: Its place in the batch, for messages.
+            columns: The row's columns; may not be a mapping if a row has none.
+            row: Its index in the batch, for error messages.
 
         Raises:
-            MessageLogError: A column is missing or has no meaning.
+            MessageLogError: A column is missing or invalid.
         """
 
     @abstractmethod
     def check(self, given: Given[TaskT]) -> Verdict:
-        """Judge one response; whatever a model wrote must have a verdict."""
+        """Judge one response; must not raise, whatever the model wrote."""
 
     def check_all(self, given: Sequence[Given[TaskT]]) -> list[Verdict]:
-        """Judge the responses of a batch; one verdict each, in order."""
+        """Judge the responses of a batch, one verdict each, in order."""
         return [self.check(one) for one in given]
 
     def step(
@@ -156,7 +156,7 @@ class VerdictEnvironment(EnvironmentInterface[Columns], Generic[TaskT]):
         )
 
     def unusable_rows(self, metadata: Sequence[Columns]) -> dict[int, str]:
-        """Return the rows that `read_row` refuses, with its reasons."""
+        """Return the rows rejected by `read_row`, with its reasons."""
         found: dict[int, str] = {}
         for row, columns in enumerate(metadata):
             try:
@@ -170,8 +170,8 @@ class VerdictEnvironment(EnvironmentInterface[Columns], Generic[TaskT]):
     ) -> tuple[MutableMapping[str, Any], dict[str, float]]:
         """Return the batch unchanged, and metrics.
 
-        `accuracy` is the share of right responses. Where verdicts have the column
-        `verified`, `unverified_fraction` is the share of those that could not be had.
+        `accuracy` is the share of correct responses. If verdicts have the column
+        `verified`, `unverified_fraction` is the share whose check did not finish.
         """
         metrics = reward_metrics(batch)
         judged = [
@@ -186,19 +186,19 @@ class VerdictEnvironment(EnvironmentInterface[Columns], Generic[TaskT]):
 
 
 def last_tagged(response: str) -> str | None:
-    """Return the text of the last `<answer>`; None: there is none.
+    """Return the content of the last `<answer>` tag; None: there is none.
 
-    It ends at `</answer>`, or where the response does.
+    A missing `</answer>` is tolerated, as generation may stop there.
     """
     tagged = _TAGGED.findall(response)
     return tagged[-1] if tagged else None
 
 
 def visible(text: str) -> str:
-    """Return a text without characters that nobody sees, and blanks around it.
+    """Return a text stripped of invisible characters and of surrounding whitespace.
 
-    Those are control and format characters, such as a zero-width space; line ends, tabs
-    and other blanks between words stay.
+    Invisible are control and format characters, such as a zero-width space; whitespace
+    between words is kept.
     """
     kept = (c for c in text if c.isspace() or unicodedata.category(c) not in _HIDDEN)
     return "".join(kept).strip()

@@ -1,4 +1,4 @@
-"""Arithmetic with whole numbers: one answer is right, and it is compared exactly."""
+"""Arithmetic with whole numbers, with a single right answer, compared exactly."""
 
 from __future__ import annotations
 

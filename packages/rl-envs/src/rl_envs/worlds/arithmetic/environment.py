@@ -1,4 +1,4 @@
-"""The judge of arithmetic."""
+"""The arithmetic environment."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from rl_envs.worlds.verdict import (
 
 __all__ = ["ArithmeticConfig", "ArithmeticEnvironment"]
 
-# ASCII digits only: `\d` also matches those of other scripts. The bound keeps `int`
-# fast, and below the number of digits that Python refuses to convert.
+# ASCII digits only, as `\d` matches those of all scripts. The limit keeps `int` fast
+# and stays below the number of digits that Python refuses to convert.
 _WHOLE = re.compile(r"[+-]?(?:[0-9]{1,1000}|[0-9]{1,3}(?:,[0-9]{3}){1,300})")
 _MINUS = str.maketrans({"\u2212": "-"})
 _WELL_FORMED = 0.1
@@ -30,18 +30,18 @@ class ArithmeticConfig(Config):
     """Settings of the arithmetic environment."""
 
     credit: Literal["exact", "graded"] = "exact"
-    """`exact`: reward 1 for the right number, else 0. `graded`: 0.1 for a whole number
-    that is not the right one."""
+    """Scoring of wrong answers. `exact`: reward 1 for the right number, else 0.
+    `graded`: 0.1 for any other whole number."""
 
 
 @register_env("arithmetic")
 class ArithmeticEnvironment(VerdictEnvironment[int]):
-    """Compares the whole number of a response with the row's; ends the conversation.
+    """Compares the whole number in a response with the row's; ends the conversation.
 
     A row has the column `answer`, a whole number or its digits. The answer of a
-    response is what stands between `<answer>` and `</answer>`, the last one, else the
-    last line; `12+34=` before it does not count. It must be one whole number and
-    nothing else; a sign, leading zeros and commas between thousands are allowed.
+    response is the content of its last `<answer>` tag or, without one, its last line,
+    without a leading `12+34=`. It must be one whole number and nothing else; a sign,
+    leading zeros and commas between thousands are allowed.
 
     Args:
         config: The settings.
@@ -61,6 +61,7 @@ class ArithmeticEnvironment(VerdictEnvironment[int]):
         """
         given = columns.get("answer") if isinstance(columns, Mapping) else None
         solution = _whole_number(given.strip()) if isinstance(given, str) else given
+        # Not isinstance: True is an int, too.
         if type(solution) is not int:
             raise MessageLogError(
                 f"metadata[{row}] must have the column 'answer', a whole number: got "

@@ -1,4 +1,4 @@
-"""Tasks of arithmetic: "12+34=" is answered by "46"."""
+"""Arithmetic tasks, such as "12+34=" with the answer "46"."""
 
 from __future__ import annotations
 
@@ -12,42 +12,44 @@ from rl_envs.tasks import Task, TaskSource
 
 __all__ = ["ArithmeticTasks"]
 
+# Most draws fail for negative or fractional values; a setting for which none works must
+# become an error, not an endless loop.
 _TRIES = 1000
 _TRIES_FOR_DIVISOR = 50
 
 
 class _Part(NamedTuple):
-    """A part of an expression."""
+    """A subexpression."""
 
     value: int
     text: str
     binds: int
-    """How loosely: 0 a number, 1 a product, 2 a sum."""
+    """Precedence: 0 a number, 1 a product, 2 a sum."""
 
 
 @register_task_source("arithmetic")
 class ArithmeticTasks(TaskSource):
-    """Makes expressions of whole numbers whose value is a whole number.
+    """Generates expressions of whole numbers whose value is a whole number.
 
     Difficulty grows with the number of operands, their digits, the operators and the
-    brackets. Each division is exact. The split looks at the sorted operands and the
-    value, so a held-out task does not occur in the train part in another order.
+    brackets. Each division is exact. The split depends on the sorted operands and the
+    value, so that a held-out task does not appear in training in another order.
 
     Args:
-        num_operands: How many numbers, 2 to 12.
-        min_digits: Fewest digits of a number.
-        max_digits: Most digits of a number, up to 12; each length is equally likely.
-        operators: Which of `+-*/` occur.
-        brackets: Whether operands are grouped at random, with the brackets that this
-            needs; False: there are none, and products come before sums.
-        negative: Whether values on the way and the answer may be below 0.
+        num_operands: Number of operands, 2 to 12.
+        min_digits: Minimum number of digits of an operand.
+        max_digits: Maximum number of digits, up to 12; each length is equally likely.
+        operators: Operators that may occur, some of `+-*/`.
+        brackets: Group operands at random, with the necessary brackets; False: no
+            brackets, with the usual precedence.
+        negative: Allow negative intermediate values and answers.
         style: `compact`: "12+34=". `words`: a sentence that asks for the number
             between `<answer>` and `</answer>`.
-        seed: Which of the possible samples is drawn.
+        seed: Seed of the samples.
         held_out_fraction: Share of all tasks that are held out.
 
     Raises:
-        TaskError: A size, an operator or the style is not possible.
+        TaskError: A size, an operator or the style is invalid.
     """
 
     def __init__(
@@ -80,7 +82,7 @@ class ArithmeticTasks(TaskSource):
         self.brackets, self.negative, self.style = brackets, negative, style
 
     def propose(self, rng: random.Random) -> Task:
-        """Draw expressions until each step of one gives a whole number.
+        """Draw expressions until one has whole numbers in all its steps.
 
         Raises:
             TaskError: None was found.
@@ -113,7 +115,7 @@ class ArithmeticTasks(TaskSource):
         return self._joined(rng, rng.choice(self.operators), left, right)
 
     def _flat(self, rng: random.Random, num_operands: int) -> _Part | None:
-        """Multiply and divide within terms, then add and subtract these in order."""
+        """Multiply and divide within terms, then add and subtract them in order."""
         terms: list[tuple[str, _Part | None]] = [("+", self._operand(rng))]
         for _ in range(num_operands - 1):
             sign, operand = rng.choice(self.operators), self._operand(rng)
@@ -130,7 +132,7 @@ class ArithmeticTasks(TaskSource):
     def _joined(
         self, rng: random.Random, sign: str, left: _Part | None, right: _Part | None
     ) -> _Part | None:
-        """Return both with the sign between; None if that is no whole number."""
+        """Return both joined by the sign; None if the value is not a whole number."""
         if left is None or right is None:
             return None
         if sign == "/":
@@ -144,7 +146,7 @@ class ArithmeticTasks(TaskSource):
             return None
         binds = 1 if sign in "*/" else 2
         first = f"({left.text})" if left.binds > binds else left.text
-        # What is taken away, or divided by, keeps its brackets.
+        # A subtrahend or divisor of equal precedence needs brackets: a-(b-c), a/(b*c).
         loose = right.binds > binds or (sign in "-/" and right.binds == binds)
         # So does a quotient that is multiplied: 6*(4/2) is not read as (6*4)/2.
         loose = loose or (sign == "*" and right.binds == 1 and "/" in right.text)
@@ -154,15 +156,15 @@ class ArithmeticTasks(TaskSource):
     def _divisible(
         self, rng: random.Random, left: _Part, right: _Part
     ) -> tuple[_Part, _Part]:
-        """Draw one side again, where it is a number, until the division is exact.
+        """Redraw one side, if it is a single number, until the division is exact.
 
-        Of independent numbers hardly any divides the other.
+        Two independent numbers hardly ever divide each other.
         """
         if left.binds == 0 and right.value:
             _, high = _bounds(self.max_digits)
             low, _ = _bounds(self.min_digits)
             size = abs(right.value)
-            # From 1 on: zero can be divided by anything, which asks for nothing.
+            # At least 1: dividing zero is trivial.
             fewest, most = max(1, -(-low // size)), high // size
             if fewest <= most:
                 value = size * rng.randint(fewest, most)
@@ -186,7 +188,7 @@ class ArithmeticTasks(TaskSource):
 
     @property
     def alphabet(self) -> str:
-        """Every character of compact prompts and their answers, each once."""
+        """All distinct characters of compact prompts and their answers."""
         return "0123456789=+-*/()"
 
 

@@ -1,4 +1,4 @@
-"""Sums and products with a calculator at hand: a small world of tools and turns."""
+"""Sums and products with a calculator as a tool: a small multi-turn world."""
 
 from __future__ import annotations
 

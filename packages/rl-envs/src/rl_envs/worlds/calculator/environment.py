@@ -1,4 +1,4 @@
-"""The calculator and the judge of its world."""
+"""The calculator environment and its tool."""
 
 from __future__ import annotations
 
@@ -36,10 +36,11 @@ class CalculatorConfig(Config):
     """Settings of the calculator environment."""
 
     call_format: Literal["json", "brackets"] = "json"
-    """How the calculator is called: `<tool_call>{"name": "calculate", ...}</tool_call>`
-    as chat models do, or `[2+3]`, which the smallest models can learn."""
+    """Syntax of calls: `<tool_call>{"name": "calculate", ...}</tool_call>` as in chat
+    models, or `[2+3]`, which the smallest models can learn."""
     max_calls: int | None = Field(None, ge=1)
-    """Turns with the calculator; the next response is judged. null: no limit."""
+    """Maximum number of turns with calls, after which a response is scored. null: no
+    limit."""
 
 
 def calculate(expression: str) -> int:
@@ -48,12 +49,13 @@ def calculate(expression: str) -> int:
     Args:
         expression: Numbers, `+`, `-`, `*` and parentheses, such as `2*(3+4)`.
     """
+    # A model may write anything; a limit keeps nesting and numbers small.
     if len(expression) > _MAX_CHARS:
         raise ValueError(f"an expression has at most {_MAX_CHARS} characters")
     try:
         tree = ast.parse(expression.strip(), mode="eval")
     except (SyntaxError, ValueError):
-        raise ValueError(f"{expression!r} is no expression") from None
+        raise ValueError(f"{expression!r} is not an expression") from None
     return _value(tree.body)
 
 
@@ -72,7 +74,7 @@ class BracketCallParser:
     """Reads `[2+3]` as a call of `calculate`."""
 
     def __call__(self, response: str) -> list[ToolCall]:
-        """Return the calls; a bracket that stays open is malformed."""
+        """Return the calls; an unclosed bracket is malformed."""
         calls = []
         for inside, closing in re.findall(r"\[([^\[\]]*)(\]?)", response):
             error = None if closing else "a bracket was not closed"
@@ -86,7 +88,7 @@ def _is_right(response: str, answer: str) -> float:
 
 @register_env("calculator")
 class CalculatorEnvironment(ToolEnvironment):
-    """Offers `calculate`, and gives 1 if the final response is the row's `answer`.
+    """Offers `calculate`, with a reward of 1 if the final response is the `answer`.
 
     Args:
         config: The settings.
@@ -109,7 +111,7 @@ class CalculatorEnvironment(ToolEnvironment):
         )
 
     def step(self, message_log_batch: Any, metadata: Any) -> EnvironmentReturn[Any]:
-        """Run the calculator, or judge; the responses that are judged are answers."""
+        """Run the calculator, or score; responses that are scored become answers."""
         result = super().step(message_log_batch, metadata)
         done = result.terminateds.tolist()
         said = [log[-1]["content"].strip() for log in message_log_batch]

@@ -1,4 +1,4 @@
-"""Tasks of the calculator world: "2+3*4=" is answered by "14"."""
+"""Calculator tasks, such as "2+3*4=" with the answer "14"."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _OPERATORS = "+-*"
 
 @register_task_source("calculator")
 class CalculatorTasks(TaskSource):
-    """Makes expressions to compute.
+    """Generates expressions to compute.
 
     Args:
-        num_terms: Numbers in each expression.
-        max_number: Largest of them; the smallest is 0.
+        num_terms: Number of terms in each expression.
+        max_number: Largest number; the smallest is 0.
         operators: Some of `+`, `-` and `*`.
         suffix: Text at the end of the prompt.
-        seed: Which of the possible samples is drawn.
+        seed: Seed of the samples.
         held_out_fraction: Share of all prompts that are held out.
 
     Raises:
@@ -56,7 +56,7 @@ class CalculatorTasks(TaskSource):
         self.suffix = suffix
 
     def propose(self, rng: random.Random) -> Task:
-        """Draw numbers and what stands between them."""
+        """Draw numbers and the operators between them."""
         text = str(rng.randint(0, self.max_number))
         for _ in range(self.num_terms - 1):
             text += rng.choice(self.operators) + str(rng.randint(0, self.max_number))
@@ -64,5 +64,5 @@ class CalculatorTasks(TaskSource):
 
     @property
     def alphabet(self) -> str:
-        """Every character of prompts, answers and calls in brackets, each once."""
+        """All distinct characters of prompts, answers and calls in brackets."""
         return "".join(dict.fromkeys(f"0123456789{_OPERATORS}[]{self.suffix}"))

@@ -1,11 +1,11 @@
-"""Programming tasks: a program is right if it passes the tests of its row.
+"""Programming tasks, in which a program is right if it passes the tests of its row.
 
 ```
-response --extract--> program --checks: what to run--> SandboxPool --> what it gave
-                                   rules, kept outside of the sandbox --> right or wrong
+response --extract--> program --checks: what to run--> SandboxPool --> results
+                                        rules, outside of the sandbox --> right or wrong
 ```
-The program runs in a sandbox. What it should have given never enters it, so that there
-is nothing in there to read or to overwrite that would make a wrong program right.
+The program runs in a sandbox that the expected results never enter, so that a wrong
+program finds nothing to read or overwrite that would make it pass.
 """
 
 from __future__ import annotations

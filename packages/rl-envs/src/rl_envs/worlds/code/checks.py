@@ -1,4 +1,4 @@
-"""From the tests of a row to what is run in the sandbox and what is judged outside.
+"""Splits the tests of a row into calls for the sandbox and rules checked outside.
 
 | columns | form of | a test is |
 |---|---|---|
@@ -6,8 +6,8 @@
 | `tests` or `test_list`: texts `assert ...` | MBPP | an assertion |
 | `test` with `def check(candidate)`, `entry_point` | HumanEval | an assertion in it |
 
-Of an assertion such as `assert add(1, 2) == 3` the calls (`add(1, 2)`) are made in the
-sandbox; the rest (`... == 3`) is computed outside, by `rules`, of what they returned.
+The calls in an assertion such as `assert add(1, 2) == 3` are made in the sandbox
+(`add(1, 2)`); the rest (`... == 3`) is evaluated outside, by `rules`, on their results.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["Assertion", "Checks", "InputOutput", "checks_of"]
 
 @dataclass(frozen=True, slots=True)
 class InputOutput:
-    """A run of the program as it is."""
+    """A run of the program with a given input and expected output."""
 
     stdin: str
     stdout: str
@@ -34,12 +34,12 @@ class InputOutput:
 
 @dataclass(frozen=True, slots=True)
 class Assertion:
-    """Calls of what the program defines, and what must hold of the results."""
+    """Calls of the program's functions and a rule for their results."""
 
     calls: tuple[str, ...]
-    """Expressions that the sandbox evaluates."""
+    """Expressions evaluated in the sandbox."""
     rule: ast.expr
-    """What must be true; the name `_i` stands for the result of call i."""
+    """Expression that must be true; the name `_i` is the result of call i."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +49,8 @@ class Checks:
     runs: tuple[InputOutput, ...] = ()
     assertions: tuple[Assertion, ...] = ()
     preamble: str = ""
-    """Code of the row that goes before a program which does not define `entry_point`:
-    the beginning that a completion goes on from."""
+    """Code of the row, prepended to a program that does not define `entry_point`: the
+    start of a function that the response completes."""
     entry_point: str | None = None
 
     @property
@@ -64,10 +64,10 @@ def checks_of(columns: Mapping[str, Any], row: int) -> Checks:
 
     Args:
         columns: The row's columns.
-        row: Its place, for messages.
+        row: Its index, for error messages.
 
     Raises:
-        MessageLogError: There are none, or one of them cannot be judged outside of the
+        MessageLogError: There are none, or one cannot be checked outside of the
             sandbox.
     """
     given: Any = columns.get("tests", columns.get("test_list"))
@@ -138,7 +138,7 @@ def _parsed(text: str, row: int) -> list[ast.stmt]:
         return ast.parse(text).body
     except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
         raise MessageLogError(
-            f"metadata[{row}]: the test {_short(text)} is no Python: {error}"
+            f"metadata[{row}]: the test {_short(text)} is not Python: {error}"
         ) from None
 
 
@@ -183,21 +183,21 @@ def _assertion(test: ast.expr, row: int, renamed: Mapping[str, str]) -> Assertio
         check_rule(rule)
     except ValueError as error:
         raise MessageLogError(
-            f"metadata[{row}]: the test {_short(ast.unparse(test))} cannot be judged "
+            f"metadata[{row}]: the test {_short(ast.unparse(test))} cannot be checked "
             f"outside of the sandbox: {error}; write it as assert f(...) == value"
         ) from None
     return Assertion(tuple(taken.calls), rule)
 
 
 class _Calls(ast.NodeTransformer):
-    """Takes calls of names that are no builtins of rules out of an expression."""
+    """Replaces all calls but those of a rule's builtins in an expression."""
 
     def __init__(self, renamed: Mapping[str, str]) -> None:
         self._renamed = renamed
         self.calls: list[str] = []
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
-        """Replace a call of the program's by a name, with all that is in it."""
+        """Replace a call of the program's function, with its arguments, by a name."""
         if isinstance(node.func, ast.Name) and node.func.id in BUILTINS:
             return self.generic_visit(node)
         for part in ast.walk(node):

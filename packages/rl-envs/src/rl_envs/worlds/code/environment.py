@@ -1,4 +1,4 @@
-"""The judge of programs."""
+"""The code environment."""
 
 from __future__ import annotations
 
@@ -44,19 +44,19 @@ class CodeConfig(Config):
     """Settings of the code environment."""
 
     credit: Literal["all", "share"] = "all"
-    """`all`: reward 1 where every test passes, else 0. `share`: the share of tests that
-    pass; a program that knows some answers by heart is paid for them."""
+    """Scoring. `all`: reward 1 if every test passes, else 0. `share`: the share of
+    tests that pass, which also rewards programs that hard-code some answers."""
     num_workers: int = Field(default=1, ge=1)
-    """Programs that run at the same time."""
+    """Number of programs that run at the same time."""
     timeout_s: float = Field(default=5.0, gt=0.0)
-    """Seconds of a run: of all assertions of a row together, or of one input."""
+    """Time limit of a run in seconds: all assertions of a row, or one input."""
     memory_mib: int = Field(default=512, ge=64)
-    """Memory of a run, the interpreter's included."""
+    """Memory limit of a run in MiB, including the interpreter."""
     level: Literal["seccomp", "landlock", "namespaces"] = "landlock"
-    """Refuse to run programs where the sandbox reaches less; see `SandboxLevel`."""
+    """Minimum level of the sandbox, below which no program runs; see `SandboxLevel`."""
     network_namespace: bool = True
-    """Whether each run enters a network namespace too. Sockets cannot be made without
-    it either; it costs time for each run."""
+    """Additional network namespace for each run, which takes time. Sockets are
+    forbidden without it, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,23 +64,23 @@ class _Verdict:
     passed: int
     size: int
     status: str
-    """Of the worst run: `ok`, or how it ended; `sandbox`: it could not be run."""
+    """Status of the worst run; `ok`: all fine, `sandbox`: it could not be run."""
 
 
 @register_env("code")
 class CodeEnvironment(EnvironmentInterface[Columns]):
-    """Runs the program of a response against its row's tests; ends the conversation.
+    """Runs the program in a response against its row's tests; ends the conversation.
 
-    The program is the last block of Python between fences, or the whole response. It
-    runs in a sandbox (`rl_envs.sandbox`), and the results are judged outside of it.
-    Forms of tests: see `rl_envs.worlds.code.checks`. A row whose program could not be
-    run, because the sandbox failed, is not scored.
+    The program is the last fenced block of Python, or the whole response. It runs in a
+    sandbox (`rl_envs.sandbox`), and its results are checked outside. For the forms of
+    tests see `rl_envs.worlds.code.checks`. A row whose program could not run because
+    the sandbox failed is not scored.
 
     Args:
         config: The settings, or a mapping of them.
 
     Raises:
-        SandboxError: In the first step: the level cannot be had here.
+        SandboxError: In the first step, if the level is not available here.
     """
 
     config_class = CodeConfig
@@ -99,6 +99,7 @@ class CodeEnvironment(EnvironmentInterface[Columns]):
         self._pool: SandboxPool | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
+        # The pool's processes cannot be pickled; a copy starts its own.
         return type(self), (self.config,)
 
     def step(
@@ -108,7 +109,7 @@ class CodeEnvironment(EnvironmentInterface[Columns]):
 
         Raises:
             MessageLogError: A conversation has no response, or a row no tests.
-            SandboxError: The level of the config cannot be had here.
+            SandboxError: The level of the config is not available here.
         """
         size = num_rows(message_log_batch, metadata)
         programs = [
@@ -137,7 +138,7 @@ class CodeEnvironment(EnvironmentInterface[Columns]):
         )
 
     def unusable_rows(self, metadata: Sequence[Columns]) -> dict[int, str]:
-        """Return the rows without tests, or with tests that cannot be judged."""
+        """Return the rows without tests, or with tests that cannot be checked."""
         found: dict[int, str] = {}
         for row, columns in enumerate(metadata):
             try:
@@ -152,8 +153,8 @@ class CodeEnvironment(EnvironmentInterface[Columns]):
         """Return the batch unchanged, and metrics.
 
         `accuracy` is the share of right programs, `pass@samples_per_prompt` that of
-        prompts with one at least; `status/<status>` is the share of programs of which a
-        run ended so (`time`, `memory`, `signal`, ...).
+        prompts with at least one; `status/<status>` is the share of programs with that
+        status (`time`, `memory`, `signal`, ...).
         """
         metrics = reward_metrics(batch)
         judged = [row for row in batch.get("metadata") or () if "status" in (row or {})]
@@ -170,7 +171,7 @@ class CodeEnvironment(EnvironmentInterface[Columns]):
         return batch, metrics
 
     def shutdown(self) -> None:
-        """End the sandbox; a later step starts another."""
+        """Close the sandbox; a later step starts another."""
         pool, self._pool = self._pool, None
         if pool is not None:
             pool.close()
@@ -178,7 +179,7 @@ class CodeEnvironment(EnvironmentInterface[Columns]):
     def _judge(
         self, programs: Sequence[str], checks: Sequence[Checks]
     ) -> list[_Verdict]:
-        """Run all programs together, as many at a time as there are workers."""
+        """Run all programs of a batch, one per worker at a time."""
         jobs: list[tuple[str, str]] = []
         marks: list[str] = []
         for program, own in zip(programs, checks, strict=True):
@@ -207,6 +208,7 @@ class CodeEnvironment(EnvironmentInterface[Columns]):
         if not jobs:
             return []
         if self._pool is None:
+            # On first use: a copy of the environment in the driver needs no processes.
             self._pool = SandboxPool(
                 self.config.num_workers,
                 level=SandboxLevel[self.config.level.upper()],
@@ -223,7 +225,7 @@ class CodeEnvironment(EnvironmentInterface[Columns]):
 
 
 def _worst(results: Sequence[SandboxResult]) -> str:
-    """Return how the run ended of which most is to be said."""
+    """Return the most severe status."""
     order = ("sandbox", "time", "memory", "output", "signal", "error")
     found = {result.status for result in results}
     return next((status for status in order if status in found), "ok")

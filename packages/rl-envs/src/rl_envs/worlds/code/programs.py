@@ -1,4 +1,4 @@
-"""What a response gives to run, and what the sandbox is asked to run."""
+"""Programs extracted from responses, and their results in the sandbox."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["extract_program", "passed_assertions", "program_with_calls", "same_o
 
 _FENCED = re.compile(r"```[ \t]*([\w+-]*)[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL)
 _PYTHON = ("python", "py", "python3")
-# A result as text; a longer one is no result of a small test.
+# Limit on a result's text, since parsing a huge literal takes much memory.
 _RESULT_CHARACTERS = 20_000
 
 _DRIVER = """
@@ -36,7 +36,7 @@ for _call in _request["calls"]:
 
 
 def extract_program(response: str) -> str:
-    """Return the last fenced block of Python, else the last fenced one, else all."""
+    """Return the last fenced block of Python, or the last of any kind, or all text."""
     blocks = _FENCED.findall(response)
     named = [text for name, text in blocks if name.lower() in _PYTHON]
     if named:
@@ -45,10 +45,10 @@ def extract_program(response: str) -> str:
 
 
 def program_with_calls(program: str, checks: Checks) -> tuple[str, str, str]:
-    """Return code and standard input of a run of all assertions, and its mark.
+    """Return the code and standard input that run all assertions, and their mark.
 
-    The mark tells lines of results from what the program prints. A program that copies
-    it gains nothing: it would have to know the right results.
+    The mark distinguishes results from the program's own output. A program that forges
+    it gains nothing, because it would have to know the right results.
     """
     mark = secrets.token_hex(8)
     if checks.entry_point is not None and not _defines(program, checks.entry_point):
@@ -61,7 +61,7 @@ def program_with_calls(program: str, checks: Checks) -> tuple[str, str, str]:
 def passed_assertions(
     assertions: Sequence[Assertion], result: SandboxResult, mark: str
 ) -> int:
-    """Return how many assertions hold of what a run of them gave."""
+    """Return the number of assertions that hold for the results of a run."""
     results = list(_results(result.stdout, mark))
     passed = first = 0
     for assertion in assertions:
@@ -74,7 +74,7 @@ def passed_assertions(
 
 
 def same_output(found: str, wanted: str) -> bool:
-    """Return whether two outputs are the same but for blanks at the ends of lines."""
+    """Return True if two outputs are equal up to trailing whitespace."""
     return _lines(found) == _lines(wanted)
 
 
@@ -83,7 +83,7 @@ def _lines(text: str) -> list[str]:
 
 
 def _results(stdout: str, mark: str) -> Any:
-    """Yield whether each call returned a plain value, and that value."""
+    """Yield for each call whether it returned a plain value, and that value."""
     for line in stdout.splitlines():
         if mark not in line:
             continue
@@ -99,6 +99,7 @@ def _results(stdout: str, mark: str) -> Any:
 def _plain(text: Any) -> tuple[bool, Any]:
     if not isinstance(text, str) or len(text) > _RESULT_CHARACTERS:
         return False, None
+    # The text of these floats is not a literal.
     special = {"nan": float("nan"), "inf": float("inf"), "-inf": -float("inf")}
     if text in special:
         return True, special[text]

@@ -1,8 +1,8 @@
-"""What must hold of results, computed without the program's help.
+"""Rules for the results of a program, evaluated without the program's help.
 
-A rule is a small part of Python: literals, comparisons, arithmetic, and a few builtins.
-It has no attributes, no loops and no powers, so that neither a row nor a result of a
-program can make it do, or take, anything more.
+A rule is a small subset of Python: literals, comparisons, arithmetic and a few
+builtins. Without attributes, loops and powers, neither a row nor a program's result can
+make it do anything else, or use unlimited time or memory.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ BUILTINS: Mapping[str, Callable[..., Any]] = {
     "sum": sum,
     "tuple": tuple,
 }
-"""Functions of a rule; calls of others are made in the sandbox."""
+"""Functions that a rule may call; calls of others are made in the sandbox."""
 
 _OPERATORS: Mapping[type[ast.AST], Callable[..., Any]] = {
     ast.Add: operator.add,
@@ -57,20 +57,20 @@ _OPERATORS: Mapping[type[ast.AST], Callable[..., Any]] = {
     ast.Is: operator.is_,
     ast.IsNot: operator.is_not,
 }
-# Products of texts and lists, and of numbers beyond these, could take all memory.
+# Multiplying texts, lists or larger numbers could exhaust memory.
 _LARGEST = 1e300
 
 
 def check_rule(rule: ast.expr) -> None:
-    """Refuse what `holds` cannot compute.
+    """Reject rules that `holds` cannot evaluate.
 
     Raises:
-        ValueError: It names what.
+        ValueError: The rule has an unsupported part, which the message names.
     """
     for node in ast.walk(rule):
         if isinstance(node, ast.Call):
             if node.keywords or not isinstance(node.func, ast.Name):
-                raise ValueError(f"{ast.unparse(node)} is no call of a builtin")
+                raise ValueError(f"{ast.unparse(node)} is not a call of a builtin")
         elif isinstance(node, ast.Name):
             is_result = node.id.startswith("_") and node.id[1:].isdigit()
             if not is_result and node.id not in BUILTINS:
@@ -101,9 +101,9 @@ _KNOWN = (
 
 
 def holds(rule: ast.expr, results: Sequence[Any]) -> bool:
-    """Return whether a rule is true of the results of its calls.
+    """Return True if a rule holds for the results of its calls.
 
-    What raises is not true: a comparison of a text with a number, say.
+    A rule that raises, as by comparing a text with a number, does not hold.
     """
     try:
         return bool(_value(rule, results))
@@ -180,4 +180,4 @@ def _check_numbers(*values: Any) -> None:
             and math.isfinite(value)
             and abs(value) > _LARGEST
         ):
-            raise ValueError(f"{value!r:.20} is no number to compute with")
+            raise ValueError(f"{value!r:.20} is not a number to compute with")

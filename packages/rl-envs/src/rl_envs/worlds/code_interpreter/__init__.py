@@ -1,4 +1,4 @@
-"""A world with a Python interpreter that remembers.
+"""A world with a stateful Python interpreter.
 
 ```
 response --fenced block or call--> cell --sandbox: earlier cells, then it--> result

@@ -1,4 +1,4 @@
-"""The interpreter and its limits."""
+"""The code interpreter environment."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _BLOCK = re.compile(
     r"^```[ \t]*(?:python3?|py)[ \t]*\n(.*?)(?:^```|\Z)", re.DOTALL | re.MULTILINE
 )
 _CELLS = "cells"
-# A process of the sandbox that died is replaced before the cell runs.
+# Added to a cell's own limit, as a dead sandbox process is replaced before it runs.
 _RESTART_S = 90.0
 _WHY_LOST = {
     "time": "it took longer than its limit",
@@ -41,42 +41,42 @@ _WHY_LOST = {
 
 
 class CellUndoneError(EnvsError, RuntimeError):
-    """A cell did not end by itself; the text is meant for the model."""
+    """A cell was stopped and undone; the message is shown to the model."""
 
 
 class CodeInterpreterConfig(Config):
     """Settings of the code interpreter."""
 
     call_format: Literal["fences", "json"] = "fences"
-    """How the interpreter is called: a block between ` ```python ` and ` ``` `, or
+    """Syntax of calls: a block between ` ```python ` and ` ``` `, or
     `<tool_call>{"name": "python", "arguments": {"code": ...}}</tool_call>`."""
     judge: Literal["math", "text"] = "math"
-    """How the final response is compared with the row's answer: `math` by its meaning,
-    as the environment `math` does (`rl-envs[math]`); `text`: its last line, without
-    blanks at the ends, is the column `answer`."""
+    """Comparison of the final response with the row's answer. `math`: by meaning, as in
+    the environment `math` (`rl-envs[math]`). `text`: its stripped last line must equal
+    the column `answer`."""
     max_turns: int | None = Field(default=4, ge=1)
-    """Turns with the interpreter; the next response is judged whatever it holds. Null:
-    the limit of turns alone."""
+    """Maximum number of turns with calls, after which a response is scored regardless.
+    null: only the limit on turns applies."""
     num_workers: int = Field(default=1, ge=1)
-    """Cells that run at the same time."""
+    """Number of cells that run at the same time."""
     timeout_s: float = Field(default=5.0, gt=0.0)
-    """Seconds of a turn, the earlier cells that run again included."""
+    """Time limit of a turn in seconds, including earlier cells that run again."""
     memory_mib: int = Field(default=512, ge=64)
-    """Memory of a turn, the interpreter's included."""
+    """Memory limit of a turn in MiB, including the interpreter."""
     max_result_chars: int = Field(default=4096, ge=1)
-    """Longer results are cut."""
+    """Length, in characters, beyond which results are cut off."""
     level: Literal["seccomp", "landlock", "namespaces"] = "landlock"
-    """Refuse to run cells where the sandbox reaches less; see `SandboxLevel`."""
+    """Minimum level of the sandbox, below which no cell runs; see `SandboxLevel`."""
     network_namespace: bool = True
-    """Whether each turn enters a network namespace too; sockets cannot be made without
-    it either."""
+    """Additional network namespace for each turn. Sockets are forbidden without it,
+    too."""
 
 
 @dataclass(frozen=True, slots=True)
 class FencedCallParser:
-    """Reads blocks of Python as one call of `python`; several are joined.
+    """Reads fenced blocks of Python as one call of `python`, joining several.
 
-    The last block may lack its end, because generation may stop there.
+    The last block may be unclosed, because generation may stop there.
     """
 
     def __call__(self, response: str) -> list[ToolCall]:
@@ -94,17 +94,17 @@ def _same_text(response: str, answer: str) -> float:
 
 @register_env("code_interpreter")
 class CodeInterpreterEnvironment(ToolEnvironment):
-    """Runs Python between turns, and judges the response that runs none.
+    """Runs Python between turns, and scores the response that runs none.
 
-    Names that a cell defines are there in the next one. Cells run in the sandbox
-    (`rl_envs.sandbox`). A cell that exceeds a limit is told so and undone: the session
-    goes on as if it had not run.
+    Names defined by a cell are available in the next one. Cells run in the sandbox
+    (`rl_envs.sandbox`). A cell that exceeds a limit is reported and undone: the session
+    continues as if it had not run.
 
     Args:
         config: The settings, or a mapping of them.
 
     Raises:
-        ConfigError: The settings do not fit.
+        ConfigError: The settings are invalid.
     """
 
     config_class = CodeInterpreterConfig
@@ -134,10 +134,10 @@ class CodeInterpreterEnvironment(ToolEnvironment):
             MathEnvironment() if config.judge == "math" else _same_text,
             parser=parser,
             limits=ToolLimits(
-                # Cells of one session run one after the other.
+                # Each cell of a session depends on the ones before it.
                 max_calls_per_turn=1,
                 max_tool_turns=config.max_turns,
-                # A cell waits for nobody: no more run than there are workers.
+                # More threads than slots would only wait, with their deadline running.
                 max_concurrency=config.num_workers,
                 call_deadline_s=config.timeout_s + _RESTART_S,
                 max_result_chars=config.max_result_chars,
@@ -145,17 +145,19 @@ class CodeInterpreterEnvironment(ToolEnvironment):
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
+        # The pool's processes cannot be pickled; a copy starts its own.
         return type(self), (self.config,)
 
     def step(
         self, message_log_batch: Sequence[MessageLog], metadata: Sequence[Any]
     ) -> EnvironmentReturn[Any]:
-        """Run the cell of each last response, or judge it where it has none.
+        """Run the cell of each last response; score those without one.
 
         Raises:
             MessageLogError: A conversation has no response, or a row no answer.
-            SandboxError: The level of the config cannot be had here.
+            SandboxError: The level of the config is not available here.
         """
+        # Started here and not in the tool, where its error would go to the model.
         rows = [_with_cells(columns) for columns in metadata]
         if self._pool is None and any(
             self._parser(last_response(log, row=row))
@@ -169,7 +171,7 @@ class CodeInterpreterEnvironment(ToolEnvironment):
         return super().step(message_log_batch, rows)
 
     def shutdown(self) -> None:
-        """End the sandbox and the judge; a later step starts others."""
+        """Close the sandbox and the judge; a later step starts others."""
         pool, self._pool = self._pool, None
         if pool is not None:
             pool.close()
@@ -185,6 +187,7 @@ class CodeInterpreterEnvironment(ToolEnvironment):
         """
         if self._pool is None:
             raise ToolUnavailableError("the sandbox is closed")
+        # Random, so that a cell cannot print the mark and exit to look complete.
         mark = secrets.token_hex(8)
         program = program_of_session([*row[_CELLS], code], mark)
         result = self._pool.run(program, limits=self._limits)
@@ -201,7 +204,7 @@ class CodeInterpreterEnvironment(ToolEnvironment):
 
 
 def _with_cells(columns: Any) -> Any:
-    """Return columns with a list of cells of their own, which a call adds to."""
+    """Return columns with a copy of their list of cells, which calls append to."""
     if columns is None:
         return {_CELLS: []}
     if not isinstance(columns, Mapping):

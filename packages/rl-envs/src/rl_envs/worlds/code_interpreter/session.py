@@ -1,10 +1,10 @@
-"""A session of cells, as one program.
+"""A session of cells as a single program.
 
-A session keeps no process between two turns: the program of a turn runs the earlier
-cells again, with their output thrown away, and then the new one. So a session is the
-list of its cells, which travels with its conversation to any worker, survives the death
-of one, and leaves nothing behind. Chance is seeded, so that earlier cells give what
-they gave before; what they read from the clock may differ.
+A session keeps no process between turns: the program of a turn runs the earlier cells
+again, discarding their output, and then the new one. A session is therefore just the
+list of its cells, which can move to any worker with its conversation, survives the
+death of a worker, and leaves nothing behind. Random numbers are seeded, so that earlier
+cells repeat their results; only values read from the clock may differ.
 """
 
 from __future__ import annotations
@@ -58,13 +58,13 @@ _main()
 
 
 def program_of_session(cells: Sequence[str], mark: str) -> str:
-    """Return a program that shows what the last of these cells gives.
+    """Return a program that runs the cells and shows the output of the last one.
 
-    It prints what the cell prints, the value of its last line if that is an expression,
-    the traceback of an exception that it does not catch, and the mark.
+    It prints the output of the cell, the value of its last line if that is an
+    expression, the traceback of an uncaught exception, and the mark.
 
     Args:
-        cells: At least one, in order.
-        mark: Where it is missing at the end, a cell ended the process.
+        cells: At least one cell, in order.
+        mark: Final text of a complete run; it is missing if a cell exits the process.
     """
     return f"_CELLS, _MARK = {json.dumps(list(cells))!r}, {mark!r}\n{_PROGRAM}"

@@ -1,4 +1,4 @@
-"""Reaching a number by arithmetic with given ones: many answers are right."""
+"""Reaching a target by arithmetic with given numbers; many answers are right."""
 
 from __future__ import annotations
 

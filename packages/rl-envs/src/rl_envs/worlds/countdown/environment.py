@@ -1,4 +1,4 @@
-"""The judge of countdown."""
+"""The countdown environment."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ class CountdownConfig(Config):
     """Settings of the countdown environment."""
 
     credit: Literal["exact", "graded"] = "exact"
-    """`exact`: reward 1 for an expression that reaches the target, else 0. `graded`:
-    0.1 for one that uses the numbers as it must and misses the target."""
+    """Scoring of wrong answers. `exact`: reward 1 for an expression that reaches the
+    target, else 0. `graded`: 0.1 for one that uses the right numbers and misses it."""
     use_all: bool = True
-    """Whether each number must be used; False: each at most once."""
+    """Requirement to use every number; False: each may be used at most once."""
 
 
 @register_env("countdown")
 class CountdownEnvironment(VerdictEnvironment[CountdownRow]):
-    """Computes the expression of a response exactly; ends the conversation.
+    """Evaluates the expression in a response exactly; ends the conversation.
 
     A row has the columns `numbers`, a list of whole numbers, and `target`. The answer
-    is what stands between `<answer>` and `</answer>`, the last one, else the last line
-    of the response; `= target` at its end does not count. Each number is used once, no
-    other number occurs, and fractions on the way are exact.
+    is the content of the last `<answer>` tag or, without one, the last line, without a
+    trailing `= target`. Each number must be used once and no other number may occur;
+    intermediate fractions are exact.
 
     Args:
         config: The settings.

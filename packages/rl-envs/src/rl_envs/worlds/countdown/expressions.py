@@ -1,4 +1,4 @@
-"""Arithmetic as text: read without `eval`, computed exactly."""
+"""Arithmetic expressions, parsed without `eval` and evaluated exactly."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rl_envs.errors import EnvsError
 
 __all__ = ["OPERATORS", "ExpressionError", "read_expression"]
 
-# A longer text is no answer; the parser of Python is not asked about it.
+# A longer text is no answer, and deep nesting may crash Python's parser.
 _MAX_CHARACTERS = 200
 _ALLOWED = frozenset("0123456789+-*/() ")
 
@@ -24,15 +24,15 @@ OPERATORS: Mapping[type[ast.operator], Callable[[Fraction, Fraction], Fraction]]
 
 
 class ExpressionError(EnvsError, ValueError):
-    """A text is no arithmetic with whole numbers."""
+    """A text is not an arithmetic expression of whole numbers."""
 
 
 def read_expression(text: str) -> tuple[Fraction, Counter[int]]:
-    """Return the exact value of an expression, and the numbers that it uses.
+    """Return the exact value of an expression and the numbers that it uses.
 
     Args:
-        text: Whole numbers, `+ - * /` and brackets; also with the signs of
-            multiplication and division that are not on a keyboard.
+        text: Whole numbers, `+ - * /` and brackets; typographic signs such as
+            \u00d7 and \u00f7 are accepted, too.
 
     Raises:
         ExpressionError: It is something else, or divides by zero.

@@ -1,4 +1,4 @@
-"""Tasks of countdown: "3 5 2>13=" is answered by "3+5*2", or any other way."""
+"""Countdown tasks, such as "3 5 2>13=" with the answer "3+5*2" or any other way."""
 
 from __future__ import annotations
 
@@ -10,30 +10,32 @@ from rl_envs.tasks import Task, TaskSource
 
 __all__ = ["CountdownTasks"]
 
+# Most draws fail for fractions or large targets; a setting for which none works must
+# become an error, not an endless loop.
 _TRIES = 1000
 
 
 @register_task_source("countdown")
 class CountdownTasks(TaskSource):
-    """Makes numbers and a target that they can reach.
+    """Generates numbers and a target that can be reached with them.
 
-    Every task has an answer: a random expression is made first, of which each step
-    gives a whole number from 1 on. The split looks at the sorted numbers and the
-    target, so a held-out task does not occur in the train part with its numbers in
-    another order.
+    Every task has an answer, because it starts from a random expression whose steps are
+    all positive whole numbers. The split depends on the sorted numbers and the target,
+    so that a held-out task does not appear in training with its numbers in another
+    order.
 
     Args:
-        num_numbers: How many numbers, 2 to 6.
-        max_number: Largest of them.
+        num_numbers: Number of numbers, 2 to 6.
+        max_number: Largest number.
         max_target: Largest target.
-        operators: Which of `+-*/` make a task; the answer may use all.
+        operators: Operators for generating tasks, some of `+-*/`; answers may use all.
         style: `compact`: "3 5 2>13=". `words`: a sentence that asks for the expression
             between `<answer>` and `</answer>`.
-        seed: Which of the possible samples is drawn.
+        seed: Seed of the samples.
         held_out_fraction: Share of all tasks that are held out.
 
     Raises:
-        TaskError: A size, an operator or the style is not possible.
+        TaskError: A size, an operator or the style is invalid.
     """
 
     def __init__(
@@ -64,10 +66,10 @@ class CountdownTasks(TaskSource):
         self.style = style
 
     def propose(self, rng: random.Random) -> Task:
-        """Draw numbers, then join two of the values until one is left.
+        """Draw numbers, then join pairs of values until one is left.
 
         Raises:
-            TaskError: No target is in reach of such numbers.
+            TaskError: No target can be reached with such numbers.
         """
         for _ in range(_TRIES):
             numbers = [rng.randint(1, self.max_number) for _ in range(self.num_numbers)]
@@ -85,9 +87,8 @@ class CountdownTasks(TaskSource):
         )
 
     def _joined(self, rng: random.Random, numbers: list[int]) -> tuple[int, str] | None:
-        """Return a value and its expression; None if a step gives no whole number."""
-        # Of each part its value, its text, and how loosely it binds: 0 a number, 1 a
-        # product, 2 a sum.
+        """Return a value and its expression; None if a step is not a whole number."""
+        # Value, text and precedence of each part: 0 a number, 1 a product, 2 a sum.
         parts = [(number, str(number), 0) for number in numbers]
         while len(parts) > 1:
             first, second = rng.sample(range(len(parts)), 2)
@@ -98,7 +99,7 @@ class CountdownTasks(TaskSource):
             value = {"+": a + b, "-": a - b, "*": a * b, "/": a // b}[sign]
             binds = 1 if sign in "*/" else 2
             left = f"({left})" if bind_a > binds else left
-            # What is taken away, or divided by, keeps its brackets.
+            # A subtrahend or divisor of equal precedence needs brackets: a-(b-c).
             loose = bind_b > binds or (sign in "-/" and bind_b == binds)
             right = f"({right})" if loose else right
             rest = [p for i, p in enumerate(parts) if i not in (first, second)]
@@ -121,5 +122,5 @@ class CountdownTasks(TaskSource):
 
     @property
     def alphabet(self) -> str:
-        """Every character of compact prompts and their answers, each once."""
+        """All distinct characters of compact prompts and their answers."""
         return "0123456789 >=+-*/()"

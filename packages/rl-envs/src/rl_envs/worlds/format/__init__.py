@@ -1,4 +1,4 @@
-"""Sections that a response must have, in order, each once."""
+"""Responses with required sections, in order, each once."""
 
 from __future__ import annotations
 

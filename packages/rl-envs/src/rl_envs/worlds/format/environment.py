@@ -1,4 +1,4 @@
-"""The judge of formats."""
+"""The format environment."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from rl_envs.worlds.verdict import (
 __all__ = ["FormatConfig", "FormatEnvironment", "FormatRow"]
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
-# Of the graded reward: what is wrong elsewhere, such as text outside, costs the rest.
+# Maximum graded reward for sections; text outside of them costs the rest.
 _FOR_SECTIONS = 0.9
 
 
@@ -31,27 +31,27 @@ class FormatConfig(Config):
     """Settings of the format environment."""
 
     credit: Literal["exact", "graded"] = "exact"
-    """`exact`: reward 1 for the right format, else 0. `graded`: 0.9 times the share of
-    sections that are right, where anything is wrong."""
+    """Scoring of wrong formats. `exact`: reward 1 for the right format, else 0.
+    `graded`: 0.9 times the share of correct sections if anything is wrong."""
     style: Literal["tags", "headings"] = "tags"
-    """`tags`: a section is `<name>...</name>`. `headings`: it begins with a line
-    `# name` and ends with the next such line."""
+    """Syntax of sections. `tags`: `<name>...</name>`. `headings`: from a line `# name`
+    to the next such line."""
     sections: tuple[str, ...] = ()
-    """Sections of rows that have no column `sections`."""
+    """Sections of rows without a column `sections`."""
     allow_outside: bool = False
-    """Whether other text may stand before, between and after the sections."""
+    """Permission for other text before, between and after the sections."""
     allow_empty: bool = False
-    """Whether a section may hold blanks only."""
+    """Permission for blank sections."""
 
 
 @dataclass(frozen=True, slots=True)
 class FormatRow:
-    """What a row asks for."""
+    """Requirements of a row."""
 
     sections: tuple[str, ...]
     """Names, in order."""
     contents: Mapping[str, str] = field(default_factory=dict)
-    """What sections must hold, by name."""
+    """Required content of sections, by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,18 +66,18 @@ class _Found:
 
 @register_env("format")
 class FormatEnvironment(VerdictEnvironment[FormatRow]):
-    """Looks whether a response has the sections of its row in order, each once.
+    """Checks that a response has the sections of its row in order, each once.
 
     A row has the column `sections`, a list of names, unless the settings have it, and
-    perhaps `contents`, texts by name, which the sections must equal but for blanks
-    around them. Without `allow_outside`, there is nothing but the sections; a section
-    never holds the tag or heading of another one.
+    optionally `contents`, texts by name, which the stripped sections must equal.
+    Without `allow_outside`, no other text is allowed; a section never contains the tag
+    or heading of another one.
 
     Args:
         config: The settings.
 
     Raises:
-        ConfigError: The settings have a name that is none, or one twice.
+        ConfigError: The settings have an invalid name, or a name twice.
     """
 
     config_class = FormatConfig
@@ -94,10 +94,10 @@ class FormatEnvironment(VerdictEnvironment[FormatRow]):
             raise ConfigError(f"sections of environment 'format' {wrong}")
 
     def read_row(self, columns: Columns, row: int) -> FormatRow:
-        """Return the names of sections, and what they must hold.
+        """Return the names of sections and their required contents.
 
         Raises:
-            MessageLogError: There are none, or a name has no meaning.
+            MessageLogError: There are none, or a name is invalid.
         """
         given = columns if isinstance(columns, Mapping) else {}
         names = given.get("sections")
@@ -110,7 +110,7 @@ class FormatEnvironment(VerdictEnvironment[FormatRow]):
             )
         contents = given.get("contents") or {}
         texts = isinstance(contents, Mapping) and all(
-            # A data set of rows with other names fills up with None.
+            # Data sets with different names per row fill the missing ones with None.
             name in names or text is None
             for name, text in contents.items()
         )
@@ -123,7 +123,7 @@ class FormatEnvironment(VerdictEnvironment[FormatRow]):
         return FormatRow(tuple(names), kept)
 
     def check(self, given: Given[FormatRow]) -> Verdict:
-        """Compare the sections of a response with those asked for."""
+        """Compare the sections of a response with the required ones."""
         task, text = given.task, given.response
         found = list(self._find(text, task.sections))
         wrong = dict(self._wrong_sections(task, found))
@@ -138,7 +138,7 @@ class FormatEnvironment(VerdictEnvironment[FormatRow]):
     def _wrong_sections(
         self, task: FormatRow, found: Sequence[_Found]
     ) -> Iterator[tuple[str, str]]:
-        """Yield the sections that are not right, each with the reason."""
+        """Yield the wrong sections, each with the reason."""
         reached = 0
         for name in task.sections:
             here = [section for section in found if section.name == name]
@@ -159,7 +159,7 @@ class FormatEnvironment(VerdictEnvironment[FormatRow]):
 
 
 def _tags(text: str, names: Sequence[str]) -> Iterator[_Found]:
-    """Yield the sections of a text; one that is not closed, or nested, is none."""
+    """Yield the sections of a text; unclosed or nested tags form none."""
     marks = list(re.finditer(f"<(/?)({'|'.join(map(re.escape, names))})>", text))
     paired: set[int] = set()
     for place, (first, second) in enumerate(pairwise(marks)):
@@ -170,7 +170,7 @@ def _tags(text: str, names: Sequence[str]) -> Iterator[_Found]:
             yield _Found(name, content, first.start(), second.end())
     for place, mark in enumerate(marks):
         if place not in paired:
-            # A lone tag makes its section occur once too often.
+            # A stray tag counts as an extra section, so that it makes the format wrong.
             yield _Found(mark.group(2), "", mark.start(), mark.start())
 
 
@@ -184,7 +184,7 @@ def _headings(text: str, names: Sequence[str]) -> Iterator[_Found]:
 
 
 def _outside(text: str, found: Sequence[_Found]) -> str:
-    """Return what is wrong with the text outside of sections; empty: nothing."""
+    """Return the problem with text outside of sections; empty: none."""
     at = 0
     for section in sorted(found, key=lambda section: section.begin):
         if text[at : section.begin].strip():
@@ -198,7 +198,7 @@ def _shown(found: Sequence[_Found]) -> str | None:
 
 
 def _wrong_names(names: Any) -> str:
-    """Return what is wrong with the names of sections; empty: nothing."""
+    """Return the problem with the names of sections; empty: none."""
     is_list = isinstance(names, Sequence) and not isinstance(names, str)
     if not is_list or not names or not all(isinstance(name, str) for name in names):
         return f"must be a list of names, at least one: got {names!r:.80}"

@@ -1,4 +1,4 @@
-"""Tasks of formats: sections and what they hold."""
+"""Format tasks: sections and their contents."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ _WORDS = (
 
 @register_task_source("format")
 class FormatTasks(TaskSource):
-    """Makes sections, an order, and the words that each is to hold.
+    """Generates sections, their order and their words.
 
-    The split looks at the sections in their order and at what they hold.
+    The split depends on the sections in their order and on their contents.
 
     Args:
-        num_sections: How many, 1 to 10.
-        num_words: Words of each section, 1 to 12.
-        style: `tags` or `headings`, as the environment is set; the prompt says it.
-        seed: Which of the possible samples is drawn.
+        num_sections: Number of sections, 1 to 10.
+        num_words: Number of words in each section, 1 to 12.
+        style: `tags` or `headings`, as in the environment; stated in the prompt.
+        seed: Seed of the samples.
         held_out_fraction: Share of all tasks that are held out.
 
     Raises:
-        TaskError: A size or the style is not possible.
+        TaskError: A size or the style is invalid.
     """
 
     def __init__(
@@ -56,12 +56,12 @@ class FormatTasks(TaskSource):
         self.num_sections, self.num_words, self.style = num_sections, num_words, style
 
     def propose(self, rng: random.Random) -> Task:
-        """Draw sections and words; say them in an order of their own."""
+        """Draw sections and words, and list them in a different order."""
         names = rng.sample(_NAMES, self.num_sections)
         contents = {
             name: " ".join(rng.choices(_WORDS, k=self.num_words)) for name in names
         }
-        # Said in another order than asked for: copying the list is not enough.
+        # Listed in another order than required, so that copying the list is not enough.
         said = rng.sample(names, len(names))
         listed = "\n".join(f"- {name} holds: {contents[name]}" for name in said)
         form = (
@@ -84,6 +84,6 @@ class FormatTasks(TaskSource):
         return f"# {name}\n{content}"
 
     def key(self, task: Task) -> str:
-        """Return the sections in their order, with what they hold."""
+        """Return the sections in their order, with their contents."""
         contents = task.metadata["contents"]
         return "; ".join(f"{n}: {contents[n]}" for n in task.metadata["sections"])

@@ -1,4 +1,4 @@
-"""The judge of JSON."""
+"""The json_schema environment."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SERVER = Server(
     "environment 'json_schema' needs jsonschema, which is not installed",
     "install rl-envs[json-schema]",
 )
-# One fenced block and nothing else, as chat models write JSON.
+# A single fenced block, the usual form of JSON from chat models.
 _FENCED = re.compile(r"```(?:json)?[ \t]*\n(.*)\n[ \t]*```", re.DOTALL)
 _GRADED = {"none": 0.0, "json": 0.1, "schema": 0.5, "value": 1.0}
 
@@ -33,32 +33,32 @@ class JsonSchemaConfig(LimitedConfig):
     """Settings of the json_schema environment."""
 
     credit: Literal["exact", "graded"] = "exact"
-    """`exact`: reward 1 for JSON that satisfies the schema and, where the row has one,
-    equals the expected value; else 0. `graded`: 0.1 for any JSON, 0.5 for JSON that
-    satisfies the schema and is another value."""
+    """Scoring. `exact`: reward 1 for JSON that satisfies the schema and equals the
+    expected value, if the row has one; else 0. `graded`: 0.1 for any JSON, 0.5 for JSON
+    that satisfies the schema but differs from the expected value."""
     schema_file: str | None = None
-    """JSON file with the schema of rows that have no column `schema`."""
+    """JSON file with the schema of rows without a column `schema`."""
 
 
 @dataclass(frozen=True, slots=True)
 class JsonSchemaRow:
-    """What a row asks for, as JSON texts."""
+    """Requirements of a row, as JSON texts."""
 
     schema: str
     value: str | None = None
-    """The expected value; None: any that satisfies the schema."""
+    """Expected value; None: any that satisfies the schema."""
 
 
 @register_env("json_schema")
 class JsonSchemaEnvironment(LimitedVerdictEnvironment[JsonSchemaRow]):
-    """Checks whether a response is JSON that satisfies the schema of its row.
+    """Checks that a response is JSON that satisfies the schema of its row.
 
-    A row has the column `schema`, a JSON schema as a mapping or a text, and perhaps
-    `value`, a JSON text that the answer must equal. The answer is what stands between
-    the last `<answer>` and `</answer>`, else the response; it is one JSON value, in one
-    fenced block or without, and nothing else. No key may occur twice, and NaN is no
-    JSON. Formats that the package jsonschema can check are checked; a reference to
-    another document is not downloaded, and makes the row unusable.
+    A row has the column `schema`, a JSON schema as a mapping or a text, and optionally
+    `value`, a JSON text that the answer must equal. The answer is the content of the
+    last `<answer>` tag or, without one, the response; it must be a single JSON value,
+    optionally fenced, and nothing else. Duplicate keys and NaN are rejected. Formats
+    known to the package jsonschema are checked; references to other documents are not
+    downloaded and make the row unusable.
 
     Args:
         config: The settings.
@@ -79,7 +79,7 @@ class JsonSchemaEnvironment(LimitedVerdictEnvironment[JsonSchemaRow]):
         """Return the schema and the expected value.
 
         Raises:
-            MessageLogError: They are missing, or no texts or mappings.
+            MessageLogError: They are missing, or have a wrong type.
         """
         given = columns if isinstance(columns, Mapping) else {}
         schema, value = given.get("schema"), given.get("value")
@@ -90,22 +90,22 @@ class JsonSchemaEnvironment(LimitedVerdictEnvironment[JsonSchemaRow]):
         if not isinstance(schema, str) or not (value is None or isinstance(value, str)):
             raise MessageLogError(
                 f"metadata[{row}] must have the column 'schema', a JSON schema as a "
-                "mapping or a text (or set schema_file), and perhaps 'value', a JSON "
+                "mapping or a text (or set schema_file), and may have 'value', a JSON "
                 f"text: got {schema!r:.80} and {value!r:.80}"
             )
         return JsonSchemaRow(schema, value)
 
     def request(self, given: Given[JsonSchemaRow]) -> Mapping[str, Any]:
-        """Return what is to be checked."""
+        """Return the request to check a response."""
         text = _answer_in(given.response)
         return {**_row_request(given.task), "text": text}
 
     def row_request(self, task: JsonSchemaRow) -> Mapping[str, Any] | None:
-        """Let the schema be read."""
+        """Return the request to read the schema."""
         return _row_request(task)
 
     def verdict(self, given: Given[JsonSchemaRow], reply: Mapping[str, Any]) -> Verdict:
-        """Return how far the response got."""
+        """Score the last stage that the response passed."""
         stage, answer = reply["stage"], _answer_in(given.response)
         if stage == "value":
             return Verdict(1.0, "correct", answer)

@@ -1,7 +1,7 @@
-"""One process that checks JSON; `JsonSchemaEnvironment` starts it.
+"""The process in which `JsonSchemaEnvironment` checks JSON.
 
-It is run as a script and imports jsonschema and `rl_envs.json_checks` only; requests
-and replies are those of `check_json`.
+Runs as a script and imports only jsonschema and `rl_envs.json_checks`; requests and
+replies are those of `check_json`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def answer(request: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _main() -> None:
-    # The package that this file is of, wherever the program that asks found it.
+    # The package of this file, even if the caller's sys.path is not inherited.
     sys.path.append(str(Path(__file__).resolve().parents[3]))
     from rl_envs.limited_server import run_server  # noqa: PLC0415
 

@@ -1,4 +1,4 @@
-"""Tasks of JSON: facts and a schema, answered by an object."""
+"""JSON tasks: facts and a schema, answered by an object."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ _OPTIONS = 3
 
 @register_task_source("json_schema")
 class JsonSchemaTasks(TaskSource):
-    """Makes a schema of an object, and the value that is to be written.
+    """Generates the schema of an object and the value to write.
 
-    Values are whole numbers within bounds, numbers with a decimal, words, one of a few
-    words, true or false, and lists of words; with `depth`, objects of such values. All
-    properties are required and no other is allowed. The split looks at the value.
+    Values are bounded integers, numbers with one decimal, words, enumerations, booleans
+    and lists of words; with `depth`, objects of these. All properties are required and
+    no others are allowed. The split depends on the value.
 
     Args:
-        num_fields: Properties of each object, 1 to 12.
-        depth: How deep objects stand within objects, 0 to 4; each has one more inside.
-        kinds: Which of `integer`, `number`, `string`, `enum`, `boolean` and `array`
-            occur, separated by commas.
-        show_schema: Whether the prompt has the schema; False: it has to be guessed from
-            the values, which stay as they are.
-        seed: Which of the possible samples is drawn.
+        num_fields: Number of properties of each object, 1 to 12.
+        depth: Nesting depth, 0 to 4; each object above the innermost contains another.
+        kinds: Some of `integer`, `number`, `string`, `enum`, `boolean` and `array`,
+            separated by commas.
+        show_schema: Include the schema in the prompt; False: it must be guessed from
+            the values, which do not change.
+        seed: Seed of the samples.
         held_out_fraction: Share of all tasks that are held out.
 
     Raises:
-        TaskError: A size or a kind is not possible.
+        TaskError: A size or a kind is invalid.
     """
 
     def __init__(
@@ -79,14 +79,14 @@ class JsonSchemaTasks(TaskSource):
         return Task(
             prompt=prompt + "Write nothing but the JSON.",
             answer=json.dumps(value),
-            # Texts, as rows of different schemas have no common type otherwise.
+            # As texts: data sets need one type per column, and schemas differ.
             metadata={"schema": json.dumps(schema), "value": json.dumps(value)},
         )
 
     def _object(
         self, rng: random.Random, depth: int
     ) -> tuple[dict[str, Any], dict[str, Any], dict[str, str]]:
-        """Return a schema, a value, and what is said of it by path."""
+        """Return a schema, a value, and the prompt's facts about it by path."""
         properties: dict[str, Any] = {}
         value: dict[str, Any] = {}
         facts: dict[str, str] = {}
@@ -106,13 +106,13 @@ class JsonSchemaTasks(TaskSource):
         return schema, value, facts
 
     def key(self, task: Task) -> str:
-        """Return the value, its properties in the order of their names."""
+        """Return the value, with properties in the order of their names."""
         value: Mapping[str, Any] = json.loads(task.metadata["value"])
         return json.dumps(value, sort_keys=True)
 
 
 def _field(rng: random.Random, kind: str) -> tuple[dict[str, Any], Any]:
-    """Return the schema of a property, and a value."""
+    """Return the schema of a property and a value for it."""
     if kind == "integer":
         low = rng.randrange(0, 900, 10)
         bounds = {"type": "integer", "minimum": low, "maximum": low + 99}

@@ -1,9 +1,9 @@
-"""A world whose judge is a language model behind an address.
+"""A world whose judge is a language model on a server.
 
 ```
 response --questions--> messages --chat: kept replies, budget--> verdicts --> reward
 ```
-It needs `rl-envs[judge]`.
+Requires `rl-envs[judge]`.
 """
 
 from rl_envs.worlds.judge.config import JudgeConfig

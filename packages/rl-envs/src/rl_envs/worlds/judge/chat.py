@@ -1,4 +1,4 @@
-"""Questions to the server, many at a time, each within its deadline.
+"""Concurrent requests to the judge's server, each with a deadline.
 
 ```
 questions --> kept? --no--> at most max_requests in progress --> replies, kept
@@ -27,27 +27,27 @@ if TYPE_CHECKING:
 
 __all__ = ["Chat", "Costs"]
 
-# Between two tries of a request: doubled each time, up to the second.
+# Pause between two attempts, doubled each time up to the second.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.25, 8.0
 
 
 @dataclass(slots=True)
 class Costs:
-    """Counts of what questions cost."""
+    """Counters of the cost of judging."""
 
     calls: int = 0
-    """Replies that the server was asked for and gave."""
+    """Replies received from the server."""
     kept: int = 0
-    """Questions that a kept reply answered."""
+    """Questions answered from kept replies."""
     retries: int = 0
     failures: int = 0
-    """Questions without a reply after the last try."""
+    """Questions without a reply after the last attempt."""
     tokens: int = 0
-    """Tokens of questions and replies together, where the server says so."""
+    """Tokens of questions and replies together, as reported by the server."""
 
 
 class Chat:
-    """Asks a model behind an address.
+    """Client of a model on a server.
 
     Args:
         config: The settings.
@@ -64,17 +64,17 @@ class Chat:
         self._key = _key_of_server(config)
         self._kept = KeptReplies(config.cache_folder)
         self.costs = Costs()
-        """Since the process began."""
+        """Costs since the process started."""
 
     def ask(self, questions: Sequence[Question]) -> list[list[str | None]]:
-        """Ask all questions and wait.
+        """Ask all questions and wait for the replies.
 
         Returns:
-            By question, a reply for each vote; None where the server failed.
+            For each question, one reply per vote; None if the server failed.
 
         Raises:
             JudgeError: No question has a reply, the server refuses them, or the budget
-                does not suffice. Replies that came are kept.
+                is too small. Replies received so far are kept.
         """
         votes = self._config.votes
         keys = [
@@ -82,7 +82,7 @@ class Chat:
             for question in questions
             for vote in range(votes)
         ]
-        # The same question may come several times; it is asked once.
+        # Keyed, so that a repeated question is asked only once.
         missing = {
             key: questions[index // votes]
             for index, key in enumerate(keys)
@@ -91,7 +91,7 @@ class Chat:
         self.costs.kept += len(keys) - len(missing)
         self._check_budget(len(missing))
         if missing:
-            # A loop may already be running in the thread of the caller.
+            # The caller's thread, such as a notebook's, may already run an event loop.
             with ThreadPoolExecutor(1) as thread:
                 thread.submit(asyncio.run, self._ask_all(missing)).result()
         found = [self._kept.get(key) for key in keys]
@@ -127,7 +127,7 @@ class Chat:
             base_url=self._config.address,
             api_key=self._key,
             timeout=self._config.request_deadline_s,
-            # Tries are counted here, where each has a deadline of its own.
+            # Retries are made and counted here, each with its own deadline.
             max_retries=0,
         )
         replies: dict[str, str] = {}
@@ -138,9 +138,10 @@ class Chat:
                         self._ask_one(client, key, question, slots, replies, failures)
                     )
         except* JudgeError as refusals:
-            # A refusal concerns all questions: the first has ended the others.
+            # A refusal concerns all questions; the first has cancelled the others.
             raise refusals.exceptions[0] from None
         finally:
+            # Also after an error: these replies are paid for.
             self._kept.keep(replies)
             self.costs.calls += len(replies)
             self.costs.failures += len(failures)
@@ -161,7 +162,7 @@ class Chat:
         replies: dict[str, str],
         failures: list[str],
     ) -> None:
-        """Add a reply, or the reason why the last try failed.
+        """Add a reply, or the reason why the last attempt failed.
 
         Raises:
             JudgeError: The server refuses the request.
@@ -187,12 +188,12 @@ class Chat:
         return answer.choices[0].message.content or ""
 
     async def _try(self, send: Callable[[], Awaitable[str]]) -> tuple[str | None, str]:
-        """Return the reply of one try, or why there is none."""
+        """Return the reply to one attempt, or the reason for its failure."""
         errors = self._openai
         deadline_s = self._config.request_deadline_s
         try:
-            # The client's own limit is one for each read, which a server that sends
-            # a byte now and then never reaches.
+            # The client's own timeout applies to each read, so a server that sends a
+            # byte now and then would never reach it.
             async with asyncio.timeout(deadline_s):
                 return await send(), ""
         except (TimeoutError, errors.APITimeoutError):
@@ -214,7 +215,7 @@ class Chat:
 def _key_of_server(config: JudgeConfig) -> str:
     name = config.api_key_variable
     if name is None:
-        # The client insists on one; servers without keys do not look at it.
+        # The client requires a key; servers without keys ignore it.
         return "none"
     key = os.environ.get(name)
     if not key:

@@ -1,4 +1,4 @@
-"""Pairs of responses, compared in both orders."""
+"""Comparison of pairs of responses in both orders."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ __all__ = ["Comparison", "compared"]
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What the judge says of two responses, the left and the right one."""
+    """Verdicts of the judge on two responses, the left and the right one."""
 
     left_first: tuple[float, ...]
-    """By reply with the left response shown first: 1.0 where it is better, 0.0 where
-    the other one is, 0.5 for a tie. Replies that cannot be read are left out."""
+    """One verdict per reply with the left response shown first: 1.0 if it is better,
+    0.0 if the other one is, 0.5 for a tie. Unreadable replies are left out."""
     right_first: tuple[float, ...]
-    """The same with the right response shown first: 1.0 where that one is better."""
+    """The same with the right response shown first: 1.0 if that one is better."""
     num_replies: int
-    """Replies of the server, in both orders."""
+    """Number of replies of the server, in both orders."""
 
     @property
     def share(self) -> float | None:
-        """How far the left response wins, 0 to 1; None where an order has no verdict.
+        """Share of wins of the left response; None if an order has no verdict.
 
-        One order alone says as much about the place as about the response.
+        One order alone would measure the judge's bias for a position as well.
         """
         if not self.left_first or not self.right_first:
             return None
@@ -36,24 +36,24 @@ class Comparison:
 
     @property
     def is_consistent(self) -> bool | None:
-        """Whether both orders have one verdict; None where one of them has none."""
+        """True if both orders agree; None if one of them has no verdict."""
         if not self.left_first or not self.right_first:
             return None
         return abs(fmean(self.left_first) + fmean(self.right_first) - 1.0) < 1e-9
 
     @property
     def first_share(self) -> float:
-        """Share of verdicts for the response that is shown first."""
+        """Share of verdicts for the response shown first."""
         return fmean([*self.left_first, *self.right_first])
 
     @property
     def num_unread(self) -> int:
-        """Replies without a verdict."""
+        """Number of replies without a verdict."""
         return self.num_replies - len(self.left_first) - len(self.right_first)
 
     @property
     def spread(self) -> float | None:
-        """Mean standard deviation of the votes in an order; None with one vote each."""
+        """Mean standard deviation of the votes in an order; None for single votes."""
         orders = [o for o in (self.left_first, self.right_first) if len(o) > 1]
         return fmean(pstdev(order) for order in orders) if orders else None
 
@@ -66,7 +66,7 @@ def compared(
     Args:
         chat: The judge.
         pairs: Request, left response, right response and rubric of each.
-        limit: Characters of a response that are shown.
+        limit: Maximum number of characters shown of a response.
 
     Raises:
         JudgeError: As `Chat.ask`.

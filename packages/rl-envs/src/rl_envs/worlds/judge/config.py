@@ -21,47 +21,47 @@ class JudgeConfig(Config):
     """Settings of the judge environment."""
 
     address: str
-    """Where an OpenAI-compatible server listens, such as `http://127.0.0.1:8000/v1`."""
+    """Address of an OpenAI-compatible server, such as `http://127.0.0.1:8000/v1`."""
     model: str
-    """Name of the model that judges."""
+    """Name of the judge model."""
     api_key_variable: str | None = None
-    """Environment variable that holds the server's key; null: none is sent."""
+    """Environment variable with the server's key; null: none is sent."""
     compare: Literal["rubric", "reference", "group"] = "rubric"
-    """`rubric`: the judge gives each response a score. `reference`: it compares the
-    response with the row's reference answer. `group`: it compares the responses to one
-    prompt with each other. Both comparisons are made in both orders."""
+    """Kind of judging. `rubric`: a score for each response. `reference`: a comparison
+    with the row's reference answer. `group`: comparisons among the responses to one
+    prompt. Comparisons are made in both orders."""
     rubric: str = DEFAULT_RUBRIC
-    """What a good response is; a row's column `rubric` replaces it."""
+    """Criteria of a good response; overridden by a row's column `rubric`."""
     reference_column: str | None = None
-    """Column with an answer that is known to be good. `rubric` shows it to the judge,
-    and `reference` needs it."""
+    """Column with a known good answer, shown to the judge with `rubric` and required by
+    `reference`."""
     min_score: int = 0
-    """Score of a response without any merit, which is a reward of 0."""
+    """Score of a response without merit, for a reward of 0."""
     max_score: int = 10
-    """Score of a perfect response, which is a reward of 1."""
+    """Score of a perfect response, for a reward of 1."""
     opponents: int | None = Field(default=2, gt=0)
-    """With how many other responses of its prompt each is compared in `group`; null:
-    with all of them."""
+    """Number of responses to the same prompt with which each is compared in `group`;
+    null: all of them."""
     votes: int = Field(default=1, gt=0)
-    """How often each question is asked; the mean of the verdicts counts."""
+    """Number of times that each question is asked; verdicts are averaged."""
     temperature: float = Field(default=0.0, ge=0.0)
-    """Of the judge; several votes at 0 are mostly equal."""
+    """Sampling temperature of the judge; at 0, several votes are mostly equal."""
     max_tokens: int = Field(default=512, gt=0)
-    """Longest reply of the judge."""
+    """Maximum length of the judge's reply."""
     max_response_characters: int = Field(default=32_000, gt=0)
-    """The rest of a longer response is not shown, and the judge is told so."""
+    """Length beyond which a response is cut off; the judge is told so."""
     max_requests: int = Field(default=16, gt=0)
-    """Requests in progress; further ones wait."""
+    """Maximum number of concurrent requests."""
     request_deadline_s: float = Field(default=120.0, gt=0.0)
-    """Seconds that one try of a request may take."""
+    """Time limit of one attempt, in seconds."""
     num_attempts: int = Field(default=3, gt=0)
-    """How often a request is tried where the server fails or is busy."""
+    """Number of attempts per request if the server fails or is busy."""
     max_calls: int | None = Field(default=None, gt=0)
-    """Replies that this process may ask the server for; after that, judging is an
-    error. Kept replies cost nothing. Null: no limit."""
+    """Maximum number of replies that this process may request, after which judging is
+    an error. Kept replies do not count. null: no limit."""
     cache_folder: str | None = None
-    """Folder in which replies are kept, so that a repeated question costs nothing, also
-    in a later run; null: they are kept as long as the process lives."""
+    """Folder of kept replies, which make repeated questions free, even in later runs;
+    null: kept for the life of the process."""
 
     @field_validator("address")
     @classmethod

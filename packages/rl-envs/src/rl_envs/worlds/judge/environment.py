@@ -1,4 +1,4 @@
-"""Rewards that a language model gives."""
+"""Rewards given by a language model."""
 
 from __future__ import annotations
 
@@ -35,20 +35,19 @@ _NAN = float("nan")
 
 @register_env("judge")
 class JudgeEnvironment(EnvironmentInterface[Columns]):
-    """Asks a language model behind an address to judge; ends the conversation.
+    """Asks a language model on a server to judge; ends the conversation.
 
-    By `compare` of the settings, the reward is the judge's score, from 0 to 1; or the
-    share of comparisons that the response wins, against the reference answer of its row
-    or against other responses to its prompt. Each comparison is asked for in both
-    orders. A response whose verdict could not be had or read is not scored (NaN). It
-    needs `rl-envs[judge]`.
+    Depending on `compare`, the reward is the judge's score, scaled to [0, 1], or the
+    share of comparisons won by the response, against the reference answer of its row or
+    against other responses to its prompt. Each comparison is made in both orders. A
+    response without a readable verdict is not scored (NaN). Requires `rl-envs[judge]`.
 
     Args:
         config: The settings, or a mapping of them.
 
     Raises:
         MissingExtraError: The package `openai` is missing.
-        ConfigError: The settings do not fit, or the variable of the key is not set.
+        ConfigError: The settings are invalid, or the variable of the key is not set.
         JudgeError: `cache_folder` cannot be written.
     """
 
@@ -67,6 +66,7 @@ class JudgeEnvironment(EnvironmentInterface[Columns]):
         self._num_verdicts = self._num_unread = 0
 
     def __reduce__(self) -> tuple[Any, ...]:
+        # The database and its client cannot be pickled; a copy opens its own.
         return type(self), (self.config,)
 
     def step(
@@ -74,11 +74,11 @@ class JudgeEnvironment(EnvironmentInterface[Columns]):
     ) -> EnvironmentReturn[Columns]:
         """Judge the last response of each conversation.
 
-        With `compare: group` the rewards are 0, and come from `score_groups`.
+        With `compare: group` these rewards are 0; `score_groups` adds the actual ones.
 
         Raises:
             MessageLogError: A conversation has no response, or a row no reference.
-            JudgeError: The server answers nothing, refuses, or `max_calls` is reached.
+            JudgeError: The server does not answer, refuses, or `max_calls` is reached.
         """
         size = num_rows(message_log_batch, metadata)
         responses = [
@@ -110,9 +110,9 @@ class JudgeEnvironment(EnvironmentInterface[Columns]):
         message_logs: Sequence[Sequence[MessageLog]],
         metadata: Sequence[Sequence[Columns]],
     ) -> list[Rewards] | None:
-        """Compare the responses to each prompt, where `compare` is `group`.
+        """Compare the responses to each prompt, if `compare` is `group`.
 
-        The only response to a prompt is not scored.
+        A single response to a prompt is not scored.
 
         Raises:
             MessageLogError: A conversation has no response.
@@ -140,7 +140,7 @@ class JudgeEnvironment(EnvironmentInterface[Columns]):
         ]
 
     def unusable_rows(self, metadata: Sequence[Columns]) -> dict[int, str]:
-        """Return the rows without the reference that the settings ask for."""
+        """Return the rows without the reference required by the settings."""
         found: dict[int, str] = {}
         for row, columns in enumerate(metadata):
             try:
@@ -152,15 +152,15 @@ class JudgeEnvironment(EnvironmentInterface[Columns]):
     def global_post_process_and_metrics(
         self, batch: MutableMapping[str, Any]
     ) -> tuple[MutableMapping[str, Any], dict[str, float]]:
-        """Return the batch unchanged, and what judging since the last call was like.
+        """Return the batch unchanged, and metrics of judging since the last call.
 
-        `judge/calls`, `judge/kept` (questions that a kept reply answered),
-        `judge/retries`, `judge/failures` and `judge/tokens` count; `judge/unread` is
-        the share of replies without a verdict. Of comparisons,
-        `judge/same_in_both_orders` is the share with one verdict in both orders, and
-        `judge/prefers_first` the share won by the response shown first: 0.5 where the
+        `judge/calls`, `judge/kept` (questions answered from kept replies),
+        `judge/retries`, `judge/failures` and `judge/tokens` are counts; `judge/unread`
+        is the share of replies without a verdict. Among comparisons,
+        `judge/same_in_both_orders` is the share with the same verdict in both orders,
+        and `judge/prefers_first` the share won by the response shown first, 0.5 if the
         order does not matter. With several votes, `judge/votes_spread` is their mean
-        standard deviation, as a reward.
+        standard deviation, on the scale of the reward.
         """
         metrics = reward_metrics(batch)
         now, before = asdict(self._chat.costs), asdict(self._reported)
@@ -235,7 +235,7 @@ class JudgeEnvironment(EnvironmentInterface[Columns]):
     def _compare(
         self, comparisons: Sequence[tuple[str, str, str, str]]
     ) -> list[Comparison]:
-        """Compare pairs of responses, each given with its request and rubric."""
+        """Compare pairs of responses, given with their request and rubric."""
         found = compared(
             self._chat, comparisons, limit=self.config.max_response_characters
         )
@@ -257,7 +257,7 @@ class JudgeEnvironment(EnvironmentInterface[Columns]):
         """Return the rubric and the reference of a row.
 
         Raises:
-            MessageLogError: One of them is no text.
+            MessageLogError: One of them is not a text.
         """
         given = columns if isinstance(columns, Mapping) else {}
         rubric = given.get("rubric", self.config.rubric)
@@ -271,14 +271,16 @@ class JudgeEnvironment(EnvironmentInterface[Columns]):
         reference = given.get(name)
         if not isinstance(reference, str):
             raise MessageLogError(
-                f"metadata[{row}] must have the text {name!r}, as reference_column "
-                f"says: got {reference!r:.80}; correct the setting or the row"
+                f"metadata[{row}] must have the text {name!r}, named by "
+                f"reference_column: got {reference!r:.80}; correct the setting or the "
+                "row"
             )
         return rubric, reference
 
     def _verdict(self, reward: float) -> str:
         if self.config.compare == "group":
             return "compared with the other responses"
+        # NaN.
         if reward != reward:
             return "not scored"
         if self.config.compare == "reference":
@@ -288,10 +290,10 @@ class JudgeEnvironment(EnvironmentInterface[Columns]):
 
 
 def _pairs(size: int, opponents: int | None) -> list[tuple[int, int]]:
-    """Return pairs in which each of a group has at least that many opponents."""
+    """Return pairs that give each member of a group at least that many opponents."""
     if opponents is None or size - 1 <= opponents:
         return list(combinations(range(size), 2))
-    # Neighbours on a ring: as many to the left as to the right.
+    # Neighbours on a ring: all members get the same number of comparisons.
     reach = (opponents + 1) // 2
     pairs = {
         tuple(sorted((place, (place + step) % size)))

@@ -1,4 +1,4 @@
-"""Replies that are kept, so that a repeated question costs nothing."""
+"""Storage of replies, so that repeated questions cost nothing."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from rl_envs.errors import JudgeError
 
 __all__ = ["KeptReplies", "key_of"]
 
-# Another process that writes is done long before.
+# Writes are short; another process holds the lock for milliseconds.
 _LOCK_DEADLINE_S = 30.0
 
 
 def key_of(request: Mapping[str, Any], vote: int) -> str:
-    """Return what a request is known by: everything that the reply depends on.
+    """Return the key of a request, a hash of everything that the reply depends on.
 
     Args:
         request: Address, model, messages and sampling.
-        vote: Which of several replies to the same request.
+        vote: Index among several replies to the same request.
     """
     text = json.dumps({"request": request, "vote": vote}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 class KeptReplies:
-    """A table of replies, in a file that processes of one machine may share.
+    """A table of replies in a file that processes of one machine may share.
 
     Args:
-        folder: Where the file is; None: in memory.
+        folder: Folder of the file; None: in memory.
 
     Raises:
-        JudgeError: The folder cannot be written, or holds something else.
+        JudgeError: The folder cannot be written, or the file is not a database.
     """
 
     def __init__(self, folder: str | None) -> None:
@@ -44,7 +44,7 @@ class KeptReplies:
             if folder is not None:
                 Path(folder).mkdir(parents=True, exist_ok=True)
                 place = str(Path(folder) / "judge-replies.sqlite")
-            # Requests run in a thread of their own, one batch after the other.
+            # The thread of the requests uses it, too, but never at the same time.
             self._table = sqlite3.connect(
                 place, timeout=_LOCK_DEADLINE_S, check_same_thread=False
             )
@@ -59,15 +59,16 @@ class KeptReplies:
             ) from error
 
     def get(self, key: str) -> str | None:
-        """Return the reply to a request; None: it is not there."""
+        """Return the kept reply to a request; None: there is none."""
         row = self._table.execute(
             "select reply from replies where key = ?", (key,)
         ).fetchone()
         return None if row is None else str(row[0])
 
     def keep(self, replies: Mapping[str, str]) -> None:
-        """Keep replies by their keys."""
+        """Store replies by their keys."""
         with self._table:
+            # "or ignore": another process may have asked the same question meanwhile.
             self._table.executemany(
                 "insert or ignore into replies values (?, ?)", list(replies.items())
             )

@@ -1,8 +1,8 @@
-"""What the judge is asked, and how its replies are read.
+"""Questions to the judge, and parsing of its replies.
 
-Everything that a policy wrote stands between markers that it cannot have written: they
-hold a digest of the text itself. A verdict is read from the last line of the judge's
-own reply only, so a response that says "Score: 10" says nothing.
+Text written by a policy is placed between markers that it cannot forge, since they
+contain a digest of the text itself. A verdict is read only from the last line of the
+judge's own reply, so that a response with "Score: 10" has no effect.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ def question_of_score(
     """Ask for the score of a response.
 
     Args:
-        request: What was asked of the policy.
-        response: What it answered.
-        rubric: What a good response is.
-        scale: Lowest and highest score.
-        reference: An answer that is known to be good, where there is one.
-        limit: Characters of the response that are shown.
+        request: Prompt of the policy.
+        response: Its response.
+        rubric: Criteria of a good response.
+        scale: Minimum and maximum score.
+        reference: A known good answer, if there is one.
+        limit: Maximum number of characters shown of the response.
     """
     parts = [f"Criteria:\n{rubric}", _marked("request", request)]
     if reference is not None:
@@ -78,7 +78,7 @@ def question_of_pair(
 
 
 def score_in(reply: str, scale: tuple[int, int]) -> float | None:
-    """Return the score of a reply; None where its last line gives none in the scale."""
+    """Return the score in a reply; None if its last line has none within the scale."""
     found = _NUMBER.match(_last_line(reply))
     if found is None:
         return None
@@ -87,7 +87,7 @@ def score_in(reply: str, scale: tuple[int, int]) -> float | None:
 
 
 def preference_in(reply: str) -> float | None:
-    """Return 1.0 for A, 0.0 for B, 0.5 for a tie; None where the reply does not say."""
+    """Return 1.0 for A, 0.0 for B, 0.5 for a tie; None if the reply has no verdict."""
     found = _CHOICE.match(_last_line(reply))
     if found is None:
         return None

@@ -1,4 +1,4 @@
-"""Texts of a length between bounds."""
+"""Texts with a length within bounds."""
 
 from __future__ import annotations
 

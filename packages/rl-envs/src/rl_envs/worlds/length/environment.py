@@ -1,4 +1,4 @@
-"""The judge of lengths."""
+"""The length environment."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from rl_envs.worlds.verdict import (
 
 __all__ = ["LengthConfig", "LengthEnvironment", "LengthRow"]
 
-# Most of the graded reward for a wrong length.
+# Maximum graded reward for a wrong length.
 _NEAR = 0.9
-# A shorter prompt may be part of a good answer.
+# A shorter prompt may well occur in a good answer.
 _LEAST_PROMPT_WORDS = 5
 
 
@@ -34,42 +34,41 @@ class LengthConfig(Config):
     """Settings of the length environment."""
 
     credit: Literal["exact", "graded"] = "exact"
-    """`exact`: reward 1 within the bounds, else 0. `graded`: outside, 0.9 times what is
-    left of 1 after the distance to the nearer bound, as a share of that bound."""
+    """Scoring of wrong lengths. `exact`: reward 1 within the bounds, else 0. `graded`:
+    outside, 0.9 times (1 - distance to the nearer bound / that bound)."""
     unit: Literal["words", "characters", "sentences", "tokens"] = "words"
-    """What is counted for rows that have no column `length_unit`."""
+    """Unit of length for rows without a column `length_unit`."""
     min_length: int | None = Field(None, ge=0)
-    """Least length of rows without bounds of their own."""
+    """Minimum length for rows without bounds of their own."""
     max_length: int | None = Field(None, ge=1)
-    """Largest length of rows without bounds of their own."""
+    """Maximum length for rows without bounds of their own."""
     tokenizer: str | None = None
-    """`tokenizer.json`, or a folder that has it, for the unit `tokens`."""
+    """`tokenizer.json`, or a folder with it, for the unit `tokens`."""
     min_distinct: float = Field(0.0, ge=0.0, le=1.0)
-    """Least share of different words among all words of a response; a text that
-    repeats itself to grow earns nothing."""
+    """Minimum share of distinct words in a response, so that padding by repetition
+    earns nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class LengthRow:
-    """What a row asks for."""
+    """Requirements of a row."""
 
     unit: str
     low: int
     high: int | None
     words: frozenset[str] | None = None
-    """The only words that may occur, in lower case; None: all may."""
+    """The only allowed words, in lower case; None: any."""
 
 
 @register_env("length")
 class LengthEnvironment(VerdictEnvironment[LengthRow]):
-    """Counts words, characters, sentences or tokens of a response.
+    """Counts the words, characters, sentences or tokens of a response.
 
-    A row has the columns `min_length` and `max_length`, of which one may be missing,
-    perhaps `length_unit`, and perhaps `words`, the only words that may occur; what is
-    missing is taken from the settings. The answer is what stands between the last
-    `<answer>` and `</answer>`, else the response. Several blanks count as one, and
-    characters that nobody sees as none. An empty answer, and one that has a prompt of
-    five words or more in it, earns nothing.
+    A row has the columns `min_length` and `max_length`, or one of them, and optionally
+    `length_unit` and `words`, the only allowed words; the settings provide missing
+    values. The answer is the content of the last `<answer>` tag or, without one, the
+    response. Runs of blanks count as one, invisible characters do not count. An answer
+    that is empty, or contains a prompt of five words or more, earns nothing.
 
     Args:
         config: The settings.
@@ -89,18 +88,19 @@ class LengthEnvironment(VerdictEnvironment[LengthRow]):
         self._count = counters(self.config.tokenizer)
         if self._unit not in self._count:
             raise ConfigError(
-                "tokenizer must be set where unit is 'tokens': got null; give a "
-                "tokenizer.json or a folder that has it"
+                "tokenizer must be set if unit is 'tokens': got null; give a "
+                "tokenizer.json or a folder with it"
             )
 
     def __reduce__(self) -> tuple[Any, ...]:
+        # The counters are closures, which cannot be pickled.
         return type(self), (self.config,)
 
     def read_row(self, columns: Columns, row: int) -> LengthRow:
         """Return the unit, the bounds and the words.
 
         Raises:
-            MessageLogError: A column has no meaning, or there is no bound.
+            MessageLogError: A column is invalid, or there is no bound.
         """
         given = columns if isinstance(columns, Mapping) else {}
         unit = given.get("length_unit", self._unit)
@@ -113,6 +113,7 @@ class LengthEnvironment(VerdictEnvironment[LengthRow]):
         low, high = given.get("min_length"), given.get("max_length")
         if low is None and high is None:
             low, high = self._bounds
+        # `type is int`, as True would pass for a length of 1.
         bounds = [bound for bound in (low, high) if bound is not None]
         whole = all(type(bound) is int and bound >= 0 for bound in bounds)
         if not bounds or not whole or bounds != sorted(bounds) or high == 0:
@@ -130,7 +131,7 @@ class LengthEnvironment(VerdictEnvironment[LengthRow]):
         return LengthRow(str(unit), low or 0, high, allowed)
 
     def check(self, given: Given[LengthRow]) -> Verdict:
-        """Count, after a look at what fills a text without saying anything."""
+        """Check the length of a response, after rejecting padding."""
         tagged = last_tagged(given.response)
         answer = visible(given.response if tagged is None else tagged)
         wrong = self._padding(answer, given)
@@ -145,7 +146,7 @@ class LengthEnvironment(VerdictEnvironment[LengthRow]):
         return Verdict(score, f"incorrect: {length} {task.unit}, not {wanted}", answer)
 
     def _padding(self, answer: str, given: Given[LengthRow]) -> str:
-        """Return why a text does not count, whatever its length; empty: it does."""
+        """Return why a text is rejected, whatever its length; empty: it is not."""
         words = [word.lower() for word in words_of(answer)]
         if not words:
             return "it has no words"

@@ -1,4 +1,4 @@
-"""Tasks of lengths: a number and the only words that may occur."""
+"""Length tasks: bounds, and the only allowed words."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ _WORDS_PER_SENTENCE = 3
 
 @register_task_source("length")
 class LengthTasks(TaskSource):
-    """Asks for a text of a few words, of a length between two bounds.
+    """Asks for a text of given words with a length between two bounds.
 
-    With words that are given, a text cannot be filled up with anything. The split looks
-    at the words and the bounds.
+    The given words prevent padding with arbitrary text. The split depends on the words
+    and the bounds.
 
     Args:
         unit: `words`, `characters` or `sentences`.
-        min_length: Least number of words or sentences; of words for `characters`, whose
-            bounds follow from them.
-        max_length: Largest number, up to 200.
-        slack: How far apart the two bounds are; 0: the length is exact.
-        num_words: How many words may occur, 1 to 12.
+        min_length: Minimum number of words or sentences; for `characters`, of the words
+            from which the bounds follow.
+        max_length: Maximum number, up to 200.
+        slack: Distance between the two bounds; 0: the length is exact.
+        num_words: Number of allowed words, 1 to 12.
         style: `compact`: "5 words: canyon ocean=". `words`: a sentence.
-        seed: Which of the possible samples is drawn.
+        seed: Seed of the samples.
         held_out_fraction: Share of all tasks that are held out.
 
     Raises:
-        TaskError: A number, the unit or the style is not possible.
+        TaskError: A number, the unit or the style is invalid.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class LengthTasks(TaskSource):
         self.min_length, self.max_length, self.style = min_length, max_length, style
 
     def propose(self, rng: random.Random) -> Task:
-        """Draw words and a length, and write a text of it."""
+        """Draw words and a length, and compose a text of that length."""
         words = rng.sample(_WORDS, self.num_words)
         size = rng.randint(self.min_length, self.max_length)
         if self.unit == "sentences":
@@ -110,7 +110,7 @@ class LengthTasks(TaskSource):
 
     @property
     def alphabet(self) -> str:
-        """Every character of compact prompts and their answers, each once."""
+        """All distinct characters of compact prompts and their answers."""
         return "0123456789abcdefghijklmnopqrstuvwxyz -:.="
 
 

@@ -1,4 +1,4 @@
-"""Lengths of texts."""
+"""Units in which the length of a text is counted."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rl_envs.worlds.verdict import visible
 __all__ = ["Counter", "counters", "words_of"]
 
 Counter: TypeAlias = Callable[[str], int]
-"""Returns the length of a text."""
+"""Function that returns the length of a text."""
 
 _SENTENCE_END = re.compile(
     r"[.!?\u2026\u3002\uff01\uff1f]+[\"')\]\u201d\u2019]*(?=\s|\Z)"
@@ -22,11 +22,11 @@ _PUNCTUATION = ".,;:!?"
 
 
 def counters(tokenizer_path: str | None) -> dict[str, Counter]:
-    """Return how each unit is counted, by its name.
+    """Return the counter of each unit, by its name.
 
     Args:
-        tokenizer_path: `tokenizer.json`, or a folder that has it; None: there are no
-            tokens.
+        tokenizer_path: `tokenizer.json`, or a folder with it; None: tokens cannot be
+            counted.
 
     Raises:
         ConfigError: It cannot be read.
@@ -46,9 +46,9 @@ def counters(tokenizer_path: str | None) -> dict[str, Counter]:
 
 
 def words_of(text: str) -> list[str]:
-    """Return the words of a text: what stands between blanks and has a letter or digit.
+    """Return the words of a text, separated by blanks, with a letter or digit each.
 
-    Marks at the end of a word, such as a comma, do not belong to it.
+    Punctuation around a word, such as a comma, does not belong to it.
     """
     parts = visible(text).split()
     return [p.strip(_PUNCTUATION) for p in parts if any(c.isalnum() for c in p)]
@@ -70,8 +70,8 @@ def _tokenizer(path: str) -> Any:
     try:
         return Tokenizer.from_file(str(file))
     except Exception as error:
-        # The package raises nothing more special.
+        # The package raises plain exceptions only.
         raise ConfigError(
-            f"tokenizer must be a tokenizer.json, or a folder that has it: {path!r} "
+            f"tokenizer must be a tokenizer.json, or a folder with it: {path!r} "
             f"cannot be read: {error}"
         ) from error

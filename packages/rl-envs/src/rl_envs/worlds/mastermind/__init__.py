@@ -1,4 +1,4 @@
-"""Mastermind: a secret, guesses, and exact feedback."""
+"""Mastermind: guessing a secret code from exact feedback."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mastermind: guess a secret code from exact feedback."""
+"""The mastermind environment."""
 
 from __future__ import annotations
 
@@ -26,19 +26,21 @@ class MastermindConfig(GameConfig):
     """Settings of mastermind."""
 
     max_turns: int = Field(10, ge=1)
-    """Guesses, legal or not; then the conversation ends as `out_of_turns`."""
+    """Maximum number of guesses, legal or not, after which a conversation ends as
+    `out_of_turns`."""
     credit: Literal["solved", "early"] = "solved"
-    """`solved`: reward 1 for the secret. `early`: 1 for it in the first turn, and one
-    part of `max_turns` less for each turn before it."""
+    """Scoring. `solved`: reward 1 for the secret. `early`: 1 for it in the first turn,
+    less 1 / `max_turns` for each earlier guess."""
 
 
 @register_env("mastermind")
 class MastermindEnvironment(GameEnvironment):
-    """Counts the digits of each guess that are in place, and others that occur.
+    """Answers each guess with its numbers of exact and of misplaced digits.
 
-    A row has the columns `secret`, a text of two or more digits, `num_symbols`: the
-    digits are 1 to that number, and perhaps `style`: `compact` or `words`, the default.
-    A guess is a text of as many such digits; blanks between them do not count.
+    A row has the columns `secret`, a text of two or more digits from 1 to
+    `num_symbols`, the second column, and optionally `style`, `compact` or `words` (the
+    default). A guess has the same number of such digits; blanks between them are
+    ignored.
 
     Args:
         config: The settings.
@@ -52,10 +54,10 @@ class MastermindEnvironment(GameEnvironment):
         self._pays_early = self.config.credit == "early"
 
     def start(self, columns: Columns, row: int) -> Mapping[str, Any]:
-        """Return an empty list of guesses.
+        """Return the initial state, without guesses.
 
         Raises:
-            MessageLogError: A column is missing or holds something else.
+            MessageLogError: A column is missing or invalid.
         """
         secret, num_symbols = columns.get("secret"), columns.get("num_symbols")
         style = columns.get("style", "words")
@@ -114,8 +116,8 @@ def mastermind_prompt(length: int, num_symbols: int, style: str) -> str:
     """Return the first message of a conversation.
 
     Args:
-        length: Symbols in the secret.
-        num_symbols: How many there are.
+        length: Number of symbols in the secret.
+        num_symbols: Number of different symbols.
         style: `compact`: "4x6>". `words`: the rules.
     """
     if style == "compact":

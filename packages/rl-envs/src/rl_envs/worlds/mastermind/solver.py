@@ -1,4 +1,4 @@
-"""Exact feedback of mastermind, and guesses that all of it allows.
+"""Exact feedback of mastermind, and guesses consistent with it.
 
 Shapes: C codes, G guesses, L symbols in a code.
 """
@@ -25,17 +25,18 @@ __all__ = [
 
 SYMBOLS = "123456789"
 MAX_CODES = 10_000
-"""Most codes of a game: the solver lists them all."""
+"""Maximum number of codes of a game, since the solver lists them all."""
+# Comparing every code with every other would take 10,000 squared steps.
 _MAX_COMPARED = 64
 
 
 class Feedback(NamedTuple):
-    """What is said about a guess."""
+    """Feedback on a guess."""
 
     exact: int
-    """Symbols in their place."""
+    """Number of symbols in their place."""
     misplaced: int
-    """Further symbols that occur in another place; each counts once."""
+    """Number of further symbols that occur elsewhere, each counted once."""
 
 
 def feedback_of(guess: str, secret: str) -> Feedback:
@@ -47,9 +48,10 @@ def feedback_of(guess: str, secret: str) -> Feedback:
 
 @lru_cache(maxsize=8)
 def _all_codes(length: int, num_symbols: int) -> NDArray[np.int8]:
-    """Return [C, L] every code, in lexical order; symbols are 0, 1, ..."""
+    """Return all codes, [C, L], in lexical order; symbols are 0, 1, ..."""
     codes = np.array(list(product(range(num_symbols), repeat=length)), dtype=np.int8)
-    codes.setflags(write=False)  # the cache gives the same array to all
+    # All callers share the cached array.
+    codes.setflags(write=False)
     return codes
 
 
@@ -64,7 +66,7 @@ def _as_text(code: NDArray[np.int8]) -> str:
 def _feedback_numbers(
     guesses: NDArray[np.int8], codes: NDArray[np.int8], num_symbols: int
 ) -> NDArray[np.int64]:
-    """Return [G, C] one number per pair, equal where the feedback is."""
+    """Return [G, C] numbers that are equal if and only if the feedback is."""
     exact = (guesses[:, None, :] == codes[None, :, :]).sum(2)
     shared = np.zeros_like(exact)
     for symbol in range(num_symbols):
@@ -88,12 +90,12 @@ def _consistent(
 def consistent_codes(
     history: Sequence[tuple[str, Feedback]], length: int, num_symbols: int
 ) -> list[str]:
-    """Return every code that would have had all the feedback, in lexical order.
+    """Return all codes consistent with the feedback, in lexical order.
 
     Args:
         history: Guesses and their feedback.
-        length: Symbols in a code.
-        num_symbols: How many of `SYMBOLS` there are.
+        length: Number of symbols in a code.
+        num_symbols: Number of `SYMBOLS` in use.
     """
     return [_as_text(code) for code in _consistent(history, length, num_symbols)]
 
@@ -101,19 +103,19 @@ def consistent_codes(
 def next_guess(
     history: Sequence[tuple[str, Feedback]], length: int, num_symbols: int
 ) -> str:
-    """Return a code that may be the secret and leaves few others in the worst case.
+    """Return a consistent code that leaves few others in the worst case.
 
-    Of up to 64 codes spread evenly over all consistent ones, of all where there are no
-    more, it is the first whose most frequent feedback is rarest. As the guess is always
-    consistent, each wrong one removes at least itself, so the secret is found.
+    Among up to 64 consistent codes, evenly spread, it is the first whose most frequent
+    feedback is rarest. As guesses are always consistent, each wrong one rules out at
+    least itself, so the secret is eventually found.
 
     Args:
         history: Guesses and their feedback.
-        length: Symbols in a code.
-        num_symbols: How many of `SYMBOLS` there are.
+        length: Number of symbols in a code.
+        num_symbols: Number of `SYMBOLS` in use.
 
     Raises:
-        ValueError: No code has had this feedback.
+        ValueError: No code is consistent with the feedback.
     """
     codes = _consistent(history, length, num_symbols)
     if not len(codes):

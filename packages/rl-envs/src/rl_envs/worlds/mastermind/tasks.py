@@ -1,4 +1,4 @@
-"""Tasks of mastermind: secrets."""
+"""Mastermind tasks, each with a secret."""
 
 from __future__ import annotations
 
@@ -21,21 +21,20 @@ __all__ = ["MastermindTasks"]
 
 @register_task_source("mastermind")
 class MastermindTasks(TaskSource):
-    """Draws secrets evenly.
+    """Draws secrets uniformly.
 
-    All tasks have the same prompt: only feedback tells one from another. The split
-    looks at the sorted digits, so the digits of a held-out secret make no secret of the
-    train part in any order.
+    All tasks have the same prompt; only feedback distinguishes them. The split depends
+    on the sorted digits, so that no reordering of a held-out secret is trained on.
 
     Args:
-        length: Digits in the secret, at least 2.
-        num_symbols: Digits to choose from, 2 to 9; at most 10,000 codes in all.
+        length: Number of digits in the secret, at least 2.
+        num_symbols: Number of digits to choose from, 2 to 9; at most 10,000 codes.
         style: `compact`: "4x6>", for the smallest models. `words`: the rules.
-        seed: Which of the possible samples is drawn.
+        seed: Seed of the samples.
         held_out_fraction: Share of all sets of digits that are held out.
 
     Raises:
-        TaskError: A size or the style is not possible.
+        TaskError: A size or the style is invalid.
     """
 
     def __init__(
@@ -76,7 +75,7 @@ class MastermindTasks(TaskSource):
         )
 
     def identity(self, task: Task) -> str:
-        """Return the secret, as all prompts are the same."""
+        """Return the secret, since all prompts are the same."""
         return task.answer
 
     def key(self, task: Task) -> str:
@@ -84,7 +83,7 @@ class MastermindTasks(TaskSource):
         return "".join(sorted(task.answer))
 
     def consistent(self, columns: Columns) -> str:
-        """Return the response of a player who guesses what may still be the secret.
+        """Return the response of a player whose guesses are always consistent.
 
         Args:
             columns: A row, or the metadata of a later turn.
@@ -98,5 +97,5 @@ class MastermindTasks(TaskSource):
 
     @property
     def alphabet(self) -> str:
-        """Every character of compact conversations, each once."""
+        """All distinct characters of compact conversations."""
         return "0123456789x,>!"

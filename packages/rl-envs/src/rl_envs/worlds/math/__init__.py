@@ -1,4 +1,4 @@
-"""Mathematical problems: an answer is right if it means the same as the solution."""
+"""Mathematical problems, with answers compared by their meaning."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-r"""The letter of a multiple choice in a response, in one of some thirty languages.
+r"""Extraction of a multiple-choice letter from responses in some thirty languages.
 
-In other languages the last letter counts that stands in `\boxed{}`, or by itself a few
-words after "answer" in one of them (`choices.toml`). Wide and circled letters and those
-of other scripts stand for Latin ones.
+The last letter counts that is in `\boxed{}`, or stands alone shortly after the word for
+"answer" in one of the languages (`choices.toml`). Full-width and circled letters and
+those of other scripts stand for Latin ones.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _ENGLISH = re.compile(
     re.IGNORECASE,
 )
 _BOXED = r"\\boxed\{(?:\\text\{)?\(?"
-# Signs and words between "answer" and its letter, all on one line.
+# Punctuation and words between "answer" and its letter, all on one line.
 _GAP = r"[^\n]{0,40}?"
 
 
@@ -34,14 +34,14 @@ def find_english_choice(response: str) -> str | None:
 
 
 def find_choice(response: str) -> str | None:
-    """Return the letter of the last answer in any of the languages, or None."""
+    """Return the Latin letter of the last answer in any of the languages, or None."""
     pattern, _ = _patterns()
     found = pattern.findall(unicodedata.normalize("NFKC", response))
     return canonical_choice(found[-1]) if found else None
 
 
 def canonical_choice(letter: str) -> str:
-    """Return what a letter, perhaps in brackets or of another script, stands for."""
+    """Return the Latin letter for one of any script, possibly in brackets."""
     _, letters = _patterns()
     text = unicodedata.normalize("NFKC", letter).strip().strip("().").upper()
     return letters.get(text, text)
@@ -57,19 +57,19 @@ def _patterns() -> tuple[re.Pattern[str], dict[str, str]]:
         for script in data["letters"].values()
         for letter, latin in script.items()
     }
-    # The longest first: one may begin with another.
+    # The longest first, since one word may begin with another.
     cues = "|".join(re.escape(word) for word in sorted(words, key=len, reverse=True))
     others = "|".join(re.escape(letter) for letter in letters)
-    # A letter by itself: no part of a word, and without marks that make it another.
+    # A standalone letter: not within a word, and without marks that change it.
     alone = rf"(?<![^\W\d_])(?:{others})(?![^\W\d_]|{_marks()})"
     latin = r"(?<![A-Za-z\u00c0-\u024f])[A-J](?![A-Za-z\u00c0-\u024f'])"
     choice = f"({latin}|{alone})"
-    # Words in any case; a single letter in lower case is often a word.
+    # Words in any case, but letters in upper case: a single "a" is usually a word.
     return re.compile(f"(?:(?i:{cues}){_GAP}|{_BOXED}){choice}"), letters
 
 
 def _marks() -> str:
-    """Return marks that combine with the letters above."""
+    """Return a class of combining marks for the letters above."""
     spans = ("\\u0300-\\u036f", "\\u05b0-\\u05c7", "\\u064b-\\u0655", "\\u0901-\\u0903")
     more = ("\\u093c-\\u094d", "\\u0981-\\u0983", "\\u09bc-\\u09cd")
     return f"[{''.join((*spans, *more))}]"

@@ -1,4 +1,4 @@
-"""The judge of mathematical problems."""
+"""The math environment."""
 
 from __future__ import annotations
 
@@ -46,28 +46,28 @@ class MathConfig(Config):
     verifier_type: Literal[
         "math", "english_multichoice", "multilingual_multichoice"
     ] = "math"
-    """`math`: answers are compared by what they mean. Or the letter after
-    `Answer:`, or in `\\boxed{}`, is compared; `multilingual_multichoice` knows the word
-    in some thirty languages, and letters of other scripts."""
+    """Comparison of answers. `math`: by their meaning. Otherwise by the letter after
+    `Answer:` or in `\\boxed{}`; `multilingual_multichoice` knows the word in some
+    thirty languages, and letters of other scripts."""
     num_workers: int = Field(default=1, ge=1)
-    """Processes that compare answers by what they mean."""
+    """Number of processes that compare answers by their meaning."""
     timeout_s: float = Field(default=5.0, gt=0.0)
-    """Seconds that one comparison may take; then the answer counts as wrong, and in the
-    metric `unverified_fraction`, as one does whose comparison raises."""
+    """Time limit of one comparison, in seconds. An answer whose comparison exceeds it,
+    or raises, is wrong and counts in `unverified_fraction`."""
     stop_strings: tuple[str, ...] | None = None
-    """Texts that end a response, beside those of the generation."""
+    """Strings that stop a response, in addition to those of the generation."""
 
 
 @register_env("math")
 class MathEnvironment(EnvironmentInterface[Columns]):
     """Rewards 1 for an answer that equals the solution, else 0; ends the conversation.
 
-    The solution is the column `ground_truth` of the row, or `answer`: a number, a
-    formula in LaTeX or as Python writes it, a few words, a text with the solution in
-    `\\boxed{}`, or one that ends with `#### answer` as in GSM8K. Of the response the
-    last answer counts, one in `\\boxed{}` before others. Comparison is done by sympy in
-    processes of their own (`rl-envs[math]`), because a formula may take forever, or all
-    memory, to compare; one that does, or raises, earns nothing.
+    The solution is the column `ground_truth` or `answer` of the row: a number, a
+    formula in LaTeX or Python syntax, a few words, a text with the solution in
+    `\\boxed{}`, or one that ends with `#### answer` as in GSM8K. The last answer in the
+    response counts, preferably one in `\\boxed{}`. Answers are compared by sympy in
+    separate processes (`rl-envs[math]`), because comparing formulas may take forever or
+    exhaust memory; such an answer, or one that raises, earns nothing.
 
     Args:
         config: The settings, or a mapping of them.
@@ -85,6 +85,7 @@ class MathEnvironment(EnvironmentInterface[Columns]):
         self._pool = JudgePool(config.num_workers, config.timeout_s)
 
     def __reduce__(self) -> tuple[Any, ...]:
+        # The pool's processes cannot be pickled; a copy starts its own.
         return type(self), (self.config,)
 
     def step(
@@ -94,9 +95,9 @@ class MathEnvironment(EnvironmentInterface[Columns]):
 
         Raises:
             MessageLogError: A conversation has no response, or a row no solution.
-            SolutionError: A solution has no meaning.
+            SolutionError: A solution cannot be read.
             ConfigError: sympy is missing.
-            DeadlineExceededError: A process that compares does not come up.
+            DeadlineExceededError: A process does not start.
         """
         size = num_rows(message_log_batch, metadata)
         pairs = [
@@ -126,11 +127,11 @@ class MathEnvironment(EnvironmentInterface[Columns]):
         )
 
     def unusable_rows(self, metadata: Sequence[Columns]) -> dict[int, str]:
-        """Return the rows without a solution, or with one that has no meaning.
+        """Return the rows without a readable solution.
 
         Raises:
             ConfigError: sympy is missing.
-            DeadlineExceededError: A process that reads does not come up.
+            DeadlineExceededError: A process does not start.
         """
         found: dict[int, str] = {}
         solutions: dict[int, str] = {}
@@ -145,7 +146,7 @@ class MathEnvironment(EnvironmentInterface[Columns]):
             reasons = [_reason_no_choice(text) for text in solutions.values()]
         for (row, text), reason in zip(solutions.items(), reasons, strict=True):
             if reason is not None:
-                found[row] = f"the solution {_short(text)} has no meaning: {reason}"
+                found[row] = f"the solution {_short(text)} cannot be read: {reason}"
         return found
 
     def global_post_process_and_metrics(
@@ -154,7 +155,7 @@ class MathEnvironment(EnvironmentInterface[Columns]):
         """Return the batch unchanged, and metrics.
 
         `accuracy` is the share of right answers, `pass@samples_per_prompt` that of
-        prompts with one at least, `fraction_of_samples_properly_ended` that of answers
+        prompts with at least one, `fraction_of_samples_properly_ended` that of answers
         within the length limit, `unverified_fraction` that of answers whose comparison
         took too long or too much memory, or raised.
         """
@@ -180,7 +181,7 @@ class MathEnvironment(EnvironmentInterface[Columns]):
         return batch, metrics
 
     def shutdown(self) -> None:
-        """End the processes; a later step starts others."""
+        """Stop the processes; a later step starts new ones."""
         self._pool.close()
 
 
@@ -200,17 +201,17 @@ def _judge_choice(
 
 
 def _reason_no_choice(solution: str) -> str | None:
-    """Return why a solution is no letter that an answer can be."""
+    """Return why a solution is not a choice; None: it is one."""
     letter = canonical_choice(solution)
     if len(letter) == 1 and "A" <= letter <= "Z":
         return None
-    return "a multiple choice has one letter, A to Z, or one that stands for it"
+    return "a multiple choice is one letter, A to Z, or its form in another script"
 
 
 def _check_readable(
     pairs: Sequence[tuple[str, str]], judgements: Sequence[Judgement]
 ) -> None:
-    """Raise if solutions have no meaning: they would make every answer wrong."""
+    """Raise if solutions cannot be read, as every answer would then be wrong."""
     bad = [row for row, judged in enumerate(judgements) if judged.unreadable]
     if not bad:
         return
@@ -220,9 +221,9 @@ def _check_readable(
     )
     more = f"; and {len(bad) - _MAX_NAMED} more" if len(bad) > _MAX_NAMED else ""
     raise SolutionError(
-        f"{len(bad)} of {len(pairs)} solutions have no meaning: {named}{more}. Write a "
+        f"{len(bad)} of {len(pairs)} solutions cannot be read: {named}{more}. Write a "
         "solution as a number, LaTeX, Python or words, in \\boxed{} or after '####' "
-        "where it ends a longer text, or leave the row out"
+        "at the end of a longer text, or leave the row out"
     )
 
 

@@ -1,4 +1,4 @@
-"""`JudgePool`: comparisons in processes that may be ended at any time."""
+"""`JudgePool`: comparisons in processes that may be killed at any time."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ _SERVER = Server(
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What became of one comparison."""
+    """Result of one comparison."""
 
     correct: bool
     answer: str | None
-    """What was found in the response."""
+    """Answer extracted from the response."""
     verified: bool = True
-    """False: it took too long or too much memory, or raised; it is not correct."""
+    """False if it took too long or too much memory, or raised; then not correct."""
     unreadable: str | None = None
-    """Why the solution has no meaning; None: it has one."""
+    """Reason why the solution cannot be read; None: it can."""
 
 
 _UNVERIFIED = Judgement(correct=False, answer=None, verified=False)
 
 
 class JudgePool:
-    """Compares pairs of texts in a fixed number of processes, started when needed.
+    """Compares pairs of texts in a fixed number of processes, started on demand.
 
     Args:
-        num_processes: How many.
-        limit_s: Seconds that one comparison may take.
+        num_processes: Number of processes.
+        limit_s: Time limit of one comparison, in seconds.
     """
 
     def __init__(self, num_processes: int, limit_s: float) -> None:
@@ -50,17 +50,17 @@ class JudgePool:
         """Compare responses with solutions.
 
         Args:
-            pairs: Of a response and its solution.
+            pairs: Responses with their solutions.
 
         Raises:
             ConfigError: sympy is missing.
-            DeadlineExceededError: A process does not come up.
+            DeadlineExceededError: A process does not start.
         """
         requests = [{"response": said, "solution": gold} for said, gold in pairs]
         return [_judgement(reply) for reply in self._calls.ask(requests)]
 
     def read(self, solutions: Sequence[str]) -> list[str | None]:
-        """Return for each solution why it cannot be read; None: it can.
+        """Return for each solution the reason why it cannot be read; None: it can.
 
         Args:
             solutions: As in `judge`.
@@ -77,7 +77,7 @@ class JudgePool:
         ]
 
     def close(self) -> None:
-        """End the processes; a later call starts others."""
+        """Stop the processes; a later call starts new ones."""
         self._calls.close()
 
 

@@ -1,8 +1,8 @@
-"""One process that compares mathematical answers; `JudgePool` starts it.
+"""The process in which `JudgePool` compares mathematical answers.
 
-It is run as a script and imports sympy and `rl_envs.mathematics` only. A request has
-`solution` and perhaps `response`. The reply has `correct` and `answer`; `readable`
-where there is no response; `unreadable`, the reason, for a solution without a meaning.
+Runs as a script and imports only sympy and `rl_envs.mathematics`. A request has
+`solution` and optionally `response`. The reply has `correct` and `answer`; `readable`
+if there is no response; or `unreadable`, the reason why the solution cannot be read.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _MEMORY_BYTES = 4 << 30
 
 
 def judge(response: str | None, solution: str) -> dict[str, Any]:
-    """Compare a response with a solution, or only read that."""
+    """Compare a response with a solution, or only read the solution."""
     from rl_envs.mathematics.judging import judge_answer, read_solution  # noqa: PLC0415
     from rl_envs.mathematics.values import Unreadable  # noqa: PLC0415
 
@@ -38,7 +38,7 @@ def answer(request: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _main() -> None:
-    # The package that this file is of, wherever the program that asks found it.
+    # The package of this file, even if the caller's sys.path is not inherited.
     sys.path.append(str(Path(__file__).resolve().parents[3]))
     from rl_envs.limited_server import run_server  # noqa: PLC0415
 

@@ -1,4 +1,4 @@
-"""Several environments that judge one conversation, each a reward of its own name."""
+"""Several environments that score one conversation, each with a named reward."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ from rl_envs.worlds.multi_reward.parts import (
 __all__ = ["PARTS_KEY", "MultiRewardEnvironment"]
 
 PARTS_KEY = "reward_parts"
-"""Key of the metadata that holds, by part, its score and what it returned."""
+"""Metadata key of each part's score and returned metadata."""
 _SCORE, _KEPT = "score", "metadata"
 _PER_ROW = ("group_index", "truncated", "generation_lengths")
 
@@ -51,21 +51,21 @@ FloatArray = npt.NDArray[np.float64]
 
 @register_env("multi_reward")
 class MultiRewardEnvironment(EnvironmentInterface[Any]):
-    """Lets several environments judge one conversation, each a reward of its own name.
+    """Scores one conversation with several environments, each with a named reward.
 
-    The first part leads: it answers, and says when the conversation ends. The others
-    judge the conversation when it has ended, in its last turn. The reward of a part is
-    its total times its weight, as `reward/<name>`; the sum over parts is the reward of
-    the row. A part that does not score a row (NaN) does not apply to it.
+    The first part leads: it replies and decides when the conversation ends. The others
+    score the finished conversation, in its last turn. The reward of a part is its total
+    times its weight, as `reward/<name>`; the sum over parts is the reward of the row. A
+    part that does not score a row (NaN) does not apply to it.
 
     Args:
         config: The settings, or a mapping of them.
         parts: Environments or reward functions in place of settings.
 
     Raises:
-        ConfigError: There is neither or both, a name occurs twice, a weight is not
-            finite, or the settings of a part do not fit.
-        RegistryError: A part names an environment that is unknown.
+        ConfigError: Neither or both are given, a name occurs twice, a weight is not
+            finite, or the settings of a part are invalid.
+        RegistryError: A part names an unknown environment.
     """
 
     config_class = MultiRewardConfig
@@ -92,11 +92,11 @@ class MultiRewardEnvironment(EnvironmentInterface[Any]):
     def step(
         self, message_log_batch: Sequence[MessageLog], metadata: Sequence[Any]
     ) -> EnvironmentReturn[Any]:
-        """Let the first part answer, and all parts judge what has ended.
+        """Step the first part, and score finished conversations with all parts.
 
         Raises:
-            DistributedError: As a part raised it; the message names the part.
-            EnvironmentContractError: Another part than the first goes on.
+            DistributedError: A part raised it; the message names the part.
+            EnvironmentContractError: A part other than the first continues.
         """
         size = num_rows(message_log_batch, metadata)
         lead = self._ask(
@@ -120,7 +120,7 @@ class MultiRewardEnvironment(EnvironmentInterface[Any]):
             if not to_numpy(found.terminateds).all():
                 raise EnvironmentContractError(
                     f"part {part.name!r} of environment 'multi_reward' must end each "
-                    "conversation that it judges: it goes on; put it first"
+                    "conversation that it scores, but continues; put it first"
                 )
             part_scores = _scores(found)
             scores[part.name][ended] = part_scores
@@ -150,7 +150,7 @@ class MultiRewardEnvironment(EnvironmentInterface[Any]):
         )
 
     def _lead_row(self, metadata: Any) -> Any:
-        """Return the row as the first part is given it: its own state where it is."""
+        """Return the row for the first part, with its own state if there is one."""
         row = self._lead.row(_plain(metadata))
         state = metadata.get(PARTS_KEY) if isinstance(metadata, Mapping) else None
         return row if state is None else {**row, **state[self._lead.name][_KEPT]}
@@ -172,7 +172,7 @@ class MultiRewardEnvironment(EnvironmentInterface[Any]):
         message_logs: Sequence[Sequence[MessageLog]],
         metadata: Sequence[Sequence[Any]],
     ) -> list[Rewards] | None:
-        """Let those parts that do so judge the conversations of a prompt together.
+        """Score the conversations of each prompt together with the parts that do so.
 
         Raises:
             DistributedError: As `step`.
@@ -194,7 +194,7 @@ class MultiRewardEnvironment(EnvironmentInterface[Any]):
         return list(groups) if any(groups) else None
 
     def _own_row(self, part: RewardPart, metadata: Any) -> Any:
-        """Return the row with what the part returned for it."""
+        """Return the row with the metadata that the part returned for it."""
         row = part.row(_plain(metadata))
         state = metadata.get(PARTS_KEY) if isinstance(metadata, Mapping) else None
         if state is None or part.name not in state:
@@ -202,7 +202,7 @@ class MultiRewardEnvironment(EnvironmentInterface[Any]):
         return {**row, **state[part.name][_KEPT]}
 
     def unusable_rows(self, metadata: Sequence[Any]) -> dict[int, str]:
-        """Return the rows that a part cannot judge, and which part that is."""
+        """Return the rows that a part cannot score, naming the part."""
         found: dict[int, str] = {}
         for part in self._parts:
             rows = [part.row(row) for row in metadata]
@@ -223,8 +223,7 @@ class MultiRewardEnvironment(EnvironmentInterface[Any]):
     ) -> tuple[MutableMapping[str, Any], dict[str, float]]:
         """Return the batch unchanged, and the metrics of each part as `<part>/<name>`.
 
-        Those are of the conversations that the part has judged, with its rewards before
-        the weight.
+        They cover the conversations that the part has scored, with unweighted rewards.
 
         Raises:
             DistributedError: As `step`.
@@ -246,7 +245,7 @@ class MultiRewardEnvironment(EnvironmentInterface[Any]):
     def _own_batch(
         self, part: RewardPart, batch: Mapping[str, Any]
     ) -> dict[str, Any] | None:
-        """Return the rows that a part has judged; None: there is none."""
+        """Return the rows that a part has scored; None: there are none."""
         metadata = batch.get("metadata") or ()
         judged = [
             row
@@ -265,7 +264,7 @@ class MultiRewardEnvironment(EnvironmentInterface[Any]):
         }
 
     def shutdown(self) -> None:
-        """Shut all parts down, also where one of them raises."""
+        """Shut all parts down, even if one of them raises."""
         with ExitStack() as closing:
             for part in self._parts:
                 closing.callback(part.environment.shutdown)
@@ -283,7 +282,7 @@ def _scores(result: EnvironmentReturn[Any]) -> FloatArray:
 
 
 def _plain(metadata: Any) -> Any:
-    """Return the columns of the row, without what the parts returned."""
+    """Return the columns of the row, without the metadata of the parts."""
     if not isinstance(metadata, Mapping) or PARTS_KEY not in metadata:
         return metadata
     return {k: v for k, v in metadata.items() if k not in (PARTS_KEY, OUTCOME_KEY)}
@@ -292,12 +291,14 @@ def _plain(metadata: Any) -> Any:
 def _state(
     part: RewardPart, metadata: Any, returned: Any, score: float
 ) -> dict[str, Any]:
-    """Return the score of a part, and what it returned beyond the row's columns."""
+    """Return the score of a part, and the metadata that it added to the row."""
     before = metadata.get(PARTS_KEY) if isinstance(metadata, Mapping) else None
     columns = part.row(_plain(metadata)) if before is not None else part.row(metadata)
     known = columns if isinstance(columns, Mapping) else {}
     if before is not None and part.name in before:
         score += before[part.name][_SCORE]
+    # Only additions are kept per part: a copy of every column for every part would
+    # multiply the metadata that travels with each row.
     kept = {
         name: value
         for name, value in (returned if isinstance(returned, Mapping) else {}).items()

@@ -1,4 +1,4 @@
-"""The parts of a reward: environments with names and weights."""
+"""Parts of a reward: environments with names and weights."""
 
 from __future__ import annotations
 
@@ -33,23 +33,22 @@ class RewardPartConfig(Config):
     """One part of `multi_reward`."""
 
     name: str
-    """Its reward is `reward/<name>`."""
+    """Name of the part; its reward is `reward/<name>`."""
     env: str | None = None
     """Name of the environment; null: `name`."""
     settings: dict[str, Any] = Field(default_factory=dict)
     """Settings of that environment."""
     weight: float = 1.0
-    """The reward is multiplied by it."""
+    """Factor of the reward."""
     columns: dict[str, str] = Field(default_factory=dict)
-    """Columns that the environment is given under another name: its name for the
-    column, and the column of the row."""
+    """Columns to rename: the environment's name to the row's column."""
 
 
 class MultiRewardConfig(Config):
     """Settings of the multi_reward environment."""
 
     parts: tuple[RewardPartConfig, ...]
-    """The parts, at least one; the first may have many turns."""
+    """Parts, at least one; the first may have many turns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,16 +56,15 @@ class RewardPart:
     """An environment with a name and a weight."""
 
     name: str
-    """Its reward is `reward/<name>`."""
+    """Name of the part; its reward is `reward/<name>`."""
     environment: EnvironmentInterface[Any]
     weight: float = 1.0
-    """The reward is multiplied by it."""
+    """Factor of the reward."""
     columns: Mapping[str, str] = field(default_factory=dict)
-    """Columns that the environment is given under another name: its name for the
-    column, and the column of the row."""
+    """Columns to rename: the environment's name to the row's column."""
 
     def row(self, columns: Any) -> Any:
-        """Return a row as the environment of this part is given it."""
+        """Return a row with its columns renamed for this part's environment."""
         if not self.columns or not isinstance(columns, Mapping):
             return columns
         kept = {name: v for name, v in columns.items() if name not in self.columns}
@@ -76,14 +74,14 @@ class RewardPart:
 
 
 def make_parts(config: MultiRewardConfig) -> list[RewardPart]:
-    """Make the environments of all parts; those made are shut down if one fails.
+    """Create the environments of all parts; if one fails, shut down the others.
 
     Raises:
         ConfigError: A name, a weight or the settings of a part are wrong.
-        RegistryError: A part names an environment that is unknown.
+        RegistryError: A part names an unknown environment.
     """
     made: list[RewardPart] = []
-    # Wrong names and weights are found before any environment is made.
+    # Before any environment is created, as that may start processes.
     _check_names([(part.name, part.weight) for part in config.parts])
     for part in config.parts:
         try:
@@ -97,11 +95,11 @@ def make_parts(config: MultiRewardConfig) -> list[RewardPart]:
 
 
 def checked_parts(parts: Sequence[RewardPart]) -> tuple[RewardPart, ...]:
-    """Return parts whose names, weights and turns fit together.
+    """Return the parts after checking their names, weights and turns.
 
     Raises:
-        ConfigError: There is none, a name is wrong or occurs twice, a weight is not
-            finite, or another part than the first has many turns.
+        ConfigError: There are none, a name is wrong or occurs twice, a weight is not
+            finite, or a part other than the first has many turns.
         RewardError: A part is neither an environment nor a reward function.
     """
     _check_names([(part.name, part.weight) for part in parts])
@@ -112,9 +110,9 @@ def checked_parts(parts: Sequence[RewardPart]) -> tuple[RewardPart, ...]:
     for part in found[1:]:
         if part.environment.many_turns:
             raise ConfigError(
-                f"part {part.name!r} of environment 'multi_reward' has many turns, and "
+                f"part {part.name!r} of environment 'multi_reward' has many turns, but "
                 f"{found[0].name!r} leads the conversation: put {part.name!r} first; "
-                "the others judge the conversation when it has ended"
+                "the others score the conversation at its end"
             )
     return tuple(found)
 
@@ -144,18 +142,18 @@ def _check_names(parts: Sequence[tuple[str, float]]) -> None:
 
 
 def named_error(name: str, error: Exception) -> DistributedError:
-    """Return an error of the same kind whose message names the part."""
+    """Return an error of the same class whose message names the part."""
     where = f"part {name!r} of environment 'multi_reward'"
     if not isinstance(error, DistributedError):
         return EnvsError(f"{where}: {type(error).__name__}: {error}")
     try:
         made = type(error)(f"{where}: {error}")
     except Exception:
-        # An error of another package, made of other things than a message.
+        # The class, of another package, takes more than a message.
         is_users = isinstance(error, UserError)
         made = (EnvironmentContractError if is_users else EnvsError)(
             f"{where}: {type(error).__name__}: {error}"
         )
-    # What it says of a worker's failure, for those that look.
+    # Keep its attributes, such as the failure of a worker.
     made.__dict__.update(vars(error))
     return made

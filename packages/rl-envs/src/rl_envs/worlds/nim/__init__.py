@@ -1,4 +1,4 @@
-"""Nim: a game against an opponent, of which every position is solved."""
+"""Nim: a fully solved game against an opponent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nim against a perfect or a random opponent."""
+"""The nim environment, with a perfect or a random opponent."""
 
 from __future__ import annotations
 
@@ -33,18 +33,19 @@ class NimConfig(GameConfig):
     """Settings of nim."""
 
     opponent: Literal["perfect", "random"] = "perfect"
-    """`perfect`: it wins from every position that can be won. `random`: any legal
-    move, drawn by the row's `opponent_seed` and the position."""
+    """Strategy of the opponent. `perfect`: wins from every winnable position.
+    `random`: any legal move, drawn from the row's `opponent_seed` and the position."""
 
 
 @register_env("nim")
 class NimEnvironment(GameEnvironment):
-    """Takes objects as the response says, then moves for the opponent; 1 for a win.
+    """Plays the move of a response and the opponent's reply; rewards 1 for a win.
 
-    A row has the column `heaps`, a list of one to eight whole numbers, and perhaps
-    `misere` (the last to take loses; false), `opponent_seed` (0) and `style`: `compact`
-    or `words`, the default. A response names a heap and a number: "B2" takes two
-    objects from the second heap. An illegal response changes nothing.
+    A row has the column `heaps`, a list of one to eight whole numbers, and optionally
+    `misere` (the player who takes last loses; default false), `opponent_seed` (default
+    0) and `style`, `compact` or `words` (the default). A response names a heap and a
+    number: "B2" takes two objects from the second heap. An illegal response changes
+    nothing.
 
     Args:
         config: The settings.
@@ -61,7 +62,7 @@ class NimEnvironment(GameEnvironment):
         """Return the heaps of the row.
 
         Raises:
-            MessageLogError: A column holds something else.
+            MessageLogError: A column is invalid.
         """
         heaps = columns.get("heaps")
         misere, seed = columns.get("misere", False), columns.get("opponent_seed", 0)
@@ -86,7 +87,7 @@ class NimEnvironment(GameEnvironment):
     def play(
         self, columns: Columns, state: Mapping[str, Any], response: str
     ) -> GameTurn:
-        """Make the move of a response, and the opponent's."""
+        """Play the move of a response and the opponent's reply."""
         heaps: list[int] = state["heaps"]
         misere = columns.get("misere", False)
         compact = columns.get("style") == "compact"
@@ -175,10 +176,10 @@ def nim_prompt(heaps: Sequence[int], style: str, *, misere: bool = False) -> str
     """Return the first message of a conversation.
 
     Args:
-        heaps: Objects of each heap.
+        heaps: Number of objects in each heap.
         style: `compact`: "3,4,5>", with a leading "-" for misère play. `words`: the
             rules and the heaps.
-        misere: Whether the last to take loses.
+        misere: True if the player who takes last loses.
     """
     if style == "compact":
         return f"{'-' if misere else ''}{_shown(heaps, True)}"

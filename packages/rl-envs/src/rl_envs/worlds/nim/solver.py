@@ -1,9 +1,9 @@
-"""Who wins nim, in closed form, and by which move.
+"""Closed-form solution of nim: the winner and the winning moves.
 
-Bouton (1901): with normal play, where the last to take wins, a position is lost for
-the player to move if the exclusive or of all heaps is 0. With misère play, where the
-last to take loses, the same holds while some heap has more than one object; after that
-an odd number of heaps is lost.
+Bouton (1901): in normal play, where the player who takes last wins, a position is lost
+for the player to move if the exclusive or of all heaps is 0. In misère play, where the
+player who takes last loses, the same holds while some heap has more than one object;
+after that an odd number of heaps is lost.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ class NimMove(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The move as it is written, such as "B2"."""
+        """Notation of the move, such as "B2"."""
         return f"{HEAP_NAMES[self.heap]}{self.taken}"
 
 
 def is_won(heaps: Sequence[int], *, misere: bool = False) -> bool:
-    """Return whether the player to move wins if nobody errs.
+    """Return True if the player to move wins under perfect play.
 
     Args:
-        heaps: Objects of each heap; all 0: the opponent has just taken the last.
-        misere: Whether the last to take loses.
+        heaps: Number of objects in each heap; all 0: the opponent just took the last.
+        misere: True if the player who takes last loses.
     """
     if misere and max(heaps, default=0) <= 1:
         return sum(heaps) % 2 == 0
@@ -53,7 +53,7 @@ def is_won(heaps: Sequence[int], *, misere: bool = False) -> bool:
 
 
 def legal_moves(heaps: Sequence[int]) -> list[NimMove]:
-    """Return all moves, by heap, then by number."""
+    """Return all legal moves, ordered by heap, then by number."""
     return [
         NimMove(heap, taken)
         for heap, size in enumerate(heaps)
@@ -67,23 +67,23 @@ def after_move(heaps: Sequence[int], move: NimMove) -> list[int]:
 
 
 def best_move(heaps: Sequence[int], *, misere: bool = False) -> NimMove:
-    """Return the first move that wins; in a lost position, one that takes one object.
+    """Return the first winning move; in a lost position, take a single object.
 
     Args:
-        heaps: Objects of each heap, at least one.
-        misere: Whether the last to take loses.
+        heaps: Number of objects in each heap, with at least one object in all.
+        misere: True if the player who takes last loses.
     """
     for move in legal_moves(heaps):
         if not is_won(after_move(heaps, move), misere=misere):
             return move
-    # Nothing wins: leave as much as possible for the other side to err in.
+    # No move wins: prolong the game, so that the other side may err.
     return NimMove(heaps.index(max(heaps)), 1)
 
 
 def random_move(heaps: Sequence[int], *, seed: int) -> NimMove:
-    """Return a move drawn by the position and a seed, all moves alike.
+    """Return a uniformly drawn move that depends only on the position and the seed.
 
-    It depends on nothing else, so that a turn can be played again.
+    A repeated turn therefore has the same reply.
     """
     moves = legal_moves(heaps)
     drawn = stable_fraction(f"{seed}/{list(heaps)}", salt="nim")

@@ -1,4 +1,4 @@
-"""Tasks of nim: heaps from which the player who begins can win."""
+"""Nim tasks: heaps from which the first player can win."""
 
 from __future__ import annotations
 
@@ -13,26 +13,27 @@ from rl_envs.worlds.nim.solver import HEAP_NAMES, best_move, is_won
 
 __all__ = ["NimTasks"]
 
+# Some settings, such as two heaps of one, have no winnable position at all.
 _TRIES = 1000
 
 
 @register_task_source("nim")
 class NimTasks(TaskSource):
-    """Draws heaps that the player who begins wins, if nobody errs.
+    """Draws heaps from which the first player wins under perfect play.
 
-    The answer of a task is a first move that wins. The split looks at the sorted heaps,
-    so a held-out task does not occur in the train part with its heaps in another order.
+    The answer of a task is a winning first move. The split depends on the sorted heaps,
+    so that a held-out task does not appear in training with its heaps in another order.
 
     Args:
-        num_heaps: How many heaps, 1 to 8.
-        max_heap: Largest of them; the smallest is 1.
-        misere: Whether the last to take loses.
+        num_heaps: Number of heaps, 1 to 8.
+        max_heap: Largest heap; the smallest is 1.
+        misere: True if the player who takes last loses.
         style: `compact`: "3,4,5>", for the smallest models. `words`: rules and heaps.
-        seed: Which of the possible samples is drawn.
+        seed: Seed of the samples.
         held_out_fraction: Share of all tasks that are held out.
 
     Raises:
-        TaskError: A size or the style is not possible.
+        TaskError: A size or the style is invalid.
     """
 
     def __init__(
@@ -77,8 +78,8 @@ class NimTasks(TaskSource):
                     },
                 )
         raise TaskError(
-            f"the first player wins with no {self.num_heaps} heaps up to "
-            f"{self.max_heap}: raise max_heap"
+            f"no {self.num_heaps} heaps of up to {self.max_heap} were found from which "
+            "the first player wins: raise max_heap"
         )
 
     def key(self, task: Task) -> str:
@@ -86,7 +87,7 @@ class NimTasks(TaskSource):
         return f"{sorted(task.metadata['heaps'])}{'-' * task.metadata['misere']}"
 
     def perfect(self, columns: Columns) -> str:
-        """Return the response of a player who does not err.
+        """Return the response of a perfect player.
 
         Args:
             columns: A row, or the metadata of a later turn.
@@ -97,5 +98,5 @@ class NimTasks(TaskSource):
 
     @property
     def alphabet(self) -> str:
-        """Every character of compact conversations, each once."""
+        """All distinct characters of compact conversations."""
         return f"0123456789,;>!-{HEAP_NAMES}"

@@ -1,4 +1,4 @@
-"""Texts that a regular expression matches, and expressions that match texts."""
+"""Texts for regular expressions, and regular expressions for texts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The judge of regular expressions."""
+"""The regex environment."""
 
 from __future__ import annotations
 
@@ -27,34 +27,34 @@ class RegexConfig(LimitedConfig):
     """Settings of the regex environment."""
 
     mode: Literal["fullmatch", "search"] = "fullmatch"
-    """`fullmatch`: an expression must match the whole text. `search`: a part of it."""
+    """Kind of match. `fullmatch`: of the whole text. `search`: of a part of it."""
     max_pattern_characters: int = Field(1000, ge=1)
-    """Longest expression that a response may be; a longer one earns nothing, as it may
-    list all texts of its task."""
+    """Maximum length of an expression in a response; a longer one earns nothing, as it
+    may just list all texts of its task."""
 
 
 @dataclass(frozen=True, slots=True)
 class RegexRow:
-    """What a row asks for."""
+    """Requirements of a row."""
 
     pattern: str | None
-    """The response is a text for it; None: the response is the expression."""
+    """Expression that the response must match; None: the response is one itself."""
     matches: tuple[str, ...] = ()
     """Texts that the response's expression must match."""
     rejects: tuple[str, ...] = ()
-    """Texts that it must not match."""
+    """Texts that the response's expression must not match."""
 
 
 @register_env("regex")
 class RegexEnvironment(LimitedVerdictEnvironment[RegexRow]):
-    """Tries a regular expression on texts, of which one is the response.
+    """Tries a regular expression on texts, one of which is the response.
 
-    A row has the column `pattern`, and the answer is a text that it matches. Or it has
-    `matches` and perhaps `rejects`, lists of texts, and the answer is an expression
-    that matches all of the first and none of the second. The answer is what stands
-    between the last `<answer>` and `</answer>`, else the response, without blanks
-    around it. Expressions are those of Python's `re`; they are tried in processes with
-    a limit of time and memory, because some take forever.
+    A row has the column `pattern`, and the answer must be a text that it matches; or it
+    has `matches` and optionally `rejects`, lists of texts, and the answer must be an
+    expression that matches all of the former and none of the latter. The answer is the
+    stripped content of the last `<answer>` tag or, without one, of the response.
+    Expressions are those of Python's `re`; they run in processes with limits on time
+    and memory, because some take forever.
 
     Args:
         config: The settings.
@@ -84,12 +84,12 @@ class RegexEnvironment(LimitedVerdictEnvironment[RegexRow]):
             return RegexRow(None, tuple(matches), tuple(rejects))
         raise MessageLogError(
             f"metadata[{row}] must have the column 'pattern', a text, or 'matches', a "
-            "list of texts, at least one, and perhaps 'rejects': got "
+            "list of texts, at least one, and optionally 'rejects': got "
             f"{pattern!r:.80}, {matches!r:.80} and {rejects!r:.80}"
         )
 
     def request(self, given: Given[RegexRow]) -> Mapping[str, Any]:
-        """Return what is to be tried."""
+        """Return the request to try a response."""
         task, answer = given.task, _answer_in(given.response)
         if task.pattern is not None:
             return self._try(task.pattern, [answer], from_row=True)
@@ -99,7 +99,7 @@ class RegexEnvironment(LimitedVerdictEnvironment[RegexRow]):
         return self._try(answer, texts, from_row=False)
 
     def row_request(self, task: RegexRow) -> Mapping[str, Any] | None:
-        """Let the row's expression be compiled."""
+        """Return the request to compile the row's expression."""
         if task.pattern is None:
             return None
         return self._try(task.pattern, [], from_row=True)
@@ -115,7 +115,7 @@ class RegexEnvironment(LimitedVerdictEnvironment[RegexRow]):
         }
 
     def verdict(self, given: Given[RegexRow], reply: Mapping[str, Any]) -> Verdict:
-        """Return whether all texts are matched that must be, and no other."""
+        """Judge whether exactly the required texts are matched."""
         task, answer = given.task, _answer_in(given.response)
         if task.pattern is not None:
             (found,) = reply["found"]

@@ -1,8 +1,8 @@
-"""One process that tries regular expressions; `RegexEnvironment` starts it.
+"""The process in which `RegexEnvironment` tries regular expressions.
 
 A request has `pattern`, `texts`, `whole` and `from_row`. The reply has `found`, one
-bool per text; else `unreadable` or, where a response is the expression, `broken` says
-why it cannot be compiled.
+bool per text, or the reason why the expression cannot be compiled, as `unreadable` or,
+if the response is the expression, as `broken`.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ def answer(request: Mapping[str, Any]) -> Mapping[str, Any]:
     try:
         pattern = re.compile(request["pattern"])
     except (re.error, OverflowError) as error:
-        said = f"it is no regular expression: {error}"
+        said = f"it is not a regular expression: {error}"
         return {"unreadable" if request["from_row"] else "broken": said}
     find = pattern.fullmatch if request["whole"] else pattern.search
     return {"found": [find(text) is not None for text in request["texts"]]}
 
 
 def _main() -> None:
-    # The package that this file is of, wherever the program that asks found it.
+    # The package of this file, even if the caller's sys.path is not inherited.
     sys.path.append(str(Path(__file__).resolve().parents[3]))
     from rl_envs.limited_server import run_server  # noqa: PLC0415
 

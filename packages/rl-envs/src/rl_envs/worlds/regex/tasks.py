@@ -1,4 +1,4 @@
-"""Tasks of regular expressions: "[ab]x{3}=" is answered by "axxx" or "bxxx"."""
+"""Regex tasks, such as "[ab]x{3}=" with the answer "axxx" or "bxxx"."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ _WORD_LENGTH = 3
 
 @register_task_source("regex")
 class RegexTasks(TaskSource):
-    """Makes expressions and a text that each matches as a whole.
+    """Generates expressions and a text that each matches as a whole.
 
     An expression is a sequence of parts: letters and digits (`b7`), one of two letters
     (`[ab]`), repetitions (`x{3}`, `[ab]{3}`) and one of two words (`(cat|dog)`). Its
-    first part is never plain, so the expression does not match itself.
+    first part is never plain, so that an expression does not match itself.
 
     Args:
-        num_parts: How many parts, 1 to 20.
-        max_repeats: Largest number of repetitions, 2 to 9.
+        num_parts: Number of parts, 1 to 20.
+        max_repeats: Maximum number of repetitions, 2 to 9.
         style: `compact`: "[ab]x{3}=". `words`: a sentence that asks for the text
             between `<answer>` and `</answer>`.
-        seed: Which of the possible samples is drawn.
+        seed: Seed of the samples.
         held_out_fraction: Share of all tasks that are held out.
 
     Raises:
-        TaskError: A size or the style is not possible.
+        TaskError: A size or the style is invalid.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class RegexTasks(TaskSource):
         self.num_parts, self.max_repeats, self.style = num_parts, max_repeats, style
 
     def propose(self, rng: random.Random) -> Task:
-        """Draw parts, and for each a text that it matches."""
+        """Draw parts, each with a text that it matches."""
         parts = [self._pattern_part(rng)]
         for _ in range(self.num_parts - 1):
             plain = rng.random() < 0.5
@@ -96,7 +96,7 @@ class RegexTasks(TaskSource):
 
     @property
     def alphabet(self) -> str:
-        """Every character of compact prompts and their answers, each once."""
+        """All distinct characters of compact prompts and their answers."""
         return _LETTERS + string.digits + "[](){}|="
 
 

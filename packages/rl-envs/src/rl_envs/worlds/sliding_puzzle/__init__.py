@@ -1,4 +1,4 @@
-"""The sliding puzzle: many turns, exact distances to the goal."""
+"""The sliding puzzle, with many turns and exact distances to the goal."""
 
 from __future__ import annotations
 

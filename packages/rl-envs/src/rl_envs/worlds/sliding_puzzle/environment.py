@@ -1,4 +1,4 @@
-"""The sliding puzzle as a conversation: moves, the board, moves, the board."""
+"""The sliding_puzzle environment, a dialogue of moves and boards."""
 
 from __future__ import annotations
 
@@ -38,23 +38,23 @@ class SlidingPuzzleConfig(GameConfig):
     """Settings of the sliding puzzle."""
 
     credit: Literal["solved", "efficient", "graded"] = "solved"
-    """`solved`: reward 1 for the solved board. `efficient`: optimal moves / moves used,
-    so 1 for a shortest solution. `graded`: half of the reward is paid for coming
-    closer than the start, by exact distance, and taken back for moving away; a
-    conversation earns 1 when it solves the board, else less than a half."""
+    """Scoring. `solved`: reward 1 for the solved board. `efficient`: optimal moves /
+    moves used, so 1 for a shortest solution. `graded`: half of the reward is paid for
+    coming closer than the start, by exact distance, and taken back for moving away; a
+    conversation earns 1 if it solves the board, else less than a half."""
     max_moves_per_response: int = Field(1, ge=1)
-    """Moves that one response may make; a response with more is illegal."""
+    """Maximum number of moves per response; a response with more is illegal."""
 
 
 @register_env("sliding_puzzle")
 class SlidingPuzzleEnvironment(GameEnvironment):
-    """Moves tiles as the responses say, until the board is in order.
+    """Moves tiles as requested by the responses, until the board is in order.
 
-    A row has the column `board`, such as "123/4.5", and perhaps `style`: `compact` or
-    `words`, the default. A response is a move, the direction in which a tile moves into
-    the gap: U, D, L, R or the words; several where the settings allow them. Moves are
-    made in order up to the first that is not possible, and that one is illegal; the
-    answer is the board, after a `!` or a sentence if something was illegal.
+    A row has the column `board`, such as "123/4.5", and optionally `style`, `compact`
+    or `words` (the default). A response is a move, the direction in which a tile moves
+    into the gap: U, D, L, R or the words; several if the settings allow it. Moves are
+    made in order up to the first impossible one, which is illegal; the reply is the
+    board, preceded by a `!` or a sentence if anything was illegal.
 
     Args:
         config: The settings.
@@ -72,12 +72,12 @@ class SlidingPuzzleEnvironment(GameEnvironment):
         """Return the board of the row.
 
         Raises:
-            MessageLogError: It is no board, cannot be solved, or is solved already.
+            MessageLogError: It is not a board, unsolvable, or already solved.
         """
         text, style = columns.get("board"), columns.get("style", "words")
         try:
             moves = solution(read_board(text)) if isinstance(text, str) else ""
-            problem = "" if moves else "it is no board, or solved already"
+            problem = "" if moves else "it is not a board, or already solved"
         except BoardError as error:
             problem = str(error)
         if problem or style not in ("compact", "words"):
@@ -92,7 +92,7 @@ class SlidingPuzzleEnvironment(GameEnvironment):
     def play(
         self, columns: Columns, state: Mapping[str, Any], response: str
     ) -> GameTurn:
-        """Make the moves of a response."""
+        """Play the moves of a response."""
         before = board = read_board(state["board"])
         moves = _read_moves(said_move(response))
         used, problem = state["moves"], ""
@@ -102,7 +102,8 @@ class SlidingPuzzleEnvironment(GameEnvironment):
             problem = f"At most {self._max_moves} moves at a time."
             moves = ""
         if not moves:
-            used += 1  # an idle response counts like a move
+            # Counts as a move: otherwise `efficient` would not punish idling.
+            used += 1
         for move in moves:
             after = moved(board, move)
             used += 1
@@ -126,9 +127,9 @@ class SlidingPuzzleEnvironment(GameEnvironment):
     def _reward(self, state: Mapping[str, Any], before: Board, after: Board) -> float:
         """Return the reward of a turn.
 
-        The graded part is a difference of potentials (Ng et al., 1999), so the turns of
-        a conversation add up to the potential of its last board and going back and
-        forth earns nothing.
+        The graded part is a difference of potentials (Ng et al., 1999), so that the
+        turns of a conversation add up to the potential of its last board, and moving
+        back and forth earns nothing.
         """
         solved = not _distance(after)
         if self._credit == "solved":
@@ -146,7 +147,7 @@ def _distance(board: Board) -> int:
 
 
 def _potential(board: Board, optimal: int) -> float:
-    """Return 1 for the goal, 0 for the start and whatever is as far or farther."""
+    """Return 1 for the goal, and 0 for boards at least as far as the start."""
     return max(0.0, 1.0 - _distance(board) / optimal)
 
 
@@ -174,9 +175,9 @@ def board_prompt(board: Board, style: str, max_moves_per_response: int = 1) -> s
     """Return the first message of a conversation.
 
     Args:
-        board: Where it starts.
+        board: The initial board.
         style: `compact`: "12/.3>". `words`: the rules and the board.
-        max_moves_per_response: What the rules say of it.
+        max_moves_per_response: Limit stated in the rules.
     """
     if style == "compact":
         return _shown(board, "", compact=True)

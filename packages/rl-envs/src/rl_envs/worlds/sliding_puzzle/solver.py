@@ -1,9 +1,9 @@
 """Boards of the sliding puzzle and their exact distances.
 
-A board is its cells row by row, `.` for the gap: "123/4.5" is the text of ("1", "2",
-"3", "4", ".", "5") with three columns. Distances come from a breadth-first search
-that begins at the goal and meets every solvable board once, so a board that it does
-not know cannot be solved.
+A board is a sequence of cells, row by row, with `.` for the gap: "123/4.5" is the text
+of ("1", "2", "3", "4", ".", "5") with three columns. Distances come from a
+breadth-first search that starts at the goal and visits every solvable board once, so a
+board that it has not visited cannot be solved.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ __all__ = [
 
 GAP = "."
 MAX_CELLS = 9
-"""Largest board: its 181,440 positions are searched in about a second, once."""
+"""Maximum size: its 181,440 positions are searched once, in about a second."""
 MOVES: Mapping[str, tuple[int, int]] = {
     "U": (1, 0),
     "D": (-1, 0),
     "L": (0, 1),
     "R": (0, -1),
 }
-"""By the direction that a tile moves in, row and column of it seen from the gap."""
+"""Row and column of a tile relative to the gap, by its direction of movement."""
 _TILES = "12345678"
 
 
 class BoardError(EnvsError, ValueError):
-    """A text is no board of the sliding puzzle."""
+    """A text is not a board of the sliding puzzle."""
 
 
 class Board(NamedTuple):
-    """Cells row by row, and how many make a row."""
+    """Cells row by row, and the number of columns."""
 
     cells: str
     num_columns: int
@@ -98,7 +98,7 @@ def read_board(text: str) -> Board:
 
 
 def moved(board: Board, move: str) -> Board | None:
-    """Move the tile beside the gap into it; None if there is no such tile.
+    """Move a tile next to the gap into it; return None if there is no such tile.
 
     Args:
         board: The board.
@@ -118,7 +118,7 @@ def moved(board: Board, move: str) -> Board | None:
 
 @lru_cache(maxsize=8)
 def distances(num_rows: int, num_columns: int) -> Mapping[str, int]:
-    """Return the fewest moves to the goal from the cells of every solvable board.
+    """Return the distance to the goal, in moves, by the cells of each solvable board.
 
     Raises:
         BoardError: There is no board of this size.
@@ -140,7 +140,7 @@ def distances(num_rows: int, num_columns: int) -> Mapping[str, int]:
 
 
 def solution(board: Board) -> str:
-    """Return a shortest sequence of moves to the goal; of several, always the same.
+    """Return a shortest sequence of moves to the goal, always the same one.
 
     Raises:
         BoardError: The board cannot be solved.
@@ -164,7 +164,8 @@ def solution(board: Board) -> str:
 def mirrored(board: Board) -> Board:
     """Return the same puzzle with rows and columns exchanged.
 
-    Tiles are renamed with their places in the goal, so that both have one distance.
+    Tiles are renamed according to their places in the goal, so that both boards have
+    the same distance.
     """
     rows, width = board.num_rows, board.num_columns
     goal = goal_of(rows, width).cells

@@ -1,4 +1,4 @@
-"""Tasks of the sliding puzzle: boards whose exact distance to the goal is known."""
+"""Sliding puzzle tasks: boards at a known distance from the goal."""
 
 from __future__ import annotations
 
@@ -28,26 +28,26 @@ __all__ = ["SlidingPuzzleTasks"]
 
 @register_task_source("sliding_puzzle")
 class SlidingPuzzleTasks(TaskSource):
-    """Draws boards evenly from all that are as far from the goal as asked.
+    """Draws boards uniformly from all at the required distances from the goal.
 
-    Boards are taken from the search that begins at the goal, so each can be solved and
+    Boards come from a search that starts at the goal, so that each can be solved and
     its difficulty is exact. The answer of a task is a shortest sequence of moves. The
-    split looks at a board and its mirror image at once. It separates boards that
-    conversations start from; on their way they meet boards of either part.
+    split treats a board and its mirror image alike. It separates initial boards;
+    conversations pass through boards of either split.
 
     Args:
-        num_rows: Rows of the board, at least 2.
-        num_columns: Columns, at least 2; at most 9 cells in all.
-        min_distance: Fewest moves that a board needs.
-        max_distance: Most; None: up to the farthest boards.
+        num_rows: Number of rows, at least 2.
+        num_columns: Number of columns, at least 2; at most 9 cells in all.
+        min_distance: Minimum distance to the goal, in moves.
+        max_distance: Maximum distance; None: up to the farthest boards.
         style: `compact`: "12/.3>", for the smallest models. `words`: rules and board.
-        max_moves_per_response: What the rules of `words` say of it, and how many moves
-            a demonstration makes at once; give the environment the same number.
-        seed: Which of the possible samples is drawn.
+        max_moves_per_response: Limit stated by the rules of `words` and used by
+            demonstrations; give the environment the same number.
+        seed: Seed of the samples.
         held_out_fraction: Share of all boards that are held out.
 
     Raises:
-        TaskError: A size, a distance or the style is not possible.
+        TaskError: A size, a distance or the style is invalid.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class SlidingPuzzleTasks(TaskSource):
     def demonstrations(
         self, num_tasks: int, *, unique: bool = True
     ) -> list[dict[str, Any]]:
-        """Return conversations to imitate: the `answer` is the list of its messages."""
+        """Return conversations to imitate, whose `answer` is the list of messages."""
         config = SlidingPuzzleConfig(max_moves_per_response=self.max_moves_per_response)
         environment = SlidingPuzzleEnvironment(config)
         rows = super().demonstrations(num_tasks, unique=unique)
@@ -123,7 +123,7 @@ class SlidingPuzzleTasks(TaskSource):
         ]
 
     def shortest(self, columns: Columns) -> str:
-        """Return the response of a player who takes a shortest way.
+        """Return the response of a player who follows a shortest path.
 
         Args:
             columns: A row, or the metadata of a later turn.
@@ -134,5 +134,5 @@ class SlidingPuzzleTasks(TaskSource):
 
     @property
     def alphabet(self) -> str:
-        """Every character of compact conversations, each once."""
+        """All distinct characters of compact conversations."""
         return "12345678./>!UDLR"

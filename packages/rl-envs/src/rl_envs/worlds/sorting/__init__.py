@@ -1,4 +1,4 @@
-"""Sorting digits: a small world whose answers are exact and cheap to check."""
+"""Sorting digits: a small world with exact answers that are cheap to check."""
 
 from __future__ import annotations
 

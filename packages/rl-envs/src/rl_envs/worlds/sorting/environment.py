@@ -1,4 +1,4 @@
-"""The judge of the sorting world."""
+"""The sorting environment."""
 
 from __future__ import annotations
 
@@ -31,10 +31,11 @@ class SortingConfig(Config):
     """Settings of the sorting environment."""
 
     credit: Literal["exact", "positions", "random"] = "exact"
-    """`exact`: reward 1 for the right answer, else 0. `positions`: the share of the
-    longer text's characters that stand in the right place, 1 only for the right one.
-    `random`: 1 for three of ten responses, drawn by a hash of the conversation and not
-    by what is right; a control that nothing can be learnt from."""
+    """Scoring. `exact`: reward 1 for the right answer, else 0. `positions`: the share
+    of characters in the right place, relative to the longer text, 1 only for the right
+    answer. `random`: 1 for three of ten responses, drawn from a hash of the
+    conversation regardless of correctness; a control from which nothing can be
+    learnt."""
 
 
 def _share_of_positions(response: str, answer: str) -> float:
@@ -46,8 +47,8 @@ def _share_of_positions(response: str, answer: str) -> float:
 class SortingEnvironment(EnvironmentInterface[Columns]):
     """Compares a response with the sorted digits and ends the conversation.
 
-    The right answer is the column `answer` of the row. Blanks around the response do
-    not count; anything else that is added or left out does.
+    The right answer is the column `answer` of the row. Whitespace around the response
+    is ignored; any other addition or omission is wrong.
 
     Args:
         config: The settings.

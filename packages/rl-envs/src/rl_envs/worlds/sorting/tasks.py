@@ -1,4 +1,4 @@
-"""Tasks of the sorting world: "3128=" is answered by "1238"."""
+"""Sorting tasks, such as "3128=" with the answer "1238"."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ _DIGITS = "0123456789"
 
 @register_task_source("sorting")
 class SortingTasks(TaskSource):
-    """Makes digit strings to sort.
+    """Generates digit strings to sort.
 
-    The split looks at the sorted digits, so neither a held-out prompt nor its answer
-    ever occurs in the train part, in whatever order.
+    The split depends on the sorted digits, so that neither a held-out prompt nor its
+    answer appears in training, in any order.
 
     Args:
         num_digits: Number of digits in every task; None: between the two bounds.
-        min_digits: Fewest digits, where `num_digits` is None.
-        max_digits: Most digits, where `num_digits` is None.
+        min_digits: Minimum number of digits, if `num_digits` is None.
+        max_digits: Maximum number of digits, if `num_digits` is None.
         separator: Text between two digits, in prompt and answer.
         suffix: Text at the end of the prompt.
-        seed: Which of the possible samples is drawn.
+        seed: Seed of the samples.
         held_out_fraction: Share of all digit multisets that are held out.
 
     Raises:
-        TaskError: The numbers of digits do not fit, or the texts hold a digit.
+        TaskError: The numbers of digits are invalid, or a text contains a digit.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class SortingTasks(TaskSource):
 
     @property
     def alphabet(self) -> str:
-        """Every character that prompts and answers are made of, each once."""
+        """All distinct characters of prompts and answers."""
         return "".join(dict.fromkeys(_DIGITS + self.separator + self.suffix))
 
     @property
