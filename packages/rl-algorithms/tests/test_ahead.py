@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import threading
 from pathlib import Path
@@ -29,6 +30,7 @@ from rl_algorithms.trainers.ahead.scoring import (
 from rl_algorithms.trainers.ahead.shape import RunShape
 from rl_algorithms.trainers.settings.asynchronous_config import AsynchronousConfig
 from rl_distributed.errors import ConfigError, WorkerDiedError
+from rl_envs import AgentEnvironment
 
 spec = importlib.util.spec_from_file_location(
     "scripted_rollouts", Path(__file__).with_name("scripted_rollouts.py")
@@ -94,8 +96,10 @@ class Run:
             sample, lambda call: self.generation.weight_version
         )
         self.generation.weight_version = first_step
-        self.environment = scripted.Judge(judge)
-        self.environment.calls_at_once = calls_at_once
+        self.environment = judge
+        if not isinstance(judge, AgentEnvironment):
+            self.environment = scripted.Judge(judge)
+            self.environment.calls_at_once = calls_at_once
         rollout = RolloutConfig(**(rollout or {}))
         self.rollouts = RolloutEngine(
             self.generation, for_several_threads(self.environment), tokenizer, rollout
@@ -111,7 +115,7 @@ class Run:
                 max_num_steps=max_num_steps,
                 max_num_epochs=None,
                 first_step=first_step,
-                max_turns=rollout.max_turns,
+                max_turns=rollout.max_turns if self.rollouts.agents is None else 2,
                 max_attempts=rollout.retry.max_attempts,
                 seed=7,
             ),
@@ -131,6 +135,8 @@ class Run:
 
     def __exit__(self, *exception):
         self.sampler.close()
+        self.rollouts.close()
+        self.environment.shutdown()
 
     def step(self):
         """Take a step; return the letters of its prompts and the metrics."""
@@ -139,7 +145,7 @@ class Run:
         self.sampler.end_step(self.number)
         if result is None:
             return None, metrics
-        prompts = [log[0]["content"] for log in result.message_logs]
+        prompts = [log[0]["content"][:1] for log in result.message_logs]
         assert prompts[::2] == prompts[1::2]  # groups are whole, and together
         return "".join(prompts[::2]), metrics
 
@@ -521,3 +527,109 @@ def test_calls_of_a_quick_environment_take_several_answers(monkeypatch):
     assert size_of_call(64, 0.0001) == 1
     assert judge.sizes[-1] == 1
     assert not failures
+
+
+class TestAgents:
+    @staticmethod
+    async def ask(client, text):
+        answer = await client.chat.completions.create(
+            model="policy", messages=[{"role": "user", "content": text}]
+        )
+        return answer.choices[0].message.content
+
+    def test_a_slow_tool_holds_up_nobody_else(self, tokenizer, tmp_path):
+        release = threading.Event()
+
+        async def agent(task, client):
+            await self.ask(client, task.prompt)
+            while task.prompt == "a" and not release.is_set():
+                await asyncio.sleep(0.01)
+            await self.ask(client, f"{task.prompt}b")
+            return 1.0
+
+        with Run(tokenizer, tmp_path, AgentEnvironment(agent), max_staleness=1) as run:
+            first, _ = run.step()
+            release.set()
+            steps = [run.step() for _ in range(3)]
+            loads = run.sync.loads
+        assert "a" not in first
+        assert sorted(first + "".join(prompts for prompts, _ in steps)) == list(LETTERS)
+        ages = [metrics["asynchronous/staleness_max"].value for _, metrics in steps]
+        assert max(ages) == 1.0
+        assert loads[:2] == [1, 2]
+
+    def test_tokens_know_the_weights_of_their_turn(self, tokenizer, tmp_path):
+        """Weights move while an agent uses a tool, between two of its requests."""
+        moved = threading.Event()
+
+        async def agent(task, client):
+            await self.ask(client, task.prompt)
+            while task.prompt == "a" and not moved.is_set():
+                await asyncio.sleep(0.01)
+            await self.ask(client, f"{task.prompt}b")
+            return 1.0
+
+        with Run(tokenizer, tmp_path, AgentEnvironment(agent), max_staleness=2) as run:
+            run.step()
+            assert run.sampler.wait_for_weights()
+            moved.set()
+            found = {}
+            for _ in range(3):
+                rows = run.sampler.next_step()[0]
+                run.number += 1
+                run.sampler.end_step(run.number)
+                for row, log in enumerate(rows.message_logs):
+                    (part,) = rows.rows["branches"][row]
+                    main = rows.rows["token_versions"][row]
+                    versions = int(part.token_versions.max()), int(main.max())
+                    assert int(rows.rows["weight_version"][row]) == min(versions)
+                    found.setdefault(log[0]["content"][0], set()).add(versions)
+        # The first request of the held agents came before the weights, and the second
+        # after: two requests without a history in common, the older one first.
+        assert found["a"] <= {(0, 1), (0, 2)}
+        assert all(first <= second for pair in found.values() for first, second in pair)
+
+    def test_failures_are_those_of_a_rollout(self, tokenizer, tmp_path):
+        async def agent(task, client):
+            if task.prompt == "a":
+                raise ZeroDivisionError("a tool of nothing")
+            if task.prompt != "b":
+                await self.ask(client, "b")
+            return 1.0
+
+        with (
+            Run(
+                tokenizer,
+                tmp_path,
+                AgentEnvironment(agent),
+                max_staleness=0,
+                rollout={"on_environment_error": "drop", "max_failed_rate": 1.0},
+            ) as run,
+            pytest.raises(RolloutError, match="4 environment error"),
+        ):
+            run.sampler.next_step()
+
+    def test_one_that_takes_too_long_is_ended(self, tokenizer, tmp_path):
+        ended = []
+
+        async def agent(task, client):
+            await self.ask(client, task.prompt)
+            if task.prompt == "a":
+                try:
+                    await asyncio.sleep(DEADLINE_S)
+                finally:
+                    ended.append(True)
+            return 1.0
+
+        with Run(
+            tokenizer,
+            tmp_path,
+            AgentEnvironment(agent),
+            max_staleness=1,
+            answer_limit_s=1.0,
+            max_tries=1,
+            max_num_steps=3,
+        ) as run:
+            steps = [run.step() for _ in range(3)]
+        assert "a" not in "".join(prompts for prompts, _ in steps)
+        assert ended == [True, True]

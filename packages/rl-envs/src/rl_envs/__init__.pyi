@@ -1,4 +1,9 @@
+from .agents.environment import AgentEnvironment as AgentEnvironment
+from .agents.functions import conversation as conversation
+from .agents.tasks import AgentReward as AgentReward, AgentTask as AgentTask
 from .errors import (
+    AgentError as AgentError,
+    AgentSetupError as AgentSetupError,
     EnvironmentContractError as EnvironmentContractError,
     EnvsError as EnvsError,
     MessageLogError as MessageLogError,

@@ -9,6 +9,7 @@ from typing import Any
 
 from rl_distributed.extras import installed_torch
 from rl_distributed.registrations import Registration
+from rl_envs.agents.tasks import AgentJob, AgentLimits, AgentPoll
 from rl_envs.interfaces import (
     EnvironmentInterface,
     EnvironmentReturn,
@@ -36,6 +37,8 @@ class Abilities:
     is_function: bool = False
     """It is a reward function. Its replies hold numpy arrays, as its process does not
     import torch, and its metrics are computed from the rewards by the caller."""
+    agents: AgentLimits | None = None
+    """It runs agents, within these limits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +93,19 @@ class EnvironmentHost:
             made.unusable_rows is not base.unusable_rows,
             self._environment.tool_schemas(),
             self._is_function,
+            getattr(self._environment, "agent_limits", None),
         )
+
+    def poll_agents(
+        self,
+        begin: Sequence[AgentJob],
+        cancel: Sequence[int],
+        wait_s: float,
+    ) -> AgentPoll:
+        """Begin and cancel jobs of agents, and return those that have ended."""
+        environment: Any = self._environment
+        found: AgentPoll = environment.poll_agents(begin, cancel, wait_s)
+        return found
 
     def step(
         self, message_logs: Sequence[MessageLog], metadata: Sequence[Any]

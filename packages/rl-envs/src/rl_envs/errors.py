@@ -13,6 +13,8 @@ EnvsError                     (a rl_distributed.DistributedError)  root of all o
 ├── JudgeError                UserError, RuntimeError  a judge does not answer
 ├── TaskError                 UserError, ValueError   a request for tasks is invalid
 ├── ToolError                 UserError, ValueError   a function cannot be a tool
+├── AgentError                RuntimeError  an agent raised, or gave no reward
+│   └── AgentSetupError       UserError, ValueError   it cannot be run at all
 ├── PythonFileError           UserError, ImportError  (python_file)
 ├── ToolArgumentError         a model passed invalid arguments (tools.functions)
 ├── Unreadable                ValueError    a text is not an answer (mathematics.values)
@@ -34,6 +36,8 @@ from __future__ import annotations
 from rl_distributed.errors import DistributedError, UserError
 
 __all__ = [
+    "AgentError",
+    "AgentSetupError",
     "EnvironmentContractError",
     "EnvsError",
     "JudgeError",
@@ -96,6 +100,17 @@ class TaskError(EnvsError, UserError, ValueError):
 
 class ToolError(EnvsError, UserError, ValueError):
     """A function cannot be described to a model as a tool."""
+
+
+class AgentError(EnvsError, RuntimeError):
+    """An agent raised, or gave no reward.
+
+    The policy is neither rewarded nor blamed for it.
+    """
+
+
+class AgentSetupError(AgentError, UserError, ValueError):
+    """No task of an agent can be run: its parameters, a package, the address."""
 
 
 class ToolUnavailableError(EnvsError, RuntimeError):

@@ -20,6 +20,7 @@ from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any
 
 from rl_distributed.errors import ConfigError
+from rl_envs.agents.tasks import AgentJob, AgentLimits, AgentPoll
 from rl_envs.environment_host import Abilities
 from rl_envs.environment_workers import EnvironmentWorkers
 from rl_envs.interfaces import (
@@ -223,6 +224,37 @@ class RemoteEnvironment(EnvironmentInterface[Any]):
             )
         processed, metrics = result
         return processed, metrics
+
+    @property
+    def agent_limits(self) -> AgentLimits | None:
+        """What bounds its agents; None: it judges answers instead."""
+        return self._abilities.agents
+
+    @property
+    def num_agent_workers(self) -> int:
+        """Processes that run agents."""
+        return len(self._workers)
+
+    def poll_agents(
+        self,
+        begin: Sequence[AgentJob],
+        cancel: Sequence[int],
+        wait_s: float,
+        worker: int = 0,
+    ) -> AgentPoll:
+        """Begin and cancel jobs of a worker, and return those that have ended.
+
+        Raises:
+            As `step`.
+        """
+        arguments = {
+            "begin": list(begin),
+            "cancel": list(cancel),
+            "wait_s": wait_s,
+        }
+        [found] = self._workers.call({worker: arguments}, "poll_agents")
+        polled: AgentPoll = found
+        return polled
 
     def shutdown(self) -> None:
         """Shut the environments down and stop their processes; safe to call again."""

@@ -125,6 +125,7 @@ def evaluate(
             _rollout_config(run_config, target.model),
             use_chat_template=run_config.data.apply_chat_template,
         )
+        closing.callback(engine.close)
         turn = generation_turn([started])
         turn.prepare()
         found = {

@@ -11,7 +11,7 @@ Shapes: N rows, S tokens wide.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -35,9 +35,13 @@ class Branch:
     """[T] log-probs of the sampled tokens; 0.0 elsewhere."""
     token_versions: Tensor
     """[T] int64 weight versions of the sampled tokens; -1 elsewhere."""
+    reward: float | None = None
+    """Reward of its own; None: that of the row that it belongs to."""
+    name: str = ""
+    """Group of branches with rewards of their own that are compared with each other."""
 
 
-_COLUMNS = tuple(field.name for field in fields(Branch))
+_COLUMNS = ("input_ids", "token_mask", "generation_logprobs", "token_versions")
 
 
 def _refuse_token_columns(rows: BatchedDataDict[Any]) -> None:
@@ -57,6 +61,8 @@ def unfold_branches(
 
     A new row copies all columns of its conversation except those of the tokens. Each
     sampled token is then in exactly one row, after the text that it was sampled after.
+    Branches with rewards of their own become conversations of their own; those of one
+    name and prompt form a group.
 
     Args:
         rows: Columns to train on, and `branches`, a list of tuples of `Branch`. Without
@@ -99,4 +105,46 @@ def unfold_branches(
             column[row, : lengths[row]] = getattr(part, name)
         added[name] = column
     added["input_lengths"] = torch.tensor(lengths, dtype=rows["input_lengths"].dtype)
+    _reward_apart(rows, added, owner, parts)
     return BatchedDataDict.from_batches([rows, added], pads)
+
+
+def _reward_apart(
+    rows: BatchedDataDict[Any],
+    added: BatchedDataDict[Any],
+    owner: list[int],
+    parts: list[Branch],
+) -> None:
+    """Make branches with rewards of their own conversations by themselves.
+
+    Args:
+        rows: All rows without the branches.
+        added: The branches' rows, which are changed.
+        owner: The row that each belongs to.
+        parts: The branches.
+    """
+    groups = rows.get("group_index", rows["conversation_index"])
+    next_group = int(groups.max()) + 1
+    next_conversation = len(groups)
+    group_of: dict[tuple[int, str], int] = {}
+    conversation_of: dict[tuple[int, str], int] = {}
+    num_parts: dict[int, int] = {}
+    for place, (row, part) in enumerate(zip(owner, parts, strict=True)):
+        if part.reward is None:
+            continue
+        group = (int(groups[row]), part.name)
+        conversation = conversation_of.setdefault(
+            (row, part.name), next_conversation + len(conversation_of)
+        )
+        added["conversation_index"][place] = conversation
+        added["part_index"][place] = num_parts.get(conversation, 0)
+        num_parts[conversation] = num_parts.get(conversation, 0) + 1
+        for name, column in added.items():
+            if name == "rewards":
+                column[place] = part.reward
+            elif name == "group_index":
+                found = next_group + len(group_of)
+                column[place] = group_of.setdefault(group, found)
+            elif name.startswith("reward/"):
+                # What the task's reward consists of says nothing of this one.
+                column[place] = torch.nan

@@ -21,11 +21,14 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from rl_algorithms.data.types import PROMPT_ROWS, PromptSpec, Tokenizer
 from rl_algorithms.errors import DataError, PromptTooLongError
+from rl_algorithms.rollout.agents.conversation import AgentConversation
+from rl_algorithms.rollout.agents.player import AgentPlayer, agent_limits_of
 from rl_algorithms.rollout.config import RolloutConfig
 from rl_algorithms.rollout.conversations import Conversations
 from rl_algorithms.rollout.judge import Judge
@@ -89,6 +92,17 @@ class RolloutEngine:
             tools=environment.tool_schemas(),
             branch=self.config.on_template_rewrite == "branch",
         )
+        self.agents: AgentPlayer | None = None
+        """Plays conversations that agents lead; None: the environment answers."""
+        if agent_limits_of(environment) is not None:
+            self.agents = AgentPlayer(
+                generation,
+                environment,
+                tokenizer,
+                self.config,
+                use_chat_template,
+                self.judge,
+            )
         self._finisher = Finisher(self.judge, self.config, tokenizer.pad_token_id or 0)
 
     def run(
@@ -185,7 +199,7 @@ class RolloutEngine:
         place: int,
         sample: int,
         attempt: int = 0,
-    ) -> OpenConversation:
+    ) -> OpenConversation | AgentConversation:
         """Open a conversation for the caller to play turn by turn.
 
         Args:
@@ -196,6 +210,9 @@ class RolloutEngine:
             sample: Index among the prompt's conversations.
             attempt: Number of earlier attempts with other seeds.
         """
+        if self.agents is not None:
+            one = [np.array([number], np.int64) for number in (0, sample, attempt)]
+            return self.agents.open(prompt, RowNames(*one), (seed, step, place))
         return OpenConversation(
             prompt,
             (seed, step, place, sample, attempt),
@@ -234,6 +251,11 @@ class RolloutEngine:
             played.outcome, played.group_index, attempt, elapsed_s
         )
         return bool(len(again))
+
+    def close(self) -> None:
+        """End agents and the address that they use; other rollouts hold nothing."""
+        if self.agents is not None:
+            self.agents.close()
 
     # Starting -----------------------------------------------------------------------
 
@@ -292,6 +314,9 @@ class RolloutEngine:
 
         `notes.is_active` [N] marks the rows that continue; after the last turn, none.
         """
+        if self.agents is not None:
+            yield self.agents.play(batch, names, play)
+            return
         rows = Conversations(batch, names, self._tokenizer)
         for turn in range(self.config.max_turns):
             last = turn + 1 == self.config.max_turns

@@ -107,6 +107,17 @@ class ObservationEncoder:
             return None
         return self._encoder.continuations([self._render(log) for log in logs])
 
+    def start(self, log: LLMMessageLogType) -> list[int]:
+        """Return the tokens of a conversation that begins with these messages."""
+        if self._use_template:
+            return self._encoder.continuations([self._render(log)])[0]
+        text = "\n".join(str(message["content"]) for message in log)
+        return TextEncoder(self._tokenizer).starts([text])[0]
+
+    def follow(self, text: str) -> list[int]:
+        """Return the tokens of a text that follows others."""
+        return self._encoder.continuations([text])[0]
+
     def encode(self, turns: Sequence[Turn]) -> list[Continuation]:
         """Return the continuation of each conversation.
 

@@ -111,6 +111,11 @@ class SFTTrainer(BaseTrainer[SFTConfig]):
                 use_chat_template=self.config.data.apply_chat_template,
             )
 
+    def _close(self) -> None:
+        rollouts: RolloutEngine | None = getattr(self, "_rollouts", None)
+        if rollouts is not None:
+            rollouts.close()
+
     def _train_step(self, batch: BatchedDataDict[Any]) -> Mapping[str, Any]:
         metrics: dict[str, Any] = dict(count_tokens(batch))
         rows, global_batch_size = pad_to_plan(batch, self.plan)

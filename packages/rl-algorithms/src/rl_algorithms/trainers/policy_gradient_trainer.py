@@ -201,6 +201,7 @@ class PolicyGradientTrainer(RolloutTrainer[PolicyGradientConfigT]):
         if ahead is not None:
             ahead.close()
         self._prompt_source = self._saved_ahead = None
+        super()._close()
 
     # Log-probs ----------------------------------------------------------------------
 

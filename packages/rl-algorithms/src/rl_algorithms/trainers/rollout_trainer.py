@@ -24,6 +24,7 @@ from rl_algorithms.trainers.settings.rollout_config import (
 )
 from rl_algorithms.trainers.setup.components import Needs
 from rl_distributed.batch.batched_data_dict import BatchedDataDict
+from rl_distributed.errors import ConfigError
 from rl_distributed.logs.logging import get_logger
 from rl_distributed.timing.timer import Timer
 from rl_envs.interfaces import EnvironmentInterface
@@ -103,6 +104,21 @@ class RolloutTrainer(BaseTrainer[RolloutConfigT]):
             ),
             use_chat_template=self.config.data.apply_chat_template,
         )
+
+        self._check_agents()
+
+    def _check_agents(self) -> None:
+        if self._rollouts.agents is not None and not self.config.trains_branches:
+            raise ConfigError(
+                "the environment runs agents, whose tasks have several training rows, "
+                "which this algorithm cannot train on: use GRPO, one of its presets or "
+                "PPO"
+            )
+
+    def _close(self) -> None:
+        rollouts: RolloutEngine | None = getattr(self, "_rollouts", None)
+        if rollouts is not None:
+            rollouts.close()
 
     def _scorer(self) -> EnvironmentInterface[Any]:
         """Return the environment that judges answers in rollouts."""

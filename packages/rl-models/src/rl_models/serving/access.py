@@ -17,7 +17,7 @@ from aiohttp import web
 from rl_models.serving.config import is_loopback
 from rl_models.serving.errors import ApiError
 
-__all__ = ["Access"]
+__all__ = ["Access", "key_digest", "token_digest"]
 
 
 class Access:
@@ -34,8 +34,8 @@ class Access:
     """
 
     def __init__(self, key: str | None, weights_key: str | None = None) -> None:
-        self._digest = None if key is None else _digest(key)
-        self._weights_digest = None if weights_key is None else _digest(weights_key)
+        self._digest = None if key is None else key_digest(key)
+        self._weights_digest = None if weights_key is None else key_digest(weights_key)
 
     def check(self, request: web.Request) -> None:
         """Admit a request that does not change weights.
@@ -101,7 +101,12 @@ class Access:
 def _fits(request: web.Request, digest: bytes) -> bool:
     # Digests have equal lengths, and comparing them takes constant time: neither the
     # key nor its length can be guessed by timing.
-    return hmac.compare_digest(_digest(_token(request)), digest)
+    return hmac.compare_digest(token_digest(request), digest)
+
+
+def token_digest(request: web.Request) -> bytes:
+    """Return the digest of the key that a request brings; that of "" without one."""
+    return key_digest(_token(request))
 
 
 def _token(request: web.Request) -> str:
@@ -118,6 +123,7 @@ def _refusal(request: web.Request, what: str, which: str) -> ApiError:
     )
 
 
-def _digest(text: str) -> bytes:
+def key_digest(text: str) -> bytes:
+    """Return what a key is compared by."""
     # Headers may hold bytes that are no UTF-8; they must be refused and not fail.
     return hashlib.sha256(text.encode("utf-8", "surrogateescape")).digest()

@@ -55,6 +55,15 @@ class Choice:
         self._num_sent_characters += len(new)
         return new
 
+    def message(self) -> dict[str, Any]:
+        """Return the whole answer as the fields of a message."""
+        return {"content": self.text}
+
+    def delta(self) -> dict[str, Any] | None:
+        """Return what is new of that message; None: nothing that can be shown yet."""
+        text = self.new_text()
+        return {"content": text} if text or self.finish_reason is not None else None
+
     def piece(self, token: int) -> str:
         """Return the text of one token."""
         return str(self._tokenizer.decode([token]))
@@ -93,7 +102,7 @@ class OpenAIAnswer:
         for index, choice in enumerate(self.choices):
             row = self._row(index, 0)
             if self._request.is_chat:
-                row["message"] = {"role": "assistant", "content": choice.text}
+                row["message"] = {"role": "assistant", **choice.message()}
             else:
                 row["text"] = choice.text
                 if self._request.return_token_ids:
@@ -118,15 +127,15 @@ class OpenAIAnswer:
     def event(self, index: int) -> dict[str, Any] | None:
         """Return what is new of a choice; None: nothing that can be shown yet."""
         choice = self.choices[index]
-        text = choice.new_text()
-        if not text and choice.finish_reason is None:
+        delta = choice.delta()
+        if delta is None:
             return None
         row = self._row(index, choice.num_sent)
         choice.num_sent = len(choice.tokens)
         if self._request.is_chat:
-            row["delta"] = {"content": text}
+            row["delta"] = delta
         else:
-            row["text"] = text
+            row["text"] = delta["content"]
         return self._event([row])
 
     def usage_event(self) -> dict[str, Any] | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ from rl_models.serving.errors import ApiError
 from rl_models.tokens.chat import encode_messages
 from rl_models.types import SamplingParams
 
-__all__ = ["CHAT", "COMPLETIONS", "OpenAIRequest", "prompt_ids"]
+__all__ = ["CHAT", "COMPLETIONS", "OpenAIRequest", "content_text", "prompt_ids"]
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 _COMPLETION_TOKENS, _MOST_CHOICES = 16, 128
@@ -88,6 +88,10 @@ class OpenAIRequest:
         tokenizer: Any,
         context: int | None,
         vocab_size: int | None = None,
+        *,
+        prompts: list[list[int]] | None = None,
+        others: Collection[str] = (),
+        refuse: Callable[[str], ApiError] | None = None,
     ) -> OpenAIRequest:
         """Check the fields of a request.
 
@@ -97,17 +101,22 @@ class OpenAIRequest:
             tokenizer: The model's tokenizer.
             context: Longest prompt and answer together.
             vocab_size: Ids that the model has; None: those of the tokenizer.
+            prompts: Tokens of the prompts, where the caller knows them already.
+            others: Fields that the caller reads.
+            refuse: Makes the error about a field that is not supported.
 
         Raises:
             ApiError: A field is wrong, or the backend cannot do what it asks for.
         """
         is_chat = path == CHAT
         given = {name: value for name, value in fields.items() if value is not None}
-        _refuse_others(given)
+        refuse = refuse or _unsupported
+        _refuse_others(given, others, refuse)
         name = "messages" if is_chat else "prompt"
         if name not in given:
             raise _bad(f"{name} is missing", name)
-        prompts = prompt_ids(given, tokenizer, vocab_size)
+        if prompts is None:
+            prompts = prompt_ids(given, tokenizer, vocab_size)
         room = (context or 1 << 20) - max(map(len, prompts))
         default = room if is_chat else _COMPLETION_TOKENS
         limit = given.get("max_completion_tokens", given.get("max_tokens", default))
@@ -117,7 +126,7 @@ class OpenAIRequest:
         temperature = _number(given, "temperature", 1.0, lambda v: v >= 0, "be >= 0")
         logprobs = given.get("logprobs", False)
         if not isinstance(logprobs, bool) and logprobs != 0:
-            raise _unsupported("logprobs above 0")
+            raise refuse("logprobs above 0")
         top_k = _integer(given, "top_k", 0, -1)
         options = given.get("stream_options", {})
         return cls(
@@ -201,14 +210,19 @@ def _chat_ids(messages: Any, tokenizer: Any) -> list[int]:
     for message in messages:
         if not isinstance(message, dict):
             raise _bad("messages must hold objects with role and content", "messages")
-    plain = [{**one, "content": _text(one.get("content"))} for one in messages]
+    plain = [{**one, "content": content_text(one.get("content"))} for one in messages]
     try:
         return encode_messages(tokenizer, plain)
     except ConfigError as error:
         raise _bad(str(error).rstrip("."), "messages") from error
 
 
-def _text(content: Any) -> str:
+def content_text(content: Any) -> str:
+    """Return the text of a message's content, whichever form it has.
+
+    Raises:
+        ApiError: It has parts that are no text.
+    """
     if isinstance(content, str):
         return content
     if isinstance(content, list):
@@ -222,11 +236,16 @@ def _text(content: Any) -> str:
     raise _bad("content must be a text or a list of texts", "messages")
 
 
-def _refuse_others(given: Mapping[str, Any]) -> None:
+def _refuse_others(
+    given: Mapping[str, Any],
+    others: Collection[str],
+    refuse: Callable[[str], ApiError],
+) -> None:
     for name, value in given.items():
-        if name in _KNOWN or name in _IGNORED or value in _NEUTRAL.get(name, ()):
+        if name in _KNOWN or name in _IGNORED or name in others:
             continue
-        raise _unsupported(name)
+        if value not in _NEUTRAL.get(name, ()):
+            raise refuse(name)
 
 
 def _stops(value: Any) -> list[str]:

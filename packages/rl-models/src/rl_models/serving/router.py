@@ -8,7 +8,6 @@ connections.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import socket
 import time
@@ -30,6 +29,7 @@ from rl_models.serving.errors import ApiError, error_body
 from rl_models.serving.exposition import merged_metrics
 from rl_models.serving.fleet import UpdateReport
 from rl_models.serving.forward import Call, Forwarder, is_alive
+from rl_models.serving.json_body import read_json, too_large
 from rl_models.serving.weights_root import WeightsRoot
 
 __all__ = ["Admin", "Router"]
@@ -224,7 +224,7 @@ class Router:
             self._num_refused += 1
             return web.json_response(error_body(error), status=error.status)
         except web.HTTPRequestEntityTooLarge:
-            problem = self._too_large()
+            problem = too_large(self._config.max_body_bytes)
         except web.HTTPException as error:
             problem = ApiError(
                 error.status,
@@ -241,37 +241,11 @@ class Router:
         self._num_refused += 1
         return web.json_response(error_body(problem), status=problem.status)
 
-    def _too_large(self) -> ApiError:
-        return ApiError(
-            413,
-            f"The body is larger than {self._config.max_body_bytes} bytes; send less, "
-            "or start the server with a larger max_body_bytes.",
-            "body_too_large",
-        )
-
     async def _json(self, request: web.Request) -> tuple[bytes, dict[str, Any]]:
-        if request.content_type != "application/json":
-            raise ApiError(
-                400,
-                f"Content-Type must be application/json: got {request.content_type!r}.",
-                "bad_content_type",
-            )
-        if (request.content_length or 0) > self._config.max_body_bytes:
-            # Known in advance, so nothing is read. A chunked body is read up to the
-            # limit.
-            raise self._too_large()
-        try:
-            async with asyncio.timeout(self._config.request_deadline_s):
-                body = await request.read()
-        except TimeoutError:
-            raise ApiError(408, "The body did not come in time.", "timeout") from None
-        try:
-            fields = json.loads(body)
-        except (ValueError, RecursionError) as error:  # deep nesting recurses
-            raise ApiError(400, f"The body is no JSON: {error}.", "bad_json") from None
-        if not isinstance(fields, dict):
-            raise ApiError(400, "The body must be a JSON object.", "bad_json")
-        return body, fields
+        config = self._config
+        return await read_json(
+            request, config.max_body_bytes, config.request_deadline_s
+        )
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
         body, fields = await self._json(request)

@@ -21,9 +21,10 @@ from typing import Any
 from rl_algorithms.asynchronous import actions as act, events as ev
 from rl_algorithms.asynchronous.workers import Worker
 from rl_algorithms.rollout import RolloutEngine
+from rl_algorithms.rollout.generator_desk import GeneratorDesk
 from rl_algorithms.rollout.judge import Verdict
+from rl_algorithms.trainers.ahead.agents import AheadAgents
 from rl_algorithms.trainers.ahead.controller import Controller
-from rl_algorithms.trainers.ahead.generating import GeneratorDesk
 from rl_algorithms.trainers.ahead.jobs import Job, Scoring
 from rl_algorithms.trainers.ahead.prompts import PromptSource
 from rl_algorithms.trainers.ahead.scoring import EnvironmentDesk
@@ -85,6 +86,11 @@ class AnswersInFlight:
         self._new_scorings: list[Scoring] = []
         self._environment = EnvironmentDesk(
             rollouts.judge, calls_at_once, self.take_verdict, on_failure
+        )
+        self._agents = (
+            None
+            if rollouts.agents is None
+            else AheadAgents(rollouts.agents, on_failure)
         )
         self._generator = GeneratorDesk(
             generation,
@@ -158,8 +164,12 @@ class AnswersInFlight:
         """
         jobs, self._new_jobs = self._new_jobs, []
         scorings, self._new_scorings = self._new_scorings, []
-        if jobs:
+        if jobs and self._agents is None:
             self._generator.ask(jobs)
+        elif self._agents is not None:
+            # Agents ask for answers by themselves, and report whole conversations.
+            for job in jobs:
+                self._agents.begin(job, self._generator.ask, self._end_agent)
         if scorings:
             self._environment.ask(scorings)
 
@@ -169,7 +179,10 @@ class AnswersInFlight:
         if scoring is not None:
             scoring.is_cancelled = True
         elif task in self._jobs:
-            self._jobs.pop(task).is_cancelled = True
+            job = self._jobs.pop(task)
+            job.is_cancelled = True
+            if self._agents is not None:
+                self._agents.cancel(job)
 
     def discard(self, rows: int) -> None:
         """Release the answer that a sampling task produced."""
@@ -239,8 +252,17 @@ class AnswersInFlight:
 
     # --- results of the desks: in their threads ---------------------------------------
 
-    def take_answer(self, job: Job, error: Exception | None) -> None:
+    def _end_agent(self, job: Job, error: Exception | None) -> None:
+        """Report a task whose agent has ended, or retry one that was lost."""
+        if error is None:
+            self._report_answer(job)
+        else:
+            self._controller.do(lambda: self._lose(job, error))
+
+    def take_answer(self, job: Any, error: Exception | None) -> None:
         """Continue, report or retry a conversation after a turn of the generator."""
+        if not isinstance(job, Job):
+            return  # an answer that an agent waits for at its address
         if error is not None:
             # Attempts are counted in the controller's thread alone, without a lock.
             self._controller.do(lambda: self._lose(job, error))
@@ -256,7 +278,7 @@ class AnswersInFlight:
             self._controller.do(lambda: self._judge(scoring, verdict))
             return
         job = scoring.job
-        job.conversation.judge(verdict)
+        job.judge(verdict)
         if job.conversation.goes_on:
             self._generator.ask([job])
         else:
@@ -264,7 +286,7 @@ class AnswersInFlight:
 
     def _judge(self, scoring: Scoring, verdict: Verdict) -> None:
         if not scoring.is_cancelled:
-            scoring.job.conversation.judge(verdict)
+            scoring.job.judge(verdict)
             self._settle(scoring)
 
     def _report_answer(self, job: Job) -> None:

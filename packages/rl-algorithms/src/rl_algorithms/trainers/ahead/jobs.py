@@ -5,8 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rl_algorithms.asynchronous.actions import Sample
+from rl_algorithms.rollout.agents.conversation import AgentConversation
+from rl_algorithms.rollout.judge import Verdict
 from rl_algorithms.rollout.open_conversation import OpenConversation
 from rl_algorithms.rollout.trajectories import Trajectories
+from rl_distributed.batch.batched_data_dict import BatchedDataDict
+from rl_models.types import GenerationDatumSpec, GenerationOutputSpec, SamplingParams
 
 __all__ = ["Job", "Scoring"]
 
@@ -16,7 +20,7 @@ class Job:
     """An answer being sampled: a conversation with all its turns."""
 
     asked: Sample
-    conversation: OpenConversation
+    conversation: OpenConversation | AgentConversation
     oldest_version: int | None = None
     """Oldest version of its tokens, by the schedule's count."""
     newest_version: int | None = None
@@ -30,6 +34,33 @@ class Job:
         if self.oldest_version is None:
             self.oldest_version = version
         self.newest_version = version
+
+    @property
+    def sampling(self) -> tuple[bool, SamplingParams | None]:
+        """As the generator is set."""
+        return False, None
+
+    def question(self) -> BatchedDataDict[GenerationDatumSpec]:
+        """Return the row that `generate` takes for the next answer."""
+        return self._turns.question()
+
+    def answer(self, output: BatchedDataDict[GenerationOutputSpec]) -> None:
+        """Take the row that `generate` gave back."""
+        self._turns.answer(output)
+
+    def fail(self, error: Exception) -> None:
+        """End the conversation, as nothing could be sampled."""
+        self._turns.fail(error)
+
+    def judge(self, verdict: Verdict) -> None:
+        """Take the verdict on the newest answer."""
+        self._turns.judge(verdict)
+
+    @property
+    def _turns(self) -> OpenConversation:
+        """A conversation whose turns are asked for here; an agent asks by itself."""
+        assert isinstance(self.conversation, OpenConversation)
+        return self.conversation
 
 
 @dataclass(slots=True)

@@ -108,7 +108,8 @@ def start_ahead(
         max_num_steps=trainer.state.total_steps,
         max_num_epochs=trainer.limits[0],
         first_step=trainer.state.step,
-        max_turns=sampling.max_rollout_turns,
+        # Weights may move between two requests of an agent, as between two turns.
+        max_turns=sampling.max_rollout_turns if rollouts.agents is None else 2,
         max_attempts=config.rollout.retry.max_attempts,
         seed=config.seed,
     )

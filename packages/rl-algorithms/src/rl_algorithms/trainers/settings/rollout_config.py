@@ -92,6 +92,14 @@ class RolloutTrainerConfig(TrainerConfig):
             names = ("outcomes", "resample", "deadline_s")
             retry = tuple(f"rollout.retry.{name}" for name in names)
             found.append(Idle("rollout.retry.max_attempts=1", retry))
+        if self.env is not None and self.env.name == "agent":
+            section = next(
+                name
+                for name in type(self).model_fields
+                if isinstance(getattr(self, name), SamplingSettings)
+            )
+            turns = (f"{section}.max_rollout_turns",)
+            found.append(Idle("env.name=agent (which has max_calls)", turns))
         if not self.rollout.kept_per_step:
             kept = ("rollout.kept_max_bytes",)
             found.append(Idle("rollout.kept_per_step=0", kept))

@@ -4,22 +4,56 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from rl_algorithms.errors import AlgorithmError
-from rl_algorithms.trainers.ahead.jobs import Job
 from rl_distributed.batch.batched_data_dict import BatchedDataDict
 from rl_distributed.errors import DeadlineExceededError, WorkerError
 from rl_models.interfaces import GenerationInterface
+from rl_models.types import GenerationDatumSpec, GenerationOutputSpec, SamplingParams
 
-__all__ = ["GeneratorDesk"]
+__all__ = ["GeneratorDesk", "SampledRow"]
+
+
+class SampledRow(Protocol):
+    """A row that waits for the generator; called in the threads of the desk."""
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether nobody waits for it any more."""
+        ...
+
+    @property
+    def sampling(self) -> tuple[bool, SamplingParams | None]:
+        """Whether the most likely token is taken, and how to sample otherwise.
+
+        Rows of one call share them; None: as the generator is set.
+        """
+        ...
+
+    def note_version(self, version: int) -> None:
+        """Be told which weights sample it."""
+        ...
+
+    def question(self) -> BatchedDataDict[GenerationDatumSpec]:
+        """Return the row that `generate` takes."""
+        ...
+
+    def answer(self, output: BatchedDataDict[GenerationOutputSpec]) -> None:
+        """Take the row that `generate` gave back."""
+        ...
+
+    def fail(self, error: Exception) -> None:
+        """Be told why it could not be sampled."""
+        ...
 
 
 class GeneratorDesk:
     """Threads that call a generator, one for each call that it takes at a time.
 
-    A call takes all waiting rows, so that a generator that decodes batches gets them.
-    Weights are loaded while no call is in flight, before any waiting call.
+    A call takes all waiting rows that are sampled alike, so that a generator that
+    decodes batches gets them. Weights are loaded while no call is in flight, before any
+    waiting call.
 
     Args:
         generation: The generator.
@@ -27,7 +61,7 @@ class GeneratorDesk:
         load: Loads a weight version into the generator; returns the generator's own
             number of that version.
         version: Version that the generator serves now.
-        on_answer: Called with each job whose row has arrived, or with the error.
+        on_answer: Called with each row that has arrived, or with the error.
         on_loaded: Called with each version that the generator has loaded.
         on_failure: Called with an exception that ended a thread.
     """
@@ -39,7 +73,7 @@ class GeneratorDesk:
         load: Callable[[int], int],
         version: int,
         *,
-        on_answer: Callable[[Job, Exception | None], None],
+        on_answer: Callable[[Any, Exception | None], None],
         on_loaded: Callable[[int], None],
         on_failure: Callable[[BaseException], None],
     ) -> None:
@@ -49,7 +83,7 @@ class GeneratorDesk:
         self._on_answer, self._on_loaded = on_answer, on_loaded
         self._on_failure = on_failure
         self._changed = threading.Condition()
-        self._waiting: list[Job] = []
+        self._waiting: list[SampledRow] = []
         self._due: int | None = None
         self._num_calls = 0
         self._is_loading = self._is_closed = False
@@ -61,8 +95,8 @@ class GeneratorDesk:
         for thread in self._threads:
             thread.start()
 
-    def ask(self, jobs: Sequence[Job]) -> None:
-        """Sample the next turn of conversations."""
+    def ask(self, jobs: Sequence[SampledRow]) -> None:
+        """Sample rows."""
         with self._changed:
             self._waiting.extend(jobs)
             # One thread is enough: it takes all waiting jobs.
@@ -108,8 +142,13 @@ class GeneratorDesk:
                 # Returned, not run here: the call takes long and must not hold the
                 # lock.
                 return lambda: self._load_now(version)
-            jobs = [job for job in self._waiting if not job.is_cancelled]
-            self._waiting = []
+            waiting = [job for job in self._waiting if not job.is_cancelled]
+            jobs = [job for job in waiting if job.sampling == waiting[0].sampling]
+            self._waiting = [
+                job for job in waiting if job.sampling != waiting[0].sampling
+            ]
+            if self._waiting:
+                self._changed.notify()
             self._num_calls += 1
             return lambda: self._call(jobs)
 
@@ -132,7 +171,7 @@ class GeneratorDesk:
                 self._changed.notify_all()
         self._on_loaded(version)
 
-    def _call(self, jobs: Sequence[Job]) -> None:
+    def _call(self, jobs: Sequence[SampledRow]) -> None:
         try:
             if jobs:
                 self._sample(jobs)
@@ -141,8 +180,8 @@ class GeneratorDesk:
                 self._num_calls -= 1
                 self._changed.notify_all()
 
-    def _sample(self, jobs: Sequence[Job]) -> None:
-        rows = [job.conversation.question() for job in jobs]
+    def _sample(self, jobs: Sequence[SampledRow]) -> None:
+        rows: list[BatchedDataDict[Any]] = [job.question() for job in jobs]
         if any("stop_strings" in row for row in rows):
             for row in rows:
                 # A column must be in all rows or in none.
@@ -154,17 +193,18 @@ class GeneratorDesk:
             # Noted before the call: no weights are loaded while it is in flight.
             job.note_version(self._version)
         try:
-            output = self._generation.generate(batch)
+            greedy, sampling = jobs[0].sampling
+            output = self._generation.generate(batch, greedy, sampling=sampling)
         except (WorkerError, DeadlineExceededError) as error:
             # A lost or slow worker costs these answers, as in a synchronous rollout. An
             # exception of the generator's own code is a bug and ends the run.
             for job in jobs:
-                job.conversation.fail(error)
+                job.fail(error)
                 self._on_answer(job, error)
             return
         self._check(output["weight_version"].tolist())
         for place, job in enumerate(jobs):
-            job.conversation.answer(output.slice(place, place + 1))
+            job.answer(output.slice(place, place + 1))
         for job in jobs:
             self._on_answer(job, None)
 

@@ -1,0 +1,226 @@
+"""`AgentConversation`: a task that an agent works on, as a row of a rollout."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from rl_algorithms.data.types import LLMMessageLogType, PromptSpec
+from rl_algorithms.rollout.agents.recording import Answer
+from rl_algorithms.rollout.agents.session import AgentSession
+from rl_algorithms.rollout.branches import Branch
+from rl_algorithms.rollout.judge import outcome_of
+from rl_algorithms.rollout.result import Outcome
+from rl_algorithms.rollout.row_names import RowNames
+from rl_algorithms.rollout.trajectories import Trajectories, TrajectoryNotes
+from rl_distributed.batch.batched_data_dict import BatchedDataDict
+from rl_envs.agents.tasks import AgentResult, AgentReward
+from rl_envs.errors import AgentError
+
+__all__ = ["AgentConversation"]
+
+
+@dataclass(frozen=True)
+class _Verdict:
+    """What becomes of a row."""
+
+    outcome: Outcome
+    reward: AgentReward
+    error: Exception | None = None
+
+
+class AgentConversation:
+    """A task, and how it ended.
+
+    It has what whoever plays conversations asks of an `OpenConversation`, which has no
+    turns here: the agent asks for answers by itself.
+
+    Args:
+        batch: Prompts as columns of `rl_collate_fn`.
+        names: One row.
+        place: Run's seed, step, and place of the batch's first prompt in the step: what
+            the seeds of answers follow from.
+        limit_reward: Reward of a task that met a limit; None: it is an error.
+    """
+
+    needs_verdict = False
+    """The agent gives the reward."""
+    goes_on = False
+    """Nothing follows once it is told to have been answered."""
+
+    def __init__(
+        self,
+        batch: BatchedDataDict[PromptSpec],
+        names: RowNames,
+        place: tuple[int, int, int],
+        limit_reward: float | None,
+    ) -> None:
+        self._names, self._limit_reward = names, limit_reward
+        self._place = place
+        prompt = int(names.prompt[0])
+        length = int(batch["input_lengths"][prompt])
+        self._prompt_ids = batch["input_ids"][prompt, :length].to(torch.int64).clone()
+        self.log: LLMMessageLogType = [
+            {"role": m["role"], "content": m["content"]}
+            for m in batch["message_log"][prompt]
+        ]
+        """The prompt."""
+        infos = batch.get("extra_env_info")
+        self.metadata: dict[str, Any] = dict(infos[prompt]) if infos else {}
+        """Columns of the data set's row."""
+        weights = batch.get("loss_multiplier")
+        self._weight = 1.0 if weights is None else float(weights[prompt])
+        self.session: AgentSession | None = None
+        """What it asks with, once it is begun."""
+        self._ending: AgentResult | Exception | None = None
+
+    def seed_of(self, number: int) -> int:
+        """Return the seed of an answer by its number in the task."""
+        return int(self._names.seeds(*self._place, number)[0])
+
+    def end(self, ending: AgentResult | Exception) -> None:
+        """Note how it ended, or why it was lost."""
+        self._ending = ending
+
+    @property
+    def error(self) -> Exception | None:
+        """Why it is no example of what the policy does; None: it is one."""
+        return self._verdict().error
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether a worker or the generator failed, and not the agent."""
+        return self._verdict().outcome is Outcome.INFRASTRUCTURE_ERROR
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that were sampled."""
+        return sum(len(answer.tokens) for answer in self._answers)
+
+    @property
+    def _answers(self) -> list[Answer]:
+        return [] if self.session is None else self.session.recording.answers
+
+    def _verdict(self) -> _Verdict:
+        ending, session = self._ending, self.session
+        none = AgentReward(0.0)
+        if not isinstance(ending, AgentResult) or session is None:
+            error = ending if isinstance(ending, Exception) else AgentError("not run")
+            return _Verdict(outcome_of(error), none, error)
+        if ending.ending == "done" and ending.reward is not None:
+            if self._answers:
+                is_cut = self._answers[-1].is_cut
+                outcome = Outcome.TRUNCATED if is_cut else Outcome.OK
+                return _Verdict(outcome, ending.reward)
+            error = AgentError(
+                "the agent ended without an answer of the policy: it made no request, "
+                "or went on before it was answered"
+            )
+            return _Verdict(Outcome.ENVIRONMENT_ERROR, none, error)
+        if ending.ending == "error" and session.failure is not None:
+            return _Verdict(outcome_of(session.failure), none, session.failure)
+        limit = ending.error if ending.ending == "limit" else session.met_limit
+        if limit and self._limit_reward is not None and self._answers:
+            return _Verdict(Outcome.TRUNCATED, AgentReward(self._limit_reward))
+        said = (
+            ending.error
+            if ending.ending != "error" or not limit
+            else (f"{ending.error}\n(before that, {limit})")
+        )
+        return _Verdict(Outcome.ENVIRONMENT_ERROR, none, AgentError(said))
+
+    def played(self) -> Trajectories:
+        """Return its row, with its other rows as branches."""
+        verdict = self._verdict()
+        own = verdict.reward.conversations
+        answers = self._answers
+        recording = None if self.session is None else self.session.recording
+        ends = [] if recording is None else recording.ends(own)
+        parts = list(recording.rows(ends)) if recording is not None and ends else []
+        parts = parts or [_prompt_only(self._prompt_ids)]
+        branches = tuple(
+            replace(part, reward=own.get(end.conversation), name=end.conversation)
+            for part, end in zip(parts[:-1], ends[:-1], strict=True)
+        )
+        main, end = parts[-1], ends[-1] if ends else None
+        reward = verdict.reward.reward
+        if end is not None:
+            reward = own.get(end.conversation, reward)
+        return _trajectories(
+            main, end, answers, branches, reward, verdict, self._names, self
+        )
+
+    def notes(self, end: Answer | None, error: Exception | None) -> TrajectoryNotes:
+        """Return what is known besides the columns of the row.
+
+        Args:
+            end: The last answer of the main row; None: there is none.
+            error: Why it failed.
+        """
+        path = [] if end is None else end.path()
+        first = len(path[0].prompt) if path else len(self._prompt_ids)
+        added = sum(len(answer.prompt) for answer in path[1:])
+        return TrajectoryNotes(
+            is_active=torch.tensor([False]),
+            cut_answers=torch.tensor([sum(a.is_cut for a in self._answers)]),
+            turn_limit_reached=torch.tensor([False]),
+            prompt_lengths=torch.tensor([first]),
+            env_tokens=torch.tensor([added]),
+            errors=[error],
+            message_logs=[list(self.log if end is None else end.log)],
+            num_prompt_messages=[len(self.log) if end is None else end.num_questions],
+            answers=[None],
+            extra_env_info=[self.metadata],
+        )
+
+    @property
+    def weight(self) -> float:
+        """Weight of the row in the loss."""
+        return self._weight
+
+
+def _prompt_only(tokens: torch.Tensor) -> Branch:
+    zeros = torch.zeros(len(tokens))
+    none = torch.full((len(tokens),), -1)
+    return Branch(tokens, zeros, zeros.clone(), none)
+
+
+def _trajectories(
+    main: Branch,
+    end: Answer | None,
+    answers: list[Answer],
+    branches: tuple[Branch, ...],
+    reward: float,
+    verdict: _Verdict,
+    names: RowNames,
+    of: AgentConversation,
+) -> Trajectories:
+    versions = [version for answer in answers for version in answer.versions]
+    decoded = [answer.log[-1]["content"] for answer in answers]
+    has_logprobs = all(answer.logprobs is not None for answer in answers)
+    parts = {
+        f"reward/{name}": torch.tensor([float(value)])
+        for name, value in verdict.reward.parts.items()
+    }
+    return Trajectories(
+        input_ids=main.input_ids[None],
+        input_lengths=torch.tensor([len(main.input_ids)]),
+        token_mask=main.token_mask[None],
+        sample_mask=torch.tensor([of.weight]),
+        generation_logprobs=main.generation_logprobs[None] if has_logprobs else None,
+        token_versions=main.token_versions[None],
+        rewards=torch.tensor([reward], dtype=torch.float32),
+        named_rewards=parts,
+        group_index=torch.from_numpy(names.prompt.copy()),
+        truncated=torch.tensor([end is not None and end.is_cut]),
+        generation_lengths=torch.tensor([sum(len(a.tokens) for a in answers)]),
+        num_turns=torch.tensor([len(answers)]),
+        weight_version=torch.tensor([min(versions, default=0)]),
+        outcome=torch.tensor([int(verdict.outcome)], dtype=torch.int8),
+        branches=[branches],
+        texts=["".join(decoded)],
+        metadata=[of.metadata],
+        notes=of.notes(end, verdict.error),
+    )

@@ -1,0 +1,161 @@
+"""`AgentCrew`: has the workers of an environment run agents, a thread for each.
+
+A job waits here until a worker has room, so that no worker is given more than it runs
+at a time. A worker whose process was replaced has none of the jobs that it was given:
+they are lost, and whoever asked for them decides what follows.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from rl_distributed.errors import UserError, WorkerDiedError
+from rl_envs.agents.tasks import AgentHost, AgentJob, AgentLimits, AgentResult
+
+__all__ = ["AgentCrew", "OnResult"]
+
+_POLL_S = 0.2
+_CLOSE_S = 10.0
+
+OnResult = Callable[[AgentResult | Exception], None]
+"""Is told how a job ended, or why its worker has lost it; in a thread of the crew."""
+
+
+class AgentCrew:
+    """Runs jobs until it is closed.
+
+    Args:
+        host: The environment.
+        limits: Of its agents.
+        on_failure: Is told of a mistake that no further try would mend.
+    """
+
+    def __init__(
+        self,
+        host: AgentHost,
+        limits: AgentLimits,
+        on_failure: Callable[[BaseException], None],
+    ) -> None:
+        self._host, self._on_failure = host, on_failure
+        self._most = limits.max_at_once
+        self._changed = threading.Condition()
+        self._waiting: deque[tuple[AgentJob, OnResult]] = deque()
+        self._running: list[dict[int, OnResult]] = []
+        self._cancelled: list[list[int]] = []
+        self._is_closed = False
+        self._threads = []
+        for worker in range(host.num_agent_workers):
+            self._running.append({})
+            self._cancelled.append([])
+            self._threads.append(
+                threading.Thread(
+                    target=self._run, args=(worker,), name="agent-crew", daemon=True
+                )
+            )
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def capacity(self) -> int:
+        """Agents that run at the same time."""
+        return len(self._threads) * self._most
+
+    def begin(self, job: AgentJob, on_result: OnResult) -> None:
+        """Run a job as soon as a worker has room."""
+        with self._changed:
+            self._waiting.append((job, on_result))
+            self._changed.notify_all()
+
+    def cancel(self, number: int) -> None:
+        """End a job; nothing is told of it any more."""
+        with self._changed:
+            left = [entry for entry in self._waiting if entry[0].number != number]
+            self._waiting = deque(left)
+            for running, cancelled in zip(self._running, self._cancelled, strict=True):
+                if running.pop(number, None) is not None:
+                    cancelled.append(number)
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """End all jobs, and wait for the threads a little."""
+        with self._changed:
+            self._is_closed = True
+            self._waiting.clear()
+            for running, cancelled in zip(self._running, self._cancelled, strict=True):
+                cancelled.extend(running)
+                running.clear()
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join(_CLOSE_S)
+
+    def _run(self, worker: int) -> None:
+        process: str | None = None
+        while True:
+            taken = self._next(worker)
+            if taken is None:
+                return
+            jobs, cancelled = taken
+            try:
+                if process is None:
+                    # Known before it is given anything, so that its loss is noticed.
+                    process = self._host.poll_agents([], [], 0.0, worker).process
+                poll = self._host.poll_agents(jobs, cancelled, _POLL_S, worker)
+            except Exception as error:
+                self._fail(worker, error)
+                process = None
+                continue
+            if poll.process != process:
+                # What was begun by this very call may have been begun twice.
+                self._lose(worker)
+                process = poll.process
+            self._pass_on(worker, poll.results)
+
+    def _next(self, worker: int) -> tuple[list[AgentJob], list[int]] | None:
+        """Wait for something to do for a worker; None: it is over."""
+        running = self._running[worker]
+        with self._changed:
+            # Whoever begins, cancels or closes notifies.
+            self._changed.wait_for(
+                lambda: (
+                    self._is_closed
+                    or bool(self._waiting or running or self._cancelled[worker])
+                )
+            )
+            cancelled, self._cancelled[worker] = self._cancelled[worker], []
+            if self._is_closed and not cancelled:
+                return None
+            jobs = []
+            # One more than its share leaves others something to do.
+            share = -(-len(self._waiting) // len(self._threads))
+            for _ in range(min(share, self._most - len(running))):
+                job, on_result = self._waiting.popleft()
+                running[job.number] = on_result
+                jobs.append(job)
+            return jobs, cancelled
+
+    def _fail(self, worker: int, error: Exception) -> None:
+        if isinstance(error, UserError):
+            self._on_failure(error)
+        self._lose(worker, error)
+
+    def _lose(self, worker: int, error: Exception | None = None) -> None:
+        with self._changed:
+            lost = dict(self._running[worker])
+            self._running[worker].clear()
+            if error is None:
+                # Those that the call began in the new process run there for nobody.
+                self._cancelled[worker].extend(lost)
+        cause = error or WorkerDiedError(
+            f"worker {worker} of the environment was replaced while it ran agents"
+        )
+        for on_result in lost.values():
+            on_result(cause)
+
+    def _pass_on(self, worker: int, results: Sequence[AgentResult]) -> None:
+        for result in results:
+            with self._changed:
+                on_result = self._running[worker].pop(result.number, None)
+            if on_result is not None:
+                on_result(result)

@@ -1,0 +1,249 @@
+"""`Gateway`: the address at which agents reach the policy.
+
+It listens on 127.0.0.1, in a thread of the driver. Each task has a key, and nothing of
+one task can be had with the key of another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from aiohttp import web
+
+from rl_algorithms.rollout.agents.model import ServedModel
+from rl_algorithms.rollout.agents.session import AgentSession, Asked, ended
+from rl_distributed.errors import ConfigError
+from rl_distributed.logs.logging import get_logger
+from rl_models.serving.access import Access, key_digest, token_digest
+from rl_models.serving.errors import ApiError, error_body
+from rl_models.serving.json_body import read_json, too_large
+from rl_models.serving.openai_answer import OpenAIAnswer
+from rl_models.serving.openai_request import CHAT
+
+__all__ = ["Gateway"]
+
+_logger = get_logger(__name__)
+
+_MOST_BYTES = 16 << 20
+_BODY_S = 60.0
+_START_S = 10.0
+_MOST_ENDED = 1 << 14
+_BACKLOG = 1024
+_VERSION_HEADER = "x-rl-weight-version"
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Gateway:
+    """Serves sessions until it is closed.
+
+    Args:
+        model: The policy.
+    """
+
+    def __init__(self, model: ServedModel) -> None:
+        self._model = model
+        self._access = Access(None)
+        self._sessions: dict[bytes, AgentSession] = {}
+        self._ended: deque[bytes] = deque(maxlen=_MOST_ENDED)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(
+            target=self._loop.run_forever, name="agent-gateway", daemon=True
+        )
+        self._thread.start()
+        listener = socket.socket()
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(_BACKLOG)
+        self.base_url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
+        """What clients take as base URL."""
+        self._run(self._start(listener))
+
+    def open(self, session: AgentSession) -> None:
+        """Answer requests with the key of a session."""
+        self._loop.call_soon_threadsafe(self._open, session)
+
+    def end(self, session: AgentSession, then: Callable[[], None]) -> None:
+        """Refuse further requests of a session, and end those that wait.
+
+        Args:
+            session: The session.
+            then: Called in the gateway's thread, once the recording is final.
+        """
+        self._loop.call_soon_threadsafe(self._end, session, then)
+
+    def close(self) -> None:
+        """End all sessions and stop listening; may be called again."""
+        if self._loop.is_closed():
+            return
+        self._run(self._stop())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(_START_S)
+        if not self._thread.is_alive():
+            self._loop.close()
+
+    def _run(self, work: Any) -> None:
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            future.result(_START_S)
+        except TimeoutError:
+            future.cancel()
+            raise ConfigError(
+                f"the address for agents was not ready within {_START_S:g} s: the "
+                "machine is overloaded; try again"
+            ) from None
+
+    # --- in the loop ------------------------------------------------------------------
+
+    async def _start(self, listener: socket.socket) -> None:
+        app = web.Application(middlewares=[self._guard], client_max_size=_MOST_BYTES)
+        app.router.add_post(CHAT, self._chat)
+        app.router.add_get("/v1/models", self._models)
+        # A client that hangs up cancels its handler; the answer is sampled all the
+        # same, and kept for its retry.
+        self._runner = web.AppRunner(
+            app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0
+        )
+        await self._runner.setup()
+        await web.SockSite(self._runner, listener, backlog=_BACKLOG).start()
+
+    async def _stop(self) -> None:
+        for session in list(self._sessions.values()):
+            self._end(session, lambda: None)
+        await self._runner.cleanup()
+
+    def _open(self, session: AgentSession) -> None:
+        self._sessions[key_digest(session.key)] = session
+
+    def _end(self, session: AgentSession, then: Callable[[], None]) -> None:
+        digest = key_digest(session.key)
+        if self._sessions.pop(digest, None) is not None:
+            self._ended.append(digest)
+        session.close()
+        then()
+
+    @web.middleware
+    async def _guard(
+        self, request: web.Request, handler: Handler
+    ) -> web.StreamResponse:
+        """Check the name of the host, and give every error OpenAI's form."""
+        try:
+            self._access.check(request)
+            return await handler(request)
+        except ApiError as error:
+            problem = error
+        except web.HTTPRequestEntityTooLarge:
+            problem = too_large(_MOST_BYTES)
+        except web.HTTPException as error:
+            problem = ApiError(
+                error.status,
+                f"{request.method} {request.path}: {error.reason}. There are POST "
+                f"{CHAT} and GET /v1/models; a client of the Responses interface must "
+                "be set to chat completions.",
+                "not_found" if error.status == 404 else "bad_request",
+            )
+        except ConnectionError:
+            return web.Response(status=499)
+        except Exception:
+            _logger.exception("%s %s failed", request.method, request.path)
+            problem = ApiError(500, "The run failed; see its log.", "server_error")
+        return web.json_response(error_body(problem), status=problem.status)
+
+    def _admit(self, request: web.Request) -> AgentSession:
+        """Return the session of a request's key.
+
+        Raises:
+            ApiError: There is none.
+        """
+        digest = token_digest(request)
+        session = self._sessions.get(digest)
+        if session is not None:
+            return session
+        if digest in self._ended:
+            raise ended()
+        raise ApiError(
+            401,
+            "The API key is missing or is that of no task; send the one that the "
+            "agent was given (api_key, OPENAI_API_KEY) as 'Authorization: Bearer KEY'.",
+            "invalid_api_key",
+        )
+
+    async def _models(self, request: web.Request) -> web.Response:
+        self._admit(request)
+        model = {
+            "id": self._model.limits.model_name,
+            "object": "model",
+            "created": 0,
+            "owned_by": "rl",
+            "max_model_len": self._model.row_limit,
+        }
+        return web.json_response({"object": "list", "data": [model]})
+
+    async def _chat(self, request: web.Request) -> web.StreamResponse:
+        session = self._admit(request)
+        body, fields = await read_json(request, _MOST_BYTES, _BODY_S)
+        self._model.check_name(fields)
+        asked = session.ask(fields, body, request.headers)
+        try:
+            # Shielded: whoever sends the request again takes the answer over.
+            answer = await asyncio.shield(asked.task)
+        except asyncio.CancelledError:
+            if asked.task.cancelled():
+                raise ended() from None
+            asked.is_orphan = True
+            raise
+        # Before it is sent: the agent may have ended, and its record be read, by the
+        # time that the last write returns.
+        for one in asked.answers:
+            one.is_given = True
+        try:
+            return await _send(request, answer, stream=bool(fields.get("stream")))
+        except (ConnectionError, asyncio.CancelledError):
+            self._lose(asked)
+            raise
+
+    @staticmethod
+    def _lose(asked: Asked) -> None:
+        asked.is_orphan = True
+        for one in asked.answers:
+            one.is_given = False
+
+
+async def _send(
+    request: web.Request, answer: OpenAIAnswer, *, stream: bool
+) -> web.StreamResponse:
+    """Write an answer; raise where the client has gone before its end."""
+    headers = {_VERSION_HEADER: str(answer.version)}
+    if not stream:
+        response: web.StreamResponse = web.json_response(
+            answer.whole(), headers=headers
+        )
+        await response.prepare(request)
+    else:
+        response = web.StreamResponse(
+            headers={**headers, "Content-Type": "text/event-stream"}
+        )
+        await response.prepare(request)
+        for event in _events(answer):
+            await response.write(b"data: " + json.dumps(event).encode() + b"\n\n")
+        await response.write(b"data: [DONE]\n\n")
+    await response.write_eof()
+    return response
+
+
+def _events(answer: OpenAIAnswer) -> list[dict[str, Any]]:
+    for choice in answer.choices:
+        choice.num_sent = 0  # it may be sent for the second time
+    found = [*answer.opening_events()]
+    found += [
+        event
+        for index in range(len(answer.choices))
+        if (event := answer.event(index)) is not None
+    ]
+    usage = answer.usage_event()
+    return found if usage is None else [*found, usage]

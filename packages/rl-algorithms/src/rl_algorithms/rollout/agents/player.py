@@ -1,0 +1,291 @@
+"""`AgentPlayer`: has agents work on the prompts of a rollout."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+from rl_algorithms.data.types import PromptSpec, Tokenizer
+from rl_algorithms.rollout.agents.conversation import AgentConversation
+from rl_algorithms.rollout.agents.crew import AgentCrew
+from rl_algorithms.rollout.agents.model import ServedModel, Settings
+from rl_algorithms.rollout.agents.model_call import ModelCall
+from rl_algorithms.rollout.agents.session import AgentSession
+from rl_algorithms.rollout.config import RolloutConfig
+from rl_algorithms.rollout.generator_desk import GeneratorDesk
+from rl_algorithms.rollout.judge import Judge
+from rl_algorithms.rollout.play import Play
+from rl_algorithms.rollout.row_names import RowNames
+from rl_algorithms.rollout.trajectories import Trajectories
+from rl_distributed.batch.batched_data_dict import BatchedDataDict
+from rl_distributed.errors import ConfigError, DeadlineExceededError
+from rl_envs.agents.tasks import AgentHost, AgentJob, AgentLimits, AgentResult
+from rl_envs.interfaces import EnvironmentInterface
+from rl_models.interfaces import GenerationInterface
+from rl_models.types import SamplingParams
+
+if TYPE_CHECKING:
+    from rl_algorithms.rollout.agents.gateway import Gateway
+
+__all__ = ["AgentPlayer", "Ask", "agent_limits_of"]
+
+Ask = Callable[[Sequence[ModelCall]], None]
+"""Hands rows to a generator."""
+
+_LOOK_S = 0.5
+_CLOSE_S = 10.0
+# What a task may take beyond its own limit: the way to its worker and back.
+_MARGIN_S = 60.0
+
+
+def agent_limits_of(environment: EnvironmentInterface[Any]) -> AgentLimits | None:
+    """Return what bounds the agents of an environment; None: it runs none."""
+    limits: AgentLimits | None = getattr(environment, "agent_limits", None)
+    return limits
+
+
+class AgentPlayer:
+    """Opens conversations of agents, and plays them.
+
+    Address and threads come with the first conversation, and go with `close`.
+
+    Args:
+        generation: The policy as a sampler.
+        environment: Runs agents.
+        tokenizer: The policy's tokenizer.
+        config: Longest rows.
+        use_chat_template: Whether messages are written by the chat template; None: if
+            the tokenizer has one.
+        judge: Notes failures.
+    """
+
+    def __init__(
+        self,
+        generation: GenerationInterface,
+        environment: EnvironmentInterface[Any],
+        tokenizer: Tokenizer,
+        config: RolloutConfig,
+        use_chat_template: bool | None,
+        judge: Judge,
+    ) -> None:
+        limits = agent_limits_of(environment)
+        assert limits is not None  # whoever makes it has looked
+        self._generation, self._host = generation, cast("AgentHost", environment)
+        self._tokenizer, self._judge = tokenizer, judge
+        self.limits = limits
+        """What bounds the agents."""
+        settings = getattr(generation, "config", None)
+        longest = getattr(settings, "max_context_length", None)
+        lengths = [config.max_total_sequence_length, longest]
+        self._model = ServedModel(
+            tokenizer,
+            limits,
+            min((n for n in lengths if n is not None), default=None),
+            use_chat_template,
+        )
+        params = getattr(settings, "sampling_params", None)
+        self._base = params() if callable(params) else SamplingParams()
+        self._gateway: Gateway | None = None
+        self._crew: AgentCrew | None = None
+        self._starting = threading.Lock()
+        self._numbers = itertools.count()
+        self._running: dict[int, tuple[int, AgentConversation]] = {}
+        self._failure: BaseException | None = None
+        self._on_failure: Callable[[BaseException], None] | None = None
+
+    def play(
+        self, batch: BatchedDataDict[PromptSpec], names: RowNames, play: Play
+    ) -> Trajectories:
+        """Have agents work on all rows, and wait for them.
+
+        Args:
+            batch: Prompts as columns of `rl_collate_fn`.
+            names: The rows.
+            play: How.
+
+        Raises:
+            DeadlineExceededError: Agents have not ended long after their time limit.
+            Exception: What no other try would mend, of the environment or the
+                generator.
+        """
+        self._failure = None
+        place = play.seed, play.step, play.first_prompt_index
+        rows = [
+            self.open(batch, names.select(np.array([row])), place)
+            for row in range(len(names.prompt))
+        ]
+        settings = Settings(play.greedy, play.sampling, play.sampling or self._base)
+        pad = self._tokenizer.pad_token_id
+        left = _Countdown(len(rows))
+        desk = GeneratorDesk(
+            self._generation,
+            pad if pad is not None else 0,
+            _no_load,
+            0,
+            on_answer=lambda row, error: None,
+            on_loaded=lambda version: None,
+            on_failure=self._note_failure,
+        )
+        try:
+            with play.span("generation"):
+                for row in rows:
+                    self.begin(row, settings, desk.ask, left.down)
+                self._wait(left, len(rows))
+        finally:
+            for row in rows:
+                self.cancel(row)
+            desk.close(_CLOSE_S)
+        for row in rows:
+            if row.error is not None:
+                self._judge.note(row.error, 1)
+        played = [row.played() for row in rows]
+        return Trajectories.joined(
+            played, {"input_ids": pad or 0, "token_versions": -1}
+        )
+
+    def open(
+        self,
+        batch: BatchedDataDict[PromptSpec],
+        names: RowNames,
+        place: tuple[int, int, int],
+    ) -> AgentConversation:
+        """Return a conversation that is not begun.
+
+        Args:
+            batch: Prompts as columns of `rl_collate_fn`.
+            names: One row.
+            place: Run's seed, step, and place of the first prompt in the step.
+        """
+        return AgentConversation(batch, names, place, self.limits.limit_reward)
+
+    def begin(
+        self,
+        row: AgentConversation,
+        settings: Settings | None,
+        ask: Ask,
+        on_end: Callable[[], None],
+        on_version: Callable[[int], None] = lambda version: None,
+    ) -> None:
+        """Have an agent work on a row.
+
+        Args:
+            row: What `open` gave.
+            settings: How answers are sampled; None: as the generator is set.
+            ask: Hands rows to the generator.
+            on_end: Is told that it has ended, in some thread.
+            on_version: Is told which weights sample each answer.
+        """
+        gateway, crew = self._start()
+        settings = settings or Settings(base=self._base)
+        session = AgentSession(self._model, settings, row.seed_of, ask, on_version)
+        row.session = session
+        number = next(self._numbers)
+        self._running[id(row)] = (number, row)
+        gateway.open(session)
+
+        def end(result: AgentResult | Exception) -> None:
+            row.end(result)
+            self._running.pop(id(row), None)
+            gateway.end(session, on_end)
+
+        crew.begin(
+            AgentJob(number, row.log, row.metadata, gateway.base_url, session.key), end
+        )
+
+    def cancel(self, row: AgentConversation) -> None:
+        """End a row that nobody waits for any more; one that has ended stays so."""
+        found = self._running.pop(id(row), None)
+        if found is None or self._crew is None or self._gateway is None:
+            return
+        self._crew.cancel(found[0])
+        if row.session is not None:
+            self._gateway.end(row.session, lambda: None)
+
+    def tell_failures(self, on_failure: Callable[[BaseException], None]) -> None:
+        """Say who else is told of mistakes that no other try mends."""
+        self._on_failure = on_failure
+
+    def close(self) -> None:
+        """End all agents and the address; the next conversation starts them again."""
+        with self._starting:
+            gateway, self._gateway = self._gateway, None
+            crew, self._crew = self._crew, None
+        self._running.clear()
+        if crew is not None:
+            crew.close()
+        if gateway is not None:
+            gateway.close()
+
+    def _start(self) -> tuple[Gateway, AgentCrew]:
+        with self._starting:
+            if self._gateway is None:
+                self._gateway = _gateway_class()(self._model)
+            if self._crew is None:
+                self._crew = AgentCrew(self._host, self.limits, self._note_failure)
+            return self._gateway, self._crew
+
+    def _note_failure(self, error: BaseException) -> None:
+        if self._failure is None:
+            self._failure = error
+        if self._on_failure is not None:
+            self._on_failure(error)
+
+    def _wait(self, left: _Countdown, count: int) -> None:
+        capacity = self._start()[1].capacity
+        rounds = -(-count // capacity)
+        limit_s = rounds * (self.limits.time_limit_s + _MARGIN_S)
+        looks = 0
+        while not left.wait(_LOOK_S):
+            if self._failure is not None:
+                raise self._failure
+            looks += 1
+            if looks * _LOOK_S > limit_s:
+                raise DeadlineExceededError(
+                    f"{left.count} of {count} agents have not ended within "
+                    f"{limit_s:g} s, though each is ended after "
+                    f"{self.limits.time_limit_s:g} s (env.settings.time_limit_s): "
+                    "their workers do not get to it; lower env.settings.max_at_once, "
+                    "or raise env.num_workers"
+                )
+        if self._failure is not None:
+            raise self._failure
+
+
+class _Countdown:
+    """Counts rows that are still played."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self._changed = threading.Condition()
+
+    def down(self) -> None:
+        """Say that one has ended."""
+        with self._changed:
+            self.count -= 1
+            self._changed.notify_all()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Return whether all have ended, after a short wait if they have not."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self.count <= 0, timeout_s)
+
+
+def _gateway_class() -> type[Gateway]:
+    try:
+        from rl_algorithms.rollout.agents.gateway import (  # noqa: PLC0415
+            Gateway as GatewayClass,
+        )
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"training an agent needs the package {error.name!r}, which serves the "
+            f"policy at an address; run: pip install {error.name}"
+        ) from error
+    return GatewayClass
+
+
+def _no_load(version: int) -> int:
+    raise AssertionError("weights of a run in turns move between two rollouts")

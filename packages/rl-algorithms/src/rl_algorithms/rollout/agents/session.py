@@ -1,0 +1,293 @@
+"""`AgentSession`: what an agent has asked in one task, behind one key."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rl_algorithms.rollout.agents.choices import AgentChoice, ToolUse
+from rl_algorithms.rollout.agents.messages import Heard, hear, histories
+from rl_algorithms.rollout.agents.model import ServedModel, Settings
+from rl_algorithms.rollout.agents.model_call import ModelCall, Sampled
+from rl_algorithms.rollout.agents.recording import Answer, Recording
+from rl_algorithms.rollout.observations import Turn
+from rl_envs.agents.functions import CONVERSATION_HEADER
+from rl_envs.agents.tasks import MAIN
+from rl_models.serving.errors import ApiError
+from rl_models.serving.openai_answer import OpenAIAnswer
+from rl_models.serving.openai_request import CHAT, OpenAIRequest
+
+__all__ = ["AgentSession", "Asked", "ended"]
+
+_IDEMPOTENCY = ("Idempotency-Key", "X-Request-Id")
+_RETRY_COUNT = "X-Stainless-Retry-Count"
+# Fields that are read here, and not by `OpenAIRequest`.
+_OWN_FIELDS = ("tools", "tool_choice")
+
+
+@dataclass(eq=False)
+class Asked:
+    """A request, and the answer that it has or waits for."""
+
+    digest: bytes
+    name: str | None
+    """What the client calls the request."""
+    task: asyncio.Task[OpenAIAnswer]
+    answers: list[Answer]
+    """What was recorded of it, once it is answered."""
+    is_orphan: bool = False
+    """Whether its client went away before it had the answer."""
+
+
+@dataclass(frozen=True)
+class _Prompt:
+    """Where an answer begins."""
+
+    parent: Answer | None
+    new: list[int]
+    """Tokens behind the parent's."""
+    tokens: list[int]
+    """All of them."""
+    heard: list[Heard]
+    log: list[dict[str, Any]]
+    begin: str
+    """What histories of the conversation begin with."""
+    conversation: str
+
+
+class AgentSession:
+    """A key, what it may ask, and what was sampled; used in the gateway's loop.
+
+    Args:
+        model: The policy.
+        settings: How its answers are sampled.
+        seed_of: Returns the seed of an answer by its number in the task.
+        ask: Hands rows to the generator.
+        on_version: Is told which weights sample an answer.
+    """
+
+    def __init__(
+        self,
+        model: ServedModel,
+        settings: Settings,
+        seed_of: Callable[[int], int],
+        ask: Callable[[Sequence[ModelCall]], None],
+        on_version: Callable[[int], None],
+    ) -> None:
+        self.key = secrets.token_urlsafe(24)
+        self.recording = Recording()
+        self.met_limit = ""
+        """The limit that a request met, if one did."""
+        self.failure: Exception | None = None
+        """Why the newest answer could not be sampled, if it could not."""
+        self.is_closed = False
+        self._model, self._settings = model, settings
+        self._seed_of, self._ask, self._on_version = seed_of, ask, on_version
+        self._asked: list[Asked] = []
+        self._num_requests = self._num_seeds = 0
+
+    def ask(
+        self, fields: dict[str, Any], body: bytes, headers: Mapping[str, str]
+    ) -> Asked:
+        """Begin to answer a request, or find the one that it repeats.
+
+        Raises:
+            ApiError: It cannot be answered.
+        """
+        if self.is_closed:
+            raise ended()
+        conversation = headers.get(CONVERSATION_HEADER, MAIN)
+        digest = hashlib.sha256(conversation.encode() + b"\0" + body).digest()
+        name = next((headers[n] for n in _IDEMPOTENCY if headers.get(n)), None)
+        known = self._repeated(digest, name, headers.get(_RETRY_COUNT, "0"))
+        if known is not None:
+            known.is_orphan = False
+            return known
+        self._count()
+        use = ToolUse.read(fields)
+        prompt = self._prompt(fields, use, conversation)
+        request = OpenAIRequest.read(
+            CHAT,
+            self._model.without_sampling(fields),
+            self._model.tokenizer,
+            self._model.row_limit,
+            prompts=[prompt.tokens],
+            others=_OWN_FIELDS,
+            refuse=_unsupported,
+        )
+        calls = self._calls(request, prompt)
+        answers: list[Answer] = []
+        task = asyncio.ensure_future(self._answer(request, prompt, use, calls, answers))
+        asked = Asked(digest, name, task, answers)
+        self._asked.append(asked)
+        task.add_done_callback(lambda done: self._forget_failed(asked))
+        self._ask(calls)
+        return asked
+
+    def close(self) -> None:
+        """Take no more requests, and end those that wait."""
+        self.is_closed = True
+        for asked in self._asked:
+            asked.task.cancel()
+        # Histories and bodies are needed no more; the recording is.
+        self._asked = []
+
+    def _repeated(self, digest: bytes, name: str | None, retries: str) -> Asked | None:
+        """Return the request that this one is sent again for.
+
+        A client that got no answer sends the same once more. Without a name of its own
+        such a request is told from one that wants a second answer by what became of
+        the first: its client has gone, or says itself that this is a retry.
+        """
+        for asked in reversed(self._asked):
+            if asked.digest != digest:
+                continue
+            if name is not None and asked.name is not None:
+                if name == asked.name:
+                    return asked
+            elif asked.is_orphan or retries != "0":
+                return asked
+        return None
+
+    def _forget_failed(self, asked: Asked) -> None:
+        task = asked.task
+        if task.cancelled() or task.exception() is not None:
+            # Who asks again shall have it sampled.
+            self._asked = [other for other in self._asked if other is not asked]
+
+    def _count(self) -> None:
+        limit = self._model.limits.max_calls
+        if self._num_requests >= limit:
+            self.met_limit = f"the task made {limit} requests (env.settings.max_calls)"
+            raise ApiError(
+                400, f"No further answer: {self.met_limit}.", "too_many_calls"
+            )
+        self._num_requests += 1
+
+    def _prompt(
+        self, fields: dict[str, Any], use: ToolUse, conversation: str
+    ) -> _Prompt:
+        """Find where a request goes on, and tokenise what is new of it."""
+        heard = hear(fields.get("messages"))
+        begin = f"{conversation}\0{use.key}"
+        parent, count = self.recording.find(
+            histories(begin, [message.key for message in heard])
+        )
+        logged = [message.logged for message in heard]
+        encoder = self._model.encoder(use)
+        if parent is None:
+            log, before = logged, []
+            new = encoder.start(log)
+        else:
+            # Somebody goes on from it, so it has arrived.
+            parent.is_given = True
+            log, before = [*parent.log, *logged[count:]], parent.row()
+            turn = Turn(parent.log, logged[count:], before[-1])
+            [after] = encoder.encode([turn])
+            new = after.tokens
+            if after.is_branch:
+                parent, before = None, []
+        if use.forced:
+            new = [*new, *encoder.follow(use.forced)]
+        tokens = [*before, *new]
+        self._check_length(len(tokens))
+        return _Prompt(parent, new, tokens, heard, log, begin, conversation)
+
+    def _check_length(self, length: int) -> None:
+        limit = self._model.row_limit
+        if limit is not None and length >= limit:
+            self.met_limit = (
+                f"a prompt of {length} tokens left no room in rows of {limit} "
+                "(policy.max_total_sequence_length)"
+            )
+            raise ApiError(
+                400,
+                f"The messages have {length} tokens, and the longest row of the "
+                f"policy is {limit}, answer included: send fewer.",
+                "context_length_exceeded",
+                param="messages",
+            )
+
+    def _calls(self, request: OpenAIRequest, prompt: _Prompt) -> list[ModelCall]:
+        limits = [
+            request.sampling.max_new_tokens,
+            self._settings.base.max_new_tokens,
+        ]
+        if self._model.row_limit is not None:
+            limits.append(self._model.row_limit - len(prompt.tokens))
+        sampling = self._settings.limited(min(n for n in limits if n is not None))
+        calls = []
+        for _ in range(request.n):
+            seed = self._seed_of(self._num_seeds)
+            self._num_seeds += 1
+            calls.append(
+                ModelCall(prompt.tokens, seed, request.stop, sampling, self._on_version)
+            )
+        return calls
+
+    async def _answer(
+        self,
+        request: OpenAIRequest,
+        prompt: _Prompt,
+        use: ToolUse,
+        calls: Sequence[ModelCall],
+        answers: list[Answer],
+    ) -> OpenAIAnswer:
+        try:
+            sampled = await asyncio.gather(*(call.future for call in calls))
+        except Exception as error:
+            self.failure = error
+            raise ApiError(
+                500, f"The policy could not be sampled: {error}", "sampling_failed"
+            ) from error
+        self.failure = None
+        tokenizer = self._model.tokenizer
+        choices = [AgentChoice(tokenizer, request.stop, use) for _ in sampled]
+        for choice, found in zip(choices, sampled, strict=True):
+            choice.take(found.tokens, found.logprobs or [], cut=found.is_cut)
+            answers.append(self._record(prompt, choice, found))
+        answer = OpenAIAnswer(request, self._model.limits.model_name, list(choices))
+        answer.version = min(min(one.versions) for one in sampled if one.versions)
+        return answer
+
+    def _record(self, prompt: _Prompt, choice: AgentChoice, found: Sampled) -> Answer:
+        said = Heard({"role": "assistant", **choice.message()})
+        first = prompt.parent.num_questions if prompt.parent else len(prompt.log)
+        answer = Answer(
+            parent=prompt.parent,
+            conversation=prompt.conversation,
+            prompt=prompt.new,
+            log=[*prompt.log, {"role": "assistant", "content": choice.raw}],
+            tokens=found.tokens,
+            logprobs=found.logprobs,
+            versions=found.versions,
+            is_cut=found.is_cut,
+            num_questions=first,
+            is_given=False,
+        )
+        keys = [message.key for message in prompt.heard]
+        self.recording.add(answer, histories(prompt.begin, [*keys, said.key])[-1])
+        return answer
+
+
+def ended() -> ApiError:
+    """Return the error about a request after the end of its task."""
+    return ApiError(
+        410,
+        "The task of this key has ended: its agent returned, raised or met its time "
+        "limit.",
+        "task_ended",
+    )
+
+
+def _unsupported(name: str) -> ApiError:
+    return ApiError(
+        400,
+        f"The address of a training run has no {name}; leave it out.",
+        "not_supported",
+        param=name.split()[0],
+    )

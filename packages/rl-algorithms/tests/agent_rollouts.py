@@ -1,0 +1,73 @@
+"""Agents of functions, a generator that samples by rule, and a tokenizer for both."""
+
+from __future__ import annotations
+
+import importlib.util
+import string
+from pathlib import Path
+
+from rl_algorithms.rollout import RolloutConfig, RolloutEngine
+from rl_envs import AgentEnvironment
+from rl_models.build.model import TokenizerBuildConfig, build_tokenizer
+
+_spec = importlib.util.spec_from_file_location(
+    "scripted_rollouts", Path(__file__).with_name("scripted_rollouts.py")
+)
+scripted = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(scripted)
+
+TEMPLATE = (
+    "{% if tools %}[{{ tools | tojson }}]{% endif %}"
+    "{% for m in messages %}|{{ m['role'][0] }}:{{ m['content'] }}"
+    "{% if m['role'] == 'assistant' %}<eos>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}|a:{% endif %}"
+)
+# What thinking models do: what was thought is gone from earlier answers.
+FORGETFUL = TEMPLATE.replace(
+    "{{ m['content'] }}",
+    "{% if m['role'] == 'assistant' and not loop.last %}"
+    "{{ m['content'].split('>')[-1] }}{% else %}{{ m['content'] }}{% endif %}",
+)
+
+
+def overlapping_tokenizer(template=TEMPLATE):
+    """Text can be cut into its tokens in many ways."""
+    return build_tokenizer(
+        TokenizerBuildConfig(
+            kind="vocabulary",
+            vocabulary=[
+                *string.digits,
+                *string.ascii_letters,
+                *string.punctuation,
+                " ",
+                "\n",
+                *("ab", "abc", "bc", "aa", "<tool_call>", "</tool_call>"),
+            ],
+            chat_template=template,
+        )
+    )
+
+
+def engine_of(tokenizer, agent, say, *, limits=None, versions=None, **rollout):
+    """An engine whose policy says `say(call, row)`, `$` at the end of a turn."""
+    generation = scripted.TokenGenerator(
+        getattr(say, "sample", None) or scripted.texts_of(tokenizer, say),
+        versions or (lambda call: 0),
+    )
+    environment = AgentEnvironment(agent, **(limits or {}))
+    config = RolloutConfig(**{"on_environment_error": "drop", **rollout})
+    return RolloutEngine(generation, environment, tokenizer, config), generation
+
+
+def parts_of(rows, row=0):
+    """All rows of a conversation as (tokens, mask), the main one last."""
+    length = int(rows["input_lengths"][row])
+    main = (
+        rows["input_ids"][row, :length].tolist(),
+        rows["token_mask"][row, :length].tolist(),
+    )
+    others = [
+        (part.input_ids.tolist(), part.token_mask.tolist())
+        for part in rows["branches"][row]
+    ]
+    return [*others, main]
