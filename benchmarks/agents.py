@@ -44,7 +44,7 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 async def agent(task: Any, client: Any) -> float:
     """Ask, and use a tool after each answer."""
-    import asyncio  # noqa: PLC0415 - sent to another process by its name
+    import asyncio
 
     messages = [{"role": "user", "content": task.prompt}]
     for _ in range(int(task["turns"])):
