@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
+from rl_distributed.errors import ConfigError
 from rl_envs.errors import MessageLogError, SandboxError
 from rl_envs.registry import env_registry
+from rl_envs.sandbox import SandboxPool
 from rl_envs.testing import check_environment
 from rl_envs.worlds.code import CodeConfig, CodeEnvironment
 from rl_envs.worlds.code.checks import checks_of
@@ -150,6 +152,60 @@ def test_what_the_sandbox_failed_to_run_is_not_scored(
     assert math.isnan(reward(world, "print(14)", DOUBLE))
     monkeypatch.undo()
     assert reward(world, "print(int(input()) * 2)", DOUBLE) == 1.0
+
+
+def test_programs_of_other_languages_are_judged_by_what_they_print(
+    world: CodeEnvironment,
+) -> None:
+    with SandboxPool(1) as sandbox:
+        missing = sandbox.missing_languages()
+    rows = {
+        "bash": ("read x\necho $((x * 2))", "read x\necho 14"),
+        "c++": (
+            "#include <iostream>\nint main() { int x; std::cin >> x;"
+            " std::cout << 2 * x; }",
+            "int main( {",
+        ),
+    }
+    for language, (right, wrong) in rows.items():
+        if missing["cpp" if language == "c++" else language]:
+            continue
+        columns = {**DOUBLE, "language": language}
+        # The last block of the language counts, whatever follows it.
+        response = f"```{language}\n{right}\n```\n```text\nprints twice\n```"
+        assert reward(world, response, columns) == 1.0
+        assert reward(world, wrong, columns) == 0.0
+    if not missing["cpp"]:
+        log = [{"role": "assistant", "content": "int main( {"}]
+        result = world.step([log], [{**DOUBLE, "language": "cpp"}])
+        assert result.metadata[0]["status"] == "build"
+        assert "could not be compiled" in result.observations[0]["content"]
+
+
+def test_rows_name_a_language_that_can_judge_them() -> None:
+    found = CodeEnvironment().unusable_rows(
+        [
+            {**ADD, "language": "bash"},
+            {**DOUBLE, "language": "cobol"},
+            {**DOUBLE, "language": "C++"},
+            {**ADD, "language": "Python3"},
+        ]
+    )
+    assert set(found) == {0, 1}
+    assert "'bash' must have 'input' and 'output'" in found[0]
+    assert "'language' must be one of python, bash" in found[1]
+
+
+def test_the_sandbox_is_chosen_by_its_settings() -> None:
+    world = CodeEnvironment({"sandbox": "container", "sandbox_settings": {"imag": 1}})
+    with pytest.raises(ConfigError, match="they may be image, engine"):
+        reward(world, "print(1)", DOUBLE)
+    world = CodeEnvironment({"sandbox_settings": {"network_namespace": True}})
+    with pytest.raises(ConfigError, match="must not hold network_namespace"):
+        reward(world, "print(1)", DOUBLE)
+    world = CodeEnvironment({"level": "container"})
+    with pytest.raises(SandboxError, match="must reach level CONTAINER"):
+        reward(world, "print(1)", DOUBLE)
 
 
 def test_it_fulfils_the_contract(world: CodeEnvironment) -> None:

@@ -3,6 +3,7 @@
 Only the standard library is imported, because the zygote, a standalone script, uses
 this file. Each function acts on the calling process irrevocably and raises OSError if
 the kernel refuses, so that a program never starts with a layer missing.
+`syscall_filters` builds the filters of seccomp.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import os
 import platform
 import resource
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 __all__ = [
     "confine_files",
@@ -22,6 +23,7 @@ __all__ = [
     "enter_namespaces",
     "make_file_rules",
     "prctl",
+    "set_command_limits",
     "set_limits",
     "supports_seccomp",
 ]
@@ -34,6 +36,9 @@ _CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000
 _MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_REC, _MS_PRIVATE = 2, 4, 8, 0x4000, 1 << 18
 _MAX_THREADS = 32
 _MAX_FILES = 64
+_MAX_COMMAND_TASKS = 64
+_MAX_COMMAND_FILES = 256
+_ENOSYS = 38
 
 
 def _check(result: int, what: str) -> int:
@@ -87,6 +92,38 @@ def set_limits(memory_bytes: int, cpu_s: int, file_bytes: int, threads: bool) ->
     }
     if threads:
         limits[resource.RLIMIT_NPROC] = _MAX_THREADS
+    _apply(limits)
+
+
+def set_command_limits(
+    memory_bytes: int, cpu_s: int, file_bytes: int, num_tasks: int
+) -> None:
+    """Set rlimits for a program of any language and the processes that it makes.
+
+    Memory is that of each process, and does not count address space that is only
+    reserved: engines such as V8 reserve gigabytes.
+
+    Args:
+        memory_bytes: Of private memory that can be written.
+        cpu_s: Seconds of CPU time.
+        file_bytes: Size of a file.
+        num_tasks: Processes and threads that this uid has already elsewhere.
+    """
+    _apply(
+        {
+            resource.RLIMIT_DATA: memory_bytes,
+            resource.RLIMIT_CPU: cpu_s,
+            resource.RLIMIT_FSIZE: file_bytes,
+            resource.RLIMIT_NOFILE: _MAX_COMMAND_FILES,
+            resource.RLIMIT_CORE: 0,
+            resource.RLIMIT_MEMLOCK: 0,
+            resource.RLIMIT_MSGQUEUE: 0,
+            resource.RLIMIT_NPROC: num_tasks + _MAX_COMMAND_TASKS,
+        }
+    )
+
+
+def _apply(limits: Mapping[int, int]) -> None:
     for kind, value in limits.items():
         hard = resource.getrlimit(kind)[1]
         # An unprivileged process cannot raise a hard limit that the caller already had.
@@ -94,7 +131,9 @@ def set_limits(memory_bytes: int, cpu_s: int, file_bytes: int, threads: bool) ->
         resource.setrlimit(kind, (limit, limit))
 
 
-def enter_namespaces(scratch: str, size_bytes: int, uid: int, network: bool) -> None:
+def enter_namespaces(
+    scratch: str, size_bytes: int, uid: int, network: bool, *, executable: bool = False
+) -> None:
     """Enter new namespaces with an empty tmpfs on `scratch`.
 
     Args:
@@ -102,6 +141,7 @@ def enter_namespaces(scratch: str, size_bytes: int, uid: int, network: bool) -> 
         size_bytes: Maximum size of the tmpfs.
         uid: Owner of the tmpfs if this process is root.
         network: Also enter a network namespace, which has no interface that is up.
+        executable: Allow files there to be executed.
 
     Raises:
         OSError: The kernel refuses.
@@ -127,7 +167,7 @@ def enter_namespaces(scratch: str, size_bytes: int, uid: int, network: bool) -> 
     _check(_LIBC.mount(b"none", b"/", None, _MS_REC | _MS_PRIVATE, None), "mount /")
     options = f"size={size_bytes},nr_inodes=1024,mode=0700,uid={owner}".encode()
     # Limit inodes as well as bytes: empty files use kernel memory, not tmpfs space.
-    kind = _MS_NOSUID | _MS_NODEV | _MS_NOEXEC
+    kind = _MS_NOSUID | _MS_NODEV | (0 if executable else _MS_NOEXEC)
     _check(
         _LIBC.mount(b"tmpfs", os.fsencode(scratch), b"tmpfs", kind, options),
         "mount tmpfs",
@@ -221,47 +261,13 @@ def _allow(rules: int, path: str, rights: int) -> None:
     _check(added, f"landlock_add_rule {path}")
 
 
-# System call numbers of x86_64. All others fail with EPERM.
-_ALLOWED = (
-    # Operations on open files, and opening files for reading.
-    *(0, 1, 3, 4, 5, 6, 7, 8, 17, 18, 19, 20, 21, 22, 23, 32, 33, 72, 78, 79, 80, 81),
-    *(89, 217, 221, 257, 262, 267, 269, 270, 271, 292, 293, 295, 332, 436, 439),
-    # Memory, time, signals to itself, threads, waiting.
-    *(9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 28, 34, 35, 36, 37, 38, 39, 60, 63),
-    *(95, 96, 97, 98, 99, 100, 102, 104, 107, 108, 110, 111, 115, 118, 120, 121, 124),
-    *(127, 128, 130, 131, 160, 186, 201, 202, 204, 218, 219, 228, 229, 230, 231),
-    *(213, 232, 233, 273, 274, 281, 283, 284, 286, 287, 289, 290, 291, 318, 324, 334),
-    # Reading and writing a connected pair of sockets, which asyncio needs.
-    *(44, 45, 48, 51, 52, 54, 55),
-)
-_MAKES_FILES = (76, 77, 74, 75, 82, 83, 84, 86, 87, 88, 258, 263, 264, 265, 266, 316)
-_OPEN, _OPENAT = 2, 257
-_CLONE, _CLONE3, _OPENAT2 = 56, 435, 437
-_KILL, _TGKILL, _IOCTL, _SOCKETPAIR, _PRLIMIT = 62, 234, 16, 53, 302
-_CLONE_THREAD = 0x10000
-_WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND | 0x400000
-# isatty, window size, and flags of a file descriptor; none of them reaches a device.
-_IOCTLS = (0x5401, 0x5413, 0x5421, 0x5450, 0x5451)
-_STREAM_PAIRS = (1, 1 | 0x800, 1 | 0x80000, 1 | 0x80800)
-_ARCH_X86_64 = 0xC000003E
-_EPERM, _EACCES, _ENOSYS = 1, 13, 38
-_LOAD, _EQUAL, _ANY_BIT, _RETURN = 0x20, 0x15, 0x45, 0x06
-_ALLOW, _ERRNO, _KILL_PROCESS = 0x7FFF0000, 0x50000, 0x80000000
-_NUMBER, _ARCH = 0, 4
-
-_Code = tuple[int, int, int, int]
-
-
 def supports_seccomp() -> bool:
     """Return True if the table of system calls is for this machine."""
     return platform.machine() == "x86_64"
 
 
-def confine_syscalls(writable: bool) -> None:
-    """Allow only listed system calls: no processes, programs, sockets or signals.
-
-    Args:
-        writable: Allow files to be opened for writing, created and removed.
+def confine_syscalls(codes: bytes) -> None:
+    """Apply a filter of `syscall_filters`.
 
     Raises:
         OSError: The kernel refuses, or the machine is not x86_64.
@@ -269,71 +275,7 @@ def confine_syscalls(writable: bool) -> None:
     if not supports_seccomp():
         raise OSError(_ENOSYS, f"seccomp: no table for {platform.machine()}")
     prctl(_PR_SET_NO_NEW_PRIVS, 1, "PR_SET_NO_NEW_PRIVS")
-    codes = _filter(os.getpid(), writable)
     # Bound to a name: `program` holds only its address, so it must outlive the call.
-    body = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *c) for c in codes))
-    program = struct.pack("HxxxxxxQ", len(codes), ctypes.addressof(body))
+    body = ctypes.create_string_buffer(codes)
+    program = struct.pack("HxxxxxxQ", len(codes) // 8, ctypes.addressof(body))
     _check(_LIBC.prctl(_PR_SET_SECCOMP, 2, program, 0, 0), "PR_SET_SECCOMP")
-
-
-def _filter(pid: int, writable: bool) -> list[_Code]:
-    codes: list[_Code] = [
-        (_LOAD, 0, 0, _ARCH),
-        (_EQUAL, 1, 0, _ARCH_X86_64),
-        # The 32-bit ABI numbers its calls differently, so the list would allow others.
-        (_RETURN, 0, 0, _KILL_PROCESS),
-        (_LOAD, 0, 0, _NUMBER),
-    ]
-    if writable:
-        for number in (_OPEN, *_MAKES_FILES):
-            codes += _when(number, [(_RETURN, 0, 0, _ALLOW)])
-    else:
-        codes += _when(_OPEN, _unless_bits(1, _WRITING))
-        codes += _when(_OPENAT, _unless_bits(2, _WRITING))
-    codes += _when(_CLONE, _if_bits(0, _CLONE_THREAD))
-    codes += _when(_KILL, _if_one_of(0, (pid,)))
-    codes += _when(_TGKILL, _if_one_of(0, (pid,)))
-    codes += _when(_PRLIMIT, _if_one_of(0, (0, pid)))
-    codes += _when(_IOCTL, _if_one_of(1, _IOCTLS))
-    # A datagram socket, even one of a pair, can send to any address.
-    codes += _when(_SOCKETPAIR, _if_one_of(1, _STREAM_PAIRS))
-    # Their arguments are behind a pointer, which a filter cannot read. On ENOSYS the C
-    # library falls back to clone and openat, whose arguments are in registers.
-    for number in (_CLONE3, _OPENAT2):
-        codes += _when(number, [(_RETURN, 0, 0, _ERRNO | _ENOSYS)])
-    for number in _ALLOWED:
-        codes += _when(number, [(_RETURN, 0, 0, _ALLOW)])
-    return [*codes, (_RETURN, 0, 0, _ERRNO | _EPERM)]
-
-
-def _when(number: int, body: list[_Code]) -> list[_Code]:
-    return [(_EQUAL, 0, len(body), number), *body]
-
-
-def _load_argument(index: int) -> _Code:
-    return (_LOAD, 0, 0, 16 + 8 * index)
-
-
-def _if_bits(argument: int, bits: int) -> list[_Code]:
-    return [
-        _load_argument(argument),
-        (_ANY_BIT, 0, 1, bits),
-        (_RETURN, 0, 0, _ALLOW),
-        (_RETURN, 0, 0, _ERRNO | _EPERM),
-    ]
-
-
-def _unless_bits(argument: int, bits: int) -> list[_Code]:
-    return [
-        _load_argument(argument),
-        (_ANY_BIT, 0, 1, bits),
-        (_RETURN, 0, 0, _ERRNO | _EACCES),
-        (_RETURN, 0, 0, _ALLOW),
-    ]
-
-
-def _if_one_of(argument: int, values: Iterable[int]) -> list[_Code]:
-    codes = [_load_argument(argument)]
-    for value in values:
-        codes += [(_EQUAL, 0, 1, value), (_RETURN, 0, 0, _ALLOW)]
-    return [*codes, (_RETURN, 0, 0, _ERRNO | _EPERM)]

@@ -1,13 +1,15 @@
 """`SandboxPool`: runs a model's programs in confined, freshly forked processes.
 
 ```
-run --a free slot--> zygote.py (own uid) --fork, layers.py--> the program
+run --a free slot--> zygote.py (own uid) --fork, layers.py--> a Python program
+                                         --fork, commands.py--> bwrap --> any command
         no reply in time, or the zygote dies: status "sandbox", a new zygote takes over
 ```
 """
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import queue
@@ -18,14 +20,19 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from rl_envs.errors import SandboxError
-from rl_envs.sandbox.runs import SandboxLevel, SandboxLimits, SandboxResult
+from rl_envs.sandbox.interface import Sandbox
+from rl_envs.sandbox.runs import (
+    Command,
+    Program,
+    SandboxLevel,
+    SandboxLimits,
+    SandboxResult,
+)
 
 __all__ = ["SandboxPool", "reachable_level"]
 
@@ -48,15 +55,19 @@ _PRELOAD = (
 )
 
 
-class SandboxPool:
-    """Runs untrusted Python programs, several at a time.
+class SandboxPool(Sandbox):
+    """Runs untrusted programs on this machine, several at a time.
 
     No program runs in the calling process, and none sees anything left by another.
-    Zygotes are local processes; close the pool, or use it as a context manager.
+    Python programs run in forks of a process that has loaded the standard library.
+    Commands, and so programs in other languages, run under bubblewrap where it is
+    installed, at level `NAMESPACES` whatever level Python programs reach. Zygotes are
+    local processes; close the pool, or use it as a context manager.
 
     Args:
         num_slots: Number of programs that run at the same time.
-        level: Minimum level; the pool refuses to run below it.
+        level: Minimum level; the pool refuses to run below it. It cannot reach
+            `CONTAINER`.
         network_namespace: Also enter a network namespace (slower; sockets are forbidden
             without it, too).
         preload: Modules loaded before a program starts, beside common ones of the
@@ -76,6 +87,7 @@ class SandboxPool:
     ) -> None:
         if num_slots < 1:
             raise SandboxError(f"num_slots must be at least 1: got {num_slots}")
+        self.num_slots = num_slots
         self._free: queue.SimpleQueue[_Slot] = queue.SimpleQueue()
         self._slots = [
             _Slot(number, network_namespace, (*_PRELOAD, *preload))
@@ -92,27 +104,50 @@ class SandboxPool:
             self.close()
             raise
         self.level = min(slot.level for slot in self._slots)
-        """The level reached by every slot."""
         self._asked = level
 
-    def run(
-        self, code: str, *, stdin: str = "", limits: SandboxLimits | None = None
+    def run_command(
+        self, command: Command, limits: SandboxLimits | None = None
     ) -> SandboxResult:
-        """Run a Python program as a main module, after waiting for a free slot.
+        """Run a command under bubblewrap, after waiting for a free slot.
+
+        If bubblewrap is missing or fails, the status is `sandbox` and `stderr` says
+        why.
 
         Args:
-            code: Source of the program.
-            stdin: Its standard input.
+            command: What to run.
             limits: Its resource limits.
 
         Raises:
             SandboxError: The pool is closed, or a failed slot cannot be restarted.
         """
+        files = {
+            name: base64.b64encode(data).decode()
+            for name, data in command.files.items()
+        }
+        request = {"argv": command.argv, "files": files, "stdin": command.stdin}
+        return self._ask(request, limits or SandboxLimits())
+
+    def run_built(
+        self, program: Program, built: bytes, limits: SandboxLimits
+    ) -> SandboxResult:
+        """Run a program: of Python in a fork, of other languages as a command."""
+        if program.language != "python":
+            return super().run_built(program, built, limits)
+        return self._ask({"code": program.code, "stdin": program.stdin}, limits)
+
+    def missing_languages(self) -> dict[str, str]:
+        """Return, of each language, why it is not there; Python always is."""
+        return {**super().missing_languages(), "python": ""}
+
+    def _check(self, name: str) -> None:
+        if name != "python":
+            # Looking for others costs a command.
+            super()._check(name)
+
+    def _ask(self, request: Mapping[str, Any], limits: SandboxLimits) -> SandboxResult:
         if not self._slots:
             raise SandboxError("the sandbox is closed; create another SandboxPool")
-        request = {"code": code, "stdin": stdin}
-        limits = limits or SandboxLimits()
-        request |= {name: getattr(limits, name) for name in limits.__slots__}
         slot = self._free.get()
         try:
             # The level asked for, not the one reached at first: a restart must not fail
@@ -120,46 +155,16 @@ class SandboxPool:
             if not slot.is_up:
                 slot.launch()
                 slot.wait_until_up(self._asked)
-            return slot.ask(request, limits.time_s)
+            own = {name: getattr(limits, name) for name in limits.__slots__}
+            return slot.ask({**request, **own}, limits.time_s)
         finally:
             self._free.put(slot)
-
-    def run_all(
-        self, programs: Sequence[tuple[str, str]], limits: SandboxLimits | None = None
-    ) -> list[SandboxResult]:
-        """Run several programs, one per slot at a time.
-
-        Args:
-            programs: Code and standard input of each.
-            limits: Resource limits of each.
-
-        Raises:
-            SandboxError: As `run`.
-        """
-        with ThreadPoolExecutor(max(len(self._slots), 1), "sandbox") as threads:
-            return list(
-                threads.map(
-                    lambda pair: self.run(pair[0], stdin=pair[1], limits=limits),
-                    programs,
-                )
-            )
 
     def close(self) -> None:
         """Stop all processes and remove the scratch folders."""
         slots, self._slots = self._slots, []
         for slot in slots:
             slot.end()
-
-    def __enter__(self) -> SandboxPool:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def reachable_level(*, network_namespace: bool = True) -> SandboxLevel:

@@ -3,18 +3,19 @@
 `SandboxPool` runs it as a script, with an empty environment; it never runs a program
 itself. Requests and replies are JSON objects, each preceded by its length (4 bytes).
 The program has no file descriptor of this channel, only its own standard streams.
+
+A request with `argv` is a command, which `commands` runs under bubblewrap; any other is
+a Python program, which runs in a fork of this process.
 """
 
 from __future__ import annotations
 
 import builtins
 import contextlib
-import fcntl
 import gc
 import importlib
 import json
 import os
-import select
 import signal
 import struct
 import sys
@@ -26,14 +27,14 @@ from typing import Any, BinaryIO
 
 # Isolated mode (-I) leaves the script's folder out of the path.
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import child  # type: ignore[import-not-found,unused-ignore]
+import commands  # type: ignore[import-not-found,unused-ignore]
 import layers  # type: ignore[import-not-found,unused-ignore]
+import syscall_filters  # type: ignore[import-not-found,unused-ignore]
 
 _LEVELS = ("seccomp", "landlock", "namespaces")
 _CANNOT_CONFINE = 120
 _READY = 3
-# F_SEAL_SEAL, SHRINK, GROW and WRITE: the input is read-only from then on.
-_SEALS = 0xF
-_CHUNK = 1 << 16
 
 
 class _Zygote:
@@ -73,10 +74,7 @@ class _Zygote:
     def run(self, request: dict[str, Any]) -> dict[str, Any]:
         # A memory file, not a pipe: no writer is needed beside the program, and a long
         # input cannot block. Sealed, as the program could write to it otherwise.
-        stdin = os.memfd_create("stdin", os.MFD_ALLOW_SEALING)
-        _write_all(stdin, request["stdin"].encode())
-        os.lseek(stdin, 0, os.SEEK_SET)
-        fcntl.fcntl(stdin, fcntl.F_ADD_SEALS, _SEALS)
+        stdin = child.sealed(request["stdin"].encode(), "stdin")
         out_read, out_write = os.pipe()
         err_read, err_write = os.pipe()
         ready_read, ready_write = os.pipe()
@@ -84,16 +82,18 @@ class _Zygote:
         began = time.monotonic()
         pid = os.fork()
         if pid == 0:
-            _become([stdin, out_write, err_write, ready_write])
+            child.become([stdin, out_write, err_write, ready_write])
             self._run_confined(request, parent)
         for handle in (stdin, out_write, err_write, ready_write):
             os.close(handle)
-        texts, over = _collect(
-            pid, (out_read, err_read), began + request["time_s"], request
-        )
+        bounds = child.Bounds(began + request["time_s"], request["output_bytes"])
+        ended = child.collect(pid, (out_read, err_read), bounds)
         _, wait_status, usage = os.wait4(pid, 0)
-        reply = _describe(
-            texts, over, wait_status, time.monotonic() - began, usage.ru_maxrss << 10
+        reply: dict[str, Any] = child.describe(
+            ended,
+            os.waitstatus_to_exitcode(wait_status),
+            time.monotonic() - began,
+            usage.ru_maxrss << 10,
         )
         if not os.read(ready_read, 1):
             # The program never started, so its exit code says nothing about it.
@@ -145,25 +145,9 @@ class _Zygote:
         if rules is not None:
             layers.confine_files(rules)
         # Last, because the layers above need calls that it forbids.
-        layers.confine_syscalls(writable=namespaces)
-
-
-def _write_all(handle: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(handle, view) :]
-
-
-def _become(handles: list[int]) -> None:
-    """Make the handles 0, 1, 2 and 3, and close all others."""
-    # Move them out of the way first: one of them may itself be a target.
-    high = [fcntl.fcntl(handle, fcntl.F_DUPFD, 10) for handle in handles]
-    for target, handle in enumerate(high):
-        os.dup2(handle, target)
-    os.closerange(len(handles), os.sysconf("SC_OPEN_MAX"))
-    # Python ignores SIGPIPE and the zygote SIGINT; programs expect the defaults.
-    for number in (signal.SIGPIPE, signal.SIGINT):
-        signal.signal(number, signal.SIG_DFL)
+        layers.confine_syscalls(
+            syscall_filters.program_filter(os.getpid(), writable=namespaces)
+        )
 
 
 def _execute(code: str) -> int:
@@ -184,80 +168,6 @@ def _execute(code: str) -> int:
         traceback.print_exc()
         return 1
     return 0
-
-
-def _collect(
-    pid: int, pipes: tuple[int, int], until: float, request: dict[str, Any]
-) -> tuple[list[bytes], str]:
-    """Read both pipes to the end; kill the process at a limit, and return which."""
-    texts = {pipe: bytearray() for pipe in pipes}
-    over = _read_all(texts, until, request["output_bytes"])
-    # A pidfd can be polled with a timeout, unlike a wait for the child.
-    ended = os.pidfd_open(pid)
-    # The program may have closed its output and still be running.
-    if not over and not _ends(ended, until):
-        over = "time"
-    if over:
-        os.kill(pid, signal.SIGKILL)
-    for handle in (*pipes, ended):
-        os.close(handle)
-    return [bytes(texts[pipe]) for pipe in pipes], over
-
-
-def _read_all(texts: dict[int, bytearray], until: float, limit: int) -> str:
-    """Read each pipe into its text; return the limit reached, or an empty string."""
-    poll = select.poll()
-    for pipe in texts:
-        poll.register(pipe, select.POLLIN)
-    num_open = len(texts)
-    while num_open:
-        left_s = until - time.monotonic()
-        ready = poll.poll(left_s * 1000) if left_s > 0 else []
-        if not ready:
-            return "time"
-        for pipe, _ in ready:
-            data = os.read(pipe, _CHUNK)
-            texts[pipe] += data[: limit - len(texts[pipe])]
-            if not data:
-                poll.unregister(pipe)
-                num_open -= 1
-            elif len(texts[pipe]) >= limit:
-                return "output"
-    return ""
-
-
-def _ends(process: int, until: float) -> bool:
-    poll = select.poll()
-    poll.register(process, select.POLLIN)
-    return bool(poll.poll(max(until - time.monotonic(), 0.0) * 1000))
-
-
-def _describe(
-    texts: list[bytes], over: str, wait_status: int, time_s: float, memory_bytes: int
-) -> dict[str, Any]:
-    stdout, stderr = (text.decode("utf-8", "replace") for text in texts)
-    code = os.waitstatus_to_exitcode(wait_status)
-    if over:
-        status = over
-    elif code == -signal.SIGXCPU:
-        status = "time"
-    elif code < 0:
-        status = "signal"
-    # The kernel reports no reason for a failed allocation; the last line of the
-    # traceback is the only sign of the memory limit.
-    elif code == 1 and stderr.rstrip().rpartition("\n")[2].startswith("MemoryError"):
-        status = "memory"
-    else:
-        status = "error" if code else "ok"
-    return {
-        "status": status,
-        "stdout": stdout,
-        "stderr": stderr,
-        "exit_code": code if code >= 0 else None,
-        "signal": -code if code < 0 else None,
-        "time_s": time_s,
-        "memory_bytes": memory_bytes,
-    }
 
 
 def _read_exactly(source: BinaryIO, size: int) -> bytes:
@@ -283,6 +193,7 @@ def _main() -> None:
     # Usually defined by the module `site`, which is not loaded here.
     builtins.exit = builtins.quit = sys.exit  # type: ignore[assignment]
     zygote = _Zygote(settings["scratch"], settings["uid"], settings["network"])
+    runner = commands.CommandRunner(settings["scratch"], settings["uid"])
     # Collecting in a child would write to, and so copy, every page it inherits.
     gc.collect()
     gc.freeze()
@@ -290,7 +201,8 @@ def _main() -> None:
     say({"level": zygote.level, "problem": problem})
     while True:
         (size,) = struct.unpack("I", _read_exactly(source, 4))
-        say(zygote.run(json.loads(_read_exactly(source, size))))
+        request = json.loads(_read_exactly(source, size))
+        say(runner.run(request) if "argv" in request else zygote.run(request))
 
 
 if __name__ == "__main__":

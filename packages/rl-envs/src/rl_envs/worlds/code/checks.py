@@ -13,12 +13,14 @@ The calls in an assertion such as `assert add(1, 2) == 3` are made in the sandbo
 from __future__ import annotations
 
 import ast
+import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from rl_envs.errors import MessageLogError
+from rl_envs.sandbox.languages import LANGUAGES
 from rl_envs.worlds.code.rules import BUILTINS, check_rule
 
 __all__ = ["Assertion", "Checks", "InputOutput", "checks_of"]
@@ -52,6 +54,8 @@ class Checks:
     """Code of the row, prepended to a program that does not define `entry_point`: the
     start of a function that the response completes."""
     entry_point: str | None = None
+    language: str = "python"
+    """Which the program is in."""
 
     @property
     def size(self) -> int:
@@ -68,8 +72,33 @@ def checks_of(columns: Mapping[str, Any], row: int) -> Checks:
 
     Raises:
         MessageLogError: There are none, or one cannot be checked outside of the
-            sandbox.
+            sandbox, or does not fit the row's language.
     """
+    language = _language(columns, row)
+    found = _checks_of(columns, row)
+    if found.assertions and language != "python":
+        raise MessageLogError(
+            f"metadata[{row}]: tests of a program in {language!r} must have 'input' "
+            "and 'output': assertions are of Python"
+        )
+    return dataclasses.replace(found, language=language)
+
+
+def _language(columns: Mapping[str, Any], row: int) -> str:
+    language = columns.get("language")
+    if language is None:
+        return "python"
+    named = str(language).strip().lower()
+    for name, known in LANGUAGES.items():
+        if named in known.fences:
+            return name
+    raise MessageLogError(
+        f"metadata[{row}]: the column 'language' must be one of "
+        f"{', '.join(LANGUAGES)}: got {language!r}"
+    )
+
+
+def _checks_of(columns: Mapping[str, Any], row: int) -> Checks:
     given: Any = columns.get("tests", columns.get("test_list"))
     if isinstance(given, str):
         given = _from_json(given, row)

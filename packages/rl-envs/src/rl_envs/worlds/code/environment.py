@@ -7,10 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
-from pydantic import Field
 
 from rl_distributed.batch.arrays import as_array, full, to_numpy
-from rl_distributed.config import Config
 from rl_envs.errors import MessageLogError
 from rl_envs.interfaces import (
     EnvironmentInterface,
@@ -21,12 +19,8 @@ from rl_envs.interfaces import (
 )
 from rl_envs.metrics import calculate_pass_rate_per_prompt, reward_metrics
 from rl_envs.registry import register_env
-from rl_envs.sandbox import (
-    SandboxLevel,
-    SandboxLimits,
-    SandboxPool,
-    SandboxResult,
-)
+from rl_envs.sandbox import Program, Sandbox, SandboxResult
+from rl_envs.sandbox.config import SandboxConfig
 from rl_envs.worlds.code.checks import Checks, checks_of
 from rl_envs.worlds.code.programs import (
     extract_program,
@@ -40,23 +34,16 @@ __all__ = ["CodeConfig", "CodeEnvironment"]
 Columns: TypeAlias = Mapping[str, Any]
 
 
-class CodeConfig(Config):
-    """Settings of the code environment."""
+class CodeConfig(SandboxConfig):
+    """Settings of the code environment.
+
+    `timeout_s` and `memory_mib` are those of a run: of all assertions of a row
+    together, or of one input.
+    """
 
     credit: Literal["all", "share"] = "all"
     """Scoring. `all`: reward 1 if every test passes, else 0. `share`: the share of
     tests that pass, which also rewards programs that hard-code some answers."""
-    num_workers: int = Field(default=1, ge=1)
-    """Number of programs that run at the same time."""
-    timeout_s: float = Field(default=5.0, gt=0.0)
-    """Time limit of a run in seconds: all assertions of a row, or one input."""
-    memory_mib: int = Field(default=512, ge=64)
-    """Memory limit of a run in MiB, including the interpreter."""
-    level: Literal["seccomp", "landlock", "namespaces"] = "landlock"
-    """Minimum level of the sandbox, below which no program runs; see `SandboxLevel`."""
-    network_namespace: bool = True
-    """Additional network namespace for each run, which takes time. Sockets are
-    forbidden without it, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,16 +58,18 @@ class _Verdict:
 class CodeEnvironment(EnvironmentInterface[Columns]):
     """Runs the program in a response against its row's tests; ends the conversation.
 
-    The program is the last fenced block of Python, or the whole response. It runs in a
-    sandbox (`rl_envs.sandbox`), and its results are checked outside. For the forms of
-    tests see `rl_envs.worlds.code.checks`. A row whose program could not run because
-    the sandbox failed is not scored.
+    The program is the last fenced block of its language, or the whole response. The
+    language is the row's column `language`, or Python. The program runs in a sandbox
+    (`rl_envs.sandbox`), and its results are checked outside. For the forms of tests see
+    `rl_envs.worlds.code.checks`. A row whose program could not run because the sandbox
+    failed is not scored.
 
     Args:
         config: The settings, or a mapping of them.
 
     Raises:
-        SandboxError: In the first step, if the level is not available here.
+        SandboxError: In the first step, if the level, or the language of a row, is not
+            available here.
     """
 
     config_class = CodeConfig
@@ -93,10 +82,8 @@ class CodeEnvironment(EnvironmentInterface[Columns]):
                 dict(config or {}), source="environment 'code'"
             )
         self.config = config
-        self._limits = SandboxLimits(
-            time_s=config.timeout_s, memory_bytes=config.memory_mib << 20
-        )
-        self._pool: SandboxPool | None = None
+        self._limits = config.run_limits()
+        self._pool: Sandbox | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         # The pool's processes cannot be pickled; a copy starts its own.
@@ -109,14 +96,17 @@ class CodeEnvironment(EnvironmentInterface[Columns]):
 
         Raises:
             MessageLogError: A conversation has no response, or a row no tests.
-            SandboxError: The level of the config is not available here.
+            SandboxError: The level of the config, or the language of a row, is not
+                available here.
         """
         size = num_rows(message_log_batch, metadata)
-        programs = [
-            extract_program(last_response(log, row=row))
-            for row, log in enumerate(message_log_batch)
-        ]
         checks = [checks_of(columns, row) for row, columns in enumerate(metadata)]
+        programs = [
+            extract_program(last_response(log, row=row), own.language)
+            for row, (log, own) in enumerate(
+                zip(message_log_batch, checks, strict=True)
+            )
+        ]
         verdicts = self._judge(programs, checks)
         return EnvironmentReturn(
             observations=[
@@ -180,14 +170,14 @@ class CodeEnvironment(EnvironmentInterface[Columns]):
         self, programs: Sequence[str], checks: Sequence[Checks]
     ) -> list[_Verdict]:
         """Run all programs of a batch, one per worker at a time."""
-        jobs: list[tuple[str, str]] = []
+        jobs: list[Program] = []
         marks: list[str] = []
         for program, own in zip(programs, checks, strict=True):
             mark = ""
             if own.assertions:
                 code, stdin, mark = program_with_calls(program, own)
-                jobs.append((code, stdin))
-            jobs.extend((program, run.stdin) for run in own.runs)
+                jobs.append(Program(code, stdin))
+            jobs.extend(Program(program, run.stdin, own.language) for run in own.runs)
             marks.append(mark)
         results = iter(self._run(jobs))
         verdicts = []
@@ -204,16 +194,12 @@ class CodeEnvironment(EnvironmentInterface[Columns]):
             verdicts.append(_Verdict(passed, own.size, _worst(taken)))
         return verdicts
 
-    def _run(self, jobs: Sequence[tuple[str, str]]) -> list[SandboxResult]:
+    def _run(self, jobs: Sequence[Program]) -> list[SandboxResult]:
         if not jobs:
             return []
         if self._pool is None:
             # On first use: a copy of the environment in the driver needs no processes.
-            self._pool = SandboxPool(
-                self.config.num_workers,
-                level=SandboxLevel[self.config.level.upper()],
-                network_namespace=self.config.network_namespace,
-            )
+            self._pool = self.config.open_sandbox()
         return self._pool.run_all(jobs, self._limits)
 
     def _reward(self, verdict: _Verdict) -> float:
@@ -226,7 +212,7 @@ class CodeEnvironment(EnvironmentInterface[Columns]):
 
 def _worst(results: Sequence[SandboxResult]) -> str:
     """Return the most severe status."""
-    order = ("sandbox", "time", "memory", "output", "signal", "error")
+    order = ("sandbox", "build", "time", "memory", "output", "signal", "error")
     found = {result.status for result in results}
     return next((status for status in order if status in found), "ok")
 
@@ -234,5 +220,7 @@ def _worst(results: Sequence[SandboxResult]) -> str:
 def _told(verdict: _Verdict) -> str:
     if verdict.passed == verdict.size:
         return "Environment: correct"
+    if verdict.status == "build":
+        return "Environment: the program could not be compiled"
     ended = "" if verdict.status == "ok" else f"; a run ended by: {verdict.status}"
     return f"Environment: {verdict.passed} of {verdict.size} tests passed{ended}"

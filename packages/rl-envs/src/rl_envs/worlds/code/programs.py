@@ -9,14 +9,13 @@ import secrets
 from collections.abc import Sequence
 from typing import Any
 
-from rl_envs.sandbox import SandboxResult
+from rl_envs.sandbox import LANGUAGES, SandboxResult
 from rl_envs.worlds.code.checks import Assertion, Checks
 from rl_envs.worlds.code.rules import holds
 
 __all__ = ["extract_program", "passed_assertions", "program_with_calls", "same_output"]
 
 _FENCED = re.compile(r"```[ \t]*([\w+-]*)[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL)
-_PYTHON = ("python", "py", "python3")
 # Limit on a result's text, since parsing a huge literal takes much memory.
 _RESULT_CHARACTERS = 20_000
 
@@ -35,10 +34,16 @@ for _call in _request["calls"]:
 """
 
 
-def extract_program(response: str) -> str:
-    """Return the last fenced block of Python, or the last of any kind, or all text."""
+def extract_program(response: str, language: str = "python") -> str:
+    """Return the last fenced block of a language, or the last of any kind, or all text.
+
+    Args:
+        response: Text of the policy.
+        language: One of `LANGUAGES`.
+    """
+    names = LANGUAGES[language].fences
     blocks = _FENCED.findall(response)
-    named = [text for name, text in blocks if name.lower() in _PYTHON]
+    named = [text for name, text in blocks if name.lower() in names]
     if named:
         return str(named[-1])
     return str(blocks[-1][1]) if blocks else response

@@ -10,11 +10,11 @@ from typing import Any, Literal, TypeAlias
 
 from pydantic import Field
 
-from rl_distributed.config import Config
 from rl_envs.errors import EnvsError, ToolUnavailableError
 from rl_envs.interfaces import EnvironmentReturn, MessageLog, last_response
 from rl_envs.registry import register_env
-from rl_envs.sandbox import SandboxLevel, SandboxLimits, SandboxPool
+from rl_envs.sandbox import Sandbox
+from rl_envs.sandbox.config import SandboxConfig
 from rl_envs.tools.calls import JsonToolCallParser, ToolCall, ToolCallParser
 from rl_envs.tools.environment import ToolEnvironment, ToolLimits
 from rl_envs.tools.functions import Tool
@@ -44,8 +44,12 @@ class CellUndoneError(EnvsError, RuntimeError):
     """A cell was stopped and undone; the message is shown to the model."""
 
 
-class CodeInterpreterConfig(Config):
-    """Settings of the code interpreter."""
+class CodeInterpreterConfig(SandboxConfig):
+    """Settings of the code interpreter.
+
+    `timeout_s` and `memory_mib` are those of a turn, in which the earlier cells run
+    again.
+    """
 
     call_format: Literal["fences", "json"] = "fences"
     """Syntax of calls: a block between ` ```python ` and ` ``` `, or
@@ -57,19 +61,8 @@ class CodeInterpreterConfig(Config):
     max_turns: int | None = Field(default=4, ge=1)
     """Maximum number of turns with calls, after which a response is scored regardless.
     null: only the limit on turns applies."""
-    num_workers: int = Field(default=1, ge=1)
-    """Number of cells that run at the same time."""
-    timeout_s: float = Field(default=5.0, gt=0.0)
-    """Time limit of a turn in seconds, including earlier cells that run again."""
-    memory_mib: int = Field(default=512, ge=64)
-    """Memory limit of a turn in MiB, including the interpreter."""
     max_result_chars: int = Field(default=4096, ge=1)
     """Length, in characters, beyond which results are cut off."""
-    level: Literal["seccomp", "landlock", "namespaces"] = "landlock"
-    """Minimum level of the sandbox, below which no cell runs; see `SandboxLevel`."""
-    network_namespace: bool = True
-    """Additional network namespace for each turn. Sockets are forbidden without it,
-    too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,12 +111,8 @@ class CodeInterpreterEnvironment(ToolEnvironment):
                 dict(config or {}), source="environment 'code_interpreter'"
             )
         self.config = config
-        self._limits = SandboxLimits(
-            time_s=config.timeout_s, memory_bytes=config.memory_mib << 20
-        )
-        self._level = SandboxLevel[config.level.upper()]
-        self._network_namespace = config.network_namespace
-        self._pool: SandboxPool | None = None
+        self._limits = config.run_limits()
+        self._pool: Sandbox | None = None
         parser: ToolCallParser = (
             FencedCallParser()
             if config.call_format == "fences"
@@ -163,11 +152,7 @@ class CodeInterpreterEnvironment(ToolEnvironment):
             self._parser(last_response(log, row=row))
             for row, log in enumerate(message_log_batch)
         ):
-            self._pool = SandboxPool(
-                self.config.num_workers,
-                level=self._level,
-                network_namespace=self._network_namespace,
-            )
+            self._pool = self.config.open_sandbox()
         return super().step(message_log_batch, rows)
 
     def shutdown(self) -> None:
