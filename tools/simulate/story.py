@@ -32,6 +32,8 @@ _EVENTS: dict[type[Any], str] = {
     ev.Begin: "the driver begins",
     ev.Tick: "a deadline has passed",
     ev.StopRequested: "a stop is requested: {0.reason}",
+    ev.RunPaused: "the run is paused",
+    ev.RunResumed: "the run goes on",
     ev.WorkerReady: "{0.worker} (start {0.incarnation}) has started",
     ev.TrainerReady: "the trainer (start {0.incarnation}) has started",
     ev.WorkerFailed: "{0.worker} (start {0.incarnation}) has failed: {0.reason}",

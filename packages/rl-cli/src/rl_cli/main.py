@@ -43,6 +43,7 @@ COMMANDS = {
     "eval": ("rl_cli.commands.eval:evaluate", "Evaluate a model on held-out prompts."),
     "generate": ("rl_cli.commands.generate:generate", "Sample answers from a model."),
     "init": ("rl_cli.commands.init:init", "Create a run file to start from."),
+    "keys": ("rl_cli.commands.keys:keys", "Create, list and revoke access keys."),
     "plan": ("rl_cli.commands.plan:plan", "Estimate memory and layout of a run."),
     "recipes": ("rl_cli.commands.recipes:recipes", "List recipes, or print one."),
     "report": ("rl_cli.commands.report:report", "Write an HTML page of a run."),

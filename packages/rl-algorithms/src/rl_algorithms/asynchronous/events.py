@@ -18,6 +18,8 @@ __all__ = [
     "Begin",
     "CheckpointSaved",
     "Event",
+    "RunPaused",
+    "RunResumed",
     "ScoreFailed",
     "Scored",
     "StepTrained",
@@ -50,6 +52,20 @@ class StopRequested:
 
     at_s: float
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunPaused:
+    """The trainer is held on purpose, for any length of time."""
+
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class RunResumed:
+    """The trainer goes on."""
+
+    at_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +178,8 @@ Event = (
     Begin
     | Tick
     | StopRequested
+    | RunPaused
+    | RunResumed
     | WorkerReady
     | TrainerReady
     | WorkerFailed

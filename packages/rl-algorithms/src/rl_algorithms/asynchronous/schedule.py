@@ -21,6 +21,8 @@ from rl_algorithms.asynchronous.events import (
     Begin,
     CheckpointSaved,
     Event,
+    RunPaused,
+    RunResumed,
     Scored,
     ScoreFailed,
     StepTrained,
@@ -126,6 +128,8 @@ class Schedule:
                 self._failures.time_is_up(wait)
         elif isinstance(event, StopRequested):
             self._state.stop_reason = event.reason
+        elif isinstance(event, RunPaused | RunResumed):
+            self._training.hold(isinstance(event, RunPaused))
         elif isinstance(event, StepTrained | CheckpointSaved | TrainerReady):
             if self._is_current(TRAINER, event.incarnation):
                 self._of_trainer[type(event)](event)

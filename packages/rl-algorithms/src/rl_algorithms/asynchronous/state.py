@@ -45,6 +45,8 @@ class RunState:
         self.saved_step: int | None = None
         """Number of completed steps in the newest complete checkpoint."""
         self.saving = False
+        self.is_paused = False
+        """Whether the trainer is held on purpose, and no step is expected of it."""
         self.in_training: list[Group] = []
         self.order = PromptOrder(settings.prompts_per_epoch, settings.max_num_epochs)
         rule = StalenessRule(

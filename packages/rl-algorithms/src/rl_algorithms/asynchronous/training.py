@@ -96,8 +96,7 @@ class Training:
         if groups is None:
             return
         state.in_training = groups
-        end_s = state.now_s + state.settings.limits.step_s
-        state.deadlines.set(Wait("step", TRAINER, incarnation), end_s)
+        self._expect_step(incarnation)
         trained = tuple(TrainedGroup(group.number, group.rows) for group in groups)
         state.actions.append(Train(incarnation, state.step, trained))
 
@@ -135,8 +134,31 @@ class Training:
     def expect_progress(self) -> None:
         """Restart the deadline for the next step that was never reached before."""
         state = self._state
+        if state.is_paused:
+            return
         end_s = state.now_s + state.settings.limits.progress_s
         state.deadlines.set(Wait("progress"), end_s)
+
+    def _expect_step(self, incarnation: int) -> None:
+        """Wait for the step that is trained."""
+        state = self._state
+        if state.is_paused:
+            return
+        end_s = state.now_s + state.settings.limits.step_s
+        state.deadlines.set(Wait("step", TRAINER, incarnation), end_s)
+
+    def hold(self, is_paused: bool) -> None:
+        """Expect no step while the trainer is held; from then on as from its start."""
+        state = self._state
+        state.is_paused = is_paused
+        incarnation = state.workers[TRAINER].incarnation
+        if is_paused:
+            state.deadlines.clear(Wait("progress"))
+            state.deadlines.clear(Wait("step", TRAINER, incarnation))
+            return
+        self.expect_progress()
+        if state.in_training:
+            self._expect_step(incarnation)
 
     def abandon(self) -> None:
         """Forget all progress since the checkpoint: the trainer lost its weights."""

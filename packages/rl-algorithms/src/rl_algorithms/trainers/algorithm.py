@@ -192,6 +192,9 @@ class Algorithm(ABC, Generic[ConfigT]):
     def _end_step(self) -> None:
         """React to the end of a step, after the callbacks."""
 
+    def _note_pause(self, is_paused: bool) -> None:
+        """Note that the run is held before its next step, or goes on."""
+
     def _own_state(self) -> dict[str, Any]:
         """Return the algorithm's own state for checkpoints, as JSON values."""
         return {}

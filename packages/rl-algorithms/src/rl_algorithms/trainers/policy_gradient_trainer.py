@@ -181,6 +181,11 @@ class PolicyGradientTrainer(RolloutTrainer[PolicyGradientConfigT]):
             self._ahead.end_step(self.state.weight_version)
         super()._end_step()
 
+    def _note_pause(self, is_paused: bool) -> None:
+        if self._ahead is not None:
+            self._ahead.hold(is_paused)
+        super()._note_pause(is_paused)
+
     def _own_state(self) -> dict[str, Any]:
         if self._ahead is not None:
             return {"asynchronous": self._ahead.state()}

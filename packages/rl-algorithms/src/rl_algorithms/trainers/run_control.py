@@ -1,7 +1,7 @@
 """Control of a run from other processes, between its steps.
 
 ```
-requests/ --> update -----------> LiveConfig
+requests/ --> update -----------> LiveConfig          (and HTTP, by `ControlAddress`)
           --> pause, resume ----> holds the run before its next step
           --> checkpoint -------> saves the state after the last step
           --> stop -------------> ends the run; answered when it is saved
@@ -15,22 +15,29 @@ requests/ --> update -----------> LiveConfig
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any, Generic
+from typing import TYPE_CHECKING, Any, Generic
 
 from rl_algorithms.trainers.algorithm import Algorithm, ConfigT
 from rl_algorithms.trainers.callbacks import RunHooks
 from rl_algorithms.trainers.live_config import LiveConfig
 from rl_algorithms.trainers.outputs import RunOutputs
 from rl_algorithms.trainers.run.signals import SignalGuard
+from rl_algorithms.trainers.run.state import TrainerState
 from rl_algorithms.trainers.settings.config_updates import Moment
-from rl_distributed.errors import DistributedError
+from rl_distributed.errors import ConfigError, DistributedError
 from rl_distributed.logs.logging import get_logger
+from rl_distributed.runs.control_config import ControlConfig
+from rl_distributed.runs.ending import forget_pause, note_pause, run_state
 from rl_distributed.runs.requests import RunRequest, RunRequests
 from rl_distributed.security.audit import audit
+
+if TYPE_CHECKING:
+    from rl_distributed.runs.control_address import ControlAddress
 
 __all__ = ["RunControl"]
 
@@ -75,9 +82,17 @@ class RunControl(Generic[ConfigT]):
         Args:
             closing: Exit stack that ends it.
         """
-        self._requests = closing.enter_context(RunRequests(self._trainer.run_dir))
+        trainer = self._trainer
+        if trainer.config.control is not None:
+            # Closed after the requests, whose answers it still sends.
+            closing.callback(
+                _listen(trainer.run_dir, trainer.config.control, trainer.state).close
+            )
+        self._requests = closing.enter_context(RunRequests(trainer.run_dir))
         # Registered later, so that it runs before the requests are closed.
         closing.callback(self._refuse_open)
+        # Left over where the process of a paused run was killed.
+        forget_pause(trainer.run_dir)
 
     def apply(self, moment: Moment, save: Save) -> None:
         """Serve the requests that are due; hold a paused run before its next step.
@@ -165,6 +180,8 @@ class RunControl(Generic[ConfigT]):
             self._refuse(request, "the run is not paused: nothing to resume")
             return
         self._paused_by = None
+        with suppress(OSError):
+            forget_pause(self._trainer.run_dir)
         # The run was not held yet: both requests came within one step.
         for pause in self._pop("pause"):
             self._refuse(pause, f"the run was resumed already, by {request.by}")
@@ -200,18 +217,28 @@ class RunControl(Generic[ConfigT]):
         """Wait for a resume, and serve other requests meanwhile."""
         state, checkpoints = self._trainer.state, self._outputs.checkpoints
         self._hooks.call("on_phase", "paused", state.step, state.total_steps)
+        look = threading.Event()
+        folder = self._trainer.run_dir
+        # Before the answer: whoever has that finds the run paused.
+        with suppress(OSError):  # only lists of runs read it
+            note_pause(folder, str(self._paused_by))
+        self._trainer._note_pause(True)
         for request in self._pop("pause"):
             self._answer(request)
-        look = threading.Event()
-        while self._paused_by is not None:
-            self._signals.check()
-            look.wait(_LOOK_EVERY_S)
-            self._take("step_begin")
-            self.save_if_asked(save)
-            unsaved = state.step > 0 and checkpoints.saved_at != state.step
-            # The time limit of the job also counts while a run is paused.
-            if unsaved and checkpoints.is_late():
-                save()
+        try:
+            while self._paused_by is not None:
+                self._signals.check()
+                look.wait(_LOOK_EVERY_S)
+                self._take("step_begin")
+                self.save_if_asked(save)
+                unsaved = state.step > 0 and checkpoints.saved_at != state.step
+                # The time limit of the job also counts while a run is paused.
+                if unsaved and checkpoints.is_late():
+                    save()
+        finally:
+            self._trainer._note_pause(False)
+            with suppress(OSError):
+                forget_pause(folder)
         # The pause is not part of a step's duration.
         checkpoints.begin_step()
 
@@ -240,3 +267,35 @@ class RunControl(Generic[ConfigT]):
                 request, "the run ended before it served the request: see its log"
             )
         self._open = []
+
+
+def _listen(
+    run_dir: Path, config: ControlConfig, state: TrainerState
+) -> ControlAddress:
+    """Answer at an address; it refers to the state alone, and not to the trainer.
+
+    Raises:
+        ConfigError: The port is taken, or aiohttp is not installed.
+        SecurityError: The keys or the certificate cannot be used.
+    """
+    try:
+        # Only a run that listens needs an HTTP server.
+        from rl_distributed.runs.control_address import (  # noqa: PLC0415
+            ControlAddress,
+        )
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"control needs the package {error.name!r}: run pip install {error.name}"
+        ) from error
+
+    def status() -> dict[str, Any]:
+        metrics = {k: v for k, v in dict(state.metrics).items() if math.isfinite(v)}
+        return {
+            "state": run_state(run_dir),
+            "step": state.step,
+            "total_steps": state.total_steps,
+            "stop_reason": state.stop_reason,
+            "metrics": metrics,
+        }
+
+    return ControlAddress(run_dir, config, status)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -16,22 +15,25 @@ from rl_cli.options import Number
 if TYPE_CHECKING:
     from rl_algorithms.trainers.run.control_requests import ControlAction
 
-_DEADLINE_S = 600.0
+_DEADLINE_S, _ANSWER_S = 600.0, 10.0
 
 
 @click.group()
 def ctl() -> None:
     """Pause, resume, checkpoint, stop or change a run in another process.
 
-    RUN is its folder; in a run of several stages, the current stage is addressed. The
-    run checks for requests between its steps: a command waits until it is carried out,
-    or for --timeout seconds. Only the owner of the run may use these commands. They are
-    recorded in the log of the run and, if there is one, in its audit log.
+    RUN is its folder, for the owner of the run; in a run of several stages, the current
+    stage is addressed. RUN may also be its address, such as https://HOST:9500, for
+    anyone with an operator's key in RL_KEY, if the run was started with control. The run
+    checks for requests between its steps: a command waits until it is carried out, or
+    for --timeout seconds. Requests are recorded in the log of the run and, if there is
+    one, in its audit log.
 
     \b
     Examples:
       rl ctl set runs/grpo-001 lr=5e-6 max_num_steps=400
       rl ctl pause runs/grpo-001
+      RL_KEY=rlk_... rl ctl pause https://trainer:9500
     """
 
 
@@ -46,13 +48,37 @@ def _asking(command: Callable[..., None]) -> Callable[..., None]:
         ),
     ):  # fmt: skip
         command = option(command)
-    run = click.argument("run", metavar="RUN", type=click.Path(path_type=Path))
+    run = click.argument("run", metavar="RUN")
     return run(command)
+
+
+@ctl.command(short_help="Show the state of a run at an address.")
+@click.argument("address", metavar="URL")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def status(address: str, as_json: bool) -> None:
+    """Show state, step and newest metrics of the run at URL, with a viewer's key.
+
+    For a run on this machine rl runs and rl watch show more.
+
+    \b
+    Example:
+      RL_KEY=rlk_... rl ctl status https://trainer:9500
+    """
+    from rl_distributed.access.client import ListenerClient  # noqa: PLC0415
+
+    found = ListenerClient(address).ask("GET", "/rl/run")
+    terminal = Terminal()
+    if as_json:
+        terminal.raw(json.dumps(found))
+        return
+    terminal.raw(f"{found['state']}, step {found['step']} of {found['total_steps']}")
+    for name, value in sorted(found["metrics"].items()):
+        terminal.raw(f"{name}: {value:g}")
 
 
 @ctl.command(short_help="Pause a run before its next step.")
 @_asking
-def pause(run: Path, timeout: float, by: str | None, as_json: bool) -> None:
+def pause(run: str, timeout: float, by: str | None, as_json: bool) -> None:
     """Pause RUN after the current step, including its validation and checkpoint.
 
     Its workers keep running and keep their memory. rl ctl resume continues it.
@@ -66,7 +92,7 @@ def pause(run: Path, timeout: float, by: str | None, as_json: bool) -> None:
 
 @ctl.command(short_help="Continue a paused run.")
 @_asking
-def resume(run: Path, timeout: float, by: str | None, as_json: bool) -> None:
+def resume(run: str, timeout: float, by: str | None, as_json: bool) -> None:
     """Continue RUN after rl ctl pause.
 
     To continue a run that has ended, use rl train NAME --resume RUN.
@@ -80,7 +106,7 @@ def resume(run: Path, timeout: float, by: str | None, as_json: bool) -> None:
 
 @ctl.command(short_help="Save a checkpoint of a run now.")
 @_asking
-def checkpoint(run: Path, timeout: float, by: str | None, as_json: bool) -> None:
+def checkpoint(run: str, timeout: float, by: str | None, as_json: bool) -> None:
     """Save a checkpoint of RUN after the current step, and print its folder.
 
     Old checkpoints are deleted according to the run's settings, as always.
@@ -94,7 +120,7 @@ def checkpoint(run: Path, timeout: float, by: str | None, as_json: bool) -> None
 
 @ctl.command(short_help="Stop a run after the current step.")
 @_asking
-def stop(run: Path, timeout: float, by: str | None, as_json: bool) -> None:
+def stop(run: str, timeout: float, by: str | None, as_json: bool) -> None:
     """Stop RUN after the current step, saving a checkpoint and its result.
 
     Later stages do not start. rl train NAME --resume RUN continues it.
@@ -110,7 +136,7 @@ def stop(run: Path, timeout: float, by: str | None, as_json: bool) -> None:
 @_asking
 @click.argument("changes", metavar="KEY=VALUE...", nargs=-1, required=True)
 def set_keys(
-    run: Path,
+    run: str,
     changes: tuple[str, ...],
     timeout: float,
     by: str | None,
@@ -126,12 +152,19 @@ def set_keys(
       rl ctl set runs/grpo-001 lr=5e-6 max_num_steps=400
     """
     from rl_algorithms.trainers.settings.config_updates import (  # noqa: PLC0415
+        ConfigUpdate,
         update_run,
     )
+    from rl_distributed.access.client import is_address  # noqa: PLC0415
 
     values = _values(changes)
     with _naming_the_option():
-        update = update_run(run, values, by=by, deadline_s=timeout)
+        if is_address(run):
+            update = ConfigUpdate.from_dict(
+                _asked(run, "update", timeout, by, {"changes": values})
+            )
+        else:
+            update = update_run(run, values, by=by, deadline_s=timeout)
     terminal = Terminal()
     if as_json:
         terminal.raw(json.dumps(update.to_dict()))
@@ -141,8 +174,27 @@ def set_keys(
     terminal.note(f"from step {update.step + 1} on")
 
 
+def _asked(
+    url: str, action: str, timeout: float, by: str | None, body: dict[str, Any]
+) -> dict[str, Any]:
+    """Ask a run at its address."""
+    from rl_distributed.access.client import ListenerClient  # noqa: PLC0415
+
+    if by is not None:
+        raise click.UsageError(
+            "--by is for the folder of a run: at an address the key has a name."
+        )
+    return ListenerClient(url).ask(
+        "POST",
+        f"/rl/run/{action}",
+        {**body, "deadline_s": timeout},
+        # The run's own deadline comes first, whose message says more.
+        deadline_s=timeout + _ANSWER_S,
+    )
+
+
 def _control(
-    run: Path,
+    run: str,
     action: ControlAction,
     done: str,
     timeout: float,
@@ -150,11 +202,16 @@ def _control(
     as_json: bool,
 ) -> None:
     from rl_algorithms.trainers.run.control_requests import (  # noqa: PLC0415
+        ControlAnswer,
         control_run,
     )
+    from rl_distributed.access.client import is_address  # noqa: PLC0415
 
     with _naming_the_option():
-        answer = control_run(run, action, by=by, deadline_s=timeout)
+        if is_address(run):
+            answer = ControlAnswer.from_dict(_asked(run, action, timeout, by, {}))
+        else:
+            answer = control_run(run, action, by=by, deadline_s=timeout)
     terminal = Terminal()
     kept = None if answer.checkpoint is None else str(answer.checkpoint)
     if as_json:

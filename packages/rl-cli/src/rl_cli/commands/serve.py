@@ -33,6 +33,10 @@ _LOOK_EVERY_S = 1.0
               "the route is off.")  # fmt: skip
 @click.option("--weights-root", metavar="FOLDER",
               help="Folder that must contain those weights.")  # fmt: skip
+@click.option("--keys", "keys_file", metavar="FILE",
+              help="Key file of rl keys create; keys are admitted by role.")  # fmt: skip
+@click.option("--tls", is_flag=True, default=None,
+              help="Encrypt, with a certificate that is created here.")  # fmt: skip
 @click.option("--name", "model_name", help="Name of the model in requests.")
 @click.option("--replicas", "num_replicas", type=Whole(most=1_000_000),
               help="Copies of the model that share the requests.")  # fmt: skip
@@ -72,6 +76,7 @@ def serve(
       rl serve path/to/checkpoint
       rl serve model --port 0 --json
       RL_API_KEY=secret rl serve model --host 0.0.0.0 --replicas 2
+      rl serve model --host 0.0.0.0 --keys ~/.config/rl/keys.json --tls
       RL_WEIGHTS_KEY=other rl serve model --weights-root runs/a/checkpoints
       rl serve model request_deadline_s=60 vllm.max_num_seqs=64
     """

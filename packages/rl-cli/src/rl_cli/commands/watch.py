@@ -28,8 +28,15 @@ _NICE = 10
     required=True,
     type=click.Path(path_type=Path),
 )
+@click.option("--host", default="127.0.0.1", show_default=True,
+              help="Address; another one needs --keys and --tls.")  # fmt: skip
 @click.option("--port", default=_PORT, show_default=True, type=Whole(0, 65_535),
-              help="Port on 127.0.0.1; 0 for any free one.")  # fmt: skip
+              help="Port; 0 for any free one.")  # fmt: skip
+@click.option("--keys", "keys_file", metavar="FILE",
+              help="Key file of rl keys create: admits viewers in place of a "
+              "token.")  # fmt: skip
+@click.option("--tls", is_flag=True,
+              help="Encrypt, with a certificate that is created here.")  # fmt: skip
 @click.option("--poll-s", default=2.0, show_default=True, type=Number(least=0.1),
               help="Seconds between reads of the files.")  # fmt: skip
 @click.option("--terminal", "on_terminal", is_flag=True,
@@ -40,7 +47,11 @@ _NICE = 10
               help="Print the address as one JSON object.")  # fmt: skip
 def watch(
     runs: tuple[Path, ...],
+    *,
+    host: str,
     port: int,
+    keys_file: str | None,
+    tls: bool,
     poll_s: float,
     on_terminal: bool,
     once: bool,
@@ -50,8 +61,8 @@ def watch(
 
     RUN is the folder of a run, in progress or finished. The page is served on 127.0.0.1
     to anyone who has the printed address, which contains a token; from another machine,
-    forward the port first: ssh -L 8790:127.0.0.1:8790 HOST. The run's files are only
-    read.
+    forward the port first: ssh -L 8790:127.0.0.1:8790 HOST. To share it with others,
+    use keys: --host 0.0.0.0 --keys FILE --tls. The run's files are only read.
 
     \b
     Examples:
@@ -74,31 +85,56 @@ def watch(
 
         show(live, terminal.out, once=once)
     else:
-        _serve(live, port, terminal, as_json)
+        _serve(live, (host, port), keys_file, tls, terminal, as_json)
 
 
-def _serve(live: LiveRuns, port: int, terminal: Terminal, as_json: bool) -> None:
+def _serve(
+    live: LiveRuns,
+    place: tuple[str, int],
+    keys_file: str | None,
+    tls: bool,
+    terminal: Terminal,
+    as_json: bool,
+) -> None:
     import asyncio  # noqa: PLC0415
     import secrets  # noqa: PLC0415
 
     from rl_cli.report.watch_server import (  # noqa: PLC0415
-        HOST,
-        bound_socket,
         serve,
         watch_app,
+        watch_door,
     )
+    from rl_distributed.access.bound_socket import bound_socket, url_of  # noqa: PLC0415
+    from rl_distributed.access.door import is_loopback  # noqa: PLC0415
+    from rl_distributed.access.key_file import KeyFile  # noqa: PLC0415
+    from rl_distributed.access.listener_tls import server_context  # noqa: PLC0415
 
+    host, port = place
+    if not is_loopback(host) and (keys_file is None or not tls):
+        raise click.UsageError(
+            f"--host {host} lets others reach the page: add --keys FILE (see rl keys "
+            "create) and --tls."
+        )
+    keys = None if keys_file is None else KeyFile(keys_file)
+    if keys is not None:
+        keys.check()
+    context = server_context(tls, host)
     # Other users of this machine can connect to the port, too.
-    token = secrets.token_urlsafe(24)
+    token = None if keys is not None else secrets.token_urlsafe(24)
     # Bound before the loop starts, as port 0 gets its number here.
-    listener = bound_socket(port)
-    url = f"http://{HOST}:{listener.getsockname()[1]}/?token={token}"
+    listener = bound_socket(host, port)
+    url = f"{url_of(listener, tls=tls)}/?token={token or 'KEY'}"
+    door = watch_door(token, key_file=keys, is_loopback=is_loopback(host))
 
     def ready() -> None:
         if as_json:
             terminal.raw(json.dumps({"url": url}))
-        else:
-            terminal.raw(url)
-            terminal.note("Anyone with this address can see the run. Ctrl-C to stop.")
+            return
+        terminal.raw(url)
+        terminal.note(
+            "Anyone with this address can see the run. Ctrl-C to stop."
+            if keys is None
+            else "Replace KEY by a key of rl keys create. Ctrl-C to stop."
+        )
 
-    asyncio.run(serve(watch_app(live, token), listener, ready))
+    asyncio.run(serve(watch_app(live, door), door, listener, ready, tls=context))

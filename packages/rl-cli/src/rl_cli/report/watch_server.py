@@ -1,109 +1,80 @@
-"""HTTP server of the page of runs, for one user of this machine.
+"""The page of runs over HTTP.
 
-| route | response |
+| route | what it gives |
 |---|---|
-| `/?token=T` | the current page |
-| `/data?seen=N` | data of the page if newer than version N, otherwise 204 |
+| `/?token=T` | the page as it is now |
+| `/data?seen=N` | what the page shows, where that is newer than version N; else 204 |
 | `/chunk?name=C` | answers |
+| `/metrics` | how many requests were admitted, and why others were not |
 
-Every request needs the token, in its address or as `Authorization: Bearer T`, and must
-be addressed to this machine: requests by pages of other origins, or through another
-name for this address (DNS rebinding), are refused. No request contains a file path.
+Every request needs the token or a key with the role `viewer`, in its address or as
+`Authorization: Bearer T`. On loopback it must be meant for this machine: one that was
+sent to another name (DNS rebinding) is refused. A page of another origin is refused
+everywhere. No path of a file comes from outside.
 """
 
 from __future__ import annotations
 
 import asyncio
-import errno
-import hashlib
-import hmac
 import signal
 import socket
-from collections.abc import Awaitable, Callable
-from urllib.parse import urlsplit
+import ssl
+from collections.abc import Callable
 
 from aiohttp import web
 
 from rl_cli.report.live_runs import LiveRuns
 from rl_cli.report.page import render_page
 from rl_cli.report.sample_chunks import script_json
-from rl_distributed.errors import ConfigError
-from rl_models.serving.config import is_loopback
+from rl_distributed.access.door import Door, FixedKey
+from rl_distributed.access.http_app import (
+    Route,
+    RouteTable,
+    guarded_app,
+    http_logger,
+    metrics_route,
+)
+from rl_distributed.access.http_thread import IDLE_S
+from rl_distributed.access.key_file import KeyFile
+from rl_distributed.access.roles import ROLES
 
-__all__ = ["HOST", "bound_socket", "serve", "watch_app"]
+__all__ = ["HOST", "serve", "watch_app", "watch_door", "watch_routes"]
 
 HOST = "127.0.0.1"
 _CLOSE_S = 1.0
-_HEADERS = {
-    "Cache-Control": "no-store",
-    "Content-Security-Policy": "frame-ancestors 'none'",
-    "Cross-Origin-Resource-Policy": "same-origin",
-    "Referrer-Policy": "no-referrer",
-    "X-Content-Type-Options": "nosniff",
-}
-
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-def refusal(request: web.Request, digest: bytes) -> str | None:
-    """Return why a request is refused; None: it is not.
+def watch_door(
+    token: str | None, *, key_file: KeyFile | None = None, is_loopback: bool = True
+) -> Door:
+    """Return the door of the page.
 
     Args:
-        request: The request.
-        digest: Digest of the token.
+        token: Admits whoever has it; None: only keys of the file do.
+        key_file: Keys with roles; None: there are none.
+        is_loopback: Whether only programs of this machine reach it.
     """
-    try:
-        name = urlsplit(f"//{request.headers.get('Host', '')}").hostname
-        is_own = is_loopback(name or "")
-    except ValueError:
-        is_own = False
-    if not is_own:
-        return "use 127.0.0.1 or localhost: the page is for this machine only"
-    origin = request.headers.get("Origin")
-    if origin is not None and origin != f"http://{request.headers['Host']}":
-        return "requests from pages of other origins are refused"
-    if request.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
-        return "requests from pages of other origins are refused"
-    scheme, _, token = request.headers.get("Authorization", "").partition(" ")
-    if scheme.lower() != "bearer":
-        token = request.query.get("token", "")
-    # Constant-time comparison of equal lengths, so that timing reveals nothing.
-    if not hmac.compare_digest(_digest(token), digest):
-        return "the token is missing or wrong: open the address that rl watch printed"
-    return None
+    fixed = [] if token is None else [FixedKey("token", token, ROLES["viewer"])]
+    return Door(
+        "watch",
+        key_file=key_file,
+        fixed=fixed,
+        own_host_only=True,
+        is_loopback=is_loopback,
+    )
 
 
-def _digest(token: str) -> bytes:
-    return hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
-
-
-def watch_app(runs: LiveRuns, token: str) -> web.Application:
-    """Return the application.
+def watch_routes(runs: LiveRuns, door: Door) -> RouteTable:
+    """Return the routes.
 
     Args:
-        runs: The runs to show.
-        token: Token required in every request.
+        runs: What is shown.
+        door: Admits requests.
     """
-    digest = _digest(token)
-
-    @web.middleware
-    async def guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
-        reason = refusal(request, digest)
-        response: web.StreamResponse
-        if reason is not None:
-            response = web.Response(status=403, text=f"{reason}\n")
-        else:
-            try:
-                response = await handler(request)
-            except web.HTTPException as error:
-                response = web.Response(status=error.status, text=f"{error.reason}\n")
-        response.headers.update(_HEADERS)
-        return response
 
     async def page(request: web.Request) -> web.Response:
-        # In a thread: reading a long run's files would block other requests.
         version, names, shown = await asyncio.to_thread(runs.page_text)
-        live = {"version": version, "token": token, "poll_s": runs.poll_s}
+        live = {"version": version, "poll_s": runs.poll_s}
         data = f'{shown[:-1]},"live":{script_json(live)}}}'
         text = render_page(data, names, may_ask=True)
         return web.Response(text=text, content_type="text/html")
@@ -122,60 +93,58 @@ def watch_app(runs: LiveRuns, token: str) -> web.Application:
             raise web.HTTPNotFound
         return web.Response(text=found, content_type="application/json")
 
-    app = web.Application(middlewares=[guarded])
-    app.router.add_get("/", page)
-    app.router.add_get("/data", data)
-    app.router.add_get("/chunk", chunk)
-    return app
+    return RouteTable(
+        [
+            Route("GET", "/", "view", page),
+            Route("GET", "/data", "view", data),
+            Route("GET", "/chunk", "view", chunk),
+            metrics_route(door),
+        ]
+    )
 
 
-def bound_socket(port: int) -> socket.socket:
-    """Return a socket that listens on this machine only.
+def watch_app(runs: LiveRuns, door: Door) -> web.Application:
+    """Return the application.
 
     Args:
-        port: The port; 0: any free one.
-
-    Raises:
-        ConfigError: Another program listens there, or this user may not.
+        runs: What it shows.
+        door: Admits requests.
     """
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((HOST, port))
-        listener.listen(16)
-    except OSError as error:
-        listener.close()
-        remedy = (
-            "another program is listening there; stop it, or use another port"
-            if error.errno == errno.EADDRINUSE
-            else "use another port"
-        )
-        raise ConfigError(
-            f"cannot listen on {HOST}:{port} ({error.strerror}): {remedy}, as in "
-            "--port 0 for any free one"
-        ) from error
-    return listener
+    return guarded_app(door, watch_routes(runs, door), takes_query_key=True)
 
 
 async def serve(
-    app: web.Application, listener: socket.socket, ready: Callable[[], None]
+    app: web.Application,
+    door: Door,
+    listener: socket.socket,
+    ready: Callable[[], None],
+    *,
+    tls: ssl.SSLContext | None = None,
 ) -> None:
     """Serve until Ctrl-C or SIGTERM.
 
     Args:
-        app: Result of `watch_app`.
-        listener: Result of `bound_socket`; closed at the end.
-        ready: Called once requests are accepted.
+        app: From `watch_app`.
+        door: Its door.
+        listener: A bound socket; it is closed.
+        ready: Called when requests are answered.
+        tls: How it encrypts; None: it does not.
     """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
-    # No access log, because the addresses contain the token.
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=_CLOSE_S)
+    # Without a log of requests: their addresses hold the token.
+    runner = web.AppRunner(
+        app,
+        access_log=None,
+        logger=http_logger(door),
+        keepalive_timeout=IDLE_S,
+        shutdown_timeout=_CLOSE_S,
+    )
     await runner.setup()
     try:
-        await web.SockSite(runner, listener).start()
+        await web.SockSite(runner, listener, ssl_context=tls).start()
         ready()
         await stop.wait()
     finally:

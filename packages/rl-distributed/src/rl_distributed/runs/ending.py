@@ -1,7 +1,8 @@
-"""State of a run: running, finished, failed or interrupted.
+"""State of a run: running, paused, finished, failed or interrupted.
 
 ```
 RUN/.run.lock    held while a process carries the run out     -> running
+RUN/.run.paused  there as well, or in the folder of a stage   -> paused
 RUN/.run.ended   why the last process left before the end     -> failed, interrupted
 RUN/result.json  result of the run                            -> finished
 ```
@@ -23,18 +24,23 @@ from rl_distributed.redaction import hide_values, redacted
 
 __all__ = [
     "ENDED",
+    "PAUSED",
     "RunEnding",
     "RunState",
     "forget_ending",
+    "forget_pause",
     "note_ending",
+    "note_pause",
     "read_ending",
     "run_state",
 ]
 
-RunState = Literal["running", "finished", "failed", "interrupted"]
+RunState = Literal["running", "paused", "finished", "failed", "interrupted"]
 """State of a run."""
 ENDED = ".run.ended"
 """Name of the file, in the folder of the run."""
+PAUSED = ".run.paused"
+"""Name of the file that is there while a run is held, in its folder or its stage's."""
 # Listings read this file for every run; the log has the full text.
 _LONGEST_REASON = 2000
 
@@ -91,12 +97,33 @@ def read_ending(folder: Path) -> RunEnding | None:
     return ending if ending.state in ("failed", "interrupted") else None
 
 
+def note_pause(folder: Path, by: str) -> None:
+    """Write down that a run is held, and who asked for it.
+
+    Raises:
+        OSError: The folder cannot be written.
+    """
+    time = datetime.now(UTC).isoformat(timespec="seconds")
+    write_private_text(folder / PAUSED, json.dumps({"by": by, "time": time}) + "\n")
+
+
+def forget_pause(folder: Path) -> None:
+    """Remove the note: the run goes on, or begins.
+
+    Raises:
+        OSError: The folder cannot be written.
+    """
+    (folder / PAUSED).unlink(missing_ok=True)
+
+
 def run_state(folder: Path) -> RunState:
     """Return how the run of a folder stands."""
     try:
         lock = FolderLock(folder, "looking how the run stands", name="run")
         if lock.owner() is not None:
-            return "running"
+            # A note that a killed process has left says nothing without the lock.
+            notes = (folder / PAUSED, *folder.glob(f"stages/*/{PAUSED}"))
+            return "paused" if any(note.exists() for note in notes) else "running"
     except OSError:
         pass  # the lock file of somebody else, which this process may not open
     if (ending := read_ending(folder)) is not None:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import ipaddress
 from typing import Literal
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 
 from rl_distributed.config import Config
+from rl_distributed.security.tls_files import TlsFiles
 from rl_models.generation.config import GenerationConfig
 from rl_models.generation.vllm_config import VllmConfig
 from rl_models.serving.tool_parsers import TOOL_CALL_PARSERS
 
-__all__ = ["ENGINE", "DType", "Engine", "ServeConfig", "is_loopback"]
+__all__ = ["ENGINE", "DType", "Engine", "ServeConfig"]
 
 ENGINE = "rl_models.generation.vllm"
 """What the Python environment of replicas is declared for."""
@@ -38,7 +38,14 @@ class ServeConfig(Config):
     loopback address, and elsewhere one is made."""
     weights_key: SecretStr | None = None
     """What `POST /rl/weights` needs as `Authorization: Bearer KEY`, together with
-    `weights_root` and other than `api_key`; null: the route is off."""
+    `weights_root` and other than `api_key`; null: the route is off, but for operators
+    of `keys_file`."""
+    keys_file: str | None = None
+    """File of `rl keys create`, whose keys are good according to their roles; null:
+    none."""
+    tls: bool | TlsFiles = False
+    """Encrypt: true, with certificates that are made for this user's listeners on this
+    machine, or the three files to use."""
     weights_root: str | None = None
     """Folder below which weights must lie that are named over HTTP, links followed."""
     model_name: str | None = None
@@ -93,7 +100,9 @@ class ServeConfig(Config):
     @model_validator(mode="after")
     def _check_weights(self) -> ServeConfig:
         key, root = self.weights_key, self.weights_root
-        if (key is None) != (root is None):
+        # Operators of a file of keys need no weights key.
+        needs_key = root is not None and self.keys_file is None
+        if (key is None and needs_key) or (key is not None and root is None):
             missing = "weights_key" if key is None else "weights_root"
             raise ValueError(
                 "weights_key and weights_root go together, or neither is set: got no "
@@ -164,13 +173,3 @@ class ServeConfig(Config):
             },
             source="the settings of the server",
         )
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only programs of this machine can reach an address."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 __all__ = ["ApiError", "error_body", "error_event"]
@@ -27,13 +28,23 @@ class ApiError(Exception):
         status: HTTP status.
         message: What is wrong, and what to do.
         code: Short name for programs.
+        headers: Of the answer.
         details: Further fields of the error.
     """
 
-    def __init__(self, status: int, message: str, code: str, **details: Any) -> None:
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        code: str,
+        *,
+        headers: Mapping[str, str] | None = None,
+        **details: Any,
+    ) -> None:
         super().__init__(message)
         self.status = status
         self.code = code
+        self.headers = dict(headers or {})
         self.details = details
 
 

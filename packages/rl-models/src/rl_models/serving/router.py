@@ -10,15 +10,25 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import ssl
 import time
-from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any, Protocol
 
 import aiohttp
 from aiohttp import web
-from aiohttp.http_exceptions import HttpProcessingError
 
+from rl_distributed.access.door import is_loopback
+from rl_distributed.access.http_app import (
+    Handler,
+    Route,
+    RouteTable,
+    current_caller,
+    http_logger,
+)
+from rl_distributed.access.http_thread import IDLE_S
+from rl_distributed.access.key_file import KeyFile
+from rl_distributed.access.key_routes import key_routes
 from rl_distributed.errors import DistributedError, UserError
 from rl_distributed.security.audit import audit
 from rl_models.serving.access import Access
@@ -37,25 +47,9 @@ __all__ = ["Admin", "Router"]
 logger = logging.getLogger(__name__)
 
 
-def _is_no_bad_request(record: logging.LogRecord) -> bool:
-    """Return whether a log line of aiohttp is about the server and not about a request.
-
-    A malformed or too long head is answered with 400; clients must not be able to fill
-    the log with a traceback for each.
-    """
-    error = record.exc_info[1] if record.exc_info else None
-    return not isinstance(error, HttpProcessingError)
-
-
-_http_logger = logging.getLogger(f"{__name__}.http")
-_http_logger.addFilter(_is_no_bad_request)
-
 _PROBE_EVERY_S, _METRICS_S, _CUT_S = 1.0, 5.0, 2.0
 _POSTS = ("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize")
-_WEIGHTS = "/rl/weights"
 _KEEP_ALIVE_S = 15.0
-
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Admin(Protocol):
@@ -65,7 +59,9 @@ class Admin(Protocol):
         """Return the replicas and their versions, as JSON values."""
         ...
 
-    def update_weights(self, path: str, version: int | None = None) -> UpdateReport:
+    def update_weights(
+        self, path: str, version: int | None = None, *, by: str = "program"
+    ) -> UpdateReport:
         """Load other weights on all replicas; blocks."""
         ...
 
@@ -82,8 +78,10 @@ class Router:
         admin: Owns the replicas.
         api_key: The key of clients; None: none is needed.
         weights_key: The key for changing weights; None: they cannot be changed.
-        weights_root: Folder of the weights that requests may name; with `weights_key`.
+        weights_root: Folder of the weights that requests may name.
         replica_key: The key of replicas.
+        key_file: Keys with roles; None: there are none.
+        tls: How it encrypts; None: it does not.
     """
 
     def __init__(
@@ -95,11 +93,21 @@ class Router:
         weights_key: str | None = None,
         weights_root: WeightsRoot | None = None,
         replica_key: str = "",
+        key_file: KeyFile | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self.balancer = Balancer()
         self._config = config
         self._admin = admin
-        self._access = Access(api_key, weights_key)
+        self._access = Access(
+            api_key,
+            weights_key,
+            key_file=key_file,
+            is_loopback=is_loopback(config.host),
+        )
+        self._tls = tls
+        self.routes = self._table(key_file)
+        """All that can be asked."""
         self._weights_root = weights_root
         self._replica_key = replica_key
         self._is_ending = False
@@ -124,24 +132,33 @@ class Router:
         app = web.Application(
             middlewares=[self._guard], client_max_size=self._config.max_body_bytes
         )
-        for path in _POSTS:
-            app.router.add_post(path, self._generate)
-        app.router.add_get("/v1/models", self._models)
-        app.router.add_get("/health", self._health)
-        app.router.add_get("/metrics", self._metrics)
-        app.router.add_get("/rl/status", self._status)
-        app.router.add_post(_WEIGHTS, self._weights)
+        self.routes.add_to(app)
         # A client that hangs up cancels its request, and thereby the replica's work.
         self._runner = web.AppRunner(
             app,
             handler_cancellation=True,
             access_log=None,
-            logger=_http_logger,
+            logger=http_logger(self._access.door),
+            keepalive_timeout=IDLE_S,
             shutdown_timeout=1.0,
         )
         await self._runner.setup()
-        self._site = web.SockSite(self._runner, listener)
+        self._site = web.SockSite(self._runner, listener, ssl_context=self._tls)
         await self._site.start()
+
+    def _table(self, key_file: KeyFile | None) -> RouteTable:
+        return RouteTable(
+            [
+                *(Route("POST", path, "infer", self._generate) for path in _POSTS),
+                Route("GET", "/v1/models", "infer", self._models),
+                # Load balancers ask without a key; the answer has no content.
+                Route("GET", "/health", None, self._health),
+                Route("GET", "/metrics", "view", self._metrics),
+                Route("GET", "/rl/status", "view", self._status),
+                Route("POST", "/rl/weights", "operate", self._weights),
+                *key_routes(key_file),
+            ]
+        )
 
     async def stop(self, drain_s: float) -> bool:
         """Stop listening, wait for requests in progress, and end the rest.
@@ -211,18 +228,13 @@ class Router:
     ) -> web.StreamResponse:
         """Check the key, and give every error OpenAI's form."""
         try:
-            # Load balancers ask for health without a key; the answer has no content.
-            if request.path != "/health":
-                if request.path == _WEIGHTS:
-                    self._access.check_weights(request)
-                else:
-                    self._access.check(request)
-                if self._is_ending:
-                    raise ApiError(503, "The server is shutting down.", "shutdown")
+            needs = self.routes.needs(request)
+            current_caller.set(self._access.check(request, needs))
+            if self._is_ending and needs is not None:
+                raise ApiError(503, "The server is shutting down.", "shutdown")
             return await handler(request)
         except ApiError as error:
-            self._num_refused += 1
-            return web.json_response(error_body(error), status=error.status)
+            problem = error
         except web.HTTPRequestEntityTooLarge:
             problem = too_large(self._config.max_body_bytes)
         except web.HTTPException as error:
@@ -239,7 +251,12 @@ class Router:
             logger.exception("%s %s failed", request.method, request.path)
             problem = ApiError(500, "The server failed; see its log.", "server_error")
         self._num_refused += 1
-        return web.json_response(error_body(problem), status=problem.status)
+        if problem.status == 413:
+            what = f"{request.method} {request.path}"
+            self._access.door.counts.refused("too_large", what, request.remote or "")
+        return web.json_response(
+            error_body(problem), status=problem.status, headers=problem.headers
+        )
 
     async def _json(self, request: web.Request) -> tuple[bytes, dict[str, Any]]:
         config = self._config
@@ -282,7 +299,8 @@ class Router:
             "rl_serve_errors": self._num_refused,
             "rl_serve_up_seconds": time.time() - self._began_s,
         }
-        return web.Response(text=merged_metrics(found, own))
+        counts = self._access.door.counts
+        return web.Response(text=merged_metrics(found, own) + counts.exposition())
 
     async def _metrics_of(self, endpoint: Endpoint) -> str:
         timeout = aiohttp.ClientTimeout(total=_METRICS_S)
@@ -305,11 +323,9 @@ class Router:
         return web.json_response(status)
 
     async def _weights(self, request: web.Request) -> web.StreamResponse:
-        # Again, because a route may match a path that is spelled differently.
-        self._access.check_weights(request)
         _, fields = await self._json(request)
         path, version = _update_of(fields)
-        update = asyncio.to_thread(self._update, path, version)
+        update = asyncio.to_thread(self._update, path, version)  # with the caller
         try:
             # Shielded: a client that hangs up must not leave replicas half updated.
             report = await asyncio.shield(asyncio.ensure_future(update))
@@ -334,13 +350,20 @@ class Router:
         )
 
     def _update(self, path: str, version: int | None) -> UpdateReport:
-        assert self._weights_root is not None
+        by = str(current_caller.get())
+        if self._weights_root is None:
+            raise ApiError(
+                403,
+                "The server takes no weights over HTTP; whoever runs it can start it "
+                "with --weights-root.",
+                "weights_off",
+            )
         try:
             folder = self._weights_root.folder_of(path)
         except ApiError:
-            audit("serve.weights", path, outcome="refused")
+            audit("serve.weights", path, outcome="refused", by=by)
             raise
-        return self._admin.update_weights(str(folder), version)
+        return self._admin.update_weights(str(folder), version, by=by)
 
 
 def _update_of(fields: dict[str, Any]) -> tuple[str, int | None]:

@@ -7,7 +7,6 @@ for the server.
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 import os
 import secrets
@@ -20,13 +19,17 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args
 
 from pydantic import SecretStr
 
+from rl_distributed.access.bound_socket import bound_socket, url_of
+from rl_distributed.access.door import is_loopback
+from rl_distributed.access.key_file import KeyFile
+from rl_distributed.access.listener_tls import server_context
 from rl_distributed.cluster.start import init_ray, shutdown_ray
 from rl_distributed.errors import ConfigError
 from rl_distributed.security.audit import audited
 from rl_models.checkpoint.hub import check_hub_name
 from rl_models.checkpoint.model_folder import check_model_folder, read_model_config
 from rl_models.serving.balancer import Endpoint
-from rl_models.serving.config import DType, ServeConfig, is_loopback
+from rl_models.serving.config import DType, ServeConfig
 from rl_models.serving.engine_choice import with_engine
 from rl_models.serving.fleet import Fleet, Process, UpdateReport
 from rl_models.serving.folder_weights import FolderWeights, ModelShape
@@ -73,8 +76,14 @@ class Server:
         """The key of clients; None: none is needed."""
         self.has_generated_key = False
         """Whether the key was generated here, and has to be shown to the user."""
+        keys_file = self.config.keys_file
+        self._key_file = None if keys_file is None else KeyFile(keys_file)
+        if self._key_file is not None:
+            self._key_file.check()
+        self._tls = server_context(self.config.tls, self.config.host)
         # Never open to the network: anybody could use the model, and its GPU.
-        if self.api_key is None and not is_loopback(self.config.host):
+        is_open = self.api_key is None and self._key_file is None
+        if is_open and not is_loopback(self.config.host):
             self.api_key = secrets.token_urlsafe(24)
             self.has_generated_key = True
         root = self.config.weights_root
@@ -124,7 +133,7 @@ class Server:
             ConfigError: It is taken, or the address is not one of this machine.
         """
         if self._listener is None:
-            self._listener = _bound_socket(self.config.host, self.config.port)
+            self._listener = bound_socket(self.config.host, self.config.port)
         return self._listener
 
     def _start_router(self, listener: socket.socket) -> None:
@@ -141,14 +150,12 @@ class Server:
             weights_key=_revealed(self.config.weights_key),
             weights_root=self._weights_root,
             replica_key=self._replica_key,
+            key_file=self._key_file,
+            tls=self._tls,
         )
         self._run(router.start(listener))
         self._router = router
-        host, port = listener.getsockname()[:2]
-        shown = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-        self.url = (
-            f"http://[{shown}]:{port}" if ":" in shown else f"http://{shown}:{port}"
-        )
+        self.url = url_of(listener, tls=self._tls is not None)
 
     def _start_replicas(self) -> None:
         from rl_models.serving.ray_process import engine_environment  # noqa: PLC0415
@@ -223,7 +230,11 @@ class Server:
         return {"model": self.model_name, **self._fleet.status()}
 
     def update_weights(
-        self, path: str | os.PathLike[str], version: int | None = None
+        self,
+        path: str | os.PathLike[str],
+        version: int | None = None,
+        *,
+        by: str = "program",
     ) -> UpdateReport:
         """Give all replicas the weights of another model folder.
 
@@ -234,6 +245,7 @@ class Server:
         Args:
             path: Folder of the same model with other weights.
             version: What answers call them; None: one more than before.
+            by: Who asks, for the audit log.
 
         Raises:
             ModelLoadError: The folder is incomplete or of another model; nothing was
@@ -246,7 +258,7 @@ class Server:
                 f"the weights of {self.model!r} can be updated only where it is served "
                 "from a folder: download the model, and serve that folder"
             )
-        with audited("serve.weights", str(path), version=version):
+        with audited("serve.weights", str(path), version=version, by=by):
             weights = FolderWeights.read(within_checkpoint(path))
             self._shape.check(weights)
             return self._fleet.update_weights(weights, version)
@@ -315,34 +327,6 @@ def _router_class() -> type[Router]:
             f"serving needs the package {error.name!r}; run: pip install {error.name}"
         ) from error
     return RouterClass
-
-
-def _bound_socket(host: str, port: int) -> socket.socket:
-    """Return a socket on the address to listen on.
-
-    Raises:
-        ConfigError: The port is taken, or the address is not one of this machine.
-    """
-    try:
-        family, kind, _, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        listener = socket.socket(family, kind)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        # Only this fails if another socket listens there: with SO_REUSEADDR, binding
-        # may succeed.
-        listener.listen(128)
-    except OSError as error:
-        remedy = {
-            errno.EADDRINUSE: "another program listens there; end it, or choose "
-            "another port (--port; 0 takes any that is free)",
-            errno.EACCES: "this user may not; choose a port above 1023 (--port)",
-        }.get(error.errno or 0, "choose an address of this machine (--host)")
-        raise ConfigError(
-            f"cannot listen on {host}:{port} ({error.strerror}): {remedy}"
-        ) from error
-    return listener
 
 
 def _revealed(key: SecretStr | None) -> str | None:

@@ -18,6 +18,7 @@ from aiohttp import web
 
 from rl_algorithms.rollout.agents.model import ServedModel
 from rl_algorithms.rollout.agents.session import AgentSession, Asked, ended
+from rl_distributed.access.http_app import http_logger
 from rl_distributed.errors import ConfigError
 from rl_distributed.logs.logging import get_logger
 from rl_models.serving.access import Access, key_digest, token_digest
@@ -49,7 +50,7 @@ class Gateway:
 
     def __init__(self, model: ServedModel) -> None:
         self._model = model
-        self._access = Access(None)
+        self._access = Access(None, listener="agents")
         self._sessions: dict[bytes, AgentSession] = {}
         self._ended: deque[bytes] = deque(maxlen=_MOST_ENDED)
         self._loop = asyncio.new_event_loop()
@@ -107,7 +108,11 @@ class Gateway:
         # A client that hangs up cancels its handler; the answer is sampled all the
         # same, and kept for its retry.
         self._runner = web.AppRunner(
-            app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0
+            app,
+            handler_cancellation=True,
+            access_log=None,
+            logger=http_logger(self._access.door),
+            shutdown_timeout=1.0,
         )
         await self._runner.setup()
         await web.SockSite(self._runner, listener, backlog=_BACKLOG).start()
@@ -133,7 +138,7 @@ class Gateway:
     ) -> web.StreamResponse:
         """Check the name of the host, and give every error OpenAI's form."""
         try:
-            self._access.check(request)
+            self._access.check(request, "infer")
             return await handler(request)
         except ApiError as error:
             problem = error
@@ -166,6 +171,8 @@ class Gateway:
             return session
         if digest in self._ended:
             raise ended()
+        what = f"{request.method} {request.path}"
+        self._access.door.counts.refused("key_unknown", what, request.remote or "")
         raise ApiError(
             401,
             "The API key is missing or is that of no task; send the one that the "

@@ -195,6 +195,14 @@ class AheadSampler:
         self._wait(lambda: self._loaded >= newest or self._end is not None)
         return self._loaded >= newest
 
+    def hold(self, is_paused: bool) -> None:
+        """Say that the trainer is held, or goes on; what is under way is finished.
+
+        Args:
+            is_paused: Whether it is held.
+        """
+        self._controller.tell(ev.RunPaused if is_paused else ev.RunResumed)
+
     @property
     def end_reason(self) -> str | None:
         """Why no further step comes; None if one does."""

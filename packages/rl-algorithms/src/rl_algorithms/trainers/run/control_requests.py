@@ -6,9 +6,10 @@ Nothing heavy is imported, so that a command that only sends a request is quick.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from rl_distributed.runs.requests import send_request
 
@@ -26,6 +27,12 @@ class ControlAnswer:
     """Number of completed steps at that time."""
     checkpoint: Path | None = None
     """Newest checkpoint of the run, after `checkpoint` and `stop`; None without one."""
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> ControlAnswer:
+        """Read what the run answers."""
+        kept = data.get("checkpoint")
+        return cls(int(data["step"]), None if kept is None else Path(kept))
 
 
 def control_run(
@@ -60,5 +67,4 @@ def control_run(
         DeadlineExceededError: The run did not answer in time.
     """
     answer = send_request(run_dir, action, {}, by=by, deadline_s=deadline_s)
-    kept = answer.get("checkpoint")
-    return ControlAnswer(int(answer["step"]), None if kept is None else Path(kept))
+    return ControlAnswer.from_dict(answer)

@@ -15,6 +15,7 @@ from rl_distributed.cluster.config import ClusterConfig
 from rl_distributed.config import Config, changeable
 from rl_distributed.errors import ConfigError
 from rl_distributed.metrics import LoggerConfig
+from rl_distributed.runs.control_config import ControlConfig
 from rl_models.config import PolicyConfig
 
 __all__ = ["EarlyStopConfig", "EnvConfig", "FaultToleranceConfig", "TrainerConfig"]
@@ -129,6 +130,9 @@ class TrainerConfig(Config):
     its name is known, and no such metric otherwise."""
     logger: LoggerConfig = Field(default_factory=LoggerConfig)
     """Sinks of the metrics, and logging."""
+    control: ControlConfig | None = None
+    """Address for `rl ctl`, which admits keys with roles; null for none, so that only
+    the owner of the run controls it, through its folder."""
 
     def unread(self) -> tuple[str, ...]:
         """Return the keys that the algorithm does not read; setting one is an error."""

@@ -55,8 +55,10 @@ function refreshSamples(view) {
   return Boolean(view.browser) && view.browser.refresh();
 }
 
+/** Ask the server, with the key of the address: a page that is saved holds none. */
 async function ask(path) {
-  return fetch(path, { headers: { Authorization: `Bearer ${page.live.token}` }, cache: "no-store" });
+  const key = new URLSearchParams(location.search).get("token");
+  return fetch(path, { headers: { Authorization: `Bearer ${key}` }, cache: "no-store" });
 }
 
 /** Load a chunk from the server. */

@@ -11,25 +11,29 @@ from typing import Any, ClassVar
 from pydantic import Field, field_validator
 
 from rl_distributed.config import Config
-from rl_distributed.errors import ConfigError
 from rl_distributed.metrics.distribution import Histogram
 from rl_distributed.metrics.sink import CannotShowError
 from rl_distributed.metrics.sinks.engine import import_engine
 from rl_distributed.metrics.sinks.plain import valid_text
+from rl_distributed.security.tls_files import TlsFiles
 
 __all__ = ["PrometheusSink", "PrometheusSinkConfig", "prometheus_name"]
-
-_END_DEADLINE_S = 10.0
 
 
 class PrometheusSinkConfig(Config):
     """Where the metrics can be asked for."""
 
     address: str = "127.0.0.1"
-    """Address to listen on. Another one lets anybody who reaches it read the metrics;
-    there is no password."""
+    """Address to listen on. Another one lets anybody who reaches it read the metrics,
+    unless `keys_file` names keys."""
     port: int = Field(default=0, ge=0, le=65535)
     """Port to listen on; 0: a free one, which the log names."""
+    keys_file: str | None = None
+    """File of `rl keys create`: whoever reads needs a key of the role `viewer`, sent
+    as `Authorization: Bearer KEY`; null: none is needed."""
+    tls: bool | TlsFiles = False
+    """Encrypt: true, with certificates that are made for this user's listeners on this
+    machine, or the three files to use."""
     namespace: str = Field(default="run", pattern=r"^[a-zA-Z_][a-zA-Z0-9_]*$")
     """What every name begins with: `train/loss` is `run_train_loss`."""
     labels: dict[str, str] = Field(default_factory=dict)
@@ -58,8 +62,9 @@ class PrometheusSink:
         config: The options; None: the defaults.
 
     Raises:
-        RegistryError: The client is not installed.
+        RegistryError: The client or aiohttp is not installed.
         ConfigError: The port is not free, or the address is not this machine's.
+        SecurityError: The keys or the certificate cannot be used.
     """
 
     config_class: ClassVar[type[Config]] = PrometheusSinkConfig
@@ -81,27 +86,31 @@ class PrometheusSink:
         # Its own registry: the values of one run, and none of the process's.
         registry = engine.CollectorRegistry()
         registry.register(self)
-        try:
-            self._server, self._thread = engine.start_http_server(
-                config.port, addr=config.address, registry=registry
-            )
-        except (OSError, OverflowError) as error:
-            raise ConfigError(
-                "logger.sink_settings.prometheus: cannot listen on "
-                f"{config.address}:{config.port}: {error}; use port 0 for a free one"
-            ) from error
-        self._closed = False
+        import_engine("aiohttp", "prometheus", "aiohttp")
+        # It needs aiohttp, which only this sink brings.
+        from rl_distributed.metrics.sinks.scraped import MetricsServer  # noqa: PLC0415
+
+        exposition = import_engine(
+            "prometheus_client.exposition", "prometheus", "prometheus-client"
+        )
+
+        def answer(accepts: str) -> tuple[str, bytes]:
+            encode, content_type = exposition.choose_encoder(accepts)
+            return content_type, encode(registry)
+
+        self._server = MetricsServer(
+            config.address, config.port, answer, config.keys_file, config.tls
+        )
 
     @property
     def port(self) -> int:
         """The port that it listens on."""
-        return int(self._server.server_port)
+        return self._server.port
 
     @property
     def url(self) -> str:
         """The address for Prometheus to scrape."""
-        host = self._config.address
-        return f"http://{f'[{host}]' if ':' in host else host}:{self.port}/metrics"
+        return f"{self._server.url}/metrics"
 
     def log_metrics(
         self, metrics: Mapping[str, float], step: int, time_s: float
@@ -171,13 +180,7 @@ class PrometheusSink:
 
     def close(self) -> None:
         """Stop answering and give back the port."""
-        if self._closed:
-            return
-        self._closed = True
-        self._server.shutdown()
-        # `shutdown` alone does not release the port.
-        self._server.server_close()
-        self._thread.join(_END_DEADLINE_S)
+        self._server.close()
 
 
 def prometheus_name(namespace: str, name: str | None = None) -> str:

@@ -1,0 +1,1 @@
+"""Who may ask what of a program that listens: keys, roles and the door they open."""

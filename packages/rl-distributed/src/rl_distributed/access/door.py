@@ -1,0 +1,327 @@
+"""The door of everything that listens: it admits a request or says why not.
+
+A request is looked at in this order; the first rule that it breaks refuses it:
+
+| rule | status | reason |
+|---|---|---|
+| no page of another origin | 403 | `other_origin` |
+| without a key: asked for by the name of this machine | 403 | `other_host` |
+| a key that the listener knows and that is good | 401 | `key_missing`, `key_malformed`, `key_unknown`, `key_expired`, `key_revoked` |
+| the key's role has what the route needs | 403 | `role` |
+| the key's rate | 429 | `rate` |
+| what changes something comes once | 403, 429 | `nonce_missing`, `too_old`, `replayed`, `too_many` |
+
+Knows nothing of an HTTP library, so that every server can ask it.
+"""  # noqa: E501
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from urllib.parse import urlsplit
+
+from rl_distributed.access.access_key import AccessKey, split_key
+from rl_distributed.access.key_file import KeyFile
+from rl_distributed.access.rate_limit import RateLimit, TokenBucket
+from rl_distributed.access.refusals import RequestCounts
+from rl_distributed.access.replay import ReplayGuard
+from rl_distributed.access.roles import ROLES, Permission
+
+__all__ = [
+    "AccessRequest",
+    "Caller",
+    "Door",
+    "FixedKey",
+    "Refusal",
+    "host_is_loopback",
+    "is_loopback",
+]
+
+_CHANGING: frozenset[Permission] = frozenset(("operate", "keys"))
+_REVOKED_OR_EXPIRED = {
+    "expired": "The key has expired; ask for a new one.",
+    "revoked": "The key was revoked; ask for a new one.",
+}
+
+
+@dataclass(frozen=True)
+class AccessRequest:
+    """What the door looks at of a request."""
+
+    what: str
+    """Method and path, without its query."""
+    client: str = ""
+    """Address of the sender."""
+    authorization: str = ""
+    """The header `Authorization`."""
+    query_key: str = ""
+    """A key in the address, at listeners that take one there."""
+    host: str = ""
+    """The header `Host`."""
+    origin: str | None = None
+    """The header `Origin`; only browsers send it."""
+    fetch_site: str | None = None
+    """The header `Sec-Fetch-Site`; likewise."""
+    nonce: str = ""
+    """The header `X-RL-Nonce`."""
+    time: str = ""
+    """The header `X-RL-Time`."""
+
+    @property
+    def key(self) -> str:
+        """The key, from the header or else from the address; "" without one."""
+        scheme, _, text = self.authorization.partition(" ")
+        return text.strip() if scheme.lower() == "bearer" else self.query_key
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Who was admitted."""
+
+    name: str = "anonymous"
+    """Name of the key, for records."""
+    key_id: str = ""
+    """Its id; "" for a key that is not from a file of keys."""
+    permissions: frozenset[Permission] = frozenset()
+    """What it may."""
+
+    def __str__(self) -> str:
+        return f"{self.name} (key {self.key_id})" if self.key_id else self.name
+
+
+@dataclass(frozen=True)
+class FixedKey:
+    """A key that a listener was started with, besides those of a file."""
+
+    name: str
+    """What records call it."""
+    secret: str = field(repr=False)
+    """The key."""
+    permissions: frozenset[Permission]
+    """What it may."""
+
+
+class Refusal(Exception):
+    """A request that is not admitted.
+
+    Args:
+        status: HTTP status.
+        reason: A short name, which metrics count by.
+        message: What is wrong, and what to do; nothing that the sender does not know.
+        retry_after_s: When to come back.
+    """
+
+    def __init__(
+        self, status: int, reason: str, message: str, retry_after_s: float | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status, self.reason = status, reason
+        self.retry_after_s = retry_after_s
+
+
+class Door:
+    """Admits requests by their keys.
+
+    Args:
+        listener: What listens, for records and metrics.
+        key_file: Keys with roles; None: there are only the fixed ones.
+        fixed: Keys that the listener was started with.
+        anonymous: What is admitted without a key.
+        is_loopback: Whether only programs of this machine reach it. A request without a
+            key must then name this machine as its host, because any page in a browser
+            can give a name of its own to a loopback address (DNS rebinding).
+        own_host_only: The same of requests with a key.
+        replay: Refuses what comes twice, of requests that change something.
+    """
+
+    def __init__(
+        self,
+        listener: str,
+        *,
+        key_file: KeyFile | None = None,
+        fixed: Sequence[FixedKey] = (),
+        anonymous: Collection[Permission] = (),
+        own_host_only: bool = False,
+        is_loopback: bool = True,
+        replay: ReplayGuard | None = None,
+    ) -> None:
+        self.counts = RequestCounts(listener)
+        self.key_file = key_file
+        self._fixed = [(key, _digest(key.secret)) for key in fixed]
+        self._anonymous = frozenset(anonymous)
+        self._own_host_only, self._is_loopback = own_host_only, is_loopback
+        self._replay = replay
+        self._buckets: dict[str, TokenBucket] = {}
+
+    @property
+    def has_keys(self) -> bool:
+        """Whether there is any key that it admits."""
+        return self.key_file is not None or bool(self._fixed)
+
+    def admit(self, request: AccessRequest, needs: Permission | None) -> Caller:
+        """Return who asks.
+
+        Args:
+            request: The request.
+            needs: What its route needs; None: nothing, also from another origin.
+
+        Raises:
+            Refusal: It is not admitted; that is counted and logged.
+        """
+        key: AccessKey | None = None
+        try:
+            if needs is None:
+                caller = Caller()
+            else:
+                self._check_origin(request)
+                caller, key = self._identify(request, needs)
+                self._check_caller(request, caller, key, needs)
+        except Refusal as refusal:
+            known = key or self._known_key(request)
+            shown = f"{known.id} {known.name}" if known else ""
+            self.counts.refused(refusal.reason, request.what, request.client, shown)
+            raise
+        self.counts.admitted()
+        return caller
+
+    def _identify(
+        self, request: AccessRequest, needs: Permission
+    ) -> tuple[Caller, AccessKey | None]:
+        is_open = needs in self._anonymous
+        if self._is_loopback and (is_open or self._own_host_only):
+            self._check_host(request)
+        if is_open:
+            return Caller(permissions=self._anonymous), None
+        if not request.key:
+            raise Refusal(
+                401,
+                "key_missing",
+                "A key is needed; send it as 'Authorization: Bearer KEY'.",
+            )
+        if (fixed := self._fixed_key(request.key)) is not None:
+            return Caller(fixed.name, "", fixed.permissions), None
+        key = self._stored_key(request.key)
+        return Caller(key.name, key.id, ROLES[key.role]), key
+
+    def _fixed_key(self, text: str) -> FixedKey | None:
+        # Digests have one length, and all are compared: neither a key nor its length
+        # can be guessed by timing.
+        given = _digest(text)
+        found = [key for key, own in self._fixed if hmac.compare_digest(given, own)]
+        return found[0] if found else None
+
+    def _stored_key(self, text: str) -> AccessKey:
+        """Return the key of the file that a text is.
+
+        Raises:
+            Refusal: It is none, or one that is not good any more.
+        """
+        parts = split_key(text)
+        if parts is None:
+            reason = "key_malformed" if self.key_file is not None else "key_unknown"
+            raise Refusal(401, reason, "The key is not one of this listener's.")
+        key = None if self.key_file is None else self.key_file.find(parts[0])
+        if key is None or not key.fits(parts[1]):
+            raise Refusal(401, "key_unknown", "The key is not one of this listener's.")
+        # Told only to somebody who has the key.
+        state = key.state()
+        if state != "valid":
+            raise Refusal(401, f"key_{state}", _REVOKED_OR_EXPIRED[state])
+        return key
+
+    def _known_key(self, request: AccessRequest) -> AccessKey | None:
+        """Return the key of a refused request, if its sender really has it."""
+        parts = split_key(request.key)
+        if parts is None or self.key_file is None:
+            return None
+        key = self.key_file.find(parts[0])
+        return key if key is not None and key.fits(parts[1]) else None
+
+    def _check_caller(
+        self,
+        request: AccessRequest,
+        caller: Caller,
+        key: AccessKey | None,
+        needs: Permission,
+    ) -> None:
+        if needs not in caller.permissions:
+            role = f"the role {key.role}" if key else f"the {caller.name}"
+            raise Refusal(
+                403, "role", f"This needs the permission '{needs}', which {role} lacks."
+            )
+        if key is not None and key.rate is not None:
+            self._check_rate(key, RateLimit.parse(key.rate))
+        if self._replay is not None and needs in _CHANGING:
+            whose = caller.key_id or caller.name
+            problem = self._replay.problem(whose, request.nonce, request.time)
+            if problem is not None:
+                reason, message = problem
+                raise Refusal(429 if reason == "too_many" else 403, reason, message)
+
+    def _check_rate(self, key: AccessKey, limit: RateLimit) -> None:
+        bucket = self._buckets.get(key.id)
+        if bucket is None or bucket.limit != limit:
+            bucket = self._buckets[key.id] = TokenBucket(limit)
+        wait_s = bucket.take()
+        if wait_s:
+            raise Refusal(
+                429,
+                "rate",
+                f"The key may send {limit} requests; come back in {wait_s:.0f} s.",
+                retry_after_s=wait_s,
+            )
+
+    @staticmethod
+    def _check_origin(request: AccessRequest) -> None:
+        """Refuse pages of other origins; programs send neither header."""
+        site = request.fetch_site
+        is_other = site is not None and site not in ("none", "same-origin")
+        if request.origin is not None:
+            try:
+                found = urlsplit(request.origin)
+                is_other |= found.scheme not in ("http", "https")
+                is_other |= found.netloc != request.host
+            except ValueError:
+                is_other = True
+        if is_other:
+            raise Refusal(403, "other_origin", "A page of another origin may not ask.")
+
+    @staticmethod
+    def _check_host(request: AccessRequest) -> None:
+        if not host_is_loopback(request.host):
+            raise Refusal(
+                403,
+                "other_host",
+                "Ask for 127.0.0.1 or localhost: this listens for programs of its own "
+                "machine only.",
+            )
+
+
+def host_is_loopback(header: str) -> bool:
+    """Whether the host that a request names is this machine's own.
+
+    Args:
+        header: The header `Host`.
+    """
+    try:
+        return is_loopback(urlsplit(f"//{header}").hostname or "")
+    except ValueError:
+        return False
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only programs of this machine can reach an address."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _digest(text: str) -> bytes:
+    # Headers may hold bytes that are no UTF-8; they must be refused and not fail.
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).digest()
