@@ -19,6 +19,7 @@ import torch
 import rl_algorithms as rl
 from rl_cli.main import main as rl_command
 from rl_distributed import BatchedDataDict, LoggerFacade
+from rl_distributed.access.key_file import KeyFile
 from rl_distributed.cluster.resources import ResourceConfig, ResourceManager
 from rl_distributed.metrics import LoggerConfig
 from rl_distributed.testing import local_ray
@@ -68,6 +69,7 @@ def signed(prompt: str, response: str) -> float:
 def train_on_rows(model: str) -> None:
     """Train on rows that are given: SFT in two layouts, DPO, a reward model."""
     rows = {"train_global_batch_size": 4, **SHORT}
+    KeyFile("keys.json").create("reader", "viewer")
     rl.train(
         model,
         ANSWERS,
@@ -80,6 +82,7 @@ def train_on_rows(model: str) -> None:
             "cluster.workers_per_node": 2,
             "cluster.use_gpus": False,
             "logger.sinks": ["console", "jsonl", "tensorboard"],
+            "control.keys_file": "keys.json",
         },
     )
     rl.train(

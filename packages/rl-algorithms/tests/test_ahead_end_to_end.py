@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from dataclasses import asdict
 
 import pytest
@@ -11,6 +13,7 @@ import rl_algorithms as rl
 from rl_algorithms.asynchronous.event_log import EventLog, replay
 from rl_algorithms.testing import weights_digest
 from rl_distributed.errors import ConfigError
+from rl_distributed.runs.ending import run_state
 
 ROWS = [{"prompt": f"{a}+{b}="} for a in range(8) for b in range(4)]
 GRPO = {
@@ -125,6 +128,45 @@ class Broken(rl.Callback):
             raise RuntimeError("the machine is gone")
 
 
+class Pausing(rl.Callback):
+    """Has the run paused after its second step, until nothing is under way."""
+
+    def __init__(self, run):
+        self._run, self.seen = run, []
+        self._thread = threading.Thread(target=self._talk)
+        self._error = None
+
+    def on_step_end(self, trainer, step, metrics):
+        if step == 2:
+            self._ahead = trainer._ahead
+            self._thread.start()
+            look = threading.Event()
+            while not any((self._run / "requests").glob("*.request.json")):
+                look.wait(0.01)
+
+    def _talk(self):
+        try:
+            rl.control_run(self._run, "pause", deadline_s=60.0)
+            self.seen.append(run_state(self._run))
+            look, end_s = threading.Event(), time.monotonic() + 60.0
+            while self._num_under_way() and time.monotonic() < end_s:
+                look.wait(0.05)
+            # Held for any time: no limit on progress is running.
+            assert self._ahead._controller.ask(lambda s: s.next_deadline_s()) is None
+            rl.control_run(self._run, "resume", deadline_s=60.0)
+            self.seen.append(run_state(self._run))
+        except BaseException as error:
+            self._error = error
+
+    def _num_under_way(self):
+        return self._ahead._controller.ask(lambda s: len(s._state.tasks))
+
+    def join(self):
+        self._thread.join(60.0)
+        if self._error is not None:
+            raise self._error
+
+
 class TestAhead:
     def test_learns_and_its_log_replays(self, pool, tiny_model, tmp_path):
         result = train(
@@ -156,6 +198,33 @@ class TestAhead:
             for actions in again
         ] == [[from_json(action) for action in entry["actions"]] for entry in log[1:]]
         assert sorted(trained_prompts(log, up_to=24)) == list(range(96))
+
+    def test_a_paused_run_samples_no_further_and_goes_on(
+        self, pool, tiny_model, tmp_path
+    ):
+        run = tmp_path / "run"
+        asker = Pausing(run)
+        result = train(
+            pool,
+            tiny_model,
+            run,
+            **GRPO,
+            **CORRECTED,
+            **with_staleness(1, event_log=True),
+            callbacks=[asker],
+        )
+        asker.join()
+        assert asker.seen == ["paused", "running"]
+        assert result.steps == 8
+        oldest = result.history.column("train:asynchronous/staleness_max")[1]
+        assert max(oldest) <= 1.0
+        (log,) = logs(run)
+        kinds = [entry["event"]["type"] for entry in log[1:]]
+        begin, end = kinds.index("RunPaused"), kinds.index("RunResumed")
+        # What was under way is finished, and as much as the schedule has places for.
+        assert "Answered" in kinds[begin:end]
+        assert "StepTrained" not in kinds[begin:end]
+        assert sorted(trained_prompts(log, up_to=8)) == list(range(32))
 
     def test_a_crash_loses_and_repeats_no_prompt(self, pool, tiny_model, tmp_path):
         settings = {

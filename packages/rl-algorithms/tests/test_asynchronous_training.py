@@ -64,6 +64,29 @@ def test_a_stop_saves_and_ends_after_the_step_under_way():
     assert driver.trained == [[0]]
 
 
+def test_a_paused_run_expects_no_step_however_long():
+    limits = WaitLimits(progress_s=60.0, step_s=60.0)
+    driver = one_worker(max_staleness=1, limits=limits)
+    while not driver.of(act.Train):
+        driver.answer(driver.asked[0])
+    driver.tell(ev.RunPaused(driver.now_s))
+    # What is under way goes on, and fills the places of later steps.
+    while any(isinstance(asked, act.Sample | act.Score) for asked in driver.asked):
+        asked = next(a for a in driver.asked if isinstance(a, act.Sample | act.Score))
+        driver.answer(asked)
+    driver.now_s += 100_000.0
+    assert driver.tell(ev.Tick(driver.now_s)) == []
+    assert driver.schedule.end is None
+    driver.tell(ev.RunResumed(driver.now_s))
+    driver.now_s += 59.0
+    driver.tell(ev.Tick(driver.now_s))
+    assert driver.schedule.end is None
+    # From here on as if the step had just begun.
+    driver.now_s += 2.0
+    driver.tell(ev.Tick(driver.now_s))
+    assert isinstance(driver.schedule.end, act.Fail)
+
+
 def test_max_num_steps_ends_the_run_and_nothing_is_sampled_for_later():
     driver = Driver(settings(max_num_steps=2, max_staleness=3)).run()
     assert driver.trained == [[0, 1], [2, 3]]

@@ -13,7 +13,11 @@ from pathlib import Path
 import pytest
 
 from rl_algorithms import Interrupted, control_run, update_run
-from rl_distributed.errors import ConfigError, DeadlineExceededError
+from rl_distributed.access.client import ListenerClient
+from rl_distributed.access.key_file import KeyFile, default_key_file
+from rl_distributed.errors import ConfigError, DeadlineExceededError, SecurityError
+from rl_distributed.runs.control_address import ADDRESS
+from rl_distributed.runs.ending import note_pause, run_state
 from rl_distributed.runs.requests import send_request
 from rl_distributed.security.audit import disable_audit, enable_audit
 
@@ -250,3 +254,98 @@ def test_no_run_and_one_that_has_ended(run):
     fit(live.make(run, toy={"max_num_steps": 2}))
     with pytest.raises(ConfigError, match="no process carries out the run"):
         control_run(run, "pause")
+
+
+@pytest.fixture
+def keys(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    for name in ("RL_KEY", "RL_CA_FILE", "RL_KEYS_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    return KeyFile(default_key_file())
+
+
+@pytest.mark.parametrize("tls", [False, True])
+def test_a_run_is_controlled_at_its_address_by_keys(run, audited, keys, tls):
+    operator = keys.create("olga", "operator")[1]
+    viewer = keys.create("victor", "viewer")[1]
+
+    def talk():
+        url = json.loads((run / ADDRESS).read_text())["url"]
+        assert url.startswith("https://127." if tls else "http://127.")
+        olga = ListenerClient(url, key=operator)
+        post = {"deadline_s": DEADLINE_S}
+        assert olga.ask("POST", "/rl/run/pause", post)["step"] == 2
+        assert run_state(run) == "paused"
+        found = ListenerClient(url, key=viewer).ask("GET", "/rl/run")
+        assert (found["state"], found["step"], found["total_steps"]) == (
+            "paused",
+            2,
+            40,
+        )
+        for action in ("pause", "resume", "checkpoint", "stop", "update"):
+            with pytest.raises(SecurityError, match="'operate', which the role viewer"):
+                ListenerClient(url, key=viewer).ask("POST", f"/rl/run/{action}", post)
+        with pytest.raises(ConfigError, match="paused already, by olga"):
+            olga.ask("POST", "/rl/run/pause", post)
+        with pytest.raises(ConfigError, match="seed cannot change"):
+            olga.ask("POST", "/rl/run/update", {**post, "changes": {"seed": 1}})
+        changes = {**post, "changes": {"lr": 2e-5}}
+        assert olga.ask("POST", "/rl/run/update", changes)["step"] == 2
+        kept = olga.ask("POST", "/rl/run/checkpoint", post)["checkpoint"]
+        assert kept.endswith("step_2")
+        assert olga.ask("POST", "/rl/run/resume", post)["step"] == 2
+        # In an answer: later the run may have come to its end.
+        stopped = olga.ask("POST", "/rl/run/stop", post)
+        assert stopped["step"] >= 2
+
+    policy = live.LivePolicy()
+    asker = Asker(talk)
+
+    def start(trainer):
+        asker.start()
+        pause = threading.Event()
+        for _ in range(int(DEADLINE_S / 0.01)):
+            if any((run / "requests").glob("*.request.json")):
+                return
+            assert asker.is_alive() or asker.result()
+            pause.wait(0.01)
+
+    control = {"tls": tls}
+    fit(live.make(run, policy, control=control), live.At(2, start))
+    asker.result()
+    assert policy.rates[2] == 2e-5
+    assert not (run / ADDRESS).exists()
+    assert not [t for t in threading.enumerate() if t.name == "http run"]
+    done = [(e["action"], e["outcome"], e.get("by", e.get("key"))) for e in audited()]
+    olga, victor = (f"{k.name} (key {k.id})" for k in keys.read())
+    told = [entry for entry in done if entry[0].startswith(("run.", "access."))]
+    refused = ("access.refused", "refused", " ".join(victor[:-1].split(" (key ")[::-1]))
+    assert told == [
+        ("run.pause", "ok", olga),
+        *[refused] * 5,
+        ("run.pause", "refused", olga),
+        ("run.update", "refused", olga),
+        ("run.update", "ok", olga),
+        ("run.checkpoint", "ok", olga),
+        ("run.resume", "ok", olga),
+        ("run.stop", "ok", olga),
+    ]
+
+
+def test_an_address_needs_a_file_of_keys(run, keys):
+    with pytest.raises(SecurityError, match="rl keys create"):
+        fit(live.make(run, control={}))
+    assert not (run / ADDRESS).exists()
+
+
+def test_an_address_for_others_needs_tls(run):
+    with pytest.raises(ConfigError, match=r"tls must be set.*got host '0\.0\.0\.0'"):
+        live.make(run, control={"host": "0.0.0.0"})
+
+
+def test_a_pause_that_a_killed_process_left_is_forgotten(run):
+    run.mkdir()
+    note_pause(run, "somebody")
+    states = []
+    fit(live.make(run), live.At(2, lambda trainer: states.append(run_state(run))))
+    assert states == ["running"]

@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 
 from rl_cli.main import _run
+from rl_distributed.access.key_file import KeyFile
+from rl_distributed.runs.control_address import ControlAddress
+from rl_distributed.runs.control_config import ControlConfig
 from rl_distributed.runs.requests import RunRequest, RunRequests
 
 UPDATE = {"number": 1, "step": 7, "moment": "step_begin", "by": "me", "time": "now",
@@ -129,3 +132,85 @@ def test_a_run_that_does_not_answer_in_time(
     said = capsys.readouterr().err
     assert "the run did not answer within 0.05 s (it was taken back" in said
     assert "--timeout SECONDS" in said
+
+
+@pytest.fixture
+def keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> KeyFile:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.delenv("RL_KEYS_FILE", raising=False)
+    return KeyFile(tmp_path / "config" / "rl" / "keys.json")
+
+
+@pytest.fixture
+def address(reader: Reader, tmp_path: Path, keys: KeyFile) -> Iterator[str]:
+    keys.create("admin", "admin")
+    status = {"state": "running", "step": 7, "total_steps": 9, "metrics": {"loss": 0.5}}
+    found = ControlAddress(tmp_path / "run", ControlConfig(), lambda: status)
+    yield found.url
+    found.close()
+
+
+def test_a_run_is_asked_at_its_address(
+    reader: Reader,
+    address: str,
+    keys: KeyFile,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    stored, key = keys.create("olga", "operator")
+    monkeypatch.setenv("RL_KEY", key)
+    assert _run(["ctl", "checkpoint", address], False) == 0
+    said = tuple(capsys.readouterr())
+    assert said == ("checkpoints/step_7\n", "saved, after step 7\n")
+    assert _run(["ctl", "set", address, "lr=5e-6"], False) == 0
+    assert "1e-05 -> 5e-06" in capsys.readouterr().out
+    assert _run(["ctl", "status", address], False) == 0
+    assert capsys.readouterr().out == "running, step 7 of 9\nloss: 0.5\n"
+    assert {request.by for request in reader.seen} == {f"olga (key {stored.id})"}
+    assert _run(["ctl", "pause", address, "--by", "somebody else"], False) == 2
+    keys.revoke("olga")
+    assert _run(["ctl", "pause", address], False) == 2
+    assert "The key was revoked" in capsys.readouterr().err
+    assert len(reader.seen) == 2
+
+
+@pytest.mark.parametrize(
+    ("url", "key", "message"),
+    [
+        ("http://10.0.0.1:9500", "k", "would send the key in the clear"),
+        ("http://127.0.0.1:1", "", "set RL_KEY"),
+        ("http://127.0.0.1:1", "k\n", "set RL_KEY"),
+        ("http://127.0.0.1:1", "k", "nothing that is understood listens"),
+        ("http://127.0.0.1:99999", "k", "is no address"),
+        ("https://", "k", "must be like https://HOST:PORT"),
+    ],
+)
+def test_wrong_addresses(
+    url: str,
+    key: str,
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("RL_KEY", key)
+    assert _run(["ctl", "pause", url], False) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_an_admin_makes_keys_at_an_address(
+    address: str,
+    keys: KeyFile,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("RL_KEY", keys.create("root", "admin")[1])
+    made = ["--name", "bob", "--role", "user", "--expires", "1d", "--url", address]
+    assert _run(["keys", "create", *made, "--json"], False) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["key"].startswith(f"rlk_{found['id']}_")
+    assert _run(["keys", "list", "--url", address, "--json"], False) == 0
+    assert [k["name"] for k in json.loads(capsys.readouterr().out)] == [
+        "admin", "root", "bob",
+    ]  # fmt: skip
+    assert _run(["keys", "revoke", "bob", "--url", address], False) == 0
+    assert [k.state() for k in keys.read()] == ["valid", "valid", "revoked"]

@@ -9,7 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from rl_distributed.runs.ending import ENDED, read_ending, run_state
+from rl_distributed.runs.ending import (
+    ENDED,
+    forget_pause,
+    note_pause,
+    read_ending,
+    run_state,
+)
 from rl_distributed.runs.folder import begin_run, own_run_folder
 
 
@@ -81,3 +87,17 @@ def test_a_torn_note_is_none(tmp_path: Path, text: str) -> None:
     (tmp_path / ENDED).write_text(text)
     assert read_ending(tmp_path) is None
     assert run_state(tmp_path) == "interrupted"
+
+
+@pytest.mark.parametrize("place", ["", "stages/01-sft"])
+def test_a_run_that_is_held_is_paused(tmp_path: Path, place: str) -> None:
+    stage = tmp_path / place
+    stage.mkdir(parents=True, exist_ok=True)
+    note_pause(stage, "alice")
+    # A process that was killed has left it.
+    assert run_state(tmp_path) == "interrupted"
+    with begin_run(tmp_path):
+        assert run_state(tmp_path) == "paused"
+        forget_pause(stage)
+        forget_pause(stage)
+        assert run_state(tmp_path) == "running"

@@ -137,6 +137,7 @@ async def serve(
     # Without a log of requests: their addresses hold the token.
     runner = web.AppRunner(
         app,
+        handler_cancellation=True,
         access_log=None,
         logger=http_logger(door),
         keepalive_timeout=IDLE_S,

@@ -240,11 +240,15 @@ def http_logger(door: Door) -> logging.Logger:
     """
     logger = logging.Logger(f"{__name__}.{door.counts.listener}")
     logger.parent = _logger
+    # aiohttp tells of some malformed heads at this level.
+    logger.setLevel(logging.DEBUG)
 
     def is_about_the_server(record: logging.LogRecord) -> bool:
         error = record.exc_info[1] if record.exc_info else None
+        if isinstance(error, ConnectionError):
+            return False  # the client has hung up
         if not isinstance(error, HttpProcessingError):
-            return True
+            return _logger.isEnabledFor(record.levelno)
         client = str(record.args[0]) if isinstance(record.args, tuple) else ""
         door.counts.refused("malformed", "a malformed request", client)
         return False

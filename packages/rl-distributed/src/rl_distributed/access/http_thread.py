@@ -56,6 +56,8 @@ class HttpThread:
         self._listener, self._tls = listener, tls
         self._runner = web.AppRunner(
             app,
+            # A client that hangs up in the midst of its body leaves nothing behind.
+            handler_cancellation=True,
             # Without a log of requests: their addresses may hold keys.
             access_log=None,
             logger=http_logger(door),

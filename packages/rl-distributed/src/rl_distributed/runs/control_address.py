@@ -65,7 +65,7 @@ def control_routes(run_dir: Path, status: Status, door: Door) -> RouteTable:
         status: Returns how it stands, as JSON values; called in another thread.
         door: Admits requests.
     """
-    waiting = asyncio.Semaphore(_MOST_WAITING)
+    waiting: set[asyncio.Task[web.StreamResponse]] = set()
 
     async def health(request: web.Request) -> web.StreamResponse:
         return web.Response()
@@ -76,12 +76,15 @@ def control_routes(run_dir: Path, status: Status, door: Door) -> RouteTable:
     def asking(action: str) -> Callable[[web.Request], Any]:
         async def ask(request: web.Request) -> web.StreamResponse:
             body, wait_s = _content(action, await json_object(request))
-            if waiting.locked():
+            if len(waiting) >= _MOST_WAITING:
                 return error_response(
                     429, "too_many", "Other requests wait for the run: come back later."
                 )
-            async with waiting:
-                return await _asked(run_dir, action, body, wait_s)
+            # One whose client hangs up waits on, and counts, as its thread does.
+            task = asyncio.create_task(_asked(run_dir, action, body, wait_s))
+            waiting.add(task)
+            task.add_done_callback(waiting.discard)
+            return await asyncio.shield(task)
 
         return ask
 

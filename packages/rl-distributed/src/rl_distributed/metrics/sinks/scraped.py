@@ -13,12 +13,15 @@ from rl_distributed.access.http_app import Route, RouteTable, guarded_app
 from rl_distributed.access.http_thread import HttpThread
 from rl_distributed.access.key_file import KeyFile
 from rl_distributed.access.listener_tls import server_context
+from rl_distributed.access.roles import Permission
 from rl_distributed.logs.logging import get_logger
 from rl_distributed.security.tls_files import TlsFiles
 
 __all__ = ["MetricsServer", "scraped_routes"]
 
 _logger = get_logger(__name__)
+
+_ANYBODY: frozenset[Permission] = frozenset(("view",))
 
 Answer = Callable[[str], tuple[str, bytes]]
 """Takes the header `Accept`; returns the content type and the metrics."""
@@ -89,7 +92,7 @@ class MetricsServer:
         self.door = door = Door(
             "metrics",
             key_file=keys,
-            anonymous=("view",) if keys is None else (),
+            anonymous=_ANYBODY if keys is None else frozenset(),
             is_loopback=is_loopback(address),
         )
         """Also counts what was refused."""
