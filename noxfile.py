@@ -188,6 +188,14 @@ def simulate(session: nox.Session) -> None:
 
 
 @nox.session
+def fuzz(session: nox.Session) -> None:
+    """Send malformed requests to all that listens (`-- 100000` says how many each)."""
+    sync(session)
+    session.env["RL_FUZZ_REQUESTS"] = (session.posargs or ["10000"])[0]
+    python(session, "-m", "pytest", "-q", "tests/test_access_fuzz.py")
+
+
+@nox.session
 def parity(session: nox.Session) -> None:
     """Compare every layout with plain transformers (`-- --page FILE` writes it)."""
     sync(session)

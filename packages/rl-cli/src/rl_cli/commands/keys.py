@@ -54,7 +54,7 @@ def _where(command: Callable[..., None]) -> Callable[..., None]:
 
 
 @keys.command(short_help="Make a key, and show it once.")
-@click.option("--name", required=True, help="Who or what will have it.")
+@click.option("--name", "key_name", required=True, help="Who or what will have it.")
 @click.option("--role", required=True, type=click.Choice(_ROLES), help="What it may.")
 @click.option("--expires", metavar="TIME",
               help="How long it is good for, as 30d, 12h, 90min; default: until it is "
@@ -64,7 +64,7 @@ def _where(command: Callable[..., None]) -> Callable[..., None]:
               "number.")  # fmt: skip
 @_where
 def create(
-    name: str,
+    key_name: str,
     role: str,
     expires: str | None,
     rate: str | None,
@@ -87,12 +87,14 @@ def create(
     limit = None if rate is None else RateLimit.parse(rate)
     client = _client(url, path)
     if client is not None:
-        body = {"name": name, "role": role, "expires": expires, "rate": rate}
+        body = {"name": key_name, "role": role, "expires": expires, "rate": rate}
         shown = client.ask("POST", "/rl/keys", body)
         key = str(shown.pop("key"))
     else:
         file = _file(path)
-        stored, key = file.create(name, check_role(role), lifetime=lifetime, rate=limit)
+        stored, key = file.create(
+            key_name, check_role(role), lifetime=lifetime, rate=limit
+        )
         shown = stored.public()
     terminal = Terminal()
     if as_json:
@@ -101,7 +103,7 @@ def create(
     terminal.raw(key)
     terminal.note(
         f"This is the only time that the key is shown. Its id is {shown['id']}; rl "
-        f"keys revoke {name} ends it."
+        f"keys revoke {key_name} ends it."
     )
 
 
