@@ -24,10 +24,10 @@ def ctl() -> None:
 
     RUN is its folder, for the owner of the run; in a run of several stages, the current
     stage is addressed. RUN may also be its address, such as https://HOST:9500, for
-    anyone with an operator's key in RL_KEY, if the run was started with control. The run
-    checks for requests between its steps: a command waits until it is carried out, or
-    for --timeout seconds. Requests are recorded in the log of the run and, if there is
-    one, in its audit log.
+    anyone with an operator's key in RL_KEY, if the run was started with control. The
+    run checks for requests between its steps: a command waits until it is carried out,
+    or for --timeout seconds. Requests are recorded in the log of the run and, if there
+    is one, in its audit log.
 
     \b
     Examples:

@@ -34,7 +34,7 @@ _LOOK_EVERY_S = 1.0
 @click.option("--weights-root", metavar="FOLDER",
               help="Folder that must contain those weights.")  # fmt: skip
 @click.option("--keys", "keys_file", metavar="FILE",
-              help="Key file of rl keys create; keys are admitted by role.")  # fmt: skip
+              help="Key file of rl keys create, for keys with roles.")  # fmt: skip
 @click.option("--tls", is_flag=True, default=None,
               help="Encrypt, with a certificate that is created here.")  # fmt: skip
 @click.option("--name", "model_name", help="Name of the model in requests.")
