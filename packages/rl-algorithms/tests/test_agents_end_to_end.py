@@ -5,12 +5,14 @@ from __future__ import annotations
 import importlib.util
 import os
 import signal
+import socket
 import time
 from pathlib import Path
 
 import pytest
 
 import rl_algorithms as rl
+from rl_algorithms.grpo.config import GRPOConfig
 from rl_distributed.errors import ConfigError
 from rl_envs import AgentEnvironment, RemoteEnvironment
 from rl_envs.agents.tasks import AgentJob
@@ -60,12 +62,13 @@ def test_the_example_learns_in_turns(pool, tiny_model, tmp_path, example):
     rewards = result.history.column("train:reward")[1]
     first, last = sum(rewards[:4]) / 4, sum(rewards[-4:]) / 4
     assert last > first + 0.1, rewards
-    turns = result.history.column("train:num_turns")[1]
+    turns = result.history.column("train:avg_turns_per_sample")[1]
     assert max(turns) > 1.2  # there was a history to go on from
     assert result.history.column("val:reward")[1][-1] > first
     # The trainer computes what the sampler did: tokens, prompts and weights agree.
-    errors = result.history.column("train:sampling/logprob_error_max")
-    assert not errors[1] or max(errors[1]) < 1e-3
+    errors = result.history.column("train:mismatch/logprob_diff/max")[1]
+    assert len(errors) == 20
+    assert max(errors) < 1e-3
 
 
 def test_asynchronously_too(pool, tiny_model, tmp_path, example):
@@ -89,17 +92,19 @@ def test_asynchronously_too(pool, tiny_model, tmp_path, example):
     assert len(result.history.column("val:reward")[1]) == 2
 
 
-def test_an_algorithm_of_one_row_per_task_refuses(pool, tiny_model, tmp_path, example):
+def test_an_algorithm_of_one_row_per_task_refuses(
+    pool, tiny_model, tmp_path, example, monkeypatch
+):
+    monkeypatch.setattr(GRPOConfig, "trains_branches", False)
     with pytest.raises(ConfigError, match="runs agents"):
         train(
             pool,
             tiny_model,
             tmp_path / "run",
             example.rows(8),
-            algorithm="distillation",
             environment=AgentEnvironment(example.agent),
             max_num_steps=1,
-            **{"teacher.model_name": str(tiny_model)},
+            **GRPO,
         )
 
 
@@ -112,7 +117,7 @@ def test_a_worker_that_dies_loses_its_tasks(ray_cluster, tmp_path):
         f"    pathlib.Path({str(tmp_path / 'pid')!r}).write_text(str(os.getpid()))\n"
         "    await asyncio.sleep(60)\n"
     )
-    listener = __import__("socket").create_server(("127.0.0.1", 0))
+    listener = socket.create_server(("127.0.0.1", 0))
     url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
     with listener, RemoteEnvironment("agent", {"file": str(path)}) as environment:
         assert environment.agent_limits.max_at_once == 64

@@ -540,6 +540,45 @@ class TestInterface:
         assert int(played.rows["num_turns"][0]) == 1
 
 
+class TestFrameworks:
+    def test_an_agent_of_pydantic_ai(self, tokenizer):
+        """Its own loop calls the tool, and sends the history back in its own form."""
+        from pydantic_ai import Agent  # noqa: PLC0415 - seconds, for one test
+        from pydantic_ai.models.openai import OpenAIChatModel  # noqa: PLC0415
+        from pydantic_ai.providers.openai import OpenAIProvider  # noqa: PLC0415
+
+        called = []
+
+        async def agent(task, client):
+            provider = OpenAIProvider(openai_client=client)
+            model = OpenAIChatModel(task.model, provider=provider)
+            helper = Agent(model, system_prompt="be brief")
+
+            @helper.tool_plain
+            def add(a: int) -> str:
+                called.append(a)
+                return f"sum {a + 2}"
+
+            first = await helper.run("a")
+            more = await helper.run("b", message_history=first.all_messages())
+            async with helper.run_stream(
+                "c", message_history=more.all_messages()
+            ) as stream:
+                assert await stream.get_output() == "last"
+            return float(first.output == "3")
+
+        played = Played(tokenizer, agent, say_in_turn(f"{CALL}$", "3$", "4$", "last$"))
+        assert played.outcomes == [Outcome.OK], played.result.samples
+        assert called == [1]
+        assert played.rows["rewards"].tolist() == [1.0]
+        # One row: everything that it sent back was found to be what it was given.
+        (text,) = played.texts()
+        assert text.endswith(
+            f"|s:be brief|u:a|a:[{CALL}<eos>]|t:sum 3|a:[3<eos>]|u:b|a:[4<eos>]"
+            "|u:c|a:[last<eos>]"
+        )
+
+
 class TestEndings:
     def test_an_exception_is_no_reward_of_zero(self, tokenizer):
         async def agent(task, client):

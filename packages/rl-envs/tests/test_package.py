@@ -41,7 +41,7 @@ def test_errors_are_user_errors_and_cross_processes() -> None:
     for name in errors.__all__:
         error = getattr(errors, name)("text")
         assert isinstance(error, UserError) == (
-            name not in ("EnvsError", "ToolUnavailableError")
+            name not in ("EnvsError", "AgentError", "ToolUnavailableError")
         )
         copy = pickle.loads(pickle.dumps(error))
         assert type(copy) is type(error)

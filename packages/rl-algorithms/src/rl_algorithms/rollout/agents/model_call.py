@@ -95,5 +95,9 @@ class ModelCall:
         self._settle(lambda: self.future.set_exception(error))
 
     def _settle(self, settle: Callable[[], None]) -> None:
-        # Looked at again in the loop: the session may end meanwhile.
-        self._loop.call_soon_threadsafe(lambda: self.future.done() or settle())
+        def settle_once() -> None:
+            # Looked at in the loop: the session may have ended meanwhile.
+            if not self.future.done():
+                settle()
+
+        self._loop.call_soon_threadsafe(settle_once)
