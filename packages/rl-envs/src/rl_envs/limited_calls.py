@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -48,6 +48,8 @@ class Server:
     """Message for a failed import, naming the missing package and its user."""
     remedy: str = ""
     """Remedy for a failed import."""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """Environment variables of the processes, on top of the caller's."""
 
 
 class LimitedCalls:
@@ -170,6 +172,7 @@ class _Process:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
+            env={**os.environ, **self._server.variables},
         )
         reply = self._read(_START_S)
         if reply is None:

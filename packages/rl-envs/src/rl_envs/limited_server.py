@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import resource
 import signal
 import sys
@@ -85,4 +86,9 @@ def run_server(
     resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
     # Standard output carries replies only, and nobody reads the log of this process.
     logging.disable()
-    serve(sys.stdin, sys.stdout, answer, example)
+    # What the code below prints must not be read as a reply.
+    with os.fdopen(os.dup(1), "w") as replies:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, 1)
+        os.close(nowhere)
+        serve(sys.stdin, replies, answer, example)
