@@ -73,7 +73,7 @@ def test_what_there_is_to_know(listed: dict[str, dict[str, Any]]) -> None:
     assert countdown["makes_tasks"] is True
     assert countdown["turns"] == "one"
     assert countdown["extra"] == countdown["problem"] == ""
-    assert countdown["description"].startswith("Computes the expression")
+    assert countdown["description"].startswith("Evaluates the expression")
     assert listed["calculator"]["turns"] == "many"
     assert listed["math"]["extra"] == "rl-envs[math]"
     assert listed["code_interpreter"]["extra"] == "rl-envs[math]"
