@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import base64
 import contextlib
+import json
 import os
 import pickle
 import re
@@ -93,6 +95,17 @@ def test_a_local_cluster_has_only_the_processes_that_it_needs(ray_cluster):
     assert any("gcs_server" in command for command in commands)
     for script in ("monitor.py", "log_monitor.py", "dashboard.py"):
         assert not [command for command in commands if f"/{script}" in command]
+
+
+def test_a_local_cluster_starts_no_workers_in_advance(ray_cluster):
+    [configs] = {
+        argument.removeprefix("--config_list=")
+        for process in psutil.Process().children(recursive=True)
+        for argument in process.cmdline()
+        if argument.startswith("--config_list=")
+    }
+    config = json.loads(base64.b64decode(configs))
+    assert config["prestart_worker_first_driver"] is False
 
 
 @pytest.mark.parametrize("log_monitor", [False, True])

@@ -74,6 +74,10 @@ __all__ = ["init_ray", "live_nodes", "shutdown_ray", "wait_for_nodes"]
 logger = logging.getLogger(__name__)
 
 _LOOPBACK = "127.0.0.1"
+# Ray would start plain workers in advance, one per CPU. It takes none of these for a
+# worker group, whose workers have variables of their own: each would cost 0.8 s of CPU
+# time while the group starts, and memory until it has been idle for long enough to end.
+_SYSTEM_CONFIG = {"prestart_worker_first_driver": False}
 _lock = threading.RLock()
 # Audit action at the end of this process, by whether it started its cluster.
 _END_ACTIONS = {True: "cluster.stop", False: "cluster.leave"}
@@ -335,6 +339,7 @@ def _start_local(
                     object_store_memory=object_store_bytes,
                     _temp_dir=str(folder),
                     _node_ip_address=_LOOPBACK,
+                    _system_config=_SYSTEM_CONFIG,
                 )
             return
         except Exception as error:
