@@ -33,7 +33,7 @@ def test_a_key_has_its_type_limits_default_and_meaning(
     assert explained(capsys, "grpo", "num_prompts_per_step") == [
         "grpo.num_prompts_per_step",
         "    int; greater than 0; default 32",
-        "    Prompts per step.",
+        "    Number of prompts per step.",
     ]
 
 
@@ -166,4 +166,6 @@ def test_the_schema_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert _run(["config", "schema", "sft"], False) == 0
     printed = json.loads(capsys.readouterr().out)
     place = printed["$defs"]["SFTSettings"]["properties"]["val_period"]
-    assert place["description"] == "Steps between two validations; 0: none."
+    assert (
+        place["description"] == "Number of steps between two validations; 0 for none."
+    )
