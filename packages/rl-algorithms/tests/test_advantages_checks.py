@@ -117,15 +117,15 @@ FUNCTIONS = {
     ),
     "overlong": (
         partial(mask_overlong, FOUR, THREE),
-        r"truncated must be \[4\].*\[3\]",
+        r"truncated must have the shape .*\[4\].*\[3\]",
     ),
     "disagreement": (
         partial(mask_sequence_logprob_error, FOUR, TOKENS, TOKENS, TOKENS[:, :4], 2.0),
-        r"prev_logprobs must be \[4, 5\].*: got \[4, 4\]",
+        r"prev_logprobs must have the shape .*\[4, 5\].*: got \[4, 4\]",
     ),
     "disagreement, rows": (
         partial(mask_sequence_logprob_error, THREE, TOKENS, TOKENS, TOKENS, 2.0),
-        r"sample_mask must be \[4\].*: got \[3\]",
+        r"sample_mask must have the shape .*\[4\].*: got \[3\]",
     ),
     "mean": (partial(masked_mean, FOUR, THREE), r"values, \[4\], .*: got \[3\]"),
     "kl": (

@@ -183,7 +183,7 @@ def test_the_kl_of_a_loss_and_of_a_reward_exclude_each_other():
         ClippedPGLossConfig.from_dict(
             {"use_kl_in_reward": True, "use_on_policy_kl_approximation": True}
         )
-    with pytest.raises(ConfigError, match="give a loss of your own the number"):
+    with pytest.raises(ConfigError, match="outside of a run, give the number"):
         _ = ClippedPGLossConfig(
             token_level_loss=False, fixed_length_normalizer="max_new_tokens"
         ).length_normalizer

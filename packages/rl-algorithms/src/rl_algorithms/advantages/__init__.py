@@ -1,4 +1,4 @@
-"""Advantages: how much better an answer is than the others to the same prompt."""
+"""Advantages: how much better an answer is than expected."""
 
 import lazy_loader
 

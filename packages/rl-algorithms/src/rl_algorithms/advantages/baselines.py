@@ -1,18 +1,18 @@
-"""Baseline and spread of the rewards of each group, without a loop over groups.
+"""Baseline and standard deviation of each group's rewards, without a loop over groups.
 
-Everything is computed in float64 from rewards centred on their group, so that large
-common offsets cost no accuracy.
+Everything is computed in float64 from rewards centered on their group, so that a large
+common offset costs no accuracy.
 
 Groups of few valid rows, with `leave_one_out_baseline`:
 
-| valid rows | baseline | spread |
+| valid rows | baseline | standard deviation |
 |---|---|---|
 | 1 | the reward itself (advantage 0) | 0 |
-| 2 | the other's reward | that of both rows: one other row has no spread |
-| 3 or more | mean of the others | that of the others; of all rows if they agree |
+| 2 | the other reward | of both rows, as a single other row has none |
+| 3 or more | mean of the others | of the others, or of all rows if the others agree |
 
-A spread of 0 means that there is nothing to divide by: all rewards of the group agree
-to six digits.
+A standard deviation of 0 means that all rewards of the group agree to six digits, so
+there is nothing to divide by.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 _RESOLUTION = 1e-6
-"""Spreads below this part of the group's largest reward are rounding of float32."""
+"""Relative standard deviation below which differences are rounding of float32."""
 
 
 def calculate_baseline_and_std_per_prompt(
@@ -39,23 +39,23 @@ def calculate_baseline_and_std_per_prompt(
     leave_one_out_baseline: bool = True,
     std_rewards: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """As `calculate_baseline_and_std_per_group`, grouping rows of equal prompts.
+    """Group rows with equal prompts, then compute as in the function per group.
 
-    Two dataset rows with the same prompt fall into one group here; where that matters,
-    pass group indices to the other function.
+    Two rows of the data set with the same prompt fall into one group here. To avoid
+    that, call `calculate_baseline_and_std_per_group` with group indices.
 
     Args:
         prompts: [N, S] prompt tokens.
         rewards: [N].
-        valid_mask: [N] 1 where the row counts.
-        leave_one_out_baseline: Leave a row out of its own baseline.
-        std_rewards: [N] rewards whose spread is returned; default `rewards`.
+        valid_mask: [N], 1 where the row counts.
+        leave_one_out_baseline: Whether to leave a row out of its own baseline.
+        std_rewards: [N] rewards for the standard deviation; by default `rewards`.
 
     Returns:
         Baseline and standard deviation, [N] each.
 
     Raises:
-        LossInputError: The columns do not belong to the same rows.
+        LossInputError: The columns do not have the same rows.
     """
     check_rewards(rewards)
     if prompts.dim() != 2 or prompts.shape[0] != rewards.shape[0]:
@@ -78,23 +78,22 @@ def calculate_baseline_and_std_per_group(
     leave_one_out_baseline: bool = True,
     std_rewards: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Give each row the mean and standard deviation of its group's rewards.
+    """Return mean and standard deviation of the rewards of each row's group.
 
-    Rows that are not valid take part in nobody's mean. The standard deviation is the
-    unbiased one (n - 1).
+    Invalid rows enter no mean. The standard deviation is the unbiased one (n - 1).
 
     Args:
-        group_index: [N] which group a row belongs to; any integers.
+        group_index: [N] group of each row; any integers.
         rewards: [N].
-        valid_mask: [N] 1 where the row counts; default all.
-        leave_one_out_baseline: Leave a row out of its own baseline and spread.
-        std_rewards: [N] rewards whose spread is returned; default `rewards`.
+        valid_mask: [N], 1 where the row counts; by default all do.
+        leave_one_out_baseline: Whether to leave a row out of its own statistics.
+        std_rewards: [N] rewards for the standard deviation; by default `rewards`.
 
     Returns:
         Baseline and standard deviation, [N] each, in the dtype of `rewards`.
 
     Raises:
-        LossInputError: The columns do not belong to the same rows, or have no values.
+        LossInputError: The columns do not have the same rows, or hold no values.
     """
     check_rewards(
         rewards,
@@ -119,7 +118,7 @@ def calculate_baseline_and_std_per_group(
 
 
 class _GroupMoments:
-    """Sums over the valid rows of each group, spread back to rows. All are [N]."""
+    """Moments over the valid rows of each group, broadcast back to rows [N]."""
 
     def __init__(self, groups: Tensor, num_groups: int, valid: Tensor) -> None:
         self._groups, self._num_groups, self._valid = groups, num_groups, valid
@@ -132,7 +131,8 @@ class _GroupMoments:
         return totals.index_add_(0, self._groups, values)[self._groups]
 
     def _centre(self, rewards: Tensor) -> tuple[Tensor, Tensor]:
-        """Return each row's group mean, and its own (0 if invalid) deviation of it."""
+        """Return each row's group mean, and its deviation from it (0 if invalid)."""
+        # `where` and not a product: invalid rewards may be NaN, and NaN * 0 is NaN.
         values = torch.where(self._valid != 0, rewards.to(torch.float64), 0.0)
         mean = self._sum(values) / self._count.clamp(min=1)
         return mean, torch.where(self._valid != 0, values - mean, 0.0)
@@ -141,7 +141,8 @@ class _GroupMoments:
         mean, deviation = self._centre(rewards)
         if leave_one_out:
             others = self._count - self._valid
-            # Deviations of a group sum to 0, so those of the others sum to minus one's.
+            # Deviations of a group sum to 0, so those of the others sum to minus this
+            # row's.
             mean = mean - deviation / others.clamp(min=1)
         return torch.where(self._count == 0, rewards.to(torch.float64), mean)
 
@@ -154,6 +155,8 @@ class _GroupMoments:
         if not leave_one_out:
             return whole
         others = self._count - self._valid
+        # Sum of squares of the others around their own mean, by removing one value from
+        # it (Welford, backwards); the clamp takes care of rounding below 0.
         rest = squares - deviation.square() * (1 + 1 / others.clamp(min=1))
         std = (rest.clamp(min=0) / (others - 1).clamp(min=1)).sqrt()
         spread = (others > 1) & (std > floor)

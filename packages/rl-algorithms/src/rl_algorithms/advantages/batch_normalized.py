@@ -1,4 +1,4 @@
-"""Estimators that normalise over the whole batch: REINFORCE++ and GDPO."""
+"""Estimators that normalize over the whole batch: REINFORCE++ and GDPO."""
 
 from __future__ import annotations
 
@@ -23,11 +23,17 @@ __all__ = [
 
 
 class ReinforcePlusPlusAdvantageEstimator:
-    """The return of each token, normalised over the tokens of the batch.
+    r"""The return of each token, normalized over the tokens of the batch.
 
-    REINFORCE++ (arXiv:2501.03262): the return of a token is the reward of its answer
-    minus the KL penalties from that token on. With `minus_baseline` the mean reward of
-    the prompt's group is subtracted first (REINFORCE++-baseline).
+    REINFORCE++ (Hu et al., arXiv:2501.03262): with the reward $r$ of the answer and the
+    KL penalty $k_j$ of token $j$, the return of token $t$ is
+
+    $$
+    G_t = r - \sum_{j \ge t} k_j
+    $$
+
+    With `minus_baseline`, the mean reward of the prompt's group is subtracted from $r$
+    first (REINFORCE++-baseline).
     """
 
     def __init__(self, config: AdvantageConfig | None = None) -> None:
@@ -60,6 +66,8 @@ class ReinforcePlusPlusAdvantageEstimator:
             returns = token_returns_after_kl(returns, penalty)
             weights = weights[:, None] * token_mask.to(torch.float64)
         elif token_mask is not None:
+            # An answer counts by its tokens, so that the mean over tokens is 0, with
+            # and without a KL penalty per token.
             weights = weights * token_mask.to(torch.float64).sum(-1)
         if config.normalize_rewards:
             returns = whiten(returns, weights)
@@ -69,11 +77,17 @@ class ReinforcePlusPlusAdvantageEstimator:
 
 
 class GDPOAdvantageEstimator:
-    """Each of several rewards relative to its group, their weighted sum over the batch.
+    r"""Several rewards, each relative to its group; their sum relative to the batch.
 
-    GDPO (arXiv:2601.05242): rewards that are added up first lose what tells them apart,
-    since the sums are normalised; here each keeps its own scale. A reward that does not
-    apply to a row (NaN) says nothing about it.
+    GDPO (arXiv:2601.05242): with the weight $w_k$ of reward $k$, and its mean $b_k$ and
+    standard deviation $\sigma_k$ in the group, the advantage before normalization is
+
+    $$
+    A = \sum_k w_k \frac{r_k - b_k}{\sigma_k}
+    $$
+
+    Normalizing each reward keeps its own scale, which the sum of the rewards would
+    lose. A reward that does not apply to a row (NaN) contributes 0.
     """
 
     def __init__(self, config: AdvantageConfig | None = None) -> None:
@@ -94,11 +108,13 @@ class GDPOAdvantageEstimator:
         total = torch.zeros_like(rewards, dtype=torch.float64)
         for name, weight in self._weights(named).items():
             total = total + weight * self._relative(named[name], group_index, valid)
+        # The scale of the sum grows with the number of rewards, and normalizing over
+        # the batch removes that.
         advantages = whiten(total, (valid != 0).to(torch.float64))
         return finish_advantages(advantages, rewards, valid_mask, config)
 
     def _weights(self, named: Mapping[str, Tensor]) -> dict[str, float]:
-        """Return the weight of each reward, 1 where none is given."""
+        """Return the weight of each reward, 1 by default."""
         names = sorted(named)
         if len(names) < 2:
             raise LossInputError(
@@ -115,7 +131,7 @@ class GDPOAdvantageEstimator:
         return {name: weights.get(name, 1.0) for name in names}
 
     def _relative(self, values: Tensor, group_index: Tensor, valid: Tensor) -> Tensor:
-        """Return [N]: one reward relative to its group, 0 where it does not apply."""
+        """Return [N], one reward relative to its group; 0 where it does not apply."""
         config = self.config
         applies = (valid != 0) & values.isfinite()
         values = torch.where(applies, values, 0.0).to(torch.float64)

@@ -1,4 +1,4 @@
-"""What rewards and the columns beside them must be, before anything is computed."""
+"""Checks of rewards and the columns beside them."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ _MATRICES = ("token_mask", "kl_penalty")
 
 
 def check_rewards(rewards: Any, /, **others: Any) -> None:
-    """Check that rewards are [N] numbers, and that what belongs to them is, too.
+    """Check that rewards, and the columns that belong to them, are [N] numbers.
 
     Args:
         rewards: [N].
-        others: [N] each, by name; what is None is not there.
+        others: [N] each, by name; None is skipped.
 
     Raises:
-        LossInputError: One is no tensor or has no values, or shapes or devices differ.
+        LossInputError: One is not a tensor or holds no values, or shapes or devices
+            differ.
     """
     _check_values("rewards", rewards)
     if rewards.dim() != 1:
@@ -45,7 +46,7 @@ def check_reward_columns(rewards: Tensor, columns: Mapping[str, Any]) -> None:
     """Check `RewardColumns` against rewards that `check_rewards` has passed.
 
     Raises:
-        LossInputError: A column does not belong to the same rows or tokens.
+        LossInputError: A column does not have the same rows or tokens.
     """
     check_rewards(
         rewards,

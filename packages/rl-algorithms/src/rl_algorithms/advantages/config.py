@@ -18,26 +18,27 @@ __all__ = [
 
 
 class AdvantageConfig(Config):
-    """How rewards become advantages."""
+    """Computation of advantages from rewards."""
 
     name: Literal["grpo", "gdpo", "reinforce_plus_plus", "raw_reward"] = "grpo"
-    """`grpo`: relative to the group; `gdpo`: so for each of several rewards, then
-    combined; `reinforce_plus_plus`: relative to the batch; `raw_reward`: the reward."""
+    """Estimator. `grpo`: relative to the group; `gdpo`: the same for each of several
+    rewards, then combined; `reinforce_plus_plus`: relative to the batch; `raw_reward`:
+    the reward itself."""
     use_leave_one_out_baseline: bool = True
-    """Compare an answer with the mean of the *others* of its group, not of all."""
+    """Whether the baseline of an answer is the mean of the *others* of its group."""
     normalize_rewards: bool = True
-    """Divide by the standard deviation; Dr. GRPO sets this to false."""
+    """Whether to divide by the standard deviation; false in Dr. GRPO."""
     normalize_over: Literal["group", "batch"] = "group"
-    """Whose standard deviation: that of the prompt's group, or of all valid rows. Only
-    for `grpo`: `gdpo` uses both, `reinforce_plus_plus` the batch."""
+    """Rows for the standard deviation: the prompt's group, or all valid rows of the
+    batch. Only for `grpo`: `gdpo` uses both, `reinforce_plus_plus` the batch."""
     minus_baseline: bool = False
-    """`reinforce_plus_plus`: subtract the mean of the prompt's group first."""
+    """Whether `reinforce_plus_plus` subtracts the mean of the prompt's group first."""
     reward_weights: dict[str, float] | None = None
-    """`gdpo`: weight of each reward by its name; 1 for those not named."""
+    """Weight of each reward in `gdpo`, by name; 1 by default."""
     advantage_clip_low: float | None = None
-    """Smallest advantage."""
+    """Lower bound of advantages; null for none."""
     advantage_clip_high: float | None = None
-    """Largest advantage."""
+    """Upper bound of advantages; null for none."""
 
     @model_validator(mode="after")
     def _check_clip(self) -> Self:
@@ -51,7 +52,7 @@ class AdvantageConfig(Config):
 
     @model_validator(mode="after")
     def _check_name(self) -> Self:
-        """Refuse what the estimator would not read."""
+        """Reject settings that the estimator does not read."""
         for field, wanted, given in (
             ("reward_weights", "gdpo", self.reward_weights is not None),
             ("minus_baseline", "reinforce_plus_plus", self.minus_baseline),
@@ -66,17 +67,17 @@ class AdvantageConfig(Config):
 
     @property
     def compares_group(self) -> bool:
-        """Whether a group of one answer would teach nothing."""
+        """Whether groups of a single answer would have no learning signal."""
         return self.name in ("grpo", "gdpo") or self.minus_baseline
 
 
 class RewardScalingConfig(Config):
-    """Maps rewards linearly from one range to another, clamping to the first."""
+    """Linear mapping of rewards from one range to another, clamped to the first."""
 
     source_min: float = 0.0
-    """Reward that becomes `target_min`."""
+    """Reward mapped to `target_min`."""
     source_max: float = 1.0
-    """Reward that becomes `target_max`."""
+    """Reward mapped to `target_max`."""
     target_min: float = 0.0
     """Smallest scaled reward."""
     target_max: float = 1.0
@@ -96,16 +97,16 @@ class RewardShapingConfig(Config):
     """Penalties for answers that are too long (DAPO, section 3.4)."""
 
     max_response_length: int | None = Field(default=None, ge=1)
-    """Tokens at which the penalty is full; none: no length penalty."""
+    """Length in tokens at which the penalty is full; null for no length penalty."""
     overlong_buffer_length: int = Field(default=0, ge=0)
-    """The penalty grows linearly over this many tokens before that."""
+    """Number of tokens before that over which the penalty grows linearly."""
     overlong_buffer_penalty: float = Field(default=1.0, ge=0.0)
-    """Full penalty."""
+    """Size of the full penalty."""
     overlong_buffer_fraction: float | None = Field(default=None, gt=0.0, le=1.0)
-    """Stands for both lengths where they are not given: the penalty is full at
-    `policy.generation.max_new_tokens`, and grows over this part of it."""
+    """Default for both lengths: the penalty is full at
+    `policy.generation.max_new_tokens`, and grows over this fraction of it."""
     stop_properly_penalty_coef: float | None = Field(default=None, ge=0.0, le=1.0)
-    """Rewards of truncated answers are multiplied by this."""
+    """Factor of the rewards of truncated answers; null for none."""
 
     @model_validator(mode="after")
     def _check_lengths(self) -> Self:
@@ -124,11 +125,11 @@ class RewardShapingConfig(Config):
 
 
 def with_buffer_lengths(shaping: Mapping[str, Any], limit: int) -> dict[str, Any]:
-    """Put the lengths that `overlong_buffer_fraction` stands for in their places.
+    """Fill in the lengths that `overlong_buffer_fraction` stands for.
 
     Args:
         shaping: A section `reward_shaping`, not validated yet.
-        limit: Tokens of the longest answer.
+        limit: Maximum number of tokens of an answer.
     """
     given = {name: value for name, value in shaping.items() if value is not None}
     fraction = given.get("overlong_buffer_fraction")

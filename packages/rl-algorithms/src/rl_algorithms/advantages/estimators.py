@@ -1,4 +1,4 @@
-"""From rewards to advantages.
+"""Estimators of advantages from rewards.
 
 | name | advantage of an answer |
 |---|---|
@@ -31,16 +31,16 @@ __all__ = [
 
 
 class RewardColumns(TypedDict, total=False):
-    """What else is known of the rows; an estimator takes what it needs."""
+    """Optional columns of the rows; an estimator reads those that it needs."""
 
     std_rewards: Tensor | None
-    """[N] rewards before shaping, whose spread normalises."""
+    """[N] rewards before shaping, whose standard deviation normalizes."""
     named_rewards: Mapping[str, Tensor]
-    """[N] each: the parts of the rewards by name, NaN where one does not apply."""
+    """[N] each, the parts of the rewards by name; NaN where one does not apply."""
     token_mask: Tensor
-    """[N, S] 1 on sampled tokens."""
+    """[N, S], 1 on sampled tokens."""
     kl_penalty: Tensor
-    """[N, S] what the KL at each token takes from the reward; 0 where masked."""
+    """[N, S] KL penalty of each token on the reward; 0 where masked."""
 
 
 class AdvantageEstimator(Protocol):
@@ -57,14 +57,14 @@ class AdvantageEstimator(Protocol):
 
         Args:
             rewards: [N].
-            group_index: [N] rows of one prompt share an index; equal prompts of
-                different dataset rows do not.
-            valid_mask: [N] 1 where the row counts; default all.
+            group_index: [N] group of each row: one per row of the data set, even if two
+                of these have equal prompts.
+            valid_mask: [N], 1 where the row counts; by default all do.
             columns: See `RewardColumns`.
 
         Raises:
-            LossInputError: What is given does not belong to the same rows, or lacks
-                something that this estimator needs.
+            LossInputError: The columns do not have the same rows, or one that this
+                estimator needs is missing.
         """
         ...
 
@@ -72,16 +72,16 @@ class AdvantageEstimator(Protocol):
 class GRPOAdvantageEstimator:
     r"""Rewards relative to their prompt's group (Shao et al., arXiv:2402.03300).
 
-    With the baseline $b_i$ and the spread $\sigma_i$ of the other answers, the
+    With the mean $b_i$ and the standard deviation $\sigma_i$ of the other answers, the
     advantage of answer $i$ is
 
     $$
     A_i = \frac{r_i - b_i}{\sigma_i}
     $$
 
-    Where the others of a group agree, the spread of the whole group divides. Rows of a
-    group without spread are not divided; their advantage is 0 anyway, up to rounding.
-    See `advantages.baselines`.
+    If the others of a group agree, the standard deviation of the whole group is used.
+    Rows of a group without any are not divided, since their advantages are 0 up to
+    rounding. See `advantages.baselines`.
     """
 
     def __init__(self, config: AdvantageConfig | None = None) -> None:
@@ -108,6 +108,7 @@ class GRPOAdvantageEstimator:
         )
         if config.normalize_over == "batch":
             _, std = calculate_baseline_and_std_per_group(
+                # A single group: the whole batch.
                 torch.zeros_like(group_index),
                 (values if std_rewards is None else std_rewards).to(torch.float64),
                 valid_mask,
@@ -120,7 +121,7 @@ class GRPOAdvantageEstimator:
 
 
 class RawRewardAdvantageEstimator:
-    """The reward itself: for rewards that are advantages already."""
+    """The reward itself, for rewards that already are advantages."""
 
     def __init__(self, config: AdvantageConfig | None = None) -> None:
         self.config = config if config is not None else AdvantageConfig()
@@ -132,7 +133,7 @@ class RawRewardAdvantageEstimator:
         valid_mask: Tensor | None = None,
         **columns: Unpack[RewardColumns],
     ) -> Tensor:
-        """See `AdvantageEstimator`; groups and `std_rewards` play no part."""
+        """See `AdvantageEstimator`; groups and `std_rewards` are not used."""
         check_rewards(rewards, group_index=group_index, valid_mask=valid_mask)
         check_reward_columns(rewards, columns)
         values = answer_rewards_after_kl(rewards, columns.get("kl_penalty"))
@@ -145,13 +146,13 @@ def finish_advantages(
     valid_mask: Tensor | None,
     config: AdvantageConfig,
 ) -> Tensor:
-    """Clip, blank the rows that do not count, return to the rewards' dtype.
+    """Clip advantages, set invalid rows to 0, and convert to the dtype of the rewards.
 
     Args:
         advantages: [N] or [N, S].
         rewards: [N].
-        valid_mask: [N] 1 where the row counts.
-        config: The bounds.
+        valid_mask: [N], 1 where the row counts.
+        config: Settings with the bounds.
     """
     low, high = config.advantage_clip_low, config.advantage_clip_high
     if low is not None or high is not None:

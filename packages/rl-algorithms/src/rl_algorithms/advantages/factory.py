@@ -1,4 +1,4 @@
-"""Which estimator a configuration names."""
+"""Construction of the advantage estimator from its configuration."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Generalised advantage estimation (Schulman et al., arXiv:1506.02438) over tokens.
+"""Generalized advantage estimation (Schulman et al., arXiv:1506.02438) over tokens.
 
-The actions of a row are its sampled tokens, in order: those with `token_mask` 1. What
-lies between two of them (what the environment said between two turns) is part of the
-transition and no step of its own, so gamma and lambda do not count it. With
-`V_k` the value of the state in which action k is chosen, and n actions:
+The actions of a row are its sampled tokens in order, those with `token_mask` 1. Tokens
+between two of them (messages of the environment between two turns) are part of the
+transition, so gamma and lambda do not apply to them. With `V_k` the value of the state
+in which action k is chosen, and n actions:
 
 ```
 delta_k = r_k + gamma V_(k+1) - V_k
@@ -11,9 +11,10 @@ A_k     = delta_k + gamma lambda A_(k+1)
 return  = A_k + V_k
 ```
 
-The last action ends the episode, so `V_(n+1) = 0`, unless the caller says otherwise: of
-a row that a limit cut off it may be what the critic says of its last state (Pardo et
-al., arXiv:1712.00378). Everything is computed in float64. Shapes: N rows, S tokens.
+The last action ends the episode, so `V_(n+1) = 0` by default. For a row cut off by a
+limit it may be the critic's value of the last state (Pardo et al., arXiv:1712.00378).
+Everything is computed in float64, because errors accumulate over thousands of tokens.
+Shapes: N rows, S tokens.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ __all__ = ["final_values", "gae", "state_values", "token_rewards"]
 
 
 def state_values(values: Tensor) -> Tensor:
-    """Align `get_values` with tokens: entry i is the state in which token i is chosen.
+    """Align values with tokens: entry i is of the state in which token i is chosen.
 
     Args:
-        values: [N, S] of `get_values`: entry i is that after tokens 0 to i.
+        values: [N, S] from `get_values`; entry i is of the state after tokens 0 to i.
 
     Returns:
         [N, S] with 0.0 at position 0.
@@ -41,12 +42,12 @@ def state_values(values: Tensor) -> Tensor:
 
 
 def final_values(values: Tensor, token_mask: Tensor, cut_off: Tensor) -> Tensor:
-    """Return what the critic says of the state after the last action of each row.
+    """Return the critic's value of the state after the last action of each row.
 
     Args:
-        values: [N, S] of `get_values`: entry i is that after tokens 0 to i.
-        token_mask: [N, S] 1 on actions.
-        cut_off: [N] whether the row went on, had no limit ended it.
+        values: [N, S] from `get_values`; entry i is of the state after tokens 0 to i.
+        token_mask: [N, S], 1 on actions.
+        cut_off: [N] whether a limit ended the row.
 
     Returns:
         [N], 0.0 where the row ended by itself or has no action.
@@ -60,12 +61,12 @@ def final_values(values: Tensor, token_mask: Tensor, cut_off: Tensor) -> Tensor:
 def token_rewards(
     rewards: Tensor, token_mask: Tensor, kl_penalty: Tensor | None = None
 ) -> Tensor:
-    """Give an answer's reward to its last action, and its KL penalty to each.
+    """Assign an answer's reward to its last action, and KL penalties to each action.
 
     Args:
         rewards: [N] rewards of whole rows.
-        token_mask: [N, S] 1 on actions.
-        kl_penalty: [N, S] what each action takes from the reward; default nothing.
+        token_mask: [N, S], 1 on actions.
+        kl_penalty: [N, S] penalty of each action; by default none.
 
     Returns:
         [N, S] float64, 0.0 where there is no action.
@@ -89,13 +90,13 @@ def gae(
     """Estimate advantages and returns of all actions.
 
     Args:
-        rewards: [N, S] of each action, see `token_rewards`.
-        values: [N, S] of the state in which each is chosen, see `state_values`.
-        token_mask: [N, S] 1 on actions; what the others hold plays no part.
-        gamma: Discount of an action's future.
-        lam: 0 trusts the values alone, 1 the rewards alone.
-        last_values: [N] of the state after a row's last action, see `final_values`;
-            default 0.0, the end of the episode.
+        rewards: [N, S] reward of each action, see `token_rewards`.
+        values: [N, S] value of the state in which each is chosen, see `state_values`.
+        token_mask: [N, S], 1 on actions; values of other tokens are ignored.
+        gamma: Discount per action.
+        lam: 0 relies on the values alone, 1 on the rewards alone.
+        last_values: [N] value of the state after a row's last action, see
+            `final_values`; by default 0.0, the end of the episode.
 
     Returns:
         Advantages and returns, [N, S] float64 each, 0.0 where there is no action.
@@ -109,7 +110,7 @@ def gae(
             f"{list(rewards.shape)}, {list(values.shape)} and {list(token_mask.shape)}"
         )
     actions = _actions(token_mask)
-    # By columns, which are contiguous then.
+    # Transposed, so that each step of the loop reads contiguous memory.
     r = torch.where(actions, rewards.double(), 0.0).T.contiguous()
     v = torch.where(actions, values.double(), 0.0).T.contiguous()
     acts = actions.T.contiguous()
@@ -119,6 +120,7 @@ def gae(
         next_value = last_values.to(v)
     for i in reversed(range(v.shape[0])):
         delta = r[i] + gamma * next_value - v[i]
+        # Where there is no action, both carry over: the gap is part of the transition.
         following = torch.where(acts[i], delta + gamma * lam * following, following)
         next_value = torch.where(acts[i], v[i], next_value)
         advantages[i] = torch.where(acts[i], following, 0.0)
@@ -126,13 +128,13 @@ def gae(
 
 
 def _last_action(actions: Tensor) -> Tensor:
-    """[N, 1] column of each row's last action, -1 without one."""
+    """Return [N, 1], the column of each row's last action; -1 without one."""
     columns = torch.arange(actions.shape[1])
     return torch.where(actions, columns, -1).amax(dim=1, keepdim=True)
 
 
 def _actions(token_mask: Tensor) -> Tensor:
-    """Which tokens are actions; the first token of a row follows no state."""
+    """Return [N, S], whether a token is an action; the first of a row has no state."""
     actions = token_mask != 0
     actions[:, 0] = False
     return actions

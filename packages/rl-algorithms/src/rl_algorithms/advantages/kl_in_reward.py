@@ -1,12 +1,13 @@
-"""The KL divergence from the reference policy, taken from the rewards.
+"""The KL divergence from the reference policy as a penalty on the rewards.
 
-With `loss_fn.use_kl_in_reward` each sampled token costs the answer some of its reward.
-`add_kl_penalty` computes what; how it is subtracted depends on what is rewarded:
+With `loss_fn.use_kl_in_reward` each sampled token costs some of the answer's reward.
+`add_kl_penalty` computes the penalties. Their subtraction depends on the unit of
+reward:
 
-| rewarded | function | used by |
+| unit | function | used by |
 |---|---|---|
 | an answer, once | `answer_rewards_after_kl` | `grpo`, `raw_reward` |
-| a token, with all that follows it | `token_returns_after_kl` | `reinforce_plus_plus` |
+| a token and all after it | `token_returns_after_kl` | `reinforce_plus_plus` |
 | a token, with its own reward | `token_rewards_after_kl` | GAE |
 
 Everything is computed in float64. Shapes: R rows, S tokens wide; N conversations.
@@ -35,17 +36,18 @@ __all__ = [
 def add_kl_penalty(
     rows: BatchedDataDict[Any], config: ClippedPGLossConfig
 ) -> dict[str, Mean]:
-    """Add column `kl_penalty` [R, S]: what each token's KL takes from the reward.
+    """Add the column `kl_penalty` [R, S], the penalty of each token on the reward.
 
     Args:
         rows: Columns `prev_logprobs`, `reference_policy_logprobs` and `token_mask`.
-        config: Estimator, bounds and weight.
+        config: Settings with estimator, bounds and weight.
 
     Returns:
         Metrics.
     """
     trained = rows["token_mask"] != 0
     kl = calculate_kl(
+        # Log-probs of other tokens may be anything, and must not reach the sums.
         torch.where(trained, rows["prev_logprobs"], 0.0),
         torch.where(trained, rows["reference_policy_logprobs"], 0.0),
         config.reference_policy_kl_type,
@@ -58,24 +60,24 @@ def add_kl_penalty(
 
 
 def answer_rewards_after_kl(rewards: Tensor, kl_penalty: Tensor | None) -> Tensor:
-    """Return [N]: rewards minus the penalties of the whole answer.
+    """Return [N], the rewards minus the penalties of the whole answer.
 
     Args:
         rewards: [N].
-        kl_penalty: [N, S]; default nothing.
+        kl_penalty: [N, S]; None for no penalty.
     """
     values = rewards.to(torch.float64)
     return values if kl_penalty is None else values - kl_penalty.double().sum(-1)
 
 
 def token_returns_after_kl(returns: Tensor, kl_penalty: Tensor) -> Tensor:
-    """Return [N, S]: an answer's return minus the penalties from each token on.
+    """Return [N, S], an answer's return minus the penalties from each token on.
 
     Args:
         returns: [N].
         kl_penalty: [N, S].
     """
-    # What is still to come at each token, itself included.
+    # Reversed cumulative sum: the penalties still to come, including the token's own.
     to_come = kl_penalty.to(torch.float64).flip(-1).cumsum(-1).flip(-1)
     return returns.to(torch.float64)[:, None] - to_come
 
@@ -83,12 +85,12 @@ def token_returns_after_kl(returns: Tensor, kl_penalty: Tensor) -> Tensor:
 def token_rewards_after_kl(
     rewards: Tensor, kl_penalty: Tensor | None, actions: Tensor
 ) -> Tensor:
-    """Return [N, S]: the reward of each token minus its own penalty.
+    """Return [N, S], the reward of each token minus its own penalty.
 
     Args:
         rewards: [N, S].
-        kl_penalty: [N, S]; default nothing.
-        actions: [N, S] which tokens are actions; the others pay nothing.
+        kl_penalty: [N, S]; None for no penalty.
+        actions: [N, S] bool; only actions are penalized.
     """
     values = rewards.to(torch.float64)
     if kl_penalty is None:

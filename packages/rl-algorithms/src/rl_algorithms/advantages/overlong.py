@@ -1,8 +1,8 @@
-"""Answers that are too long: cut off by the length limit, or near it.
+"""Answers that are too long: cut off by the length limit, or close to it.
 
-`overlong_filtering` leaves out of the loss what was cut off; `reward_shaping` lowers
-the reward of long answers (DAPO, arXiv:2503.14476, section 3.4). Rows of a data set
-that do not fit are another matter: see `rl_algorithms.data.overlong`.
+`overlong_filtering` excludes truncated answers from the loss; `reward_shaping` lowers
+the reward of long answers (DAPO, arXiv:2503.14476, section 3.4). For rows of a data set
+that do not fit, see `rl_algorithms.data.overlong`.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ __all__ = ["mask_overlong", "shape_rewards", "usable_answers"]
 
 
 def mask_overlong(sample_mask: Tensor, truncated: Tensor) -> tuple[Tensor, int]:
-    """Take answers that were cut off out of the loss (DAPO's overlong filtering).
+    """Exclude truncated answers from the loss (DAPO's overlong filtering).
 
     Args:
-        sample_mask: [N] 1 where the row counts.
+        sample_mask: [N], 1 where the row counts.
         truncated: [N] whether the answer was cut off.
 
     Returns:
-        The new sample mask, and how many rows it lost.
+        The new sample mask, and the number of rows that it lost.
 
     Raises:
-        LossInputError: The two do not belong to the same rows.
+        LossInputError: The two do not have the same rows.
     """
     if truncated.shape != sample_mask.shape:
         raise LossInputError(
@@ -42,12 +42,12 @@ def mask_overlong(sample_mask: Tensor, truncated: Tensor) -> tuple[Tensor, int]:
 def usable_answers(
     sample_mask: Tensor, truncated: Tensor, *, overlong_filtering: bool
 ) -> tuple[Tensor, dict[str, float]]:
-    """Return [N] booleans: which answers may be trained on, and metrics.
+    """Return [N] bool, whether an answer may be trained on, and metrics.
 
     Args:
-        sample_mask: [N] 1 where the row counts.
+        sample_mask: [N], 1 where the row counts.
         truncated: [N] whether the answer was cut off.
-        overlong_filtering: Leave out answers that were cut off.
+        overlong_filtering: Whether to exclude truncated answers.
     """
     if not overlong_filtering:
         return sample_mask != 0, {}
@@ -61,16 +61,23 @@ def shape_rewards(
     truncated: Tensor,
     config: RewardShapingConfig,
 ) -> Tensor:
-    """Apply the length penalties.
+    r"""Apply the length penalties.
+
+    With length $n$, limit $L$, buffer $b$ and full penalty $p$, the reward becomes
+    (DAPO, arXiv:2503.14476, section 3.4)
+
+    $$
+    r - p \operatorname{clip}\left( \frac{n - (L - b)}{b}, 0, 1 \right)
+    $$
 
     Args:
         rewards: [N].
         generation_lengths: [N] sampled tokens of all turns.
         truncated: [N] whether the answer was cut off.
-        config: Which penalty.
+        config: Settings of the penalty.
 
     Raises:
-        LossInputError: The columns do not belong to the same rows.
+        LossInputError: The columns do not have the same rows.
     """
     check_rewards(rewards, generation_lengths=generation_lengths, truncated=truncated)
     if config.stop_properly_penalty_coef is not None:

@@ -1,4 +1,4 @@
-"""Rewards on their way to advantages: scaled, then shaped."""
+"""Preparation of rewards for the advantages: scaling, then shaping."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ __all__ = ["FinalRewards", "final_rewards", "scale_rewards"]
 
 @dataclass(frozen=True)
 class FinalRewards:
-    """The rewards of a step, as advantages are computed from them."""
+    """The rewards of a step from which advantages are computed."""
 
     values: Tensor
-    """[N] after scaling and shaping."""
+    """[N] rewards after scaling and shaping."""
     unshaped: Tensor
-    """[N] after scaling alone."""
+    """[N] rewards after scaling only."""
     metrics: dict[str, Mean]
-    """What scaling and shaping did."""
+    """Metrics of scaling and shaping."""
 
 
 def final_rewards(
@@ -36,9 +36,9 @@ def final_rewards(
     """Scale the rewards of a rollout, then apply the length penalties.
 
     Args:
-        rows: Columns `rewards`, and for shaping `generation_lengths` and `truncated`.
-        scaling: The ranges; None: the rewards stay.
-        shaping: The penalties; None: there are none.
+        rows: Column `rewards`, and for shaping `generation_lengths` and `truncated`.
+        scaling: Ranges; None for no scaling.
+        shaping: Penalties; None for no shaping.
     """
     metrics: dict[str, Mean] = {}
     unshaped = rows["rewards"].to(torch.float32)
@@ -57,10 +57,10 @@ def scale_rewards(rewards: Tensor, config: RewardScalingConfig) -> tuple[Tensor,
     """Map rewards from the source range to the target range.
 
     Returns:
-        The scaled rewards, and how many lay outside the source range.
+        The scaled rewards, and the number of rewards outside the source range.
 
     Raises:
-        LossInputError: The rewards are no [N] numbers.
+        LossInputError: The rewards are not [N] numbers.
     """
     check_rewards(rewards)
     clamped = rewards.clamp(config.source_min, config.source_max)

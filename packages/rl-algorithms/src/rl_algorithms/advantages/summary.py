@@ -9,9 +9,10 @@ __all__ = ["advantage_metrics"]
 
 
 def advantage_metrics(advantages: Tensor) -> dict[str, float]:
-    """Return smallest, mean and largest of the [N] advantages that are trained on."""
+    """Return minimum, mean and maximum of the [N] advantages of trained rows."""
     if not len(advantages):
         return {}
+    # Stacked, so that a device is synchronized once and not three times.
     numbers = torch.stack((advantages.min(), advantages.mean(), advantages.max()))
     low, mean, high = numbers.tolist()
     return {

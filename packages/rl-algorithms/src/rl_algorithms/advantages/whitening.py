@@ -1,4 +1,4 @@
-"""Mean 0 and standard deviation 1 over a whole batch."""
+"""Normalization to mean 0 and standard deviation 1 over a whole batch."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from torch import Tensor
 __all__ = ["whiten"]
 
 _RESOLUTION = 1e-6
-"""Spreads below this part of the largest value are rounding of float32."""
+"""Relative standard deviation below which differences are rounding of float32."""
 
 
 def whiten(values: Tensor, weights: Tensor) -> Tensor:
     """Shift and scale to a weighted mean of 0 and a weighted variance of 1.
 
-    The variance divides by N - 1, as that of a group of rewards does (`baselines`), N
-    being the sum of the weights. Values without spread become 0; so does everything if
-    all weights are 0.
+    The variance divides by N - 1, with N the sum of the weights, as for a group of
+    rewards (`baselines`). Values that all agree become 0, as does everything if all
+    weights are 0.
 
     Args:
-        values: Any shape; what has weight 0 may even be NaN.
-        weights: As often as each value counts, of that shape.
+        values: Any shape; values of weight 0 may even be NaN.
+        weights: Number of times that each value counts, in the same shape.
 
     Returns:
-        Of the shape and dtype of `values`, 0 where the weight is 0; computed in
-        float64.
+        Normalized values in the shape and dtype of `values`, 0 where the weight is 0;
+        computed in float64.
     """
     counts, weights = weights != 0, weights.to(torch.float64)
     counted = torch.where(counts, values.to(torch.float64), 0.0)

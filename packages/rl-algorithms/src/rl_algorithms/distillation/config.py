@@ -32,7 +32,7 @@ _OF_THE_STUDENT = (
     "dynamic_batching",
     "sequence_packing",
 )
-"""What the teacher takes over from `policy` where its own section says nothing."""
+"""Keys that the teacher inherits from `policy` unless its section sets them."""
 
 
 _OF_TRAINING = (
@@ -44,7 +44,7 @@ _OF_TRAINING = (
     "scheduler",
     "generation",
 )
-"""What a model that is never trained does not read."""
+"""Keys not read for a model that is never trained."""
 _OF_SAMPLING = (
     "env",
     "rollout",
@@ -53,20 +53,20 @@ _OF_SAMPLING = (
     "distillation.val_greedy",
     "distillation.accuracy_threshold",
 )
-"""What a student that learns from the answers of the data does not read."""
+"""Keys not read for a student that learns from answers in the data."""
 
 
 class DistillationSettings(SamplingSettings):
     """Section `distillation`."""
 
     on_policy: bool = True
-    """Train on answers that the student samples; false: on the answers in the data,
-    which nothing is sampled for."""
+    """Whether to train on answers that the student samples; false for the answers in
+    the data, without any sampling."""
     num_generations_per_prompt: int = Field(1, gt=0)
-    """Answers that the student samples to each prompt."""
+    """Number of answers that the student samples for each prompt."""
     topk_logits_k: int = Field(64, gt=0)
-    """How many of its most probable tokens the teacher gives at each position; at most
-    the vocabulary."""
+    """Number of most likely tokens that the teacher provides at each position; at most
+    the size of the vocabulary."""
 
     @model_validator(mode="after")
     def _check_off_policy(self) -> Self:
@@ -79,42 +79,42 @@ class DistillationSettings(SamplingSettings):
 
 
 def _or_a_name(schema: dict[str, Any]) -> None:
-    """Let editors know that a name or folder stands for a section."""
+    """Tell editors that a name or folder may replace the section."""
     section = dict(schema)
     schema.clear()
     schema["anyOf"] = [section, {"type": "string"}]
 
 
 class DistillationConfig(RolloutTrainerConfig):
-    """Everything a distillation needs; `policy` is the student."""
+    """Configuration of a distillation; `policy` is the student."""
 
     trains_branches: ClassVar[bool] = True
 
     teacher: PolicyConfig = Field(json_schema_extra=_or_a_name)
-    """The teacher, which is never trained; a plain name or folder will do. What it does
-    not say about lengths, precision and batches is that of `policy`."""
+    """The teacher, which is never trained; may be just a name or folder. Lengths,
+    precision and batches that it does not set are taken from `policy`."""
     distillation: DistillationSettings = Field(default_factory=DistillationSettings)
-    """The algorithm."""
+    """Settings of the algorithm."""
     loss_fn: DistillationLossConfig = Field(default_factory=DistillationLossConfig)
     """The loss."""
 
     def unread(self) -> tuple[str, ...]:
-        """Return the keys of models that learn, and of students that sample."""
+        """Return the teacher's keys of training and, off-policy, those of sampling."""
         teacher = tuple(f"teacher.{name}" for name in _OF_TRAINING)
         if self.distillation.on_policy:
             return (*super().unread(), *teacher)
         return (*OF_PAIRS, *_OF_SAMPLING, *teacher)
 
     def kind_of_data(self) -> DataKind:
-        """Return what rows are read as: off-policy they bring the answers."""
+        """Return the kind of the data rows: off-policy, they include answers."""
         return "prompts" if self.distillation.on_policy else "demonstrations"
 
     def check_scorer(self, *, is_given: bool) -> None:
-        """Check that something goes on after an answer; rewards are not needed."""
+        """Check that several turns have an environment; rewards are not needed."""
         turns = self.distillation.max_rollout_turns
         if self.distillation.on_policy and not is_given and turns > 1:
             raise ConfigError(
-                "distillation.max_rollout_turns needs an environment that goes on "
+                "distillation.max_rollout_turns needs an environment that continues "
                 f"after an answer: got {turns} without one; name it in the section "
                 "env, in Python pass environment, or leave the turns out (1)"
             )
@@ -122,7 +122,7 @@ class DistillationConfig(RolloutTrainerConfig):
     @model_validator(mode="before")
     @classmethod
     def _fill_in(cls, data: Any) -> Any:
-        """Sample answers of half the context; fit the teacher to the student."""
+        """Fill in the length of answers, and complete the teacher from the student."""
         if not isinstance(data, Mapping) or not isinstance(data.get("policy"), Mapping):
             return data
         settings = data.get("distillation")
@@ -145,7 +145,7 @@ class DistillationConfig(RolloutTrainerConfig):
 
     @model_validator(mode="after")
     def _check_generation(self) -> Self:
-        """Check that what is sampled fits, where anything is."""
+        """Check that sampled answers fit, if any are sampled."""
         if self.distillation.on_policy:
             check_generation(self.policy)
         return self

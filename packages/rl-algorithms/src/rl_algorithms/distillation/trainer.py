@@ -3,7 +3,7 @@
 ```
 prompts -> the student's answers -> the teacher's top k -> rows -> train -> sync
 ```
-Off-policy the answers are those of the data.
+Off-policy, the answers come from the data.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from rl_models.tokens.tokenizer import load_tokenizer
 __all__ = ["DistillationTrainer"]
 
 _COLUMNS = ("input_ids", "input_lengths", "token_mask", "sample_mask", "branches")
-# Validation samples with the noise of this step number, which no training step has.
+# Validations use the seeds of this step number, which no training step has.
 _VALIDATION_STEP = -1
 
 
@@ -90,7 +90,7 @@ class DistillationTrainer(RolloutTrainer[DistillationConfig]):
         super()._setup_algorithm()
 
     def _watch_rewards(self) -> None:
-        """Watch none: the teacher is learned from, and rewards only measure."""
+        """Watch nothing: the teacher is what is learned from; rewards only measure."""
 
     def _train_step(self, batch: BatchedDataDict[Any]) -> Mapping[str, Any]:
         rows, metrics = batch, dict[str, Any]()
@@ -102,7 +102,7 @@ class DistillationTrainer(RolloutTrainer[DistillationConfig]):
         if not self._is_scored:
             metrics = {k: v for k, v in metrics.items() if not k.startswith("reward")}
         if not rows.size:
-            # No conversation went as planned: there is nothing to learn from.
+            # All conversations failed, so there is nothing to learn from.
             return metrics
         metrics |= count_tokens(rows)
         rows, global_batch_size = pad_to_plan(rows, self.plan)
@@ -127,13 +127,14 @@ class DistillationTrainer(RolloutTrainer[DistillationConfig]):
         )
 
     def _validate(self, loader: Loader) -> ValidationResult:
-        """Measure answers where something scores them, else the loss."""
+        """Measure the rewards of answers if they are scored, otherwise the loss."""
         if self._is_scored:
             return super()._validate(loader)
         if not self._sampling.on_policy:
             return ValidationResult(self._loss_of(loader))
         self.sync_weights()
-        # All of them first: the models that measure need the room of the cache.
+        # Sample all answers first: scoring them needs the memory of the generator's
+        # cache.
         answers = list(self._answers(loader))
         self.finish_sampling()
         return ValidationResult(self._loss_of(answers))
@@ -159,7 +160,7 @@ class DistillationTrainer(RolloutTrainer[DistillationConfig]):
             yield _to_train_on(result.rows)
 
     def _loss_of(self, batches: Iterable[BatchedDataDict[Any]]) -> dict[str, float]:
-        """Return the loss over all tokens of the batches."""
+        """Return the mean loss over all tokens of the batches."""
         total = count = 0.0
         for rows in batches:
             if not rows.size:
@@ -175,7 +176,7 @@ class DistillationTrainer(RolloutTrainer[DistillationConfig]):
 
 
 def _to_train_on(rows: BatchedDataDict[Any]) -> BatchedDataDict[Any]:
-    """Keep the rows and columns that count."""
+    """Keep the rows and columns for training."""
     found = unfold_branches(BatchedDataDict({n: rows[n] for n in _COLUMNS}))
     kept = (found["sample_mask"] != 0).nonzero().flatten()
     return found if len(kept) == found.size else found.select_indices(kept)

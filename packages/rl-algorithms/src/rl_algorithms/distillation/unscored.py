@@ -1,4 +1,4 @@
-"""The environment of answers that nobody scores."""
+"""`Unscored`: the environment of answers that are not scored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether two tokenizers mean the same by a token."""
+"""Check that two tokenizers have the same vocabulary."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ __all__ = ["check_same_vocabulary"]
 
 
 def check_same_vocabulary(student: Tokenizer, teacher: Tokenizer) -> None:
-    """Compare two tokenizers token by token.
+    """Check that two tokenizers have the same vocabulary.
 
-    A divergence is taken token by token, so token i must be the same text for both.
+    The divergence is computed token by token, so token i must be the same text in both.
 
     Args:
         student: The student's tokenizer.

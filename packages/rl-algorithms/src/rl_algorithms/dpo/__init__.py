@@ -1,1 +1,1 @@
-"""Direct preference optimisation (DPO)."""
+"""Direct preference optimization (DPO)."""

@@ -14,19 +14,20 @@ class DPOSettings(PairSettings):
     """Section `dpo`."""
 
     precompute_reference_logprobs: bool = True
-    """Compute the reference's log-probs of all pairs once, before the first step, and
-    keep them in the run folder: no second copy of the model is needed. False: keep one,
-    and ask it in each step; right for a run that sees a part of its data only."""
+    """Whether to compute the reference's log-probs of all pairs once, before the first
+    step, and keep them in the run folder, so that no second copy of the model is
+    needed. With false, a copy is kept and used in each step, which suits a run that
+    sees only a part of its data."""
 
 
 class DPOConfig(PairTrainerConfig):
-    """Everything a DPO run needs.
+    """Configuration of a DPO run.
 
     `policy.train_global_batch_size` counts pairs. `policy.train_micro_batch_size`
-    counts rows, two for each pair, and is rounded up to whole pairs.
+    counts rows, two per pair, and is rounded up to whole pairs.
     """
 
     dpo: DPOSettings = Field(default_factory=DPOSettings)
-    """The algorithm."""
+    """Settings of the algorithm."""
     loss_fn: DPOLossConfig = Field(default_factory=DPOLossConfig)
     """The loss."""

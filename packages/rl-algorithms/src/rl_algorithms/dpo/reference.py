@@ -1,4 +1,4 @@
-"""Log-probs of answers under the reference policy, computed once.
+"""Cache of the answers' log-probs under the reference policy.
 
 ```
 rows --digest--> known? --no--> the policy, while its weights are the reference's
@@ -6,8 +6,8 @@ rows --digest--> known? --no--> the policy, while its weights are the reference'
                    +---- yes ---> column <--- sums --+--> file in the run folder
 ```
 
-A row's digest is that of its tokens and of which of them are learned, so epochs, a
-resumed run and other batch sizes find what was computed before, and other data do not.
+A row's digest covers its tokens and its mask. Other epochs, a resumed run and other
+batch sizes therefore find earlier results, but other data do not.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ _DIGEST_BYTES = 16
 
 
 class ReferenceLogprobs:
-    """Sums of log-probs over answers, by what the rows contain.
+    """Sums of log-probs over answers, by the content of the rows.
 
     Args:
-        file: Where they are kept.
-        identity: What they are the log-probs of, see `reference_identity`; a file of
-            another reference is not used.
+        file: File of the cache.
+        identity: Identity of the reference, see `reference_identity`; a file of another
+            reference is ignored.
     """
 
     def __init__(self, file: Path, identity: str) -> None:
@@ -54,14 +54,14 @@ class ReferenceLogprobs:
         batches: Iterable[BatchedDataDict[Any]],
         compute: Callable[[BatchedDataDict[Any]], Tensor],
     ) -> int:
-        """Compute what is missing, and write the file.
+        """Compute missing log-probs, and write the file.
 
         Args:
-            batches: Rows that will be asked for.
-            compute: Gives the [N] sums of N rows.
+            batches: Rows that will be needed.
+            compute: Returns the [N] sums of N rows.
 
         Returns:
-            How many rows were computed.
+            Number of computed rows.
         """
         before = len(self._sums)
         try:
@@ -75,7 +75,7 @@ class ReferenceLogprobs:
                     values = compute(rows).double().tolist()
                     self._sums.update(zip(missing, values, strict=True))
         finally:
-            # What was computed before an interruption need not be computed again.
+            # Also after an interruption, so that the work so far is not repeated.
             if len(self._sums) > before:
                 self._write()
         return len(self._sums) - before
@@ -90,7 +90,7 @@ class ReferenceLogprobs:
         return torch.tensor(values, dtype=torch.float64)
 
     def knows(self, batches: Iterable[BatchedDataDict[Any]]) -> bool:
-        """Return whether nothing is missing."""
+        """Return whether all rows are known."""
         return all(d in self._sums for batch in batches for d in _digests(batch))
 
     def _read(self) -> dict[bytes, float]:
@@ -100,8 +100,8 @@ class ReferenceLogprobs:
             with np.load(self._file) as stored:
                 if str(stored["identity"]) != self._identity:
                     _logger.warning(
-                        "%s is of another reference policy: its log-probs are computed "
-                        "again",
+                        "%s belongs to another reference policy: log-probs are "
+                        "computed again",
                         self._file,
                     )
                     return {}
@@ -115,7 +115,7 @@ class ReferenceLogprobs:
         }
 
     def _write(self) -> None:
-        """Write the file whole or not at all."""
+        """Write the file atomically."""
         temporary = self._file.with_name(self._file.name + ".tmp")
         digests = np.frombuffer(b"".join(self._sums), dtype=np.uint8)
         with open(temporary, "wb") as file:
@@ -131,7 +131,7 @@ class ReferenceLogprobs:
 
 
 def _digests(rows: BatchedDataDict[Any]) -> list[bytes]:
-    """One digest per row, whatever its padding and the other rows are."""
+    """Return one digest per row, independent of padding and of other rows."""
     ids = rows["input_ids"].numpy().astype(np.int64, copy=False)
     mask = (rows["token_mask"] != 0).numpy()
     lengths = rows["input_lengths"].tolist()
@@ -144,15 +144,16 @@ def _digests(rows: BatchedDataDict[Any]) -> list[bytes]:
 
 
 def answer_logprobs(logprobs: Tensor, rows: BatchedDataDict[Any]) -> Tensor:
-    """Add up [N, S] log-probs over the learned tokens of each row, in float64."""
+    """Return [N] float64 sums of [N, S] log-probs over each row's trained tokens."""
     learned = rows["token_mask"] != 0
     return torch.where(learned, logprobs, 0.0)[:, 1:].sum(-1, dtype=torch.float64)
 
 
 def reference_identity(config: PolicyConfig) -> str:
-    """Say which weights and which computation the log-probs are of.
+    """Return a string that identifies weights and computation of the log-probs.
 
-    A model folder counts by the names, sizes and times of its files.
+    A model folder is identified by the names, sizes and times of its files, because
+    hashing the weights would take longer than loading them.
     """
     folder = Path(config.model_name).expanduser()
     files = []

@@ -1,4 +1,4 @@
-"""The trainer of direct preference optimisation.
+"""The trainer of direct preference optimization.
 
 ```
 pairs -> [log-probs of the reference, once] -> rows -> train
@@ -36,7 +36,7 @@ _PAIRS_PER_CALL = 512
 
 
 class DPOTrainer(PairTrainer[DPOConfig]):
-    """Direct preference optimisation and its forms (Rafailov, arXiv:2305.18290)."""
+    """Direct preference optimization and variants (Rafailov, arXiv:2305.18290)."""
 
     algorithm: ClassVar[str] = "dpo"
     config_class: ClassVar[type[DPOConfig]] = DPOConfig
@@ -74,7 +74,7 @@ class DPOTrainer(PairTrainer[DPOConfig]):
     # The reference --------------------------------------------------------------
 
     def _reference_logprobs(self, rows: BatchedDataDict[Any]) -> Tensor:
-        """[2 B] sums over the answers."""
+        """Return [2 B], the reference's sums over the answers."""
         if not self._precomputes:
             with self.phase("reference_logprobs"):
                 policy = self.components.required.policy
@@ -85,7 +85,7 @@ class DPOTrainer(PairTrainer[DPOConfig]):
         return self._reference.column(rows)
 
     def _precompute(self) -> ReferenceLogprobs:
-        """Compute what the run folder does not have, with the weights it began with."""
+        """Compute log-probs that the run folder lacks, with the initial weights."""
         config = self.config.policy
         known = ReferenceLogprobs(
             self.run_dir / _CACHE_FILE, reference_identity(config)
@@ -97,6 +97,8 @@ class DPOTrainer(PairTrainer[DPOConfig]):
             checkpoint = self.state.last_checkpoint
             resumed = self.state.step > 0 and checkpoint is not None
             if resumed:
+                # A resumed policy has been trained: load the initial weights for this,
+                # and its own again afterwards.
                 policy.load_checkpoint(config.model_name)
             try:
                 added = known.add(self._all_pairs(), self._policy_logprobs)
@@ -111,7 +113,7 @@ class DPOTrainer(PairTrainer[DPOConfig]):
         return answer_logprobs(found["logprobs"], rows)
 
     def _all_pairs(self) -> Iterator[BatchedDataDict[Any]]:
-        """All pairs that the run can ask for, in the order of their length."""
+        """Yield all pairs of the run, ordered by length to save padding."""
         for dataset in (self._data.train_dataset, self._data.validation_dataset):
             pairs: Sequence[Any] = sorted(dataset or (), key=lambda p: p["length"])
             for first in range(0, len(pairs), _PAIRS_PER_CALL):

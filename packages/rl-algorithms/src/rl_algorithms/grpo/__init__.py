@@ -1,1 +1,1 @@
-"""Group-relative policy optimisation (GRPO)."""
+"""Group relative policy optimization (GRPO)."""

@@ -20,22 +20,26 @@ class GRPOSettings(PolicyGradientSettings):
     """Section `grpo`."""
 
     adv_estimator: AdvantageConfig = Field(default_factory=AdvantageConfig)
-    """How rewards become advantages."""
+    """Computation of advantages from rewards."""
     seq_logprob_error_threshold: float | None = Field(None, ge=1.0)
-    """Leave answers out of the loss on whose tokens the sampler and the trainer
-    disagree: whose mean of `exp|difference of log-probs|` is above this; null: none."""
+    """Largest mean of `exp|difference of log-probs|` between sampler and trainer over
+    an answer's tokens; answers above it are excluded from the loss. null for no limit.
+    """
     drop_zero_variance_groups: bool = False
-    """Leave groups out whose answers all earn the same, without sampling others."""
+    """Whether to exclude groups whose answers all earn the same reward, without
+    sampling others in their place."""
     use_dynamic_sampling: bool = False
-    """Sample further prompts until the step has all its groups with variance."""
+    """Whether to sample further prompts until the step is full of groups with differing
+    rewards (DAPO)."""
     dynamic_sampling_max_gen_batches: int = Field(10, gt=0)
     """Maximum number of batches sampled for one step."""
     skip_reference_policy_logprobs_calculation: bool = False
-    """Never ask for a reference policy; needs a KL penalty of 0."""
+    """Whether to insist that no reference policy is used; requires a KL penalty of 0.
+    """
 
     @property
     def compares_group(self) -> bool:
-        """Whether an answer learns only by comparison with others to its prompt."""
+        """Whether an answer is judged only relative to others to its prompt."""
         return self.adv_estimator.compares_group
 
     @model_validator(mode="after")
@@ -48,7 +52,7 @@ class GRPOSettings(PolicyGradientSettings):
         if self.use_dynamic_sampling and self.asynchronous is not None:
             raise ValueError(
                 "use_dynamic_sampling and asynchronous exclude each other: the first "
-                "says after sampling which prompts a step has, the second before; set "
+                "selects the prompts of a step after sampling, the second before; set "
                 "drop_zero_variance_groups=true instead, or asynchronous to null"
             )
         return self
@@ -78,13 +82,13 @@ class GRPOSettings(PolicyGradientSettings):
 
 
 class GRPOConfig(PolicyGradientConfig):
-    """Everything a GRPO run needs."""
+    """Configuration of a GRPO run."""
 
     grpo: GRPOSettings = Field(default_factory=GRPOSettings)
-    """The algorithm."""
+    """Settings of the algorithm."""
 
     def idle(self) -> tuple[Idle, ...]:
-        """Return what is turned off, besides what is for every algorithm."""
+        """Return the disabled features, including those of every algorithm."""
         if self.grpo.use_dynamic_sampling:
             return super().idle()
         keys = ("grpo.dynamic_sampling_max_gen_batches",)

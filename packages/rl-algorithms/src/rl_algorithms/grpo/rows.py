@@ -1,4 +1,4 @@
-"""From scored answers to rows that can be trained on: pure functions.
+"""Training rows of GRPO from scored answers: pure functions.
 
 Shapes: N conversations, T tokens of the longest one; R rows, S tokens wide. Without
 branches R is N and S is T.
@@ -44,16 +44,16 @@ def build_rows(
     estimator: AdvantageEstimator,
     settings: GRPOSettings,
 ) -> tuple[BatchedDataDict[Any] | None, dict[str, Any]]:
-    """Give each row its advantage, and leave out the rows that do not count.
+    """Add the advantages, and drop the rows that do not count.
 
     Args:
-        rows: Columns of `RolloutResult.rows`, branches unfolded, and of
-            `add_kl_penalty` if that is used.
-        estimator: Makes advantages of rewards.
+        rows: Columns of `RolloutResult.rows` with branches unfolded, and of
+            `add_kl_penalty` if it is used.
+        estimator: Estimator of advantages.
         settings: Scaling, shaping and filters.
 
     Returns:
-        The columns that training needs, or None when no row is left, and metrics.
+        The columns for training, or None if no row is left; and metrics.
     """
     timeline = Timeline.of(rows)
     scored = _conversations(rows, timeline)
@@ -87,7 +87,7 @@ def build_rows(
 
 
 def mask_disagreement(rows: BatchedDataDict[Any], threshold: float) -> dict[str, Any]:
-    """Take rows out of the loss on which the sampler and the trainer disagree.
+    """Exclude rows from the loss on which sampler and trainer disagree.
 
     Args:
         rows: Columns `generation_logprobs` and `prev_logprobs` among others.
@@ -97,13 +97,13 @@ def mask_disagreement(rows: BatchedDataDict[Any], threshold: float) -> dict[str,
         Metrics.
 
     Raises:
-        ConfigError: The sampler gave no log-probs.
+        ConfigError: The sampler returned no log-probs.
     """
     if "generation_logprobs" not in rows:
         raise ConfigError(
             "grpo.seq_logprob_error_threshold compares the log-probs of sampler and "
-            "trainer, but this generation backend gives none: set it to null, or have "
-            "the backend give log-probs"
+            "trainer, but this generation backend returns none: set it to null, or "
+            "have the backend return log-probs"
         )
     num_valid = float((rows["sample_mask"] != 0).sum())
     rows["sample_mask"], dropped = mask_sequence_logprob_error(
@@ -119,7 +119,7 @@ def mask_disagreement(rows: BatchedDataDict[Any], threshold: float) -> dict[str,
 def _conversations(
     rows: BatchedDataDict[Any], timeline: Timeline
 ) -> BatchedDataDict[Any]:
-    """Return N rows, each with the tokens of a whole conversation behind each other."""
+    """Return N rows, each with the concatenated tokens of a whole conversation."""
     found = rows.select_indices(timeline.last_row)
     for name in ("token_mask", "kl_penalty"):
         if name in rows:
@@ -130,11 +130,13 @@ def _conversations(
 def _rewards(
     rows: BatchedDataDict[Any], settings: GRPOSettings
 ) -> tuple[Tensor, RewardColumns, dict[str, Any]]:
-    """Return the rewards after scaling and shaping, what goes with them, metrics."""
+    """Return the scaled and shaped rewards, the columns beside them, and metrics."""
     columns: RewardColumns = {"token_mask": rows["token_mask"]}
     rewards = final_rewards(rows, settings.reward_scaling, settings.reward_shaping)
     metrics: dict[str, Any] = {**rewards.metrics}
     if settings.reward_shaping is not None:
+        # A length penalty must not change the scale of a group: it would make correct
+        # answers of uneven lengths look noisy.
         columns["std_rewards"] = rewards.unshaped
     if named := named_rewards(rows):
         columns["named_rewards"] = named
@@ -153,7 +155,7 @@ def _select(rows: BatchedDataDict[Any], keep: Tensor) -> BatchedDataDict[Any] | 
     if not len(indices):
         return None
     rows = rows.select_indices(indices)
-    # What was cut off may have been the widest row.
+    # The widest row may be gone: narrow the columns to save padding.
     width = int(rows["input_lengths"].max())
     for name, value in list(rows.items()):
         if isinstance(value, Tensor) and value.dim() == 2:

@@ -25,7 +25,7 @@ __all__ = ["GRPOTrainer"]
 
 
 class GRPOTrainer(PolicyGradientTrainer[GRPOConfig]):
-    """Group-relative policy optimisation (Shao et al., arXiv:2402.03300)."""
+    """Group relative policy optimization (Shao et al., arXiv:2402.03300)."""
 
     algorithm: ClassVar[str] = "grpo"
     config_class: ClassVar[type[GRPOConfig]] = GRPOConfig
@@ -41,7 +41,7 @@ class GRPOTrainer(PolicyGradientTrainer[GRPOConfig]):
     def _sample(
         self, batch: BatchedDataDict[Any]
     ) -> tuple[BatchedDataDict[Any] | None, dict[str, Any]]:
-        """Sample answers to a batch; with dynamic sampling, to as many as it takes."""
+        """Sample answers to a batch; with dynamic sampling, to as many as needed."""
         settings = self.config.grpo
         if not settings.use_dynamic_sampling:
             return super()._sample(batch)
@@ -77,13 +77,13 @@ class GRPOTrainer(PolicyGradientTrainer[GRPOConfig]):
             train_rows, row_metrics = build_rows(rows, self._estimator, settings)
             metrics |= row_metrics
         if train_rows is None:
-            # Nothing differs within any group: there is nothing to learn from.
+            # No row is left, so there is nothing to learn from.
             return metrics
         self._kept.note_advantages(train_rows)
         train_rows, global_batch_size = pad_to_plan(train_rows, self.plan)
         threshold = settings.seq_logprob_error_threshold
-        # With one optimizer step the log-probs before the step are those of the step's
-        # own forward pass, so only several steps need them beforehand.
+        # With a single optimizer step, the log-probs before the step are those of its
+        # own forward pass. Only several steps need them computed beforehand.
         several_steps = train_rows.size > global_batch_size
         needs_prev = several_steps and not loss_config.force_on_policy_ratio
         self._add_logprobs(

@@ -1,7 +1,7 @@
 """Loss functions: pure functions of log-probabilities, masks and advantages.
 
-Every reduction divides by the *global* count of valid tokens or sequences, so the
-losses of micro-batches and of ranks add up to the loss of the whole batch.
+Every reduction divides by the *global* number of valid tokens or sequences, so that the
+losses of micro-batches and ranks add up to the loss of the whole batch.
 """
 
 import lazy_loader

@@ -35,17 +35,18 @@ class ClippedPGLossFn:
     \max\left( -A r, -A \operatorname{clip}(r, 1 - a, 1 + b) \right)
     $$
 
-    to which a KL term to a reference policy, an entropy bonus and the likelihood of
-    answers that succeeded may be added.
+    to which a KL term to a reference policy, an entropy bonus and the negative
+    log-likelihood of successful answers may be added.
 
-    Columns of the batch, [B, S] unless said otherwise: `advantages` ([B] or [B, S]),
-    `token_mask`, `sample_mask` [B]; `prev_logprobs` (absent: the step is exactly
-    on-policy, so the current log-probs without gradient stand in);
-    `generation_logprobs` (optional unless an importance correction is on, and then the
-    mismatch of sampler and trainer is reported); `reference_policy_logprobs` (needed
-    when the loss has a KL term); `nll_weights` [B] (needed with `positive_nll_coef`: 0
-    for rows that did not succeed, and for the others the trained tokens of the global
-    batch over those of all rows that did).
+    Columns of the batch, [B, S] unless stated otherwise: `advantages` ([B] or [B, S]);
+    `token_mask`; `sample_mask` [B]; `prev_logprobs` (without it the step is exactly
+    on-policy, and the current log-probs without gradient are used);
+    `generation_logprobs` (required with an importance correction, otherwise optional
+    and used to report the mismatch of sampler and trainer);
+    `reference_policy_logprobs` (required if the loss has a KL term); `nll_weights` [B]
+    (required with `positive_nll_coef`: 0 for rows that did not succeed, and for the
+    others the number of trained tokens in the global batch divided by that in all
+    successful rows).
 
     Args:
         config: The options, or a mapping of them, which is validated.
@@ -66,12 +67,12 @@ class ClippedPGLossFn:
         global_valid_toks: Tensor,
         **inputs: Tensor,
     ) -> tuple[Tensor, dict[str, MetricValue]]:
-        """Give this micro-batch's share of the loss, and its metrics.
+        """Return this micro-batch's share of the loss, and its metrics.
 
         Args:
-            data: The columns that the class describes.
-            global_valid_seqs: Trained sequences of the global batch.
-            global_valid_toks: Trained tokens of the global batch.
+            data: The columns described in the class.
+            global_valid_seqs: Number of trained sequences in the global batch.
+            global_valid_toks: Number of trained tokens in the global batch.
             inputs: `next_token_logprobs` [B, S-1].
         """
         config = self.config
@@ -94,12 +95,16 @@ class ClippedPGLossFn:
             loss = -advantages * terms.tokens.blank(terms.tokens.logprobs)
         elif config.use_cispo:
             curr = terms.tokens.blank(terms.tokens.logprobs)
+            # Detached: in CISPO the ratio is a weight, and the gradient flows through
+            # log p.
             loss = -advantages * terms.clipped_ratio.detach() * curr
         else:
             loss = torch.maximum(
                 -advantages * terms.ratio, -advantages * terms.clipped_ratio
             )
             if config.ratio_clip_c is not None:
+                # Dual clip (Ye et al., arXiv:1912.09729): with a negative advantage the
+                # loss has no upper bound in the ratio otherwise.
                 bounded = torch.minimum(loss, -advantages * config.ratio_clip_c)
                 loss = torch.where(advantages < 0, bounded, loss)
         if config.use_importance_sampling_correction and terms.weights is not None:

@@ -1,4 +1,4 @@
-"""Reading the columns of a training batch, next-token aligned and checked."""
+"""Access to the columns of a training batch, checked and next-token aligned."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["TokenColumns", "column", "next_token_column"]
 
 
 def column(data: Mapping[str, Any], name: str, *, needed_by: str) -> Tensor:
-    """Return the tensor column `name`, or say who needs it."""
+    """Return the tensor column `name`, or raise an error that says what needs it."""
     value = data.get(name)
     if not isinstance(value, Tensor):
         raise LossInputError(
@@ -42,16 +42,16 @@ def next_token_column(
 
 @dataclass(frozen=True, slots=True)
 class TokenColumns:
-    """What each token loss begins with. All token tensors are [B, S-1]."""
+    """The columns of every token loss. All token tensors are [B, S-1]."""
 
     logprobs: Tensor
-    """Log-probs under the policy that is trained; they carry the gradient."""
+    """Log-probs under the policy being trained; they carry the gradient."""
     token_mask: Tensor
-    """1 where the token is trained on."""
+    """1 where the token is trained on, 0 elsewhere."""
     sample_mask: Tensor
-    """[B] 1 where the row counts."""
+    """[B], 1 where the row counts."""
     mask: Tensor
-    """Product of the two."""
+    """Product of both masks."""
     masked_out: Tensor
     """Boolean, true where `mask` is 0."""
 
@@ -59,7 +59,7 @@ class TokenColumns:
     def read(
         cls, data: Mapping[str, Any], inputs: Mapping[str, Tensor], *, needed_by: str
     ) -> TokenColumns:
-        """Take the columns that every token loss needs."""
+        """Read the columns that every token loss needs."""
         logprobs = inputs.get("next_token_logprobs")
         if logprobs is None:
             raise LossInputError(
@@ -76,5 +76,6 @@ class TokenColumns:
         return cls(logprobs, token_mask, sample_mask, mask, mask == 0)
 
     def blank(self, values: Tensor) -> Tensor:
-        """Put 0 where the mask is 0, whatever lies there."""
+        """Set values to 0 where the mask is 0, even if they are NaN."""
+        # Not a product with the mask: NaN * 0 is NaN, in the value and in the gradient.
         return torch.masked_fill(values, self.masked_out, 0.0)

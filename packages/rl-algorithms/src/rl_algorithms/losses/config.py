@@ -16,7 +16,7 @@ TruncatedISType = Literal["tis", "icepop", "seq-mask-tis"]
 
 
 class ClippedPGLossConfig(Config):
-    """Options of `ClippedPGLossFn`; every combination is checked here, before a model.
+    """Options of `ClippedPGLossFn`; combinations are checked before a model is loaded.
 
     | algorithm | settings |
     |---|---|
@@ -33,61 +33,70 @@ class ClippedPGLossConfig(Config):
     """
 
     ratio_clip_min: float = Field(default=0.2, ge=0.0, le=1.0)
-    """The ratio is clipped from below at `1 - ratio_clip_min`; 1: it is not."""
+    """Clip range below: the ratio is at least `1 - ratio_clip_min`; 1 for no bound."""
     ratio_clip_max: float = Field(default=0.2, ge=0.0)
-    """The ratio is clipped from above at `1 + ratio_clip_max`."""
+    """Clip range above: the ratio is at most `1 + ratio_clip_max`."""
     ratio_clip_c: float | None = Field(default=None, gt=1.0)
-    """Dual clip: where the advantage is negative the loss is at most `-A * c`."""
+    """Bound of the dual clip: for negative advantages the loss is at most `-A * c`
+    (arXiv:1912.09729); null for none."""
     token_level_loss: bool = True
-    """Average over all tokens of the batch; false: first over each sequence."""
+    """Whether to average over all tokens of the batch; false averages over each
+    sequence first."""
     fixed_length_normalizer: PositiveInt | Literal["max_new_tokens"] | None = None
-    """Dr. GRPO: divide a sequence's sum by this constant instead of by its length. In a
-    run's configuration `max_new_tokens` stands for that setting of the generation."""
+    """Constant by which Dr. GRPO divides a sequence's sum, instead of its length. In
+    the configuration of a run, `max_new_tokens` stands for that setting of the
+    generation."""
     sequence_level_importance_ratios: bool = False
-    """GSPO: one ratio per sequence, the geometric mean of its token ratios."""
+    """Whether to use one ratio per sequence, the geometric mean of its token ratios
+    (GSPO)."""
     disable_ppo_ratio: bool = False
-    """REINFORCE: `-A * log p`, no ratio and no clipping."""
+    """Whether to use `-A * log p` without ratio and clipping (REINFORCE)."""
     force_on_policy_ratio: bool = False
-    """The ratio is 1 with the gradient of `log p`; `prev_logprobs` is not read."""
+    """Whether to set the ratio to 1, with the gradient of `log p`; `prev_logprobs` is
+    not read then."""
     use_cispo: bool = False
-    """CISPO: the clipped ratio only weights `log p`; no token loses its gradient."""
+    """Whether the clipped ratio only weights `log p`, so that no token loses its
+    gradient (CISPO)."""
 
     reference_policy_kl_penalty: float = Field(default=0.01, ge=0.0)
-    """Weight of the KL term; 0 needs no reference policy."""
+    """Weight of the KL term; with 0, no reference policy is needed."""
     reference_policy_kl_type: KLType = "k3"
     """Estimator of KL(policy || reference), see `calculate_kl`."""
     reference_policy_kl_gradient: Literal["score_function", "direct"] = "score_function"
-    """`score_function` adds the gradient through the sampling distribution, which makes
-    k1 and k3 unbiased; `direct` differentiates the estimator alone, as GRPO's paper."""
+    """Gradient of the KL term. `score_function` adds the gradient through the sampling
+    distribution, which makes k1 and k3 unbiased; `direct` differentiates the estimator
+    alone, as in the GRPO paper."""
     kl_input_clamp_value: float | None = Field(default=20.0, gt=0.0)
-    """Differences of log-probs are clamped to +- this before they are exponentiated."""
+    """Bound on the absolute difference of log-probs, before it is exponentiated."""
     kl_output_clamp_value: float | None = Field(default=10.0, gt=0.0)
-    """Estimates are clamped to +- this, after they have been weighted."""
+    """Bound on the absolute estimate, after weighting."""
     use_on_policy_kl_approximation: bool = False
-    """Weight the KL estimates by policy over sampler; needs `generation_logprobs`."""
+    """Whether to weight the KL estimates by policy over sampler; requires
+    `generation_logprobs`."""
     use_kl_in_reward: bool = False
-    """Take the KL penalty from the rewards instead of adding it to the loss: its
-    estimates are those of the weights before the step, and carry no gradient. Only k1
-    then pulls as the divergence does."""
+    """Whether to subtract the KL penalty from the rewards instead of adding it to the
+    loss. The estimates then use the weights before the step and carry no gradient. Only
+    k1 then has the expected gradient of the divergence."""
     entropy_coef: float = Field(default=0.0, ge=0.0)
-    """Weight of an entropy bonus, estimated from the sampled tokens; 0: none."""
+    """Weight of an entropy bonus, estimated from the sampled tokens; 0 for none."""
     positive_nll_coef: float = Field(default=0.0, ge=0.0)
-    """Weight of the negative log-likelihood of the answers that succeeded, a mean over
-    their tokens (VAPO, arXiv:2504.05118, takes 0.1); needs `nll_weights`; 0: none."""
+    """Weight of the negative log-likelihood of successful answers, a mean over their
+    tokens (0.1 in VAPO, arXiv:2504.05118); requires `nll_weights`. 0 for none."""
 
     use_importance_sampling_correction: bool = False
-    """Weight the loss by trainer over sampler; needs `generation_logprobs`."""
+    """Whether to weight the loss by trainer over sampler; requires
+    `generation_logprobs`."""
     truncated_importance_sampling_type: TruncatedISType | None = None
-    """How far-off weights are treated: `tis` clamps, `icepop` drops the tokens,
-    `seq-mask-tis` drops the sequences whose geometric-mean weight is outside."""
+    """Treatment of weights outside the bounds: `tis` clamps them, `icepop` drops the
+    tokens, `seq-mask-tis` drops sequences by their geometric-mean weight."""
     truncated_importance_sampling_ratio: float | None = Field(default=None, gt=0.0)
-    """Largest weight."""
+    """Largest weight; null without truncation."""
     truncated_importance_sampling_ratio_min: float | None = Field(default=None, ge=0.0)
-    """Smallest weight; `tis` may leave it out (0)."""
+    """Smallest weight; null for 0, with `tis` only."""
 
     @model_validator(mode="after")
     def _check_ratio(self) -> Self:
-        """Refuse combinations of ratio options that exclude each other."""
+        """Reject combinations of ratio options that exclude each other."""
         exclusive = {
             "disable_ppo_ratio": self.disable_ppo_ratio,
             "force_on_policy_ratio": self.force_on_policy_ratio,
@@ -125,7 +134,7 @@ class ClippedPGLossConfig(Config):
 
     @model_validator(mode="after")
     def _check_kl(self) -> Self:
-        """Refuse options of a KL term that is not there."""
+        """Reject options of a KL term that does not exist."""
         if self.use_kl_in_reward and self.use_on_policy_kl_approximation:
             raise ValueError(
                 "use_on_policy_kl_approximation weights a KL term in the loss: set it "
@@ -135,7 +144,7 @@ class ClippedPGLossConfig(Config):
 
     @model_validator(mode="after")
     def _check_truncation(self) -> Self:
-        """Refuse half-configured importance-sampling truncation."""
+        """Reject incomplete settings of importance-sampling truncation."""
         kind = self.truncated_importance_sampling_type
         high = self.truncated_importance_sampling_ratio
         low = self.truncated_importance_sampling_ratio_min
@@ -180,13 +189,13 @@ class ClippedPGLossConfig(Config):
         if isinstance(value, str):
             raise ConfigError(
                 f"fixed_length_normalizer={value} is filled in by the configuration of "
-                "a run: give a loss of your own the number"
+                "a run: outside of a run, give the number itself"
             )
         return value
 
     @property
     def needs_reference_logprobs(self) -> bool:
-        """Whether log-probs of the reference policy are needed at all."""
+        """Whether log-probs of the reference policy are needed."""
         return self.reference_policy_kl_penalty > 0
 
     @property
@@ -196,11 +205,11 @@ class ClippedPGLossConfig(Config):
 
     @property
     def has_kl_reward(self) -> bool:
-        """Whether a KL penalty is to be taken from the rewards."""
+        """Whether a KL penalty is subtracted from the rewards."""
         return self.needs_reference_logprobs and self.use_kl_in_reward
 
     @property
     def names_needing_generation_logprobs(self) -> list[str]:
-        """Return the settings for which a batch must have `generation_logprobs`."""
+        """Names of the settings that require `generation_logprobs`."""
         names = ("use_importance_sampling_correction", "use_on_policy_kl_approximation")
         return [name for name in names if getattr(self, name)]

@@ -1,7 +1,7 @@
 """Distillation on the teacher's top k tokens (Agarwal et al., arXiv:2306.13649, GKD).
 
-At each trained position a divergence of the teacher p and the student q is taken, see
-`losses.divergence`; `DistillationLossConfig` says over which tokens p and q are
+The loss of a trained position is a divergence between teacher p and student q, see
+`losses.divergence`. `DistillationLossConfig` defines the tokens over which p and q are
 distributions. Shapes: B rows, S tokens, k tokens of the teacher; N trained positions, E
 events (k, or k + 1 with the bucket).
 """
@@ -33,10 +33,20 @@ _NAME = "DistillationLossFn"
 
 
 class DistillationLossFn:
-    """A divergence of teacher and student, averaged over the trained tokens.
+    r"""A divergence between teacher and student, averaged over the trained tokens.
+
+    With $p$ the teacher's and $q$ the student's distribution at a position, and $M$ the
+    trained tokens of the global batch, the forward form is
+
+    $$
+    \frac{1}{|M|} \sum_{t \in M} \sum_i p_{t,i}
+    \left( \log p_{t,i} - \log q_{t,i} \right)
+    $$
+
+    `losses.divergence` has the other forms (Agarwal et al., arXiv:2306.13649).
 
     Args:
-        config: Which divergence, over what; a mapping is validated.
+        config: The divergence and its tokens; a mapping is validated.
     """
 
     loss_type = LossType.TOKEN_LEVEL
@@ -47,7 +57,7 @@ class DistillationLossFn:
     ) -> None:
         self.config = read_options(DistillationLossConfig, config, "DistillationLossFn")
         self.needs_entropy = self.config.needs_entropy
-        """Whether the training backend must give `student_entropy`."""
+        """Whether the training backend must provide `student_entropy`."""
 
     def __call__(
         self,
@@ -56,16 +66,16 @@ class DistillationLossFn:
         global_valid_toks: Tensor,
         **inputs: Tensor,
     ) -> tuple[Tensor, dict[str, MetricValue]]:
-        """Give this micro-batch's share of the loss, and its metrics.
+        """Return this micro-batch's share of the loss, and its metrics.
 
         Args:
-            data: `token_mask` [B, S], `sample_mask` [B], and of the teacher's
-                `get_topk_logits` the columns `topk_logits` [B, S, k] and
+            data: `token_mask` [B, S], `sample_mask` [B], and the columns of the
+                teacher's `get_topk_logits`: `topk_logits` [B, S, k] and
                 `topk_log_normalizer` [B, S].
             global_valid_seqs: Not used.
-            global_valid_toks: Trained tokens of the global batch.
+            global_valid_toks: Number of trained tokens in the global batch.
             inputs: `student_topk_logits` [B, S-1, k], `student_log_normalizer`
-                [B, S-1], and `student_entropy` [B, S-1] where it is needed.
+                [B, S-1], and `student_entropy` [B, S-1] if it is needed.
         """
         config = self.config
         student = self._input(inputs, "student_topk_logits")
@@ -78,7 +88,7 @@ class DistillationLossFn:
         sample_mask = column(data, "sample_mask", needed_by=_NAME)
         weights = column(data, "token_mask", needed_by=_NAME)[:, 1:].to(student.dtype)
         weights = weights * sample_mask[:, None]
-        # Only what counts goes further: what lies elsewhere may even be NaN.
+        # Continue with trained positions only: others may even be NaN, and cost time.
         here = weights != 0
         weights, teacher, student = weights[here], teacher[here], student[here]
         p_norm = self._column(data, "topk_log_normalizer").to(student.dtype)[here]
@@ -114,7 +124,7 @@ class DistillationLossFn:
 
     @staticmethod
     def _column(data: Mapping[str, Any], name: str) -> Tensor:
-        """Cut the last position off a column of the teacher: it predicts nothing."""
+        """Return a column without its last position, which predicts nothing."""
         return column(data, name, needed_by=_NAME)[:, :-1]
 
 
@@ -122,7 +132,7 @@ class DistillationLossFn:
 def _metrics(
     loss: Tensor, weights: Tensor, teacher: Tensor, student: Tensor
 ) -> dict[str, MetricValue]:
-    """Metrics of [N, k] log-probs; the teacher's first token is its choice."""
+    """Return the metrics of [N, k] log-probs."""
     agrees = (student.argmax(-1) == teacher.argmax(-1)).to(weights.dtype)
     columns = (teacher.exp().sum(-1), student.exp().sum(-1), agrees)
     sums = [(values * weights).sum() for values in columns]

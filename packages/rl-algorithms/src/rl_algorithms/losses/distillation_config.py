@@ -1,4 +1,4 @@
-"""Settings of the loss of distillation. Imports neither torch nor a model."""
+"""Settings of the distillation loss. Imports neither torch nor a model."""
 
 from __future__ import annotations
 
@@ -14,28 +14,29 @@ KLDirection = Literal["forward", "reverse", "mixed", "jsd"]
 
 
 class DistillationLossConfig(Config):
-    """Options of `DistillationLossFn`: which divergence, and over what.
+    """Options of `DistillationLossFn`: the divergence, and the tokens that it covers.
 
-    The teacher gives its k most probable tokens. What becomes of the others:
+    The teacher provides its k most likely tokens. The others are treated as follows:
 
     | setting | teacher | student |
     |---|---|---|
-    | (none) | renormalised over the k tokens | renormalised over the k tokens |
-    | `zero_outside_topk` | renormalised over the k tokens, 0 outside | all tokens |
-    | `bucket_outside_topk` | the k tokens, and all others as one | the same |
+    | (none) | renormalized over the k tokens | renormalized over the k tokens |
+    | `zero_outside_topk` | renormalized over the k tokens, 0 outside | all tokens |
+    | `bucket_outside_topk` | the k tokens, and all others as one event | the same |
     """
 
     kl_type: KLDirection = "forward"
-    """`forward`: KL(teacher || student); `reverse`: KL(student || teacher); `mixed`:
-    both, weighted; `jsd`: the generalised Jensen-Shannon divergence of GKD."""
+    """Divergence. `forward`: KL(teacher || student); `reverse`: KL(student || teacher);
+    `mixed`: a weighted sum of both; `jsd`: the generalized Jensen-Shannon divergence of
+    GKD."""
     mixed_kl_weight: float = Field(default=0.5, ge=0.0, le=1.0)
     """Weight of the forward part in `mixed` and `jsd`."""
     zero_outside_topk: bool = False
-    """The teacher never says what is not among its k tokens: a student that does pays
-    for it in the reverse part."""
+    """Whether the teacher's probability outside its k tokens counts as 0; the reverse
+    part then penalizes a student that puts mass there."""
     bucket_outside_topk: bool = False
-    """The tokens outside count as one token, whose probability both have exactly; the
-    divergence is then a lower bound of the one over all tokens."""
+    """Whether all tokens outside count as one event, whose probability is exact for
+    both; the divergence is then a lower bound of that over all tokens."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -1,6 +1,6 @@
 """Divergences of two distributions given as log-probs, over the last dimension.
 
-With p of the teacher, q of the student and a weight w:
+With the teacher's p, the student's q and a weight w (arXiv:2306.13649, section 2):
 
 ```
 forward   KL(p || q)
@@ -9,7 +9,7 @@ mixed     w KL(p || q) + (1 - w) KL(q || p)
 jsd       w KL(p || m) + (1 - w) KL(q || m),   m = w p + (1 - w) q
 ```
 
-Letters in shapes: N positions, k tokens, E events.
+Shapes: N positions, k tokens, E events.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from rl_algorithms.losses.distillation_config import KLDirection
 __all__ = ["divergence", "divergence_outside", "with_bucket"]
 
 _LOG_ZERO = -100.0
-"""What stands for the logarithm of a probability of 0."""
+"""Finite stand-in for the logarithm of a probability of 0."""
 _TINY = 1e-8
-"""The least probability of all tokens outside the top k together."""
+"""Lower bound of the total probability of all tokens outside the top k."""
 
 
 def divergence(p: Tensor, q: Tensor, kind: KLDirection, weight: float) -> Tensor:
@@ -44,21 +44,22 @@ def divergence(p: Tensor, q: Tensor, kind: KLDirection, weight: float) -> Tensor
 def divergence_outside(
     q: Tensor, entropy: Tensor | None, kind: KLDirection, weight: float
 ) -> Tensor | float:
-    """Return the [N] part of the events that [N, E] leaves out, where p is 0.
+    """Return [N], the contribution of the events outside of [N, E], where p is 0.
 
-    The reverse divergence, which would be infinite, counts e^-100 for 0.
+    The reverse divergence would be infinite, so it uses e^-100 in place of 0.
 
     Args:
-        q: [N, E] log-probs of the events that are there; they sum to less than 1.
-        entropy: [N] entropy of q over all events; for `reverse` and `mixed`.
+        q: [N, E] log-probs of the listed events; their probabilities sum to less
+            than 1.
+        entropy: [N] entropy of q over all events, for `reverse` and `mixed`.
         kind: The divergence.
-        weight: Its weight.
+        weight: Weight of the forward part.
     """
     if kind == "forward":
         return 0.0
     probability = 1 - q.exp().sum(-1)
     if kind == "jsd":
-        # There the middle is (1 - w) q.
+        # Outside, p is 0 and the mixture is (1 - w) q, so log q - log m is constant.
         return -(1 - weight) * math.log1p(-weight) * probability
     assert entropy is not None
     inside = (q.exp() * q).sum(-1)
@@ -67,11 +68,12 @@ def divergence_outside(
 
 
 def with_bucket(logprobs: Tensor) -> Tensor:
-    """[N, k] -> [N, k + 1]: one more event, which is all others together."""
+    """Return [N, k + 1] from [N, k], adding an event for all other tokens together."""
+    # Rounding can leave 0 or less, whose logarithm would be -inf or NaN.
     rest = (1 - logprobs.exp().sum(-1, keepdim=True)).clamp(min=_TINY)
     return torch.cat([logprobs, rest.log()], dim=-1)
 
 
 def _kl(a: Tensor, b: Tensor) -> Tensor:
-    """KL(a || b)."""
+    """Return [N], KL(a || b)."""
     return (a.exp() * (a - b)).sum(-1)

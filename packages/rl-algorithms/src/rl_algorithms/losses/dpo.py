@@ -1,6 +1,6 @@
-"""The loss of direct preference optimisation and its forms.
+"""The loss of direct preference optimization and its variants.
 
-Shapes: B pairs are 2 B rows, chosen and rejected in turn; S tokens.
+Shapes: B pairs are 2 B rows, chosen and rejected alternating; S tokens.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ class DPOLossFn:
     \left( \frac{r(w) - r(l)}{\beta} - \frac{1}{2 \beta} \right)^2
     $$
 
-    Each is averaged over the pairs of the global batch.
+    Both are averaged over the pairs of the global batch.
 
     Args:
-        config: Form, beta and weights; a mapping is validated.
+        config: Variant, beta and weights; a mapping is validated.
     """
 
     loss_type = LossType.SEQUENCE_LEVEL
@@ -66,13 +66,13 @@ class DPOLossFn:
         global_valid_toks: Tensor,
         **inputs: Tensor,
     ) -> tuple[Tensor, dict[str, MetricValue]]:
-        """Give this micro-batch's share of the loss, and its metrics.
+        """Return this micro-batch's share of the loss, and its metrics.
 
         Args:
             data: `token_mask` [2 B, S], `sample_mask` [2 B] and
-                `reference_policy_logprobs`: [2 B, S] of the tokens, or [2 B] their sums
-                over the answers.
-            global_valid_seqs: Rows of the global batch that count, two for each pair.
+                `reference_policy_logprobs`, [2 B, S] per token or [2 B] summed over
+                the answers.
+            global_valid_seqs: Number of valid rows in the global batch, two per pair.
             global_valid_toks: Not used.
             inputs: `next_token_logprobs` [2 B, S-1].
         """
@@ -80,10 +80,11 @@ class DPOLossFn:
         columns = TokenColumns.read(data, inputs, needed_by="DPOLossFn")
         if len(columns.logprobs) % 2:
             raise LossInputError(
-                "DPOLossFn takes rows in pairs, chosen and rejected in turn: got "
+                "DPOLossFn takes rows in pairs, chosen and rejected alternating: got "
                 f"{len(columns.logprobs)} rows"
             )
-        # Sums over long answers are large beside their differences.
+        # float64, because sums over long answers are large compared to their
+        # differences.
         num_tokens = columns.token_mask.sum(-1, dtype=torch.float64)
         policy = _answer_sums(columns.logprobs, columns)
         log_ratio = policy - self._reference(data, columns)
@@ -112,7 +113,7 @@ class DPOLossFn:
         return loss, metrics
 
     def _reference(self, data: Mapping[str, Any], columns: TokenColumns) -> Tensor:
-        """[2 B] log-probs of the answers under the reference policy."""
+        """Return [2 B], the log-probs of the answers under the reference policy."""
         name, needed_by = "reference_policy_logprobs", "DPOLossFn"
         values = column(data, name, needed_by=needed_by)
         if values.dim() == 1:
@@ -121,7 +122,7 @@ class DPOLossFn:
         return _answer_sums(values, columns)
 
     def _pair_loss(self, margin: Tensor) -> Tensor:
-        """[B] losses of the differences of rewards."""
+        """Return [B], the losses of the reward margins."""
         beta, smoothing = (
             self.config.reference_policy_kl_penalty,
             self.config.label_smoothing,
@@ -136,7 +137,7 @@ class DPOLossFn:
 
 
 def _answer_sums(logprobs: Tensor, columns: TokenColumns) -> Tensor:
-    """[2 B] float64 sums over the learned tokens; 0 for rows that do not count."""
+    """Return [2 B] float64 sums over the trained tokens; 0 for invalid rows."""
     return columns.blank(logprobs).sum(-1, dtype=torch.float64)
 
 
@@ -144,7 +145,8 @@ def _metrics(
     chosen: Tensor, rejected: Tensor, policy: Tensor, counts: Tensor
 ) -> dict[str, MetricValue]:
     is_right = (chosen > rejected).double()
-    # What needs no reference, so that it says something before the first step too.
+    # Needs no reference, so that it is informative even before the first step, when
+    # policy and reference are equal and all rewards are 0.
     prefers = (policy[0::2] > policy[1::2]).double()
     columns = {
         "accuracy": is_right,

@@ -1,4 +1,4 @@
-"""Settings of the loss of DPO. Imports neither torch nor a model."""
+"""Settings of the DPO loss. Imports neither torch nor a model."""
 
 from __future__ import annotations
 
@@ -14,37 +14,38 @@ __all__ = ["DPOLossConfig"]
 class DPOLossConfig(Config):
     """Options of `DPOLossFn`.
 
-    | form | settings |
+    | variant | settings |
     |---|---|
     | DPO (arXiv:2305.18290) | the defaults |
     | cDPO (ericmitchell.ai/cdpo.pdf) | `label_smoothing=0.1` |
     | IPO (arXiv:2310.12036) | `preference_loss=ipo` |
-    | length-normalised DPO (arXiv:2411.15124) | `preference_average_log_probs` |
-    | a term of the chosen answers, as RPO (arXiv:2404.19733) | `sft_loss_weight=1` |
+    | length-normalized DPO (arXiv:2411.15124) | `preference_average_log_probs` |
+    | plus a term of the chosen, as RPO (arXiv:2404.19733) | `sft_loss_weight=1` |
     """
 
     reference_policy_kl_penalty: float = Field(default=0.05, gt=0.0)
-    """Beta (IPO: tau): the larger, the closer the policy stays to the reference."""
+    """Beta (tau in IPO); larger values keep the policy closer to the reference."""
     preference_loss: Literal["sigmoid", "ipo"] = "sigmoid"
-    """`sigmoid`: the log-sigmoid of the margin; `ipo`: its squared distance to a goal,
-    which answers that are always preferred do not drive to infinity."""
+    """Form of the loss. `sigmoid`: the log-sigmoid of the margin; `ipo`: the squared
+    distance of the margin to a target, which keeps it finite for answers that are
+    always preferred."""
     label_smoothing: float = Field(default=0.0, ge=0.0, lt=0.5)
-    """cDPO: the probability that a label is wrong; for `sigmoid` only."""
+    """Probability that a label is wrong (cDPO); for `sigmoid` only."""
     preference_average_log_probs: bool = False
-    """Average log-probs over an answer's tokens instead of adding them up, so that the
-    length of an answer does not count."""
+    """Whether to average log-probs over an answer's tokens instead of summing them, so
+    that the length of an answer does not matter."""
     preference_loss_weight: float = Field(default=1.0, ge=0.0)
     """Weight of the preference loss."""
     sft_loss_weight: float = Field(default=0.0, ge=0.0)
     """Weight of the negative log-likelihood of the chosen answers."""
     sft_average_log_probs: bool = False
-    """Average that over each answer's tokens instead of adding it up."""
+    """Whether to average that over each answer's tokens instead of summing it."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.preference_loss == "ipo" and self.label_smoothing:
             raise ValueError(
-                "label_smoothing has a meaning for preference_loss=sigmoid only: got "
+                "label_smoothing is defined for preference_loss=sigmoid only: got "
                 f"{self.label_smoothing} with ipo; set it to 0"
             )
         if not self.preference_loss_weight and not self.sft_loss_weight:

@@ -1,8 +1,8 @@
 """Importance weights between the trainer's and the sampler's log-probs.
 
-The two differ by numerics (kernels, precision) and, with asynchronous rollouts, by
-weights. `w = p_trainer / p_sampler` makes the loss an expectation over the trainer's
-own distribution; truncation bounds its variance.
+They differ by numerics (kernels, precision) and, with asynchronous rollouts, by weight
+versions. `w = p_trainer / p_sampler` turns the loss into an expectation over the
+trainer's own distribution; truncation bounds its variance.
 """
 
 from __future__ import annotations
@@ -19,18 +19,19 @@ __all__ = ["importance_weights", "truncate_weights"]
 def importance_weights(
     log_ratio: Tensor, *, sequence_level: bool, mask: Tensor
 ) -> Tensor:
-    """Return `exp(log_ratio)` per token, or of its sum per sequence, broadcast.
+    """Return `exp(log_ratio)` per token, or `exp` of its sum per sequence.
 
     Args:
         log_ratio: [B, T] trainer minus sampler, 0 where the mask is 0.
-        sequence_level: One weight per sequence.
+        sequence_level: Whether to use one weight per sequence.
         mask: [B, T].
 
     Returns:
-        [B, T]; weights that are not finite become 0, so that they drop the token.
+        [B, T]; non-finite weights become 0, which drops their tokens.
     """
     if sequence_level:
-        # A row's weight in the loss is no power of its tokens' ratios.
+        # Only whether a token counts: a mask that also weights rows must not become an
+        # exponent of their ratios.
         total = (log_ratio * (mask != 0)).sum(-1, keepdim=True)
         log_ratio = total.expand_as(log_ratio)
     return torch.nan_to_num(log_ratio.exp(), nan=0.0, posinf=0.0, neginf=0.0)
@@ -39,16 +40,16 @@ def importance_weights(
 def truncate_weights(
     weights: Tensor, log_ratio: Tensor, mask: Tensor, config: ClippedPGLossConfig
 ) -> tuple[Tensor, Tensor]:
-    """Bound the weights as `config.truncated_importance_sampling_type` says.
+    """Bound the weights by `config.truncated_importance_sampling_type`.
 
     Args:
         weights: [B, T] of `importance_weights`.
-        log_ratio: [B, T] that they were made of.
+        log_ratio: [B, T] logarithms from which they were computed.
         mask: [B, T].
-        config: Kind and bounds.
+        config: Settings with kind and bounds.
 
     Returns:
-        The bounded weights, and [B, T] booleans: which ones were out of bounds.
+        The bounded weights, and [B, T] bool, whether a weight was out of bounds.
     """
     kind = config.truncated_importance_sampling_type
     high = config.truncated_importance_sampling_ratio

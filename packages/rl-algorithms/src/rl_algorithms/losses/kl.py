@@ -38,15 +38,14 @@ def calculate_kl(
         logprobs_reference: Log-probs of the reference for the same tokens.
         kl_type: `k1`, `k2` or `k3`.
         input_clamp_value: Bound on the absolute difference of log-probs.
-        output_clamp_value: Bound on the absolute estimate, its weight included.
-        weights: Importance weights that the estimates are multiplied by, such as policy
-            over sampler.
+        output_clamp_value: Bound on the absolute estimate, including its weight.
+        weights: Importance weights of the estimates, such as policy over sampler.
 
     Returns:
         Estimates of the shape of `logprobs`.
 
     Raises:
-        LossInputError: Shapes differ, or there is no such kind.
+        LossInputError: Shapes differ, or the kind is unknown.
     """
     for name, value in (
         ("logprobs_reference", logprobs_reference),
@@ -65,13 +64,15 @@ def calculate_kl(
     elif kl_type == "k2":
         kl = 0.5 * log_ratio.square()
     elif kl_type == "k3":
+        # expm1 keeps the digits of a small difference, which exp(r) - 1 would lose.
         kl = torch.expm1(log_ratio) - log_ratio
     else:
         raise LossInputError(
             f"kl_type must be one of {', '.join(get_args(KLType))}: got {kl_type!r}"
         )
     if weights is not None:
-        # Before the bound: a rare token may weigh e^20, and would be all of the loss.
+        # Weighted before the bound: a rare token may have the weight e^20, and would
+        # dominate the loss.
         kl = kl * weights
     if output_clamp_value is not None:
         kl = kl.clamp(-output_clamp_value, output_clamp_value)

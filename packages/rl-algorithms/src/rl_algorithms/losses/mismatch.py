@@ -1,4 +1,4 @@
-"""How far the log-probs of trainer and sampler lie apart, where a loss sees both."""
+"""Distributions of the difference between trainer's and sampler's log-probs."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from rl_distributed.metrics.distribution import Distribution
 __all__ = ["LOG_RATIO", "POSITION_EDGES", "log_ratios_by_position", "position_label"]
 
 LOG_RATIO = "mismatch/log_ratio"
-"""Under this, and the label of a bucket, a loss reports the log-ratios."""
+"""Prefix of the metrics with log-ratios, followed by the label of a bucket."""
 POSITION_EDGES = (64, 256, 1024, 4096)
-"""Where buckets of positions in a row begin, after the first."""
+"""First positions of the buckets after the first one."""
 
 
 def position_label(bucket: int) -> str:
-    """Name of a bucket: its first and last position, such as `pos_64_255`."""
+    """Return the name of a bucket by its first and last position: `pos_64_255`."""
     first = 0 if bucket == 0 else POSITION_EDGES[bucket - 1]
     if bucket == len(POSITION_EDGES):
         return f"pos_{first}_up"
@@ -26,11 +26,11 @@ def position_label(bucket: int) -> str:
 def log_ratios_by_position(
     log_ratio: Tensor, positions: Tensor
 ) -> dict[str, Distribution]:
-    """Distributions of `log p_trainer - log p_sampler`, which add up over batches.
+    """Return distributions of `log p_trainer - log p_sampler`, which can be merged.
 
     Args:
-        log_ratio: [N] one number per trained token.
-        positions: [N] where it stands in its row.
+        log_ratio: [N], one number per trained token.
+        positions: [N], its position in the row.
     """
     ratios, places = log_ratio.detach().cpu(), positions.cpu()
     buckets = torch.bucketize(places, torch.tensor(POSITION_EDGES), right=True)

@@ -1,4 +1,4 @@
-"""Negative log-likelihood of demonstrations."""
+"""The loss of supervised fine-tuning: negative log-likelihood."""
 
 from __future__ import annotations
 
@@ -17,7 +17,12 @@ __all__ = ["NLLLossFn"]
 
 
 class NLLLossFn:
-    """Cross-entropy averaged over the trained tokens of the global batch."""
+    r"""Cross-entropy, averaged over the trained tokens $M$ of the global batch.
+
+    $$
+    -\frac{1}{|M|} \sum_{t \in M} \log \pi(y_t \mid y_{<t})
+    $$
+    """
 
     loss_type = LossType.TOKEN_LEVEL
     input_type = LossInputType.LOGPROB
@@ -29,12 +34,12 @@ class NLLLossFn:
         global_valid_toks: Tensor,
         **inputs: Tensor,
     ) -> tuple[Tensor, dict[str, MetricValue]]:
-        """Give this micro-batch's share of the loss, and its metrics.
+        """Return this micro-batch's share of the loss, and its metrics.
 
         Args:
             data: `token_mask` [B, S] and `sample_mask` [B].
             global_valid_seqs: Not used.
-            global_valid_toks: Trained tokens of the global batch.
+            global_valid_toks: Number of trained tokens in the global batch.
             inputs: `next_token_logprobs` [B, S-1].
         """
         columns = TokenColumns.read(data, inputs, needed_by="NLLLossFn")
@@ -44,6 +49,7 @@ class NLLLossFn:
             global_normalization_factor=global_valid_toks,
         )
         with torch.no_grad():
+            # Stacked, so that the numbers reach the host in one transfer.
             numbers = torch.stack(
                 (loss.detach(), columns.mask.sum(), columns.sample_mask.sum())
             ).tolist()

@@ -1,4 +1,4 @@
-"""The options of a loss: an object of their class, or a mapping of its keys."""
+"""Options of a loss, given as an object or as a mapping."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def read_options(
     """Return the options as an object.
 
     Args:
-        options_class: Their class.
-        config: The options, a mapping that is validated, or None: the defaults.
+        options_class: Class of the options.
+        config: The options, a mapping to validate, or None for the defaults.
         loss: Name of the loss, for messages.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The numbers that a policy-gradient loss reports, each over trained tokens only."""
+"""Metrics of a policy-gradient loss, over trained tokens only."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["policy_metrics"]
 
 
 def policy_metrics(loss: Tensor, terms: PolicyTerms) -> dict[str, MetricValue]:
-    """Reduce everything worth knowing to numbers, looking at trained tokens only."""
+    """Return the metrics of a micro-batch, over trained tokens only."""
     tokens = terms.tokens
     trained = (~tokens.masked_out).flatten().nonzero().squeeze(-1)
 
@@ -62,7 +62,7 @@ def policy_metrics(loss: Tensor, terms: PolicyTerms) -> dict[str, MetricValue]:
         metrics |= log_ratios_by_position(log_ratio, positions)
     metrics["loss"] = Sum(value)
     metrics["num_valid_samples"] = Sum(num_rows)
-    if extrema:  # A micro-batch without trained tokens has no smallest ratio.
+    if extrema:  # a micro-batch without trained tokens has no extrema
         low, high, clipped_low, clipped_high = numbers[-4:]
         metrics["probs_ratio_min"] = Min(low)
         metrics["probs_ratio_max"] = Max(high)
@@ -72,10 +72,10 @@ def policy_metrics(loss: Tensor, terms: PolicyTerms) -> dict[str, MetricValue]:
 
 
 def _mismatch(prev: Tensor, generation: Tensor) -> dict[str, Tensor]:
-    """How far the sampler's log-probs are from the trainer's, per trained token.
+    """Return measures of the sampler's distance from the trainer, per trained token.
 
     The tokens are the sampler's. With u = p_trainer / p_sampler the means of these
-    terms are the divergences, without bias, and no term is below 0:
+    terms are unbiased estimates of the divergences, and no term is negative:
 
     | metric | term | divergence |
     |---|---|---|
@@ -86,8 +86,9 @@ def _mismatch(prev: Tensor, generation: Tensor) -> dict[str, Tensor]:
     `token_mult_prob_error` is `exp|ln u|`, 1 when they agree.
     """
     log_ratio = (prev - generation).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
-    # Near agreement each term is the small difference of two numbers as large as ln u.
-    # With the 1 that is in u they would be as large as 1, too large for float32.
+    # Near agreement each term is a small difference of two numbers of the size of ln u.
+    # Computed from u itself, they would be of size 1, and float32 would lose the
+    # digits.
     excess = torch.expm1(log_ratio)
     ratio = log_ratio.exp()
     log_middle = torch.log1p(0.5 * excess)  # ln((1 + u) / 2)

@@ -1,4 +1,4 @@
-"""What a policy-gradient loss is made of: ratios, importance weights, KL, entropy.
+"""The terms of a policy-gradient loss: ratios, importance weights, KL, entropy.
 
 Shapes: B rows, T = S - 1 next-token positions.
 """
@@ -21,35 +21,35 @@ from rl_algorithms.losses.reductions import masked_mean
 __all__ = ["MAX_LOG_RATIO", "PolicyTerms", "bounded_exp"]
 
 MAX_LOG_RATIO = 20.0
-"""Log-ratios are clamped to +- this: beyond it the clip decides anyway, and exp would
-overflow into NaN gradients."""
+"""Bound on absolute log-ratios: beyond it the clip takes effect anyway, and exp would
+overflow and lead to NaN gradients."""
 _NAME = "ClippedPGLossFn"
 
 
 @dataclass(slots=True)
 class PolicyTerms:
-    """Everything the loss is made of; what is None was not computed."""
+    """The terms of the loss; None for those that were not computed."""
 
     tokens: TokenColumns
     advantages: Tensor
     """[B, T] or [B, 1]."""
     prev: Tensor
-    """[B, T] log-probs when the step began; no gradient."""
+    """[B, T] log-probs before the step, without gradient."""
     generation: Tensor | None
     """[B, T] log-probs of the sampler."""
     ratio: Tensor
     clipped_ratio: Tensor
     weights: Tensor | None = None
-    """[B, T] trainer over sampler, truncated."""
+    """[B, T] truncated importance weights, trainer over sampler."""
     outside: Tensor | None = None
-    """[B, T] which weights were out of bounds."""
+    """[B, T] bool, whether a weight was out of bounds."""
     kl: Tensor | None = None
-    """[B, T] estimates, before the penalty weight."""
+    """[B, T] estimates of the KL divergence, not weighted."""
     entropy: Tensor | None = None
-    """[B, T] estimates, before the weight of the bonus."""
+    """[B, T] estimates of the entropy, not weighted."""
     nll: Tensor | None = None
-    """[B, T] of the answers that succeeded; the mean over all tokens is that over
-    theirs."""
+    """[B, T] negative log-likelihood of successful answers, weighted so that its mean
+    over all tokens is the mean over theirs."""
 
     @classmethod
     def read(
@@ -58,7 +58,7 @@ class PolicyTerms:
         inputs: Mapping[str, Tensor],
         config: ClippedPGLossConfig,
     ) -> PolicyTerms:
-        """Compute the terms that `config` asks for from the columns of a batch."""
+        """Compute the terms required by `config` from the columns of a batch."""
         tokens = TokenColumns.read(data, inputs, needed_by=_NAME)
         curr = tokens.logprobs
         on_policy = config.force_on_policy_ratio or data.get("prev_logprobs") is None
@@ -85,7 +85,7 @@ def _read(data: Mapping[str, Any], name: str, like: Tensor) -> Tensor:
 def _generation(
     data: Mapping[str, Any], like: Tensor, config: ClippedPGLossConfig
 ) -> Tensor | None:
-    """Return the sampler's log-probs; None: it gave none, and nothing needs them."""
+    """Return the sampler's log-probs, or None if missing and not needed."""
     if data.get("generation_logprobs") is not None:
         return _read(data, "generation_logprobs", like)
     needing = config.names_needing_generation_logprobs
@@ -112,14 +112,14 @@ def _advantages(data: Mapping[str, Any], like: Tensor) -> Tensor:
 
 
 def bounded_exp(log_ratio: Tensor) -> Tensor:
-    """Return the ratio that a log-ratio stands for, at most e^MAX_LOG_RATIO."""
+    """Return `exp(log_ratio)`, with the log-ratio clamped to +-MAX_LOG_RATIO."""
     return log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
 
 
 def _ratios(
     tokens: TokenColumns, prev: Tensor, config: ClippedPGLossConfig
 ) -> tuple[Tensor, Tensor]:
-    """Return the ratio new/old and its clipped twin, 1 where masked."""
+    """Return the ratio new/old and the clipped ratio; 1 where masked."""
     log_ratio = tokens.blank(tokens.logprobs - prev)
     if config.sequence_level_importance_ratios:
         mean_log = masked_mean(log_ratio, tokens.mask, dim=-1)
@@ -133,7 +133,7 @@ def _ratios(
 def _weights(
     terms: PolicyTerms, generation: Tensor, config: ClippedPGLossConfig
 ) -> tuple[Tensor, Tensor]:
-    """Return trainer over sampler: a metric, and a factor if so configured."""
+    """Return trainer over sampler: always a metric, and a factor if configured."""
     mask = terms.tokens.mask
     log_ratio = terms.tokens.blank(terms.prev - generation)
     weights = importance_weights(
@@ -150,6 +150,8 @@ def _kl(
     reference = _read(data, "reference_policy_logprobs", curr)
     weights = None
     if config.use_on_policy_kl_approximation and terms.generation is not None:
+        # Detached: the weight corrects for the sampler's distribution, and is not
+        # itself optimized.
         weights = bounded_exp(curr.detach() - tokens.blank(terms.generation))
     kl = calculate_kl(
         curr,
@@ -160,23 +162,23 @@ def _kl(
         weights,
     )
     if config.reference_policy_kl_gradient == "score_function":
-        # Outside of the bounds: where they cut an estimate off, its own gradient is 0,
-        # and that through the sampling distribution is all that is left of it.
+        # Multiplied after clamping: where a bound cuts an estimate off, its own
+        # gradient is 0, and only that through the sampling distribution remains.
         kl = kl * _score_function(curr)
     return kl
 
 
 def _score_function(logprobs: Tensor) -> Tensor:
-    """Return 1 with the gradient of `log p`."""
+    """Return 1, with the gradient of `log p`."""
     return (logprobs - logprobs.detach()).exp()
 
 
 def _entropy(terms: PolicyTerms) -> Tensor:
     """Estimate the entropy so that value and gradient have the right expectation.
 
-    With tokens of the old policy and w = new / old the mean of -w log p is the entropy.
-    The gradient of that is -(w log p + w) d log p, whose second part is 0 on average
-    and only noise, so it is taken out.
+    With tokens of the old policy and w = new / old, the mean of -w log p is the
+    entropy. Its gradient is -(w log p + w) d log p, whose second part has mean 0 and
+    only adds noise, so it is removed.
     """
     tokens = terms.tokens
     curr = tokens.blank(tokens.logprobs)

@@ -1,6 +1,6 @@
-"""The reward model's loss: Bradley and Terry's probability of the preferred answer.
+"""The reward model's loss: Bradley-Terry likelihood of the preferred answers.
 
-Shapes: B pairs are 2 B rows, chosen and rejected in turn; S tokens.
+Shapes: B pairs are 2 B rows, chosen and rejected alternating; S tokens.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class PreferenceLossFn:
     r"""The Bradley-Terry loss over interleaved pairs (Ouyang et al., arXiv:2203.02155).
 
     With $r(w)$ and $r(l)$ the rewards of the chosen and the rejected answer, $m$ the
-    margin (Touvron et al., arXiv:2307.09288) and $c$ the weight that centres rewards
+    margin (Touvron et al., arXiv:2307.09288) and $c$ the weight that centers rewards
     (Eisenstein et al., arXiv:2312.09244), the loss of a pair is
 
     $$
@@ -48,7 +48,7 @@ class PreferenceLossFn:
     loss_type = LossType.SEQUENCE_LEVEL
     input_type = LossInputType.VALUE
     rows_per_group = 2
-    """A pair reaches the loss together."""
+    """Number of consecutive rows kept together: both rows of a pair."""
 
     def __init__(
         self, config: PreferenceLossConfig | Mapping[str, Any] | None = None
@@ -62,17 +62,19 @@ class PreferenceLossFn:
         global_valid_toks: Tensor,
         **inputs: Tensor,
     ) -> tuple[Tensor, dict[str, MetricValue]]:
-        """Give this micro-batch's share of the loss, and its metrics.
+        """Return this micro-batch's share of the loss, and its metrics.
 
         Args:
-            data: The columns that the class describes.
-            global_valid_seqs: Rows of the global batch that count, two for each pair.
+            data: The columns described in the class.
+            global_valid_seqs: Number of valid rows in the global batch, two per pair.
             global_valid_toks: Not used.
             inputs: `values` [2 B, S].
         """
         rewards = _rewards(data, inputs)
         sample_mask = column(data, "sample_mask", needed_by=_NAME).to(rewards.dtype)
         counts = torch.minimum(sample_mask[0::2], sample_mask[1::2])
+        # A pair with one invalid row is dropped whole: there is nothing to compare
+        # with.
         both = counts.repeat_interleave(2)
         rewards = rewards.masked_fill(both == 0, 0.0)
         chosen, rejected = rewards[0::2], rewards[1::2]
@@ -88,7 +90,7 @@ class PreferenceLossFn:
 
 
 def _rewards(data: Mapping[str, Any], inputs: Mapping[str, Tensor]) -> Tensor:
-    """[2 B] the number at the last token of each row."""
+    """Return [2 B], the value at the last token of each row."""
     values = inputs.get("values")
     if values is None:
         raise LossInputError(
@@ -97,7 +99,7 @@ def _rewards(data: Mapping[str, Any], inputs: Mapping[str, Tensor]) -> Tensor:
         )
     if len(values) % 2:
         raise LossInputError(
-            f"{_NAME} takes rows in pairs, chosen and rejected in turn: got "
+            f"{_NAME} takes rows in pairs, chosen and rejected alternating: got "
             f"{len(values)} rows"
         )
     last = column(data, "value_mask", needed_by=_NAME)

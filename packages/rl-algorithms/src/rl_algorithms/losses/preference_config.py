@@ -13,7 +13,8 @@ class PreferenceLossConfig(Config):
     """Options of `PreferenceLossFn`."""
 
     margin: float = Field(default=0.0, ge=0.0)
-    """What the chosen answer's reward must exceed the other's by (arXiv:2307.09288)."""
+    """Margin by which the chosen answer's reward must exceed the other's
+    (arXiv:2307.09288)."""
     center_rewards_coef: float = Field(default=0.0, ge=0.0)
     """Weight of the squared sum of a pair's rewards, which keeps them around 0
-    (arXiv:2312.09244); 0: none."""
+    (arXiv:2312.09244); 0 for none."""

@@ -1,4 +1,4 @@
-"""Masked averages that stay finite and exact."""
+"""Masked sums and means that stay finite."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ __all__ = ["masked_mean", "masked_sum"]
 def masked_sum(
     values: Tensor, mask: Tensor, dim: int | tuple[int, ...] | None = None
 ) -> Tensor:
-    """Sum `values` weighted by `mask`; what lies under a 0 may even be NaN.
+    """Sum `values` weighted by `mask`; masked values may even be NaN.
 
     Raises:
         LossInputError: The mask cannot be broadcast to the values.
     """
     _check_mask(values, mask)
+    # A product alone would pass NaN on: NaN * 0 is NaN.
     weighted = torch.where(mask != 0, values * mask, 0.0)
     return weighted.sum() if dim is None else weighted.sum(dim)
 
@@ -34,12 +35,12 @@ def masked_mean(
     Args:
         values: Any shape.
         mask: Broadcastable to `values`; 0/1, or weights.
-        dim: Dimensions to reduce; all of them by default.
-        global_normalization_factor: Count to divide by instead of `mask.sum(dim)`: the
-            count of the whole batch, so that parts of it add up.
+        dim: Dimensions to reduce; by default all.
+        global_normalization_factor: Count to divide by instead of `mask.sum(dim)`: that
+            of the whole batch, so that its parts add up.
 
     Returns:
-        The average; exactly 0 (with zero gradient) where nothing is counted.
+        The average; exactly 0, with zero gradient, if the count is 0.
 
     Raises:
         LossInputError: The mask cannot be broadcast to the values.

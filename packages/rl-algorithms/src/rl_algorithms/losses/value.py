@@ -1,4 +1,4 @@
-"""The critic's loss: squared distance to the returns, with PPO's clipping.
+"""The critic's loss: squared error of the returns, with PPO's clipping.
 
 Shapes: B rows, S tokens.
 """
@@ -40,7 +40,7 @@ class MseValueLossFn:
     arXiv:1707.06347; values are clipped as in openai/baselines).
 
     Columns of the batch, [B, S]: `returns` of each token, `token_mask`, `sample_mask`
-    [B]; with clipping also `values`, what `get_values` gave before the step.
+    [B]; with clipping also `values`, from `get_values` before the step.
 
     Args:
         config: The options, or a mapping of them, which is validated.
@@ -61,13 +61,13 @@ class MseValueLossFn:
         global_valid_toks: Tensor,
         **inputs: Tensor,
     ) -> tuple[Tensor, dict[str, MetricValue]]:
-        """Give this micro-batch's share of the loss, and its metrics.
+        """Return this micro-batch's share of the loss, and its metrics.
 
         Args:
-            data: The columns that the class describes.
+            data: The columns described in the class.
             global_valid_seqs: Not used.
-            global_valid_toks: Trained tokens of the global batch.
-            inputs: `values` [B, S]; entry i is that of the state after tokens 0 to i.
+            global_valid_toks: Number of trained tokens in the global batch.
+            inputs: `values` [B, S]; entry i is of the state after tokens 0 to i.
         """
         values = _values(inputs)
         token_mask = next_token_column(data, "token_mask", values, needed_by=_NAME)
@@ -98,7 +98,7 @@ class MseValueLossFn:
 
 
 def _values(inputs: Mapping[str, Tensor]) -> Tensor:
-    """[B, S - 1]: the values of the states in which tokens 1 to S - 1 were chosen."""
+    """Return [B, S-1], the values of the states in which tokens 1 to S-1 are chosen."""
     values = inputs.get("values")
     if values is None:
         raise LossInputError(

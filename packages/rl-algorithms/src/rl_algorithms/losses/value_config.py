@@ -15,5 +15,5 @@ class MseValueLossConfig(Config):
     scale: float = Field(default=1.0, gt=0.0)
     """Factor of the loss."""
     cliprange: float | None = Field(default=None, gt=0.0)
-    """A value counts as no further than this from its value before the step, where that
-    makes the loss larger; null: no clipping."""
+    """Clip range of values around those before the step, applied where it increases the
+    loss; null for no clipping."""

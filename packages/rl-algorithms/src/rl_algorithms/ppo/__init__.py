@@ -1,1 +1,1 @@
-"""Proximal policy optimisation with a critic (PPO)."""
+"""Proximal policy optimization with a critic (PPO)."""

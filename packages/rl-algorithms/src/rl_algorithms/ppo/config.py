@@ -25,32 +25,33 @@ class PPOSettings(PolicyGradientSettings):
     """Section `ppo`."""
 
     num_generations_per_prompt: int = Field(1, gt=0)
-    """Answers that are sampled to each prompt."""
+    """Number of answers sampled for each prompt."""
     ppo_epochs: int = Field(4, gt=0)
-    """Passes over the answers of a step, in optimizer steps of
-    `policy.train_global_batch_size` rows; the order changes with each pass."""
+    """Number of passes over the answers of a step, in optimizer steps of
+    `policy.train_global_batch_size` rows; each pass has another order."""
     critic_warmup_steps: int = Field(0, ge=0)
-    """So many first steps train the critic alone."""
+    """Number of initial steps that train the critic alone."""
     gae_gamma: float = Field(1.0, ge=0.0, le=1.0)
     """Discount per sampled token."""
     gae_lambda: float = Field(0.95, ge=0.0, le=1.0)
-    """0 trusts the critic alone, 1 the rewards alone."""
+    """Lambda of the advantages: 0 relies on the critic alone, 1 on the rewards alone.
+    """
     gae_lambda_value: float | None = Field(None, ge=0.0, le=1.0)
-    """Lambda of the returns that the critic learns (arXiv:2504.05118: 1); null: that of
-    the advantages."""
+    """Lambda of the returns that the critic learns (1 in arXiv:2504.05118); null for
+    that of the advantages."""
     bootstrap_truncated: bool = False
-    """Of an answer that the length limit cut off, take the critic's value of its last
-    state for what would have followed (arXiv:1712.00378). false: the answer ends there,
-    as it does wherever the same limit holds when the model is used."""
+    """Whether to use the critic's value of the last state for the missing rest of a
+    truncated answer (arXiv:1712.00378). With false, the answer ends at the limit, as it
+    will when the model is used with the same limit."""
     target_kl: float | None = Field(None, gt=0.0)
-    """The policy makes no further pass over the answers of a step once its mean KL
-    divergence from the policy that the step began with is above this; null: it makes
-    all. The critic always does."""
+    """Mean KL divergence from the policy before the step above which the policy makes
+    no further pass over its answers; null for no limit. The critic makes all passes."""
     normalize_advantages: bool = True
-    """Shift and scale advantages to mean 0 and deviation 1 over the step's tokens."""
+    """Whether to normalize advantages to mean 0 and standard deviation 1 over the
+    tokens of the step."""
     positive_above: float = 0.0
-    """With `loss_fn.positive_nll_coef`: an answer succeeded if its reward, before
-    scaling and shaping, is above this."""
+    """Reward before scaling and shaping above which an answer is successful, for
+    `loss_fn.positive_nll_coef`."""
 
     @model_validator(mode="after")
     def _check_warmup(self) -> Self:
@@ -67,13 +68,13 @@ class PPOSettings(PolicyGradientSettings):
 
 
 class PPOConfig(PolicyGradientConfig):
-    """Everything a PPO run needs."""
+    """Configuration of a PPO run."""
 
     ppo: PPOSettings = Field(default_factory=PPOSettings)
-    """The algorithm."""
+    """Settings of the algorithm."""
     critic: PolicyConfig
-    """The critic. What is not given is as in `policy`, the model included; the head is
-    `value`."""
+    """The critic. Keys that are not given, including the model, are taken from
+    `policy`; the head is `value`."""
     loss_fn: ClippedPGLossConfig = Field(
         default_factory=lambda: ClippedPGLossConfig(reference_policy_kl_penalty=0.0)
     )
@@ -82,7 +83,7 @@ class PPOConfig(PolicyGradientConfig):
     """The critic's loss."""
 
     def unread(self) -> tuple[str, ...]:
-        """Return the keys of other algorithms, and of a term that has no weight."""
+        """Return the keys of other algorithms, and those of a term without weight."""
         unused = () if self.loss_fn.positive_nll_coef > 0 else ("ppo.positive_above",)
         return (*super().unread(), *unused)
 
@@ -97,7 +98,7 @@ class PPOConfig(PolicyGradientConfig):
 
     @model_validator(mode="after")
     def _check_passes(self) -> Self:
-        """Refuse a bound that could not end anything."""
+        """Reject a bound that could not take effect."""
         if self.ppo.target_kl is None:
             return self
         if self.ppo.ppo_epochs == 1:
@@ -107,8 +108,8 @@ class PPOConfig(PolicyGradientConfig):
             )
         if self.loss_fn.force_on_policy_ratio:
             raise ValueError(
-                "ppo.target_kl is compared with the policy before the step, which "
-                "loss_fn.force_on_policy_ratio does not look at: leave one of them out"
+                "ppo.target_kl needs the policy before the step, which "
+                "loss_fn.force_on_policy_ratio does not use: leave one of them out"
             )
         return self
 
@@ -123,13 +124,13 @@ class PPOConfig(PolicyGradientConfig):
 
 
 def _critic_section(data: Mapping[str, Any]) -> Any:
-    """Return the section `critic` with everything that it leaves to `policy`."""
+    """Return the section `critic`, completed from `policy`."""
     given = data.get("critic")
     if given is not None and not isinstance(given, Mapping):
         return given
     given = dict(given or {})
     base = {k: v for k, v in data["policy"].items() if k not in ("generation", "head")}
-    # Arguments of one class say nothing about another.
+    # Arguments for one class do not fit another.
     for section in ("optimizer", "scheduler"):
         own = given.get(section)
         if isinstance(own, Mapping) and "name" in own:

@@ -1,4 +1,4 @@
-"""From scored answers to rows that policy and critic train on: pure functions.
+"""Training rows of PPO from scored answers: pure functions.
 
 Shapes: N conversations, T tokens of the longest one; R rows, S tokens wide. Without
 branches R is N and S is T.
@@ -47,20 +47,20 @@ _COLUMNS = (
     ROW_NUMBER,
 )
 _MIN_SPREAD = 1e-8
-"""Returns that differ by less than its root leave nothing to explain."""
+"""Smallest variance of returns for which an explained share is meaningful."""
 
 
 def trainable_rows(
     rows: BatchedDataDict[Any], settings: PPOSettings
 ) -> tuple[BatchedDataDict[Any] | None, dict[str, Any]]:
-    """Keep the rows and columns that are trained on.
+    """Keep the rows and columns for training.
 
     Args:
         rows: Columns of `RolloutResult.rows`.
         settings: Scaling, shaping and filters.
 
     Returns:
-        The rows with column `final_rewards`, or None when none is left, and metrics.
+        The rows with column `final_rewards`, or None if none is left; and metrics.
     """
     rewards = final_rewards(rows, settings.reward_scaling, settings.reward_shaping)
     keep, filtered = usable_answers(
@@ -84,16 +84,15 @@ def trainable_rows(
 def add_advantages(rows: BatchedDataDict[Any], settings: PPOSettings) -> dict[str, Any]:
     """Add the columns `advantages` and `returns` [R, S].
 
-    The parts of a branched conversation are one episode: its reward comes with its last
-    token, and the state after the last token of a part is that in which the next part
-    begins.
+    The parts of a branched conversation form one episode: the reward comes with its
+    last token, and the state after the last token of a part is the one in which the
+    next part begins.
 
     Args:
         rows: Columns `final_rewards`, `values`, `token_mask`, `sample_mask`,
-            `truncated`, and `kl_penalty` where the KL divergence is taken from the
-            reward.
-        settings: Gamma, lambda, what follows a cut-off answer, and whether advantages
-            are normalised.
+            `truncated`, and `kl_penalty` with a KL penalty on the reward.
+        settings: Gamma, lambda, bootstrapping of truncated answers, and normalization
+            of advantages.
 
     Returns:
         Metrics.
@@ -127,6 +126,7 @@ def add_advantages(rows: BatchedDataDict[Any], settings: PPOSettings) -> dict[st
     advantages, returns = estimate(lam)
     if lam_value is not None and lam_value != lam:
         _, returns = estimate(lam_value)
+    # Before normalization, after which every step looks alike.
     metrics = _metrics(advantages, returns, states, mask != 0)
     if settings.normalize_advantages:
         advantages = whiten(advantages, mask)
@@ -138,7 +138,7 @@ def add_advantages(rows: BatchedDataDict[Any], settings: PPOSettings) -> dict[st
 def rows_of_epoch(
     rows: BatchedDataDict[Any], *, seed: int, step: int, epoch: int
 ) -> BatchedDataDict[Any]:
-    """Return the rows in an order that seed, step and pass determine."""
+    """Return the rows in an order determined by seed, step and pass."""
     order = permutation(rows.size, seed=int(mix(seed, step)), epoch=epoch)
     return rows.select_indices(order.tolist())
 
@@ -146,12 +146,13 @@ def rows_of_epoch(
 def add_nll_weights(
     rows: BatchedDataDict[Any], threshold: float, global_batch_size: int
 ) -> None:
-    """Add the column `nll_weights` [N] that `ClippedPGLossFn` describes.
+    """Add the column `nll_weights` [N], see `ClippedPGLossFn`.
 
     Args:
-        rows: Columns `rewards`, `token_mask` and `sample_mask`, in their order.
-        threshold: Rows whose reward is above it succeeded.
-        global_batch_size: Rows of each optimizer step, in which the weights add up.
+        rows: Columns `rewards`, `token_mask` and `sample_mask`, in training order.
+        threshold: Reward above which a row is successful.
+        global_batch_size: Number of rows per optimizer step, within which weights are
+            normalized.
     """
     counted = rows["token_mask"][:, 1:] != 0
     tokens = (counted.sum(1) * rows["sample_mask"]).view(-1, global_batch_size)

@@ -35,7 +35,7 @@ __all__ = ["PPOTrainer"]
 
 
 class PPOTrainer(PolicyGradientTrainer[PPOConfig]):
-    """Proximal policy optimisation with a critic (Schulman, arXiv:1707.06347)."""
+    """Proximal policy optimization with a critic (Schulman, arXiv:1707.06347)."""
 
     algorithm: ClassVar[str] = "ppo"
     config_class: ClassVar[type[PPOConfig]] = PPOConfig
@@ -54,7 +54,7 @@ class PPOTrainer(PolicyGradientTrainer[PPOConfig]):
     def _learn(self, rows: BatchedDataDict[Any]) -> Mapping[str, Any]:
         train_rows, metrics = trainable_rows(rows, self.config.ppo)
         if train_rows is None:
-            # Every answer failed or was cut off: there is nothing to learn from.
+            # All answers failed or were cut off, so there is nothing to learn from.
             return metrics
         train_rows = unfold_branches(train_rows)
         train_rows, global_batch_size = pad_to_plan(train_rows, self.plan)
@@ -77,7 +77,7 @@ class PPOTrainer(PolicyGradientTrainer[PPOConfig]):
     def _train_models(
         self, rows: BatchedDataDict[Any], global_batch_size: int
     ) -> dict[str, Any]:
-        """Pass over the rows several times; both models see the same order."""
+        """Make several passes over the rows, in the same order for both models."""
         self.prepare_for_training()
         settings = self.config.ppo
         trains_policy = self.state.step >= settings.critic_warmup_steps
@@ -96,6 +96,8 @@ class PPOTrainer(PolicyGradientTrainer[PPOConfig]):
                 self._weigh_successes(shuffled, global_batch_size)
                 output = self.train_policy(shuffled, self._loss, global_batch_size)
                 policies.append(output)
+                # Decided after a whole pass: all rows then had the same number of
+                # updates.
                 trains_policy = not self._has_moved_far(output)
         found = train_metrics(join_outputs(values))
         metrics: dict[str, Any] = {f"critic/{name}": v for name, v in found.items()}
@@ -111,6 +113,6 @@ class PPOTrainer(PolicyGradientTrainer[PPOConfig]):
             add_nll_weights(rows, self.config.ppo.positive_above, global_batch_size)
 
     def _has_moved_far(self, output: Mapping[str, Any]) -> bool:
-        """Whether a pass over the rows left the policy that they were sampled with."""
+        """Return whether a pass moved the policy further than `target_kl`."""
         target = self.config.ppo.target_kl
         return target is not None and train_metrics(output)["approx_kl"].value > target

@@ -1,7 +1,7 @@
-"""Methods by name: an algorithm and what the method's paper sets of it, as data.
+"""Presets: methods by name, each an algorithm with the settings of a paper.
 
-Each YAML file beside this module is one preset: `algorithm`, `title`, `paper`, further
-names as `aliases`, and `config`, which is merged beneath what the user sets.
+Each YAML file beside this module is one preset, with `algorithm`, `title`, `paper`,
+further names as `aliases`, and `config`, over which the user's settings are merged.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ __all__ = ["Preset", "find_preset", "preset_names", "register_preset"]
 
 @dataclass(frozen=True)
 class Preset:
-    """A named way to configure an algorithm."""
+    """A named configuration of an algorithm."""
 
     name: str
     algorithm: str
     """Name of the algorithm whose trainer runs it."""
     title: str
-    """One line that says what it is."""
+    """One-line description."""
     settings: Mapping[str, Any]
-    """Tree of configuration keys that differ from the algorithm's defaults."""
+    """Tree of settings that differ from the algorithm's defaults."""
     paper: str | None = None
-    """Where it was published."""
+    """Publication."""
     aliases: tuple[str, ...] = ()
-    """Further names."""
+    """Alternative names."""
 
     def under(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a tree of settings that begins with those of the preset."""
+        """Return settings merged over those of the preset."""
         return merge_configs(self.settings, settings)
 
 
@@ -71,7 +71,7 @@ def preset_names() -> list[str]:
 
 
 def find_preset(name: str) -> Preset | None:
-    """Return the preset of that name or alias, or None."""
+    """Return the preset with a name or alias, or None."""
     known = {**_shipped(), **_registered}
     if name in known:
         return known[name]
@@ -79,10 +79,10 @@ def find_preset(name: str) -> Preset | None:
 
 
 def register_preset(preset: Preset) -> None:
-    """Make a preset known.
+    """Register a preset.
 
     Raises:
-        ConfigError: Another one has its name, or one of its aliases.
+        ConfigError: Another preset has its name or one of its aliases.
     """
     for name in (preset.name, *preset.aliases):
         present = find_preset(name)

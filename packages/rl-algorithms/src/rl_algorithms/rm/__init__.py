@@ -1,1 +1,1 @@
-"""Reward models (RM): a number for an answer, learned from preferences."""
+"""Reward models (RM), which learn to score answers from preferences."""

@@ -18,15 +18,15 @@ class RMSettings(PairSettings):
 
 
 class RMConfig(PairTrainerConfig):
-    """Everything that training a reward model needs.
+    """Configuration of the training of a reward model.
 
-    `policy` is the reward model: its head is `reward`. `policy.train_global_batch_size`
-    counts pairs. `policy.train_micro_batch_size` counts rows, two for each pair, and is
-    rounded up to whole pairs.
+    `policy` is the reward model, with the head `reward`.
+    `policy.train_global_batch_size` counts pairs. `policy.train_micro_batch_size`
+    counts rows, two per pair, and is rounded up to whole pairs.
     """
 
     rm: RMSettings = Field(default_factory=RMSettings)
-    """The algorithm."""
+    """Settings of the algorithm."""
     loss_fn: PreferenceLossConfig = Field(default_factory=PreferenceLossConfig)
     """The loss."""
 

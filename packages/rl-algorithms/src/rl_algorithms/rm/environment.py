@@ -1,4 +1,4 @@
-"""The environment `reward_model`: a saved reward model, named in a configuration."""
+"""The environment `reward_model`: scores answers by a saved reward model."""
 
 from __future__ import annotations
 
@@ -21,19 +21,21 @@ class RewardModelConfig(Config):
     model_path: str
     """Folder of the reward model: a sequence classification with one label."""
     batch_size: int = Field(default=32, gt=0)
-    """Rows per forward pass."""
+    """Number of rows per forward pass."""
     apply_chat_template: bool | None = None
-    """As `data.apply_chat_template` in the model's training; default: if it has one."""
+    """Value of `data.apply_chat_template` in the model's training; null for true if it
+    has a chat template."""
     add_bos: bool | None = None
-    """As `data.add_bos` in the model's training; default: if its tokenizer does so."""
+    """Value of `data.add_bos` in the model's training; null for its tokenizer's
+    default."""
     add_eos: bool = True
-    """As `data.add_eos` in the model's training."""
+    """Value of `data.add_eos` in the model's training."""
 
     @field_validator("model_path")
     @classmethod
     def _is_a_folder(cls, value: str) -> str:
         path = check_model_folder(value)
-        # Workers may run in another folder.
+        # Workers may have another working directory.
         return value if path is None else str(path.resolve())
 
 
@@ -41,19 +43,19 @@ class RewardModelConfig(Config):
 class RewardModelEnvironment(FunctionalRewardWrapper):
     """Scores each response by a reward model, on the CPU of its process.
 
-    The model is loaded at the first step. See `RewardModelFn`.
+    The model is loaded in the first step. See `RewardModelFn`.
 
     Args:
         config: The settings.
 
     Raises:
-        ModelLoadError: There is no such model folder.
+        ModelLoadError: The model folder does not exist.
     """
 
     config_class = RewardModelConfig
 
     def __init__(self, config: RewardModelConfig) -> None:
-        # It imports torch, and environments are listed without it.
+        # Imported late, because it needs torch, and environments are listed without it.
         from rl_algorithms.rm.scoring import RewardModelFn  # noqa: PLC0415
 
         texts = DataConfig(

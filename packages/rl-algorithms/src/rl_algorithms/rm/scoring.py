@@ -25,19 +25,20 @@ __all__ = ["RewardModelFn"]
 
 
 class RewardModelFn:
-    """Scores answers with a reward model; to be given as `reward_fn`.
+    """Scores answers with a reward model; pass it as `reward_fn`.
 
     ```python
     rl.train(model, prompts, rl.RewardModelFn("runs/rm/checkpoints/step_100/..."))
     ```
 
-    It reads prompt and answer as `RMTrainer` does, by the chat template if the model's
-    tokenizer has one, and is loaded on first use, where the environment runs.
+    Prompt and answer are encoded as by `RMTrainer`, with the chat template if the
+    model's tokenizer has one. The model is loaded on first use, in the process of the
+    environment.
 
     Args:
-        model_path: Folder of a model with such a head: `TrainResult.model_path`.
-        batch_size: Rows per forward pass.
-        config: How texts become tokens, as in training; default: the defaults.
+        model_path: Folder of a model with this head, as `TrainResult.model_path`.
+        batch_size: Number of rows per forward pass.
+        config: Encoding of texts, as in training; by default the defaults.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class RewardModelFn:
             self._loaded = model, load_tokenizer(self.model_path)
         model, tokenizer = self._loaded
         rows = self._tokens(tokenizer, prompts, responses)
+        # By length, so that a batch has little padding.
         order = sorted(range(len(rows)), key=lambda row: len(rows[row]))
         rewards = [0.0] * len(rows)
         for first in range(0, len(order), self.batch_size):
@@ -101,7 +103,8 @@ class RewardModelFn:
 @torch.no_grad()
 def _scores(model: Any, rows: list[list[int]]) -> list[float]:
     ids, lengths = pad_rows([torch.tensor(row) for row in rows], pad_value=0)
-    # Attention is causal, so what pads a row at its end changes nothing before it.
+    # No mask: attention is causal, so padding at the end does not affect earlier
+    # tokens.
     last = torch.arange(len(rows)) * ids.shape[1] + lengths - 1
     scores: list[float] = model(input_ids=ids, positions=last, use_cache=False).tolist()
     return scores

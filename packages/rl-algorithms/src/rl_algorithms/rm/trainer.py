@@ -1,7 +1,7 @@
 """The trainer of reward models.
 
 ```
-pairs -> rows, chosen and rejected in turn -> a number at each last token -> train
+pairs -> rows, chosen and rejected alternating -> value at each last token -> train
 ```
 """
 
@@ -20,7 +20,7 @@ __all__ = ["RMTrainer"]
 
 
 class RMTrainer(PairTrainer[RMConfig]):
-    """Reward models by the probability of Bradley and Terry (arXiv:2203.02155, 3.5)."""
+    """Reward models with the Bradley-Terry likelihood (Ouyang, arXiv:2203.02155)."""
 
     algorithm: ClassVar[str] = "rm"
     config_class: ClassVar[type[RMConfig]] = RMConfig

@@ -19,37 +19,37 @@ class SFTSettings(RunSettings):
     """Section `sft`."""
 
     val_global_batch_size: int = Field(32, gt=0)
-    """Examples per validation batch."""
+    """Number of examples per validation batch."""
     val_batches: int | None = Field(None, gt=0)
-    """Validate on only that many batches, the first ones; null: on all rows."""
+    """Number of validation batches to use, from the first; null for all rows."""
     val_greedy: bool = True
-    """Take the most probable token when a validation samples answers."""
+    """Whether to take the most likely token when a validation samples answers."""
     accuracy_threshold: float | None = None
-    """A sampled answer is right if its reward is at least this; null: `val:accuracy` is
-    what the environment calls accuracy, where it calls anything so."""
+    """Minimum reward of a right answer, for `val:accuracy`; null for the environment's
+    own accuracy, if it reports one."""
 
 
 class SFTConfig(TrainerConfig):
-    """Everything a supervised run needs.
+    """Configuration of a supervised run.
 
     With `policy.generation` and an environment (section `env`, or one given to `fit`)
-    each validation also samples answers, and reports `val:reward`, and `val:accuracy`
-    where the environment says which answers are right (or `sft.accuracy_threshold`).
+    each validation also samples answers. It then reports `val:reward`, and
+    `val:accuracy` if the environment or `sft.accuracy_threshold` defines right answers.
     """
 
     data_kind: ClassVar[DataKind | None] = "demonstrations"
 
     sft: SFTSettings = Field(default_factory=SFTSettings)
-    """The algorithm."""
+    """Settings of the algorithm."""
 
     def unread(self) -> tuple[str, ...]:
-        """Return the keys of other algorithms, and of answers that nobody samples."""
+        """Return the keys of other algorithms, and of sampling if there is none."""
         if self.policy.generation is not None:
             return OF_PAIRS
         return (*OF_PAIRS, "sft.val_greedy", "sft.accuracy_threshold")
 
     def check_scorer(self, *, is_given: bool) -> None:
-        """Check that something scores the answers that validations sample."""
+        """Check that the answers sampled in validations can be scored."""
         if self.policy.generation is not None and not is_given:
             raise ConfigError(
                 "policy.generation samples answers in validations, and nothing scores "

@@ -33,7 +33,7 @@ class SFTTrainer(BaseTrainer[SFTConfig]):
     config_class: ClassVar[type[SFTConfig]] = SFTConfig
 
     _prompts_of: Mapping[Loader, Loader | None]
-    """Prompts of the examples of each validation loader."""
+    """Prompts of the examples in each validation loader."""
 
     def _needs(self, has_environment: bool) -> Needs:
         samples = self.config.policy.generation is not None
@@ -60,7 +60,7 @@ class SFTTrainer(BaseTrainer[SFTConfig]):
             raise ConfigError(
                 "policy.generation samples answers in validations, and there are no "
                 "held-out data: give them (data.validation, or val_dataset), or leave "
-                "policy.generation and what scores answers out"
+                "out policy.generation and whatever scores answers"
             )
         if not isinstance(loader, ValidationParts):
             sets: Mapping[str, Loader] = {} if loader is None else {"": loader}
@@ -142,7 +142,7 @@ class SFTTrainer(BaseTrainer[SFTConfig]):
         return ValidationResult({**answers.metrics, **metrics}, answers.samples)
 
     def _validation_loss(self, batches: Iterable[Any]) -> dict[str, Any]:
-        """Return the loss over all tokens of the batches."""
+        """Return the mean loss over all tokens of the batches."""
         total = count = 0.0
         for batch in batches:
             num_tokens = count_tokens(batch)["num_valid_tokens"]
