@@ -201,7 +201,7 @@ class Schedule:
         """
         if self._state.has_begun:
             raise ScheduleError(
-                "load_state_dict must come before Begin: got it in a run that has begun; "
-                "make a new Schedule"
+                "load_state_dict must come before Begin: got it in a run that has "
+                "begun; make a new Schedule"
             )
         restore(self._state, state)
