@@ -95,7 +95,7 @@ def test_the_log_of_a_run(
     [
         (["gone.jsonl"], "audit log gone.jsonl cannot be read: No such file"),
         (["."], "is not the folder of a run"),
-        (["pipe"], "audit log pipe cannot be read: it is no file"),
+        (["pipe"], "audit log pipe cannot be read: it is not a file"),
         (["audit.jsonl", "--key", "gone"], "audit key gone cannot be read"),
         (["audit.jsonl", "--key", "short"], "holds 3 bytes, and at least 16"),
         (["audit.jsonl", "--last-digest", "abc"], "64 hexadecimal digits"),

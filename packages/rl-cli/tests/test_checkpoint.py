@@ -87,4 +87,4 @@ def test_a_run_is_its_newest_checkpoint_and_damage_is_told(
     assert "config.json has 1 bytes" in " ".join(capsys.readouterr().out.split())
     (tmp_path / "recipe" / "stages" / "grpo").mkdir(parents=True)
     assert _run(["checkpoint", "inspect", str(tmp_path / "recipe")], False) == 2
-    assert "run of a recipe; give one of" in capsys.readouterr().err
+    assert "with several stages; give one of" in capsys.readouterr().err

@@ -222,7 +222,7 @@ def test_a_request_has_a_deadline(
         ([], "give either --model or --address"),
         (["--model", "m", "--address", "http://a"], "give either --model or --address"),
         (["--address", "http://127.0.0.1:1"], "needs --served-model"),
-        (["--model", "m", "--key-file", "k"], "--key-file belongs to --address"),
+        (["--model", "m", "--key-file", "k"], "--key-file requires --address"),
         (["--model", "./none"], "'./none' does not exist"),
         (["--address", "here", "--served-model", "m"], "must be an address such as"),
         (

@@ -196,11 +196,8 @@ def test_an_answer_of_several_lines_ends_with_an_empty_line(
         (["sortng"], "did you mean 'sorting'"),
         (["none.py:Thing"], "there is no file none.py"),
         (["my_env.py:Revers"], "did you mean 'Reverse'"),
-        (["my_env.py:Reverse"], "--data FILE, or a task source by --world"),
-        (
-            ["my_env.py:Reverse", "--world", "my_env.py:reward"],
-            "cannot be created with",
-        ),
+        (["my_env.py:Reverse"], "--data FILE, or a task source with --world"),
+        (["my_env.py:Reverse", "--world", "my_env.py:reward"], "rejects ['seed']"),
         (["my_env.py:Reverse", "--world", "countdwn"], "did you mean 'countdown'"),
         (["my_env.py:Reverse", "tasks.length=3"], "tasks.length has no effect"),
         (["countdown", "--world", "countdown", "--data", "x"], "mutually exclusive"),

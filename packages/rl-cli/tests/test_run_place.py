@@ -94,7 +94,7 @@ def test_a_read_only_file_system(here: Path) -> None:
         timeout=120,
     )
     assert done.returncode == 2
-    assert "ro/out cannot be written: Read-only file system; name one" in done.stderr
+    assert "ro/out cannot be written: Read-only file system; name a writable one" in done.stderr
 
 
 def test_a_run_that_lives_cannot_be_resumed(here: Path) -> None:
@@ -225,7 +225,7 @@ def test_a_run_folder_keeps_no_secrets_and_asks_for_them_again(here: Path) -> No
     assert folder.resume_command(name) == (
         f"rl train {name} --resume {folder.path} {KEY}=VALUE {args}=VALUE"
     )
-    with pytest.raises(ConfigError, match=f"give again {KEY}=VALUE {args}=VALUE"):
+    with pytest.raises(ConfigError, match=f"give {KEY}=VALUE {args}=VALUE again"):
         find_place(name, None, [], str(folder.path))
     given = [f"{KEY}={SECRET}", f"{args}=[--token={SECRET},-v]"]
     with pytest.raises(ConfigError, match=r"drop the overrides \(seed=3\)"):
@@ -297,5 +297,5 @@ def test_a_recipe_has_stages(here: Path) -> None:
 
 def test_a_run_of_python_goes_on_in_python(here: Path) -> None:
     (here / "run.json").write_text('{"kind": "trainer", "name": "grpo", "config": {}}')
-    with pytest.raises(ConfigError, match=r"Python has made.*resume=True"):
+    with pytest.raises(ConfigError, match=r"started from Python.*resume=True"):
         RunFolder.find("grpo", str(here)).source("grpo", [])

@@ -116,7 +116,7 @@ def test_format() -> None:
     assert reward("12") == 0.0
     assert reward("well <think>a</think> 12") == 0.0
     assert reward("<think>a</think> 12 or 13") == 0.0
-    with pytest.raises(RewardError, match="no regular expression"):
+    with pytest.raises(RewardError, match="not a regular expression"):
         FormatReward("(")
 
 

@@ -239,7 +239,7 @@ def test_wrong_settings_and_rows_are_named() -> None:
             SlidingPuzzleTasks(**settings_)
     for board, message in (
         ("123/54.", "odd permutation"),
-        ("123/45.", "solved already"),
+        ("123/45.", "already solved"),
         ("123/45", "equally long"),
         ("113/45.", "each once"),
         ("", "at least 2 rows"),

@@ -55,7 +55,7 @@ def envs() -> None:
 @envs.command("list")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON list.")
 def list_(as_json: bool) -> None:
-    """List all registered environments, including those of other packages.
+    """List all environments, including those of other packages.
 
     Environments that cannot be imported are listed with the reason.
 
