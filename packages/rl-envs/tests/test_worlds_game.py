@@ -182,7 +182,7 @@ def test_unusable_rows_and_foreign_columns_are_named(world: str) -> None:
     environment = create_env(world)
     assert list(environment.unusable_rows([row, {}, None])) == [1, 2]
     log = [{"role": "assistant", "content": "x"}]
-    with pytest.raises(MessageLogError, match=r"metadata\[0\]\['game'\] must be what"):
+    with pytest.raises(MessageLogError, match=r"metadata\[0\]\['game'\] must be the"):
         environment.step([log], [{**row, GAME_KEY: "chess"}])
     with pytest.raises(MessageLogError, match=r"metadata\[0\]"):
         environment.step([log], [{}])

@@ -154,7 +154,7 @@ def test_rows_without_a_meaning_are_named(environment: RegexEnvironment) -> None
         {"pattern": 3},
     ]
     assert list(environment.unusable_rows(rows)) == [1, 2, 3, 4, 5, 7]
-    with pytest.raises(SolutionError, match=r"1 of 2 rows.*metadata\[1\].*not a regular"):
+    with pytest.raises(SolutionError, match=r"1 of 2 rows.*\[1\].*not a regular"):
         judge(environment, ["a", "a"], rows[:2])
     with pytest.raises(MessageLogError, match="column 'pattern', a text, or 'matches'"):
         judge(environment, ["a"], [{}])
