@@ -302,7 +302,7 @@ def test_what_cannot_start_is_named() -> None:
         RemoteEnvironment("sorting", num_workers=0)
     with pytest.raises(ConfigError, match="deadline_s must be positive"):
         RemoteEnvironment("sorting", deadline_s=0)
-    with pytest.raises(ConfigError, match="exists already"):
+    with pytest.raises(ConfigError, match="already exists"):
         RemoteEnvironment(SortingEnvironment(), {"credit": "exact"})
     lock = threading.Lock()
     with pytest.raises(ConfigError, match="cannot be sent"):
