@@ -182,7 +182,9 @@ def test_callers_wait_for_room_and_may_give_up(tmp_path: Path) -> None:
         assert not done
         assert pool.metrics()["a/pending"] == 3
         gone.cancel()
-        with pytest.raises(DeadlineExceededError, match=r"3 pending conversations.*max_pend"):
+        with pytest.raises(
+            DeadlineExceededError, match=r"3 pending conversations.*max_pend"
+        ):
             pool.submit("a", says("ok"), row(), timeout_s=0.01)
         gate.touch()
         results = await asyncio.gather(*waiting, late)
