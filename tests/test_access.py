@@ -50,6 +50,12 @@ LOWEST = {
         "GET /metrics": "viewer",
     },
     "metrics": {"GET /": "viewer", "GET /metrics": "viewer"},
+    "sandbox": {
+        "GET /metrics": "viewer",
+        "GET /v1/sandbox": "user",
+        "POST /v1/programs": "user",
+        "POST /v1/commands": "user",
+    },
     "run": {
         "GET /health": None,
         "GET /metrics": "viewer",
@@ -67,7 +73,7 @@ LOWEST = {
 _LISTENING = re.compile(r"web\.(Application|AppRunner)\(|http\.server|asyncio\.start_")
 KNOWN = {
     "rl_distributed/access/http_app.py": "the application of watch, metrics and run",
-    "rl_distributed/access/http_thread.py": "the server of metrics and run",
+    "rl_distributed/access/http_thread.py": "the server of metrics, run and sandbox",
     "rl_cli/report/watch_server.py": "the server of watch",
     "rl_models/serving/router.py": "serve",
     "rl_models/serving/huggingface_replica.py": "a replica: its router has its key",
@@ -202,7 +208,7 @@ def test_a_name_that_was_rebound_to_loopback_is_refused(
     assert (status, reason(text)) == (403, "other_host")
 
 
-@pytest.mark.parametrize("name", ["serve", "metrics"])
+@pytest.mark.parametrize("name", ["serve", "metrics", "sandbox"])
 def test_without_keys_only_this_machine_is_answered(tmp_path: Path, name: str) -> None:
     with started(name, None, tmp_path) as listener:
         assert listener.ask("GET", "/metrics")[0] == 200
@@ -239,7 +245,13 @@ def test_a_key_in_the_address_is_taken_by_the_page_alone(
 ) -> None:
     path = f"/metrics?token={keys.valid['viewer']}"
     found = {name: listener.ask("GET", path)[0] for name, listener in listeners.items()}
-    assert found == {"serve": 401, "watch": 200, "metrics": 401, "run": 401}
+    assert found == {
+        "serve": 401,
+        "watch": 200,
+        "metrics": 401,
+        "run": 401,
+        "sandbox": 401,
+    }
 
 
 def test_a_request_that_changes_a_run_comes_once(

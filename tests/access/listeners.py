@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
 from rl_cli.report.live_runs import LiveRuns
@@ -28,6 +28,15 @@ from rl_distributed.access.roles import ROLES, Role
 from rl_distributed.metrics.sinks.scraped import MetricsServer, scraped_routes
 from rl_distributed.runs.control_address import ControlAddress, control_routes
 from rl_distributed.runs.control_config import ControlConfig
+from rl_envs.sandbox.interface import Sandbox
+from rl_envs.sandbox.runs import (
+    Command,
+    Program,
+    SandboxLevel,
+    SandboxLimits,
+    SandboxResult,
+)
+from rl_envs.sandbox.service import SandboxService
 from rl_models.serving.config import ServeConfig
 from rl_models.serving.fleet import UpdateReport
 from rl_models.serving.router import Router
@@ -204,11 +213,39 @@ def _run(keys: KeyFile | None, folder: Path, **fixed: Any) -> Listener:
     return Listener(address.url, table, address.door, address.close)
 
 
+class _Sandbox(Sandbox):
+    """Runs nothing."""
+
+    level = SandboxLevel.LANDLOCK
+    num_slots = 1
+    _missing: ClassVar[dict[str, str]] = {}
+
+    def run_command(
+        self, command: Command, limits: SandboxLimits | None = None
+    ) -> SandboxResult:
+        raise AssertionError("no request here has a command")
+
+    def run_built(
+        self, program: Program, built: bytes, limits: SandboxLimits
+    ) -> SandboxResult:
+        raise AssertionError("no request here has a program")
+
+    def close(self) -> None:
+        pass
+
+
+def _sandbox(keys: KeyFile | None, folder: Path, **fixed: Any) -> Listener:
+    path = None if keys is None else str(keys.path)
+    service = SandboxService(_Sandbox(), keys_file=path)
+    return Listener(service.url, service.routes, service.door, service.close)
+
+
 STARTS: dict[str, Callable[..., Listener]] = {
     "serve": _serve,
     "watch": _watch,
     "metrics": _metrics,
     "run": _run,
+    "sandbox": _sandbox,
 }
 """Every listener, by the name that its metrics have."""
 

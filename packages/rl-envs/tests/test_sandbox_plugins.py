@@ -23,9 +23,9 @@ from rl_envs.sandbox import (
     SandboxLevel,
     SandboxLimits,
     SandboxPool,
-    SandboxService,
     open_sandbox,
 )
+from rl_envs.sandbox.service import SandboxService
 
 # What an engine does with its arguments, but for the isolation: the image is a folder
 # name, mounts are links, and the program is a process of this machine.
@@ -192,7 +192,7 @@ def test_a_service_refuses_what_is_wrong(
 ) -> None:
     with pytest.raises(SandboxError, match=r"status 400.*time_s may be at most 30"):
         remote.run("print(1)", limits=SandboxLimits(time_s=31.0))
-    with pytest.raises(SandboxError, match=r"status 401.*key is missing or wrong"):
+    with pytest.raises(SandboxError, match=r"status 401.*key_missing"):
         RemoteSandbox(served.url)
     monkeypatch.setenv("SANDBOX_KEY", "")
     with pytest.raises(SandboxError, match="SANDBOX_KEY must hold the key"):

@@ -8,7 +8,8 @@ SandboxPool (pool) --> zygote, one process per slot --fork, layers--> a Python p
 ContainerSandbox --> docker or podman        RemoteSandbox --> a service (service)
 ```
 `interface` is what they share; `runs` defines levels, limits and results; `hostile` and
-`hostile_commands` have programs that try to escape.
+`hostile_commands` have programs that try to escape. `service` is imported by itself, as
+it needs a web server (`rl-distributed[http]`).
 """
 
 from rl_envs.sandbox.container import ContainerSandbox
@@ -25,7 +26,6 @@ from rl_envs.sandbox.runs import (
     SandboxResult,
     SandboxStatus,
 )
-from rl_envs.sandbox.service import SandboxService
 
 __all__ = [
     "LANGUAGES",
@@ -38,7 +38,6 @@ __all__ = [
     "SandboxLimits",
     "SandboxPool",
     "SandboxResult",
-    "SandboxService",
     "SandboxStatus",
     "open_sandbox",
     "reachable_level",

@@ -9,8 +9,8 @@ The contract of such a service, JSON over HTTP (version 1; `service` is one):
 | `POST /v1/commands` | `argv`, `files` (base64 by name), `stdin`, `limits` | the same |
 
 `limits` has the fields of `SandboxLimits`. A key is sent as `Authorization: Bearer`.
-What is wrong with a request is a status of 4xx with `{"error": "..."}`; 5xx or no reply
-means that the service failed, and the program is not to blame.
+A wrong request gets a status of 4xx and `{"error": {"code", "message"}}`; 5xx
+or no reply means that the service failed, and the program is not to blame.
 """
 
 from __future__ import annotations

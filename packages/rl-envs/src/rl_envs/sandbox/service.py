@@ -1,49 +1,71 @@
 """`SandboxService`: a sandbox behind an address, for programs of other machines.
 
 See `remote` for the contract. Run it on a machine that has nothing to lose: programs
-then run there, and not beside the training.
+then run there, and not beside the training. Needs `rl-distributed[http]`.
 """
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 import dataclasses
-import hmac
-import json
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+import functools
+from collections.abc import Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Any
 
+from aiohttp import web
+
+from rl_distributed.access.bound_socket import bound_socket
+from rl_distributed.access.door import Door, FixedKey, is_loopback
+from rl_distributed.access.http_app import (
+    Handler,
+    Route,
+    RouteTable,
+    error_response,
+    guarded_app,
+    json_object,
+    metrics_route,
+)
+from rl_distributed.access.http_thread import HttpThread
+from rl_distributed.access.key_file import KeyFile
+from rl_distributed.access.listener_tls import server_context
+from rl_distributed.access.roles import ROLES, Permission
+from rl_distributed.security import TlsFiles
 from rl_envs.errors import SandboxError
 from rl_envs.sandbox.interface import Sandbox
 from rl_envs.sandbox.runs import Command, SandboxLimits, SandboxResult
 
-__all__ = ["SandboxService"]
+__all__ = ["SandboxService", "sandbox_routes"]
 
 _LARGEST_REQUEST = 64 << 20
-_IDLE_S = 60.0
-_END_S = 60.0
+_DRAIN_S = 5.0
 _MAX_LIMITS = SandboxLimits(
     time_s=300.0, memory_bytes=8 << 30, output_bytes=64 << 20, scratch_bytes=1 << 30
 )
 
 
 class SandboxService:
-    """Serves a sandbox over HTTP until it is closed.
+    """Serve a sandbox over HTTP until it is closed.
 
-    Put a proxy with TLS before it where it is not on this machine.
+    Running a program needs a key of the role `user`. Without any key, only programs of
+    this machine are served.
 
     Args:
-        sandbox: Where programs run; it stays the caller's.
-        host: Address to listen at.
-        port: Port; 0: any that is free.
-        key: What clients must send; required unless `host` is of this machine.
-        max_limits: Most that a request may ask for.
+        sandbox: Runs the programs; it remains the caller's to close.
+        host: Address to listen on.
+        port: Port; 0 for any that is free.
+        key: A single key that clients may send.
+        keys_file: Keys with roles (`rl keys create`), beside or instead of `key`.
+        tls: Encryption: certificate files, or True for a certificate made here.
+        max_limits: Largest limits that a request may ask for.
 
     Raises:
         SandboxError: Other machines could use it without a key.
+        ConfigError: The port is taken, or the address is not one of this machine.
+        SecurityError: The keys or the certificate cannot be used.
     """
 
     def __init__(
@@ -53,30 +75,46 @@ class SandboxService:
         host: str = "127.0.0.1",
         port: int = 0,
         key: str | None = None,
+        keys_file: str | None = None,
+        tls: bool | TlsFiles = False,
         max_limits: SandboxLimits = _MAX_LIMITS,
     ) -> None:
-        if host not in ("127.0.0.1", "localhost", "::1") and not key:
-            raise SandboxError(f"a service at {host} needs a key: got none")
-        handler = type(
-            "Handler",
-            (_Handler,),
-            {"sandbox": sandbox, "key": key or "", "max_limits": max_limits},
+        keys = None if keys_file is None else KeyFile(keys_file)
+        if keys is not None:
+            keys.check()
+        has_key = bool(key) or keys is not None
+        if not is_loopback(host) and not has_key:
+            raise SandboxError(
+                f"a sandbox service at {host} needs a key: got none; give key or "
+                "keys_file"
+            )
+        everything: Collection[Permission] = ROLES["user"]
+        self.door = door = Door(
+            "sandbox",
+            key_file=keys,
+            fixed=[FixedKey("key", key, ROLES["user"])] if key else [],
+            anonymous=() if has_key else everything,
+            is_loopback=is_loopback(host),
         )
-        self._server = ThreadingHTTPServer((host, port), handler)
-        self._server.daemon_threads = True
-        name, number = str(self._server.server_address[0]), self._server.server_port
-        self.url = f"http://{name}:{number}"
-        """Where it listens."""
-        self._thread = threading.Thread(
-            target=self._server.serve_forever, name="sandbox-service", daemon=True
+        """Admits requests, and counts those that it refuses."""
+        context = server_context(tls, host)
+        listener = bound_socket(host, port, how_to_change="port and host")
+        # A thread per slot: more requests wait here instead of in the sandbox.
+        self._threads = ThreadPoolExecutor(
+            sandbox.num_slots, thread_name_prefix="sandbox-service"
         )
-        self._thread.start()
+        self.routes = sandbox_routes(sandbox, door, self._threads, max_limits)
+        """The routes and the permission that each needs."""
+        app = guarded_app(door, self.routes, max_body_bytes=_LARGEST_REQUEST)
+        self._server = HttpThread(app, door, listener, tls=context, drain_s=_DRAIN_S)
+        self.url = self._server.url
+        """Address of the service."""
 
     def close(self) -> None:
-        """Listen no more; it may be called again."""
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join(_END_S)
+        """Stop listening; may be called more than once."""
+        self._server.close()
+        # Programs end by their own time limits.
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
     def __enter__(self) -> SandboxService:
         return self
@@ -90,128 +128,102 @@ class SandboxService:
         self.close()
 
 
-class _RefusedError(Exception):
-    """The request is wrong; its status and what to say."""
+def sandbox_routes(
+    sandbox: Sandbox,
+    door: Door,
+    threads: ThreadPoolExecutor,
+    max_limits: SandboxLimits = _MAX_LIMITS,
+) -> RouteTable:
+    """Return the routes of a sandbox service.
 
-    def __init__(self, status: int, reason: str) -> None:
-        super().__init__(reason)
-        self.status = status
+    Args:
+        sandbox: Runs the programs.
+        door: Door of the service, whose counts `/metrics` shows.
+        threads: Threads in which programs are waited for.
+        max_limits: Largest limits that a request may ask for.
+    """
 
-
-class _Handler(BaseHTTPRequestHandler):
-    """Answers requests, each connection in a thread of its own."""
-
-    sandbox: Sandbox
-    key: str
-    max_limits: SandboxLimits
-    timeout = _IDLE_S
-
-    def do_GET(self) -> None:
-        """Say what the sandbox is."""
-        self._answer(self._about)
-
-    def do_POST(self) -> None:
-        """Run a program or a command."""
-        self._answer(self._run)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Write no log: requests hold programs."""
-
-    def _answer(self, work: Any) -> None:
-        try:
-            sent = self.headers.get("Authorization", "")
-            if self.key and not hmac.compare_digest(
-                sent.encode(), f"Bearer {self.key}".encode()
-            ):
-                raise _RefusedError(401, "the key is missing or wrong")
-            self._send(200, work())
-        except _RefusedError as error:
-            self._send(error.status, {"error": str(error)})
-        except SandboxError as error:
-            self._send(503, {"error": str(error)})
-
-    def _send(self, status: int, value: dict[str, Any]) -> None:
-        data = json.dumps(value).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def _about(self) -> dict[str, Any]:
-        if self.path != "/v1/sandbox":
-            raise _RefusedError(404, f"there is no {self.path}")
-        return {
-            "level": self.sandbox.level.name.lower(),
-            "missing_languages": self.sandbox.missing_languages(),
-            "num_slots": self.sandbox.num_slots,
-        }
-
-    def _run(self) -> dict[str, Any]:
-        body = self._body()
-        limits = self._limits(body.get("limits", {}))
-        if self.path == "/v1/programs":
-            return dataclasses.asdict(self._run_program(body, limits))
-        if self.path == "/v1/commands":
-            return dataclasses.asdict(self._run_command(body, limits))
-        raise _RefusedError(404, f"there is no {self.path}")
-
-    def _run_program(
-        self, body: dict[str, Any], limits: SandboxLimits
-    ) -> SandboxResult:
-        language, code = body.get("language", "python"), body.get("code")
-        stdin = body.get("stdin", "")
-        if not all(isinstance(text, str) for text in (language, code, stdin)):
-            raise _RefusedError(400, "language, code and stdin must be texts")
-        why = self.sandbox.missing_languages().get(language, "no such language")
-        if why:
-            raise _RefusedError(400, f"language {language!r}: {why}")
-        return self.sandbox.run(
-            str(code), stdin=stdin, limits=limits, language=language
+    async def about(request: web.Request) -> web.StreamResponse:
+        # The first call looks for compilers and interpreters.
+        loop = asyncio.get_running_loop()
+        missing = await loop.run_in_executor(threads, sandbox.missing_languages)
+        return web.json_response(
+            {
+                "level": sandbox.level.name.lower(),
+                "missing_languages": missing,
+                "num_slots": sandbox.num_slots,
+            }
         )
 
-    def _run_command(
-        self, body: dict[str, Any], limits: SandboxLimits
-    ) -> SandboxResult:
-        argv, files = body.get("argv"), body.get("files", {})
-        stdin = body.get("stdin", "")
-        if (
-            not isinstance(argv, list)
-            or not argv
-            or not isinstance(files, dict)
-            or not all(isinstance(text, str) for text in (*argv, stdin))
-        ):
-            raise _RefusedError(
-                400, "argv must be texts, files a mapping, and stdin a text"
-            )
-        try:
-            data = {n: base64.b64decode(t, validate=True) for n, t in files.items()}
-        except (binascii.Error, TypeError, ValueError):
-            raise _RefusedError(400, "files must be base64 texts by name") from None
-        return self.sandbox.run_command(Command(tuple(argv), data, stdin), limits)
+    def running(
+        run: Callable[[Sandbox, dict[str, Any], SandboxLimits], SandboxResult],
+    ) -> Handler:
+        async def handle(request: web.Request) -> web.StreamResponse:
+            body = await json_object(request)
+            limits = _limits(body.get("limits", {}), max_limits)
+            work = functools.partial(run, sandbox, body, limits)
+            try:
+                loop = asyncio.get_running_loop()
+                result = await loop.run_in_executor(threads, work)
+            except SandboxError as error:
+                return error_response(503, "sandbox", str(error))
+            return web.json_response(dataclasses.asdict(result))
 
-    def _body(self) -> dict[str, Any]:
-        try:
-            size = int(self.headers.get("Content-Length", ""))
-        except ValueError:
-            raise _RefusedError(411, "the request must say its length") from None
-        if not 0 < size <= _LARGEST_REQUEST:
-            raise _RefusedError(413, f"a request has at most {_LARGEST_REQUEST} bytes")
-        try:
-            body = json.loads(self.rfile.read(size))
-        except (ValueError, RecursionError):
-            raise _RefusedError(400, "the request must be JSON") from None
-        if not isinstance(body, dict):
-            raise _RefusedError(400, "the request must be a JSON object")
-        return body
+        return handle
 
-    def _limits(self, given: Any) -> SandboxLimits:
-        try:
-            asked = SandboxLimits(**given)
-            for name in asked.__slots__:
-                if not getattr(asked, name) <= getattr(self.max_limits, name):
-                    most = getattr(self.max_limits, name)
-                    raise ValueError(f"{name} may be at most {most}")
-        except (TypeError, ValueError) as error:
-            raise _RefusedError(400, f"limits: {error}") from None
-        return asked
+    return RouteTable(
+        [
+            Route("GET", "/v1/sandbox", "infer", about),
+            Route("POST", "/v1/programs", "infer", running(_run_program)),
+            Route("POST", "/v1/commands", "infer", running(_run_command)),
+            metrics_route(door),
+        ]
+    )
+
+
+def _run_program(
+    sandbox: Sandbox, body: dict[str, Any], limits: SandboxLimits
+) -> SandboxResult:
+    language, code = body.get("language", "python"), body.get("code")
+    stdin = body.get("stdin", "")
+    if not all(isinstance(text, str) for text in (language, code, stdin)):
+        raise _wrong("language, code and stdin must be texts")
+    why = sandbox.missing_languages().get(language, "no such language")
+    if why:
+        raise _wrong(f"language {language!r}: {why}")
+    return sandbox.run(str(code), stdin=stdin, limits=limits, language=language)
+
+
+def _run_command(
+    sandbox: Sandbox, body: dict[str, Any], limits: SandboxLimits
+) -> SandboxResult:
+    argv, files = body.get("argv"), body.get("files", {})
+    stdin = body.get("stdin", "")
+    if (
+        not isinstance(argv, list)
+        or not argv
+        or not isinstance(files, dict)
+        or not all(isinstance(text, str) for text in (*argv, stdin))
+    ):
+        raise _wrong("argv must be texts, files a mapping, and stdin a text")
+    try:
+        data = {n: base64.b64decode(t, validate=True) for n, t in files.items()}
+    except (binascii.Error, TypeError, ValueError):
+        raise _wrong("files must be base64 texts by name") from None
+    return sandbox.run_command(Command(tuple(argv), data, stdin), limits)
+
+
+def _limits(given: Any, most: SandboxLimits) -> SandboxLimits:
+    try:
+        asked = SandboxLimits(**given)
+        for name in asked.__slots__:
+            if not getattr(asked, name) <= getattr(most, name):
+                raise ValueError(f"{name} may be at most {getattr(most, name)}")
+    except (TypeError, ValueError) as error:
+        raise _wrong(f"limits: {error}") from None
+    return asked
+
+
+def _wrong(reason: str) -> web.HTTPBadRequest:
+    # A reason phrase is one line.
+    return web.HTTPBadRequest(reason=" ".join(reason.split()))
