@@ -17,13 +17,13 @@ from contextlib import contextmanager
 
 import pytest
 
-from rl_distributed.workers.beats import Beat, proof
-from rl_distributed.workers.watch import GroupWatch
+from rl_distributed.workers.beat_sender import Beat, proof
+from rl_distributed.workers.group_watch import GroupWatch
 
 LIMIT_S = 2.0
 PROCESS = """
 import pickle, sys, threading, time
-from rl_distributed.workers.beats import BeatSender
+from rl_distributed.workers.beat_sender import BeatSender
 target = pickle.loads(bytes.fromhex(sys.argv[1]))
 began = time.monotonic()
 print(BeatSender(target, lambda: [("train", began, "id")]).start(), flush=True)

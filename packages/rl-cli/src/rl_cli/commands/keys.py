@@ -81,7 +81,7 @@ def create(
     """
     from rl_distributed.access.access_key import parse_lifetime  # noqa: PLC0415
     from rl_distributed.access.rate_limit import RateLimit  # noqa: PLC0415
-    from rl_distributed.access.roles import check_role  # noqa: PLC0415
+    from rl_distributed.access.roles import role_named  # noqa: PLC0415
 
     lifetime = None if expires is None else parse_lifetime(expires)
     limit = None if rate is None else RateLimit.parse(rate)
@@ -93,7 +93,7 @@ def create(
     else:
         file = _file(path)
         stored, key = file.create(
-            key_name, check_role(role), lifetime=lifetime, rate=limit
+            key_name, role_named(role), lifetime=lifetime, rate=limit
         )
         shown = stored.public()
     terminal = Terminal()

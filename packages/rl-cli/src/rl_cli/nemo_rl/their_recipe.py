@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rl_distributed.config import load_config
-from rl_distributed.config.document import plain_copy
+from rl_distributed.config.origins import plain_copy
 
 __all__ = ["LeftOut", "TheirRecipe"]
 

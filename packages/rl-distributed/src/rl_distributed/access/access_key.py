@@ -21,7 +21,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from rl_distributed.access.rate_limit import RateLimit
-from rl_distributed.access.roles import Role, check_role
+from rl_distributed.access.roles import Role, role_named
 from rl_distributed.errors import ConfigError
 
 __all__ = ["AccessKey", "KeyState", "check_key_name", "parse_lifetime", "split_key"]
@@ -85,7 +85,7 @@ class AccessKey:
         stored = cls(
             id=identity,
             name=check_key_name(name),
-            role=check_role(role),
+            role=role_named(role),
             created=_shown(now),
             salt=salt.hex(),
             digest=_digest(secret, salt).hex(),
@@ -104,7 +104,7 @@ class AccessKey:
         """
         key = cls(**data)
         check_key_name(key.name)
-        check_role(key.role)
+        role_named(key.role)
         if key.rate is not None:
             RateLimit.parse(key.rate)
         try:

@@ -16,7 +16,7 @@ from rl_distributed.access.http_app import (
 )
 from rl_distributed.access.key_file import KeyFile
 from rl_distributed.access.rate_limit import RateLimit
-from rl_distributed.access.roles import check_role
+from rl_distributed.access.roles import role_named
 from rl_distributed.errors import ConfigError, DistributedError
 
 __all__ = ["KEYS_PATH", "key_routes"]
@@ -72,7 +72,7 @@ def _create(file: KeyFile, fields: dict[str, Any]) -> tuple[dict[str, Any], str]
     expires, rate = texts.get("expires"), texts.get("rate")
     stored, key = file.create(
         texts.get("name", ""),
-        check_role(texts.get("role")),
+        role_named(texts.get("role")),
         lifetime=None if expires is None else parse_lifetime(expires),
         rate=None if rate is None else RateLimit.parse(rate),
         by=str(current_caller.get()),

@@ -15,7 +15,7 @@ from typing import Literal, get_args
 
 from rl_distributed.errors import ConfigError
 
-__all__ = ["PERMISSIONS", "ROLES", "Permission", "Role", "check_role"]
+__all__ = ["PERMISSIONS", "ROLES", "Permission", "Role", "role_named"]
 
 Permission = Literal["view", "infer", "operate", "keys"]
 """What a route asks for."""
@@ -32,7 +32,7 @@ ROLES: Mapping[Role, frozenset[Permission]] = {
 """Permissions of each role; each has those of the one before it."""
 
 
-def check_role(name: object) -> Role:
+def role_named(name: object) -> Role:
     """Return a role by its name.
 
     Raises:

@@ -5,7 +5,7 @@ may be killed at any moment: a folder found afterwards is whole, has no manifest
 not named as a step (`folders` has the names). Leftovers are removed when the next
 checkpoint is begun, so that looking at a folder never changes it.
 
-A lock (`writer`) ensures that one process writes to a folder; any number may read.
+A lock (`writer_lock`) ensures that one process writes to a folder; any number may read.
 `begin_finalization` moves the end of the work to one thread:
 
 | part | consumes | produces | waits for | is unblocked by |
@@ -48,7 +48,7 @@ from rl_distributed.checkpoint.storage import (
     remove_tree,
     write_error,
 )
-from rl_distributed.checkpoint.writer import FolderWriter
+from rl_distributed.checkpoint.writer_lock import FolderWriter
 from rl_distributed.errors import CheckpointError, ConfigError, DeadlineExceededError
 from rl_distributed.logs.logging import get_logger
 from rl_distributed.process.closing import close_after

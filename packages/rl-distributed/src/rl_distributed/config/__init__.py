@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from rl_distributed.config.base import Config
 from rl_distributed.config.changes import change_config, changeable_keys
-from rl_distributed.config.document import ConfigDocument, merge_configs
-from rl_distributed.config.explain import ConfigRow, explain_config
 from rl_distributed.config.interpolation import interpolate
+from rl_distributed.config.key_docs import ConfigRow, explain_config
 from rl_distributed.config.load import load_config
+from rl_distributed.config.origins import ConfigDocument, merge_configs
 from rl_distributed.config.overrides import (
     Override,
     apply_overrides,

@@ -17,8 +17,8 @@ from pydantic import (
     model_validator,
 )
 
-from rl_distributed.config.document import check_depth
 from rl_distributed.config.load import load_config
+from rl_distributed.config.origins import check_depth
 from rl_distributed.config.problems import describe_problems, raise_problems, show
 from rl_distributed.config.schema import SchemaNode, field_default
 from rl_distributed.errors import ConfigError

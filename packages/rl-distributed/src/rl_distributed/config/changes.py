@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel
 
 from rl_distributed.config.base import Config
-from rl_distributed.config.document import KeyPath, dotted
+from rl_distributed.config.origins import KeyPath, dotted
 from rl_distributed.config.problems import Problem, raise_problems
 from rl_distributed.config.schema import (
     SchemaNode,

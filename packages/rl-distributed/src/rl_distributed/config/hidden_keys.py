@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rl_distributed.config.document import dotted
+from rl_distributed.config.origins import dotted
 from rl_distributed.redaction import REDACTED, redacted
 
 __all__ = ["hide_secrets"]

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from rl_distributed.config.document import (
+from rl_distributed.config.origins import (
     ConfigDocument,
     KeyPath,
     check_depth,

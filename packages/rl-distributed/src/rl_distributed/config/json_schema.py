@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from rl_distributed.config.explain import field_docs
+from rl_distributed.config.key_docs import field_docs
 from rl_distributed.config.load import PARENTS_KEY
 from rl_distributed.config.schema import SchemaNode
 

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rl_distributed.config.document import ConfigDocument, merge_configs, plain_copy
 from rl_distributed.config.interpolation import interpolate
+from rl_distributed.config.origins import ConfigDocument, merge_configs, plain_copy
 from rl_distributed.config.overrides import apply_overrides, parse_overrides
 from rl_distributed.config.yaml_file import read_yaml
 from rl_distributed.errors import ConfigError

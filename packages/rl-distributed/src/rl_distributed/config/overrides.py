@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from rl_distributed.config.document import (
+from rl_distributed.config.origins import (
     MOST_LEVELS,
     REPLACE_MARKER,
     ConfigDocument,

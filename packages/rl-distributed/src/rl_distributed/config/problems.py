@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from rl_distributed.config.document import ConfigDocument, KeyPath, dotted
+from rl_distributed.config.origins import ConfigDocument, KeyPath, dotted
 from rl_distributed.config.schema import SchemaNode, suggest_key, unknown_keys
 from rl_distributed.errors import ConfigError
 from rl_distributed.suggestion import did_you_mean

@@ -13,7 +13,7 @@ from pydantic.config import JsonDict
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from rl_distributed.config.document import KeyPath
+from rl_distributed.config.origins import KeyPath
 from rl_distributed.suggestion import nearest
 
 __all__ = [

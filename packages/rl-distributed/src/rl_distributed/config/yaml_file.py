@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 import yaml
 
-from rl_distributed.config.document import MOST_LEVELS, ConfigDocument, KeyPath
+from rl_distributed.config.origins import MOST_LEVELS, ConfigDocument, KeyPath
 from rl_distributed.errors import ConfigError
 
 __all__ = ["parse_scalar", "read_yaml"]

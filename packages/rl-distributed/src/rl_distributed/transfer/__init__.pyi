@@ -18,7 +18,7 @@ from .protocol import (
     TensorLink as TensorLink,
 )
 from .shared_memory import SharedMemoryLink as SharedMemoryLink
-from .stream import (
+from .verified_stream import (
     TensorStream as TensorStream,
     receive_tensors as receive_tensors,
     send_tensors as send_tensors,

@@ -23,7 +23,7 @@ from rl_distributed.errors import (
 from rl_distributed.extras import require_torch
 from rl_distributed.transfer.manifest import Manifest
 from rl_distributed.transfer.protocol import ReceivingEnd, SendingEnd, TensorLink
-from rl_distributed.transfer.stream import receive_tensors, send_tensors
+from rl_distributed.transfer.verified_stream import receive_tensors, send_tensors
 
 if TYPE_CHECKING:
     import torch

@@ -1,4 +1,4 @@
-"""The messages of one transfer, made one by one: what `stream` sends over a link.
+"""Messages of one transfer, made one by one: those that `verified_stream` sends.
 
 ```
 tensors -> buckets by bytes -> cast, pack, digest -> block ... -> end: manifest

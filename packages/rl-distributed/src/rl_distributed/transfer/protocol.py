@@ -2,7 +2,7 @@
 
 A link has one sender and a fixed number of receivers, each of which gets everything.
 It carries messages in order: a header, and with most of them a block of bytes. Their
-meaning, and the check that they arrive whole, are the business of `stream`.
+meaning, and the check that they arrive whole, are the business of `verified_stream`.
 
 ```
 driver:    link = SomeLink(...)         made once, pickled to both sides

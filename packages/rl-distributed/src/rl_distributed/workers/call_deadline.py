@@ -8,7 +8,7 @@ from typing import Any
 
 import ray
 
-from rl_distributed.workers.watch import GroupWatch
+from rl_distributed.workers.group_watch import GroupWatch
 
 __all__ = ["add_call_deadline"]
 

@@ -36,7 +36,7 @@ from rl_distributed.logs.logging import (
 from rl_distributed.process.gc_pause import collections_paused
 from rl_distributed.process.label import ProcessLabel, set_process_label
 from rl_distributed.secret_variables import scrubbed, shown_variables
-from rl_distributed.workers.beats import BeatSender, WatchTarget, in_process_group
+from rl_distributed.workers.beat_sender import BeatSender, WatchTarget, in_process_group
 from rl_distributed.workers.cancellation import (
     current_call,
     is_cancelled,

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING
 from rl_distributed.failures.worker import FailureKind, WorkerFailure
 from rl_distributed.security.audit import audit
 from rl_distributed.workers.failures import place_of
+from rl_distributed.workers.group_watch import GroupWatch
 from rl_distributed.workers.launch import LaunchedWorker
 from rl_distributed.workers.processes import end_processes, kill_on_node
-from rl_distributed.workers.watch import GroupWatch
 
 if TYPE_CHECKING:
     from rl_distributed.workers.policy import FailurePolicy

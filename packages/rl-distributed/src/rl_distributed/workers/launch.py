@@ -35,7 +35,7 @@ from rl_distributed.errors import (
 from rl_distributed.logs.logging import current_logging_setup
 from rl_distributed.redaction import is_secret_variable
 from rl_distributed.secret_variables import secrets_of
-from rl_distributed.workers.beats import WatchTarget
+from rl_distributed.workers.beat_sender import WatchTarget
 from rl_distributed.workers.failures import WorkerPlace, remember_worker
 from rl_distributed.workers.host import WorkerDescription, WorkerIdentity
 from rl_distributed.workers.layout import WorkerSeat

@@ -39,12 +39,12 @@ from rl_distributed.failures.worker import (
 from rl_distributed.security.audit import audited
 from rl_distributed.workers.explain import FailureExplainer
 from rl_distributed.workers.failures import cause_of_death, failure_error, is_vague
+from rl_distributed.workers.group_watch import GroupWatch, WatchEvent
 from rl_distributed.workers.incidents import ASK_S, END_S, Incident, IncidentLog
 from rl_distributed.workers.launch import LaunchedWorker, WorkerLauncher
 from rl_distributed.workers.node_watch import NodeWatch, is_reached, places_of
 from rl_distributed.workers.policy import FailurePolicy, Restart
 from rl_distributed.workers.processes import is_at_work, is_stopped, process_state
-from rl_distributed.workers.watch import GroupWatch, WatchEvent
 
 __all__ = ["GroupSupervisor"]
 

@@ -2,7 +2,8 @@
 
 The stream yields a tensor once its digest equals the sender's, and raises if one is
 damaged, of another data type, missing or extra, at the latest at its end. Only then
-does the replica hold the new version.
+does the replica hold the new version. `rl_distributed.transfer.verified_stream`
+compares the digests.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from rl_distributed import config
-from rl_distributed.config.document import plain_copy
+from rl_distributed.config.origins import plain_copy
 
 __all__ = ["load_config", "register_omegaconf_resolvers"]
 

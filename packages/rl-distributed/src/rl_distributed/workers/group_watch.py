@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from hmac import compare_digest
 from typing import Any, Literal
 
-from rl_distributed.workers.beats import END_LINE, Beat, WatchTarget, proof
+from rl_distributed.workers.beat_sender import END_LINE, Beat, WatchTarget, proof
 
 __all__ = ["GroupWatch", "Seen", "WatchEvent"]
 
