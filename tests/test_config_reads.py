@@ -51,6 +51,12 @@ EFFECTS = {
         "packages/rl-models/tests/rl_models_sample_megatron.py"
     ),
     "MegatronConfig.deadline_s": "packages/rl-models/tests/test_megatron.py",
+    "MegatronConfig.distributed_optimizer": (
+        "packages/rl-models/tests/rl_models_sample_megatron.py"
+    ),
+    "MegatronConfig.virtual_stages": (
+        "packages/rl-models/tests/rl_models_sample_megatron.py"
+    ),
     "PolicyConfig.megatron": "packages/rl-models/tests/test_megatron.py",
     "VllmConfig.async_engine": "packages/rl-models/tests/test_vllm_policy.py",
     "VllmConfig.stall_limit_s": "packages/rl-models/tests/test_vllm_stall_watch.py",

@@ -21,6 +21,7 @@ from transformers import (
     MistralConfig,
     Qwen2Config,
     Qwen3Config,
+    Qwen3MoeConfig,
 )
 
 from rl_distributed.batch.batched_data_dict import BatchedDataDict
@@ -48,14 +49,29 @@ VOCABULARY = 29
 FAMILIES = {
     "qwen2": (Qwen2Config, {"tie_word_embeddings": True}),
     "qwen3": (Qwen3Config, {"tie_word_embeddings": True, "head_dim": 16}),
-    "llama": (LlamaConfig, {"tie_word_embeddings": False}),
+    "llama": (LlamaConfig, {"tie_word_embeddings": False, "num_hidden_layers": 4}),
     "mistral": (MistralConfig, {"tie_word_embeddings": False}),
+    # Its first layer has no experts.
+    "qwen3_moe": (
+        Qwen3MoeConfig,
+        {
+            "tie_word_embeddings": False,
+            "head_dim": 16,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24,
+            "mlp_only_layers": [0],
+        },
+    ),
 }
 TENSOR, SEQUENCE = {"tensor": 2}, {"tensor": 2, "sequence": True}
 ALONE = {
     "qwen3": {"model": "qwen3", "parallelism": {}},
     "llama-recompute": {"model": "llama", "parallelism": {}, "recompute": True},
+    "qwen3_moe": {"model": "qwen3_moe", "parallelism": {}},
 }
+INTERLEAVED = {"model": "llama", "parallelism": {"pipeline": 2}, "virtual_stages": 2}
+EXPERT = {"model": "qwen3_moe", "parallelism": {"expert": 2}}
 PAIRS = {
     "mistral-dp2": {"model": "mistral", "parallelism": {}},
     "qwen2-tp2": {"model": "qwen2", "parallelism": TENSOR, "resume": "tp2"},
@@ -63,6 +79,23 @@ PAIRS = {
     "qwen3-tp2-sp": {"model": "qwen3", "parallelism": SEQUENCE},
     "qwen2-pp2": {"model": "qwen2", "parallelism": {"pipeline": 2}, "resume": "pp2"},
     "llama-pp2": {"model": "llama", "parallelism": {"pipeline": 2}},
+    "llama-pp2-interleaved": {**INTERLEAVED, "resume": "interleaved"},
+    "qwen2-dp2-shared": {
+        "model": "qwen2",
+        "parallelism": {},
+        "shared": True,
+        "resume": "shared",
+    },
+    "qwen3_moe-ep2": {**EXPERT, "resume": "ep2", "recompute": True},
+    "qwen3_moe-ep2-shared": {**EXPERT, "shared": True},
+    "qwen3_moe-tp2-sp": {"model": "qwen3_moe", "parallelism": SEQUENCE},
+    "qwen3_moe-pp2": {"model": "qwen3_moe", "parallelism": {"pipeline": 2}},
+}
+BFLOAT16 = {"model": "qwen3", "parallelism": {}, "precision": "bfloat16"}
+HALVES = {
+    "qwen3-bfloat16": BFLOAT16,
+    "qwen3-bfloat16-shared": {**BFLOAT16, "shared": True},
+    "qwen3_moe-bfloat16-ep2": {**EXPERT, "precision": "bfloat16", "shared": True},
 }
 HEADS_ALONE = {"qwen2-reward": {"model": "qwen2", "head": "reward", "parallelism": {}}}
 HEADS = {
@@ -77,7 +110,12 @@ HEADS = {
 }
 FOURS = {
     "qwen3-tp2-sp-pp2": {"model": "qwen3", "parallelism": {**SEQUENCE, "pipeline": 2}},
-    "qwen2-dp2-tp2": {"model": "qwen2", "parallelism": TENSOR},
+    "qwen2-dp2-tp2": {"model": "qwen2", "parallelism": TENSOR, "shared": True},
+    "qwen3_moe-ep2-tp2-sp": {
+        "model": "qwen3_moe",
+        "parallelism": {**SEQUENCE, "expert": 2},
+        "shared": True,
+    },
 }
 
 
@@ -93,17 +131,17 @@ def _batch(make_batch):
 def _model(name, folder):
     """Write a tiny model whose norms and biases are not those of a new one."""
     config_class, changes = FAMILIES[name]
-    config = config_class(
-        vocab_size=VOCABULARY,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=64,
-        initializer_range=0.2,
-        **changes,
-    )
+    shape = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 64,
+        "initializer_range": 0.2,
+    }
+    config = config_class(**{**shape, **changes})
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
     with torch.no_grad():
@@ -238,10 +276,9 @@ def measured(tmp_path_factory, make_batch):
     for name, head in heads:
         expected = _expected_of_head(folder / name, head, data)
         torch.save(expected, folder / name / f"{head}.pt")
-    alone, pairs = ALONE | HEADS_ALONE, PAIRS | HEADS
+    alone, pairs = ALONE | HEADS_ALONE, PAIRS | HEADS | HALVES
     for cells in (alone, pairs):
-        for name, cell in cells.items():
-            cell["name"] = name
+        cells |= {name: {**cell, "name": name} for name, cell in cells.items()}
     for cells, num_ranks in ((alone, 1), (pairs, 2), (FOURS, 4)):
         by_rank = _run(python, folder, cells, num_ranks)
         found.update({cell: [rank[cell] for rank in by_rank] for cell in cells})
@@ -265,7 +302,25 @@ def test_each_layout_computes_what_one_process_computes(measured, cell):
         assert cell in ALONE or found["deadline_s"] == 77.0
 
 
-@pytest.mark.parametrize("cell", [*ALONE, *PAIRS, *FOURS])
+@pytest.mark.parametrize("cell", HALVES)
+def test_weights_in_bfloat16_are_trained_by_masters_in_float32(measured, cell):
+    for found in measured[1][cell]:
+        assert found["same_weights"], "the masters are the weights of the folder"
+        assert found["dtypes"] == ["torch.bfloat16"]
+        assert found["sent"], "a generator gets what the trainer computes with"
+        assert found["logprobs"] < 0.1
+        # Products in bfloat16 are off by a few percent.
+        assert found["moved"] < 0.06, "steps below the resolution of bfloat16 count"
+        assert found["resumed"]
+        assert found["reference"], "it is the model before its steps"
+
+
+SAMPLED = [
+    n for n, c in (ALONE | PAIRS | FOURS).items() if "expert" not in c["parallelism"]
+]
+
+
+@pytest.mark.parametrize("cell", SAMPLED)
 def test_each_layout_samples_with_the_weights_that_it_trains(measured, cell):
     ranks = [found["sampled"] for found in measured[1][cell]]
     for found in ranks:
@@ -289,17 +344,28 @@ def test_scalar_heads_are_trained_as_in_one_process(measured, cell):
         assert found["resumed"], "from its folder, and from its training state"
 
 
-@pytest.mark.parametrize("cell", ["qwen2-tp2", "qwen2-pp2"])
+@pytest.mark.parametrize("cell", [name for name, c in PAIRS.items() if "resume" in c])
 def test_a_resumed_run_goes_on_as_the_one_that_was_not_stopped(measured, cell):
     for found in measured[1][cell]:
         assert all(found["resume"].values()), found["resume"]
 
 
-@pytest.mark.parametrize("saved", ["tp2", "pp2"])
-def test_dtensor_resumes_what_megatron_wrote(measured, make_batch, saved, nll_loss):
+@pytest.mark.parametrize(
+    ("saved", "model"),
+    [
+        ("tp2", "qwen2"),
+        ("pp2", "qwen2"),
+        ("shared", "qwen2"),
+        ("interleaved", "llama"),
+        ("ep2", "qwen3_moe"),
+    ],
+)
+def test_dtensor_resumes_what_megatron_wrote(
+    measured, make_batch, saved, model, nll_loss
+):
     folder, _ = measured
     config = PolicyConfig(
-        model_name=str(folder / "qwen2"),
+        model_name=str(folder / model),
         optimizer={"name": "torch.optim.AdamW", "kwargs": {"lr": 0.01}},
         max_grad_norm=None,
     )
@@ -328,10 +394,21 @@ def test_the_driver_needs_no_megatron(tiny_model):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"precision": "bfloat16"}, "precision must be float32: got 'bfloat16'"),
-        ({"sequence_packing": {"train_mb_tokens": 64}}, "packing must be null"),
+        ({"sequence_packing": {"train_mb_tokens": 64}}, "need Transformer Engine"),
         ({"parallelism": {"context": 2}}, "context must be 1"),
         ({"parallelism": {"expert": 2}}, "expert must be 1"),
+        ({"megatron": {"virtual_stages": 2}}, "must be 1 without pipeline stages"),
+        (
+            {"parallelism": {"pipeline": 2}, "megatron": {"virtual_stages": 3}},
+            "must divide the 2 layers",
+        ),
+        (
+            {
+                "optimizer": {"name": "torch.optim.LBFGS", "kwargs": {"lr": 1.0}},
+                "megatron": {"distributed_optimizer": True},
+            },
+            "elementwise optimizer of torch.optim",
+        ),
         ({"optimizer": {"kwargs": {"lr": 1.0, "speed": 1}}}, "has speed"),
     ],
 )

@@ -169,6 +169,12 @@ class MegatronConfig(Config):
 
     activation_checkpointing: bool = False
     """Recompute each layer in the backward pass: less memory, a third more time."""
+    distributed_optimizer: bool = False
+    """Share optimizer state and, with bfloat16, float32 weights over the ranks that
+    have the same part of the model: less memory, one more all-gather per step."""
+    virtual_stages: int = Field(1, gt=0)
+    """Parts of the layers that each pipeline stage has, in turns with the other stages
+    (interleaved 1F1B): shorter waits, more messages."""
     deadline_s: float = Field(600.0, gt=0)
     """A collective that has not ended by then is reported."""
 

@@ -52,8 +52,10 @@ def build_optimizer(
             f"does not take; it takes {known}"
         )
     if isinstance(kwargs.get("betas"), list):
-        # YAML has no tuples.
-        kwargs["betas"] = tuple(kwargs["betas"])
+        # YAML has no tuples, and torch refuses integers among them.
+        kwargs["betas"] = tuple(
+            float(beta) if isinstance(beta, int) else beta for beta in kwargs["betas"]
+        )
     # torch refuses some of these together; the user's choice counts.
     chosen = {"fused", "foreach", "capturable", "differentiable"} & set(kwargs)
     fuses = "fused" in accepted and device.type in ("cpu", "cuda")
@@ -77,11 +79,17 @@ _ELEMENTWISE = (
 )  # fmt: skip
 
 
-def check_elementwise(config: OptimizerConfig) -> None:
+def check_elementwise(
+    config: OptimizerConfig, reason: str = "policy.parallelism.tensor > 1"
+) -> None:
     """Refuse an optimizer that may use a weight as a whole.
 
-    Tensor-parallel ranks update their parts separately: an update that is not
+    Ranks that share a weight update their parts separately: an update that is not
     elementwise, such as the orthogonal matrices of Muon, would differ in each part.
+
+    Args:
+        config: The section.
+        reason: The setting by which ranks share weights, for the message.
 
     Raises:
         ConfigError: It is not one of torch's elementwise optimizers.
@@ -91,8 +99,8 @@ def check_elementwise(config: OptimizerConfig) -> None:
         known = ", ".join(_ELEMENTWISE)
         raise ConfigError(
             "policy.optimizer.name must be an elementwise optimizer of torch.optim "
-            f"({known}) with policy.parallelism.tensor > 1, whose workers each update "
-            f"their part of a weight: got {config.name!r}"
+            f"({known}) with {reason}, whose workers each update their part of a "
+            f"weight: got {config.name!r}"
         )
 
 

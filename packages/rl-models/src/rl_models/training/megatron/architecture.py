@@ -13,9 +13,12 @@ from megatron.core.transformer.transformer_block import (
     TransformerBlockSubmodules,
     get_num_layers_to_build,
 )
+from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 from torch import Tensor, nn
 
 from rl_models.training.megatron.attention import Attention
+from rl_models.training.megatron.conversion import has_experts
+from rl_models.training.megatron.experts import mixture
 from rl_models.training.megatron.layout import RankLayout
 
 __all__ = ["HiddenStates", "build_gpt", "padded_vocabulary"]
@@ -36,7 +39,7 @@ class Norm(nn.Module):
         per_head: bool = False,
     ) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(hidden_size))
+        self.weight = nn.Parameter(torch.ones(hidden_size, dtype=config.params_dtype))
         self.weight.sums_over_tensor_ranks = (  # type: ignore[attr-defined]
             per_head or config.sequence_parallel
         )
@@ -57,16 +60,51 @@ class HiddenStates(GPTModel):  # type: ignore[misc]
         return hidden_states
 
 
-def build_gpt(config: Any, layout: RankLayout, *, recompute: bool) -> HiddenStates:
-    """Build this rank's part of the model, its weights not yet set.
+def build_gpt(
+    config: Any,
+    layout: RankLayout,
+    chunk: int,
+    *,
+    dtype: torch.dtype,
+    recompute: bool,
+) -> HiddenStates:
+    """Build a part of the model, its weights not yet set.
 
     Args:
         config: The Hugging Face config.
         layout: This rank's place.
+        chunk: Number of the part among those of this rank.
+        dtype: Data type of weights and hidden states.
         recompute: Compute each layer once more in the backward pass.
     """
+    settings = _settings(config, layout, dtype, recompute)
+    virtual = chunk if layout.num_chunks > 1 else None
+    stage = layout.stage
+    first = get_transformer_layer_offset(settings, virtual, pp_rank=stage)
+    num_layers = get_num_layers_to_build(settings, virtual, pp_rank=stage)
+    dense = _layer(settings)
+    sparse = replace(dense, submodules=replace(dense.submodules, mlp=mixture()))
+    layers = [
+        sparse if has_experts(config, layer) else dense
+        for layer in range(first, first + num_layers)
+    ]
+    return HiddenStates(
+        settings,
+        TransformerBlockSubmodules(layer_specs=layers, layer_norm=Norm),
+        padded_vocabulary(config.vocab_size, layout.tensor_size),
+        config.max_position_embeddings,
+        pre_process=layout.has_embedding(chunk),
+        post_process=layout.has_head(chunk),
+        share_embeddings_and_output_weights=bool(config.tie_word_embeddings),
+        position_embedding_type="rope",
+        rotary_base=config.rope_parameters["rope_theta"],
+        vp_stage=virtual,
+    )
+
+
+def _layer(settings: TransformerConfig) -> ModuleSpec:
+    """Return a layer without experts."""
     # The local layers of torch: those of Transformer Engine need a GPU.
-    settings = _settings(config, layout, recompute)
     layer = get_gpt_layer_local_spec(
         qk_layernorm=settings.qk_layernorm, normalization="RMSNorm"
     )
@@ -77,7 +115,7 @@ def build_gpt(config: Any, layout: RankLayout, *, recompute: bool) -> HiddenStat
         per_head = ModuleSpec(module=Norm, params={"per_head": True})
         own = replace(own, q_layernorm=per_head, k_layernorm=per_head)
     attention = replace(attention, submodules=own)
-    layer = replace(
+    return replace(
         layer,
         submodules=replace(
             parts,
@@ -86,18 +124,6 @@ def build_gpt(config: Any, layout: RankLayout, *, recompute: bool) -> HiddenStat
             self_attention=attention,
         ),
     )
-    num_layers = get_num_layers_to_build(settings, pp_rank=layout.stage)
-    return HiddenStates(
-        settings,
-        TransformerBlockSubmodules(layer_specs=[layer] * num_layers, layer_norm=Norm),
-        padded_vocabulary(config.vocab_size, layout.tensor_size),
-        config.max_position_embeddings,
-        pre_process=layout.is_first_stage,
-        post_process=layout.is_last_stage,
-        share_embeddings_and_output_weights=bool(config.tie_word_embeddings),
-        position_embedding_type="rope",
-        rotary_base=config.rope_parameters["rope_theta"],
-    )
 
 
 def padded_vocabulary(vocab_size: int, tensor_size: int) -> int:
@@ -105,7 +131,9 @@ def padded_vocabulary(vocab_size: int, tensor_size: int) -> int:
     return vocab_size + -vocab_size % tensor_size
 
 
-def _settings(config: Any, layout: RankLayout, recompute: bool) -> TransformerConfig:
+def _settings(
+    config: Any, layout: RankLayout, dtype: torch.dtype, recompute: bool
+) -> TransformerConfig:
     family = config.model_type
     heads = config.num_attention_heads
     recomputed: dict[str, Any] = {}
@@ -115,6 +143,7 @@ def _settings(config: Any, layout: RankLayout, recompute: bool) -> TransformerCo
             "recompute_method": "uniform",
             "recompute_num_layers": 1,
         }
+    chunks = layout.num_chunks if layout.num_chunks > 1 else None
     return TransformerConfig(
         num_layers=config.num_hidden_layers,
         hidden_size=config.hidden_size,
@@ -128,18 +157,24 @@ def _settings(config: Any, layout: RankLayout, recompute: bool) -> TransformerCo
         activation_func=nn.functional.silu,
         add_bias_linear=False,
         add_qkv_bias=family == "qwen2",
-        qk_layernorm=family == "qwen3",
+        qk_layernorm=family in ("qwen3", "qwen3_moe"),
         # These families have none; `families` refuses configs that ask for some.
         hidden_dropout=0.0,
         attention_dropout=0.0,
         tensor_model_parallel_size=layout.tensor_size,
         sequence_parallel=layout.parallelism.sequence,
         pipeline_model_parallel_size=layout.num_stages,
-        pipeline_dtype=torch.float32,
-        variable_seq_lengths=layout.num_stages > 1,
+        virtual_pipeline_model_parallel_size=chunks,
+        pipeline_dtype=dtype,
+        # Interleaved stages send in both directions at once, and of two ranks
+        # Megatron-core would mix up the shapes.
+        variable_seq_lengths=layout.num_stages > 1 and chunks is None,
+        overlap_p2p_comm=chunks is not None,
+        batch_p2p_comm=chunks is None,
         # Megatron-core demands it for varying lengths, also without experts.
         moe_token_dispatcher_type="alltoall",
-        params_dtype=torch.float32,
+        bf16=dtype == torch.bfloat16,
+        params_dtype=dtype,
         use_cpu_initialization=layout.device.type == "cpu",
         # All weights are loaded afterwards.
         perform_initialization=False,
@@ -154,4 +189,23 @@ def _settings(config: Any, layout: RankLayout, recompute: bool) -> TransformerCo
         # divided by global counts already.
         calculate_per_token_loss=True,
         **recomputed,
+        **_settings_of_experts(config, layout),
     )
+
+
+def _settings_of_experts(config: Any, layout: RankLayout) -> dict[str, Any]:
+    if config.model_type != "qwen3_moe":
+        return {}
+    return {
+        "num_moe_experts": config.num_experts,
+        "moe_ffn_hidden_size": config.moe_intermediate_size,
+        "moe_router_topk": config.num_experts_per_tok,
+        # Without it, weights of the chosen experts are made to add up to 1.
+        "moe_router_pre_softmax": not config.norm_topk_prob,
+        "moe_router_dtype": "fp32",
+        "moe_router_load_balancing_type": "none",
+        "moe_aux_loss_coeff": 0.0,
+        "expert_model_parallel_size": layout.expert_size,
+        # Experts are whole: tensor ranks have other ones each.
+        "expert_tensor_parallel_size": 1,
+    }

@@ -26,6 +26,7 @@ from rl_models.checkpoint.model_folder import check_model_folder
 from rl_models.config import PolicyConfig
 from rl_models.errors import UnsupportedModelError
 from rl_models.interfaces import LossFunction
+from rl_models.ops.causal_lm import DTYPES
 from rl_models.tokens.tokenizer_files import save_tokenizer
 from rl_models.training.dtensor.huggingface_files import save_model_folder
 from rl_models.training.dtensor.microbatch import (
@@ -50,7 +51,7 @@ from rl_models.training.global_batch import (
     plain_metric,
     row_lengths,
 )
-from rl_models.training.megatron.families import model_config
+from rl_models.training.megatron.families import check_layout, model_config
 from rl_models.training.megatron.traits import Traits
 from rl_models.training.process_group import Ranks, leave_process_group
 from rl_models.types import LossInputType
@@ -102,19 +103,17 @@ class MegatronTrainingBackend(Traits):
             ConfigError: A setting cannot work.
             UnsupportedModelError: The model in this folder cannot be trained.
         """
-        absent = {
-            f"precision must be float32: got {config.precision!r}": (
-                config.precision != "float32"
-            ),
-            "sequence_packing must be null": config.sequence_packing is not None,
-        }
-        for rule, is_broken in absent.items():
-            if is_broken:
-                raise ConfigError(
-                    f"policy.{rule}, with the training backend 'megatron'; change it, "
-                    "or use policy.backend=dtensor"
-                )
-        if config.parallelism.tensor > 1:
+        if config.sequence_packing is not None:
+            raise ConfigError(
+                "policy.sequence_packing must be null with the training backend "
+                "'megatron', whose layers would need Transformer Engine for packed "
+                "rows: got a section; use policy.dynamic_batching, or "
+                "policy.backend=dtensor"
+            )
+        _check_sampling(config)
+        if config.megatron.distributed_optimizer:
+            check_elementwise(config.optimizer, "policy.megatron.distributed_optimizer")
+        elif config.parallelism.tensor > 1:
             check_elementwise(config.optimizer)
         # torch checks arguments only when it makes the object, and a wrong one should
         # fail before workers are started.
@@ -123,7 +122,7 @@ class MegatronTrainingBackend(Traits):
         build_scheduler(config.scheduler, optimizer)
         # A model on the hub is checked by its workers, which download it anyway.
         if check_model_folder(config.model_name) is not None:
-            model_config(config)
+            check_layout(config, model_config(config))
 
     def setup(
         self,
@@ -150,12 +149,17 @@ class MegatronTrainingBackend(Traits):
         if self.config.num_threads is not None and self.ranks.device.type == "cpu":
             torch.set_num_threads(self.config.num_threads)
         # Before any model: Megatron-core asks its process groups for sizes of layers.
-        self.layout = join_layout(self.config, self.ranks)
+        shape = model_config(self.config)
+        check_layout(self.config, shape)
+        has_experts = bool(getattr(shape, "num_experts", 0))
+        self.layout = join_layout(self.config, self.ranks, has_experts=has_experts)
         if init_reference_model:
             self._reference = MegatronModel(self.config, self.layout, trainable=False)
         self.model = MegatronModel(self.config, self.layout)
         self._optimizer = build_optimizer(
-            self.config.optimizer, self.model.parameters, self.layout.device
+            self.config.optimizer,
+            self.model.masters.parameters,
+            self.layout.device,
         )
         self._scheduler = build_scheduler(self.config.scheduler, self._optimizer)
         self._skipped = SkippedSteps(self.config.max_skipped_steps)
@@ -177,7 +181,7 @@ class MegatronTrainingBackend(Traits):
             `loss`, `grad_norm` and `lr` per global batch (the same on all ranks) and
             this rank's `all_mb_metrics`.
         """
-        self.model.module.train(not eval_mode)
+        self.model.train(not eval_mode)
         losses, norms, rates = [], [], []
         metrics: dict[str, list[Any]] = {}
         for batch in global_batches(data, global_batch_size // self.layout.data_size):
@@ -188,7 +192,7 @@ class MegatronTrainingBackend(Traits):
             )
             norms.append(0.0 if eval_mode else self._update(metrics))
         # Frees the memory of the gradients for other work on this device.
-        self._optimizer.zero_grad(set_to_none=True)
+        self.model.masters.zero_grad()
         # The driver reads metrics from the first stage; the last one computes them.
         last = self.layout.num_stages - 1
         return {
@@ -212,7 +216,7 @@ class MegatronTrainingBackend(Traits):
     ) -> float:
         """Accumulate gradients of a global batch; return its loss over all ranks."""
         # Not only after the step: one that raised must leave no gradients behind.
-        self._optimizer.zero_grad(set_to_none=True)
+        self.model.masters.zero_grad()
         # Counted before the first pass: each micro-batch divides its loss by the counts
         # of the whole batch, so that gradients can simply be added.
         valid_seqs, valid_toks = self._global_counts(batch)
@@ -285,6 +289,7 @@ class MegatronTrainingBackend(Traits):
         if is_finite:
             clip_gradients(self.model, norm, self.config.max_grad_norm)
             self._optimizer.step()
+            self.model.masters.publish()
             if self._scheduler is not None:
                 self._scheduler.step()
         # The ranks of the first copy of the model: metrics of copies are put together,
@@ -344,7 +349,7 @@ class MegatronTrainingBackend(Traits):
             finish: Returns [b, columns] from the last stage's hidden states.
             first_column: First column of these.
         """
-        model.module.eval()
+        model.train(False)
         input_ids = data["input_ids"]
         rows = list(micro_batch_rows(data, row_lengths(data), micro_batch_size))
         parts = [narrowed(data, some, input_ids.shape[1]) for some in rows]
@@ -449,10 +454,26 @@ class MegatronTrainingBackend(Traits):
 
     def export_weights(self, precision: str) -> Iterator[tuple[str, Tensor]]:
         """Whole weights in Hugging Face names; see `TrainingBackend.export_weights`."""
-        return self.model.full_tensors()
+        own = self.config.precision
+        for name, value in self.model.full_tensors(computed=True):
+            # A generator in float32 would otherwise sample with bits that a trainer in
+            # bfloat16 rounds away in its own forward pass.
+            yield name, value if precision == own else value.to(DTYPES[own])
 
     def shutdown(self) -> None:
         """Leave the process groups."""
         if _HAS_MEGATRON:
             leave_layout()
         leave_process_group()
+
+
+def _check_sampling(config: PolicyConfig) -> None:
+    """Refuse to sample on ranks that share experts with ranks of other rows."""
+    # Every step of decoding needs all of them, and rows end after different steps.
+    expert, generation = config.parallelism.expert, config.generation
+    if expert > 1 and generation is not None and generation.backend == "megatron":
+        raise ConfigError(
+            "policy.generation.backend must be one with replicas, such as vllm or "
+            f"huggingface, with policy.parallelism.expert {expert}, whose ranks decode "
+            "rows of their own: got 'megatron'"
+        )

@@ -1,14 +1,18 @@
 """Conversion of weights between Hugging Face's and Megatron-core's names and shapes.
 
+Each rank has a box of every tensor of Hugging Face that it has a part of, so that it
+reads and writes its part without the whole tensor.
+
 Letters in shapes: G key-value groups, R tensor ranks.
 
-| Hugging Face | Megatron-core | a tensor rank has |
+| Hugging Face | Megatron-core | a rank has |
 |---|---|---|
 | `embed_tokens`, `lm_head` | `word_embeddings`, `output_layer` | rows, zeros below |
 | `q_proj`, `k_proj`, `v_proj` | `linear_qkv` | G/R groups: [queries, key, value] |
 | `gate_proj`, `up_proj` | `linear_fc1` | its rows of gate, then its rows of up |
 | `o_proj`, `down_proj` | `linear_proj`, `linear_fc2` | columns |
-| norms, a scalar head | the same | all |
+| `experts` | `experts` | some experts, whole |
+| norms, routers, a scalar head | the same | all |
 """
 
 from __future__ import annotations
@@ -20,9 +24,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-__all__ = ["Entry", "entries", "join", "split"]
+from rl_models.checkpoint.sharded import Box
 
-Kind = Literal["vocabulary", "attention", "gated", "columns", "whole"]
+__all__ = ["Entry", "box_of", "entries", "has_experts", "join", "split", "unite"]
+
+Kind = Literal["vocabulary", "attention", "gated", "columns", "experts", "whole"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +44,21 @@ class Entry:
     """Number of the layer; None: it is outside of the layers."""
 
     @property
-    def is_sharded(self) -> bool:
+    def is_of_experts(self) -> bool:
+        """Whether ranks that share the experts have other ones each."""
+        return self.kind == "experts"
+
+    @property
+    def is_cut(self) -> bool:
         """Whether each tensor rank has another part."""
-        return self.kind != "whole"
+        return self.kind not in ("whole", "experts")
+
+
+def has_experts(config: Any, layer: int) -> bool:
+    """Return whether a layer of a Hugging Face config is a mixture of experts."""
+    if config.model_type != "qwen3_moe" or layer in config.mlp_only_layers:
+        return False
+    return bool((layer + 1) % config.decoder_sparse_step == 0)
 
 
 def entries(config: Any, head: Sequence[str] = ()) -> Iterator[Entry]:
@@ -53,7 +71,7 @@ def entries(config: Any, head: Sequence[str] = ()) -> Iterator[Entry]:
     embedding = "embedding.word_embeddings.weight"
     yield Entry(embedding, ("model.embed_tokens.weight",), "vocabulary")
     for layer in range(config.num_hidden_layers):
-        yield from _of_layer(config.model_type, layer)
+        yield from _of_layer(config, layer)
     yield Entry("decoder.final_layernorm.weight", ("model.norm.weight",), "whole")
     if head:
         yield from (Entry(name, (name,), "whole") for name in head)
@@ -61,7 +79,9 @@ def entries(config: Any, head: Sequence[str] = ()) -> Iterator[Entry]:
         yield Entry("output_layer.weight", ("lm_head.weight",), "vocabulary")
 
 
-def _of_layer(family: str, layer: int) -> Iterator[Entry]:
+def _of_layer(config: Any, layer: int) -> Iterator[Entry]:
+    family = config.model_type
+
     def entry(name: str, kind: Kind, *sources: str) -> Entry:
         there = tuple(f"model.layers.{layer}.{source}" for source in sources)
         return Entry(f"decoder.layers.{layer}.{name}", there, kind, layer)
@@ -70,7 +90,7 @@ def _of_layer(family: str, layer: int) -> Iterator[Entry]:
     for what in ("weight", "bias") if family == "qwen2" else ("weight",):
         projections = [f"self_attn.{x}_proj.{what}" for x in "qkv"]
         yield entry(f"self_attention.linear_qkv.{what}", "attention", *projections)
-    if family == "qwen3":
+    if family in ("qwen3", "qwen3_moe"):
         for x in "qk":
             name = f"self_attention.{x}_layernorm.weight"
             yield entry(name, "whole", f"self_attn.{x}_norm.weight")
@@ -78,73 +98,89 @@ def _of_layer(family: str, layer: int) -> Iterator[Entry]:
     yield entry(proj, "columns", "self_attn.o_proj.weight")
     after = "post_attention_layernorm.weight"
     yield entry("pre_mlp_layernorm.weight", "whole", after)
+    if has_experts(config, layer):
+        yield entry("mlp.router.weight", "whole", "mlp.gate.weight")
+        for part in ("gate_up_proj", "down_proj"):
+            name = f"mlp.experts.{part}"
+            yield entry(name, "experts", name)
+        return
     gated = ("mlp.gate_proj.weight", "mlp.up_proj.weight")
     yield entry("mlp.linear_fc1.weight", "gated", *gated)
     yield entry("mlp.linear_fc2.weight", "columns", "mlp.down_proj.weight")
 
 
-def join(
-    kind: Kind, parts: Sequence[Tensor], num_groups: int, rank: int, size: int
-) -> Tensor:
-    """Return a tensor rank's part of a parameter of Megatron-core.
-
-    Args:
-        kind: How it is composed.
-        parts: The whole tensors of Hugging Face.
-        num_groups: G.
-        rank: The tensor rank.
-        size: R.
-    """
-    if kind == "whole":
-        return parts[0]
-    if kind == "columns":
-        return parts[0].chunk(size, dim=1)[rank]
-    if kind == "gated":
-        # Each rank's gate and up rows must belong together: the activation multiplies
-        # them. Cutting the joined matrix would give some ranks gates only.
-        return torch.cat([part.chunk(size)[rank] for part in parts])
-    if kind == "vocabulary":
-        # Tensor ranks need equal parts; logits of the padding are masked.
-        rows = parts[0]
-        missing = -rows.shape[0] % size
-        padded = torch.cat([rows, rows.new_zeros(missing, *rows.shape[1:])])
-        return padded.chunk(size)[rank]
-    # Megatron-core keeps queries, key and value of a group together, so that a rank's
-    # part has whole groups.
-    shape = parts[0].shape[1:]
-    by_group = [part.reshape(num_groups, -1, *shape) for part in parts]
-    mine = torch.cat(by_group, dim=1).chunk(size)[rank]
-    return mine.reshape(-1, *shape)
-
-
-def split(
-    kind: Kind,
-    shards: Sequence[Tensor],
-    shapes: Sequence[Sequence[int]],
-    num_groups: int,
-) -> list[Tensor]:
-    """Return the whole tensors of Hugging Face; the inverse of `join`.
+def box_of(kind: Kind, shape: Sequence[int], rank: int, size: int) -> Box:
+    """Return which part of a tensor of Hugging Face a rank has.
 
     Args:
         kind: How the parameter is composed.
-        shards: The parts of all tensor ranks.
-        shapes: Shapes of the whole tensors.
-        num_groups: G.
+        shape: Shape of the whole tensor.
+        rank: The tensor rank, or the one among those that share the experts.
+        size: Number of these ranks.
     """
     if kind == "whole":
-        return [shards[0]]
-    if kind == "columns":
-        return [torch.cat(list(shards), dim=1)]
-    if kind == "vocabulary":
-        # Without the rows that pad it.
-        return [torch.cat(list(shards))[: shapes[0][0]]]
+        return Box.whole(shape)
+    dim = 1 if kind == "columns" else 0
+    # Only a vocabulary may not be divisible: the last ranks then have fewer rows.
+    per_rank = -(-shape[dim] // size)
+    starts, sizes = [0] * len(shape), list(shape)
+    starts[dim] = min(per_rank * rank, shape[dim])
+    sizes[dim] = min(per_rank, shape[dim] - starts[dim])
+    return Box(tuple(shape), tuple(starts), tuple(sizes))
+
+
+def join(
+    kind: Kind, parts: Sequence[Tensor], num_groups: int, like: Sequence[int]
+) -> Tensor:
+    """Return a rank's part of a parameter of Megatron-core.
+
+    Args:
+        kind: How it is composed.
+        parts: This rank's parts of the tensors of Hugging Face.
+        num_groups: Key-value groups of this rank.
+        like: Shape of the result.
+    """
     if kind == "gated":
-        halves = [shard.chunk(2) for shard in shards]
-        return [torch.cat([half[at] for half in halves]) for at in (0, 1)]
-    whole = torch.cat(list(shards))
-    by_group = whole.reshape(num_groups, -1, *whole.shape[1:])
-    sizes = [shape[0] // num_groups for shape in shapes]
-    pieces = torch.split(by_group, sizes, dim=1)
-    return [
-        piece.reshape(tuple(shape)) for piece, shape in zip(pieces, shapes, strict=True)
-    ]
+        # Each rank's gate and up rows must belong together: the activation multiplies
+        # them.
+        return torch.cat(list(parts))
+    if kind == "vocabulary":
+        # Tensor ranks need equal parts; logits of the padding are masked.
+        missing = like[0] - parts[0].shape[0]
+        return torch.cat([parts[0], parts[0].new_zeros(missing, *like[1:])])
+    if kind != "attention":
+        return parts[0]
+    # Megatron-core keeps queries, key and value of a group together.
+    tail = parts[0].shape[1:]
+    by_group = [part.reshape(num_groups, -1, *tail) for part in parts]
+    return torch.cat(by_group, dim=1).reshape(tuple(like))
+
+
+def split(
+    kind: Kind, part: Tensor, boxes: Sequence[Box], num_groups: int
+) -> list[Tensor]:
+    """Return a rank's parts of the tensors of Hugging Face; the inverse of `join`.
+
+    Args:
+        kind: How the parameter is composed.
+        part: The rank's part of it.
+        boxes: Which parts of the tensors these are.
+        num_groups: Key-value groups of this rank.
+    """
+    if kind == "gated":
+        return list(part.chunk(2))
+    if kind == "vocabulary":
+        return [part[: boxes[0].sizes[0]]]
+    if kind != "attention":
+        return [part]
+    by_group = part.reshape(num_groups, -1, *part.shape[1:])
+    rows = [box.sizes[0] // num_groups for box in boxes]
+    pieces = torch.split(by_group, rows, dim=1)
+    return [p.reshape(box.sizes) for p, box in zip(pieces, boxes, strict=True)]
+
+
+def unite(kind: Kind, parts: Sequence[Tensor]) -> Tensor:
+    """Return a whole tensor of Hugging Face from the parts of all ranks, in order."""
+    if kind == "whole":
+        return parts[0]
+    return torch.cat(list(parts), dim=1 if kind == "columns" else 0)

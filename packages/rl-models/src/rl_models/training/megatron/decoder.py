@@ -46,8 +46,8 @@ class MegatronDecoder:
         self, lengths_B: IntArray, max_new_tokens: int, *, more_follow: bool = False
     ) -> GrowingState:
         """Start a batch."""
-        # Training leaves the module in training mode.
-        self._model.module.eval()
+        # Training leaves the model in training mode.
+        self._model.train(False)
         buffers = KVBuffers(
             lengths_B, max_new_tokens, self._pool, more_follow=more_follow
         )

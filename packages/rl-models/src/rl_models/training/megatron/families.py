@@ -14,9 +14,9 @@ from rl_models.checkpoint.context_length import context_length
 from rl_models.config import PolicyConfig
 from rl_models.errors import ModelLoadError, UnsupportedModelError
 
-__all__ = ["FAMILIES", "model_config"]
+__all__ = ["FAMILIES", "check_layout", "model_config"]
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe")
 """Values of `model_type` in a model's config."""
 
 
@@ -44,6 +44,46 @@ def model_config(config: PolicyConfig) -> Any:
             f"{limit}; use at most {limit}"
         )
     return found
+
+
+def check_layout(config: PolicyConfig, model: Any) -> None:
+    """Refuse a layout of the ranks that this backend does not have for a model.
+
+    Args:
+        config: The policy's config.
+        model: The Hugging Face config.
+
+    Raises:
+        ConfigError: A setting, with a remedy.
+    """
+    layout, parts = config.parallelism, config.megatron.virtual_stages
+    if parts > 1 and layout.pipeline == 1:
+        raise ConfigError(
+            "policy.megatron.virtual_stages must be 1 without pipeline stages: got "
+            f"{parts}; set policy.parallelism.pipeline to 2 or more"
+        )
+    layers = int(model.num_hidden_layers)
+    if layers % (layout.pipeline * parts):
+        raise ConfigError(
+            "policy.megatron.virtual_stages x policy.parallelism.pipeline must divide "
+            f"the {layers} layers of {config.model_name}: got {parts} x "
+            f"{layout.pipeline}; set virtual_stages to 1"
+        )
+    if not getattr(model, "num_experts", 0):
+        return
+    if layout.expert > 1 and layout.pipeline > 1:
+        raise ConfigError(
+            "policy.parallelism.expert must be 1 with policy.parallelism.pipeline > 1 "
+            f"in the training backend 'megatron': got {layout.expert}; tensor ranks "
+            "share the experts too (policy.parallelism.tensor)"
+        )
+    if layout.tensor > 1 and not layout.sequence:
+        raise ConfigError(
+            "policy.parallelism.sequence must be true with policy.parallelism.tensor "
+            f"{layout.tensor} for the experts of {config.model_name} in the training "
+            "backend 'megatron', whose tensor ranks route tokens of their own: got "
+            "false"
+        )
 
 
 def _check_architecture(config: Any, longest_row: int) -> None:

@@ -11,6 +11,7 @@ from megatron.core import tensor_parallel
 from torch import Tensor
 
 from rl_models.training.dtensor.microbatch import ModelBatch
+from rl_models.training.megatron.architecture import HiddenStates
 from rl_models.training.megatron.attention import Attend, attending_by
 from rl_models.training.megatron.model import MegatronModel
 
@@ -47,8 +48,15 @@ def plan_values(model: MegatronModel, input_ids: Tensor, needed: Tensor) -> Mode
     return ModelBatch.for_values(input_ids, needed, model.layout.device, None)
 
 
-def hidden_states(model: MegatronModel, input_ids: Tensor) -> Tensor:
+def hidden_states(
+    model: MegatronModel, input_ids: Tensor, chunk: HiddenStates | None = None
+) -> Tensor:
     """Run this rank's layers.
+
+    Args:
+        model: The model.
+        input_ids: [b, S] token ids.
+        chunk: The part of the layers to run; None: there is only one.
 
     Returns:
         [S, b, hidden], or [S/R, b, hidden] under sequence parallelism; S may be padded.
@@ -63,7 +71,8 @@ def hidden_states(model: MegatronModel, input_ids: Tensor) -> Tensor:
     positions = column.expand_as(input_ids)
     # Rows are padded on the right, where a causal mask hides it from all real tokens.
     is_later = column[None, :] > column[:, None]
-    hidden: Tensor = model.module(input_ids, positions, is_later[None, None])
+    part = model.chunks[0] if chunk is None else chunk
+    hidden: Tensor = part(input_ids, positions, is_later[None, None])
     return hidden
 
 
@@ -121,29 +130,32 @@ def packed_logits(
     Returns:
         [N, V] logits, the same on these ranks.
     """
-    layout, module = model.layout, model.module
+    layout = model.layout
     count = len(tokens)
     ranks = layout.tensor_size if layout.parallelism.sequence else 1
     padding = (0, -count % ranks)
     tokens = torch.nn.functional.pad(tokens, padding)
     # Not by the module's own function, which caches its result: cached here, without
     # gradients, it could not be used in a backward pass later.
-    frequencies: Tensor = module.rotary_pos_emb.inv_freq.to(tokens.device)
+    frequencies: Tensor = model.chunks[0].rotary_pos_emb.inv_freq.to(tokens.device)
     angles = torch.nn.functional.pad(positions, padding)[:, None] * frequencies
     rotary = torch.cat((angles, angles), dim=-1)[:, None, None, :]
     shape = (len(tokens) // ranks, 1, model.config.hidden_size)
-    hidden = torch.empty(shape, device=tokens.device)
-    for stage in range(layout.num_stages):
+    hidden = torch.empty(shape, dtype=model.dtype, device=tokens.device)
+    last = layout.num_chunks * layout.num_stages - 1
+    for part in range(last + 1):
+        number, stage = divmod(part, layout.num_stages)
         if stage == layout.stage:
-            first = module.embedding(tokens[None], None) if stage == 0 else None
+            chunk = model.chunks[number]
+            first = chunk.embedding(tokens[None], None) if part == 0 else None
             # Megatron-core's way to give hidden states to a stage that embeds no
             # tokens.
-            if stage > 0:
-                module.decoder.set_input_tensor(hidden)
+            if part > 0:
+                chunk.decoder.set_input_tensor(hidden)
             with attending_by(attend):
-                hidden = module.decoder(first, None, rotary_pos_emb=rotary)
-        if stage < layout.num_stages - 1:
-            layout.from_stage(hidden, stage)
+                hidden = chunk.decoder(first, None, rotary_pos_emb=rotary)
+        if part < last:
+            hidden = layout.from_stage(hidden, stage)
     logits = torch.empty(len(wanted), model.config.vocab_size, device=tokens.device)
     if layout.is_last_stage:
         own = _own_logits(model, _rows_of(model, hidden, count)[wanted])

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
 from torch import Tensor
 
-from rl_models.training.megatron.model import MegatronModel
+from rl_models.training.megatron.model import EMBEDDING, MegatronModel
 
 __all__ = ["clip_gradients", "gradient_norm", "sum_gradients"]
 
@@ -20,17 +20,11 @@ def sum_gradients(model: MegatronModel) -> None:
 
     A sum and not a mean, because losses are divided by global counts already.
     """
-    layout = model.layout
-    parameters = list(model.parameters.values())
-    for parameter in parameters:
-        if parameter.grad is None:
-            # All ranks must reduce the same tensors, also those without a gradient
-            # here.
-            parameter.grad = torch.zeros_like(parameter)
-    partial = [p for p in parameters if getattr(p, "sums_over_tensor_ranks", False)]
-    _reduce([_grad(p) for p in partial], layout.sum_over_tensor)
-    _sum_tied(model)
-    _reduce([_grad(p) for p in parameters], layout.sum_over_data)
+    gradients = model.masters.gradients()
+    partial = [gradients[name] for name in model.sums_over_tensor_ranks]
+    _reduce(partial, model.layout.sum_over_tensor)
+    _sum_tied(model, gradients)
+    model.masters.reduce(gradients)
 
 
 def _grad(parameter: Tensor) -> Tensor:
@@ -50,37 +44,41 @@ def _reduce(gradients: list[Tensor], reduce: Callable[[Tensor], Tensor]) -> None
         at += size
 
 
-def _sum_tied(model: MegatronModel) -> None:
+def _sum_tied(model: MegatronModel, gradients: Mapping[str, Tensor]) -> None:
     """Add the gradients of a tied embedding on the first and on the last stage."""
     layout = model.layout
     if layout.num_stages == 1 or not model.config.tie_word_embeddings:
         return
-    weight = model.embedding_copy
-    if layout.is_first_stage:
-        weight = model.parameters["embedding.word_embeddings.weight"]
-    if weight is not None:
+    name = EMBEDDING if layout.is_first_stage else model.embedding_copy
+    if name is not None:
         group = parallel_state.get_embedding_group()
-        dist.all_reduce(_grad(weight), group=group)
+        dist.all_reduce(gradients[name], group=group)
 
 
 def gradient_norm(model: MegatronModel) -> float:
     """Return the 2-norm of all gradients together, each number counted once."""
     layout = model.layout
-    square = torch.zeros((), dtype=torch.float64, device=layout.device)
-    for name, parameter in model.parameters.items():
+    squares = torch.zeros(2, dtype=torch.float64, device=layout.device)
+    for name, parameter in model.masters.parameters.items():
         entry = model.entries.get(name)
         if entry is None:  # a tied copy, which the first stage counts
             continue
         # Held alike by all tensor ranks: the first one counts it.
-        if not entry.is_sharded and layout.tensor_rank > 0:
+        if entry.kind == "whole" and layout.tensor_rank > 0:
             continue
-        square += torch.linalg.vector_norm(_grad(parameter)).double().square()
-    return math.sqrt(layout.sum_over_model(square).item())
+        norm = torch.linalg.vector_norm(_grad(parameter))
+        squares[int(entry.is_of_experts)] += norm.double().square()
+    dense, experts = squares[:1], squares[1:]
+    if model.masters.is_shared:
+        layout.sum_over_alike(dense, of_experts=False)
+        layout.sum_over_alike(experts, of_experts=True)
+    total = layout.sum_over_model(dense) + layout.sum_over_experts(experts)
+    return math.sqrt(total.item())
 
 
 def clip_gradients(model: MegatronModel, norm: float, max_norm: float | None) -> None:
     """Scale gradients of this norm down to `max_norm`."""
     if max_norm is None or norm <= max_norm:
         return
-    gradients = [_grad(parameter) for parameter in model.parameters.values()]
+    gradients = [_grad(parameter) for parameter in model.masters.parameters.values()]
     torch._foreach_mul_(gradients, max_norm / (norm + 1e-6))

@@ -1,4 +1,9 @@
-"""The place of a rank in the layout: its tensor, pipeline and data-parallel groups."""
+"""The place of a rank in the layout: its tensor, pipeline, data and expert groups.
+
+Experts are dealt out over the tensor ranks of a stage first, and with
+`policy.parallelism.expert` over several copies of the model. Each rank has some of
+them, whole, so that no two ranks of such a group have the same ones.
+"""
 
 from __future__ import annotations
 
@@ -28,6 +33,12 @@ class RankLayout:
     tensor_rank: int
     stage: int
     device: torch.device
+    num_chunks: int = 1
+    """Parts of the layers that each stage has, which take turns with those of others.
+    """
+    expert_size: int = 1
+    """Number of ranks that share the experts of a layer."""
+    expert_rank: int = 0
 
     @property
     def tensor_size(self) -> int:
@@ -54,14 +65,44 @@ class RankLayout:
         """Whether this rank computes logits."""
         return self.stage == self.num_stages - 1
 
+    def has_embedding(self, chunk: int) -> bool:
+        """Whether a part of this rank embeds tokens."""
+        return self.is_first_stage and chunk == 0
+
+    def has_head(self, chunk: int) -> bool:
+        """Whether a part of this rank has the last layers."""
+        return self.is_last_stage and chunk == self.num_chunks - 1
+
+    def num_alike(self, *, of_experts: bool) -> int:
+        """Return the number of ranks that hold the same part of a parameter.
+
+        Tensor ranks that each hold all of it do not count.
+        """
+        if not of_experts:
+            return self.data_size
+        return self.data_size * self.tensor_size // self.expert_size
+
+    def alike(self, *, of_experts: bool) -> dist.ProcessGroup:
+        """Return these ranks."""
+        group: dist.ProcessGroup
+        if of_experts:
+            group = parallel_state.get_expert_data_parallel_group()
+        else:
+            group = parallel_state.get_data_parallel_group()
+        return group
+
     def devices(self) -> AbstractContextManager[Any]:
         """Return a context in which Megatron-core creates tensors on this device."""
         return CpuDevices() if self.device.type == "cpu" else nullcontext()
 
     def sum_over_data(self, values: Tensor) -> Tensor:
         """Add up a tensor over the ranks with different rows, in place."""
-        if self.data_size > 1:
-            dist.all_reduce(values, group=parallel_state.get_data_parallel_group())
+        return self.sum_over_alike(values, of_experts=False)
+
+    def sum_over_alike(self, values: Tensor, *, of_experts: bool) -> Tensor:
+        """Add up a tensor over the ranks with the same parameters, in place."""
+        if self.num_alike(of_experts=of_experts) > 1:
+            dist.all_reduce(values, group=self.alike(of_experts=of_experts))
         return values
 
     def sum_over_tensor(self, values: Tensor) -> Tensor:
@@ -77,14 +118,24 @@ class RankLayout:
             dist.all_reduce(values, group=parallel_state.get_model_parallel_group())
         return values
 
+    def sum_over_experts(self, values: Tensor) -> Tensor:
+        """Add a tensor over the ranks that hold one copy of all experts, in place."""
+        if self.expert_size * self.num_stages > 1:
+            group = parallel_state.get_expert_tensor_model_pipeline_parallel_group()
+            dist.all_reduce(values, group=group)
+        return values
+
     def gather_over_tensor(self, value: Tensor) -> list[Tensor]:
         """Return the parts of all ranks that share each layer, in order."""
         if self.tensor_size == 1:
             return [value]
-        parts = [torch.empty_like(value) for _ in range(self.tensor_size)]
-        group = parallel_state.get_tensor_model_parallel_group()
-        dist.all_gather(parts, value.contiguous(), group=group)
-        return parts
+        return _gathered(value, parallel_state.get_tensor_model_parallel_group())
+
+    def gather_over_experts(self, value: Tensor) -> list[Tensor]:
+        """Return the parts of all ranks that share the experts, in order."""
+        if self.expert_size == 1:
+            return [value]
+        return _gathered(value, parallel_state.get_expert_model_parallel_group())
 
     def from_stage(self, value: Tensor, stage: int) -> Tensor:
         """Send a tensor of one stage to the others, in place."""
@@ -110,12 +161,32 @@ class RankLayout:
             dist.barrier()
 
 
-def join_layout(config: PolicyConfig, ranks: Ranks) -> RankLayout:
+def _gathered(value: Tensor, group: dist.ProcessGroup) -> list[Tensor]:
+    parts = [torch.empty_like(value) for _ in range(group.size())]
+    dist.all_gather(parts, value.contiguous(), group=group)
+    return parts
+
+
+def join_layout(
+    config: PolicyConfig, ranks: Ranks, *, has_experts: bool = False
+) -> RankLayout:
     """Join the process group, and cut it into the groups of the layout.
 
     A process that is in a layout already leaves its groups and joins new ones.
+
+    Args:
+        config: The policy's config.
+        ranks: This rank among all.
+        has_experts: Whether the model is a mixture of experts.
     """
     parallelism = config.parallelism
+    num_chunks = config.megatron.virtual_stages
+    experts: dict[str, int] = {}
+    if has_experts:
+        experts = {
+            "expert_model_parallel_size": parallelism.expert * parallelism.tensor,
+            "expert_tensor_parallel_size": 1,
+        }
     data_size = parallelism.data_size(ranks.world_size)
     join_process_group(ranks, config.megatron.deadline_s)
     if not dist.is_initialized():
@@ -134,10 +205,12 @@ def join_layout(config: PolicyConfig, ranks: Ranks) -> RankLayout:
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=parallelism.tensor,
         pipeline_model_parallel_size=parallelism.pipeline,
+        virtual_pipeline_model_parallel_size=num_chunks if num_chunks > 1 else None,
         create_gloo_process_groups=False,
         # Megatron-core takes whole minutes.
         distributed_timeout_minutes=max(1, round(config.megatron.deadline_s / 60)),
         order="tp-cp-ep-pp-dp",
+        **experts,
     )
     if ranks.device.type == "cpu":
         install_cpu_shims()
@@ -149,6 +222,9 @@ def join_layout(config: PolicyConfig, ranks: Ranks) -> RankLayout:
         parallel_state.get_tensor_model_parallel_rank(),
         parallel_state.get_pipeline_model_parallel_rank(),
         ranks.device,
+        num_chunks,
+        experts.get("expert_model_parallel_size", 1),
+        parallel_state.get_expert_model_parallel_rank() if has_experts else 0,
     )
 
 

@@ -1,17 +1,21 @@
 """Run the micro-batches of a global batch through the stages.
 
 With one stage each micro-batch goes forward and backward in turn. With more stages,
-Megatron-core's 1F1B schedule lets them work on different micro-batches at once.
+Megatron-core's 1F1B schedule lets them work on different micro-batches at once. Stages
+with several parts of the layers each are interleaved. That takes micro-batches of one
+shape, so they are padded to the largest, and a multiple of the stages of them: ones
+without a loss are added.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import Tensor
 
+from rl_models.training.megatron.architecture import HiddenStates
 from rl_models.training.megatron.forward import hidden_states
 from rl_models.training.megatron.model import MegatronModel
 
@@ -50,30 +54,54 @@ def _run_stages(
     finish: Callable[[int, Tensor], Tensor],
     backward: bool,
 ) -> None:
-    numbers = iter(range(len(micro_batches)))
+    layout = model.layout
+    real = total = len(micro_batches)
+    rows = [ids.shape[0] for ids in micro_batches]
+    given = list(micro_batches)
+    is_interleaved = layout.num_chunks > 1
+    if is_interleaved:
+        given = _alike(model, micro_batches)
+        total += -real % layout.num_stages
 
     def step(
-        _: object, __: object
+        numbers: Iterator[int], chunk: HiddenStates
     ) -> tuple[Tensor, Callable[[Tensor], tuple[Tensor, Tensor, dict[str, Tensor]]]]:
         number = next(numbers)
         # With `calculate_per_token_loss` and a count, Megatron-core leaves the loss as
         # it is; counts are summed for a hook that is not set here.
-        one = torch.ones((), dtype=torch.int, device=model.layout.device)
+        one = torch.ones((), dtype=torch.int, device=layout.device)
 
         def loss_of(hidden: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-            return finish(number, hidden), one, {}
+            if number >= real:
+                return hidden.float().sum() * 0.0, one, {}
+            return finish(number, hidden[:, : rows[number]]), one, {}
 
-        return hidden_states(model, micro_batches[number]), loss_of
+        return hidden_states(model, given[min(number, real - 1)], chunk), loss_of
 
+    # Each part of the layers takes all micro-batches in their order.
+    numbers = [iter(range(total)) for _ in model.chunks]
     # The schedule allocates the tensors that it receives on CUDA's current device.
-    with model.layout.devices():
+    with layout.devices():
         get_forward_backward_func()(
             forward_step_func=step,
-            data_iterator=None,
-            model=[model.module],
-            num_microbatches=len(micro_batches),
-            # Not used: lengths differ, so stages send each other the shapes.
-            seq_length=0,
-            micro_batch_size=0,
+            data_iterator=numbers if is_interleaved else numbers[0],
+            model=model.chunks,
+            num_microbatches=total,
+            # Of interleaved stages; others have different lengths, and send each other
+            # the shapes.
+            seq_length=given[0].shape[1],
+            micro_batch_size=given[0].shape[0],
             forward_only=not backward,
         )
+
+
+def _alike(model: MegatronModel, micro_batches: Sequence[Tensor]) -> list[Tensor]:
+    """Pad token ids on the right and below, where nothing real depends on them."""
+    rows = max(ids.shape[0] for ids in micro_batches)
+    width = max(ids.shape[1] for ids in micro_batches)
+    if model.layout.parallelism.sequence:
+        width += -width % model.layout.tensor_size
+    return [
+        torch.nn.functional.pad(ids, (0, width - ids.shape[1], 0, rows - ids.shape[0]))
+        for ids in micro_batches
+    ]

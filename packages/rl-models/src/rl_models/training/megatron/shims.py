@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 from megatron.core.tensor_parallel import random
+from megatron.core.transformer.moe.token_dispatcher import MoEAlltoAllTokenDispatcher
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 __all__ = ["CpuDevices", "install_cpu_shims"]
@@ -31,6 +33,21 @@ def install_cpu_shims() -> None:
     # Recomputing a layer restores the states of CPU and GPU; the CPU's is enough.
     random._get_cuda_rng_state = lambda **_: torch.get_rng_state()
     random._set_cuda_rng_state = lambda state, **_: None
+    # Counts of tokens are copied to the host by a stream; here they are there already.
+    MoEAlltoAllTokenDispatcher.cuda_dtoh_stream = _CPU
+    MoEAlltoAllTokenDispatcher._maybe_dtoh_and_synchronize = _counts_as_numbers
+
+
+def _counts_as_numbers(
+    dispatcher: Any, point: str, tokens_per_expert: Tensor | None = None
+) -> Tensor | None:
+    """Take the place of the copy after which collectives read counts of tokens."""
+    if point == dispatcher.cuda_dtoh_point:
+        for name in ("input_splits", "output_splits", "output_splits_tp"):
+            counts = getattr(dispatcher, name)
+            if isinstance(counts, Tensor):
+                setattr(dispatcher, name, counts.numpy())
+    return tokens_per_expert
 
 
 class CpuDevices(TorchFunctionMode):

@@ -1,9 +1,12 @@
 """Training state for an exact resume, under Hugging Face's names and shapes.
 
 The folder is that of the `dtensor` backend, and either backend resumes from the
-other's: optimizer state is elementwise, so it is split and joined as the weights are.
-Rank 0 writes the tensors, and every rank reads all of them; random numbers are per
-rank.
+other's, in any layout: optimizer state is elementwise, so it is split and joined as the
+weights are. Each rank writes and reads its own part of every tensor, and no rank has
+the whole model. Ranks with the same part write it once.
+
+Megatron-core's `dist_checkpointing` is not used: it writes Megatron-core's names and
+shapes, which only Megatron-core could read.
 """
 
 from __future__ import annotations
@@ -20,43 +23,69 @@ from torch.optim.lr_scheduler import LRScheduler
 from rl_distributed.errors import CheckpointError
 from rl_models.checkpoint.sharded import Box
 from rl_models.training.dtensor.state import load_training_state, save_training_state
+from rl_models.training.megatron.conversion import Entry
 from rl_models.training.megatron.model import MegatronModel
 from rl_models.training.process_group import Ranks
 
 __all__ = ["load_state", "save_state"]
 
 
-class _WholeModel:
-    """Whole parameters, in the form that the training state expects of a model."""
+class _Parts:
+    """This rank's parts of Hugging Face's tensors, as the training state has them."""
 
-    def __init__(self, parameters: dict[str, nn.Parameter], ranks: Ranks) -> None:
-        self.parameters = parameters
+    def __init__(self, model: MegatronModel, ranks: Ranks) -> None:
+        self.parameters: dict[str, nn.Parameter] = {}
         self.ranks = ranks
+        self._model = model
+        self._boxes: dict[str, Box] = {}
+        self._entries: dict[str, Entry] = {}
+
+    def add(self, entry: Entry, parts: list[Tensor]) -> list[nn.Parameter]:
+        """Take this rank's parts of a parameter."""
+        added = []
+        boxes = self._model.boxes(entry)
+        for source, part, box in zip(entry.sources, parts, boxes, strict=True):
+            parameter = nn.Parameter(part, requires_grad=False)
+            self.parameters[source] = parameter
+            self._boxes[source], self._entries[source] = box, entry
+            added.append(parameter)
+        return added
 
     def writes(self, name: str) -> bool:
-        """Return whether the parameter is here: each rank writes what it has."""
-        return name in self.parameters
+        """Return whether this is the first of the ranks with this part."""
+        entry, layout = self._entries[name], self._model.layout
+        if entry.kind == "whole" and layout.tensor_rank:
+            return False
+        of_experts = entry.is_of_experts
+        return (
+            layout.num_alike(of_experts=of_experts) == 1
+            or layout.alike(of_experts=of_experts).rank() == 0
+        )
 
     def expected_in(self, saved: Set[str]) -> Set[str]:
-        """Return all parameters: none is frozen."""
-        return set(self.parameters)
+        """Return the parameters of all stages: none is frozen."""
+        return set(self._model.shapes)
 
     def box(self, name: str) -> Box:
-        """Return the box of a whole parameter."""
-        return Box.whole(self.parameters[name].shape)
+        """Return which part of the whole parameter this rank has."""
+        return self._boxes[name]
 
     def of_all_stages(
         self, scalars: dict[str, dict[str, float]]
     ) -> dict[str, dict[str, float]]:
-        """Return the numbers as they are: all parameters are here."""
-        return scalars
+        """Return numbers by parameter, those of other stages too; collective."""
+        layout = self._model.layout
+        merged: dict[str, dict[str, float]] = {}
+        for stage in range(layout.num_stages):
+            merged |= layout.object_from_stage(scalars, stage)
+        return merged
 
     def free_gathered(self) -> None:
         """Do nothing: no weights are gathered."""
 
 
-class _WholeState:
-    """Optimizer state of whole parameters, with the settings of another optimizer."""
+class _StateOfParts:
+    """Optimizer state by part, with the settings of another optimizer."""
 
     def __init__(self, optimizer: Optimizer) -> None:
         self.param_groups = optimizer.param_groups
@@ -79,34 +108,25 @@ def save_state(
     Raises:
         CheckpointError: The optimizer keeps state that is not elementwise.
     """
-    parameters: dict[str, nn.Parameter] = {}
-    whole = _WholeState(optimizer)
+    parts, state = _Parts(model, ranks), _StateOfParts(optimizer)
     for entry in model.entries.values():
-        own = model.parameters.get(entry.name)
-        values = model.whole_parts(entry, None if own is None else own.detach())
-        mine = optimizer.state.get(own, {}) if own is not None else {}
-        slots, scalars = _slots_of(mine, own, entry.name)
-        keys = _keys_of_stage(model, entry, sorted(slots), scalars)
-        # In the same order on all ranks, because each of these is a collective.
-        pieces = {
-            key: model.whole_parts(entry, slots.get(key)) for key in keys["slots"]
-        }
-        # After the collectives above, in which all ranks take part.
-        if not ranks.is_first:
+        if not model.has(entry):
             continue
-        for at, source in enumerate(entry.sources):
-            parameter = nn.Parameter(values[at], requires_grad=False)
-            parameters[source] = parameter
-            state: dict[str, Any] = dict(keys["scalars"])
-            state.update({key: parts[at] for key, parts in pieces.items()})
-            if state:
-                whole.state[parameter] = state
-    save_training_state(
-        folder,
-        _WholeModel(parameters, ranks),
-        cast(Optimizer, whole),
-        scheduler,
-    )
+        name, masters = entry.name, model.masters
+        added = parts.add(entry, model.parts(entry, masters.whole(name).detach()))
+        own = masters.parameters[name]
+        for key, value in optimizer.state.get(own, {}).items():
+            if value is None:
+                continue
+            pieces: list[Any] = [value] * len(added)
+            if isinstance(value, Tensor) and value.ndim:
+                _check_shape(value, own, key, name)
+                # The same order on all ranks, because each of these is a collective
+                # where ranks share the state.
+                pieces = model.parts(entry, masters.whole(name, value))
+            for parameter, piece in zip(added, pieces, strict=True):
+                state.state.setdefault(parameter, {})[key] = piece
+    save_training_state(folder, parts, cast(Optimizer, state), scheduler)
 
 
 def load_state(
@@ -121,63 +141,38 @@ def load_state(
     Raises:
         CheckpointError: The folder is damaged or belongs to another model.
     """
-    # Whole on every rank, because parts of fused parameters are made of whole ones.
-    parameters = {
-        name: nn.Parameter(torch.zeros(shape), requires_grad=False)
-        for name, shape in model.shapes.items()
-    }
-    whole = _WholeState(optimizer)
-    load_training_state(
-        folder,
-        _WholeModel(parameters, ranks),
-        cast(Optimizer, whole),
-        scheduler,
-    )
-    with torch.no_grad():
-        for name, own in model.parameters.items():
-            entry = model.entry(name)
-            values = [parameters[source] for source in entry.sources]
-            own.copy_(model.own_part(entry, [v.detach() for v in values]))
-            states = [whole.state.get(value, {}) for value in values]
-            state: dict[str, Any] = {}
-            for key, first in states[0].items():
-                if isinstance(first, Tensor) and first.ndim:
-                    parts = [state_[key] for state_ in states]
-                    part = model.own_part(entry, parts).to(own.device)
-                    # A copy: a part may be a view of the whole tensor, which would stay
-                    # in memory.
-                    state[key] = part.clone(memory_format=torch.contiguous_format)
-                else:
-                    state[key] = first
-            if state:
-                optimizer.state[own] = state
-
-
-def _slots_of(
-    state: dict[str, Any], own: Tensor | None, name: str
-) -> tuple[dict[str, Tensor], dict[str, float]]:
-    """Separate tensors of the parameter's shape from numbers."""
-    slots: dict[str, Tensor] = {}
-    scalars: dict[str, float] = {}
-    for key, value in state.items():
-        if not isinstance(value, Tensor) or not value.ndim:
-            if value is not None:
-                scalars[key] = float(value)
-        elif own is not None and value.shape == own.shape:
-            slots[key] = value
-        else:
-            raise CheckpointError(
-                f"the training state cannot be written: the optimizer keeps {key} of "
-                f"shape {tuple(value.shape)} for {name}, and the training backend "
-                "'megatron' writes state of the parameter's shape only; use AdamW or "
-                "SGD"
+    parts, state = _Parts(model, ranks), _StateOfParts(optimizer)
+    masters = model.masters
+    held: dict[str, list[nn.Parameter]] = {}
+    for name in masters.parameters:
+        entry = model.entry(name)
+        if entry.sources[0] not in parts.parameters:
+            boxes = model.boxes(entry)
+            parts.add(
+                entry,
+                [torch.zeros(box.sizes, device=model.layout.device) for box in boxes],
             )
-    return slots, scalars
+        held[name] = [parts.parameters[source] for source in entry.sources]
+    load_training_state(folder, parts, cast(Optimizer, state), scheduler)
+    for name, own in masters.parameters.items():
+        masters.assign(name, model.joined(name, [p.detach() for p in held[name]]))
+        states = [state.state.get(part, {}) for part in held[name]]
+        restored: dict[str, Any] = {}
+        for key, first in states[0].items():
+            restored[key] = first
+            if isinstance(first, Tensor) and first.ndim:
+                joined = model.joined(name, [each[key] for each in states])
+                # A copy: it may be a view of a tensor with other ranks' numbers.
+                mine = masters.own_slice(name, joined).to(own.device)
+                restored[key] = mine.clone(memory_format=torch.contiguous_format)
+        if restored:
+            optimizer.state[own] = restored
 
 
-def _keys_of_stage(
-    model: MegatronModel, entry: Any, keys: list[str], scalars: dict[str, float]
-) -> dict[str, Any]:
-    """Return the keys of a parameter's state from its stage, on all stages."""
-    known: dict[str, Any] = {"slots": keys, "scalars": scalars}
-    return model.layout.object_from_stage(known, model.stage_of(entry))
+def _check_shape(value: Tensor, own: Tensor, key: str, name: str) -> None:
+    if value.shape != own.shape:
+        raise CheckpointError(
+            f"the training state cannot be written: the optimizer keeps {key} of "
+            f"shape {tuple(value.shape)} for {name}, and the training backend "
+            "'megatron' writes state of the parameter's shape only; use AdamW or SGD"
+        )

@@ -13,7 +13,7 @@ __all__ = ["Traits"]
 class Traits(TrainingTraits):
     """Abilities of `MegatronTrainingBackend`."""
 
-    parallel_axes = ("tensor", "pipeline")
+    parallel_axes = ("tensor", "pipeline", "expert")
     worker_class = "rl_models.training.megatron.worker.MegatronTrainingWorker"
 
     @staticmethod
