@@ -24,11 +24,14 @@ from parity.cells import (
     refusal_of_stages,
     run_ends,
     run_rank,
+    run_resumed,
+    run_saving,
     saved_bytes,
 )
 from parity.families import FAMILIES, build_family
 from parity.measure import Difference, Matrix
 from parity.ranks import RankProcesses
+from safetensors.torch import load_file
 from transformers import (
     AutoModelForCausalLM,
     BloomConfig,
@@ -132,6 +135,25 @@ def test_adapters_see_all_tokens_that_are_shared(matrix, ranks, family):
         for number, axes in ((1, {}), (4, {"context": 2}))
     )
     assert Difference.of(shared, one).complaint() is None
+
+
+@pytest.mark.parametrize("layout", ["LoRA, PP 2", "LoRA, TP 2 x PP 2, sequence"])
+def test_adapters_of_stages_are_saved_sent_and_resumed(matrix, ranks, tmp_path, layout):
+    matrix("qwen3").difference("LoRA", "SFT")  # writes the adapter to begin with
+    folder, chosen = matrix("qwen3").folder, LAYOUTS[layout]
+    found = ranks.run(chosen.num_ranks, run_saving, folder, chosen, str(tmp_path))
+    adapter = load_file(tmp_path / "weights" / "adapter" / "adapter_model.safetensors")
+    assert adapter.keys() == found["sent"].keys() == found["specs"].keys()
+    for name, value in adapter.items():
+        assert torch.equal(found["sent"][name], value)
+        assert tuple(value.shape) == found["specs"][name]
+    assert {".0." in name for name in adapter} == {True, False}, "of both stages"
+    for target, number in ((LAYOUTS["LoRA"], 1), (chosen, chosen.num_ranks)):
+        resumed = ranks.run(number, run_resumed, folder, target, str(tmp_path))
+        assert resumed.keys() == found["weights"].keys()
+        for name, value in found["weights"].items():
+            # The sum with the base is rounded as the ranks add it up.
+            torch.testing.assert_close(resumed[name], value, atol=1e-6, rtol=0)
 
 
 def test_layers_that_peft_takes_for_experts_are_refused(matrix, ranks):

@@ -44,6 +44,8 @@ __all__ = [
     "refusal_of_stages",
     "run_ends",
     "run_rank",
+    "run_resumed",
+    "run_saving",
     "saved_bytes",
 ]
 
@@ -104,6 +106,11 @@ LAYOUTS: dict[str, Layout] = {
     ),
     "EP 4, packed": Layout(4, {"parallelism": {"expert": 4}}, packed=True),
     "CP 2 x EP 2": _parallel(2, context=2, expert=2),
+    "HSDP 2 x EP 2": _parallel(4, {"data_replicas": 2}, expert=2),
+    "EP 2 x TP 2": _parallel(4, expert=2, tensor=2),
+    "EP 2 x TP 2, sequence": _parallel(
+        4, {"shard_layers": True}, expert=2, tensor=2, sequence=True
+    ),
     "PP 2": _parallel(2, pipeline=2),
     "PP 2, packed, recomputed": Layout(
         2,
@@ -122,6 +129,12 @@ LAYOUTS: dict[str, Layout] = {
     ),
     "LoRA, TP 2": Layout(2, {"parallelism": {"tensor": 2}}, has_adapters=True),
     "LoRA, CP 2": Layout(2, {"parallelism": {"context": 2}}, has_adapters=True),
+    "LoRA, PP 2": Layout(2, {"parallelism": {"pipeline": 2}}, has_adapters=True),
+    "LoRA, TP 2 x PP 2, sequence": Layout(
+        4,
+        {"parallelism": {"tensor": 2, "pipeline": 2, "sequence": True}},
+        has_adapters=True,
+    ),
 }
 """Layouts of the `dtensor` backend, by the name in the table of the docs."""
 
@@ -361,7 +374,9 @@ def run_rank(
 
     def keep(metrics: dict[str, list[Any]]) -> float:
         if not gradients:
-            gradients.update(backend.model.full_gradients())
+            # Copies on the CPU, where the reference is.
+            found = backend.model.full_gradients()
+            gradients.update((name, value.cpu()) for name, value in found)
         return update(metrics)
 
     backend._update = keep  # type: ignore[method-assign]
@@ -377,7 +392,8 @@ def run_rank(
         )
         losses.append(result["loss"].item())
         norms.append(result["grad_norm"].item())
-    weights = {name: value.clone() for name, value in backend.export_weights("float32")}
+    exported = backend.export_weights("float32")
+    weights = {name: value.cpu().clone() for name, value in exported}
     backend.shutdown()
     if backend.ranks.rank:
         return None
@@ -391,6 +407,34 @@ def held_by_stages(folder: str) -> list[list[str]]:
     dist.all_gather_object(held, list(backend.model.parameters))
     backend.shutdown()
     return held
+
+
+def run_saving(folder: str, layout: Layout, target: str) -> dict[str, Any]:
+    """Train a step and save; returns whole weights, and what is sent of adapters."""
+    backend = _started(folder, layout)
+    rows = _share(make_batch("SFT"), layout, backend, "SFT")
+    backend.train_step(
+        rows, NLLLossFn(), global_batch_size=NUM_ROWS, micro_batch_size=MICRO_BATCH
+    )
+    backend.save_checkpoint(Path(target) / "weights", Path(target) / "state")
+    found = {"weights": dict(backend.export_weights("float32"))}
+    sent = backend.export_adapters("float32", with_base=False)
+    found["sent"] = {name: value.clone() for name, value in sent}
+    found["specs"] = {
+        name: tuple(value.shape)
+        for name, value in backend.adapter_specs(with_base=False).items()
+    }
+    backend.shutdown()
+    return found
+
+
+def run_resumed(folder: str, layout: Layout, source: str) -> dict[str, Tensor]:
+    """Return the whole weights of a state of `run_saving`."""
+    backend = _started(folder, layout)
+    backend.load_checkpoint(None, Path(source) / "state")
+    weights = {name: value.clone() for name, value in backend.export_weights("float32")}
+    backend.shutdown()
+    return weights
 
 
 def run_ends(folder: str, layout: Layout) -> list[tuple[float, float]]:

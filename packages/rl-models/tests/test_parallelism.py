@@ -105,11 +105,6 @@ def test_a_model_that_cannot_be_cut_so(layout, model, message):
             r"one of the two to 1",
         ),
         (
-            {"parallelism": {"pipeline": 2}, "lora": {"r": 2}},
-            2,
-            r"policy\.lora must be null with policy\.parallelism\.pipeline 2",
-        ),
-        (
             {
                 "parallelism": {"pipeline": 2},
                 "dtensor": {"router_loss_weight": 0.5},

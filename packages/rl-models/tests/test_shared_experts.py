@@ -130,11 +130,15 @@ def _check_samples(policy):
     [
         ({"parallelism": {"expert": 3}}, 3, r"\(4 experts\): got 3; use 2 or 4"),
         ({"parallelism": {"expert": 2}}, 3, r"data x context \(3\): got 2; use 1 or 3"),
-        ({"parallelism": {"expert": 2, "tensor": 2}}, 4, "tensor must be 1 with"),
+        (
+            {"parallelism": {"expert": 4, "tensor": 2}},
+            8,
+            r"\(4 experts\): got 2 x 4; use expert = 1 or 2",
+        ),
         (
             {"parallelism": {"expert": 2}, "dtensor": {"data_replicas": 2}},
-            4,
-            "data_replicas must be 1 with",
+            2,
+            r"data_replicas \(1\): got 2",
         ),
         (
             {"parallelism": {"expert": 2}, "lora": {"r": 2}},

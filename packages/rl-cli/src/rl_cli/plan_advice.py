@@ -186,6 +186,7 @@ def other_layouts(plan: StagePlan, shapes: Shapes) -> list[StagePlan]:
         place.num_ranks,
         place.ranks_per_node,
         plan.config.policy.backend,
+        has_adapters=plan.config.policy.lora is not None,
     ):
         if layout == plan.layout:
             continue

@@ -128,6 +128,7 @@ def _layout(policy: PolicyConfig, num_ranks: int) -> Layout:
         sequence=asked.sequence,
         replicas=policy.dtensor.data_replicas,
         backend=policy.backend,
+        has_adapters=policy.lora is not None,
     )
 
 

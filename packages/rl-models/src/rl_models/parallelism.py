@@ -193,6 +193,24 @@ def check_model_divides(
             f"{size}; use {_near(counts.values(), size)}"
         )
     _check_heads(parallelism, shape.get("num_attention_heads"), model_name)
+    _check_experts(parallelism, shape, model_name)
+
+
+def _check_experts(
+    parallelism: ParallelismConfig, shape: Mapping[str, Any], model_name: str
+) -> None:
+    """Refuse more ranks that share experts than divide them."""
+    # Tensor-parallel ranks deal them out too.
+    size = parallelism.tensor * parallelism.expert
+    for field in ("num_experts", "num_local_experts"):
+        count = shape.get(field)
+        if parallelism.expert > 1 and isinstance(count, int) and count % size:
+            raise ConfigError(
+                "policy.parallelism.tensor x expert must divide what "
+                f"{model_name} has ({count} experts): got {parallelism.tensor} x "
+                f"{parallelism.expert}; use expert = "
+                f"{_near([count // parallelism.tensor], parallelism.expert)}"
+            )
 
 
 def _check_heads(parallelism: ParallelismConfig, count: Any, model_name: str) -> None:

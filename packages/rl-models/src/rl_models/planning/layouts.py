@@ -7,8 +7,8 @@
 | `pipeline` | layers                                             | alone or with     |
 |            |                                                    | `tensor`, `data`  |
 | `context`  | tokens of a row; weights and state too (FSDP)      | yes               |
-| `expert`   | experts; its ranks are some with other tokens      | alone or with     |
-|            |                                                    | `context`, `data` |
+| `expert`   | experts; its ranks are some with other tokens      | without `pipeline`|
+|            |                                                    | and adapters      |
 """
 
 from __future__ import annotations
@@ -40,6 +40,8 @@ class Layout:
     backend: str = "dtensor"
     """Whose ranks they are; those of `megatron` that have other rows hold whole copies
     of what a tensor rank and stage has. Others are taken for `dtensor`."""
+    has_adapters: bool = False
+    """Whether adapters are trained in place of the weights."""
 
     @property
     def num_ranks(self) -> int:
@@ -98,12 +100,12 @@ class Layout:
     def missing(self) -> tuple[str, ...]:
         """Sizes above 1 that the backend cannot run."""
         names = ("tensor", "pipeline", "context", "expert")
-        if self.backend == "megatron":
-            return tuple(n for n in names[2:] if getattr(self, n) > 1)
         beside = {
-            "expert": self.tensor * self.pipeline,
+            "expert": self.pipeline + self.has_adapters,
             "pipeline": self.context * self.expert,
         }
+        if self.backend == "megatron":
+            beside = {"context": 2, "expert": self.pipeline}
         return tuple(
             n
             for n in names
@@ -171,6 +173,12 @@ def layout_problems(shape: ModelShape, layout: Layout, num_ranks: int) -> list[s
             f"expert must divide data x context ({others}), the ranks with other "
             f"tokens: got {layout.expert}; use {' or '.join(map(str, near))}"
         )
+    shared = layout.tensor * layout.expert
+    if layout.expert > 1 and shape.num_experts and shape.num_experts % shared:
+        found.append(
+            f"tensor x expert must divide the model's {shape.num_experts:,} experts: "
+            f"got {layout.tensor} x {layout.expert}"
+        )
     # Context ranks deal out the heads that a tensor-parallel rank has.
     heads = shape.num_heads // layout.tensor
     if heads % layout.context:
@@ -195,7 +203,12 @@ def layout_problems(shape: ModelShape, layout: Layout, num_ranks: int) -> list[s
 
 
 def possible_layouts(
-    shape: ModelShape, num_ranks: int, ranks_per_node: int, backend: str = "dtensor"
+    shape: ModelShape,
+    num_ranks: int,
+    ranks_per_node: int,
+    backend: str = "dtensor",
+    *,
+    has_adapters: bool = False,
 ) -> Iterator[Layout]:
     """Yield the layouts of a number of ranks that divide a model.
 
@@ -207,6 +220,7 @@ def possible_layouts(
         num_ranks: Number of ranks.
         ranks_per_node: Ranks on one node.
         backend: The training backend.
+        has_adapters: Whether adapters are trained.
     """
     for tensor in _divisors(num_ranks):
         for pipeline in _divisors(num_ranks // tensor):
@@ -216,6 +230,7 @@ def possible_layouts(
                     *(data, tensor, pipeline, context),
                     sequence=tensor > 1,
                     backend=backend,
+                    has_adapters=has_adapters,
                 )
                 experts = _divisors(data * context) if shape.num_experts else [1]
                 for layout in (replace(plain, expert=size) for size in experts):

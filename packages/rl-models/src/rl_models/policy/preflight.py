@@ -84,6 +84,13 @@ def _check_layout(config: PolicyConfig, data_size: int) -> None:
             "policy.dtensor.data_replicas must divide the data-parallel size: got "
             f"{replicas} with {data_size} ranks; use 1 or {data_size}"
         )
+    shards = data_size * config.parallelism.context // replicas
+    if shards % config.parallelism.expert:
+        raise ConfigError(
+            "policy.parallelism.expert must divide the workers of a replica that have "
+            f"other tokens, data x context / policy.dtensor.data_replicas ({shards}): "
+            f"got {config.parallelism.expert}; use 1 or {shards}"
+        )
     model_config = {
         **(read_model_config(config.model_name) or {}),
         **config.hf_config_overrides,

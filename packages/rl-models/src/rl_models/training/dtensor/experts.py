@@ -7,7 +7,8 @@ tensor parallel:  tokens of all ranks -> router -> this rank's experts -> [sum]
 ```
 Ranks of expert parallelism have different tokens; one all-to-all takes every token to
 its experts, another one takes it back. Tensor-parallel ranks have the same tokens, and
-each leaves out those for the others' experts.
+each leaves out those for the others' experts. With both, a tensor-parallel rank shares
+its experts with ranks that have other tokens, and exchanges what it has not left out.
 
 Letters in shapes: N tokens, K experts of a token, M pairs of a token and an expert,
 H hidden size, E experts of all ranks, R ranks.
@@ -15,6 +16,8 @@ H hidden size, E experts of all ranks, R ranks.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from types import MethodType
 from typing import Any
 
@@ -26,7 +29,14 @@ from rl_models.training.dtensor.collectives import RankGroup
 from rl_models.training.dtensor.layer_probe import LayerProbe, Probed, check_differences
 from rl_models.training.dtensor.weight_source import move
 
-__all__ = ["EXPERT_WEIGHTS", "ExpertParallel", "are_experts", "own_experts", "probed"]
+__all__ = [
+    "EXPERT_WEIGHTS",
+    "ExpertParallel",
+    "are_experts",
+    "own_experts",
+    "probed",
+    "through_experts",
+]
 
 EXPERT_WEIGHTS = ("gate_up_proj", "down_proj")
 """Parameters of experts, the experts along dimension 0."""
@@ -64,6 +74,20 @@ def own_experts(experts: Any, rows_M_H: Tensor, expert_M: Tensor) -> Tensor:
     return computed[:-1]
 
 
+def through_experts(experts: Any, rows_M_H: Tensor, expert_M: Tensor) -> Tensor:
+    """Send each row through an expert of this rank, or of those that share them.
+
+    Args:
+        experts: The module.
+        rows_M_H: Hidden states.
+        expert_M: Number of each row's expert among those of these ranks.
+    """
+    exchange = getattr(experts, "exchanged", None)
+    compute = own_experts if exchange is None else exchange
+    found: Tensor = compute(experts, rows_M_H, expert_M)
+    return found
+
+
 class ExpertParallel:
     """Distributes the experts of a model over ranks with different tokens.
 
@@ -73,6 +97,8 @@ class ExpertParallel:
         ranks: Ranks that share the experts.
         device: Device of the computation.
         name: The model's name, for messages.
+        ask_cut: Runs a probe through a layer that is cut between tensor-parallel
+            ranks; None: layers are whole.
 
     Raises:
         UnsupportedModelError: The model has no experts, or keeps them in an unknown
@@ -86,6 +112,7 @@ class ExpertParallel:
         ranks: RankGroup,
         device: torch.device,
         name: str,
+        ask_cut: Callable[[nn.Module], Probed] | None = None,
     ) -> None:
         self.ranks = ranks
         self.modules: list[Any] = [m for m in model.modules() if are_experts(m)]
@@ -96,15 +123,20 @@ class ExpertParallel:
                 "Mixtral and Qwen3-MoE; set it to 1"
             )
         layer = probed(layers)
-        probe = LayerProbe(model.base_model, layer)
         # Asked before the experts are distributed in place.
-        wanted = probe.whole(layer)
+        if ask_cut is not None:
+            ask = partial(ask_cut, layer)
+            wanted = ask()
+        else:
+            probe = LayerProbe(model.base_model, layer)
+            ask = partial(probe.ask, layer, device)
+            wanted = probe.whole(layer)
         for experts in self.modules:
-            self._deal_out(experts)
+            self._deal_out(experts, is_cut=ask_cut is not None)
         cut = {id(getattr(m, key)) for m in self.modules for key in EXPERT_WEIGHTS}
         move(model, device)
         self._names = {n for n, p in model.named_parameters() if id(p) in cut}
-        self._compare(probe.ask(layer, device), wanted, layer, name)
+        self._compare(ask(), wanted, layer, name)
 
     def has(self, name: str) -> bool:
         """Whether a parameter is of experts."""
@@ -114,7 +146,7 @@ class ExpertParallel:
         """Return the whole of a parameter, of each rank's part; collective."""
         return self.ranks.joined(part, 0) if self.has(name) else part
 
-    def _deal_out(self, experts: Any) -> None:
+    def _deal_out(self, experts: Any, *, is_cut: bool) -> None:
         size, rank = self.ranks.size, self.ranks.rank
         for key in EXPERT_WEIGHTS:
             whole = getattr(experts, key)
@@ -124,29 +156,36 @@ class ExpertParallel:
             setattr(experts, key, parameter)
         # transformers' forward pass reads this number.
         experts.num_experts //= size
-        experts.forward = MethodType(self._exchanged, experts)
+        experts.exchanged = self._exchanged
+        if not is_cut:
+            # Else the forward pass is that of tensor-parallel ranks.
+            experts.forward = MethodType(self._weighted, experts)
 
-    def _exchanged(
+    def _weighted(
         self, experts: Any, hidden_N_H: Tensor, expert_N_K: Tensor, weight_N_K: Tensor
     ) -> Tensor:
-        size, per_rank = self.ranks.size, experts.num_experts
         expert_M = expert_N_K.reshape(-1)
         # Sorted by expert, and thereby by rank. Stable, so that tokens of an expert
         # keep their order and sums their rounding.
         order_M = expert_M.argsort(stable=True)
         token_M = order_M // expert_N_K.shape[1]
-        counts = expert_M.bincount(minlength=size * per_rank).view(size, per_rank)
-        # Counts first: a rank must know how much to receive.
-        arriving = self.ranks.exchanged(counts)
-        sent, received = counts.sum(1).tolist(), arriving.sum(1).tolist()
-        rows = self.ranks.exchange(hidden_N_H[token_M], sent, received)
-        own = torch.arange(per_rank, device=rows.device).repeat(size)
-        computed = own_experts(experts, rows, own.repeat_interleave(arriving.flatten()))
-        back = self.ranks.exchange(computed, received, sent)
+        back = self._exchanged(experts, hidden_N_H[token_M], expert_M[order_M])
         weighted = back * weight_N_K.reshape(-1)[order_M][:, None]
         # Added up in the type of the products, and rounded once.
         zeros = weighted.new_zeros(hidden_N_H.shape)
         return zeros.index_add(0, token_M, weighted).to(hidden_N_H.dtype)
+
+    def _exchanged(self, experts: Any, rows_M_H: Tensor, expert_M: Tensor) -> Tensor:
+        """Send rows, sorted by expert, to the ranks of their experts and back."""
+        size, per_rank = self.ranks.size, experts.num_experts
+        counts = expert_M.bincount(minlength=size * per_rank).view(size, per_rank)
+        # Counts first: a rank must know how much to receive.
+        arriving = self.ranks.exchanged(counts)
+        sent, received = counts.sum(1).tolist(), arriving.sum(1).tolist()
+        rows = self.ranks.exchange(rows_M_H, sent, received)
+        own = torch.arange(per_rank, device=rows.device).repeat(size)
+        computed = own_experts(experts, rows, own.repeat_interleave(arriving.flatten()))
+        return self.ranks.exchange(computed, received, sent)
 
     def _compare(
         self, found: Probed, wanted: Probed, layer: nn.Module, name: str

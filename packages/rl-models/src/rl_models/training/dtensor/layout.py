@@ -144,12 +144,21 @@ class Layout:
 
     @property
     def shards_of_experts(self) -> DeviceMesh:
-        """The axis that FSDP shards experts over: the ranks that have the same ones."""
-        return self._expert_mesh()[_SHARD]
+        """The axes that FSDP shards experts over: the ranks that have the same ones."""
+        mesh = self._expert_mesh()
+        if self.num_replicas > 1:
+            return mesh[_REPLICA, _SHARD]
+        return mesh[_SHARD]
 
     def _expert_mesh(self) -> DeviceMesh:
-        per_expert = self.shard_size // self.expert_size
-        mesh = self._made_mesh({_SHARD: per_expert, _EXPERT: self.expert_size})
+        mesh = self._made_mesh(
+            {
+                _REPLICA: self.num_replicas,
+                _SHARD: self.shard_size // self.expert_size,
+                _EXPERT: self.expert_size,
+                _TENSOR: self.tensor_size,
+            }
+        )
         assert mesh is not None
         return mesh
 

@@ -85,6 +85,10 @@ class Adapters:
                 parameter.requires_grad_(True)
         if config.adapter_path is not None:
             self._load(model, Path(config.adapter_path).expanduser())
+        self.keep_those_of(model)
+
+    def keep_those_of(self, model: nn.Module) -> None:
+        """Forget the layers that a model does not have any more: other stages do."""
         self._layers = [m for m in model.modules() if isinstance(m, LoraLayer)]
 
     @contextmanager

@@ -12,7 +12,7 @@ divided by global counts already. Stages keep some of the layers, whole or cut
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -196,6 +196,7 @@ class RankModel:
                 RankGroup(layout.expert_group()),
                 ranks.device,
                 config.model_name,
+                None if self.tensor_parallel is None else self.tensor_parallel.ask,
             )
         self.pipeline: PipelineStage | None = None
         """The layers of this rank, and the ranks of the others; None: it has all."""
@@ -221,6 +222,8 @@ class RankModel:
             self.pipeline = PipelineStage(model, layout, DTYPES[dtype])
             if self.tensor_parallel is not None and layout.splits_tokens:
                 self.pipeline.split_tokens(self.tensor_parallel)
+            if self.adapters is not None:
+                self.adapters.keep_those_of(model)
         # After layers are cut, which changes their forward methods.
         compile_layers(model, config.dtensor.compile)
         if layout.is_sharded:
@@ -289,9 +292,10 @@ class RankModel:
             shard, expert_rank = divmod(shard, layout.expert_size)
             num_shards //= layout.expert_size
             starts[0] = sizes[0] * expert_rank
-        elif dim is not None:
+        if dim is not None:
+            # Tensor-parallel ranks were first to cut it.
+            starts[dim] += shape[dim] * layout.tensor_rank
             shape[dim] *= layout.tensor_size
-            starts[dim] = sizes[dim] * layout.tensor_rank
         if layout.is_sharded:
             # FSDP splits rows as torch.chunk does: the last ranks may have fewer.
             per_rank = -(-sizes[0] // num_shards)
@@ -326,8 +330,9 @@ class RankModel:
         A state without the frozen base refers to that of `policy.model_name`, which
         this rank must still have.
         """
-        if self.base_is_given and not saved - set(self.trained):
-            return set(self.trained)
+        trained = set(self.trained if self.pipeline is None else self.pipeline.trained)
+        if self.base_is_given and not saved - trained:
+            return trained
         self.base_is_given = False
         return set(self.parameters if self.pipeline is None else self.pipeline.names)
 
@@ -425,7 +430,8 @@ class RankModel:
     def part_shapes(self, *, trained: bool = False) -> dict[str, Tensor]:
         """Return the tensors of `full_parts`, without data."""
         if self.pipeline is not None:
-            return {name: self._whole_like(name) for name in self.pipeline.names}
+            names = self.pipeline.trained if trained else self.pipeline.names
+            return {name: self._whole_like(name) for name in names}
         shapes = {name: self.box(name).global_shape for name in self.parameters}
         return {
             name: torch.empty(
@@ -450,7 +456,8 @@ class RankModel:
         """
         self.free_gathered()
         if self.pipeline is not None:
-            yield from self._of_stages(self.parameters)
+            names = self.pipeline.trained if trained else self.pipeline.names
+            yield from self._of_stages(self.parameters, names)
             return
         for name, tensor in (self.trained if trained else self._saved()).items():
             yield name, self._whole(name, tensor)
@@ -459,16 +466,18 @@ class RankModel:
         """Yield each gradient, unsharded; collective on all ranks."""
         if self.pipeline is not None:
             own = {n: p.grad for n, p in self.parameters.items() if p.grad is not None}
-            yield from self._of_stages(own)
+            yield from self._of_stages(own, self.pipeline.trained)
             return
         for name, parameter in self.parameters.items():
             if parameter.grad is not None:
                 yield name, self._whole(name, parameter.grad)
 
-    def _of_stages(self, own: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    def _of_stages(
+        self, own: Mapping[str, Tensor], names: Iterable[str]
+    ) -> Iterator[tuple[str, Tensor]]:
         """Yield a tensor per parameter, from the stage that owns it; collective."""
         assert self.pipeline is not None
-        for name in self.pipeline.names:
+        for name in names:
             owns = self.pipeline.owns(name)
             value = self._whole(name, own[name]) if owns else None
             yield name, self.pipeline.from_owner(name, value, self._whole_like(name))
@@ -487,10 +496,10 @@ class RankModel:
         # FSDP was applied last and is undone first.
         if isinstance(value, DTensor):
             value = value.full_tensor()
-        if self.tensor_parallel is not None:
-            value = self.tensor_parallel.whole(name, value)
         if self.expert_parallel is not None:
             value = self.expert_parallel.whole(name, value)
+        if self.tensor_parallel is not None:
+            value = self.tensor_parallel.whole(name, value)
         return value
 
     def _saved(self) -> dict[str, Tensor]:

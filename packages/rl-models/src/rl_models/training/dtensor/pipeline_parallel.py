@@ -86,6 +86,8 @@ class PipelineStage:
         self._shapes: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
             n: (tuple(p.shape), p.dtype) for n, p in model.named_parameters()
         }
+        self.trained = [n for n, p in model.named_parameters() if p.requires_grad]
+        """Names of the trained parameters of all stages."""
         self._keep_own(model)
         self._model = model
         self._tensor_ranks: TensorRanks | None = None
@@ -258,9 +260,11 @@ class PipelineStage:
     def add_tied_gradient(self, parameters: Mapping[str, nn.Parameter]) -> None:
         """Add up the gradients of an embedding that is the head of the last stage."""
         ends = (0, self.num_stages - 1)
-        if self._tied is None or self.stage not in ends:
+        name = self._tied
+        # Under adapters it is frozen.
+        if name is None or name not in self.trained or self.stage not in ends:
             return
-        parameter = parameters[self._tied]
+        parameter = parameters[name]
         if parameter.grad is None:
             # The other end waits for a gradient, so send zeros if there is none.
             parameter.grad = torch.zeros_like(parameter)

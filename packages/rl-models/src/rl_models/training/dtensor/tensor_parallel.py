@@ -35,8 +35,8 @@ from rl_models.training.dtensor.collectives import TensorRanks
 from rl_models.training.dtensor.experts import (
     EXPERT_WEIGHTS,
     are_experts,
-    own_experts,
     probed,
+    through_experts,
 )
 from rl_models.training.dtensor.layer_probe import (
     LayerProbe,
@@ -75,9 +75,9 @@ class TensorParallel:
         self._base = _decoder(model, name)
         _check_layers(self._base.layers, name)
         first = probed(self._base.layers)
-        probe = LayerProbe(self._base, first)
         # Before the layer is cut in place.
-        wanted = probe.whole(first)
+        self._probe = LayerProbe(self._base, first)
+        wanted = self._probe.whole(first)
         self._cut: dict[nn.Parameter, int] = {}
         self._partial: list[nn.Parameter] = []
         for layer in self._base.layers:
@@ -90,12 +90,10 @@ class TensorParallel:
         self._dims = {n: self._cut.get(p) for n, p in model.named_parameters()}
         partial = set(self._partial)
         self._partial_names = {n for n, p in model.named_parameters() if p in partial}
-        self._compare(probe, wanted, first, name)
+        self._compare(wanted, first, name)
 
-    def _compare(
-        self, probe: LayerProbe, wanted: Probed, layer: nn.Module, name: str
-    ) -> None:
-        """Refuse a model if a layer computes something else once it is cut."""
+    def ask(self, layer: nn.Module) -> Probed:
+        """Run the probe's tokens through a layer that is cut; collective."""
         join = self.ranks.join_tokens if self.ranks.splits_tokens else None
         with ExitStack() as stack:
             if self.ranks.splits_tokens and layer is not self._base.layers[0]:
@@ -105,7 +103,11 @@ class TensorParallel:
                     self._split_first, with_kwargs=True
                 )
                 stack.callback(split.remove)
-            found = probe.ask(layer, self._device, join)
+            return self._probe.ask(layer, self._device, join)
+
+    def _compare(self, wanted: Probed, layer: nn.Module, name: str) -> None:
+        """Refuse a model if a layer computes something else once it is cut."""
+        found = self.ask(layer)
         partial = set(self._partial)
         pairs = {
             "its output": (found.output, wanted.output),
@@ -182,6 +184,8 @@ class TensorParallel:
             self._replace(experts, key, 0)
         # Read by transformers' forward pass.
         experts.num_experts = experts.gate_up_proj.shape[0]
+        # Of these, ranks with other tokens may have some each.
+        experts.num_of_tensor_rank = experts.num_experts
         experts.forward = MethodType(self._own_tokens, experts)
         block.register_forward_pre_hook(self._enter, with_kwargs=True)
         block.register_forward_hook(
@@ -276,12 +280,18 @@ class TensorParallel:
     def _own_tokens(
         self, experts: Any, hidden_N_H: Tensor, expert_N_K: Tensor, weight_N_K: Tensor
     ) -> Tensor:
-        """Compute the pairs of a token and an expert whose expert is on this rank."""
-        expert_M = expert_N_K.reshape(-1) - self.ranks.rank * experts.num_experts
-        is_own = (expert_M >= 0) & (expert_M < experts.num_experts)
+        """Compute the pairs of a token and an expert whose expert is on this rank.
+
+        Or on one of those with other tokens, which share this rank's experts.
+        """
+        per_rank = experts.num_of_tensor_rank
+        expert_M = expert_N_K.reshape(-1) - self.ranks.rank * per_rank
+        is_own = (expert_M >= 0) & (expert_M < per_rank)
         pair = is_own.nonzero().squeeze(-1)
+        # As ranks that share experts need them. Stable, so that sums keep their order.
+        pair = pair[expert_M[pair].argsort(stable=True)]
         token = pair // expert_N_K.shape[1]
-        computed = own_experts(experts, hidden_N_H[token], expert_M[pair])
+        computed = through_experts(experts, hidden_N_H[token], expert_M[pair])
         weighted = computed * weight_N_K.reshape(-1)[pair][:, None]
         zeros = weighted.new_zeros(hidden_N_H.shape)
         return zeros.index_add(0, token, weighted).to(hidden_N_H.dtype)

@@ -60,16 +60,6 @@ def check_expert_layout(config: PolicyConfig) -> None:
     size = config.parallelism.expert
     if size == 1:
         return
-    beside = {
-        "policy.parallelism.tensor": config.parallelism.tensor,
-        "policy.dtensor.data_replicas": config.dtensor.data_replicas,
-    }
-    for name, value in beside.items():
-        if value > 1:
-            raise ConfigError(
-                f"{name} must be 1 with policy.parallelism.expert {size} in the "
-                f"training backend 'dtensor': got {value}; set one of the two to 1"
-            )
     if config.lora is not None:
         raise ConfigError(
             "policy.lora must be null with policy.parallelism.expert > 1: got expert "
@@ -98,7 +88,6 @@ def check_pipeline_layout(config: PolicyConfig) -> None:
     router_loss = config.dtensor.router_loss_weight
     refused = {
         "policy.dtensor.router_loss_weight must be 0": router_loss,
-        "policy.lora must be null": config.lora is not None,
         "policy.dtensor.compile must be null": config.dtensor.compile,
     }
     for rule, value in refused.items():
