@@ -150,6 +150,7 @@ def test_reward_page_runs_but_for_its_training() -> None:
         ("length", 1),
         ("multi-reward", 1),
         ("retrieval", 1),
+        ("gymnasium", 1),
     ],
 )
 def test_dialogues_of_worlds_are_what_their_programs_print(
