@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
+import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -46,6 +49,7 @@ def test_the_defaults_train(
         "reward.py",
         "rows.jsonl",
         "run.yaml",
+        "test_reward.py",
     ]
     monkeypatch.chdir(place / "mine")
     short = ["stages.grpo.grpo.max_num_steps=2", "output_dir=out", "report.plot=false"]
@@ -82,6 +86,7 @@ def test_every_task_on_every_machine_is_valid_and_can_be_planned(
     assert stage[stage["algorithm"]]["max_num_steps"] == 7
     assert stage["cluster"]["use_gpus"] is (machine != "cpu")
     assert Path("reward.py").exists() == (task == "reward")
+    assert Path("test_reward.py").exists() == (task == "reward")
 
 
 @pytest.mark.parametrize(
@@ -111,6 +116,38 @@ def test_data_of_ones_own(
         assert (folder / train["data"]["train"]).resolve() == place / data
     if parameter is not None:
         assert parameter in (folder / "reward.py").read_text()
+
+
+@pytest.mark.parametrize("data", ["example", "bare.jsonl"])
+def test_the_reward_passes_its_tests_and_a_wrong_one_fails(
+    data: str, place: Path, capsys: Capture
+) -> None:
+    assert _run(["init", "mine", "--yes", "--data", data], False) == 0
+    folder = place / "mine"
+    assert tested(folder).returncode == 0, tested(folder).stdout
+    head = (folder / "run.yaml").read_text().splitlines()
+    checks = [line for line in head if "rl envs check" in line]
+    assert len(checks) == (data == "example")
+    for line in checks:
+        words = line.removeprefix("#   rl ").split()
+        with contextlib.chdir(folder):
+            assert _run(words, False) == 0, capsys.readouterr().out
+    if data != "example":
+        return
+    reward = folder / "reward.py"
+    reward.write_text(re.sub(r"return .*", "return 1.0", reward.read_text()))
+    failed = tested(folder)
+    assert failed.returncode == 1
+    assert "earn" in failed.stdout
+
+
+def tested(folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run the tests in a folder, as a user would."""
+    words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    return subprocess.run(
+        [*words, "test_reward.py"], cwd=folder, capture_output=True, text=True,
+        timeout=120, check=False,
+    )  # fmt: skip
 
 
 def test_a_person_is_asked_what_was_not_given(

@@ -2,7 +2,8 @@
 
 ```
 Answers -> section by section -> run.yaml
-        -> rows.jsonl, held_out.jsonl, reward.py if the answers need them
+        -> rows.jsonl, held_out.jsonl if the rows are generated
+        -> reward.py, test_reward.py  if the reward is the user's own
 ```
 Pure functions that return texts by file name. Imports nothing heavy.
 """
@@ -81,14 +82,22 @@ def starter_files(answers: Answers, folder: Path) -> dict[str, str]:
     """
     files = {"run.yaml": _run_file(answers, folder)}
     if answers.task == "reward":
-        column = answers.answer_column
-        text = _REWARD.replace("COLUMN", column or "")
-        files["reward.py"] = _REWARD_WITHOUT_ANSWER if column is None else text
+        files |= _reward_files(answers.answer_column)
     if answers.data == EXAMPLE:
         rows = _example_rows(answers.task)
         files["rows.jsonl"] = _lines(rows[:-_NUM_HELD_OUT])
         files["held_out.jsonl"] = _lines(rows[-_NUM_HELD_OUT:])
     return files
+
+
+def _reward_files(column: str | None) -> dict[str, str]:
+    if column is None:
+        return {
+            "reward.py": _REWARD_WITHOUT_ANSWER,
+            "test_reward.py": _TEST_WITHOUT_ANSWER,
+        }
+    texts = {"reward.py": _REWARD, "test_reward.py": _TEST}
+    return {name: text.replace("COLUMN", column) for name, text in texts.items()}
 
 
 def _run_file(answers: Answers, folder: Path) -> str:
@@ -107,7 +116,7 @@ def _run_file(answers: Answers, folder: Path) -> str:
 
 def _head(answers: Answers) -> str:
     gpus = "null" if answers.machine == CPU else answers.machine
-    own = "# The reward is the function in reward.py.\n" * (answers.task == "reward")
+    own = _notes_on_reward(answers) if answers.task == "reward" else ""
     return f"""\
 # What to do next, in this folder:
 #   rl config validate run.yaml    check every key, the data and the reward
@@ -120,6 +129,16 @@ about:
   gpus: {gpus}
 seed: 0
 """
+
+
+def _notes_on_reward(answers: Answers) -> str:
+    lines = [
+        "The reward is the function in reward.py. After each change of it:",
+        "  python -m pytest test_reward.py",
+    ]
+    if answers.data == EXAMPLE:
+        lines.append("  rl envs check reward.py:reward --data rows.jsonl")
+    return "".join(f"# {line}\n" for line in lines)
 
 
 def _model(answers: Answers) -> str:
@@ -287,7 +306,7 @@ def _example_rows(task: Task) -> list[dict[str, object]]:
 
 
 _REWARD = '''\
-"""The reward of run.yaml. Check it with: rl config validate run.yaml."""
+"""The reward of run.yaml. Test it with: python -m pytest test_reward.py."""
 
 
 def reward(response: str, COLUMN: str) -> float:
@@ -303,7 +322,7 @@ def reward(response: str, COLUMN: str) -> float:
     return 0.2 if given.startswith(right) else 0.0
 '''
 _REWARD_WITHOUT_ANSWER = '''\
-"""The reward of run.yaml. Check it with: rl config validate run.yaml."""
+"""The reward of run.yaml. Test it with: python -m pytest test_reward.py."""
 
 
 def reward(prompt: str, response: str) -> float:
@@ -314,4 +333,61 @@ def reward(prompt: str, response: str) -> float:
         response: What the model wrote; every column of the row can be asked for too.
     """
     return 1.0 / (1.0 + abs(len(response.split()) - 10))
+'''
+_TEST = '''\
+"""Tests of reward.py; run them by: python -m pytest test_reward.py."""
+
+import pytest
+from reward import reward
+
+from rl_envs.testing import Examination, assert_passed, examine_environment
+
+# Replace these by tasks like yours.
+ROWS = [
+    {"prompt": "max 274 = ", "COLUMN": "7"},
+    {"prompt": "max 309 = ", "COLUMN": "9"},
+    {"prompt": "max 551 = ", "COLUMN": "5"},
+]
+
+
+@pytest.mark.parametrize(
+    ("response", "expected"),
+    [("7", 1.0), (" 7 ", 1.0), ("7 or 4", 0.2), ("4", 0.0), ("", 0.0)],
+)
+def test_reward_of_a_response(response: str, expected: float) -> None:
+    assert reward(response, COLUMN="7") == expected
+
+
+def test_only_right_responses_earn_the_full_reward() -> None:
+    # Tries right, empty, garbled and slightly changed answers, in several orders, and
+    # in another process.
+    examination = Examination(gold_column="COLUMN", full_reward=1.0)
+    assert_passed(examine_environment(reward, ROWS, examination))
+'''
+_TEST_WITHOUT_ANSWER = '''\
+"""Tests of reward.py; run them by: python -m pytest test_reward.py."""
+
+import pytest
+from reward import reward
+
+from rl_envs.testing import Examination, assert_passed, examine_environment
+
+# Replace these by tasks like yours; `best` is a response that earns the full reward.
+ROWS = [
+    {"prompt": "Birds?", "best": "Most birds fly, all lay eggs, and some also sing."},
+    {"prompt": "Rain?", "best": "It falls from clouds, fills ponds and cools the air."},
+]
+
+
+@pytest.mark.parametrize(
+    ("num_words", "expected"), [(10, 1.0), (9, 0.5), (11, 0.5), (0, 1 / 11)]
+)
+def test_reward_of_a_response(num_words: int, expected: float) -> None:
+    assert reward("Write.", "word " * num_words) == pytest.approx(expected)
+
+
+def test_only_good_responses_earn_the_full_reward() -> None:
+    # A changed character leaves ten words ten words, so such changes may be accepted.
+    examination = Examination(gold_column="best", max_accepted_changes=1.0)
+    assert_passed(examine_environment(reward, ROWS, examination))
 '''
