@@ -221,6 +221,8 @@ def judge_one_by_one() -> None:
     for name, row in {
         "calculator": {"answer": "2"},
         "math": {"answer": "2"},
+        "retrieval": {"answer": "2"},
+        "math_format": {},
         "code": {"test_list": ["assert f(1) == 2"]},
         "code_interpreter": {"answer": "2"},
     }.items():
@@ -236,6 +238,12 @@ def judge_one_by_one() -> None:
         environment.shutdown()
         parts.append({"name": world, "weight": 0.5})
     create_env("multi_reward", {"parts": parts}).shutdown()
+    columns = {"answer": "sum"}
+    watched = {"name": "arithmetic"}
+    watched = {"environment": watched, "check": {**watched, "columns": columns}}
+    environment = create_env("second_check", watched)
+    [verdict] = environment.step([_answered("3")], [{"answer": 3, "sum": 3}]).metadata
+    assert verdict["second_check"] == "accepted"
     log = _answered("3")
     with EnvironmentPool({"sum": "arithmetic"}) as pool:
         found = pool.submit("sum", log, {"answer": 3}).result(120)

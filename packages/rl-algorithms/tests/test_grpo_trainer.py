@@ -18,6 +18,7 @@ from rl_algorithms.seeds import row_seeds
 from rl_algorithms.trainers.sampling.rollout_files import RolloutFiles, rollout_parts
 from rl_distributed.errors import ConfigError
 from rl_envs import FunctionalRewardWrapper
+from rl_envs.worlds.second_check import SecondCheckEnvironment
 
 _spec = importlib.util.spec_from_file_location(
     "scripted_rollouts", Path(__file__).with_name("scripted_rollouts.py")
@@ -327,6 +328,21 @@ class TestKeptAnswers:
         trainer = make(max_num_steps=2, rollout=rollout)
         trainer.fit(ROWS, environment=Judge(by_answer))
         assert [r["step"] for r in kept(trainer)] == [1] * expected + [2] * expected
+
+    def test_rejected_ones_are_kept_and_warned_of(self, make):
+        trainer = make(max_num_steps=4, rollout={"kept_per_step": 1})
+        result = trainer.fit(
+            ROWS,
+            environment=SecondCheckEnvironment(
+                {"min_reward": -1e9},
+                environment=Judge(by_answer),
+                check=lambda response: 0.0,
+            ),
+        )
+        assert all(r["second_check"] == "rejected" for r in kept(trainer))
+        [warning] = [w for w in result.warnings if "may be hacked" in w]
+        assert "rejected 24 of 24 high-scoring answers of the last 3 steps" in warning
+        assert result.metrics["train:env/second_check_rejected_rate"] == 1.0
 
     def test_none_are_kept_if_none_are_wanted(self, make):
         trainer = make(rollout={"kept_per_step": 0})

@@ -43,6 +43,7 @@ def rollout(tokens: list[list[int]], **columns: Any) -> RolloutResult:
             "generation_lengths": mask.sum(1).long(),
             "branches": [()] * num_rows,
             "texts": [decode(answer) for answer in tokens],
+            "metadata": [{}] * num_rows,
             **columns,
         }
     )
@@ -148,3 +149,15 @@ def test_of_several_rollouts_of_a_step_the_first_is_kept() -> None:
     assert [record["response"] for record in kept.take()] == ["a"]
     kept.choose(second, 1)
     assert [record["response"] for record in kept.take()] == ["b"]
+
+
+def test_rejected_answers_are_kept_beside_the_others() -> None:
+    verdicts = ["accepted", None, "rejected", "rejected"]
+    result = rollout(
+        [[3], [4], [3, 3], [4, 4]],
+        rewards=torch.tensor([1.0, 0.0, 0.5, 0.5]),
+        metadata=[{"second_check": v} if v else {} for v in verdicts],
+    )
+    found = {r["response"]: r.get("second_check") for r in keep(result, 1).take()}
+    assert found == {"a": "accepted", "aa": "rejected"}
+    assert keep(result, 0).take() == []

@@ -136,6 +136,7 @@ def test_an_odd_line_is_left_out(tmp_path: Path, line: str) -> None:
     [
         ({"reward": float("nan")}, {}),
         ({"reward": True, "group": "1"}, {}),
+        ({"second_check": "rejected"}, {"second_check": "rejected"}),
         ({"rewards": {"a": 1, "b": "x", "c": None}}, {"rewards": {"a": 1}}),
         ({"prompt": 3, "response": ["x"], "expected": 4}, {"expected": "4"}),
         ({"tokens": ["a"], "logprobs": [0.0, 1.0]}, {}),

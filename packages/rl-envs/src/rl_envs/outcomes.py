@@ -3,6 +3,8 @@
 With the turn that ends a conversation, the environment stores a `ConversationOutcome`
 in the row's metadata under `outcome`. Whether the row can be trained on is decided
 separately, by the rollout.
+
+A second, stricter check stores its verdict beside it, under `second_check`.
 """
 
 from __future__ import annotations
@@ -11,10 +13,20 @@ from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from typing import Any
 
-__all__ = ["OUTCOME_KEY", "ConversationOutcome", "outcome_metrics", "outcome_of"]
+__all__ = [
+    "OUTCOME_KEY",
+    "SECOND_CHECK_KEY",
+    "ConversationOutcome",
+    "outcome_metrics",
+    "outcome_of",
+    "second_check_of",
+]
 
 OUTCOME_KEY = "outcome"
 """Metadata key of the `ConversationOutcome` of a finished conversation."""
+SECOND_CHECK_KEY = "second_check"
+"""Metadata key of the verdict of a second check: `accepted` or `rejected`."""
+_VERDICTS = {"accepted": True, "rejected": False}
 _UNFINISHED = "unfinished"
 
 
@@ -41,6 +53,16 @@ def outcome_of(metadata: Any) -> ConversationOutcome | None:
     if isinstance(value, str) and value in set(ConversationOutcome):
         return ConversationOutcome(value)
     return None
+
+
+def second_check_of(metadata: Any) -> bool | None:
+    """Return whether a second check accepted the answer; None if it was not checked.
+
+    Args:
+        metadata: The metadata that an environment returned for the row.
+    """
+    value = metadata.get(SECOND_CHECK_KEY) if isinstance(metadata, Mapping) else None
+    return _VERDICTS.get(value) if isinstance(value, str) else None
 
 
 def outcome_metrics(metadata: Iterable[Any]) -> dict[str, float]:

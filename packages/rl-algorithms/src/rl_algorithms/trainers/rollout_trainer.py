@@ -16,6 +16,7 @@ from rl_algorithms.trainers.base import BaseTrainer
 from rl_algorithms.trainers.sampling.answer_validation import validate_by_answers
 from rl_algorithms.trainers.sampling.kept_answers import KeptAnswers
 from rl_algorithms.trainers.sampling.reward_watch import RewardWatch
+from rl_algorithms.trainers.sampling.second_check_watch import SecondCheckWatch
 from rl_algorithms.trainers.sampling.unusable_rows import check_rows
 from rl_algorithms.trainers.sampling.validation import ValidationResult
 from rl_algorithms.trainers.settings.rollout_config import (
@@ -92,6 +93,7 @@ class RolloutTrainer(BaseTrainer[RolloutConfigT]):
             self.config.seed,
         )
         self._reward_watch = self._watch_rewards()
+        self._second_checks = SecondCheckWatch(self.config.rollout.max_rejected_rate)
         self._rollouts = RolloutEngine(
             self.components.required.generation,
             self._scorer(),
@@ -132,9 +134,10 @@ class RolloutTrainer(BaseTrainer[RolloutConfigT]):
         return self._kept.take()
 
     def _end_step(self) -> None:
-        found = self._reward_watch and self._reward_watch.end_step()
-        if found:
-            _logger.warning(found)
+        watches = (self._reward_watch, self._second_checks)
+        for found in (watch.end_step() for watch in watches if watch is not None):
+            if found:
+                _logger.warning(found)
 
     def _longest_answer(self) -> int:
         generation = self.config.policy.generation
@@ -182,6 +185,7 @@ class RolloutTrainer(BaseTrainer[RolloutConfigT]):
         """Return the training rows of a rollout and its metrics."""
         if self._reward_watch is not None:
             self._reward_watch.note(result.rows)
+        self._second_checks.note(result.rows["metadata"])
         self._kept.choose(result, self.state.step)
         num_tokens = float(result.rows["generation_lengths"].sum())
         return result.rows, {**result.metrics, "num_generated_tokens": num_tokens}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-__all__ = ["answers_in", "boxed_answer"]
+__all__ = ["answers_in", "boxed_answer", "boxed_answers"]
 
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*(?=\{)")
 # Text between two boxes that form one answer.
@@ -73,6 +73,13 @@ def boxed_answer(text: str) -> str | None:
         contents.insert(0, boxes[first][2])
     # A repeated box is one answer.
     return ", ".join(dict.fromkeys(contents))
+
+
+def boxed_answers(text: str) -> list[str]:
+    """Return the content of each of the last boxes that are complete, in order."""
+    starts = list(_BOX.finditer(text))[-_MAX_BOXES:]
+    found = (_box_at(text, start) for start in starts)
+    return [box[2] for box in found if box is not None]
 
 
 def _box_at(text: str, start: re.Match[str]) -> tuple[int, int, str] | None:

@@ -20,6 +20,7 @@ from rl_algorithms.data.types import Tokenizer
 from rl_algorithms.rollout.result import Outcome, RolloutResult
 from rl_algorithms.seeds import permutation
 from rl_distributed.batch.batched_data_dict import BatchedDataDict
+from rl_envs.outcomes import second_check_of
 
 __all__ = ["ROW_NUMBER", "KeptAnswers"]
 
@@ -41,14 +42,17 @@ class KeptAnswers:
     the weights, number of sampled tokens]`) and, if known,
 
     - `rewards`: the parts of the reward by name,
+    - `second_check`: `accepted` or `rejected`,
     - `advantage`, or `advantages` if those of the sampled tokens differ,
     - `messages`: the whole conversation, if it has more than prompt and response,
     - `expected`: the right answer,
     - `tokens` and `logprobs`: text and the sampler's log-prob of each sampled token.
 
+    Answers that a second check rejected are kept in addition to the others.
+
     Args:
         tokenizer: The policy's tokenizer.
-        num_kept: Number of answers per step; 0 for none.
+        num_kept: Number of answers per step, and of rejected ones; 0 for none.
         seed: The run's seed.
     """
 
@@ -74,7 +78,9 @@ class KeptAnswers:
         self._num_rows += rows.size
         if first:
             return
-        for row in _chosen(rows, self._num_kept, self._seed, step):
+        chosen = _chosen(rows, self._num_kept, self._seed, step)
+        rejected = _rejected(result)[: self._num_kept]
+        for row in sorted({*chosen, *rejected}):
             self._records[row] = self._record(result, row)
 
     def note_advantages(self, rows: BatchedDataDict[Any]) -> None:
@@ -115,6 +121,8 @@ class KeptAnswers:
         }
         if parts := _reward_parts(rows, row):
             record["rewards"] = parts
+        if (accepted := second_check_of(rows["metadata"][row])) is not None:
+            record["second_check"] = "accepted" if accepted else "rejected"
         expected = sample.extra_env_info.get("answer")
         if isinstance(expected, str | int | float):
             record["expected"] = expected
@@ -203,6 +211,11 @@ def _chosen(
                 break
         ranked = [group for group in ranked if group]
     return sorted(chosen[:num_kept])
+
+
+def _rejected(result: RolloutResult) -> list[int]:
+    verdicts = map(second_check_of, result.rows["metadata"])
+    return [row for row, accepted in enumerate(verdicts) if accepted is False]
 
 
 def _advantages(values: Tensor, mask: Tensor, record: dict[str, Any]) -> dict[str, Any]:

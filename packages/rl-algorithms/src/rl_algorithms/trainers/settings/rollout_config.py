@@ -64,6 +64,9 @@ class TrainingRolloutSettings(RolloutSettings):
     kept_max_bytes: int = Field(1 << 29, ge=1 << 20)
     """Size of that folder above which answers of steps between the first and the newest
     are removed, evenly over the run."""
+    max_rejected_rate: float = Field(0.1, ge=0.0, le=1.0)
+    """Share of the high-scoring answers that a second check may reject (environment
+    `second_check`) before the run warns of reward hacking; 1 for no warning."""
     tables_every: int = Field(10, ge=0)
     """Number of steps between two tables of kept answers, for the sinks that show
     tables: tensorboard, wandb, mlflow. Prompts and answers are sent to the sink, as are

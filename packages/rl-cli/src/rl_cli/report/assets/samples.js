@@ -214,6 +214,7 @@ class SampleBrowser {
       sample.group === undefined ? null : `group ${sample.group}`,
       versionText(sample),
       sample.outcome && sample.outcome !== "ok" ? sample.outcome.replaceAll("_", " ") : null,
+      sample.second_check ? `second check: ${sample.second_check}` : null,
       sample.dataset || null,
     ].filter((fact) => fact !== null);
     const same = sample.prompt === undefined ? null : el("button", {
@@ -234,7 +235,8 @@ function versionText(sample) {
 
 function matches(sample, text) {
   const wanted = text.toLowerCase();
-  const texts = [sample.prompt, sample.response, sample.expected, ...(sample.messages || []).map((m) => m[1])];
+  const second = sample.second_check && `second check: ${sample.second_check}`;
+  const texts = [sample.prompt, sample.response, sample.expected, second, ...(sample.messages || []).map((m) => m[1])];
   return texts.some((found) => found !== undefined && found.toLowerCase().includes(wanted));
 }
 
