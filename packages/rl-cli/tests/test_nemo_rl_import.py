@@ -17,6 +17,9 @@ from rl_distributed.errors import ConfigError
 RECIPES = Path(__file__).parent / "nemo_rl_recipes"
 
 
+RUNNABLE = ["grpo_math", "sft", "dpo", "rm", "ppo", "distillation"]
+
+
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     shutil.copytree(RECIPES, tmp_path / "theirs")
@@ -33,7 +36,7 @@ def reasons(imported: ImportedRecipe) -> dict[str, str]:
     return {entry.key: entry.why for entry in imported.left_out}
 
 
-@pytest.mark.parametrize("name", ["grpo_math", "sft", "dpo", "distillation"])
+@pytest.mark.parametrize("name", RUNNABLE)
 def test_the_result_is_valid_and_says_what_is_missing(
     name: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -57,7 +60,7 @@ def test_the_result_is_valid_and_says_what_is_missing(
     assert str(left_out[0]) in printed.err
 
 
-@pytest.mark.parametrize("name", ["grpo_math", "sft", "dpo", "distillation"])
+@pytest.mark.parametrize("name", RUNNABLE)
 def test_every_key_is_looked_at(name: str, folder: Path) -> None:
     path = folder / f"{name}.yaml"
     text = path.read_text() + "invented: {first: 1, second: {third: 2}, off: false}\n"
@@ -143,6 +146,42 @@ def test_sft_dpo_and_distillation(folder: Path) -> None:
     assert teacher["model_name"] == "org/large"
     assert teacher["parallelism"] == {"tensor": 2}
     assert "optimizer" not in teacher
+
+
+def test_rm(folder: Path) -> None:
+    imported = import_recipe(folder / "rm.yaml")
+    stage, why = stage_of(imported), reasons(imported)
+    assert (imported.algorithm, imported.run["seed"]) == ("rm", 3)
+    assert stage["rm"]["max_num_steps"] == 90
+    # Rows here, pairs there.
+    assert stage["policy"]["train_micro_batch_size"] == 4
+    assert stage["policy"]["train_global_batch_size"] == 16
+    assert "generation" not in stage["policy"]
+    assert not any("reward_model_cfg" in key for key in why)
+    assert stage["checkpointing"]["metric_name"] == "val:loss"
+
+
+def test_ppo(folder: Path) -> None:
+    imported = import_recipe(folder / "ppo.yaml")
+    stage, why = stage_of(imported), reasons(imported)
+    assert (imported.algorithm, imported.run["seed"]) == ("ppo", 9)
+    ppo = stage["ppo"]
+    assert (ppo["ppo_epochs"], ppo["critic_warmup_steps"]) == (2, 5)
+    # Their lambda of the policy leaves that of the values as it was.
+    assert (ppo["gae_lambda"], ppo["gae_lambda_value"]) == (0.9, 0.95)
+    assert (ppo["gae_gamma"], ppo["normalize_advantages"]) == (1.0, True)
+    assert ppo["reward_scaling"]["target_min"] == -1.0
+    assert stage["critic"]["train_micro_batch_size"] == 4
+    assert stage["critic"]["optimizer"]["kwargs"]["lr"] == 1e-5
+    assert stage["loss_fn"]["positive_nll_coef"] == 0.1
+    assert stage["value_loss_fn"] == {"scale": 0.5, "cliprange": 0.2}
+    assert "length" in why["ppo.adv_estimator.length_adaptive_alpha"]
+    assert "critic alone" in why["ppo.policy_training_start_step"]
+    assert why["ppo.async_ppo.*"] == "set ppo.asynchronous"
+    estimator = {"name": "raw_reward"}
+    raw = changed(folder, "ppo", ppo={"adv_estimator": estimator})
+    assert stage_of(raw)["ppo"]["gae_lambda"] == 1.0
+    assert "critic" in reasons(raw)["ppo.adv_estimator.name"]
 
 
 def changed(folder: Path, name: str, **sections: Any) -> ImportedRecipe:

@@ -211,6 +211,20 @@ def test_a_recipe_fits_the_gpus_that_it_names(name: str, capsys: Capture) -> Non
         )
 
 
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("agents-gsm8k", "asynchronous: tokens come from weights"),
+        ("tools-gsm8k", "on-policy: each answer is used once"),
+    ],
+)
+def test_a_plan_says_how_stale_answers_may_be(
+    name: str, said: str, capsys: Capture
+) -> None:
+    assert _run(["plan", name], False) == 0
+    assert said in " ".join(capsys.readouterr().out.replace("│", " ").split())
+
+
 def summary_about(name: str) -> AboutConfig:
     return load_run(name, None, []).about
 

@@ -12,7 +12,10 @@ from typing import Any
 import pytest
 
 from rl_cli.main import _run
+from rl_cli.report.page import write_page
+from rl_cli.report.run_reader import read_run
 from rl_cli.run_listing import find_runs, summarize_run
+from rl_distributed.runs.ending import forget_pause, note_pause
 from rl_distributed.runs.folder import begin_run, own_run_folder
 
 MakeRun = Callable[..., Path]
@@ -48,6 +51,27 @@ def test_runs_are_listed_with_their_states(
     }
     assert found["failed"]["reason"] == "RuntimeError: the disk is full"
     assert found["finished"]["reason"] is None
+
+
+def test_a_paused_run_is_shown_as_such_everywhere(
+    make_run: MakeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = make_run("held", finished=False)
+    with own_run_folder(folder):
+        for noted, state in ((True, "paused"), (False, "running")):
+            if noted:
+                note_pause(folder, "alice")
+            else:
+                forget_pause(folder)
+            assert listed(tmp_path, capsys)["held"]["state"] == state
+            assert _run(["runs", str(tmp_path)], False) == 0
+            assert state in capsys.readouterr().out
+            assert _run(["watch", str(folder), "--terminal", "--once"], False) == 0
+            shown = capsys.readouterr().out.split()
+            assert shown[1:3] == ["grpo", state]
+            page = tmp_path / "page.html"
+            write_page([read_run(folder)], page)
+            assert f'"state":"{state}"' in page.read_text()
 
 
 def test_a_run_has_steps_best_value_and_age(make_run: MakeRun, tmp_path: Path) -> None:

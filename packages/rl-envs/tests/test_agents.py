@@ -213,6 +213,7 @@ class TestFiles:
             ({}, "set file or command.*got neither"),
             ({"file": __file__, "command": "x"}, "got both"),
             ({"file": "/nowhere.py"}, "does not exist"),
+            ({"file": "no_such_package.agent"}, "no module 'no_such_package.agent'"),
             ({"command": "  "}, "must name a program"),
             ({"file": __file__, "reward_from": "exit_code"}, "for a command only"),
             ({"command": "x", "max_at_once": 0}, "max_at_once"),

@@ -8,6 +8,7 @@ from typing import Any
 from rich.padding import Padding
 from rich.text import Text
 
+from rl_algorithms.trainers.settings.policy_gradient_config import PolicyGradientConfig
 from rl_algorithms.trainers.settings.rollout_config import RolloutTrainerConfig
 from rl_cli.console import Listing, Terminal, table
 from rl_cli.plan_advice import Remedies
@@ -144,7 +145,7 @@ def _step_rows(plan: StagePlan) -> Iterator[tuple[str, str]]:
             f"if it moves {sync.bytes_per_second / 1e9:g} GB/s (assumed)",
         )
     if isinstance(plan.config, RolloutTrainerConfig):
-        yield "staleness", _staleness(batches.optimizer_steps)
+        yield "staleness", _staleness(plan.config, batches.optimizer_steps)
     yield "loading", f"at most {_size(plan.host_bytes)} of memory per node"
 
 
@@ -153,7 +154,17 @@ def _is_by_tokens(plan: StagePlan) -> bool:
     return policy.sequence_packing is not None or policy.dynamic_batching is not None
 
 
-def _staleness(steps: int) -> str:
+def _staleness(config: RolloutTrainerConfig, steps: int) -> str:
+    ahead = (
+        config.asynchronous.max_staleness
+        if isinstance(config, PolicyGradientConfig) and config.asynchronous
+        else 0
+    )
+    if ahead > 0:
+        return (
+            f"asynchronous: tokens come from weights that are at most {ahead} step(s) "
+            f"older, each of {steps} optimizer step(s)"
+        )
     if steps == 1:
         return "on-policy: each answer is used once, by the weights that sampled it"
     return (

@@ -61,8 +61,11 @@ def policy_section(recipe: TheirRecipe, at: str = "policy") -> dict[str, Any]:
     chunk = recipe.take(f"{at}.logprob_chunk_size")
     if chunk is not None:
         put(ours, "dtensor.logprob_chunk_size", chunk)
-    if recipe.has(f"{at}.reward_model_cfg"):
-        recipe.leave(f"{at}.reward_model_cfg", "`rl train rm` has a head of rewards")
+    if recipe.has("rm"):
+        # The algorithm implies the head.
+        for name in ("enabled", "reward_model_type"):
+            recipe.take(f"{at}.reward_model_cfg.{name}")
+    recipe.leave(f"{at}.reward_model_cfg", "`rl train rm` has a head of rewards")
     return ours
 
 

@@ -18,7 +18,10 @@ from rl_distributed.errors import ConfigError
 __all__ = ["ImportedRecipe", "import_recipe"]
 
 _METRICS = {"val:validation-default_loss": "val:loss"}
-_SAMPLED = ("grpo", "distillation")
+_SAMPLED = ("grpo", "ppo", "distillation")
+_PAIRS = ("dpo", "rm")
+_GAE_LAMBDA = 0.95
+"""Default of NeMo RL."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,7 @@ def import_recipe(path: Path) -> ImportedRecipe:
     recipe = TheirRecipe.read(path)
     algorithm = _algorithm(recipe, path)
     stage: dict[str, Any] = {"policy": policy_section(recipe)}
-    if algorithm == "dpo":
+    if algorithm in _PAIRS:
         _count_rows(recipe, stage["policy"])
     if algorithm in _SAMPLED:
         stage["policy"]["generation"] = generation_section(recipe, stage["policy"])
@@ -66,8 +69,8 @@ def import_recipe(path: Path) -> ImportedRecipe:
     stage["checkpointing"] = _checkpointing(recipe)
     stage["logger"] = _logger(recipe)
     for key, why in keys.LEFT_OUT.items():
-        for place in (key, key.replace("policy.", "teacher.", 1)):
-            recipe.leave(place, why)
+        for model in ("policy.", "teacher.", "value."):
+            recipe.leave(key.replace("policy.", model, 1), why)
     recipe.leave_rest()
     stage = {name: section for name, section in stage.items() if section != {}}
     # Validated here, so that errors name keys of the run file.
@@ -84,7 +87,7 @@ def _algorithm(recipe: TheirRecipe, path: Path) -> str:
     found = [name for name in _OWN_SECTIONS if recipe.has(name)]
     if len(found) == 1:
         return found[0]
-    got = "ppo" if recipe.has("ppo") else ", ".join(found) or "none of them"
+    got = ", ".join(found) or "none of them"
     raise ConfigError(
         f"{path} must have one of the sections {', '.join(_OWN_SECTIONS)}, which "
         f"determines the algorithm: got {got}"
@@ -104,10 +107,24 @@ def _grpo(recipe: TheirRecipe) -> dict[str, Any]:
     grpo: dict[str, Any] = {"val_greedy": False}
     copy_keys(recipe, "grpo", (*keys.GRPO, *_GRPO_ALONE), grpo)
     grpo["adv_estimator"] = _estimator(recipe)
+    _rewards(recipe, "grpo", grpo)
+    asynchronous = recipe.peek("grpo.async_grpo.enabled", False)
+    why = "training is synchronous" if asynchronous else "switched off"
+    recipe.leave("grpo.async_grpo", why)
+    loss = _policy_loss(recipe)
+    weight = "loss_fn.positive_example_nll_weight"
+    if recipe.peek(weight, 0.0):
+        recipe.leave(weight, "`rl train ppo` has it: loss_fn.positive_nll_coef")
+    recipe.take(weight)
+    return {"grpo": grpo, "loss_fn": loss}
+
+
+def _rewards(recipe: TheirRecipe, section: str, ours: dict[str, Any]) -> None:
+    """Carry over what changes rewards between environment and advantages."""
     for name in ("reward_scaling", "reward_shaping"):
-        place = f"grpo.{name}"
+        place = f"{section}.{name}"
         if recipe.take(f"{place}.enabled", False):
-            grpo[name] = _shaping(recipe, place)
+            ours[name] = _shaping(recipe, place)
         else:
             recipe.leave(place, "switched off")
     for name, neutral, why in (
@@ -115,16 +132,67 @@ def _grpo(recipe: TheirRecipe) -> dict[str, Any]:
         ("invalid_tool_call_advantage", None, "a reward function can penalise it"),
         ("malformed_thinking_advantage", None, "a reward function can penalise it"),
     ):
-        if recipe.peek(f"grpo.{name}", neutral) != neutral:
-            recipe.leave(f"grpo.{name}", why)
-        recipe.take(f"grpo.{name}")
-    asynchronous = recipe.peek("grpo.async_grpo.enabled", False)
-    why = "training is synchronous" if asynchronous else "switched off"
-    recipe.leave("grpo.async_grpo", why)
+        if recipe.peek(f"{section}.{name}", neutral) != neutral:
+            recipe.leave(f"{section}.{name}", why)
+        recipe.take(f"{section}.{name}")
     if any((recipe.peek("reward_penalties") or {}).values()):
         recipe.leave("reward_penalties", "a reward function can penalise it")
     recipe.take("reward_penalties")
-    return {"grpo": grpo, "loss_fn": _policy_loss(recipe)}
+
+
+def _ppo(recipe: TheirRecipe) -> dict[str, Any]:
+    ppo: dict[str, Any] = {"val_greedy": False}
+    copy_keys(recipe, "ppo", (*keys.GRPO, "ppo_epochs", "overlong_filtering"), ppo)
+    start = recipe.peek("ppo.policy_training_start_step")
+    if start:
+        ppo["critic_warmup_steps"] = start
+        why = f"critic_warmup_steps={start} initial steps train the critic alone"
+        recipe.change("ppo.policy_training_start_step", why)
+    recipe.take("ppo.policy_training_start_step")
+    _gae(recipe, ppo)
+    _rewards(recipe, "ppo", ppo)
+    if recipe.peek("ppo.use_dynamic_sampling", False):
+        recipe.leave("ppo.use_dynamic_sampling", "`rl train dapo` samples so")
+    for name in ("use_dynamic_sampling", "dynamic_sampling_max_gen_batches"):
+        recipe.take(f"ppo.{name}")
+    recipe.leave(
+        "ppo.skip_reference_policy_logprobs_calculation",
+        "they are calculated only where a penalty needs them",
+    )
+    asynchronous = recipe.peek("ppo.async_ppo.enabled", False)
+    why = "set ppo.asynchronous" if asynchronous else "switched off"
+    recipe.leave("ppo.async_ppo", why)
+    loss = _policy_loss(recipe)
+    weight = recipe.take("loss_fn.positive_example_nll_weight", 0.0)
+    if weight:
+        loss["positive_nll_coef"] = weight
+    value_loss: dict[str, Any] = {}
+    copy_keys(recipe, "value_loss_fn", ("scale", "cliprange"), value_loss)
+    critic = policy_section(recipe, "value")
+    recipe.leave("value.generation", "the critic samples nothing")
+    return {"ppo": ppo, "critic": critic, "loss_fn": loss, "value_loss_fn": value_loss}
+
+
+def _gae(recipe: TheirRecipe, ppo: dict[str, Any]) -> None:
+    """Carry over the estimator, whose keys belong to section `ppo` here."""
+    at = "ppo.adv_estimator"
+    name = recipe.take(f"{at}.name", "gae")
+    if name == "gae":
+        own = ("gae_gamma", "gae_lambda", "gae_lambda_value", "normalize_advantages")
+        copy_keys(recipe, at, own, ppo)
+        policy_lambda = recipe.take(f"{at}.gae_lambda_policy")
+        if policy_lambda is not None:
+            # Theirs overrides gae_lambda for the policy alone.
+            ppo.setdefault("gae_lambda_value", ppo.get("gae_lambda", _GAE_LAMBDA))
+            ppo["gae_lambda"] = policy_lambda
+        alpha = f"{at}.length_adaptive_alpha"
+        recipe.leave(alpha, "lambda does not depend on the length: ppo.gae_lambda")
+    else:
+        # Each token gets the reward of its answer, without a critic's baseline.
+        ppo |= {"gae_lambda": 1.0, "gae_gamma": 1.0}
+        why = "advantages are rewards minus the critic's values (gae, lambda 1)"
+        recipe.left_out.append(LeftOut(f"{at}.name", name, why))
+        recipe.leave(at, f"belongs to the estimator {name}")
 
 
 _GRPO_ALONE = (
@@ -190,10 +258,6 @@ def _policy_loss(recipe: TheirRecipe) -> dict[str, Any]:
                         f"set loss_fn.{truncated}type, or it means nothing",
                     )
                 )
-    weight = "loss_fn.positive_example_nll_weight"
-    if recipe.peek(weight, 0.0):
-        recipe.leave(weight, "`rl train ppo` has it: loss_fn.positive_nll_coef")
-    recipe.take(weight)
     for name in ("kl_input_clamp_value", "kl_output_clamp_value"):
         if recipe.peek("loss_fn") and name in recipe.peek("loss_fn"):
             # null means no clamp, unlike a missing key, which means the default.
@@ -217,6 +281,13 @@ def _dpo(recipe: TheirRecipe) -> dict[str, Any]:
     return {"dpo": section, "loss_fn": loss}
 
 
+def _rm(recipe: TheirRecipe) -> dict[str, Any]:
+    section: dict[str, Any] = {}
+    copy_keys(recipe, "rm", keys.SUPERVISED, section)
+    recipe.leave("rm.val_micro_batch_size", "policy.logprob_batch_size has that size")
+    return {"rm": section}
+
+
 def _distillation(recipe: TheirRecipe) -> dict[str, Any]:
     section: dict[str, Any] = {"val_greedy": False}
     # The default of NeMo RL.
@@ -235,6 +306,8 @@ _OWN_SECTIONS: dict[str, Callable[[TheirRecipe], dict[str, Any]]] = {
     "grpo": _grpo,
     "sft": _sft,
     "dpo": _dpo,
+    "rm": _rm,
+    "ppo": _ppo,
     "distillation": _distillation,
 }
 

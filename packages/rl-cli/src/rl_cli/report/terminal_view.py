@@ -37,7 +37,12 @@ _METRICS = (
 _NUM_ANSWERS = 3
 _LONGEST = 240
 _RECENT = 20
-_STYLES = {"failed": "bold red", "interrupted": "yellow", "finished": "green"}
+_STYLES = {
+    "failed": "bold red",
+    "interrupted": "yellow",
+    "paused": "yellow",
+    "finished": "green",
+}
 
 
 def show(live: LiveRuns, console: Console, *, once: bool) -> None:

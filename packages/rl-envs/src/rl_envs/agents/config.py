@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import shlex
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal, Self
 
@@ -12,6 +14,9 @@ from rl_distributed.config import Config
 from rl_envs.agents.tasks import AgentLimits
 
 __all__ = ["AgentConfig", "FileAgentConfig"]
+
+_MODULE = re.compile(r"[^\W\d]\w*(\.(?!py$)[^\W\d]\w*)+")
+"""Dotted names of modules; names of files end in `.py`."""
 
 
 class AgentConfig(Config):
@@ -46,7 +51,8 @@ class FileAgentConfig(AgentConfig):
     """Settings of the environment `agent`: which program it is."""
 
     file: str | None = None
-    """Python file that defines the agent; modules beside it can be imported."""
+    """Python file that defines the agent, or an installed module such as
+    `my_package.agent`; modules beside the file can be imported."""
     function: str = "agent"
     """Name of the agent in the file."""
     command: str | list[str] | None = None
@@ -60,6 +66,22 @@ class FileAgentConfig(AgentConfig):
     returns, or what the program writes; null: the agent itself gives the reward."""
     reward_function: str = "reward"
     """Name of the function in that file."""
+
+    @field_validator("file")
+    @classmethod
+    def _find_module(cls, value: str | None) -> str | None:
+        if value is None or not _MODULE.fullmatch(value) or Path(value).exists():
+            return value
+        try:
+            spec = find_spec(value)
+        except ModuleNotFoundError:
+            spec = None
+        if spec is None or spec.origin is None:
+            raise ValueError(
+                "must be a Python file or an installed module: there is no module "
+                f"{value!r}; correct the name, or give the path of a .py file"
+            )
+        return spec.origin
 
     @field_validator("file", "reward_file")
     @classmethod
