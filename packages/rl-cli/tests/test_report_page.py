@@ -354,6 +354,88 @@ def test_a_narrow_window_needs_no_sideways_scrolling_and_has_contrast(
         assert narrow.evaluate(CONTRASTS) == []
 
 
+@NEEDS_BROWSER
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_every_text_has_contrast_and_every_control_the_focus(
+    make_run: MakeRun, tmp_path: Path, dark: bool
+) -> None:
+    runs = [
+        make_run(name, samples=answers(2, 3), rollouts=groups(2)) for name in ("a", "b")
+    ]
+    page = page_of(*runs, path=tmp_path / "page.html")
+    with Chromium(dark=dark) as browser:
+        for view in ("learning", "samples", "timing", "trust", "setup"):
+            browser.open(page, view)
+            browser.call("Page.reload")
+            browser.wait("document.querySelector('main table, main article') !== null")
+            found = browser.evaluate(POOR_TEXTS)
+            assert found["checked"] > 20, view
+            assert found["poor"] == [], view
+            wanted = set(browser.evaluate(CONTROLS))
+            assert browser.evaluate("document.activeElement.tagName") == "BODY"
+            reached: dict[int, bool] = {}
+            for _ in range(len(wanted) + 2):
+                browser.press("Tab")
+                number, is_shown = browser.evaluate(FOCUSED)
+                reached.setdefault(number, is_shown)
+            assert wanted <= reached.keys(), view
+            assert all(reached[number] for number in wanted), view
+
+
+# Numbers the controls that can be seen; of radio buttons and tabs, one takes the focus.
+CONTROLS = """(() => {
+  const kinds = "a[href], button, input, select, summary, [tabindex='0']";
+  window.controls = [...document.querySelectorAll(kinds)].filter(
+    (e) => e.checkVisibility() && e.tabIndex >= 0 && !e.disabled);
+  return window.controls.map((_, number) => number);
+})()"""
+FOCUSED = """(() => {
+  const e = document.activeElement, style = getComputedStyle(e);
+  const outlined = style.outlineStyle !== "none" && parseFloat(style.outlineWidth) >= 1;
+  return [window.controls.indexOf(e), outlined || style.boxShadow !== "none"];
+})()"""
+# Composes the colours behind each text as they are drawn (WCAG 2.2, 1.4.3).
+POOR_TEXTS = """(() => {
+  const canvas = document.createElement("canvas").getContext("2d");
+  const rgba = (text) => {
+    canvas.clearRect(0, 0, 1, 1);
+    canvas.fillStyle = text;
+    canvas.fillRect(0, 0, 1, 1);
+    const [r, g, b, a] = canvas.getImageData(0, 0, 1, 1).data;
+    return [r, g, b, a / 255];
+  };
+  const over = ([r, g, b, a], under) =>
+    [r, g, b].map((c, i) => c * a + under[i] * (1 - a));
+  const light = (colour) => {
+    const [r, g, b] = colour.map((c) => {
+      const v = c / 255;
+      return v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4;
+    });
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const poor = [];
+  let checked = 0;
+  const walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (walk.nextNode()) {
+    const e = walk.currentNode.parentElement;
+    const text = walk.currentNode.data.trim();
+    if (!text || !e.checkVisibility() || e.closest("script, [disabled]")) continue;
+    const chain = [];
+    for (let up = e; up; up = up.parentElement) chain.unshift(up);
+    let ground = [255, 255, 255];
+    for (const up of chain)
+      ground = over(rgba(getComputedStyle(up).backgroundColor), ground);
+    const style = getComputedStyle(e), colour = over(rgba(style.color), ground);
+    const [dark, bright] = [light(colour), light(ground)].sort((x, y) => x - y);
+    const ratio = (bright + 0.05) / (dark + 0.05);
+    const size = parseFloat(style.fontSize);
+    const large = size >= 24 || (size >= 18.66 && Number(style.fontWeight) >= 700);
+    checked += 1;
+    if (ratio < (large ? 3 : 4.5))
+      poor.push(`${e.tagName} ${text.slice(0, 30)}: ${ratio.toFixed(2)}`);
+  }
+  return {checked, poor: [...new Set(poor)]};
+})()"""
 CONTRASTS = """(() => {
   const style = getComputedStyle(document.documentElement);
   const light = (name) => {
