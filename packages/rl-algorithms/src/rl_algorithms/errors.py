@@ -14,7 +14,8 @@ rl_distributed.DistributedError
     ├── RolloutError                            too many rows of a rollout failed
     ├── NoLearningSignalError                   no group of answers differs in reward
     ├── MismatchError                           sampler and trainer disagree
-    └── ScheduleError                           an impossible event or state
+    ├── ScheduleError                           an impossible event or state
+    └── StalledError         TimeoutError       a run made no progress
 ```
 
 Each also inherits the builtin that it replaces, and all can be pickled, because they
@@ -38,6 +39,7 @@ __all__ = [
     "PromptTooLongError",
     "RolloutError",
     "ScheduleError",
+    "StalledError",
 ]
 
 
@@ -87,3 +89,7 @@ class MismatchError(AlgorithmError):
 
 class ScheduleError(AlgorithmError):
     """The schedule of asynchronous training got an impossible event or state."""
+
+
+class StalledError(AlgorithmError, TimeoutError):
+    """A run made no progress for `fault_tolerance.stall_limit_s`."""

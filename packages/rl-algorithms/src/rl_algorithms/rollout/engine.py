@@ -18,7 +18,7 @@ Nothing here assumes that all tokens come from one version of the weights.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -63,6 +63,7 @@ class RolloutEngine:
         use_chat_template: Whether the chat template formats prompts; by default, if the
             tokenizer has one.
         retry: Policy for retries; by default, from `config.retry`.
+        on_progress: Called whenever answers or verdicts have arrived, in some thread.
     """
 
     def __init__(
@@ -74,7 +75,10 @@ class RolloutEngine:
         *,
         use_chat_template: bool | None = None,
         retry: RetryPolicy | None = None,
+        on_progress: Callable[[], None] = lambda: None,
     ) -> None:
+        self.note_progress = on_progress
+        """Tells that answers or verdicts have arrived."""
         self._generation = generation
         self._tokenizer = tokenizer
         self.config = config if config is not None else RolloutConfig()
@@ -102,6 +106,7 @@ class RolloutEngine:
                 self.config,
                 use_chat_template,
                 self.judge,
+                on_progress,
             )
         self._finisher = Finisher(self.judge, self.config, tokenizer.pad_token_id or 0)
 
@@ -348,9 +353,11 @@ class RolloutEngine:
                 rows.fail(error)
                 return
         rows.add_answers(output)
+        self.note_progress()
         with play.span("environment"):
             verdict = self.judge.step(rows.active_logs(), rows.active_metadata())
         rows.add_verdict(verdict)
+        self.note_progress()
         if not last:
             rows.go_on(
                 verdict,

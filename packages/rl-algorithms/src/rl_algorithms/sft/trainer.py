@@ -109,6 +109,7 @@ class SFTTrainer(BaseTrainer[SFTConfig]):
                     max_total_sequence_length=(self.config.policy.row_limit),
                 ),
                 use_chat_template=self.config.data.apply_chat_template,
+                on_progress=self._at_work.note_progress,
             )
 
     def _close(self) -> None:

@@ -206,6 +206,13 @@ class Algorithm(ABC, Generic[ConfigT]):
             ConfigError: The state does not fit the configuration.
         """
 
+    def _waits(self) -> Sequence[str]:
+        """Return lines on what a step waits for, for the report of a stall.
+
+        Called in another thread than the steps, which may hang.
+        """
+        return ()
+
     def _close(self) -> None:
         """Release what steps have started; called once, before the workers close."""
 

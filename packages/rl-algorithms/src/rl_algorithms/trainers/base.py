@@ -351,6 +351,7 @@ class BaseTrainer(Algorithm[ConfigT]):
             )
             total += float(output["loss"].mean()) * batch.size
             count += batch.size
+            self._at_work.note_progress()
         return ValidationResult({"val_loss": total / count if count else 0.0})
 
     # Attributes that a loss may use in the workers ---------------------------------

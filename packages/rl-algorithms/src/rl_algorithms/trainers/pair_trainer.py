@@ -79,6 +79,7 @@ class PairTrainer(BaseTrainer[ConfigT]):
             output = self.components.required.policy.train(
                 batch, self._loss, eval_mode=True, global_batch_size=batch.size
             )
+            self._at_work.note_progress()
             metrics = train_metrics(output)
             num_pairs = float(batch["sample_mask"].sum()) / 2
             for name in self.loss_parts:

@@ -9,7 +9,7 @@ sync weights -> sample -> [no rows: the step ends] -> learn (of the algorithm)
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -34,10 +34,13 @@ from rl_algorithms.trainers.settings.policy_gradient_config import (
 from rl_algorithms.trainers.setup.components import Needs
 from rl_algorithms.trainers.steps.training_rows import train_metrics
 from rl_distributed.batch.batched_data_dict import BatchedDataDict
-from rl_distributed.errors import ConfigError
+from rl_distributed.errors import ConfigError, DeadlineExceededError
 from rl_envs.interfaces import EnvironmentInterface
 
 __all__ = ["PolicyGradientTrainer"]
+
+# A controller that answers at all does so in milliseconds.
+_ASK_S = 2.0
 
 PolicyGradientConfigT = TypeVar("PolicyGradientConfigT", bound=PolicyGradientConfig)
 
@@ -200,6 +203,15 @@ class PolicyGradientTrainer(RolloutTrainer[PolicyGradientConfigT]):
                 "(max_staleness=0 for the synchronous order)"
             )
         self._saved_ahead = saved
+
+    def _waits(self) -> Sequence[str]:
+        ahead = self._ahead
+        if ahead is None:
+            return ()
+        try:
+            return [f"schedule: {ahead.waits(_ASK_S)}"]
+        except DeadlineExceededError as error:
+            return [str(error)]
 
     def _close(self) -> None:
         ahead, self._ahead = self._ahead, None

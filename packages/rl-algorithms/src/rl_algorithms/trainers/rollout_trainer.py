@@ -105,6 +105,7 @@ class RolloutTrainer(BaseTrainer[RolloutConfigT]):
                 min_answer_room=self._longest_answer(),
             ),
             use_chat_template=self.config.data.apply_chat_template,
+            on_progress=self._at_work.note_progress,
         )
 
         self._check_agents()

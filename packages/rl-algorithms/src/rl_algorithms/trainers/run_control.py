@@ -58,6 +58,7 @@ class RunControl(Generic[ConfigT]):
         outputs: Outputs with its checkpoints.
         hooks: Callbacks, notified of a pause.
         signals: Signal guard; a signal ends a pause.
+        on_progress: Called while a run is paused, which is no stall.
     """
 
     def __init__(
@@ -67,8 +68,10 @@ class RunControl(Generic[ConfigT]):
         outputs: RunOutputs,
         hooks: RunHooks,
         signals: SignalGuard,
+        on_progress: Callable[[], None] = lambda: None,
     ) -> None:
         self._trainer, self._outputs = trainer, outputs
+        self._on_progress = on_progress
         self.updates = updates
         """Changes of the configuration."""
         self._hooks, self._signals = hooks, signals
@@ -229,6 +232,7 @@ class RunControl(Generic[ConfigT]):
             while self._paused_by is not None:
                 self._signals.check()
                 look.wait(_LOOK_EVERY_S)
+                self._on_progress()
                 self._take("step_begin")
                 self.save_if_asked(save)
                 unsaved = state.step > 0 and checkpoints.saved_at != state.step

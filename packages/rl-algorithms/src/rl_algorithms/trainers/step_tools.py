@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -45,6 +45,8 @@ class StepTools:
         hooks: Callbacks, notified of each phase.
         signals: Signal guard, checked before each phase.
         throughput: Counter of trained tokens.
+        on_progress: Called at the begin and the end of each phase, and with whatever
+            else shows that the run goes on.
     """
 
     def __init__(
@@ -53,10 +55,13 @@ class StepTools:
         hooks: RunHooks,
         signals: SignalGuard,
         throughput: Throughput,
+        on_progress: Callable[[], None] = lambda: None,
     ) -> None:
         # Weak, because the trainer holds these tools: see `RunHooks`.
         self._trainer_ref = weakref.ref(trainer)
         self._hooks, self._signals, self.throughput = hooks, signals, throughput
+        self.note_progress = on_progress
+        """Tells the watchdog that the run goes on; may be called from any thread."""
         self._memory = _memory_turns(trainer)
         self.batches: Iterator[BatchedDataDict[Any]] = iter(())
         """Remaining batches of the pass over the data."""
@@ -78,6 +83,7 @@ class StepTools:
     def phase(self, name: str, *, label: str | None = None) -> Iterator[None]:
         """See `Algorithm.phase`."""
         self._signals.check()
+        self.note_progress()
         if name in _PROTECTED:
             self._signals.hold()
         around, self.phase_name = self.phase_name, name
@@ -89,6 +95,7 @@ class StepTools:
         # Not in a `finally`: after an exception the name must stay, for the error
         # message.
         self.phase_name = around
+        self.note_progress()
 
     def check(self) -> None:
         """Raise Interrupted if a signal came; for waits within a phase."""
@@ -152,7 +159,9 @@ class StepTools:
     def draw_batch(self) -> BatchedDataDict[Any] | None:
         """See `Algorithm.draw_batch`."""
         with self._trainer.timer.time("data_processing"):
-            return next(self.batches, None)
+            batch = next(self.batches, None)
+        self.note_progress()
+        return batch
 
 
 def _memory_turns(trainer: SteppingTrainer) -> MemoryTurns:

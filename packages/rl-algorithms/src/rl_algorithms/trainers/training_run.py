@@ -10,6 +10,7 @@ check -> data -> folder -> workers -> restore -> [validate] -> steps -> close
 | phase        | rows            | rows, metrics  | worker groups    | time, a signal  |
 | SignalGuard  | signals         | Interrupted    | protected phases | a second signal |
 | ClusterWatch | Ray's processes | a signal       | nothing          | close           |
+| Watchdog     | progress        | a signal       | its limit        | close           |
 
 Shutdown reverses the start: logger, checkpoints, weight sync, environment, generation,
 policy, cluster, Ray. Each is closed regardless of errors in the others, and only if the
@@ -19,11 +20,12 @@ trainer created it.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sized
+from collections.abc import Callable, Iterable, Sized
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Generic
 
+from rl_algorithms.errors import StalledError
 from rl_algorithms.trainers.algorithm import Algorithm, ConfigT
 from rl_algorithms.trainers.callbacks import Callback, CallbackList, RunHooks
 from rl_algorithms.trainers.live_config import LiveConfig
@@ -38,6 +40,7 @@ from rl_algorithms.trainers.run.signals import Interrupted, SignalGuard
 from rl_algorithms.trainers.run.state import TrainerState
 from rl_algorithms.trainers.run.throughput import Throughput
 from rl_algorithms.trainers.run.warnings import WarningKeeper
+from rl_algorithms.trainers.run.watchdog import RunView, Watchdog
 from rl_algorithms.trainers.run_control import RunControl
 from rl_algorithms.trainers.schedule import (
     Patience,
@@ -59,6 +62,7 @@ from rl_algorithms.trainers.setup.component_start import start_components
 from rl_algorithms.trainers.setup.kept_workers import KeptWorkers
 from rl_algorithms.trainers.setup.memory_hint import memory_hint
 from rl_algorithms.trainers.setup.reward_trial import try_reward_fn
+from rl_algorithms.trainers.setup.safe_save import why_unsafe
 from rl_algorithms.trainers.step_tools import StepTools
 from rl_distributed.cluster.watch import ClusterWatch, find_loss
 from rl_distributed.errors import ClusterLostError
@@ -97,6 +101,11 @@ class TrainingRun(Generic[ConfigT]):
         self._signals, self._closing = SignalGuard(), ExitStack()
         self._loop: TrainingLoop[ConfigT] | None = None
         """Set once everything is built."""
+        self._watchdog = Watchdog(
+            trainer.config.fault_tolerance.stall_limit_s,
+            self._signals,
+            RunView(self._where, trainer._waits, lambda: trainer.run_dir),
+        )
 
     def fit(
         self,
@@ -110,7 +119,9 @@ class TrainingRun(Generic[ConfigT]):
     ) -> TrainResult:
         """Train; see `BaseTrainer.fit`."""
         trainer = self._trainer
-        with self._signals, self._closing, ClusterWatch(self._notice_loss):
+        watch = ClusterWatch(self._notice_loss)
+        # The watchdog outlasts what is closed, which may hang as well.
+        with self._signals, self._watchdog, self._closing, watch:
             try:
                 # A signal during the set-up is raised between its steps, where
                 # everything made so far is known to the exit stack.
@@ -122,21 +133,28 @@ class TrainingRun(Generic[ConfigT]):
                 self._prepare(dataset, val_dataset, reward_fn, environment)
                 outputs, loop = self._open(resume, overwrite)
                 self._signals.release()
+                self._watchdog.begin()
                 loop.run()
                 return outputs.write_result(
                     trainer.config, trainer.state, trainer.history, self._began_s
                 )
             except Interrupted as error:
                 self._signals.acknowledge()
-                ending = self._lost() or error.with_checkpoint(self._keep_checkpoint())
+                ending = (
+                    self._lost()
+                    or self._stalled()
+                    or error.with_checkpoint(self._keep_checkpoint())
+                )
                 self._report_exception(ending)
                 raise ending from None
             except BaseException as error:
                 # Calls into a lost cluster raise all kinds of errors; the loss itself
                 # is the one to report.
-                if isinstance(error, Exception) and (lost := self._lost()) is not None:
-                    self._report_exception(lost)
-                    raise lost from error
+                if isinstance(error, Exception):
+                    cause = self._lost() or self._stalled()
+                    if cause is not None:
+                        self._report_exception(cause)
+                        raise cause from error
                 if (hint := memory_hint(trainer.config, error)) is not None:
                     error.add_note(hint)
                 error.add_note(self._where())
@@ -194,7 +212,14 @@ class TrainingRun(Generic[ConfigT]):
             trainer, outputs, self._signals, self._plan_run, self._follow
         )
         trainer._updates = updates
-        control = RunControl(trainer, updates, outputs, self._hooks, self._signals)
+        control = RunControl(
+            trainer,
+            updates,
+            outputs,
+            self._hooks,
+            self._signals,
+            self._watchdog.note,
+        )
         # Registered before the parts that it releases, so that it runs after they
         # close.
         self._closing.callback(self._let_go)
@@ -216,7 +241,7 @@ class TrainingRun(Generic[ConfigT]):
         self._signals.raise_pending()
         # Registered after the components, so that it runs before they close.
         self._closing.callback(trainer._close)
-        self._tools = _equip(trainer, self._hooks, self._signals)
+        self._tools = _equip(trainer, self._hooks, self._signals, self._watchdog.note)
         loop = TrainingLoop(
             trainer,
             self._loaders,
@@ -337,6 +362,18 @@ class TrainingRun(Generic[ConfigT]):
         kept = self._keep_checkpoint(can_save=loss.workers_answer)
         return cluster_lost_error(loss, self._trainer.state.step, kept)
 
+    def _stalled(self) -> StalledError | None:
+        """Save a checkpoint if one is safe; return the error to raise for a stall."""
+        if self._watchdog.where is None:
+            return None
+        self._watchdog.react()
+        self._signals.acknowledge()
+        why = why_unsafe(self._signals, self._trainer.components)
+        kept = self._keep_checkpoint(can_save=why is None)
+        if not self._trainer.config.checkpointing.enabled:
+            why = None
+        return self._watchdog.error(kept, why)
+
     def _report_exception(self, error: BaseException) -> None:
         try:
             self._hooks.call("on_exception", error)
@@ -373,10 +410,13 @@ def start_alone(
 
 
 def _equip(
-    trainer: Algorithm[ConfigT], hooks: RunHooks, signals: SignalGuard
+    trainer: Algorithm[ConfigT],
+    hooks: RunHooks,
+    signals: SignalGuard,
+    on_progress: Callable[[], None] = lambda: None,
 ) -> StepTools:
     """Create the tools of a trainer's steps, once its workers exist."""
     throughput = Throughput.of(trainer.config, trainer.components.policy)
-    tools = StepTools(trainer, hooks, signals, throughput)
+    tools = StepTools(trainer, hooks, signals, throughput, on_progress)
     trainer._equip(tools)
     return tools

@@ -26,10 +26,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from rl_distributed.process.stacks import thread_stacks
 from rl_distributed.workers.cancellation import note_cancelled
 
 __all__ = [
     "END_LINE",
+    "STACKS_LINE",
     "Beat",
     "BeatSender",
     "WatchTarget",
@@ -39,6 +41,8 @@ __all__ = [
 
 END_LINE = b"!"
 """Sent to a worker that has been given up and replaced: it must exit at once."""
+STACKS_LINE = b"#"
+"""Sent to a worker to ask what its threads do; it answers with an object."""
 
 # On a busy machine the driver may take seconds to accept.
 _CONNECT_S = 5.0
@@ -198,5 +202,14 @@ class BeatSender:
                     # that it would still do may happen.
                     os.kill(os.getpid(), signal.SIGKILL)
                 for line in filter(None, lines):
-                    note_cancelled(line.decode())
+                    if line == STACKS_LINE:
+                        connection.sendall(_stacks_line())
+                    else:
+                        note_cancelled(line.decode())
             connection.sendall(self._beat().line() + b"\n")
+
+
+def _stacks_line() -> bytes:
+    # Without the thread that asks: it is the same in every report.
+    stacks = thread_stacks(leave_out=[threading.get_ident()])
+    return json.dumps({"stacks": stacks}).encode() + b"\n"

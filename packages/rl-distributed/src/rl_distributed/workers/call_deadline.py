@@ -34,7 +34,8 @@ def add_call_deadline(
         # Runs in the watch's thread, which must not block: no timeout,
         # and nothing is fetched.
         _, running = ray.wait(ends, num_returns=len(ends), timeout=0, fetch_local=False)
-        workers.extend(who[reference][0] for reference in running)
+        # Replaced, not extended: a report of open calls asks as well.
+        workers[:] = [who[reference][0] for reference in running]
         return tuple(who[reference] for reference in running)
 
     def detail() -> str:
@@ -44,4 +45,4 @@ def add_call_deadline(
             f"worker(s) {', '.join(map(str, workers))}"
         )
 
-    watch.add_deadline(time.monotonic() + deadline_s, detail, late)
+    watch.add_deadline(time.monotonic() + deadline_s, detail, late, what)

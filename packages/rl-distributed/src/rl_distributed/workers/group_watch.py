@@ -28,7 +28,13 @@ from dataclasses import dataclass, field
 from hmac import compare_digest
 from typing import Any, Literal
 
-from rl_distributed.workers.beat_sender import END_LINE, Beat, WatchTarget, proof
+from rl_distributed.workers.beat_sender import (
+    END_LINE,
+    STACKS_LINE,
+    Beat,
+    WatchTarget,
+    proof,
+)
 
 __all__ = ["GroupWatch", "Seen", "WatchEvent"]
 
@@ -83,6 +89,7 @@ class _CallDeadline:
     end: float
     detail: Callable[[], str]
     late: Callable[[], tuple[tuple[int, int], ...]]
+    what: str
 
 
 class GroupWatch:
@@ -117,6 +124,7 @@ class GroupWatch:
         self._closing = False
         self._asked = 0
         self._asked_before_pass = 0
+        self._stacks: dict[int, str] = {}
         self._selector = selectors.DefaultSelector()
         # All workers of a group start, and therefore connect, at about the same time.
         self._listener = socket.create_server((address, 0), backlog=1_024)
@@ -175,6 +183,7 @@ class GroupWatch:
         end: float,
         detail: Callable[[], str],
         late: Callable[[], tuple[tuple[int, int], ...]],
+        what: str = "a call",
     ) -> None:
         """Report the workers that are `late()` with a call at `end`.
 
@@ -182,9 +191,10 @@ class GroupWatch:
             end: `time.monotonic()` at which to ask.
             detail: the words for the report; called after `late`.
             late: the (rank, incarnation) of each worker that is not done.
+            what: the call, for a report of what is waited for.
         """
         with self._changed:
-            self._deadlines.append(_CallDeadline(end, detail, late))
+            self._deadlines.append(_CallDeadline(end, detail, late, what))
         self._wake()
 
     def seen(self) -> dict[int, Seen]:
@@ -219,6 +229,27 @@ class GroupWatch:
                 for rank in ranks
                 if (seen := self._seen.get(rank)) and seen.at > began
             }
+
+    def ask_stacks(self, ranks: Collection[int], timeout_s: float) -> dict[int, str]:
+        """Return the stacks of these workers' threads, those that arrive in time."""
+        with self._changed:
+            for rank in ranks:
+                self._stacks.pop(rank, None)
+        for rank in ranks:
+            self._say(rank, STACKS_LINE)
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._closing or all(rank in self._stacks for rank in ranks),
+                timeout_s,
+            )
+            return {r: self._stacks[r] for r in ranks if r in self._stacks}
+
+    def open_deadlines(self) -> list[tuple[float, str]]:
+        """Return the deadlines of calls: when (`time.monotonic`), and of what."""
+        with self._changed:
+            deadlines = list(self._deadlines)
+        # Not under the lock: Ray is asked which calls go on.
+        return [(d.end, d.what) for d in deadlines if d.late()]
 
     def cancel(self, rank: int, task_id: str) -> None:
         """Tell a worker that a call was cancelled, whether or not it has begun."""
@@ -345,6 +376,12 @@ class GroupWatch:
             if not compare_digest(str(answer), right):
                 raise ValueError("wrong proof")
             connection.rank, connection.incarnation = rank, incarnation
+            return
+        if line.startswith(b"{"):
+            stacks = str(json.loads(line).get("stacks", ""))
+            with self._changed:
+                self._stacks[connection.rank] = stacks
+                self._changed.notify_all()
             return
         with self._changed:
             seen = self._seen.get(connection.rank)

@@ -46,7 +46,7 @@ from rl_distributed.workers.node_watch import NodeWatch, is_reached, places_of
 from rl_distributed.workers.policy import FailurePolicy, Restart
 from rl_distributed.workers.processes import is_at_work, is_stopped, process_state
 
-__all__ = ["GroupSupervisor"]
+__all__ = ["GroupSupervisor", "open_supervisors"]
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +58,18 @@ _AT_WORK_S = 60.0
 # How long after a worker the loss of its node is noticed.
 _NODE_S = 2.0
 _ROOM_LOOK_S = 0.5
+
+# Of all groups of this process that are up, for a report of who waits for whom. Weak,
+# like everything that refers to a group which may be dropped without a shutdown.
+_open: weakref.WeakSet[GroupSupervisor] = weakref.WeakSet()
+_open_lock = threading.Lock()
+
+
+def open_supervisors() -> list[GroupSupervisor]:
+    """Return the supervisors of all worker groups of this process, by name."""
+    with _open_lock:
+        found = list(_open)
+    return sorted(found, key=lambda supervisor: supervisor.name)
 
 
 class GroupSupervisor:
@@ -116,6 +128,8 @@ class GroupSupervisor:
         self._lost_nodes: set[str] = set()
         self._log = IncidentLog(workers, policy, self.watch)
         self._explainer = FailureExplainer(workers, policy, self._log)
+        with _open_lock:
+            _open.add(self)
 
     @property
     def incident(self) -> Incident | None:
@@ -147,6 +161,8 @@ class GroupSupervisor:
 
     def close(self) -> None:
         """Stop watching: workers that end from now on end on purpose."""
+        with _open_lock:
+            _open.discard(self)
         self._log.close()
         self.watch.close()
         self.nodes.close()
@@ -497,6 +513,11 @@ class GroupSupervisor:
                 )
             )
         return reports
+
+    @property
+    def workers(self) -> list[LaunchedWorker]:
+        """The workers, by rank."""
+        return list(self._workers)
 
     def end(self, ranks: Sequence[int], cause: str) -> None:
         """End workers that are up, and enter them as ended because of another."""

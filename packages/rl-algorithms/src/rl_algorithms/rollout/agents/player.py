@@ -61,6 +61,7 @@ class AgentPlayer:
         use_chat_template: Whether messages are written by the chat template; None: if
             the tokenizer has one.
         judge: Notes failures.
+        on_progress: Called with each answer, in some thread.
     """
 
     def __init__(
@@ -71,7 +72,9 @@ class AgentPlayer:
         config: RolloutConfig,
         use_chat_template: bool | None,
         judge: Judge,
+        on_progress: Callable[[], None] = lambda: None,
     ) -> None:
+        self._on_progress = on_progress
         limits = agent_limits_of(environment)
         assert limits is not None  # whoever makes it has looked
         self._generation, self._host = generation, cast("AgentHost", environment)
@@ -126,7 +129,7 @@ class AgentPlayer:
             pad if pad is not None else 0,
             _no_load,
             0,
-            on_answer=lambda row, error: None,
+            on_answer=lambda row, error: self._on_progress(),
             on_loaded=lambda version: None,
             on_failure=self._note_failure,
         )

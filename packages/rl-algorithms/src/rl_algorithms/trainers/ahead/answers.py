@@ -261,6 +261,7 @@ class AnswersInFlight:
 
     def take_answer(self, job: Any, error: Exception | None) -> None:
         """Continue, report or retry a conversation after a turn of the generator."""
+        self._rollouts.note_progress()
         if not isinstance(job, Job):
             return  # an answer that an agent waits for at its address
         if error is not None:
@@ -274,6 +275,7 @@ class AnswersInFlight:
 
     def take_verdict(self, scoring: Scoring, verdict: Verdict) -> None:
         """Continue or report a conversation after a verdict of the environment."""
+        self._rollouts.note_progress()
         if scoring.task is not None:
             self._controller.do(lambda: self._judge(scoring, verdict))
             return

@@ -86,8 +86,12 @@ class Controller:
         """Run something in the controller's thread, in order with the events."""
         self._queue.put(work)
 
-    def ask(self, question: Callable[[Schedule], T]) -> T:
+    def ask(self, question: Callable[[Schedule], T], timeout_s: float = _ANSWER_S) -> T:
         """Ask the schedule, after it has processed all events reported so far.
+
+        Args:
+            question: Called in the controller's thread.
+            timeout_s: How long the answer may take.
 
         Raises:
             DeadlineExceededError: The controller has ended, or is too slow.
@@ -95,11 +99,11 @@ class Controller:
         answer: Future[T] = Future()
         self.do(lambda: answer.set_result(question(self._schedule)))
         try:
-            return answer.result(_ANSWER_S if self._thread.is_alive() else 0.0)
+            return answer.result(timeout_s if self._thread.is_alive() else 0.0)
         except TimeoutError:
             raise DeadlineExceededError(
                 "the controller of the asynchronous run did not answer within "
-                f"{_ANSWER_S:g} s"
+                f"{timeout_s:g} s"
             ) from None
 
     def close(self, deadline_s: float) -> None:

@@ -221,6 +221,14 @@ class AheadSampler:
         ]
         return {**state, "groups": groups}
 
+    def waits(self, timeout_s: float) -> str:
+        """Return what the next step waits for; may be called from any thread.
+
+        Raises:
+            DeadlineExceededError: The controller does not answer in time.
+        """
+        return self._controller.ask(lambda schedule: schedule.waits(), timeout_s)
+
     def close(self) -> None:
         """End all threads, and wait a short time for calls in flight."""
         with self._changed:

@@ -3,7 +3,7 @@
 ```
 signal --> SignalGuard --(abortable phase)--> raises Interrupted at once
                        --(protected phase)--> remembers; check() raises at its end
-second signal ------------------------------> raises Interrupted at once, always
+second signal, or one of the watchdog ------> raises Interrupted at once, always
 second SIGHUP ------------------------------> nothing
 ```
 
@@ -87,7 +87,7 @@ class SignalGuard:
         self._previous: dict[int, Any] = {}
         self._protected = False
         self._closing = False
-        self._hung_up = False
+        self._hung_up = self._at_once = False
         self.pending: int | None = None
         """Number of the pending signal, or None."""
 
@@ -123,10 +123,16 @@ class SignalGuard:
         """Request an interruption at the next `check()`, from any thread."""
         self.pending = int(signum)
 
-    def interrupt(self) -> None:
-        """Interrupt the run as a first SIGTERM would, from any thread."""
-        if self._closing or self.pending is not None:
+    def interrupt(self, *, at_once: bool = False) -> None:
+        """Interrupt the run as a first SIGTERM would, from any thread.
+
+        Args:
+            at_once: Interrupt a protected phase too, as a second signal would: it is
+                known not to end by itself.
+        """
+        if self._closing or (self.pending is not None and not at_once):
             return
+        self._at_once = at_once
         if self._previous:
             # A real signal, because it also wakes the main thread from a wait.
             os.kill(os.getpid(), signal.SIGTERM)
@@ -135,12 +141,12 @@ class SignalGuard:
 
     def acknowledge(self) -> None:
         """Mark the pending signal as handled, so that it is not raised again."""
-        self.pending = None
+        self.pending, self._at_once = None, False
 
     def close(self) -> None:
         """Begin the shutdown, during which only a second signal raises."""
         self._closing = True
-        self.pending = None
+        self.pending, self._at_once = None, False
 
     def check(self) -> None:
         """Raise Interrupted if a signal is pending and no phase is protected.
@@ -148,7 +154,7 @@ class SignalGuard:
         Raises:
             Interrupted: A signal came.
         """
-        if not self._protected and not self._closing:
+        if self._at_once or not (self._protected or self._closing):
             self.raise_pending()
 
     def raise_pending(self) -> None:
@@ -199,7 +205,7 @@ class SignalGuard:
                 return
             self._hung_up = True
         self.pending = signum
-        if first and (self._protected or self._closing):
+        if first and (self._protected or self._closing) and not self._at_once:
             # Neither print nor logging is safe in a signal handler. After a SIGHUP
             # there is no terminal to write to, hence the OSError.
             with suppress(OSError):

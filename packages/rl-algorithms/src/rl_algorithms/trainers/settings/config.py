@@ -84,7 +84,7 @@ class EarlyStopConfig(Config):
 
 
 class FaultToleranceConfig(Config):
-    """Section `fault_tolerance`: recovery from the loss of training workers.
+    """Section `fault_tolerance`: recovery from lost training workers, and from hangs.
 
     Lost generators and environments are replaced as set in their own sections.
     """
@@ -95,6 +95,11 @@ class FaultToleranceConfig(Config):
     repeats the steps since then. A step beyond the one that failed resets the count.
     With 0, the first loss ends the run. Requires `checkpointing.enabled` and a policy
     started by the run itself; not available with `asynchronous`."""
+    stall_limit_s: float | None = Field(7200.0, gt=0)
+    """Seconds without any progress, from the first step on, after which the run reports
+    who waits for whom, with the stacks of all processes, and ends. Progress is the
+    begin or end of a phase, an answer or a verdict. It must be longer than the longest
+    of these. null for no limit."""
 
 
 class TrainerConfig(Config):
