@@ -47,6 +47,9 @@ EFFECTS = {
     "TlsFiles.key": "packages/rl-distributed/tests/test_ray_attach.py",
     "ToolLimits.max_calls_per_turn": "packages/rl-envs/tests/test_tools.py",
     "ToolLimits.max_result_chars": "packages/rl-envs/tests/test_tools.py",
+    "FaultToleranceConfig.stall_limit_s": (
+        "packages/rl-algorithms/tests/test_watchdog.py"
+    ),
     "MegatronConfig.activation_checkpointing": (
         "packages/rl-models/tests/rl_models_sample_megatron.py"
     ),

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 import subprocess
 import sys
 import textwrap
 import threading
 
+import psutil
 import pytest
 
 import rl_algorithms as rl
@@ -87,8 +90,11 @@ def test_half_changed_weights_are_not_saved(tiny_model, tmp_path, pool):
 
 @pytest.mark.timeout(DEADLINE_S)
 def test_an_environment_that_blocks_is_shown_with_its_stack(tiny_model, tmp_path, pool):
+    driver = os.getpid()
+
     def judge_that_waits(prompt, response):
-        threading.Event().wait(100.0)
+        if os.getpid() != driver:  # where it is tried before the run
+            threading.Event().wait(DEADLINE_S)
         return 0.0
 
     message, report = stall(
@@ -98,15 +104,48 @@ def test_an_environment_that_blocks_is_shown_with_its_stack(tiny_model, tmp_path
     workers = report.partition("Stacks of the workers")[2]
     assert "in judge_that_waits" in workers
     assert re.search(r"group 'environment\S*' .* in method '\w+' for \d", report)
-    assert re.search(r"group 'environment\S*': its deadline is in \d+ s", report)
+    (deadline,) = re.findall(
+        r"'step'.*: whoever waits for it gives up in (\d+) s", report
+    )
+    assert 0 < int(deadline) < 3_600
+
+
+class StopsWorker(rl.Callback):
+    """Stops the process of the training worker as SIGSTOP does, in the third step."""
+
+    def on_phase(self, trainer, steps_done, phase, step, total):
+        if (step, phase) == (3, "policy_training"):
+            (worker,) = trainer.components.policy.group.health()
+            self.process = psutil.Process(worker.pid)
+            self.process.suspend()
+
+
+@pytest.mark.timeout(DEADLINE_S)
+def test_a_stopped_worker_is_named_and_leaves_with_the_run(
+    tiny_model, tmp_path, ray_cluster
+):
+    stops = StopsWorker()
+    message, report = stall(tiny_model, tmp_path / "run", None, stops)
+    assert "in step 3: policy training" in message
+    assert "no checkpoint was made" in message
+    doing = r"group 'policy' .*: no sign of life for \d.*; its process is stopped"
+    assert re.search(doing, report)
+    assert re.search(r"'train'.*: whoever waits for it gives up in \d+ s", report)
+    assert "it gives no answer" in report
+    with contextlib.suppress(psutil.TimeoutExpired):
+        stops.process.wait(10.0)
+    assert not stops.process.is_running()
 
 
 @pytest.mark.timeout(DEADLINE_S)
 def test_an_asynchronous_run_says_what_its_schedule_waits_for(
     tiny_model, tmp_path, pool
 ):
+    driver = os.getpid()
+
     def never(prompt, response):
-        threading.Event().wait(100.0)
+        if os.getpid() != driver:  # where it is tried before the run
+            threading.Event().wait(DEADLINE_S)
         return 0.0
 
     _, report = stall(
@@ -116,7 +155,7 @@ def test_an_asynchronous_run_says_what_its_schedule_waits_for(
         reward_fn=never,
         **{"grpo.asynchronous": {"max_staleness": 0}},
     )
-    assert re.search(r"schedule: .*score", report)
+    assert re.search(r"schedule: .*prompt 0 has 2 scoring", report)
     assert "thread ahead-controller" in report
 
 
@@ -151,8 +190,10 @@ KILLED = """
 
 @pytest.mark.timeout(DEADLINE_S)
 def test_native_code_that_never_returns_is_killed(tmp_path):
+    script = tmp_path / "hang.py"
+    script.write_text(textwrap.dedent(KILLED))
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(KILLED), str(tmp_path)],
+        [sys.executable, str(script), str(tmp_path)],
         capture_output=True,
         text=True,
         timeout=DEADLINE_S,

@@ -138,13 +138,8 @@ class TrainingRun(Generic[ConfigT]):
                 return outputs.write_result(
                     trainer.config, trainer.state, trainer.history, self._began_s
                 )
-            except Interrupted as error:
-                self._signals.acknowledge()
-                ending = (
-                    self._lost()
-                    or self._stalled()
-                    or error.with_checkpoint(self._keep_checkpoint())
-                )
+            except KeyboardInterrupt as error:
+                ending = self._interrupted(error)
                 self._report_exception(ending)
                 raise ending from None
             except BaseException as error:
@@ -350,6 +345,22 @@ class TrainingRun(Generic[ConfigT]):
         # Logged here, because Ray may end this process before the loop gets to it.
         _logger.error("%s. The run ends now; newest checkpoint: %s", loss, last)
         self._signals.interrupt()
+
+    def _interrupted(self, error: KeyboardInterrupt) -> BaseException:
+        """Save a checkpoint if one can be; return the error to raise for a signal."""
+        signum = self._signals.pending
+        if isinstance(error, Interrupted):
+            signum = error.signum
+        if signum is None:  # raised by the user's own code
+            error.add_note(self._where())
+            return error
+        # While Ray waits, it raises a plain one in place of that of the handler.
+        self._signals.acknowledge()
+        return (
+            self._lost()
+            or self._stalled()
+            or Interrupted(signum).with_checkpoint(self._keep_checkpoint())
+        )
 
     def _lost(self) -> ClusterLostError | None:
         """Save a checkpoint and return the error to raise, if the cluster is lost."""

@@ -33,7 +33,7 @@ from rl_distributed.workers.future import CallReferences, MultiWorkerFuture
 from rl_distributed.workers.launch import LaunchedWorker, WorkerLauncher
 from rl_distributed.workers.layout import WorkerSeat, lay_out_workers
 from rl_distributed.workers.policy import FailFast, FailurePolicy, Restart
-from rl_distributed.workers.processes import end_processes
+from rl_distributed.workers.processes import end_processes, is_stopped
 from rl_distributed.workers.supervise import GroupSupervisor
 from rl_distributed.workers.typed_calls import (
     AllCalls,
@@ -607,13 +607,20 @@ class RayWorkerGroup(Generic[W]):
         self, workers: Sequence[LaunchedWorker], method_name: str, timeout: float
     ) -> bool:
         gone = self.supervisor.gone
-        # A call to a dead worker would fail the clean-up of all the others.
-        up = [worker for worker in workers if worker.seat.rank not in gone]
+        # A call to a dead worker would fail the clean-up of all the others, and one to
+        # a stopped worker would use up their time.
+        up = [
+            worker
+            for worker in workers
+            if worker.seat.rank not in gone and not is_stopped(worker)
+        ]
         references = [worker.handle.call.remote(method_name) for worker in up]
         try:
             fetch(references, f"clean-up {method_name!r} of {self.name!r}", timeout)
         except DistributedError as error:
             logger.warning("%s", error)
+            return False
+        if len(up) + len(gone) < len(workers):
             return False
         return all(failure.kind == "released" for failure in gone.values())
 

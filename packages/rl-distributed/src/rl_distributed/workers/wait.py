@@ -7,7 +7,9 @@ failed, also one that it does not wait for itself.
 
 from __future__ import annotations
 
+import threading
 import time
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -32,6 +34,7 @@ __all__ = [
     "WorkerResult",
     "end_of",
     "fetch",
+    "open_waits",
 ]
 
 DEFAULT_DEADLINE_S = 3_600.0
@@ -42,6 +45,12 @@ LOOK_S = 1.0
 _MOST_NAMED = 8
 # Values that have already arrived are still returned at the deadline.
 _SHORTEST_S = 0.001
+# An open wait looks around once a second, unless its results keep arriving.
+_STILL_OPEN_S = 5.0
+
+# Weak, because a wait that is abandoned says nothing. For a report of who waits.
+_looking: weakref.WeakSet[Wait] = weakref.WeakSet()
+_looking_lock = threading.Lock()
 
 
 class Supervisor(Protocol):
@@ -93,6 +102,21 @@ def fetch(references: Sequence[Any], what: str, deadline_s: float) -> list[Any]:
     return Wait(None, what, deadline_s).all(references)
 
 
+def open_waits() -> list[tuple[str, float]]:
+    """Return the waits of this process that take longer: for what, and the time left.
+
+    Waits shorter than a second are not among them.
+    """
+    with _looking_lock:
+        waits = list(_looking)
+    now = time.monotonic()
+    return [
+        (wait._what, wait._left())
+        for wait in waits
+        if now - wait._looked_at < _STILL_OPEN_S
+    ]
+
+
 class Wait:
     """One wait for the results of a group, with one deadline for all of it.
 
@@ -116,7 +140,7 @@ class Wait:
         self._what = what
         self._method_name = method_name
         self._deadline_s = deadline_s
-        self._began = time.monotonic()
+        self._began = self._looked_at = time.monotonic()
 
     def all(self, references: Sequence[Any]) -> list[Any]:
         """All values, in order."""
@@ -255,6 +279,7 @@ class Wait:
         self, pending: dict[Any, int], left_s: float
     ) -> Iterator[WorkerOutcome]:
         """Remove the workers that can no longer answer."""
+        self._note_look()
         raise_if_lost()
         for stream, rank in list(pending.items()):
             # Of a worker on a lost node, Ray itself says nothing for a long time.
@@ -286,8 +311,14 @@ class Wait:
         # Ray takes a negative time for no limit in one call, for an error in another.
         return max(0.0, self._began + self._deadline_s - time.monotonic())
 
+    def _note_look(self) -> None:
+        self._looked_at = time.monotonic()
+        with _looking_lock:
+            _looking.add(self)
+
     def _look_around(self) -> None:
         """Raise if a worker has failed, even one that this wait does not wait for."""
+        self._note_look()
         raise_if_lost()
         if self._supervisor is None:
             return

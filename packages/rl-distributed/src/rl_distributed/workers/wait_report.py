@@ -18,6 +18,7 @@ from rl_distributed.failures.worker import WorkerHealth
 from rl_distributed.workers.launch import LaunchedWorker
 from rl_distributed.workers.processes import process_state
 from rl_distributed.workers.supervise import GroupSupervisor, open_supervisors
+from rl_distributed.workers.wait import open_waits
 
 __all__ = ["WaitReport", "kill_workers", "report_waits"]
 
@@ -31,7 +32,7 @@ class WaitReport:
     workers: list[str]
     """A line for each worker: its process, its call, its last sign of life."""
     calls: list[str]
-    """A line for each call in flight that has a deadline."""
+    """A line for each deadline of a call in flight, or of a wait in this process."""
     stacks: list[str]
     """Stacks of each worker's threads, or why there are none."""
 
@@ -42,9 +43,14 @@ def report_waits(timeout_s: float = _ASK_S) -> WaitReport:
     Args:
         timeout_s: How long the workers of one group may take to answer.
     """
+    waits = open_waits()  # before the workers are asked, which takes time
     report = WaitReport([], [], [])
     for supervisor in open_supervisors():
         _add_group(report, supervisor, timeout_s)
+    report.calls.extend(
+        f"{what}: whoever waits for it gives up in {left_s:.0f} s"
+        for what, left_s in waits
+    )
     return report
 
 
@@ -85,7 +91,9 @@ def _doing(worker: WorkerHealth) -> str:
     if worker.last_seen_s is None:
         return f"{doing}; it is not watched"
     if worker.state == "silent":
-        return f"{doing}; no sign of life for {worker.last_seen_s:.1f} s"
+        # It may have got the call that it hangs in after its last sign of life.
+        was = f"in method {worker.method!r}" if worker.method else "waiting for a call"
+        return f"no sign of life for {worker.last_seen_s:.1f} s; then it was {was}"
     return doing
 
 

@@ -23,6 +23,7 @@ returns to Python hears no signal at all, hence the end by kill.
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -166,14 +167,15 @@ class Watchdog:
 
     def _compose(self) -> str:
         now = datetime.now(UTC).isoformat(timespec="seconds")
-        stacks = thread_stacks()  # before anything else takes time
+        # Before anything else takes time, and without this thread.
+        stacks = thread_stacks(leave_out=[threading.get_ident()])
         found = report_waits()
         driver = f"driver (pid {os.getpid()})"
         waits = [f"{driver}: {self.where}", *self._view.waits(), *found.workers]
         parts = [
             f"{self._summary()}, {now}",
             _block("Who waits for whom", waits),
-            _block("Deadlines of calls in flight", found.calls or ["none"]),
+            _block("Deadlines", found.calls or ["none"]),
             f"Stacks of the {driver}\n{stacks}",
             "\n".join(["Stacks of the workers", *(found.stacks or ["no workers"])]),
         ]
