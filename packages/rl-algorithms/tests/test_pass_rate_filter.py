@@ -52,7 +52,12 @@ def answer(found, rows, is_right):
     """Sample four answers to each prompt; `is_right(row, sample)` rewards one."""
     groups = np.repeat(np.arange(len(rows)), 4)
     rewards = [float(is_right(row, sample)) for row in rows for sample in range(4)]
-    found.note(rows, groups, np.array(rewards), np.ones(len(groups), bool))
+    counted = np.ones(len(groups), bool)
+    # Answers to row n have 2n tokens, or 2n + 2.
+    lengths = np.array(
+        [2 * row + sample % 2 * 2 for row in rows for sample in range(4)]
+    )
+    found.note(rows, groups, np.array(rewards), counted, lengths)
 
 
 def usual(row, sample):
@@ -150,9 +155,10 @@ def test_failed_answers_do_not_count():
     rows = batch[DATA_ROW]
     rewards = np.array([1.0, 0.0, np.nan, 1.0])
     groups, counted = np.array([0, 0, 1, 1]), np.array([True, False, True, False])
-    found.note(rows, groups, rewards, counted)
+    found.note(rows, groups, rewards, counted, np.array([5, 9, 7, 9]))
     # The first prompt was solved by its only answer, the second has none.
     assert found.state_dict()["records"] == [(rows[0], 0, 1, 1)]
+    assert found.state_dict()["answer_lengths"] == [(rows[0], 5.0)]
 
 
 @pytest.mark.parametrize("drop_last", [False, True])
@@ -185,6 +191,9 @@ def test_what_is_skipped_and_its_bias_are_reported(caplog):
         "pass_rate_filter_length_kept": 45.0,
         "pass_rate_filter_length_too_easy": 10.0,
         "pass_rate_filter_length_too_hard": 20.0,
+        "pass_rate_filter_answer_length_kept": 8.0,
+        "pass_rate_filter_answer_length_too_easy": 1.0,
+        "pass_rate_filter_answer_length_too_hard": 3.0,
         "pass_rate_filter_difficulty_kept": 3.5,
         "pass_rate_filter_difficulty_too_easy": 0.0,
         "pass_rate_filter_difficulty_too_hard": 1.0,
@@ -192,7 +201,8 @@ def test_what_is_skipped_and_its_bias_are_reported(caplog):
     assert (
         "epoch 2: 1 prompts are left out as too easy and 1 as too hard (33.3%); "
         "mean length 45 kept / 10 too easy / 20 too hard, "
-        "mean difficulty 3.5 kept / 0 too easy / 1 too hard"
+        "mean difficulty 3.5 kept / 0 too easy / 1 too hard, "
+        "mean answer length 8 kept / 1 too easy / 3 too hard"
     ) in caplog.text
     epoch(loader, found)
     epoch(loader, found)

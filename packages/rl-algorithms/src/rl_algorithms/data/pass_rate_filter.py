@@ -41,6 +41,11 @@ _MEANS = {
         "pass_rate_filter_difficulty_too_easy",
         "pass_rate_filter_difficulty_too_hard",
     ),
+    "answer length": (
+        "pass_rate_filter_answer_length_kept",
+        "pass_rate_filter_answer_length_too_easy",
+        "pass_rate_filter_answer_length_too_hard",
+    ),
 }
 """Metrics of the mean of a feature over each of these parts of the data."""
 _KEYS = frozenset({"epoch", "too_easy", "too_hard", "metrics", "records"})
@@ -70,6 +75,9 @@ class PassRateFilter:
             key = config.difficulty_key
             values = [_number(row, index, key) for index, row in enumerate(rows)]
             self._features["difficulty"] = np.array(values, np.float64)
+        # [rows] mean length of the answers of the newest visit; NaN without one.
+        self._answer_lengths = np.full(len(rows), np.nan)
+        self._features["answer length"] = self._answer_lengths
         self._num_rows = len(rows)
         self._records: dict[int, Record] = {}
         self._epoch = -1
@@ -89,6 +97,7 @@ class PassRateFilter:
         group_index: NDArray[np.int64],
         rewards: NDArray[np.float64],
         counted: NDArray[np.bool_],
+        lengths: NDArray[np.int64],
     ) -> None:
         """Take in the answers to a batch of prompts.
 
@@ -97,14 +106,19 @@ class PassRateFilter:
             group_index: [N] place of each answer's prompt in the batch.
             rewards: [N] before scaling and shaping.
             counted: [N] false for answers that failed.
+            lengths: [N] number of sampled tokens.
         """
         counted = counted & np.isfinite(rewards)
         groups, num_prompts = group_index[counted], len(data_rows)
         passed = rewards[counted] >= self._config.pass_threshold
         answers = np.bincount(groups, minlength=num_prompts).tolist()
         right = np.bincount(groups[passed], minlength=num_prompts).tolist()
-        for row, num_right, num_answers in zip(data_rows, right, answers, strict=True):
+        sums = np.bincount(groups, lengths[counted], num_prompts).tolist()
+        for row, num_right, num_answers, num_tokens in zip(
+            data_rows, right, answers, sums, strict=True
+        ):
             if num_answers:
+                self._answer_lengths[row] = num_tokens / num_answers
                 earlier = self._records.get(row, (row, -1))[2:]
                 visits = (*earlier, num_right, num_answers)
                 newest = visits[-2 * self._config.num_visits :]
@@ -193,8 +207,9 @@ class PassRateFilter:
         }
         for feature, values in self._features.items():
             for name, rows in zip(_MEANS[feature], parts, strict=True):
-                if len(rows):
-                    metrics[name] = float(values[rows].mean())
+                known = values[rows][~np.isnan(values[rows])]
+                if len(known):
+                    metrics[name] = float(known.mean())
         return metrics
 
     def _describe(self) -> str:
@@ -205,7 +220,8 @@ class PassRateFilter:
                 for name, part in zip(_MEANS[feature], _PARTS, strict=True)
                 if name in self._metrics
             ]
-            means.append(f"mean {feature} {' / '.join(shown)}")
+            if shown:
+                means.append(f"mean {feature} {' / '.join(shown)}")
         return (
             f"{len(self._too_easy)} prompts are left out as too easy and "
             f"{len(self._too_hard)} as too hard "
@@ -221,6 +237,9 @@ class PassRateFilter:
             "too_hard": self._too_hard,
             "metrics": dict(self._metrics),
             "records": list(self._records.values()),
+            "answer_lengths": [
+                (row, self._answer_lengths[row].item()) for row in self._records
+            ],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -250,6 +269,11 @@ class PassRateFilter:
         self._records = {
             row: (row, epoch, *visits[-width:]) for row, epoch, *visits in records
         }
+        self._answer_lengths.fill(np.nan)
+        # States of earlier versions lack them.
+        for row, length in state.get("answer_lengths", ()):
+            if row in self._records:
+                self._answer_lengths[row] = length
         self._epoch, self._metrics = int(state["epoch"]), dict(state["metrics"])
         self._too_easy, self._too_hard = too_easy, too_hard
 

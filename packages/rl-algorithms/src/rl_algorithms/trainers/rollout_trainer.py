@@ -177,6 +177,7 @@ class RolloutTrainer(BaseTrainer[RolloutConfigT]):
             rows["group_index"].numpy(),
             rows["rewards"].double().numpy(),
             (rows["sample_mask"] != 0).numpy(),
+            rows["generation_lengths"].numpy(),
         )
         return self._pass_rates.metrics
 
